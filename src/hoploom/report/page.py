@@ -34,6 +34,7 @@ class Page:
     cards: Sequence[Card]
     charts: Sequence[Figure] = ()
     states: Sequence[tuple[str, State]] = ()
+    steps_per_epoch: Sequence[float] = ()  # by run; 0: not known
 
     def markup(self) -> str:
         """What stands in the body of the page."""
@@ -43,7 +44,7 @@ class Page:
 
     def figures(self) -> dict[str, Any]:
         """The charts as the page's script reads them."""
-        return {"charts": [chart.as_dict() for chart in self.charts]}
+        return {"charts": [chart.as_dict() for chart in self.charts], "perEpoch": self.steps_per_epoch}
 
 
 def _card(card: Card) -> str:
@@ -150,6 +151,11 @@ def _in_words(chart: Figure) -> str:
         if known:
             ends.append(f"{curve.label}: from {known[0]:.4g} to {known[-1]:.4g} at step {curve.x[-1]:,.0f}")
     return f"{chart.title}. {'; '.join(ends)}"
+
+
+def command(text: str) -> str:
+    """Return a line for a shell; the page's script puts a button beside it that copies it."""
+    return f"<pre>{escape(text)}</pre>"
 
 
 def notices(texts: Sequence[str]) -> str:

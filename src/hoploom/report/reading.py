@@ -192,6 +192,19 @@ class RunReader:
         return max((at for line in lines if since <= (at := _number(line.get("at"))) < before), default=since)
 
     @property
+    def steps_per_epoch(self) -> float:
+        """The steps of an epoch; 0 if neither the start of the run nor a validation has written them."""
+        known = [_number(start.get("steps_per_epoch")) for start in self.starts]
+        known += [line["step"] / _number(line.get("epoch")) for line in self.epochs[-1:] if _number(line.get("epoch"))]
+        return next(filter(None, known), 0.0)
+
+    @property
+    def tested(self) -> Line:
+        """The metrics of the test split, if the run has ended."""
+        found = self.result.get("test")
+        return found if isinstance(found, dict) else {}
+
+    @property
     def machines(self) -> list[Line]:
         """Where the ranks of the newest part run."""
         return list(self.starts[-1].get("machines", ())) if self.starts else []

@@ -1,6 +1,7 @@
 """The page of one run, or of several on top of each other."""
 
 import math
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hoploom.config.values import as_count, as_seconds
-from hoploom.report.page import Card, Page, State, charts, listing, notices, numbers, table
+from hoploom.report.page import Card, Page, State, charts, command, listing, notices, numbers, table
 from hoploom.report.reading import Labelled, RunReader, totals
 from hoploom.report.run_charts import run_charts
 from hoploom.report.run_costs import disk_card, disk_use_of, machine_card, memory_card, time_cards
@@ -29,7 +30,7 @@ def run_page(runs: Sequence[RunReader]) -> Page:
     names = _names(runs)
     labelled = list(zip(names, runs, strict=True))
     drawn = run_charts(labelled)
-    cards = [Card("Results", _results(labelled)), *_warning_card(labelled)]
+    cards = [Card("Results", _results(labelled)), *_warning_card(labelled), *_test_card(labelled)]
     if drawn:
         text = "Drag over a chart to zoom in, double-click to go back. Choose a name to hide its curve."
         cards.append(Card("Curves", charts(drawn), text))
@@ -39,10 +40,11 @@ def run_page(runs: Sequence[RunReader]) -> Page:
         *memory_card(labelled),
         *machine_card(labelled),
         *_recipe_card(labelled),
+        *_command_card(labelled),
     ]
     states = [_state(run) for run in runs] if len(runs) == 1 else []
     title = names[0] if len(runs) == 1 else f"{len(runs)} runs"
-    return Page(title, _subtitle(labelled), cards, drawn, states)
+    return Page(title, _subtitle(labelled), cards, drawn, states, [run.steps_per_epoch for run in runs])
 
 
 def _names(runs: Sequence[RunReader]) -> list[str]:
@@ -101,7 +103,7 @@ def _numbers(run: RunReader) -> list[tuple[str, str, str]]:
         names = [name for name in run.epochs[-1] if name not in ("step", "epoch", "train_loss")]
         if names:
             shown.append((f"last {names[0]}", _figure(run.epochs[-1][names[0]]), "validation"))
-    test = (result.get("test") or {}).get(monitor)
+    test = run.tested.get(monitor)
     if isinstance(test, int | float):
         shown.append((f"test {monitor}", f"{test:.4f}", "with the best checkpoint" if best is not None else ""))
     finite = [value for value in columns["loss"][-100:] if math.isfinite(value)]
@@ -130,7 +132,22 @@ def _best_so_far(run: RunReader) -> tuple[str, str, str] | None:
 
 
 def _figure(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else "not a number"
+    return f"{value:#.4g}" if isinstance(value, int | float) else "not a number"
+
+
+def _test_card(runs: Labelled) -> list[Card]:
+    """Return a table of every metric of the test split; of one run also those of the best epoch's validation."""
+    columns = {name: run.tested for name, run in runs}
+    if len(runs) == 1:
+        run, best = runs[0][1], runs[0][1].result.get("best_epoch")
+        validated = [line | {"loss": line.get("val_loss")} for line in run.epochs if best in (None, line.get("epoch"))]
+        columns = dict(zip(["test", "validation"], [run.tested, *validated[-1:]], strict=False))
+    names = dict.fromkeys(name for _, run in runs for name in run.tested)
+    rows = [
+        [name, *(_figure(values[name]) if name in values else "-" for values in columns.values())] for name in names
+    ]
+    text = "The test split is evaluated once, with the weights of the best checkpoint if there was a validation."
+    return [Card("Metrics of the test split", table(["", *columns], rows), text)] if rows else []
 
 
 # --- warnings ------------------------------------------------------------------------------------
@@ -214,3 +231,18 @@ def _recipe_card(runs: Labelled) -> list[Card]:
         body += table(["key", *(name for name, _ in runs)], rows, num_text=len(runs) + 1) if rows else ""
     body += "".join(listing(f"run.toml of {name}", run.recipe) for name, run in runs if run.recipe)
     return [Card("Recipe", body)] if body else []
+
+
+def _command_card(runs: Labelled) -> list[Card]:
+    """Return commands to go on with: for a shell on the host that has the folders."""
+    folders = [shlex.quote(str(run.folder.absolute())) for _, run in runs]
+    lines = []
+    for folder, (_, run) in zip(folders, runs, strict=True):
+        if run.recipe and run.state in ("done", "early"):
+            lines += [f"hoploom evaluate {folder} --split test", f"hoploom infer {folder} -o predictions"]
+        elif run.recipe and run.state != "running":
+            lines.append(f"hoploom train {folder}/run.toml --resume")
+    lines += (
+        [f"hoploom watch {' '.join(folders)}"] if any(run.state in ("running", "silent") for _, run in runs) else []
+    )
+    return [Card("Commands", "".join(map(command, lines)))] if lines else []

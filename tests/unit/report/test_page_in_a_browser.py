@@ -146,6 +146,32 @@ def test_a_curve_is_hidden_by_its_name_and_zoomed_by_dragging(browser: Any, tmp_
     page.context.close()
 
 
+def test_smoothing_and_an_axis_of_epochs_redraw_the_charts_and_commands_are_copied(
+    browser: Any, tmp_path: Path
+) -> None:
+    noisy = [step_line(step, loss=float(step % 7)) for step in range(1, 201)]
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.add_init_script(WRITTEN)
+    page.goto(page_of(tmp_path, write_run(tmp_path / "my run", 200, steps=noisy)))
+    page.wait_for_selector("body[data-drawn]")
+    last = page.locator("figure[data-chart=loss] button").first
+    measured = "slider => { slider.value = %s; slider.dispatchEvent(new Event('input')); }"
+    page.locator(".tools input").evaluate(measured % 0)
+    assert last.inner_text() == "training 4"  # 200 % 7
+    page.locator(".tools input").evaluate(measured % 0.98)
+    assert 2.5 < float(last.inner_text().split()[1]) < 3.5  # the mean of 0 to 6
+    assert "epoch" not in page.evaluate("written")
+    page.get_by_role("button", name="epochs").click()
+    page.evaluate(DRAWN)
+    assert {"epoch", "20"} <= set(page.evaluate("written"))  # 200 steps of 10
+    page.locator(".copy").nth(1).click()
+    page.wait_for_selector("button:text('copied')")
+    folder = tmp_path / "my run"
+    assert page.evaluate("navigator.clipboard.readText()") == f"hoploom evaluate '{folder}' --split test"
+    context.close()
+
+
 def test_a_loss_that_is_not_finite_is_a_gap_and_another_run_is_not(browser: Any, tmp_path: Path) -> None:
     bad = [step_line(step, loss=None if 40 <= step <= 160 else 1.0) for step in range(1, 201)]
     odd = [step_line(step, loss=1.0) for step in range(1, 201, 2)]
@@ -207,7 +233,7 @@ def test_markup_in_a_run_stays_text(browser: Any, tmp_path: Path) -> None:
     assert page.locator("img").count() == 0
     assert page.title() == name
     page.locator("summary").click()
-    assert "</script><script>alert(2)</script>" in page.locator("pre").inner_text()
+    assert "</script><script>alert(2)</script>" in page.locator("pre").first.inner_text()
     assert found == []
     page.context.close()
 

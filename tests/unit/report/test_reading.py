@@ -27,6 +27,30 @@ def test_a_finished_run_is_shown_with_its_results(tmp_path: Path) -> None:
     assert "Warnings" not in text
 
 
+def test_every_metric_of_the_test_split_is_shown_beside_the_validation_of_the_best_epoch(tmp_path: Path) -> None:
+    epochs = [epoch_line(1, f1=0.25), epoch_line(2, f1=0.5), epoch_line(3, f1=0.125)]
+    result = {"monitor": "f1", "best": 0.5, "best_epoch": 2, "test": {"accuracy": 0.7, "f1": 0.45, "loss": 0.75}}
+    run, other = (write_run(tmp_path / name, epochs=epochs, result=result) for name in ("run", "other"))
+    row = "<td>{}</td>" + '<td class="n">{}</td>' * 2
+    for cells in ("accuracy", "0.7000", "0.6667"), ("f1", "0.4500", "0.5000"), ("loss", "0.7500", "0.5000"):
+        assert row.format(*cells) in shown(run)
+    assert row.format("f1", "0.4500", "0.4500") in shown(run, other)
+
+
+def test_commands_go_on_from_where_the_run_is(tmp_path: Path) -> None:
+    run, killed = tmp_path / "the run", tmp_path / "killed"
+    assert f"<pre>hoploom infer &#x27;{run}&#x27; -o predictions</pre>" in shown(write_run(run))
+    text = shown(write_run(killed, result=None, events=[start_line(), end_line(stopped="asked")]))
+    assert f"<pre>hoploom train {killed}/run.toml --resume</pre>" in text
+    assert "hoploom evaluate" not in text
+
+
+def test_an_axis_of_epochs_has_the_steps_of_each_run(tmp_path: Path) -> None:
+    told = write_run(tmp_path / "told", events=[start_line() | {"steps_per_epoch": 15}, end_line()])
+    runs = [told, write_run(tmp_path / "validated"), write_run(tmp_path / "neither", epochs=[])]
+    assert run_page([RunReader(run) for run in runs]).figures()["perEpoch"] == [15, 10, 0]
+
+
 def test_the_parts_of_a_step_and_the_rest_make_the_step(tmp_path: Path) -> None:
     text = shown(write_run(tmp_path))
     for expected in ("wait for the batch", "1.00 ms", "8.00 ms", "3.00 ms", "20.00 ms"):  # the rest is 20-1-8-6-2

@@ -16,10 +16,26 @@
     return String(Number(value.toPrecision(digits)));
   };
 
+  // A mean in which older points weigh less and less, as in TensorBoard. Curves with marks are left as they are.
+  const isSmooth = (chart, curve) => smoothing > 0 && ["loss", "speed"].includes(chart.key) && !curve.dotted;
+  function smoothed(values) {
+    let sum = 0, weight = 0;
+    return values.map((value) => {
+      if (value == null) return null;
+      sum = smoothing * sum + (1 - smoothing) * value;
+      weight = smoothing * weight + 1 - smoothing;
+      return sum / weight;
+    });
+  }
+
   // One table of all curves over the steps of any: a band is two more columns beside its line. What a curve has at no
   // step of another one is undefined, and its line goes on; what it has as null is a gap, up to its own next steps (2).
   function columnsOf(chart) {
-    const [first, ...rest] = chart.curves.map((curve) => curve.data);
+    const [first, ...rest] = chart.curves.map((curve) => {
+      const [steps, values, ...band] = curve.data, scale = inEpochs ? page.perEpoch[curve.run] || 1 : 1;
+      const x = scale === 1 ? steps : steps.map((step) => step / scale);
+      return [x, ...(isSmooth(chart, curve) ? [smoothed(values)] : []), values, ...band];
+    });
     return rest.length ? uPlot.join([first, ...rest], [first, ...rest].map((table) => table.map(() => 2))) : first;
   }
 
@@ -32,11 +48,13 @@
         label: curve.label, show, stroke, width: 2, spanGaps: false, curve, line, dash: dotted ? [6, 4] : undefined,
         points: { show: curve.dotted || curve.data[0].length === 1, size: 7, fill: stroke },
       });
+      const beside = { show, stroke: "transparent", spanGaps: false, points: { show: false } };
+      if (isSmooth(chart, curve)) series.push({ ...beside, label: "as measured", stroke: () => runColour(curve.run) + "50" });
       if (curve.data.length > 2) {
-        const edge = { show, stroke: "transparent", spanGaps: false, points: { show: false } };
-        series.push({ ...edge, label: "low" }, { ...edge, label: "high" });
-        bands.push({ series: [line + 2, line + 1], fill: () => runColour(curve.run) + "33" });
+        const low = series.push({ ...beside, label: "low" }, { ...beside, label: "high" }) - 2;
+        bands.push({ series: [low + 1, low], fill: () => runColour(curve.run) + "33" });
       }
+      series[line].count = series.length - line;
     }
     return { series, bands };
   }
@@ -56,8 +74,7 @@
         const show = entry.hidden.delete(series.curve.label);
         if (!show) entry.hidden.add(series.curve.label);
         button.setAttribute("aria-pressed", String(show));
-        const count = series.curve.data.length > 2 ? 3 : 1;
-        for (let at = 0; at < count; at++) entry.plot.setSeries(series.line + at, { show });
+        for (let at = 0; at < series.count; at++) entry.plot.setSeries(series.line + at, { show });
       };
       entry.labels.push({ series, text });
       legend.append(button);
@@ -90,13 +107,13 @@
     const { series, bands } = seriesOf(chart, hidden), grid = { stroke: () => colour("--grid"), width: 1 };
     const axis = { stroke: () => colour("--soft"), grid, ticks: grid, font: "12px system-ui, sans-serif" };
     const widest = chart.unit === "bytes" ? 76 : 58, entry = { isLog, hidden };
-    const steps = (u, values) => values.map((value) => (Number.isInteger(value) ? scaled(value, ["", "k", "M", "G"], 4).replace(" ", "") : ""));
+    const steps = (u, values) => values.map((value) => (Number.isInteger(value) || inEpochs ? scaled(value, ["", "k", "M", "G"], 4).replace(" ", "") : ""));
     const options = {
       width: Math.max(200, figure.clientWidth), height: chart.key === "loss" ? 280 : 200, series, bands, legend: { show: false },
       cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, points: { size: 7 } },
       scales: { x: { time: false }, y: isLog ? { distr: 3 } : {} },
       axes: [
-        { ...axis, size: 34, values: steps, label: "step", labelSize: 18, labelGap: -4, labelFont: axis.font },
+        { ...axis, size: 34, values: steps, label: inEpochs ? "epoch" : "step", labelSize: 18, labelGap: -4, labelFont: axis.font },
         { ...axis, size: widest, values: (u, values) => values.map((value) => (value == null ? "" : written(value, chart.unit, 5))) },
       ],
       hooks: { setCursor: [(plot) => entry.labels && readOff(entry, chart, plot.cursor.idx)] },
@@ -106,9 +123,54 @@
     legendOf(figure, chart, entry);
   }
 
+  // Buttons above the charts: how much to smooth, and whether the axis counts steps or epochs.
+  function toolsOf(charts) {
+    const tools = document.createElement("div"), label = document.createElement("label"), slider = document.createElement("input");
+    tools.className = "tools";
+    Object.assign(slider, { type: "range", min: 0, max: 0.98, step: 0.02, value: smoothing });
+    slider.oninput = () => { smoothing = Number(slider.value); drawAll(page.charts); };
+    label.append("smoothing", slider);
+    tools.append(label);
+    for (const [name, value] of page.perEpoch.some(Boolean) ? [["steps", false], ["epochs", true]] : []) {
+      const button = document.createElement("button");
+      button.textContent = name;
+      button.setAttribute("aria-pressed", String(inEpochs === value));
+      button.onclick = () => {
+        inEpochs = value;
+        for (const other of tools.querySelectorAll("button")) other.setAttribute("aria-pressed", String(other === button));
+        for (const chart of page.charts) draw(figureOf(chart), chart, drawn.get(chart.key)?.isLog);
+      };
+      tools.append(button);
+    }
+    charts.before(tools);
+  }
+
+  // A button beside every command and file, which copies it.
+  function copyable(pre) {
+    const button = document.createElement("button"), box = document.createElement("div"), text = pre.textContent;
+    box.className = "copyable";
+    button.className = "copy";
+    button.textContent = "copy";
+    button.onclick = async () => {
+      getSelection().selectAllChildren(pre);
+      try { await navigator.clipboard.writeText(text); } catch { if (!document.execCommand("copy")) return; }
+      button.textContent = "copied";
+      setTimeout(() => { button.textContent = "copy"; }, 1500);
+    };
+    pre.replaceWith(box);
+    box.append(pre, button);
+  }
+
+  function furnish() {
+    document.querySelectorAll(".charts").forEach(toolsOf);
+    document.querySelectorAll("pre").forEach(copyable);
+    drawAll(page.charts);
+  }
+
+  const figureOf = (chart) => document.querySelector(`figure[data-chart="${CSS.escape(chart.key)}"]`);
   function drawAll(charts) {
     for (const chart of charts) {
-      const figure = document.querySelector(`figure[data-chart="${CSS.escape(chart.key)}"]`);
+      const figure = figureOf(chart);
       if (!figure) continue;
       const before = drawn.get(chart.key), { min, max } = before?.plot.scales.x ?? {};
       const all = before?.plot.data[0], zoomed = all && (min > all[0] || max < all[all.length - 1]);
@@ -117,9 +179,9 @@
     }
   }
 
-  let charts = JSON.parse(document.getElementById("figures").textContent).charts;
+  let page = JSON.parse(document.getElementById("figures").textContent), smoothing = 0.6, inEpochs = false;
   const redraw = () => { for (const { plot } of drawn.values()) plot.redraw(false); };
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll(charts));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll(page.charts));
   addEventListener("beforeprint", redraw);
   let width = innerWidth;
   addEventListener("resize", () => {
@@ -129,7 +191,7 @@
       plot.setSize({ width: Math.max(200, plot.root.parentElement.clientWidth), height: plot.height });
     }
   });
-  drawAll(charts);
+  furnish();
   document.body.dataset.drawn = drawn.size;
 
   // --- live: ask where the page came from, and put in place what is new ----------------------------
@@ -149,7 +211,7 @@
     const places = boxes().map((one) => [one.scrollLeft, one.scrollTop]);
     document.querySelector("main").innerHTML = markup;
     document.querySelectorAll("details").forEach((one, at) => { one.open = open[at] ?? false; });
-    drawAll(charts);
+    furnish();
     boxes().forEach((one, at) => { [one.scrollLeft, one.scrollTop] = places[at] ?? [0, 0]; });
     scrollTo(scrollX, top);
   }
@@ -162,7 +224,7 @@
         const news = await answer.json();
         seen = news.version;
         document.title = news.title;
-        charts = news.charts;
+        page = news;
         replace(news.markup);
         document.body.dataset.version = seen;
       }
