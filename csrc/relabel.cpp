@@ -153,7 +153,8 @@ Buffer NodeMap::find(const int64_t* sources, int64_t count, const int64_t* trees
     if (direct() && i + kAhead < count && uint64_t(sources[i + kAhead]) < uint64_t(num_nodes_))
       __builtin_prefetch(slots + sources[i + kAhead]);
     check(sources[i]);
-    local[i] = (direct() ? slots[sources[i]] : table_.empty() ? 0 : table_[slot_of(sources[i], trees ? trees[i] : 0)].local) - 1;
+    const int64_t tree = trees ? trees[i] : 0;
+    local[i] = (direct() ? slots[sources[i]] : table_.empty() ? 0 : table_[slot_of(sources[i], tree)].local) - 1;
   }
   return out;
 }

@@ -4,7 +4,7 @@ Batches depend on the seeds and on how many batches came before; PyG's loaders k
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,15 +17,16 @@ from torch_geometric.sampler import (
     NumNeighbors,
     SamplerOutput,
 )
+from torch_geometric.sampler import NeighborSampler as PygSampler
 from torch_geometric.sampler.base import SubgraphType
 
 from hoploom.batch import Sampled
+from hoploom.errors import ConfigError
 from hoploom.load.arguments import PairOrData, fanouts_of, read_input, shown_fanouts
 from hoploom.load.calls import Calls
 from hoploom.load.maker import NodeTimes, Sampler, one_type_seeds
 from hoploom.sample import Links, make_link_seeds, make_link_task
-from hoploom.sample.hops import Mode, Subgraph, Temporal, make_sampling
-from hoploom.sample.hops import NumNeighbors as Fanouts
+from hoploom.sample.hops import Fanouts, Mode, Subgraph, Temporal, make_sampling
 from hoploom.schema import EDGE_ID, Owner
 from hoploom.store import Wanted
 
@@ -41,31 +42,38 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self,
         data: PairOrData,
         num_neighbors: Fanouts | NumNeighbors,
-        *,
-        seed: int = 0,
-        weight_attr: str | None = None,
-        time_attr: str | None = None,
+        subgraph_type: Subgraph | SubgraphType = "directional",
         replace: bool = False,
-        labor: bool = False,
         disjoint: bool = False,
         temporal_strategy: Temporal = "uniform",
-        subgraph_type: Subgraph | SubgraphType = "directional",
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        is_sorted: bool = False,
+        share_memory: bool = False,
+        directed: bool = True,
+        sample_direction: Literal["forward"] = "forward",
+        *,
+        seed: int = 0,
+        labor: bool = False,
         mode: Mode = "subgraph",
     ) -> None:
-        store = read_input(data, weight_attr=weight_attr, time_attr=time_attr).store
-        schema = store.schema
-        sampling = make_sampling(
-            schema,
-            fanouts_of(schema, num_neighbors),
-            replace=replace,
-            labor=labor,
-            disjoint=disjoint,
-            temporal_strategy=temporal_strategy,
-            time_attr=time_attr,
-            weight_attr=weight_attr,
-            subgraph_type=subgraph_type,
-            mode=mode,
-        )
+        if sample_direction != "forward":
+            raise ConfigError(f"sample_direction is {sample_direction!r:.80}; only 'forward' is there: leave it out")
+        graph = read_input(data, weight_attr=weight_attr, time_attr=time_attr)
+        store, schema = graph.store, graph.store.schema
+        options: dict[str, Any] = {
+            "replace": replace,
+            "labor": labor,
+            "disjoint": disjoint,
+            "temporal_strategy": temporal_strategy,
+            "time_attr": time_attr,
+            "weight_attr": weight_attr,
+            "subgraph_type": subgraph_type if directed else "induced",
+            "mode": mode,
+        }
+        sampling = make_sampling(schema, fanouts_of(schema, num_neighbors), **options)
+        self._data, self._graph = data, graph
+        self._arguments = {**options, "num_neighbors": num_neighbors, "directed": True}
         self._store, self._schema = store, schema
         self._sampler = Sampler(store.graph, sampling)
         self._times = NodeTimes(store)
@@ -142,6 +150,29 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     def edge_permutation(self) -> None:
         """None, because edge ids are your own ids already."""
         return None
+
+
+def with_sampler(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a loader's arguments with those of its `neighbor_sampler`, which count in their place, as in PyG.
+
+    Loaders that share a sampler of ours, and its data, share the sorted edges.
+    """
+    sampler = given["neighbor_sampler"]
+    if sampler is None:
+        return given
+    if isinstance(sampler, NeighborSampler):
+        shared = {"graph": sampler._graph} if sampler._data is given["data"] else {}
+        return {**given, **sampler._arguments, **shared}
+    if type(sampler) is not PygSampler or sampler.sample_direction != "forward":
+        raise ConfigError(
+            f"neighbor_sampler is a {type(sampler).__name__}; give a NeighborSampler of hoploom or of PyG, which "
+            "samples forward; for any other one there is PyG's NodeLoader(data, node_sampler=...)"
+        )
+    for name, found in (("time_attr", sampler.is_temporal), ("weight_attr", sampler.edge_weight is not None)):
+        if found and given[name] is None:
+            raise ConfigError(f"neighbor_sampler does not know the name of its {name}; give the loader {name}= too")
+    names = ("num_neighbors", "replace", "subgraph_type", "disjoint", "temporal_strategy")
+    return {**given, **{name: getattr(sampler, name) for name in names}, "directed": True}
 
 
 def _named(owners: Iterable[Owner], columns: Mapping[str, Sequence[Any] | None]) -> dict[str, dict[Owner, Any] | None]:

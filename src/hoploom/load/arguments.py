@@ -1,6 +1,6 @@
 """What users hand to a loader, brought to one form: a store with its template, seeds, and PyG's arguments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -11,18 +11,16 @@ from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
 
-from hoploom.config.values import as_int, as_number, parse_bytes
+from hoploom.config.values import as_int, as_number, nearest, parse_bytes
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.assemble import FEATURES, Batch, Fields
 from hoploom.load.pipeline import DEADLINE
 from hoploom.ops import Reduce
-from hoploom.sample.hops import NumNeighbors as Fanouts
-from hoploom.sample.hops import Sampling
+from hoploom.sample.hops import Fanouts, Sampling
 from hoploom.schema import (
     DTYPES,
     EDGE_ID,
     ID_DTYPES,
-    Field,
     Owner,
     RelationName,
     Schema,
@@ -51,9 +49,7 @@ UNSUPPORTED = {  # of torch's DataLoader, then of other libraries; torch's defau
     "dataset": "leave it out, and say with input_nodes= or edge_label_index= what the seeds are",
     "batch_sampler": "give sampler=, batch_size= and drop_last=, so that ranks share a step; a DynamicBatchSampler "
     "measures whole graphs, while num_neighbors= and batch_size= bound a batch here",
-    "worker_init_fn": "workers are threads of this process, and seed= decides all draws; leave it out",
     "multiprocessing_context": "workers are threads of this process",
-    "generator": "give seed=",
     "pin_memory_device": "give device=",
     "collect_features": "give fields=[] for False, and leave it out for True",
     "channel_size": "give prefetch_bytes=, such as '1GB'",
@@ -70,7 +66,7 @@ def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | No
     if isinstance(data, str | Path):
         data = open_store(data)
     if isinstance(data, Store):
-        return PygGraph(data, empty_batch(data), {})
+        return PygGraph(data, empty_batch(data), {}, {})
     if not isinstance(data, tuple | list):
         return read_pyg(data, weight_attr=weight_attr, time_attr=time_attr)
     if len(data) != 2 or not isinstance(data[0], FeatureStore) or not isinstance(data[1], GraphStore):
@@ -114,7 +110,9 @@ def loader_arguments(given: Mapping[str, Any], loader: str) -> dict[str, Any]:
             raise ConfigError(f"{loader} does not support {name}=; {way_out}")
     for name in unknown:
         if name not in UNSUPPORTED:
-            raise TypeError(f"{loader}() got an unexpected argument {name!r}")
+            near = nearest(name, [known for known in given if known not in ("self", "unknown")])
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise TypeError(f"{loader}() got an unexpected argument {name!r}{hint}")
     if given.get("in_order") is False:
         raise ConfigError(
             f"{loader} does not support in_order=; leave it out: batches come in order, so that a run repeats"
@@ -123,9 +121,21 @@ def loader_arguments(given: Mapping[str, Any], loader: str) -> dict[str, Any]:
     for name, (least, way_out) in COUNTS.items():
         if given[name] is not None or name not in MAY_BE_NONE:
             read[name] = as_int(name, given[name], least, way_out)
+    read["seed"] = _seed(given["seed"], given["generator"])
     read["prefetch_bytes"] = _size("prefetch_bytes", given["prefetch_bytes"])
     read["timeout"] = as_number("timeout", given["timeout"], f"give seconds, or 0 for {DEADLINE:.0f}")
     return read
+
+
+def _seed(seed: Any, generator: Any) -> int:
+    """Return the seed, or the one that torch's generator was made with; 0 if neither is given."""
+    if generator is None:
+        return as_int("seed", 0 if seed is None else seed, None, "give an integer")
+    if not isinstance(generator, torch.Generator):
+        raise ConfigError(f"generator is a {type(generator).__name__}; give a torch.Generator, or seed=")
+    if seed is not None:
+        raise ConfigError(f"generator= stands for its seed, and seed={seed!r:.80} is given too; leave one of them out")
+    return generator.initial_seed()
 
 
 def _size(what: str, given: Any) -> int | None:
@@ -153,12 +163,14 @@ def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degree
     return aggregate  # type: ignore[return-value]
 
 
-def read_fields(schema: Schema, given: Any) -> Fields | None:
+def read_fields(schema: Schema, given: Any, frames: Mapping[Owner, Iterable[str]] | None = None) -> Fields | None:
     """The fields that batches have, by node type and relation, from names or from names by these; None: all."""
     if given is None:
         return None
-    owners: dict[Owner, Mapping[str, Field]] = {t.name: t.fields for t in schema.node_types}
-    owners |= {r.key: {name: f for name, f in r.fields.items() if name != EDGE_ID} for r in schema.relations}
+    owners: dict[Owner, list[str]] = {t.name: list(t.fields) for t in schema.node_types}
+    owners |= {r.key: [name for name in r.fields if name != EDGE_ID] for r in schema.relations}
+    for owner, names in (frames or {}).items():
+        owners[owner] += names
     if isinstance(given, Mapping):
         by_owner = {key if isinstance(key, str) else canonical(schema, key): names for key, names in given.items()}
         for owner, names in by_owner.items():
@@ -275,6 +287,8 @@ def canonical(schema: Schema, name: Sequence[str], *, known: bool = True) -> Rel
     One that need not be known is between two node types of the graph; as in PyG, its name is "to" if it has none.
     """
     key = tuple(name)
+    if not known and len(key) == 3 and key not in schema.relation_index:
+        _check_new(schema, key)
     if len(key) == 2:
         found = [r.key for r in schema.relations if (r.source, r.destination) == key]
         if len(found) == 1:
@@ -286,6 +300,19 @@ def canonical(schema: Schema, name: Sequence[str], *, known: bool = True) -> Rel
     for end in (key[0], key[-1]):
         schema.node_type(end)
     return key  # type: ignore[return-value]
+
+
+def _check_new(schema: Schema, key: tuple[str, ...]) -> None:
+    """Raise ConfigError if a relation that the graph does not have looks like a misspelt one that it has."""
+    ends, name = {key[0], key[2]}, key[1]
+    between = {r.name: r.key for r in schema.relations if {r.source, r.destination} == ends}
+    others = [other for other in between if not (other.endswith(name) or name.endswith(other))]  # no rev_rates, unlike
+    near = between.get(name) or between.get(nearest(name, others, cutoff=0.8) or "")
+    if near is not None:
+        raise ConfigError(
+            f"the graph has no relation {key}; did you mean {near}? If the links are a relation of their own, give it "
+            f"another name, or add it without edges: data[{key}].edge_index = torch.empty(2, 0, dtype=torch.long)"
+        )
 
 
 def all_edges(store: Store, key: RelationName, at_once: int = NODES) -> Tensor:

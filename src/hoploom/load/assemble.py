@@ -5,7 +5,7 @@ A finished batch goes to its device: pinned buffers, a side stream, copies that 
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import BaseData
+from torch_geometric.typing import TensorFrame
 
 from hoploom import ops
 from hoploom.batch import Block, Sampled
@@ -46,6 +47,7 @@ class Assembler:
     reduce: Reduce | None = None  # how layer one's neighbours arrive aggregated, if they do
     degrees: bool = False  # with every node's in-degree in the whole graph
     fields: Fields | None = None  # those that batches have; None: all. Edge ids are there in any case
+    frames: Mapping[Owner, Mapping[str, TensorFrame]] = field(default_factory=dict)  # by name, of nodes or edges
 
     def assemble(self, sampled: Sampled, extras: Mapping[Owner, Mapping[str, Any]]) -> Batch:
         """A batch with edges, features and ids, and `extras` beside them; None removes a field, as in PyG."""
@@ -150,6 +152,7 @@ class Assembler:
         has_none = not fields and (own is None or bool(node_type.fields))
         if has_none or (own is not None and NUM_NODES in own):
             fields[NUM_NODES] = nodes.numel()
+        fields |= self._framed(node_type.name, nodes)
         fields.setdefault("n_id", nodes)  # a field of the user's own goes first, as in PyG
         trees = None if sampled.trees is None else sampled.trees[index]
         num_nodes = None if sampled.num_nodes is None else sampled.num_nodes[index]
@@ -168,9 +171,16 @@ class Assembler:
         fields: dict[str, Any] = {"edge_index": sampled.edge_index[index], **added}
         if edges is not None:
             fields.update({name: rows[relation.key, name] for name in self._chosen(relation) if name != EDGE_ID})
-            fields.setdefault("e_id", rows.get((relation.key, EDGE_ID), edges))
+            own_ids = rows.get((relation.key, EDGE_ID), edges)
+            fields |= self._framed(relation.key, own_ids)
+            fields.setdefault("e_id", own_ids)
         num_edges = None if sampled.num_edges is None else sampled.num_edges[index]
         return fields | self._set({"num_sampled_edges": num_edges})
+
+    def _framed(self, owner: Owner, ids: Tensor) -> dict[str, TensorFrame]:
+        """Return the rows of these ids from the tables of pytorch-frame that the owner's data has."""
+        named = self.frames.get(owner, {})
+        return {name: frame[ids] for name, frame in named.items() if self.fields is None or name in self.fields[owner]}
 
     def _set(self, added: dict[str, Any]) -> dict[str, Any]:
         """PyG removes a field that it sets to None, but not from a heterogeneous batch."""
@@ -269,13 +279,9 @@ class Mover:
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(copied)
 
-        def recorded(value: Tensor) -> Tensor:
-            value.record_stream(stream)
-            return value
-
-        batch.apply(recorded)
-        for block in batch.to_dict().get("blocks", ()):  # PyG's apply passes over them
-            block.apply(recorded)
+        for tensor in tensors_in(batch):
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
         return batch
 
 
@@ -299,7 +305,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for entry in value:
             yield from tensors_in(entry)
-    elif is_dataclass(value) and not isinstance(value, type):
+    elif type(value).__module__.startswith("torch_frame.") or (is_dataclass(value) and not isinstance(value, type)):
         yield from tensors_in(vars(value))
     elif isinstance(value, BaseData):
         for storage in value.stores:

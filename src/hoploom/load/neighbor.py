@@ -7,12 +7,12 @@ from typing import Any, Literal, Never
 
 import torch
 from torch import Tensor
-from torch_geometric.sampler import NegativeSampling, NumNeighbors
+from torch_geometric.sampler import BaseSampler, NegativeSampling, NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
-from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.load import arguments as inputs
+from hoploom.load.adapter import with_sampler
 from hoploom.load.arguments import NodeSeeds, PairOrData
 from hoploom.load.assemble import Assembler, Batch, Mover
 from hoploom.load.calls import Calls
@@ -25,13 +25,12 @@ from hoploom.load.pipeline import DEADLINE, ByteLimit, Delivery, Producer
 from hoploom.load.watched_fields import WatchedFields
 from hoploom.ranks.share import Share, read_share
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
-from hoploom.sample.hops import Mode, Sampling, Subgraph, Temporal, make_sampling
-from hoploom.sample.hops import NumNeighbors as Fanouts
+from hoploom.sample.hops import Fanouts, Mode, Sampling, Subgraph, Temporal, make_sampling
 from hoploom.schema import RelationName, Schema
 from hoploom.store import Store
 
 # What PyG's loaders take and we do not, and what goes to make_sampling as it is.
-REFUSED = ("transform_sampler_output", "neighbor_sampler", "custom_cls")
+REFUSED = ("transform_sampler_output", "custom_cls")
 OPTIONS = ("replace", "labor", "disjoint", "temporal_strategy", "time_attr", "weight_attr", "mode")
 Given = Mapping[str, Any]  # all arguments of a loader by name
 
@@ -44,22 +43,27 @@ class SamplingLoader(Loader):
         """What makes the batches; and the type and ids of the seeds, or of the nodes that the links lead to."""
 
     def _set_up(self, loader: str, given: Given) -> None:
+        given = with_sampler(given)
         for name in REFUSED:
             if given[name] is not None:
                 raise ConfigError(f"{loader} does not support {name}=; use transform= on the batch instead")
         arguments = inputs.loader_arguments(given, loader)
-        graph = inputs.read_input(given["data"], weight_attr=given["weight_attr"], time_attr=given["time_attr"])
+        graph = given.get("graph") or inputs.read_input(
+            given["data"], weight_attr=given["weight_attr"], time_attr=given["time_attr"]
+        )
         store, mover = graph.store, Mover(given["device"])
         sampler = _sampler(store, given)
         reduce = inputs.read_added(store.schema, sampler.sampling, given["aggregate"], given["degrees"])
         pinned = mover.is_cuda or (arguments["pin_memory"] and torch.cuda.is_available())
-        fields = inputs.read_fields(store.schema, arguments["fields"])
+        fields = inputs.read_fields(store.schema, arguments["fields"], graph.frames)
         if fields is not None and sampler.sampling.mode == "blocks":
             inputs.check_block_fields(store.schema, fields)
-        assembler = Assembler(store, graph.template, graph.field_order, pinned, reduce, given["degrees"], fields)
+        assembler = Assembler(
+            store, graph.template, graph.field_order, pinned, reduce, given["degrees"], fields, graph.frames
+        )
         maker, node_type, nodes = self._maker_and_seeds(given, sampler, assembler)
         share = read_share(given["rank"], given["world_size"])
-        order = _order(nodes.numel(), share, given["seed"], arguments)
+        order = _order(nodes.numel(), share, arguments)
         if arguments["sampler"] is None:
             order = localised(order, store, node_type, nodes, arguments["locality"])
         else:
@@ -128,7 +132,7 @@ def _sampler(store: Store, given: Given) -> Sampler:
     options = {name: given[name] for name in OPTIONS}
     fanouts = inputs.fanouts_of(schema, given["num_neighbors"])
     sampling = make_sampling(schema, fanouts, subgraph_type=subgraph, **options)
-    for name in ("sample_frontier", "transform"):
+    for name in ("sample_frontier", "transform", "worker_init_fn"):
         if given[name] is not None and not callable(given[name]):
             raise ConfigError(f"{name} is of type {type(given[name]).__name__}; give a function")
     if hook is not None:
@@ -155,13 +159,13 @@ def _check_hook(sampling: Sampling) -> None:
             )
 
 
-def _order(num_seeds: int, share: Share, seed: Any, arguments: Given) -> Order:
+def _order(num_seeds: int, share: Share, arguments: Given) -> Order:
     return Order(
         num_seeds,
         arguments["batch_size"],
         bool(arguments["shuffle"]),
         bool(arguments["drop_last"]),
-        as_int("seed", seed, None, "give an integer"),
+        arguments["seed"],
         share.rank,
         share.world_size,
         least_tail=arguments["least_tail"],
@@ -174,7 +178,7 @@ class NeighborLoader(SamplingLoader):
     Takes PyG's arguments and yields PyG's batches. `data` may also be a store or its path, and `input_nodes` the name
     of a split. `num_workers` is a number of threads. Beyond PyG, there are:
 
-    - `seed`: the number from which all random choices derive
+    - `seed`: the number from which all random choices derive; default: the seed of `generator`, else 0
     - `rank`, `world_size`: which share of the seeds this loader reads; by default those of the process group, else of
       torchrun's or Slurm's environment, else one process. `rank=0, world_size=1` reads all seeds
     - `least_tail`: a last step with fewer seeds joins the step before it. With a value of at least every number of
@@ -211,7 +215,7 @@ class NeighborLoader(SamplingLoader):
         transform_sampler_output: None = None,
         is_sorted: bool = False,
         filter_per_worker: bool | None = None,
-        neighbor_sampler: None = None,
+        neighbor_sampler: BaseSampler | None = None,
         directed: bool = True,
         *,
         input_id: Tensor | None = None,
@@ -222,7 +226,7 @@ class NeighborLoader(SamplingLoader):
         aggregate: Literal["sum", "mean"] | None = None,
         degrees: bool = False,
         device: torch.device | str | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         batch_size: int = 1,
@@ -234,9 +238,9 @@ class NeighborLoader(SamplingLoader):
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
-        worker_init_fn: None = None,
+        worker_init_fn: Callable[[int], object] | None = None,
         multiprocessing_context: None = None,
-        generator: None = None,
+        generator: torch.Generator | None = None,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
         pin_memory_device: str = "",
@@ -294,7 +298,7 @@ class LinkNeighborLoader(SamplingLoader):
         transform_sampler_output: None = None,
         is_sorted: bool = False,
         filter_per_worker: bool | None = None,
-        neighbor_sampler: None = None,
+        neighbor_sampler: BaseSampler | None = None,
         directed: bool = True,
         *,
         input_id: Tensor | None = None,
@@ -306,7 +310,7 @@ class LinkNeighborLoader(SamplingLoader):
         aggregate: Literal["sum", "mean"] | None = None,
         degrees: bool = False,
         device: torch.device | str | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         batch_size: int = 1,
@@ -318,9 +322,9 @@ class LinkNeighborLoader(SamplingLoader):
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
-        worker_init_fn: None = None,
+        worker_init_fn: Callable[[int], object] | None = None,
         multiprocessing_context: None = None,
-        generator: None = None,
+        generator: torch.Generator | None = None,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
         pin_memory_device: str = "",

@@ -18,7 +18,7 @@ from hoploom.load.arguments import read_input_nodes
 from hoploom.load.maker import Sampler, one_type_seeds
 from hoploom.load.order import Order
 from hoploom.load.pipeline import Delivery, Stages, in_order
-from hoploom.sample.hops import NumNeighbors, make_sampling, resolve_fanouts
+from hoploom.sample.hops import Fanouts, make_sampling, resolve_fanouts
 from hoploom.store import Store
 from hoploom.store.row_cache import Visits
 
@@ -41,7 +41,7 @@ class Presampling:
 AS_TRAINED = Presampling()
 
 
-def visited(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampling = AS_TRAINED) -> Iterator[list[Tensor]]:
+def visited(store: Store, fanouts: Fanouts, seeds: Any, plan: Presampling = AS_TRAINED) -> Iterator[list[Tensor]]:
     """Per batch, and per node type, the nodes in it, each once: [n] int64.
 
     `seeds` are what NeighborLoader takes as input_nodes: a split's name, ids, or (node type, either).
@@ -67,7 +67,7 @@ def visited(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampling =
         yield from made
 
 
-def count_visits(store: Store, fanouts: NumNeighbors, seeds: Any, plan: Presampling = AS_TRAINED) -> Visits:
+def count_visits(store: Store, fanouts: Fanouts, seeds: Any, plan: Presampling = AS_TRAINED) -> Visits:
     """The number of batches that have each node, by node type: [num_nodes] int64.
 
     >>> counts = count_visits(store, [15, 10, 5], "train")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.typing import TensorFrame
 
 from hoploom.errors import ConfigError
 from hoploom.schema import DTYPE_NAMES, HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Owner
@@ -34,12 +35,15 @@ class WatchedFields:
 
     def __init__(self, data: Any, graph: PygGraph) -> None:
         self._store, self._held = graph.store, list[_Held]()
+        self._framed: list[tuple[Any, dict[str, TensorFrame]]] = []  # the user's storages, with what batches have
         if not isinstance(data, Data | HeteroData):
             return
         is_one_type = isinstance(data, Data)
         owners = [None] if is_one_type else [None, *data.node_types, *data.edge_types]
         tables = self._tables()
         for owner, storage, carried in zip(owners, data.stores, graph.template.stores, strict=True):
+            of = (HOMOGENEOUS_TYPE, HOMOGENEOUS_RELATION) if is_one_type else (owner,)
+            self._framed += [(storage, graph.frames[key]) for key in of if key in graph.frames]
             for name, rows in storage.items():
                 if is_one_type:
                     owner = next((o for o in (HOMOGENEOUS_TYPE, HOMOGENEOUS_RELATION) if (o, name) in tables), None)
@@ -48,6 +52,11 @@ class WatchedFields:
 
     def renew(self) -> None:
         """Take the fields that were replaced; ConfigError for one that cannot be."""
+        for storage, frames in self._framed:
+            for name, old in frames.items():
+                frames[name] = now = storage.get(name, old)
+                if not isinstance(now, TensorFrame) or len(now) != len(old):
+                    raise ConfigError(f"{name} of the data was replaced by another size or type; make the loader again")
         for held in self._held:
             now = held.storage.get(held.name)
             if isinstance(now, Tensor) and not _is_dense(now) and held.owner is not None:

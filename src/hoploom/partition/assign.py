@@ -23,7 +23,7 @@ from hoploom.ops.partition import MOST_NODES, MOST_PARTS
 from hoploom.partition.bounded_store import BoundedStore, opened_parts
 from hoploom.partition.frequency import frequency_parts
 from hoploom.partition.metis import metis_parts
-from hoploom.sample.hops import NumNeighbors
+from hoploom.sample.hops import Fanouts
 from hoploom.schema import RelationName, Schema
 from hoploom.store import Store, open_store
 from hoploom.system import num_cores
@@ -44,7 +44,7 @@ def assign(
     passes: int = PASSES,
     imbalance: float = 0.05,
     threads: int | None = None,
-    fanouts: NumNeighbors | None = None,
+    fanouts: Fanouts | None = None,
     memory: int = MEMORY,
 ) -> Mapping[str, Tensor]:
     """The part of every node, by type: [num_nodes] int16.

@@ -18,7 +18,7 @@ from hoploom.errors import ConfigError, StoreError
 from hoploom.load.presample import Presampling, visited
 from hoploom.ops import Frontier, Picks, pool_trim
 from hoploom.ops.partition import drop_pages
-from hoploom.sample.hops import NumNeighbors
+from hoploom.sample.hops import Fanouts
 from hoploom.schema import EDGE_ID, NodeType, Owner, Relation, Schema
 from hoploom.store import Draw, GraphStore, Part, Store, open_store
 from hoploom.store.base import range_of
@@ -65,7 +65,7 @@ class BoundedStore:
         if resident_bytes() > self._enough:
             drop_pages(self._maps)
 
-    def batches(self, fanouts: NumNeighbors, seeds: Any, plan: Presampling) -> Iterator[list[Tensor]]:
+    def batches(self, fanouts: Fanouts, seeds: Any, plan: Presampling) -> Iterator[list[Tensor]]:
         """The nodes of each batch that training would make, by type; see load.presample.visited."""
         threads = 0 if self.memory < SMALL else plan.num_threads
         for nodes in visited(self.store, fanouts, seeds, replace(plan, num_threads=threads)):

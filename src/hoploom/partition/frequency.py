@@ -13,13 +13,13 @@ from torch import Tensor
 
 from hoploom.load.presample import AS_TRAINED
 from hoploom.partition.bounded_store import BoundedStore
-from hoploom.sample.hops import NumNeighbors
+from hoploom.sample.hops import Fanouts
 
 LEAST_BATCHES, MOST_BATCHES = 8, 256  # of a part; else as many as an epoch has
 
 
 def frequency_parts(
-    opened: BoundedStore, num_parts: int, seeds: Iterable[tuple[str, Tensor]], fanouts: NumNeighbors
+    opened: BoundedStore, num_parts: int, seeds: Iterable[tuple[str, Tensor]], fanouts: Fanouts
 ) -> Mapping[str, Tensor]:
     """The part of every node, by type: [num_nodes] int16. Seeds (type, ids) stay with the part that they come to."""
     schema = opened.schema

@@ -21,7 +21,7 @@ from hoploom.partition.assign import MEMORY, USUAL, assign, named_seeds
 from hoploom.partition.bounded_store import CHUNK_BYTES, BoundedStore
 from hoploom.partition.renumber import NewOrder, edge_streams, node_streams, order_nodes
 from hoploom.partition.report import FANOUTS, PartitionReport, report
-from hoploom.sample.hops import NumNeighbors, resolve_fanouts
+from hoploom.sample.hops import Fanouts, resolve_fanouts
 from hoploom.schema import Schema
 from hoploom.store import Store
 from hoploom.store.system_memory import resident_bytes
@@ -43,7 +43,7 @@ def partition(
     *,
     method: str = "stream",
     seeds: Any = USUAL,
-    fanouts: NumNeighbors | None = FANOUTS,
+    fanouts: Fanouts | None = FANOUTS,
     memory: int = MEMORY,
     progress: Progress | None = None,
 ) -> PartitionReport:
@@ -99,7 +99,7 @@ def _check_memory(memory: int, num_nodes: int, per_node: int) -> None:
         )
 
 
-def _visits(opened: BoundedStore, fanouts: NumNeighbors, seeds: Any, num_seeds: int) -> dict[str, Tensor]:
+def _visits(opened: BoundedStore, fanouts: Fanouts, seeds: Any, num_seeds: int) -> dict[str, Tensor]:
     """By node type in how many batches each node was, [num_nodes] int64."""
     epoch = -(-num_seeds // AS_TRAINED.batch_size)
     plan = replace(AS_TRAINED, batches=range(max(LEAST_BATCHES, min(MOST_BATCHES, epoch))))

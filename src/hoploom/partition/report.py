@@ -19,7 +19,7 @@ from hoploom.load.presample import AS_TRAINED, Presampling, read_seeds
 from hoploom.partition.assign import USUAL, named_seeds
 from hoploom.partition.bounded_store import BoundedStore, row_bytes
 from hoploom.partition.renumber import ID_BYTES, hottest_nodes
-from hoploom.sample.hops import NumNeighbors
+from hoploom.sample.hops import Fanouts
 from hoploom.schema import NodeType
 from hoploom.store import Store
 
@@ -154,7 +154,7 @@ OTHER_BATCHES = 1  # added to the seed
 
 def report(
     store: Store | str | Path,
-    fanouts: NumNeighbors | None = FANOUTS,
+    fanouts: Fanouts | None = FANOUTS,
     seeds: Any = USUAL,
     *,
     sampling: Presampling = AS_TRAINED,
@@ -200,7 +200,7 @@ def _name_of(seeds: Any) -> str:
     return seeds if isinstance(seeds, str) else "given ids"
 
 
-def _plain(fanouts: NumNeighbors) -> Any:
+def _plain(fanouts: Fanouts) -> Any:
     if isinstance(fanouts, Mapping):
         return {" ".join(key): list(hops) for key, hops in fanouts.items()}
     return list(fanouts)

@@ -23,7 +23,7 @@ from hoploom.store import Draw, GraphStore
 Subgraph = Literal["directional", "bidirectional", "induced"]
 Temporal = Literal["uniform", "last"]
 Mode = Literal["subgraph", "blocks"]
-NumNeighbors = Sequence[int] | Mapping[RelationName, Sequence[int]]
+Fanouts = Sequence[int] | Mapping[RelationName, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Sampling:
         return len(self.fanouts)
 
 
-def resolve_fanouts(schema: Schema, num_neighbors: NumNeighbors) -> tuple[tuple[int, ...], ...]:
+def resolve_fanouts(schema: Schema, num_neighbors: Fanouts) -> tuple[tuple[int, ...], ...]:
     """One fanout per hop and relation, of at least one hop.
 
     >>> resolve_fanouts(schema, [15, 10, 5])
@@ -55,7 +55,7 @@ def resolve_fanouts(schema: Schema, num_neighbors: NumNeighbors) -> tuple[tuple[
     return hops
 
 
-def _resolved(schema: Schema, num_neighbors: NumNeighbors) -> tuple[tuple[int, ...], ...]:
+def _resolved(schema: Schema, num_neighbors: Fanouts) -> tuple[tuple[int, ...], ...]:
     if isinstance(num_neighbors, Mapping):
         return tuple(zip(*_hops_by_relation(schema, num_neighbors), strict=True))
     return tuple((fanout,) * len(schema.relations) for fanout in as_fanouts(num_neighbors))
@@ -79,7 +79,7 @@ def _hops_by_relation(schema: Schema, num_neighbors: Mapping[RelationName, Seque
 
 def make_sampling(
     schema: Schema,
-    num_neighbors: NumNeighbors,
+    num_neighbors: Fanouts,
     *,
     replace: bool = False,
     labor: bool = False,

@@ -1,13 +1,14 @@
 """PyG's data as a store: Data, HeteroData, or a (feature_store, graph_store) pair."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+from torch_geometric.typing import TensorFrame
 
 from hoploom import ops
 from hoploom.errors import ConfigError, DataError
@@ -36,6 +37,7 @@ class PygGraph:
     store: Store
     template: Data | HeteroData  # what every batch carries unchanged
     field_order: Mapping[Owner, tuple[str, ...]]  # as the user's data lists its fields
+    frames: dict[Owner, dict[str, TensorFrame]]  # tables of pytorch-frame by name, of nodes or edges
 
 
 def from_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_attr: str | None = None) -> Store:
@@ -44,7 +46,13 @@ def from_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
     >>> store = hoploom.from_pyg(dataset[0])
     >>> store.save("cora.store")
     """
-    return read_pyg(data, weight_attr=weight_attr, time_attr=time_attr).store
+    graph = read_pyg(data, weight_attr=weight_attr, time_attr=time_attr)
+    for owner, names in graph.frames.items():
+        raise DataError(
+            f"{owner}.{', '.join(names)} is a TensorFrame, and a store holds tensors; give a loader the data itself, "
+            "or make a tensor of its columns and delete it"
+        )
+    return graph.store
 
 
 def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_attr: str | None = None) -> PygGraph:
@@ -56,13 +64,18 @@ def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
     node_stores = {HOMOGENEOUS_TYPE: data._store} if homogeneous else dict(data.node_items())
     edge_stores = {HOMOGENEOUS_RELATION: data._store} if homogeneous else dict(data.edge_items())
     nodes, splits, edges, num_nodes = {}, {}, {}, {}
+    frames: dict[Owner, dict[str, TensorFrame]] = {}
     for name, storage in node_stores.items():
+        frames[name] = _frames(storage, storage.is_node_attr)
         nodes[name] = _tensors(name, storage, storage.is_node_attr)
         num_nodes[name] = _node_count(name, storage)
         splits[name] = mask_splits(nodes[name])
     for key, storage in edge_stores.items():
         edges[key] = _edges(key, storage, homogeneous)
-    for owner, fields in [*nodes.items(), *edges.items()]:
+        of_nodes = frames[HOMOGENEOUS_TYPE] if homogeneous else {}
+        found = _frames(storage, storage.is_edge_attr)
+        frames[key] = {name: frame for name, frame in found.items() if name not in of_nodes}
+    for owner, fields in [*nodes.items(), *edges.items(), *frames.items()]:
         holder = template._store if homogeneous else template[owner]
         for field in fields:
             if field in holder:
@@ -77,7 +90,13 @@ def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
         time_attr=time_attr,
     )
     storages = [*node_stores.items(), *edge_stores.items()]
-    return PygGraph(store, template, {owner: tuple(storage.keys()) for owner, storage in storages})
+    order = {owner: tuple(storage.keys()) for owner, storage in storages}
+    return PygGraph(store, template, order, {owner: named for owner, named in frames.items() if named})
+
+
+def _frames(storage: Any, belongs: Callable[[str], bool]) -> dict[str, TensorFrame]:
+    """Return the storage's tables of pytorch-frame with a row for each node, or edge."""
+    return {name: value for name, value in storage.items() if isinstance(value, TensorFrame) and belongs(name)}
 
 
 def _node_count(name: str, storage: Any) -> int:
@@ -90,7 +109,7 @@ def _node_count(name: str, storage: Any) -> int:
 def _tensors(owner: Owner, storage: Any, belongs: Any) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for field, value in storage.items():
-        if field in ("num_nodes", "edge_index", "adj_t", "adj") or not belongs(field):
+        if field in ("num_nodes", "edge_index", "adj_t", "adj") or isinstance(value, TensorFrame) or not belongs(field):
             continue
         rows = as_tensor(value)
         if rows is None:
@@ -154,7 +173,7 @@ def read_pair(features: FeatureStore, graph: GraphStore, *, time_attr: str | Non
     store = Store(schema, built.graph, _Joined(schema, rows, built.features), built.parts)
     first = ("edge_index", "num_nodes") if homogeneous else ("num_nodes",)
     order: dict[Owner, tuple[str, ...]] = {t.name: (*first, *t.fields) if t.fields else () for t in types}
-    return PygGraph(store, Data() if homogeneous else HeteroData(), order)
+    return PygGraph(store, Data() if homogeneous else HeteroData(), order, {})
 
 
 def _pair_edges(graph: GraphStore, homogeneous: bool) -> dict[RelationName, dict[str, Tensor]]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.config.values import as_int, printable
+from hoploom.config.values import as_int, nearest, printable
 from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.ops import InEdges, Reads
 from hoploom.schema import NodeType, Owner, Relation, RelationName, Schema
@@ -212,7 +213,9 @@ class Store(Explored):
         having = [t.name for t in self.schema.node_types if name in t.splits]
         if len(having) != 1:
             known = {t.name: sorted(t.splits) for t in self.schema.node_types}
-            found = f"split {name!r} is in {having or 'no node type'}; the splits are {known}"
+            near = None if having else nearest(name, [*known, *chain(*known.values())])
+            found = f"split {name!r} is in {having or 'no node type'}; the node types and their splits are {known}"
+            found += f"; did you mean {near!r}?" if near else ""
             raise ConfigError(found + (self._no_mask(name, *self.schema.node_types) if not having else ""))
         return having[0]
 

@@ -13,6 +13,7 @@ from support.refusals import assert_refused
 from torch.utils.data import BatchSampler, DistributedSampler, WeightedRandomSampler
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GraphSAGE
+from torch_geometric.sampler import NeighborSampler as PygSampler
 
 import hoploom
 from hoploom import LinkNeighborLoader, NeighborLoader
@@ -44,9 +45,19 @@ def no_layers() -> None:
 
 
 def new_relations() -> None:
-    key = ("author", "likes", "paper")
-    (batch,) = LinkNeighborLoader(library(), [2], (key, PAIRS), batch_size=2)
-    assert batch[key].edge_label_index.shape == (2, 2)
+    for key in (("author", "likes", "paper"), ("author", "rev_writes", "paper"), ("author", "to", "paper")):
+        (batch,) = LinkNeighborLoader(library(), [2], (key, PAIRS), batch_size=2)
+        assert batch[key].edge_label_index.shape == (2, 2)
+
+
+def near_relations() -> None:
+    for key in (("author", "write", "paper"), ("author", "Writes", "paper"), ("paper", "writes", "author")):
+        said = (f"no relation {key}", "did you mean ('author', 'writes', 'paper')?")
+        assert_refused(lambda key=key: LinkNeighborLoader(library(), [2], (key, PAIRS)), *said)
+    data = library()
+    data["author", "write", "paper"].edge_index = torch.empty(2, 0, dtype=torch.long)
+    (batch,) = LinkNeighborLoader(data, [2], (("author", "write", "paper"), PAIRS), batch_size=2)
+    assert batch["author", "write", "paper"].edge_label_index.shape == (2, 2)
 
 
 def no_edges() -> None:
@@ -81,16 +92,47 @@ def contexts() -> None:
 
 
 def worker_functions() -> None:
-    refused("worker_init_fn=", "threads", worker_init_fn=print)
     refused("multiprocessing_context=", "threads", multiprocessing_context="fork")
 
 
 def without_meaning() -> None:
-    assert len(list(nodes(persistent_workers=True, filter_per_worker=True, is_sorted=True, in_order=True))) == 2
+    called: list[int] = []
+    given = {"persistent_workers": True, "filter_per_worker": True, "is_sorted": True, "in_order": True}
+    assert len(list(nodes(**given, num_workers=2, worker_init_fn=called.append))) == 2
+    assert called == []
+    refused("worker_init_fn is of type int", worker_init_fn=1)
+
+
+def generators() -> None:
+    def order(**options: Any) -> list[list[int]]:
+        return [batch.n_id.tolist() for batch in nodes(shuffle=True, **options)]
+
+    generator = torch.Generator().manual_seed(7)
+    torch.rand(3, generator=generator)
+    assert order(generator=generator) == order(seed=7) != order()
+    assert len(order(generator=torch.Generator().manual_seed(-1))) == 2
+    refused("generator=", "seed=0", "leave one of them out", generator=generator, seed=0)
+    refused("torch.Generator", generator=7)
+
+
+def shared_samplers() -> None:
+    data = ring(12)
+    mine = hoploom.NeighborSampler(data, [1, 1], replace=True, share_memory=True)
+    (batch,) = NeighborLoader(data, [3], neighbor_sampler=mine, batch_size=12)
+    assert batch.num_sampled_edges == [12, 0]
+    links = LinkNeighborLoader(data, None, PAIRS, neighbor_sampler=mine, batch_size=2)
+    assert links.store is NeighborLoader(data, None, neighbor_sampler=mine).store
+    theirs = PygSampler(data, [2], "induced", share_memory=True)
+    (batch,) = NeighborLoader(data, [1], input_nodes=[3], neighbor_sampler=theirs, batch_size=1)
+    assert (batch.n_id.tolist(), batch.num_edges) == ([3, 4, 5], 3)
+    timed = PygSampler(data, [2], time_attr="y")
+    (batch,) = NeighborLoader(data, [1], input_nodes=[3], neighbor_sampler=timed, time_attr="y", batch_size=1)
+    assert batch.n_id.tolist() == [3]
+    refused("time_attr= too", neighbor_sampler=timed)
+    refused("node_sampler=", neighbor_sampler=object())
 
 
 def torch_randomness() -> None:
-    refused("seed=", generator=torch.Generator())
     torch.manual_seed(1)
     first = [batch.n_id.tolist() for batch in nodes(shuffle=True)]
     torch.manual_seed(2)
@@ -101,7 +143,6 @@ def other_classes() -> None:
     refused("collate_fn=", "transform=", collate_fn=list)
     refused("transform=", transform_sampler_output=print)
     refused("transform=", custom_cls=HeteroData)
-    refused("transform=", neighbor_sampler=hoploom.NeighborSampler(ring(12), [2]))
 
 
 def attributes() -> None:
@@ -195,6 +236,8 @@ ROWS: dict[str, Callable[[], None]] = {  # works as in PyG
     "`sampler=`: an `ImbalancedSampler`, a `WeightedRandomSampler`, any sampler or list with a length": samplers,
     "the loader, to `ZipLoader`, `CachedLoader` or `PrefetchLoader`": wrapped,
     "`num_neighbors=[]`": no_layers,
+    "`generator=`": generators,
+    "`neighbor_sampler=NeighborSampler(data, ..., share_memory=True)`, of Hoploom or of PyG": shared_samplers,
     "`edge_label_index` of a relation that the graph does not have": new_relations,
     "a graph without edges": no_edges,
     "`loader.dataset`, `loader.data`, `len(loader)`, `loader(ids)`, `loader.batch_size`": attributes,
@@ -203,6 +246,7 @@ ROWS: dict[str, Callable[[], None]] = {  # works as in PyG
 ROWS |= {  # has no effect
     "`with loader.enable_cpu_affinity(...)`, `enable_multithreading(...)`": contexts,
     "`persistent_workers`, `filter_per_worker`, `is_sorted`, `in_order=True`": without_meaning,
+    "`worker_init_fn`": without_meaning,
     "`torch.manual_seed` before the loop": torch_randomness,
     "`del data.x`, `data.to(device)` after you created the loader": moved_fields,
     "writing into `data.edge_index`, or into the field of `weight_attr` or `time_attr`": new_edges,
@@ -214,9 +258,10 @@ ROWS |= {  # raises
     "`shuffle=True` with `sampler=`": lambda: refused("mutually exclusive", sampler=[0], shuffle=True),
     "`batch_sampler=`": batch_samplers,
     "a `DynamicBatchSampler`": batch_samplers,
-    "`collate_fn=`, `transform_sampler_output`, `custom_cls`, `neighbor_sampler`": other_classes,
-    "`worker_init_fn`, `multiprocessing_context`": worker_functions,
-    "`generator=`": torch_randomness,
+    "`collate_fn=`, `transform_sampler_output`, `custom_cls`": other_classes,
+    "`multiprocessing_context`": worker_functions,
+    "`generator=` with `seed=`": generators,
+    "`edge_label_index` of a relation whose name is nearly one of the graph's": near_relations,
     "`in_order=False`": lambda: refused("leave it out: batches come in order", in_order=False),
     "`pin_memory_device`": lambda: refused("device=", pin_memory_device="cuda"),
     "`weight_attr` with a `(feature_store, graph_store)` pair": weights_of_a_pair,

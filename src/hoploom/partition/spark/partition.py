@@ -27,7 +27,7 @@ from hoploom.partition.spark.rewrite import edge_streams, node_streams
 from hoploom.partition.spark.stages import total
 from hoploom.partition.spark.state import State
 from hoploom.partition.spark.stream import SeedSplit, assign_stream
-from hoploom.sample.hops import NumNeighbors, resolve_fanouts
+from hoploom.sample.hops import Fanouts, resolve_fanouts
 from hoploom.schema import Schema
 from hoploom.store.fetch import manifest_at
 from hoploom.store.format import PartRange
@@ -58,7 +58,7 @@ def partition_on_spark(
     *,
     method: str = "stream",
     seeds: Any = USUAL,
-    fanouts: NumNeighbors | None = FANOUTS,
+    fanouts: Fanouts | None = FANOUTS,
     progress: Progress | None = None,
 ) -> PartitionReport:
     """Cut a store into parts where all executors reach both, and report what was counted.
