@@ -126,6 +126,12 @@ def test_every_relative_link_leads_to_a_file(page: Path) -> None:
         assert all((page.parent / link).resolve().is_relative_to(DOCS) for link in links)
 
 
+@pytest.mark.parametrize("page", WITH_LINKS, ids=lambda page: page.name)
+def test_pages_use_the_usual_words_of_the_field(page: Path) -> None:
+    private = r"\b(whoever|elsewhere|under way|lies|deals|hears|told|contenders|a word from you)\b"
+    assert not re.findall(private, BLOCK.sub("", page.read_text()), re.IGNORECASE)
+
+
 def test_the_tests_that_pages_name_are_there() -> None:
     named = {name for page in PAGES for name in re.findall(r"`(tests/[\w/]+\.py)", page.read_text())}
     assert len(named) > 15

@@ -57,6 +57,12 @@ def test_every_cited_figure_is_the_measured_one(page: Path) -> None:
         assert as_shown(stored(*where), shown) == shown.replace(",", ""), where
 
 
+def test_the_first_pages_compare_with_the_fastest_installation_of_each_library() -> None:
+    cited = [found for page in ("README.md", "docs/index.md") for found in CITED.findall((ROOT / page).read_text())]
+    assert {baseline for _, _, _, baseline, _ in cited} >= {"PyG, pyg-lib", "GraphBolt"}
+    assert "torch-sparse" not in str(cited) + (ROOT / "docs/images/speed.svg").read_text()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_speed_is_claimed_without_its_measurement(page: Path) -> None:
     prose = CODE.sub("", page.read_text())
