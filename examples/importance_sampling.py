@@ -35,20 +35,20 @@ def make_graph(num_nodes: int, num_edges: int) -> Data:
     return Data(x=x, y=y, edge_index=edge_index, train_mask=is_train, test_mask=~is_train)
 
 
-def by_degree(layer: int, graph: hoploom.sample.LayerGraph, seeds: Tensor) -> hoploom.Edges:
+def by_degree(layer: hoploom.sample.Layer, graph: hoploom.sample.LayerGraph, seeds: Tensor) -> hoploom.Edges:
     """The hook: an in-edge is kept with a probability in proportion to its source's in-degree, `fanout` on average."""
     found = graph.in_edges(seeds)
     importance = graph.in_degrees(found.sources) + 1.0
     owners, owner = torch.unique(found.destinations, return_inverse=True)
     total = torch.zeros(len(owners)).index_add_(0, owner, importance)
-    probability = (graph.fanout * importance / total[owner]).clamp(max=1)
+    probability = (layer.fanout * importance / total[owner]).clamp(max=1)
     kept = graph.uniform(found.positions) < probability
     return replace(found[kept], data={"weight": 1 / probability[kept]})
 
 
-def uniform(layer: int, graph: hoploom.sample.LayerGraph, seeds: Tensor) -> hoploom.Edges:
+def uniform(layer: hoploom.sample.Layer, graph: hoploom.sample.LayerGraph, seeds: Tensor) -> hoploom.Edges:
     """As many neighbours at random."""
-    found = graph.sample_neighbors(seeds, graph.fanout)
+    found = graph.sample_neighbors(seeds, layer.fanout)
     owners, owner, counts = torch.unique(found.destinations, return_inverse=True, return_counts=True)
     return replace(found, data={"weight": (graph.in_degrees(owners) / counts)[owner]})
 

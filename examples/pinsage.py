@@ -44,10 +44,10 @@ def make_graph(num_items: int) -> HeteroData:
 
 
 def nearest_items(
-    layer: int, graph: hoploom.sample.LayerGraph, seeds: dict[str, Tensor]
+    layer: hoploom.sample.Layer, graph: hoploom.sample.LayerGraph, seeds: dict[str, Tensor]
 ) -> dict[tuple[str, str, str], hoploom.Edges]:
     """The hook: the items that are visited most. A walk goes against the edges: to a buyer by `BOUGHT`, and on."""
-    fanout = graph.fanout[NEAR]
+    fanout = layer.fanout[NEAR]
     walks = {"num_walks": 20, "length": 4, "restart": 0.5, "path": [BOUGHT, BOUGHT_BY]}
     return {NEAR: graph.most_visited(seeds["item"], fanout, **walks)}
 

@@ -15,15 +15,15 @@ from torch_geometric.data import Data
 import hoploom
 from hoploom.ingest.formats import import_ogb
 from hoploom.nn import SAGEConv
-from hoploom.sample import LayerGraph
+from hoploom.sample import Layer, LayerGraph
 from hoploom.train import Context, NodeClassification
 
 FANOUTS = [4, 4, 4]
 
 
-def sample_frontier(layer: int, graph: LayerGraph, seeds: Tensor) -> hoploom.Edges:
+def sample_frontier(layer: Layer, graph: LayerGraph, seeds: Tensor) -> hoploom.Edges:
     """The edges of one layer. Layer 0 is the one at the seeds: DGL counts from the other end."""
-    return graph.sample_neighbors(seeds, FANOUTS[layer])
+    return graph.sample_neighbors(seeds, layer.fanout)
 
 
 def create_dataloader(context: Context, store: hoploom.Store, split: str) -> hoploom.NeighborLoader:

@@ -3,11 +3,12 @@
 from hoploom.sample.bidirectional import make_bidirectional
 from hoploom.sample.frontier_hook import SampleFrontier
 from hoploom.sample.hops import Workspace, sample_hops
-from hoploom.sample.layer_graph import Edges, LayerGraph
+from hoploom.sample.layer_graph import Edges, Layer, LayerGraph
 from hoploom.sample.links import Links, LinkSeeds, LinkTask, make_link_seeds, make_link_task
 
 __all__ = [
     "Edges",
+    "Layer",
     "LayerGraph",
     "LinkSeeds",
     "LinkTask",

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from hoploom.errors import ConfigError
 from hoploom.ops import Frontier, Picks
-from hoploom.sample.layer_graph import Edges, HookEdges, LayerGraph, Nodes
+from hoploom.sample.layer_graph import Edges, HookEdges, Layer, LayerGraph, Nodes
 from hoploom.schema import ID_DTYPES, Relation, RelationName, Schema
 from hoploom.store.base import NO_IDS
 
-SampleFrontier = Callable[[int, LayerGraph, Nodes], HookEdges]
+SampleFrontier = Callable[[Layer, LayerGraph, Nodes], HookEdges]
 EdgeData = Mapping[str, Tensor]  # rows by name, one per edge
 
 

@@ -63,16 +63,33 @@ Fanout = int | Mapping[RelationName, int]
 Asked = int | Sequence[int] | Tensor  # how many numbers, their shape, or the ids that they are for
 
 
+class Layer(int):
+    """The number of a layer, 0 for the one at the seeds, with the layer's entry in `num_neighbors`.
+
+    >>> def sample_frontier(layer, graph, seeds):
+    ...     return graph.sample_neighbors(seeds, layer.fanout)
+    """
+
+    fanout: Fanout  # by relation for heterogeneous graphs
+
+    def __new__(cls, number: int, fanout: Fanout) -> "Layer":
+        layer = super().__new__(cls, number)
+        layer.fanout = fanout
+        return layer
+
+
 class LayerGraph:
     """What a frontier hook sees of the graph, with the layer's randomness bound.
 
     >>> def sample_frontier(layer, graph, seeds):
-    ...     return graph.sample_neighbors(seeds, fanout=10)
+    ...     return graph.sample_neighbors(seeds, layer.fanout)
     """
 
     def __init__(self, graph: GraphStore, key: int, layer: int, fanouts: Sequence[int]) -> None:
-        self.schema, self.layer = graph.schema, layer
-        self._graph, self._key, self._fanouts = graph, key, fanouts
+        self.schema = graph.schema
+        by_relation = dict(zip((relation.key for relation in graph.schema.relations), fanouts, strict=True))
+        self.layer = Layer(layer, fanouts[0] if graph.schema.homogeneous else by_relation)
+        self._graph, self._key = graph, key
         self._calls = count()
 
     @property
@@ -86,10 +103,8 @@ class LayerGraph:
 
     @property
     def fanout(self) -> Fanout:
-        """The layer's entry in `num_neighbors`, by relation for heterogeneous graphs."""
-        if self.schema.homogeneous:
-            return self._fanouts[0]
-        return {relation.key: fanout for relation, fanout in zip(self.schema.relations, self._fanouts, strict=True)}
+        """The `fanout` of the layer."""
+        return self.layer.fanout
 
     # --- edges ------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import assert_same_batches
 from support.graphs import library, random_graph, ring
 from torch import Tensor
 from torch_geometric.data import Data
@@ -13,7 +14,7 @@ from torch_geometric.nn import GraphConv
 import hoploom
 from hoploom import ConfigError, Edges, NeighborLoader, ops
 from hoploom import nn as hnn
-from hoploom.sample import LayerGraph
+from hoploom.sample import Layer, LayerGraph
 
 CITES, WRITES = ("paper", "cites", "paper"), ("author", "writes", "paper")
 PRINTS, APPEARS = ("venue", "prints", "paper"), ("paper", "appears_in", "venue")
@@ -110,6 +111,16 @@ def test_a_hook_knows_its_epoch_step_layer_and_fanout() -> None:
     assert loop == [(0, step, layer, 2) for step in (0, 1) for layer in (0, 1)]
     [(_, _, _, fanout)] = ask(library(), where, seeds=("paper", [1]))
     assert fanout == dict.fromkeys(hoploom.from_pyg(library()).schema.relation_index, 2)
+
+    def as_the_sampler(layer: Layer, graph: LayerGraph, seeds: Any) -> Any:
+        return graph.sample_neighbors(seeds, layer.fanout)
+
+    for data, seeds in ((random_graph(60, 500, 1), torch.arange(60)), (library(), ("paper", [1, 2]))):
+        loaders = [
+            NeighborLoader(data, [3, 1], seeds, mode="blocks", batch_size=20, sample_frontier=hook)
+            for hook in (as_the_sampler, None)
+        ]
+        assert_same_batches(*loaders)
     seen = []
     loader = loader_of(ring(12), lambda layer, graph, seeds: seen.append(graph.step) or NONE)
     loader([0, 1])
