@@ -35,8 +35,8 @@ QUESTIONS = {
     "if a machine crashes": "troubleshooting",
     "HGT": "models",
     "edge features": "models",
-    "edge_attr": "models",
     "nodes without features": "models",
+    "edge weights": "models",
     "best checkpoint": "models",
 }
 
