@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from hoploom.config.values import printable
 from hoploom.deploy.cluster_file import Cluster, Host, Security
 from hoploom.deploy.programs import fetch_words, script_words, server_command, trainer_environment
 from hoploom.errors import ConfigError
@@ -67,7 +68,8 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
 
 
 def _represent_text(dumper: _Dumper, text: str) -> Any:
-    style = "|" if "\n" in text else None if PLAIN.fullmatch(text) else '"'
+    is_block = "\n" in text and text == printable(text, "\n")  # blocks turn other ends of lines into these
+    style = "|" if is_block else None if PLAIN.fullmatch(text) else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -80,10 +82,10 @@ def as_yaml(values: Sequence[Manifest]) -> str:
 
 
 def _opening(cluster: Cluster) -> str:
-    lines = [f"# Written by `hoploom launch {cluster.file}`; kubectl apply -f takes it."]
+    lines = [f"# Written by `hoploom launch {printable(cluster.file)}`; kubectl apply -f takes it."]
     options, files = cluster.kubernetes, _files(cluster.security)
     if files:
-        keys = " ".join(f"--from-file={PurePosixPath(path).name}" for path in files)
+        keys = join(f"--from-file={PurePosixPath(path).name}" for path in files)
         lines.append(f"# The Secret: kubectl create secret generic {options.secret} -n {options.namespace} {keys}")
     if cluster.mode == "worker":
         lines.append(

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from hoploom.config.values import join_address, split_address
+from hoploom.config.values import join_address, printable, split_address
 from hoploom.deploy.cluster_file import Cluster, Process, SlurmOptions
 from hoploom.deploy.programs import interface_note, processes, script_words
 from hoploom.errors import ConfigError
@@ -147,7 +147,7 @@ def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
     trainers = [process for process in planned if not (process.is_server or process.is_fetch)]
     common = dict(set.intersection(*(set(process.environment.items()) for process in trainers)))
     yield "#!/bin/bash"
-    yield f"# Written by `hoploom launch {cluster.file}`"
+    yield f"# Written by `hoploom launch {printable(cluster.file)}`"
     yield from interface_note(cluster)
     yield from (f"#SBATCH {option}" for option in _sbatch(cluster))
     yield "set -u"
@@ -167,13 +167,16 @@ def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
         yield from (_started("fetch", cluster, process) for process in fetches)
         yield "wait_for_fetches"
     yield from (_started("serve", cluster, process) for process in servers)
-    yield "read -r -d '' trainer <<'TRAINER'"
+    cases = "\n".join(f"{rank}) {_trainer(cluster, process, common)} ;;" for rank, process in enumerate(trainers))
+    end = "TRAINER"
+    while end in cases.split("\n"):  # a word of several lines may have it
+        end += "_"
+    yield f"read -r -d '' trainer <<'{end}'"
     yield "unset trainer; first=$1 port=$2"
     yield "case $SLURM_PROCID in"
-    yield from (f"{rank}) {_trainer(cluster, process, common)} ;;" for rank, process in enumerate(trainers))
+    yield cases
     yield "esac"
-    yield "TRAINER"
-    yield "export trainer"
+    yield f"{end}\nexport trainer"
     nodes = [f"${{hosts[{_node(cluster, process)}]}}" for process in trainers]
     port = str(split_address(cluster.rendezvous)[1] or _port_of_job(MEETING_PORTS))
     yield START.strip("\n").format(count=len(nodes), nodes=",".join(nodes), first=nodes[0], port=port)

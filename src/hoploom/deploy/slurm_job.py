@@ -228,7 +228,14 @@ def _ask(*words: str, text: str | None = None) -> subprocess.CompletedProcess[st
     """Run a command of Slurm's, out of the terminal's process group: Ctrl-C is for this process to deal with."""
     try:
         return subprocess.run(
-            words, input=text, capture_output=True, text=True, timeout=COMMAND_DEADLINE, check=False, process_group=0
+            words,
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # words that are not UTF-8 go on as their bytes
+            timeout=COMMAND_DEADLINE,
+            check=False,
+            process_group=0,
         )
     except FileNotFoundError as error:
         raise ConfigError(

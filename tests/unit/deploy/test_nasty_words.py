@@ -1,0 +1,140 @@
+"""Whatever is in words, values, folders and names: shells, Slurm and Kubernetes hand programs just that."""
+
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hoploom.deploy import kubernetes, slurm
+from hoploom.deploy.cluster_file import Cluster, Host, KubernetesOptions, Process, SshOptions
+from hoploom.deploy.programs import processes
+from hoploom.deploy.slurm_job import _submit
+from hoploom.deploy.ssh import Ssh
+from hoploom.deploy.supervise import BOOT, by_hand
+
+# Shows what it was given: the value of a variable, its folder and its words.
+SHOW = """#!/bin/sh
+printf '%s\\0' "$NASTY" "$PWD" "$@" >"$SHOWN"
+"""
+SRUN = """#!/bin/sh
+while case $1 in -*) ;; *) false ;; esac; do shift; done
+SLURM_PROCID=0 exec "$@"
+"""
+PIECES = (
+    *("\nTRAINER\n", "TRAINER", "\n", "\r", "\t", " ", "'", '"', "\\", "$", "$(touch hacked)", "`touch hacked`", "$$"),
+    *("$(NASTY)", "${NASTY}", "; touch hacked", "#", "!", "*", "?", "~", "-", "=", "%", "&", "|", "<", ">", "{", "}"),
+    *("\x1b[31m", "\x7f", "\u2028", "ü", "x", "0", "EOF", "esac", ";;", "%j", "---\n", ": ", "\x85"),
+)
+nasty = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
+every_shell = settings(max_examples=12, deadline=None)
+
+
+def ours(folder: Path, words: Sequence[str], value: str, executor: str) -> Cluster:
+    """A cluster of one host, whose folder and Python have such names, too."""
+    inside = folder / "it's $HOME \\ `x`"
+    inside.mkdir(exist_ok=True)
+    for path, text in ((inside / "python", SHOW), (folder / "srun", SRUN), (folder / "scontrol", "#!/bin/sh\necho me")):
+        path.write_text(text)
+        path.chmod(0o755)
+    environment = {"NASTY": value, "SHOWN": str(folder / "shown")}
+    python, options = str(inside / "python"), KubernetesOptions(image="i", claim="c", mount=str(folder))
+    host = Host("me", "", "me", None, 1, None, False, 7700, (0,), python, str(inside), environment)
+    file = f"my\n{words[-1]}.toml"
+    hosts, store = (host,), f"{folder}/it's a $store"
+    return Cluster(hosts, store, executor, "none", "me:29500", kubernetes=options, file=file)  # type: ignore[arg-type]
+
+
+def shown(folder: Path) -> list[str]:
+    """What the program was given, and that nothing else was run."""
+    assert not list(folder.rglob("hacked"))
+    return (folder / "shown").read_bytes().decode().split("\0")[:-1]
+
+
+def run(command: Sequence[str], folder: Path, **variables: str) -> None:
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **variables}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=20, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def trainer(cluster: Cluster, words: Sequence[str]) -> Process:
+    return processes(cluster, ["train.py", *words])[-1]
+
+
+@every_shell
+@given(st.lists(nasty, min_size=1, max_size=4), nasty)
+@example(["a\nTRAINER\ntouch hacked\n"], "b\nTRAINER\ntouch hacked\nTRAINER_")
+def test_a_slurm_script_runs_just_the_words_given(words: list[str], value: str) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        cluster = ours(folder, words, value, "slurm")
+        (folder / "job").write_text(slurm.script(cluster, ["train.py", *words]), newline="")
+        run(["bash", "-n", "job"], folder)
+        run(["bash", "job"], folder, SLURM_JOB_ID="7", SLURM_JOB_NODELIST="me")
+        got = shown(folder)
+        assert got[:2] == [value, cluster.hosts[0].folder]
+        assert got[-len(words) - 1 :] == ["train.py", *words]
+
+
+@every_shell
+@given(st.lists(nasty, min_size=1, max_size=4), nasty)
+def test_a_line_for_a_shell_over_there_runs_just_the_words_given(words: list[str], value: str) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        process = trainer(ours(folder, words, value, "ssh"), words)
+        run(["sh", "-c", by_hand(process)], folder)
+        assert shown(folder) == [value, process.host.folder, *process.words[1:]]
+        by_ssh = shlex.split(Ssh(SshOptions()).shown(process))
+        assert by_ssh == ["ssh", "--", "me", by_hand(process)]
+        run(["sh", "-c", Ssh(SshOptions()).arguments(process)[-1]], folder, SHOWN=str(folder / "shown"), NASTY="-")
+        assert shown(folder)[2:] == [*BOOT]
+
+
+def expanded(text: str) -> str:
+    """As Kubernetes does, where no variable is known."""
+    return re.sub(r"\$\$", "$", text)
+
+
+@every_shell
+@given(st.lists(nasty, min_size=1, max_size=4), nasty)
+def test_pods_run_just_the_words_given(words: list[str], value: str) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        cluster = ours(folder, words, value, "kubernetes")
+        text = kubernetes.manifests(cluster, ["train.py", *words])
+        assert all(line.startswith("#") for line in text.partition("apiVersion")[0].splitlines())
+        (trains,) = (one for one in yaml.safe_load_all(text) if one["kind"] == "TrainJob")
+        trained = trains["spec"]["trainer"]
+        assert list(map(expanded, trained["args"][-len(words) - 1 :])) == ["train.py", *words]
+        assert expanded({one["name"]: one["value"] for one in trained["env"]}["NASTY"]) == value
+        serving = replace(cluster, mode="server-client", hosts=(replace(cluster.hosts[0], serves=True),))
+        found = {one["kind"]: one for one in yaml.safe_load_all(kubernetes.manifests(serving, ["train.py", *words]))}
+        container = found["StatefulSet"]["spec"]["template"]["spec"]["containers"][0]
+        variables = {one["name"]: expanded(one["value"]) for one in container["env"] if "value" in one}
+        assert variables["NASTY"] == value
+        run([expanded(word) for word in container["command"]], folder, **variables, POD_NAME="it-0")
+        assert shown(folder)[2:6] == ["-m", "hoploom", "serve", f"{folder}/it's a $store"]
+
+
+def test_the_name_of_a_cluster_file_stays_in_its_comment(tmp_path: Path) -> None:
+    cluster = ours(tmp_path, ["\x1b[31m\ntouch hacked"], "", "slurm")
+    named = "# Written by `hoploom launch my\\n\\x1b[31m\\ntouch hacked.toml`"
+    for text in (slurm.script(cluster, ["train.py"]), kubernetes.manifests(cluster, ["train.py"])):
+        assert any(line.startswith(named) for line in text.splitlines())
+
+
+def test_a_word_that_is_not_utf8_reaches_sbatch_as_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\ncat >job; echo 7")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    assert _submit(slurm.script(ours(tmp_path, ["x"], "", "slurm"), ["train.py", "a\udcff"])) == "7"
+    assert b"train.py 'a\xff'" in (tmp_path / "job").read_bytes()
