@@ -239,37 +239,20 @@ def inside(folder: Path, name: str) -> Path:
 # --- files and folders that survive a power cut -------------------------------------------------
 
 
-def write_whole(path: Path, pieces: Sequence[bytes | memoryview], *, also: Path | None = None) -> None:
-    """Write a file; the one that was there stays until the new one is complete and on the disk.
-
-    `also`: a second name in the same folder, which it has before the first; one file on the disk, where that has links.
-    """
+def write_whole(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
+    """Write a file; the one that was there stays until the new one is complete and on the disk."""
     partial = path.with_name(f".{path.name}.partial")
-    second = None if also is None else also.with_name(f".{also.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             _write_synced(partial, pieces)
-            if also is not None and second is not None:
-                _link_synced(partial, second, pieces)
-                os.replace(second, also)
             os.replace(partial, path)
         except BaseException:
-            for left in filter(None, (partial, second)):
-                left.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
     except OSError as error:
         raise StoreError(_explained(path, error)) from error
-
-
-def _link_synced(whole: Path, second: Path, pieces: Sequence[bytes | memoryview]) -> None:
-    """A second name for a file that is on the disk; a second file where the file system has no links."""
-    second.unlink(missing_ok=True)  # of a process that was killed
-    try:
-        os.link(whole, second)
-    except OSError:
-        _write_synced(second, pieces)
 
 
 def _write_synced(partial: Path, pieces: Sequence[bytes | memoryview]) -> None:

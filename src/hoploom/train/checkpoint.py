@@ -52,7 +52,7 @@ class Checkpoint:
     def save(self, name: str | tuple[str, str], parts: Mapping[str, Stateful], **extra: Any) -> None:
         """Save the state of the parts, and `extra`. All ranks call. The old file stays until the new one is ready.
 
-        Two names: the second one is replaced first, and both are one file, written once.
+        Two names: the second file is written first, and a damage to one leaves the other.
         """
         path, *second = map(self.path, (name,) if isinstance(name, str) else name)
         random = _random_states(self._context)
@@ -62,7 +62,7 @@ class Checkpoint:
             if self._context.is_main:
                 kinds = {part: _kind(owner) for part, owner in parts.items()}
                 state = {"format": FORMAT, "parts": states, "kinds": kinds, "extra": extra, "random": random}
-                tensorfile.write(path, state, also=second[0] if second else None)
+                tensorfile.write(path, state, first=second[0] if second else None)
 
     def restore(self, name: str, parts: Mapping[str, Stateful]) -> dict[str, Any] | None:
         """Restore the parts and return `extra`; None if there is no such checkpoint. All ranks call.

@@ -43,9 +43,11 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 DEPTH_LIMIT = 64  # of what is written
 
 
-def write(path: Path, state: Any, *, also: Path | None = None) -> None:
-    """Write the state; the file that was there stays until the new one is whole and on the disk. `also`: its second
-    name in the same folder."""
+def write(path: Path, state: Any, *, first: Path | None = None) -> None:
+    """Write the state; the file that was there stays until the new one is whole and on the disk.
+
+    `first`: another file for the same, written before it; no link, so that one damage does not take both.
+    """
     tree, tensors = encode(state)
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
@@ -54,7 +56,8 @@ def write(path: Path, state: Any, *, also: Path | None = None) -> None:
     metadata = {"tree": text, "crc32": _checksum(text, entries, raw)}
     header = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # the data begin at a multiple of eight bytes
-    write_whole(path, (len(header).to_bytes(8, "little"), header, *raw), also=also)
+    for file in filter(None, (first, path)):
+        write_whole(file, (len(header).to_bytes(8, "little"), header, *raw))
 
 
 def read(path: Path) -> Any:
