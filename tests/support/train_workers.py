@@ -72,12 +72,12 @@ def tell_all(context: Context, folder: str) -> None:
     order = [nn.Linear(2, 3), nn.Linear(3, 2)][:: 1 - 2 * rank]  # as a loop over a set may have it
     told["other_order"] = _told(ConfigError, context.wrap, nn.Sequential(*order))
     context.barrier()
-    told["gradients"], told["loss"] = _uneven_step(context)
+    told["gradients"], told["loss"], told["share"] = _uneven_step(context)
     told["buffer"] = _buffers(context)
     Path(folder, f"{rank}.json").write_text(json.dumps(told))
 
 
-def _uneven_step(context: Context) -> tuple[list[list[float]], float]:
+def _uneven_step(context: Context) -> tuple[list[list[float]], float, float]:
     torch.manual_seed(5 + context.rank)  # wrap must make the models equal
     wrapped = context.wrap(model()).eval()
     for _ in range(context.rank + 1):
@@ -86,7 +86,7 @@ def _uneven_step(context: Context) -> tuple[list[list[float]], float]:
     loss = context.mean_loss(losses(wrapped(FEATURES[own]), LABELS[own]))
     loss.backward()
     gradients = [parameter.grad.flatten().tolist() for parameter in wrapped.parameters() if parameter.grad is not None]
-    return gradients, context.sum(float(loss.detach())) / context.world_size
+    return gradients, float(context.sum(loss) / context.world_size), loss.item()
 
 
 def _buffers(context: Context) -> list[float]:
@@ -121,6 +121,8 @@ def check_two_ranks(folder: Path) -> None:
         assert found["buffer"] == [1]
     check_gradients(told[0]["gradients"], told[0]["loss"])
     assert told[0]["gradients"] == told[1]["gradients"]
+    assert told[0]["loss"] == told[1]["loss"] == pytest.approx((told[0]["share"] + told[1]["share"]) / 2)
+    assert abs(told[0]["share"] - told[0]["loss"]) > 1e-4  # a rank's own value is no mean over all
 
 
 def check_gradients(gradients: list[list[float]], loss: float) -> None:

@@ -72,8 +72,9 @@ def train(context: Context, path: Path, num_epochs: int) -> None:
             loss.backward()
             opt.step()
             accuracy = (predictions.argmax(1) == labels).float().mean()
-            if context.is_main and step % 10 == 0:
-                print(f"Epoch {epoch:05d} Step {step:05d} Loss {loss:.4f} Accuracy {accuracy:.4f}", flush=True)
+            mean = context.sum(loss) / context.world_size if step % 10 == 0 else None  # over the seeds of all ranks
+            if context.is_main and mean is not None:
+                print(f"Epoch {epoch:05d} Step {step:05d} Loss {mean:.4f} Accuracy {accuracy:.4f}", flush=True)
         valid = hoploom.evaluate(model, valid_dataloader, NodeClassification(num_classes), context)
         if context.is_main:
             print(f"Epoch {epoch} Validation Accuracy {valid['accuracy']:.4f}", flush=True)

@@ -48,7 +48,8 @@ def run_training_proc(context: Context, args: argparse.Namespace) -> None:
             loss.backward()
             optimizer.step()
         seconds = time.time() - start
-        print(f"-- [Trainer {context.rank}] Epoch: {epoch:03d}, Loss: {loss:.4f}, Epoch Time: {seconds:.1f}")
+        mean = context.sum(loss) / context.world_size  # over the seeds of all trainers
+        print(f"-- [Trainer {context.rank}] Epoch: {epoch:03d}, Loss: {mean:.4f}, Epoch Time: {seconds:.1f}")
     test = hoploom.evaluate(model, test_loader, NodeClassification(num_classes), context)
     if context.is_main:
         print(f"Test accuracy {test['accuracy']:.4f}")

@@ -47,8 +47,9 @@ def run(context: Context, root: Path, num_epochs: int) -> None:
             loss.backward()
             optimizer.step()
         val = hoploom.evaluate(model, val_loader, NodeClassification(num_classes), context)  # on all ranks
+        mean = context.sum(loss) / context.world_size  # over the seeds of all ranks
         if context.is_main:
-            print(f"Epoch: {epoch:02d}, Loss: {loss:.4f}, Validation Accuracy: {val['accuracy']:.4f}", flush=True)
+            print(f"Epoch: {epoch:02d}, Loss: {mean:.4f}, Validation Accuracy: {val['accuracy']:.4f}", flush=True)
 
 
 if __name__ == "__main__":

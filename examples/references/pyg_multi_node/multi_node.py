@@ -45,8 +45,9 @@ def run(context: Context, store: hoploom.Store, num_epochs: int) -> None:
             loss = context.mean_loss(losses)
             loss.backward()
             optimizer.step()
+        mean = context.sum(loss) / context.world_size  # over the seeds of all ranks
         if context.is_main:
-            print(f"Epoch: {epoch:02d}, Loss: {loss:.4f}", flush=True)
+            print(f"Epoch: {epoch:02d}, Loss: {mean:.4f}", flush=True)
 
 
 if __name__ == "__main__":

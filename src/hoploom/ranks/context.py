@@ -223,7 +223,8 @@ class Context:
         """The loss to call backward() on: every seed of all ranks has the same weight in its gradient.
 
         `losses` [n] has one entry per seed of this rank. `total` is the number of seeds over all ranks; if you know it
-        (`loader.num_seeds(step)`), the ranks need not exchange it.
+        (`loader.num_seeds(step)`), the ranks need not exchange it. The value is this rank's share: its mean over the
+        ranks is the mean over all seeds, which `context.sum(loss) / context.world_size` returns if all ranks call it.
         """
         if losses.dim() != 1:
             raise ConfigError(

@@ -32,7 +32,8 @@ def evaluate(
     """The metrics of the task and the mean loss, exact and the same on every rank. All ranks call.
 
     The ranks share the steps of the loader, so the batches are those of one process. A loader that was made with
-    `rank=` and `world_size=` is read as it is.
+    `rank=` and `world_size=` is read as it is. Every call reads epoch 0, so it samples the same neighbors again; a
+    loop over the loader samples new ones each time, and those of `evaluate` after `loader.set_epoch(0)`.
 
     >>> evaluate(model, NeighborLoader(store, [-1, -1], input_nodes="val", batch_size=4096), task, context)
     """

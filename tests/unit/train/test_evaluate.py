@@ -104,6 +104,19 @@ def test_the_model_comes_back_in_the_mode_it_was_in_and_the_loader_where_it_was(
     assert evaluate(Sage(), train_loader(), NodeClassification(NUM_CLASSES), alone()) == first
 
 
+def test_every_call_samples_the_neighbours_of_epoch_0_and_a_loop_new_ones() -> None:
+    model, loader = Sage(), NeighborLoader(labelled(), [1, 1], "train", batch_size=16)
+    task = NodeClassification(NUM_CLASSES)
+    first = evaluate(model, loader, task, alone())
+    loops = [rows(model, loader, task)[0] for _ in range(2)]
+    loader.set_epoch(1)
+    assert evaluate(model, loader, task, alone()) == first
+    assert not torch.equal(*loops)
+    loader.set_epoch(0)
+    outputs, truth = rows(model, loader, task)
+    assert task.losses(outputs, torch.from_numpy(truth)).mean().item() == pytest.approx(first["loss"])
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_is_close(precision: str) -> None:
     task = NodeClassification(NUM_CLASSES)
