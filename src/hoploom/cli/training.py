@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hoploom.cli.command import Arguments, Command, add_json, add_option, check_writable, read_positive
+from hoploom.cli.command import Arguments, Command, add_json, add_option, check_writable, read_up_to
 from hoploom.config.values import parse_bytes, printable
 from hoploom.errors import ConfigError
 
@@ -16,7 +16,7 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
 
 def _add_processes(parser: argparse.ArgumentParser) -> None:
     text = "processes on this machine (default: train.processes)"
-    add_option(parser, "--processes", read_positive, metavar="N", help=text)
+    add_option(parser, "--processes", read_up_to(4096), metavar="N", help=text)
 
 
 # --- train ---------------------------------------------------------------------------------------

@@ -146,6 +146,7 @@ def _refusal(name: str, value: Any, rule: KeyRule) -> str:
             if rule.entry.read(entry) is None:
                 return f"{name} has {entry!r:.80}; give {rule.entry.expects}"
     alike = nearest(value, rule.words) if isinstance(value, str) else None
+    alike = "cuda" if value == "gpu" and alike == "cpu" else alike
     hint = f"; did you mean {quoted(alike)}?" if alike else ""
     return f"{name} is {value!r:.80}; give {rule.expects}{hint}"
 
@@ -186,6 +187,8 @@ def _read_text(file: Path, absent: str) -> str:
         content = file.read_bytes()
     except FileNotFoundError as error:
         raise ConfigError(f"{file} does not exist; {absent}") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{file} is a folder; give a file: {absent}") from error
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}; give a file that can be read") from error
     try:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hoploom.errors import ConfigError
-from hoploom.train.records import EVENTS, times_file
+from hoploom.train.records import EVENTS, no_run, times_file
 
 EPOCHS, RESULT, RECIPE = "metrics.jsonl", "result.json", "run.toml"
 STEPS = "steps-rank{}.jsonl"
@@ -77,16 +77,13 @@ class RunReader:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        if not self.folder.is_dir():
-            what = "is a file" if self.folder.exists() else "does not exist"
-            raise ConfigError(f"{folder} {what}; give the output folder of `hoploom train`, e.g. run")
         if not any((self.folder / name).exists() for name in (STEPS.format(0), EPOCHS, EVENTS)):
             what = f"it has no {STEPS.format(0)}, {EPOCHS} or {EVENTS}"
             if (self.folder / RECIPE).exists():
                 raise ConfigError(
                     f"no run has begun in {folder}: {what}; start it, or give the folder that output.folder names"
                 )
-            raise ConfigError(f"{folder} is not the folder of a run: {what}; give the output folder of `hoploom train`")
+            raise no_run(self.folder, what)
         self._begin()
         self.refresh()
 

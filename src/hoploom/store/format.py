@@ -144,12 +144,22 @@ def read_manifest(folder: Path) -> Manifest:
             return parse_manifest(file.read(MOST_BYTES + 1), str(path))
     except StoreError:
         raise
-    except FileNotFoundError as error:
-        raise StoreError(f"{folder} is no store: it has no {STORE_FILE}") from error
-    except NotADirectoryError as error:
-        raise StoreError(f"{folder} is no store: it is not a directory") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StoreError(f"{folder} {_why_no_store(Path(folder))}") from error
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
+
+
+def _why_no_store(folder: Path) -> str:
+    """Return what a path without store.json is, and what to give in its place."""
+    way_out = "give the folder of a store; `hoploom build`, `hoploom import` and `hoploom generate` make one"
+    if (folder / "run.toml").is_file():
+        return f"is the folder of a run, not of a store; give the store that {folder / 'run.toml'} names"
+    if not folder.exists():
+        if folder.parts[:1] in (("s3:",), ("gs:",)):
+            return "is in an object store; bring it to this host with `hoploom fetch`, and give the folder it makes"
+        return f"does not exist; {way_out}"
+    return f"is no store: {f'it has no {STORE_FILE}' if folder.is_dir() else 'it is not a directory'}; {way_out}"
 
 
 def parse_manifest(written: bytes, path: str) -> Manifest:

@@ -18,6 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hoploom.errors import ConfigError
+from hoploom.store.format import STORE_FILE
 from hoploom.system import num_cores
 
 if TYPE_CHECKING:
@@ -194,3 +196,10 @@ def warnings_kept(keep: Callable[[str], None]) -> Iterator[None]:
     finally:
         if warnings.showwarning is show:
             warnings.showwarning = shown
+
+
+def no_run(folder: Path, missing: str) -> ConfigError:
+    """Return the error of a path that is not the output folder of a run."""
+    what = "is a store, not a run" if (folder / STORE_FILE).is_file() else f"is no run: {missing}"
+    what = what if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
+    return ConfigError(f"{folder} {what}; give the output folder of `hoploom train`, e.g. run")

@@ -351,9 +351,17 @@ def test_the_bar_is_drawn_on_a_terminal_only(
 # --- mistakes ------------------------------------------------------------------------------------
 
 
+def test_the_folder_of_a_run_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.toml").touch()
+    said = f"{tmp_path} is the folder of a run, not of a store; give the store that {tmp_path}/run.toml names"
+    assert_fails(["info", str(tmp_path)], capsys, said)
+
+
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nowhere = str(tmp_path / "nowhere")
-    assert_fails(["info", nowhere], capsys, "nowhere is no store: it has no store.json")
+    assert_fails(["info", nowhere], capsys, "nowhere does not exist; give the folder of a store; `hoploom build`")
+    assert_fails(["info", "s3://bucket/papers.store"], capsys, "bring it to this host with `hoploom fetch`")
+    assert_fails(["train", "run.toml", "--processes", "0"], capsys, "is '0'; give a whole number from 1 to 4096")
     assert_fails(["check", nowhere], capsys, "nowhere does not exist")
     assert_fails(
         ["certs", nowhere, "--hosts", "a", "--days", "0.5"], capsys, "--days is '0.5'; give a whole number from 1"

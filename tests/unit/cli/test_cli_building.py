@@ -250,7 +250,7 @@ def test_import_of_what_is_not_there_is_refused(
 
 def test_a_store_that_is_missing_or_there_already_is_refused(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["partition", ring.with_name("absent"), "-o", ring.with_name("parts"), "--parts", "2"]
-    assert "absent is no store" in refusal(argv, capsys)
+    assert "absent does not exist; give the folder of a store" in refusal(argv, capsys)
     assert main(["partition", str(ring), "-o", str(ring), "--parts", "2"]) == 2
     assert "ring exists; give another path, or remove it first" in capsys.readouterr().err
 

@@ -99,14 +99,18 @@ def test_a_run_is_loaded_in_one_call_with_its_best_weights(folder: Path, told: d
     assert float(correct.double().mean()) == pytest.approx(told["test"]["accuracy"])
     moved = hoploom.load_run(told["folder"], checkpoint="last", overrides=[f"store={folder / 'graph.store'}"])
     assert moved.checkpoint.name == "last.safetensors"
-    with pytest.raises(ConfigError, match=r"is no run: it has no run\.toml; give the output folder"):
+    with pytest.raises(ConfigError, match=r"is a store, not a run; give the output folder"):
         hoploom.load_run(folder / "graph.store")
+    with pytest.raises(ConfigError, match="checkpoint is 'bst'; give 'best' or 'last'"):
+        hoploom.load_run(told["folder"], checkpoint="bst")
 
 
 @pytest.mark.parametrize("command", ["evaluate", "infer"])
 def test_what_is_no_run_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, str(tmp_path)]) == 2
     assert "is no run: it has no run.toml; give the output folder of `hoploom train`" in capsys.readouterr().err
+    assert main([command, str(tmp_path / "nope")]) == 2
+    assert "nope does not exist; give the output folder of `hoploom train`" in capsys.readouterr().err
     (tmp_path / "run.toml").write_text('store = "graph.store"')
     assert main([command, str(tmp_path)]) == 2
     assert "has no best.safetensors; train first" in capsys.readouterr().err

@@ -175,7 +175,7 @@ def test_ranks_whose_files_are_on_other_hosts_are_missed(tmp_path: Path) -> None
 def test_a_folder_that_is_no_run_is_one_error_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, what in (
-        (tmp_path, "is not the folder of a run"),
+        (tmp_path, "is no run: it has no steps-rank0.jsonl"),
         (tmp_path / "no", "does not exist"),
         (tmp_path / "file", "is a file"),
     ):

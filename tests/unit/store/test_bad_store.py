@@ -143,7 +143,7 @@ def with_directory_for_manifest(path: Path) -> None:
 
 
 NO_STORES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "nothing": (nothing, "is no store"),
+    "nothing": (nothing, "does not exist; give the folder of a store"),
     "empty directory": (empty_directory, "is no store: it has no store.json"),
     "file": (plain_file, "is no store: it is not a directory"),
     "store.json is a directory": (with_directory_for_manifest, "store.json"),

@@ -129,7 +129,7 @@ def test_a_writer_that_is_killed_leaves_no_store(moment: str, ring_store: Store,
         writer.kill()
         writer.communicate(timeout=60)
     assert not target.exists()
-    with pytest.raises(StoreError, match="is no store"):
+    with pytest.raises(StoreError, match="does not exist"):
         hoploom.open(target)
     assert_same(ring_store, ring_store.save(target))  # what was left is in nobody's way
 

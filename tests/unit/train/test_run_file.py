@@ -42,6 +42,7 @@ MISTAKES = [  # text, line, what the message says
     ("stroe = 's'\n", 1, r"unknown key stroe; did you mean store\?"),
     (STORE + "[loader]\nfanout = [1]\n", 3, r"unknown key fanout in \[loader\]; did you mean fanouts\?"),
     (STORE + "[loader]\nbatchsize = 3\n", 3, r"did you mean batch_size\?"),
+    (STORE + "[train]\ndevice = 'gpu'\n", 3, r'did you mean "cuda"\?'),
     (STORE + "loader.Threads = 3\n", 2, r"did you mean threads\?"),
     (STORE + "loader = { threads = 1, mod = 'blocks' }\n", 2, r"mod in \[loader\]; did you mean mode\?"),
     (STORE + "[train]\nbatch_size = 3\n", 3, r"did you mean batch_size in \[loader\]\?"),
@@ -165,7 +166,12 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         ConfigError, match=r"is a store; .* run\.toml that `hoploom init --store .*graph\.store` writes"
     ):
         read_run_file(tmp_path / "graph.store")
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match=r"is a folder; give a file: `hoploom init .*` writes one to start from"):
+        read_run_file(tmp_path)
+    (tmp_path / "run.toml").touch()
+    with pytest.raises(
+        ConfigError, match=r"is the folder of a run; continue it with `hoploom train .*run.toml --resume"
+    ):
         read_run_file(tmp_path)
     (tmp_path / "run.toml").write_bytes(b'store = "s"\n# caf\xe9\n')
     with pytest.raises(ConfigError, match=r"run.toml:2: byte 0xe9 is not UTF-8"):

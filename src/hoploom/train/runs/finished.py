@@ -13,6 +13,7 @@ from hoploom.ranks.context import DEADLINE, Context
 from hoploom.ranks.environment import RankPlace
 from hoploom.store import Store
 from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.records import no_run
 from hoploom.train.runs.problem import Goal, goal_of, model_of
 from hoploom.train.runs.reading import read_run_file
 from hoploom.train.runs.run import BEST, LAST, RUN_FILE, open_graph
@@ -60,9 +61,11 @@ def read_finished(folder: str | Path, overrides: Sequence[str], checkpoint: str 
     folder = Path(folder)
     path = folder / RUN_FILE
     if not path.exists():
-        raise ConfigError(f"{folder} is no run: it has no {RUN_FILE}; give the output folder of `hoploom train`")
+        raise no_run(folder, f"it has no {RUN_FILE}")
     run_file = read_run_file(path, [f"output.folder={json.dumps(str(folder.absolute()))}", *overrides])
     names = [checkpoint] if checkpoint else [BEST, LAST]
+    if not {*names} <= {BEST, LAST}:
+        raise ConfigError(f"checkpoint is {checkpoint!r}; give {BEST!r} or {LAST!r}")
     found = next((name for name in names if _path(run_file, name).exists()), None)
     if found is None:
         raise ConfigError(f"{folder} has no {names[0]}.safetensors; train first: hoploom train {path} --resume")

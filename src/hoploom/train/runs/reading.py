@@ -31,6 +31,9 @@ def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
     """
     if Path(path, STORE_FILE).is_file():
         raise ConfigError(f"{path} is a store; train on it with the run.toml that `hoploom init --store {path}` writes")
+    if Path(path, "run.toml").is_file():
+        way_out = f"continue it with `hoploom train {path}/run.toml --resume`, or give the path of a run.toml"
+        raise ConfigError(f"{path} is the folder of a run; {way_out}")
     absent = f"`hoploom init {path}` writes one to start from"
     return _run_file(read_document(path, HEADINGS, absent=absent, overrides=overrides))
 
