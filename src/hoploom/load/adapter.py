@@ -106,8 +106,8 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         task = make_link_task(relation, neg_sampling, node_times=times)
         seeds = make_link_seeds(self._store.graph, links, task, key, disjoint=self._sampler.sampling.disjoint)
         sampled = self._sampler.sample(seeds.seeds, key)
-        if sampled.trees is not None:
-            sampled.trees = [trees % max(1, seeds.num_links) for trees in sampled.trees]
+        if sampled.trees is not None and seeds.link_of is not None:
+            sampled.trees = [seeds.link_of[trees] for trees in sampled.trees]
         out = self._output(sampled)
         out.metadata = (index.input_id, *seeds.fields.values())
         return out

@@ -60,7 +60,7 @@ class Start:
 
     seeds: Seeds
     extras: Mapping[Owner, Mapping[str, Any]]
-    num_trees: int = 0  # trees are numbered modulo this; 0: as they are
+    link_of: Tensor | None = None  # [num_trees] int64: the number of each tree in the batch; None: its own
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ class Maker(Producer):
         with self.seconds("sample"):
             start = self.start(indices, first, key)
             sampled = self.sampler.sample(start.seeds, key)
-            if sampled.trees is not None and start.num_trees:
-                sampled.trees = [trees % start.num_trees for trees in sampled.trees]
+            if sampled.trees is not None and start.link_of is not None:
+                sampled.trees = [start.link_of[trees] for trees in sampled.trees]
             return Drawn(sampled, start.extras)
 
     def finish(self, drawn: Drawn, assembler: Assembler) -> Batch:
@@ -215,7 +215,7 @@ class LinkMaker(Maker):
         links = Links(given.ends[0][indices], given.ends[1][indices], labels, times, first)
         seeds = make_link_seeds(self.sampler.graph, links, given.task, key, disjoint=self.sampler.sampling.disjoint)
         input_id = indices if given.input_id is None else given.input_id[indices]
-        return Start(seeds.seeds, self._extras(seeds.fields, input_id), max(1, seeds.num_links))
+        return Start(seeds.seeds, self._extras(seeds.fields, input_id), seeds.link_of)
 
     def _extras(self, fields: Mapping[str, Tensor | None], input_id: Tensor) -> dict[Owner, dict[str, Any]]:
         """The link fields, where PyG puts them."""

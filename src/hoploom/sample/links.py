@@ -58,7 +58,7 @@ class LinkSeeds:
 
     seeds: Seeds
     fields: Mapping[str, Tensor | None]  # edge_label_index, ... or src_index, dst_pos_index, ...
-    num_links: int  # positives: trees are numbered modulo this
+    link_of: Tensor | None  # [num_trees] int64: of which positive link each tree is; disjoint sampling only
 
 
 def make_link_task(
@@ -81,6 +81,7 @@ class Ends(NamedTuple):
     destinations: Tensor
     source_times: Tensor | None
     destination_times: Tensor | None
+    owners: Tensor  # [num_negatives] int64: the positive link of each negative
 
 
 def make_link_seeds(graph: GraphStore, links: Links, task: LinkTask, key: int, *, disjoint: bool) -> LinkSeeds:
@@ -93,13 +94,14 @@ def make_link_seeds(graph: GraphStore, links: Links, task: LinkTask, key: int, *
     else:
         seeds, sources, destinations = _unique_seeds(schema, types, ends)
     fields = _fields(links, task.negatives, sources, destinations, ends.source_times)
-    return LinkSeeds(seeds, fields, links.sources.numel())
+    link_of = torch.cat([torch.arange(links.sources.numel()), ends.owners])
+    return LinkSeeds(seeds, fields, torch.cat([link_of[: sources.numel()], link_of]) if disjoint else None)
 
 
 def _with_negatives(graph: GraphStore, links: Links, task: LinkTask, key: int) -> Ends:
     times = links.times
     if task.negatives is None:
-        return Ends(links.sources, links.destinations, times, times)
+        return Ends(links.sources, links.destinations, times, times, torch.empty(0, dtype=torch.int64))
     positives, repeats = _owners(links, task.negatives.amount)
     slot_times = None if times is None else times[positives]
     all_times = None if times is None or slot_times is None else torch.cat([times, slot_times])
@@ -107,10 +109,10 @@ def _with_negatives(graph: GraphStore, links: Links, task: LinkTask, key: int) -
     if task.negatives.is_binary():
         sources, destinations = _negative_pairs(graph, task, key, slots, slot_times)
         sources = torch.cat([links.sources, sources])
-        return Ends(sources, torch.cat([links.destinations, destinations]), all_times, all_times)
+        return Ends(sources, torch.cat([links.destinations, destinations]), all_times, all_times, positives)
     sources = links.sources[positives]
     destinations = _negative_destinations(graph, task, key, (slots, sources), slot_times)
-    return Ends(links.sources, torch.cat([links.destinations, destinations]), times, all_times)
+    return Ends(links.sources, torch.cat([links.destinations, destinations]), times, all_times, positives)
 
 
 def _owners(links: Links, amount: float) -> tuple[Tensor, Tensor]:

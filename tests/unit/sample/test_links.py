@@ -210,6 +210,16 @@ def test_the_trees_of_a_link_and_its_negatives_have_the_links_number(key: Any, n
             assert nodes.batch.max() < count
 
 
+@pytest.mark.parametrize("amount", [0.5, 1, 1.5, 2])
+def test_the_number_of_a_tree_leads_to_the_time_of_its_link_for_any_amount_of_negatives(amount: float) -> None:
+    data = ring(12)
+    data.time = torch.zeros(12, dtype=torch.int64)
+    options: Options = {"time_attr": "time", "edge_label_time": torch.arange(24), "batch_size": 5}
+    for batch in LinkNeighborLoader(data, [2], None, neg_sampling=NegativeSampling("binary", amount), **options):
+        for end in batch.edge_label_index:
+            assert torch.equal(batch.edge_label_time[batch.batch[end]], batch.edge_label_time)
+
+
 # --- negatives -----------------------------------------------------------------------------------
 
 

@@ -113,8 +113,8 @@ class DeviceSampling:
         with self._pool.working():
             sampled = sampled_of(plan, begun.buffers.into, sizes, start.seeds.first_tree, memory.copy)
             for trees in sampled.trees or ():
-                if start.num_trees:
-                    trees.remainder_(start.num_trees)
+                if start.link_of is not None:
+                    trees.copy_(start.link_of.to(trees.device)[trees])
             _, there = begun.staged.over(memory.copy(begun.block))
         self._idle.append(begun.buffers)  # used again on the same stream, after it was cut
         return Drawn(sampled, there.extras)
