@@ -66,7 +66,7 @@ def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | No
     if isinstance(data, str | Path):
         data = open_store(data)
     if isinstance(data, Store):
-        return PygGraph(data, empty_batch(data), {}, {})
+        return PygGraph(data, empty_batch(data), {}, {}, set())
     if not isinstance(data, tuple | list):
         return read_pyg(data, weight_attr=weight_attr, time_attr=time_attr)
     if len(data) != 2 or not isinstance(data[0], FeatureStore) or not isinstance(data[1], GraphStore):

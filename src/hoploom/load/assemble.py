@@ -4,7 +4,7 @@ A finished batch goes to its device: pinned buffers, a side stream, copies that 
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -48,6 +48,7 @@ class Assembler:
     degrees: bool = False  # with every node's in-degree in the whole graph
     fields: Fields | None = None  # those that batches have; None: all. Edge ids are there in any case
     frames: Mapping[Owner, Mapping[str, TensorFrame]] = field(default_factory=dict)  # by name, of nodes or edges
+    deleted: Collection[tuple[Owner, str]] = ()  # fields that the user has taken from the data since
 
     def assemble(self, sampled: Sampled, extras: Mapping[Owner, Mapping[str, Any]]) -> Batch:
         """A batch with edges, features and ids, and `extras` beside them; None removes a field, as in PyG."""
@@ -117,10 +118,11 @@ class Assembler:
 
     def _chosen(self, owner: NodeType | Relation) -> Sequence[str]:
         """Which of its fields a batch has."""
-        if self.fields is None:
+        if self.fields is None and not self.deleted:
             return tuple(owner.fields)
-        chosen = self.fields[owner.name if isinstance(owner, NodeType) else owner.key]
-        return tuple(name for name in owner.fields if name in chosen or name == EDGE_ID)
+        key = owner.name if isinstance(owner, NodeType) else owner.key
+        chosen = owner.fields if self.fields is None else self.fields[key]
+        return tuple(n for n in owner.fields if n == EDGE_ID or (n in chosen and (key, n) not in self.deleted))
 
     def _aggregated(self, sampled: Sampled) -> dict[tuple[Owner, str], Tensor]:
         """The neighbours' features of layer one, aggregated where they lie: their own rows are not in the batch."""
@@ -179,7 +181,7 @@ class Assembler:
 
     def _framed(self, owner: Owner, ids: Tensor) -> dict[str, TensorFrame]:
         """Return the rows of these ids from the tables of pytorch-frame that the owner's data has."""
-        named = self.frames.get(owner, {})
+        named = {n: frame for n, frame in self.frames.get(owner, {}).items() if (owner, n) not in self.deleted}
         return {name: frame[ids] for name, frame in named.items() if self.fields is None or name in self.fields[owner]}
 
     def _set(self, added: dict[str, Any]) -> dict[str, Any]:

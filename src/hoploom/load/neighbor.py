@@ -59,7 +59,15 @@ class SamplingLoader(Loader):
         if fields is not None and sampler.sampling.mode == "blocks":
             inputs.check_block_fields(store.schema, fields)
         assembler = Assembler(
-            store, graph.template, graph.field_order, pinned, reduce, given["degrees"], fields, graph.frames
+            store,
+            graph.template,
+            graph.field_order,
+            pinned,
+            reduce,
+            given["degrees"],
+            fields,
+            graph.frames,
+            graph.deleted,
         )
         maker, node_type, nodes = self._maker_and_seeds(given, sampler, assembler)
         share = read_share(given["rank"], given["world_size"])

@@ -34,8 +34,10 @@ class WatchedFields:
     """Those of one loader's data; of a store there are none."""
 
     def __init__(self, data: Any, graph: PygGraph) -> None:
-        self._store, self._held = graph.store, list[_Held]()
-        self._framed: list[tuple[Any, dict[str, TensorFrame]]] = []  # the user's storages, with what batches have
+        self._store, self._held, self._deleted = graph.store, list[_Held](), graph.deleted
+        self._framed: list[
+            tuple[Owner, Any, dict[str, TensorFrame]]
+        ] = []  # the user's storages, with what batches have
         if not isinstance(data, Data | HeteroData):
             return
         is_one_type = isinstance(data, Data)
@@ -43,7 +45,7 @@ class WatchedFields:
         tables = self._tables()
         for owner, storage, carried in zip(owners, data.stores, graph.template.stores, strict=True):
             of = (HOMOGENEOUS_TYPE, HOMOGENEOUS_RELATION) if is_one_type else (owner,)
-            self._framed += [(storage, graph.frames[key]) for key in of if key in graph.frames]
+            self._framed += [(key, storage, graph.frames[key]) for key in of if key in graph.frames]
             for name, rows in storage.items():
                 if is_one_type:
                     owner = next((o for o in (HOMOGENEOUS_TYPE, HOMOGENEOUS_RELATION) if (o, name) in tables), None)
@@ -52,13 +54,16 @@ class WatchedFields:
 
     def renew(self) -> None:
         """Take the fields that were replaced; ConfigError for one that cannot be."""
-        for storage, frames in self._framed:
+        for owner, storage, frames in self._framed:
             for name, old in frames.items():
+                self._note(owner, name, storage)
                 frames[name] = now = storage.get(name, old)
                 if not isinstance(now, TensorFrame) or len(now) != len(old):
                     raise ConfigError(f"{name} of the data was replaced by another size or type; make the loader again")
         for held in self._held:
             now = held.storage.get(held.name)
+            if held.owner is not None:
+                self._note(held.owner, held.name, held.storage)
             if isinstance(now, Tensor) and not _is_dense(now) and held.owner is not None:
                 raise ConfigError(
                     f"{held.name} of the data was replaced by a {now.layout} tensor after the loader was made; give "
@@ -76,6 +81,10 @@ class WatchedFields:
                     "make the loader again"
                 )
             held.rows, held.version = now, _version(now)
+
+    def _note(self, owner: Owner, name: str, storage: Any) -> None:
+        """Note whether the data still has a field: batches have it no more if it was deleted."""
+        (self._deleted.discard if name in storage else self._deleted.add)((owner, name))
 
     def _tables(self) -> dict[tuple[Owner, str], Table]:
         (part,) = self._store.parts

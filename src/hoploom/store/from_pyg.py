@@ -38,6 +38,7 @@ class PygGraph:
     template: Data | HeteroData  # what every batch carries unchanged
     field_order: Mapping[Owner, tuple[str, ...]]  # as the user's data lists its fields
     frames: dict[Owner, dict[str, TensorFrame]]  # tables of pytorch-frame by name, of nodes or edges
+    deleted: set[tuple[Owner, str]]  # fields that the data had, and has no more
 
 
 def from_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_attr: str | None = None) -> Store:
@@ -91,7 +92,7 @@ def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
     )
     storages = [*node_stores.items(), *edge_stores.items()]
     order = {owner: tuple(storage.keys()) for owner, storage in storages}
-    return PygGraph(store, template, order, {owner: named for owner, named in frames.items() if named})
+    return PygGraph(store, template, order, {owner: named for owner, named in frames.items() if named}, set())
 
 
 def _frames(storage: Any, belongs: Callable[[str], bool]) -> dict[str, TensorFrame]:
@@ -173,7 +174,7 @@ def read_pair(features: FeatureStore, graph: GraphStore, *, time_attr: str | Non
     store = Store(schema, built.graph, _Joined(schema, rows, built.features), built.parts)
     first = ("edge_index", "num_nodes") if homogeneous else ("num_nodes",)
     order: dict[Owner, tuple[str, ...]] = {t.name: (*first, *t.fields) if t.fields else () for t in types}
-    return PygGraph(store, Data() if homogeneous else HeteroData(), order, {})
+    return PygGraph(store, Data() if homogeneous else HeteroData(), order, {}, set())
 
 
 def _pair_edges(graph: GraphStore, homogeneous: bool) -> dict[RelationName, dict[str, Tensor]]:

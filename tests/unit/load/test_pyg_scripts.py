@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch_geometric.loader as pyg
+from support.batches import assert_same
 from support.graphs import library, ring
 from support.refusals import assert_refused
-from torch.utils.data import BatchSampler, DistributedSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, WeightedRandomSampler
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.sampler import NeighborSampler as PygSampler
@@ -150,6 +151,7 @@ def attributes() -> None:
     loader = NeighborLoader(data, [2], input_nodes=[3, 4, 5], batch_size=2, drop_last=True)
     assert (loader.dataset, loader.data, len(loader)) == (range(3), data, 1)
     assert (loader.batch_size, loader.num_workers, loader.drop_last) == (2, 0, True)
+    assert not isinstance(loader, DataLoader)  # which Lightning and Accelerate take apart
     assert loader(torch.tensor([2, 0])).input_id.tolist() == [2, 0]
 
 
@@ -217,8 +219,20 @@ def moved_fields() -> None:
     loader.data.to("meta")
     loader.data.n_id = torch.arange(12)
     assert next(iter(loader)).x[0].tolist() == [3.0] * 4
-    del data.x
-    assert next(iter(loader)).x[0].tolist() == [3.0] * 4
+
+
+def deleted_fields() -> None:
+    for data, seeds in ((ring(12), None), (library(), "paper")):
+        of_nodes, of_edges = (data, data) if seeds is None else (data["paper"], data["author", "writes", "paper"])
+        of_nodes.num_nodes = len(of_nodes.y)
+        loader = NeighborLoader(data, [2], seeds, batch_size=12)
+        del of_nodes.x, of_edges.edge_attr
+        (batch,) = loader
+        theirs = pyg.NodeLoader(data, hoploom.NeighborSampler(data, [2]), seeds, batch_size=12)
+        assert_same(batch, next(iter(theirs)))
+        of_nodes.x = torch.ones(len(of_nodes.y), 2)
+        (batch,) = loader
+        assert (batch if seeds is None else batch["paper"]).x.shape[1] == 2
 
 
 def sparse_tensors() -> None:
@@ -242,13 +256,14 @@ ROWS: dict[str, Callable[[], None]] = {  # works as in PyG
     "a graph without edges": no_edges,
     "`loader.dataset`, `loader.data`, `len(loader)`, `loader(ids)`, `loader.batch_size`": attributes,
     "`data.x = rows` or `data.x[ids] = rows` after you created the loader": changes_in_place,
+    "`del loader.data.x` after you created the loader": deleted_fields,
 }
 ROWS |= {  # has no effect
     "`with loader.enable_cpu_affinity(...)`, `enable_multithreading(...)`": contexts,
     "`persistent_workers`, `filter_per_worker`, `is_sorted`, `in_order=True`": without_meaning,
     "`worker_init_fn`": without_meaning,
     "`torch.manual_seed` before the loop": torch_randomness,
-    "`del data.x`, `data.to(device)` after you created the loader": moved_fields,
+    "`data.to(device)` after you created the loader": moved_fields,
     "writing into `data.edge_index`, or into the field of `weight_attr` or `time_attr`": new_edges,
 }
 ROWS |= {  # raises

@@ -1,0 +1,423 @@
+"""Scripts in the form of PyG's examples and tutorials, on small graphs: nothing is changed but the import."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+import torch_geometric.transforms as T  # noqa: N812
+from torch import Tensor
+from torch.nn import Linear
+from torch.optim import Adam
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.datasets import FakeDataset, FakeHeteroDataset
+from torch_geometric.nn import GCN, GraphSAGE, HeteroConv, SAGEConv, to_hetero
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+from torch_geometric.sampler import NegativeSampling
+from torch_geometric.utils import trim_to_layer
+from tqdm import tqdm
+
+# was: from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
+from hoploom import LinkNeighborLoader, NeighborLoader, NeighborSampler
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+device = torch.device("cpu")
+Losses = list[float]
+SCRIPTS: list[Callable[[], Losses]] = []
+
+
+def script(run: Callable[[], Losses]) -> Callable[[], Losses]:
+    """Note a script, which returns its losses."""
+    SCRIPTS.append(run)
+    return run
+
+
+def one_graph() -> Data:
+    """Four classes, which the features tell."""
+    torch.manual_seed(0)
+    dataset = FakeDataset(1, avg_num_nodes=400, avg_degree=6, num_channels=16, num_classes=4, task="node")
+    return T.RandomNodeSplit(num_val=0.2, num_test=0.2)(dataset[0])
+
+
+def types() -> HeteroData:
+    torch.manual_seed(0)
+    dataset = FakeHeteroDataset(1, num_node_types=2, num_edge_types=3, avg_num_nodes=200, avg_degree=4, num_classes=3)
+    data = T.ToUndirected()(dataset[0])
+    data["v0"].train_mask = torch.rand(data["v0"].num_nodes) < 0.6
+    return data
+
+
+def ratings() -> HeteroData:
+    """Users rate movies, at a time."""
+    torch.manual_seed(0)
+    data = HeteroData()
+    data["user"].x, data["movie"].x = torch.eye(60), torch.randn(40, 8)
+    data["user", "rates", "movie"].edge_index = torch.stack([torch.randint(60, (600,)), torch.randint(40, (600,))])
+    data["user", "rates", "movie"].time = torch.arange(600)
+    return T.ToUndirected()(data)
+
+
+class SAGE(torch.nn.Module):
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.convs = torch.nn.ModuleList(
+            [SAGEConv(in_channels, hidden_channels), SAGEConv(hidden_channels, out_channels)]
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for i, conv in enumerate(self.convs):
+            x = conv(x, edge_index)
+            if i < len(self.convs) - 1:
+                x = x.relu_()
+        return x
+
+    @torch.no_grad()
+    def inference(self, x_all: Tensor, subgraph_loader: Any) -> Tensor:
+        for i, conv in enumerate(self.convs):
+            xs = []
+            for batch in subgraph_loader:
+                x = x_all[batch.n_id.to(x_all.device)].to(device)
+                x = conv(x, batch.edge_index.to(device))
+                if i < len(self.convs) - 1:
+                    x = x.relu_()
+                xs.append(x[: batch.batch_size].cpu())
+            x_all = torch.cat(xs, dim=0)
+        return x_all
+
+
+@script
+def reddit() -> Losses:
+    """The loader for inference walks over a copy of the data without features."""
+    data = one_graph()
+    kwargs: Any = {"batch_size": 64, "num_workers": 2, "persistent_workers": True}
+    train_loader = NeighborLoader(data, input_nodes=data.train_mask, num_neighbors=[25, 10], shuffle=True, **kwargs)
+    subgraph_loader = NeighborLoader(copy.copy(data), input_nodes=None, num_neighbors=[-1], shuffle=False, **kwargs)
+    del subgraph_loader.data.x, subgraph_loader.data.y
+    subgraph_loader.data.num_nodes = data.num_nodes
+    subgraph_loader.data.n_id = torch.arange(data.num_nodes)
+
+    model = SAGE(16, 32, 4)
+    optimizer = Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(3):
+        pbar = tqdm(total=len(train_loader.dataset), disable=True)
+        for batch in train_loader:
+            optimizer.zero_grad()
+            y = batch.y[: batch.batch_size]
+            y_hat = model(batch.x, batch.edge_index.to(device))[: batch.batch_size]
+            loss = F.cross_entropy(y_hat, y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            pbar.update(batch.batch_size)
+        assert pbar.n == pbar.total or pbar.disable
+    assert all("x" not in batch and "y" not in batch for batch in subgraph_loader)
+    y_hat = model.eval().inference(data.x, subgraph_loader)
+    assert torch.allclose(y_hat, model(data.x, data.edge_index), atol=1e-4)
+    return losses
+
+
+@script
+def ogbn() -> Losses:
+    """Ids as seeds, a model of PyG's that trims each layer, and layer-wise inference by the model itself."""
+    from torch_geometric.loader import NeighborLoader as PygLoader
+
+    data, split_idx = one_graph(), {}
+    for name in ("train", "valid"):
+        split_idx[name] = data[{"valid": "val"}.get(name, name) + "_mask"].nonzero().view(-1)
+    train_loader = NeighborLoader(
+        data, input_nodes=split_idx["train"], num_neighbors=[10, 5], batch_size=50, shuffle=True
+    )
+    model = GraphSAGE(16, 32, num_layers=2, out_channels=4)
+    optimizer = Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(3):
+        for batch in train_loader:
+            optimizer.zero_grad()
+            out = model(
+                batch.x,
+                batch.edge_index,
+                num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+                num_sampled_edges_per_hop=batch.num_sampled_edges,
+            )[: batch.batch_size]
+            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss))
+    model.eval()
+    subgraph_loader = PygLoader(data, [-1], neighbor_sampler=NeighborSampler(data, [-1]), batch_size=128)
+    out = model.inference(subgraph_loader, cache=True)
+    assert torch.allclose(out, model(data.x, data.edge_index), atol=1e-4)
+    return losses
+
+
+@script
+def to_hetero_mag() -> Losses:
+    """A model for several types, whose sizes come from a first batch."""
+    data = types()
+    train_input_nodes = ("v0", data["v0"].train_mask)
+    kwargs: Any = {"batch_size": 32, "num_workers": 2, "persistent_workers": True}
+    train_loader = NeighborLoader(data, num_neighbors=[10] * 2, shuffle=True, input_nodes=train_input_nodes, **kwargs)
+    val_loader = NeighborLoader(data, num_neighbors=[10] * 2, input_nodes=("v0", ~data["v0"].train_mask), **kwargs)
+    model = to_hetero(SAGE((-1, -1), 16, 3), data.metadata(), aggr="sum")
+    with torch.no_grad():
+        batch = next(iter(train_loader))
+        model(batch.x_dict, batch.edge_index_dict)
+    optimizer = Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(3):
+        for batch in train_loader:
+            optimizer.zero_grad()
+            batch = batch.to(device, "edge_index")
+            batch_size = batch["v0"].batch_size
+            out = model(batch.x_dict, batch.edge_index_dict)["v0"][:batch_size]
+            loss = F.cross_entropy(out, batch["v0"].y[:batch_size])
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss))
+    assert sum(batch["v0"].batch_size for batch in val_loader) == int((~data["v0"].train_mask).sum())
+    return losses
+
+
+@script
+def hierarchical_sampling() -> Losses:
+    """Layers that are trimmed by the counts of each type and relation."""
+    data = types()
+    loader = NeighborLoader(
+        data, num_neighbors={key: [5, 5] for key in data.edge_types}, input_nodes="v0", batch_size=64
+    )
+    convs = [HeteroConv({key: SAGEConv((-1, -1), size) for key in data.edge_types}) for size in (16, 3)]
+    losses = []
+    for batch in loader:
+        x_dict, edge_index_dict = batch.x_dict, batch.edge_index_dict
+        for i, conv in enumerate(convs):
+            x_dict, edge_index_dict, _ = trim_to_layer(
+                i, batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict, x_dict, edge_index_dict
+            )
+            x_dict = conv(x_dict, edge_index_dict)
+        losses.append(
+            float(F.cross_entropy(x_dict["v0"][: batch["v0"].batch_size], batch["v0"].y[: batch["v0"].batch_size]))
+        )
+    return losses
+
+
+@script
+def link_pred() -> Losses:
+    """Links of a split of PyG's, in a graph of one type."""
+    data = one_graph()
+    split = T.RandomLinkSplit(num_val=0.1, num_test=0.1, is_undirected=False, add_negative_train_samples=False)
+    train_data, val_data, _ = split(data)
+    train_loader = LinkNeighborLoader(
+        train_data,
+        num_neighbors=[10, 5],
+        edge_label_index=train_data.edge_label_index,
+        edge_label=train_data.edge_label,
+        neg_sampling_ratio=1.0,
+        batch_size=128,
+        shuffle=True,
+    )
+    val_loader = LinkNeighborLoader(
+        val_data, [10, 5], edge_label_index=val_data.edge_label_index, edge_label=val_data.edge_label, batch_size=256
+    )
+    assert {0, 1} == {int(label) for batch in val_loader for label in batch.edge_label}
+    return trained(GCN(16, 32, 2, 16), train_loader, lambda batch: batch.edge_label_index)
+
+
+def trained(model: BasicGNN, loader: Any, links: Callable[[Data], Tensor]) -> Losses:
+    optimizer = Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(3):
+        for batch in loader:
+            optimizer.zero_grad()
+            h = model(batch.x, batch.edge_index)
+            src, dst = links(batch)
+            pred = (h[src] * h[dst]).sum(dim=-1)
+            loss = F.binary_cross_entropy_with_logits(pred, batch.edge_label)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss) * pred.size(0) / loader.batch_size)
+    return losses
+
+
+@script
+def graph_sage_unsup() -> Losses:
+    """All edges as positive links, for embeddings."""
+    data = one_graph()
+    loader = LinkNeighborLoader(data, batch_size=256, shuffle=True, neg_sampling_ratio=1.0, num_neighbors=[10, 10])
+    return trained(GraphSAGE(16, 32, num_layers=2), loader, lambda batch: batch.edge_label_index)
+
+
+@script
+def ogbl() -> Losses:
+    """Edges by the names that OGB gives them, and triplets of a source with a destination and two negatives."""
+    data = one_graph()
+    row, col = data.edge_index
+    split_edge = {"train": {"source_node": row, "target_node": col}}
+    train_edge_index = torch.stack([split_edge["train"]["source_node"], split_edge["train"]["target_node"]])
+    loader = LinkNeighborLoader(
+        data,
+        [5, 5],
+        edge_label_index=train_edge_index,
+        neg_sampling=NegativeSampling(mode="triplet", amount=2),
+        batch_size=256,
+        shuffle=True,
+        drop_last=True,
+    )
+    model = GraphSAGE(16, 16, num_layers=2)
+    losses = []
+    for batch in loader:
+        h = model(batch.x, batch.edge_index)
+        pos = (h[batch.src_index] * h[batch.dst_pos_index]).sum(dim=-1)
+        neg = (h[batch.src_index].unsqueeze(1) * h[batch.dst_neg_index]).sum(dim=-1)
+        losses.append(float(-F.logsigmoid(pos).mean() - F.logsigmoid(-neg).mean()))
+    assert len(losses) == data.num_edges // 256
+    return losses
+
+
+class Bipartite(torch.nn.Module):
+    def __init__(self, metadata: Any) -> None:
+        super().__init__()
+        self.encoder = to_hetero(SAGE((-1, -1), 16, 16), metadata)
+        self.lin = Linear(32, 1)
+
+    def forward(self, x_dict: Any, edge_index_dict: Any, edge_label_index: Tensor) -> Tensor:
+        z_dict = self.encoder(x_dict, edge_index_dict)
+        row, col = edge_label_index
+        return self.lin(torch.cat([z_dict["user"][row], z_dict["movie"][col]], dim=-1)).view(-1)
+
+
+def trained_on_ratings(data: HeteroData, loader: Any) -> Losses:
+    model = Bipartite(data.metadata())
+    losses = []
+    for batch in loader:
+        edge = (
+            batch["user", "movie"]
+            if ("user", "rates", "movie") in batch.edge_types
+            else batch["user", "likes", "movie"]
+        )
+        pred = model(batch.x_dict, batch.edge_index_dict, edge.edge_label_index)
+        losses.append(F.binary_cross_entropy_with_logits(pred, edge.edge_label.float()))
+        losses[-1].backward()
+    return [float(loss) for loss in losses]
+
+
+@script
+def bipartite_link_pred() -> Losses:
+    """The split keeps supervision apart from messages; ends name the relation, as there is one."""
+    train_data, _, _ = T.RandomLinkSplit(
+        num_val=0.1,
+        num_test=0.1,
+        disjoint_train_ratio=0.3,
+        neg_sampling_ratio=0.0,
+        edge_types=[("user", "rates", "movie")],
+        rev_edge_types=[("movie", "rev_rates", "user")],
+    )(ratings())
+    edge_label_index = train_data["user", "rates", "movie"].edge_label_index
+    loader = LinkNeighborLoader(
+        data=train_data,
+        num_neighbors=[20, 10],
+        neg_sampling={"mode": "binary", "amount": 2},
+        edge_label_index=(("user", "movie"), edge_label_index),
+        edge_label=train_data["user", "rates", "movie"].edge_label,
+        batch_size=64,
+        shuffle=True,
+    )
+    return trained_on_ratings(train_data, loader)
+
+
+@script
+def removed_for_supervision() -> Losses:
+    """The links' own relation is not in the graph: its edges were taken out of it."""
+    data = ratings()
+    links = data["user", "rates", "movie"].edge_index
+    del data["user", "rates", "movie"]
+    data["user", "knows", "user"].edge_index = torch.randint(60, (2, 300))
+    loader = LinkNeighborLoader(data, [5, 5], (("user", "likes", "movie"), links), neg_sampling="binary", batch_size=64)
+    assert all("edge_index" not in batch["user", "likes", "movie"] for batch in loader)
+    return [float(batch["user", "likes", "movie"].edge_label.mean()) for batch in loader]
+
+
+@script
+def temporal_link_pred() -> Losses:
+    """Each rating sees what was there before it."""
+    data = ratings()
+    edge_type = ("user", "rates", "movie")
+    data["user"].time, data["movie"].time = torch.zeros(60, dtype=torch.long), torch.zeros(40, dtype=torch.long)
+    for key in data.edge_types:
+        del data[key].time
+    data["movie"].time[20:] = 300
+    index = data[edge_type].edge_index
+    time = torch.full((index.size(1),), 100) + 400 * (index[1] >= 20)
+    loader = LinkNeighborLoader(
+        data,
+        num_neighbors=[8, 4],
+        edge_label_index=(edge_type, index),
+        edge_label_time=time - 1,
+        time_attr="time",
+        temporal_strategy="last",
+        neg_sampling_ratio=0.5,
+        batch_size=128,
+        shuffle=True,
+    )
+    for batch in loader:
+        seed_time = batch[edge_type].edge_label_time
+        assert (batch["movie"].time <= seed_time[batch["movie"].batch]).all()
+    return trained_on_ratings(data, loader)
+
+
+@script
+def recommender_system() -> Losses:
+    """All movies and users are embedded after training, at one point in time."""
+    data = ratings()
+    data["user", "rates", "movie"].time = data["movie", "rev_rates", "user"].time = torch.arange(600)
+    kwargs: Any = {"num_neighbors": [5, 5], "time_attr": "time", "temporal_strategy": "last", "batch_size": 16}
+    encoder = to_hetero(SAGE((-1, -1), 16, 16), data.metadata())
+    embeddings = {}
+    for node_type in data.node_types:
+        time = torch.tensor([500]).repeat(data[node_type].num_nodes)
+        loader = NeighborLoader(data, input_nodes=node_type, input_time=time, **kwargs)
+        parts = [
+            encoder(batch.x_dict, batch.edge_index_dict)[node_type][: batch[node_type].batch_size] for batch in loader
+        ]
+        embeddings[node_type] = torch.cat(parts)
+        assert embeddings[node_type].shape == (data[node_type].num_nodes, 16)
+        assert all((batch["user", "rates", "movie"].time <= 500).all() for batch in loader)
+    return [float((embeddings["user"] @ embeddings["movie"].t()).mean())]
+
+
+@script
+def imbalanced_and_weighted() -> Losses:
+    """A sampler of PyG's, weights of edges, generators of torch, and a transform on the batch."""
+    from torch_geometric.loader import ImbalancedSampler
+
+    data = one_graph()
+    data.edge_weight = torch.rand(data.num_edges)
+    loader = NeighborLoader(
+        data,
+        num_neighbors=[5, 5],
+        input_nodes=data.train_mask,
+        sampler=ImbalancedSampler(data, input_nodes=data.train_mask),
+        weight_attr="edge_weight",
+        transform=T.NormalizeFeatures(),
+        generator=torch.Generator().manual_seed(12345),
+        worker_init_fn=lambda worker_id: None,
+        num_workers=2,
+        batch_size=64,
+    )
+    model = GCN(16, 32, 2, 4)
+    losses = []
+    for batch in loader:
+        out = model(batch.x, batch.edge_index, batch.edge_weight)[: batch.batch_size]
+        losses.append(float(F.cross_entropy(out, batch.y[: batch.batch_size])))
+    return losses
+
+
+@pytest.mark.parametrize("run", SCRIPTS, ids=lambda run: run.__name__)
+def test_a_script_of_pyg_runs_with_one_import_changed(run: Callable[[], Losses]) -> None:
+    losses = run()
+    assert len(losses) > 0
+    assert all(torch.tensor(losses).isfinite())
+    if len(losses) > 10:  # it trains
+        assert sum(losses[-3:]) < sum(losses[:3])
