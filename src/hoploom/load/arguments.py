@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
@@ -31,6 +32,7 @@ from hoploom.schema import (
 from hoploom.store import Store, open_store
 from hoploom.store.edges import NODES, edges_of, rows_of, sampled_edges
 from hoploom.store.from_pyg import PygGraph, read_pair, read_pyg
+from hoploom.store.original_ids import is_text
 from hoploom.store.system_memory import require_memory
 
 PairOrData: TypeAlias = Data | HeteroData | Store | str | Path | tuple[FeatureStore, GraphStore]
@@ -246,7 +248,7 @@ def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tenso
         return node_type, torch.arange(limit), None
     if isinstance(given, str):
         return node_type, store.split(given, node_type), None
-    members = read_tensor("input_nodes", given)
+    members = read_tensor("input_nodes", store.ids(node_type).stored(given) if is_text(given) else given)
     ids = read_members("input_nodes", members, limit, ConfigError)
     return node_type, ids, ids if members.dtype == torch.bool else None
 
@@ -262,6 +264,8 @@ def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[Relation
         key, given = _relation_and_links(schema, edge_label_index)
     if given is None:
         return key, all_edges(store, key)
+    if isinstance(given, np.ndarray | list | tuple) and len(given) == 2 and all(map(is_text, given)):
+        given = torch.stack([store.ids(end).stored(row) for end, row in zip((key[0], key[2]), given, strict=True)])
     links = read_tensor("edge_label_index", given)
     if links.dim() != 2 or links.shape[0] != 2:
         raise ConfigError(f"edge_label_index has shape {tuple(links.shape)}; give [2, n]")

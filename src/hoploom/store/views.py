@@ -21,6 +21,7 @@ from hoploom.errors import ConfigError
 from hoploom.schema import DTYPES, EDGE_ID, Field, NodeType, Owner, Relation, RelationName, Schema, read_members
 from hoploom.store.base import FeatureStore, GraphStore, Part
 from hoploom.store.edges import in_edges, rows_of
+from hoploom.store.original_ids import OriginalIds
 
 CHUNK = 1 << 12  # rows that an iteration fetches together
 
@@ -289,6 +290,12 @@ class Explored(Uncopied, ABC):
 
     def _labels(self, owner: NodeType) -> Iterator[Tensor]:
         return rows_of(self.features, owner.name, "y", owner.num_nodes)
+
+    def ids(self, node_type: str | None = None) -> OriginalIds:
+        """The ids of a node type in your tables and in the store: `store.ids("user").stored(["ann", "bob"])`."""
+        if node_type is None and len(self.schema.node_types) > 1:
+            raise ConfigError(f"the store has several node types; name one of {self.node_types}")
+        return OriginalIds(self.features, self.schema.node_type(node_type or self.schema.node_types[0].name))
 
     @property
     def splits(self) -> Mapping[str, Any]:
