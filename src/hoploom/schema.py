@@ -18,6 +18,7 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BY
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
+REVERSE = "rev_"  # how PyG names the reverse of a relation
 EDGE_ID = "edge_id"  # the field that holds the user's own edge ids, where they are not the positions
 ORIGINAL_ID = "original_id"  # the field with the user's own node ids, where they are not the store's: int64, or UTF-8
 
@@ -42,10 +43,15 @@ class Relation:
     destination: str
     num_edges: int
     fields: Mapping[str, Field] = field(default_factory=dict)
+    reverse: str | None = None  # the relation with the same edges turned round; its own name: it has both directions
 
     @property
     def key(self) -> RelationName:
         return (self.source, self.name, self.destination)
+
+    @property
+    def reverse_key(self) -> RelationName | None:
+        return None if self.reverse is None else (self.destination, self.reverse, self.source)
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,8 @@ def check_schema(schema: Schema) -> None:
     for relation in schema.relations:
         schema.node_type(relation.source)
         schema.node_type(relation.destination)
+        if relation.reverse_key is not None and relation.reverse_key not in schema.relation_index:
+            raise ConfigError(f"the reverse of {relation.key} is {relation.reverse_key}, which is no relation")
     if schema.homogeneous and (len(schema.node_types), len(schema.relations)) != (1, 1):
         raise ConfigError("homogeneous is true, but there is more than one node type or relation")
     _check_attrs(schema)

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from hoploom.batch import Sampled
-from hoploom.schema import Relation, Schema
-
-REVERSE = "rev_"
+from hoploom.schema import REVERSE, Relation, Schema
 
 
 def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:

@@ -30,6 +30,7 @@ FORMAT, VERSION = "hoploom-store", 1
 ID_LIMIT = 2**31
 STORE_FILE = "store.json"
 MOST_BYTES = 256 << 20  # of store.json
+LATER_KEYS = ("reverse",)  # of store.json, null in stores of earlier versions, which do not have them
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NPY_DTYPES = {"bfloat16": "<u2", "bool": "|b1", "uint8": "|u1", "int8": "|i1"}
 
@@ -196,10 +197,10 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     """A value of the kind that a dataclass declares; integers are counts. `name` is what messages call it."""
     if is_dataclass(kind) and isinstance(value, Mapping):
         hints = _hints(kind)  # type: ignore[arg-type]
-        missing = [key for key in hints if key not in value]
+        missing = [key for key in hints if key not in value and key not in LATER_KEYS]
         if missing:
             raise ValueError(f"{missing[0]!r} is missing")
-        return kind(**{key: _read(hint, value[key], key) for key, hint in hints.items()})  # type: ignore[operator]
+        return kind(**{key: _read(hint, value.get(key), key) for key, hint in hints.items()})  # type: ignore[operator]
     outer, inner = get_origin(kind), get_args(kind)
     if outer is tuple and isinstance(value, list):
         return tuple(_read(inner[0], entry, name) for entry in value)

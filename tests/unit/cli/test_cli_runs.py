@@ -105,6 +105,31 @@ def test_a_run_is_loaded_in_one_call_with_its_best_weights(folder: Path, told: d
         hoploom.load_run(told["folder"], checkpoint="bst")
 
 
+def test_a_run_on_given_links_is_evaluated_inferred_loaded_and_resumed(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own run.toml must be read again by each of them."""
+    store = hoploom.open(folder / "graph.store")
+    ends = torch.stack([store.neighbors(node)[:1] for node in range(60, 100)]).view(-1)
+    lines = "".join(f"{source},{node}\n" for source, node in zip(ends.tolist(), range(60, 100), strict=True))
+    for split in ("val", "test"):
+        (tmp_path / f"{split}.csv").write_text(f"source,destination\n{lines}")
+    text = f'[task]\nkind = "link-prediction"\nlinks = "{tmp_path}"\n'
+    run = tmp_path / "run"
+    (folder / "links.toml").write_text(f'{RUN}folder = "{run}"\n'.replace("[model]", f"{text}[model]"))
+    command = ["train", str(folder / "links.toml"), "--quiet"]
+    assert main([*command, "--set", "train.max_steps=3"]) == 0
+    assert main([*command, "--resume"]) == 0
+    assert json.loads((run / "result.json").read_text())["epochs"] == 2
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["metrics"] == json.loads((run / "result.json").read_text())["test"]
+    assert main(["infer", str(run)]) == 0
+    assert pq.read_table(run / "nodes" / "node").num_rows == 400
+    assert hoploom.load_run(run).store.num_edges < store.num_edges
+
+
 @pytest.mark.parametrize("command", ["evaluate", "infer"])
 def test_what_is_no_run_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, str(tmp_path)]) == 2

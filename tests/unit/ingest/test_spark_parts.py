@@ -125,6 +125,7 @@ def test_a_small_graph_gives_the_same_bytes(tmp_path: Path) -> None:
     """The one build on Spark that `make test` runs; those that are slow have all kinds of tables."""
     text = '[nodes.node]\nfiles = "nodes.parquet"\nid = "id"\nfeatures = ["x"]\n'
     text += '[edges."node to node"]\nfiles = "edges.parquet"\nsource = "a"\ndestination = "b"\n'
+    text += 'reverse = "back"\n'
     made = []
     for engine in ("duckdb", "spark"):
         folder = tmp_path / engine

@@ -341,8 +341,10 @@ def test_loops_repeated_edges_and_directions(tmp_path: Path) -> None:
         store, _ = build_here(tmp_path, nodes + EDGES + rule, out=f"{index}.store")
         assert Counter(edges_of(store)) == wanted
         assert store.schema.homogeneous
+        assert store.schema.relations[0].reverse == ("to" if rule == "undirected = true" else None)
     store, _ = build_here(tmp_path, nodes + EDGES + 'reverse = "back"')
     assert not store.schema.homogeneous
+    assert [relation.reverse for relation in store.schema.relations] == ["back", "to"]
     assert Counter(edges_of(store, ("node", "back", "node"))) == Counter((d, s) for s, d in ends)
 
 

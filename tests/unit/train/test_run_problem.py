@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +13,6 @@ import hoploom
 from hoploom import ConfigError, DataError, HoploomError, Store
 from hoploom.ingest.synthetic import generate
 from hoploom.ranks.context import init
-from hoploom.train.runs.link_splits import LinkShares, hold_out
 from hoploom.train.runs.problem import (
     goal_of,
     model_of,
@@ -91,7 +89,12 @@ DISAGREEMENTS: list[tuple[list[str], dict[str, Any], type[HoploomError], str]] =
     (["loader.temporal=last"], {}, ConfigError, r"built without time_attr"),
     (["loader.relation_fanouts.too=[1]"], {}, ConfigError, r"names 'too', no relation; there are \['node to node'\]"),
     (["task.kind=link-prediction", "task.relation=a b c"], {}, ConfigError, r"names 'a b c', no relation"),
-    (["task.kind=link-prediction", "task.links=nowhere"], {}, ConfigError, r"nowhere has no train.npy"),
+    (
+        ["task.kind=link-prediction", "task.links=nowhere"],
+        {},
+        ConfigError,
+        r"nowhere has no train, val or test as",
+    ),
 ]
 
 
@@ -171,97 +174,6 @@ def test_warnings_while_the_model_is_made_are_kept(
         run(run_file, context, progress=False)
     events = [json.loads(line) for line in (run_file.output.folder / "events.jsonl").read_text().splitlines()]
     assert [event.get("text") for event in events] == [None, "UserWarning: new moon", None]
-
-
-# --- links ---------------------------------------------------------------------------------------
-
-
-def pairs(links: torch.Tensor) -> set[tuple[int, int]]:
-    return {(int(a), int(b)) for a, b in links.t()}
-
-
-def edges_of(store: Store, index: int) -> list[tuple[int, int]]:
-    found = []
-    for part in store.parts:
-        lists = part.lists[index]
-        for row in range(lists.indptr.numel() - 1):
-            span = slice(int(lists.indptr[row]), int(lists.indptr[row + 1]))
-            found += [(int(source), lists.first_node + row) for source in lists.indices[span]]
-    return found
-
-
-def weights_of(store: Store) -> list[tuple[int, int, float]]:
-    """Every edge with its weight, as a batch of the whole graph has them."""
-    num_nodes = store.schema.node_types[0].num_nodes
-    batch = next(iter(hoploom.NeighborLoader(store, [-1], batch_size=num_nodes)))
-    ends = batch.n_id[batch.edge_index]
-    return sorted(zip(ends[0].tolist(), ends[1].tolist(), batch.weight.tolist(), strict=True))
-
-
-def test_held_out_links_leave_the_graph_in_both_directions(graph: Path) -> None:
-    store = hoploom.open(graph)
-    key = store.schema.relations[0].key
-    before = edges_of(store, 0)
-    held_out = hold_out(store, key, None, LinkShares(5, 0.2, 0.1))
-    splits = {name: pairs(ends) for name, ends in held_out.links.items()}
-    assert sorted(edges_of(held_out.store, 0)) == sorted(e for e in before if e in splits["train"])
-    assert held_out.store.schema.relations[0].num_edges == held_out.links["train"].shape[1]
-    assert sum(ends.shape[1] for ends in held_out.links.values()) == len(before)
-    for part in held_out.store.parts:
-        weight = part.lists[0].weight
-        assert weight is not None
-        assert torch.equal(weight, part.tables[key, "weight"].rows)
-    for name, mine in splits.items():
-        turned = {(b, a) for a, b in mine}
-        assert all(not (mine | turned) & other for other_name, other in splits.items() if other_name != name)
-    assert weights_of(held_out.store) == [entry for entry in weights_of(store) if entry[:2] in splits["train"]]
-    assert held_out.links["val"].shape[1] / len(before) == pytest.approx(0.2, abs=0.02)
-    assert held_out.links["test"].shape[1] / len(before) == pytest.approx(0.1, abs=0.02)
-
-
-def test_the_reverse_of_a_held_out_link_is_held_out_too() -> None:
-    writes = torch.stack([torch.arange(200) % 20, torch.arange(200) % 50])
-    numbers = torch.arange(200, dtype=torch.float32)
-    edges = {
-        ("author", "writes", "paper"): {"edge_index": writes, "w": numbers},
-        ("paper", "by", "author"): {"edge_index": writes.flip(0), "w": numbers},
-    }
-    store = hoploom.from_tensors({"author": {}, "paper": {}}, edges, num_nodes={"author": 20, "paper": 50})
-    held_out = hold_out(store, ("author", "writes", "paper"), ("paper", "by", "author"), LinkShares(0, 0.3, 0.0))
-    left = [sorted(edges_of(held_out.store, index)) for index in range(2)]
-    assert left[0] == sorted((b, a) for a, b in left[1])
-    assert 0 < len(left[0]) < 180
-    # every edge that is left keeps its own fields
-    loader = hoploom.NeighborLoader(held_out.store, [-1], input_nodes="paper", batch_size=50)
-    batch = next(iter(loader))["author", "writes", "paper"]
-    ends = {tuple(writes[:, int(number)].tolist()) for number in batch.w}
-    assert ends == set(left[0])
-
-
-def test_a_graph_without_held_out_links_has_the_limits_of_its_store(graph: Path, tmp_path: Path) -> None:
-    store = hoploom.open(graph, memory=8 * hoploom.open(graph).num_nodes + 1000, scratch=tmp_path)
-    (key,) = store.schema.relation_index
-    left = hold_out(store, key, None, LinkShares(5, 0.2, 0.1)).store
-    assert left.reads is store.reads is not None
-    assert (left.budget, left.scratch) == (store.budget, tmp_path)
-
-
-def test_links_can_be_given_as_files(graph: Path, tmp_path: Path) -> None:
-    ends = np.stack([np.arange(300), np.arange(300) + 7])
-    (tmp_path / "links").mkdir()
-    np.save(tmp_path / "links" / "train.npy", ends)
-    np.save(tmp_path / "links" / "test.npy", ends[:, :50] + 1)
-    text = 'store = "graph.store"\n[task]\nkind = "link-prediction"\nlinks = "links"\n'
-    goal = goal_of(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
-    assert {split: ends.shape[1] for split, ends in goal.seeds.items()} == {"train": 300, "test": 50}
-    assert torch.equal(goal.seeds["test"], torch.from_numpy(ends[:, :50] + 1))
-    for bad, message in ((ends.T, r"holds int64 \[300, 2\]"), (ends * 1.0, "holds float64"), (ends[:, :0], "no link")):
-        np.save(tmp_path / "links" / "val.npy", bad)
-        with pytest.raises(ConfigError, match=rf"^run.toml:4: .*val.npy {message}|^run.toml:4: .*{message}"):
-            goal_of(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
-    (tmp_path / "links" / "val.npy").write_bytes(b"no array")
-    with pytest.raises(ConfigError, match=r"val.npy is no .npy file"):
-        goal_of(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
 
 
 # --- schedules -----------------------------------------------------------------------------------

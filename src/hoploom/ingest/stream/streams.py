@@ -140,6 +140,13 @@ class EdgeStream:
         turned = [] if self.rule.reverse is None else [(destination, self.rule.reverse, source)]
         return [self.key, *turned]
 
+    @property
+    def reverses(self) -> list[str | None]:
+        """The name of the reverse of each of these keys; None if it has none."""
+        if self.rule.undirected:
+            return [self.key[1]]
+        return [None] if self.rule.reverse is None else [self.rule.reverse, self.key[1]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions:

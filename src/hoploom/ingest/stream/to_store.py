@@ -5,6 +5,7 @@ bytes an edge), and where source nodes carry the times, eight bytes for each of 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -90,7 +91,7 @@ def written_relations(
     by_name = {s.name: s for s in nodes}
     return [
         WrittenRelation(
-            Relation(*key, 0, stream.fields),
+            Relation(*key, 0, stream.fields, reverse),
             by_name[key[0]].num_nodes,
             by_name[key[2]].bounds,
             weight=options.weight if options.weight in stream.fields else None,
@@ -99,7 +100,7 @@ def written_relations(
             in_order=stream.rule.in_order,
             deduplicate=stream.rule.deduplicate,
         )
-        for key, times in zip(stream.keys, source_times, strict=True)
+        for key, reverse, times in zip(stream.keys, stream.reverses, source_times, strict=True)
     ]
 
 
@@ -145,8 +146,7 @@ def described(
         for s in nodes
     ]
     counted = [
-        Relation(*written.relation.key, sum(counts), written.relation.fields)
-        for written, counts in zip(relations, num_edges, strict=True)
+        replace(written.relation, num_edges=sum(counts)) for written, counts in zip(relations, num_edges, strict=True)
     ]
     schema = Schema(tuple(node_types), tuple(counted), options.homogeneous, options.weight, options.time)
     check_schema(schema)

@@ -1,22 +1,28 @@
 """Which links of a relation train, validate and test, and the graph without those that must not be seen.
 
-An edge's split is a hash of its two ends, so both directions of a link, and all copies of it, fall into the same one,
-on every rank alike. The graph that is left is in every process's own memory: for a relation that is too large for
-that, build a store of the training edges and give the others as files (`task.links`).
+A drawn split is a hash of an edge's two ends, so both directions of a link, and all copies of it, fall into the same
+one, on every rank alike; `task.links` gives it in files. The graph that is left is in every process's own memory: for a
+relation that is too large for that, build a store of the training edges and give the others as files.
 """
 
+import csv
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hoploom import keys, ops
+from hoploom.config.extras import needs
+from hoploom.errors import ConfigError, HoploomError
 from hoploom.ops import EdgeLists
 from hoploom.ops.mixing import Words, mix_words
-from hoploom.schema import EDGE_ID, Owner, Relation, RelationName, Schema
+from hoploom.sample.negatives import are_edges
+from hoploom.schema import EDGE_ID, Owner, Relation, RelationName, Schema, read_ids
 from hoploom.store import Store
 from hoploom.store.base import Part, Table
 from hoploom.store.edges import edges_of
@@ -31,6 +37,7 @@ EDGE_BYTES = 32  # of an edge while it is held out: its ends, its split, and its
 AT_ONCE = 1 << 18  # edges that are looked at together: each takes some numbers of 64 bits
 TRAIN, VAL, TEST = range(3)
 SPLITS = ("train", "val", "test")
+ENDS = ("source", "destination")  # columns of links in files
 
 
 @dataclass(frozen=True)
@@ -62,11 +69,57 @@ class LinkShares:
         return torch.from_numpy(out)
 
 
+@dataclass(frozen=True)
+class GivenLinks:
+    """Links that are held out because files name them; all other edges train."""
+
+    held_out: Tensor  # [n] int64, ascending: source * num_destinations + destination
+    num_destinations: int
+
+    def splits(self, sources: Tensor, destinations: Tensor, *, undirected: bool) -> Tensor:
+        """Return the split of every edge, TRAIN or TEST: [n] uint8."""
+        found = self._holds(sources, destinations)
+        if undirected:
+            found |= self._holds(destinations, sources)
+        return found.to(torch.uint8) * TEST
+
+    def _holds(self, sources: Tensor, destinations: Tensor) -> Tensor:
+        links = sources.to(torch.int64) * self.num_destinations + destinations
+        at = torch.searchsorted(self.held_out, links).clamp(max=self.held_out.numel() - 1)
+        return self.held_out[at] == links
+
+
 def _words(ids: Tensor) -> Words:
     return ids.to(torch.int64).numpy().view(np.uint64)
 
 
-def hold_out(store: Store, relation: RelationName, reverse: RelationName | None, shares: LinkShares) -> HeldOut:
+def reverse_of(store: Store, key: RelationName) -> RelationName | None:
+    """Return the relation with the same edges turned round, or None if there is none.
+
+    A store says so itself if a build has made the reverse. Otherwise relations with as many edges are compared, by the
+    sum of a 64-bit hash of every edge.
+    """
+    relation = store.schema.relation(key)
+    turned = (key[2], key[0], relation.num_edges)
+    alike = [r.key for r in store.schema.relations if (r.source, r.destination, r.num_edges) == turned and r.key != key]
+    if relation.reverse is not None or not alike or len(store.parts) < len(store.ranges):
+        return relation.reverse_key
+    own = _hash_edges(store, key)
+    return next((other for other in alike if _hash_edges(store, other, turned=True) == own), None)
+
+
+def _hash_edges(store: Store, key: RelationName, *, turned: bool = False) -> int:
+    total, start = 0, np.full(1, HELD_OUT, dtype=np.uint64)
+    for part in store.parts:
+        for ends in edges_of(part.lists[store.schema.relation_index[key]], key, AT_ONCE):
+            first, second = map(_words, reversed(ends) if turned else ends)
+            total += int(mix_words(mix_words(start, first), second).sum(dtype=np.uint64))
+    return total % 2**64
+
+
+def hold_out(
+    store: Store, relation: RelationName, reverse: RelationName | None, shares: LinkShares | GivenLinks
+) -> HeldOut:
     """Split a relation's edges; those to validate and to test leave the graph, and their reverses with them.
 
     >>> held_out = hold_out(store, ("node", "to", "node"), None, LinkShares(seed=0, val=0.05, test=0.1))
@@ -81,7 +134,7 @@ def hold_out(store: Store, relation: RelationName, reverse: RelationName | None,
     kept = {key: [of == TRAIN for of in per_part] for key, per_part in splits.items()}
     num_edges = {key: sum(int(keep.sum()) for keep in masks) for key, masks in kept.items()}
     relations = tuple(replace(r, num_edges=num_edges.get(r.key, r.num_edges)) for r in schema.relations)
-    left = Schema(schema.node_types, relations, schema.homogeneous, schema.weight, schema.time)
+    left = replace(schema, relations=relations)
     held_out = HeldOut(_within(store, assemble(left, _without(store.parts, left, kept)), set(kept)), links)
     store.require_whole()  # what was copied
     ops.give_back_freed_memory()  # it took twice as much as is left
@@ -115,7 +168,7 @@ def _within(store: Store, left: Store, changed: set[RelationName]) -> Store:
     return replace(limited, graph=sharded, features=sharded, shards=tuple(shards))
 
 
-def _splits(part: Part, key: RelationName, shares: LinkShares, *, turned: bool = False) -> Tensor:
+def _splits(part: Part, key: RelationName, shares: LinkShares | GivenLinks, *, turned: bool = False) -> Tensor:
     """The split of every edge: [n] uint8. turned: destinations stand first, as in the relation's mirror image."""
     found = [torch.empty(0, dtype=torch.uint8)]
     for sources, nodes in edges_of(part.lists[part.schema.relation_index[key]], key, AT_ONCE):
@@ -178,22 +231,99 @@ def _kept_tables(part: Part, relation: Relation, keep: Tensor, first_edge: int) 
 # --- links in files ------------------------------------------------------------------------------
 
 
-def read_links(run_file: RunFile, folder: Path) -> dict[str, Tensor]:
-    """train.npy, and val.npy and test.npy where they are."""
-    found = {split: folder / f"{split}.npy" for split in SPLITS if (folder / f"{split}.npy").exists()}
-    if "train" not in found:
-        raise run_file.problem("task.links", f"{folder} has no train.npy; write the links there, [2, n] int64")
-    return {split: _read_ends(run_file, path) for split, path in found.items()}
+def given_links(store: Store, key: RelationName, ends: Tensor) -> GivenLinks:
+    """Return these links, [2, n] int64, to be held out."""
+    num_destinations = store.schema.node_type(key[2]).num_nodes
+    return GivenLinks(torch.sort(ends[0] * num_destinations + ends[1]).values, num_destinations)
 
 
-def _read_ends(run_file: RunFile, path: Path) -> Tensor:
+def in_graph(store: Store, key: RelationName, reverse: RelationName | None, ends: Tensor) -> bool:
+    """Return whether any of these links is an edge of the graph, in either direction: reads some lists of edges."""
+    looked_up = [(key, False), (key if key[0] == key[2] else None, True), (reverse, True)]
+    return any(
+        bool(are_edges(store.graph, store.schema.relation_index[name], *(some.flip(0) if is_turned else some)).any())
+        for some in torch.split(ends, AT_ONCE, dim=1)
+        for name, is_turned in looked_up
+        if name is not None
+    )
+
+
+def read_links(run_file: RunFile, store: Store, key: RelationName, folder: Path) -> dict[str, Tensor]:
+    """Return the links of every split that has a file in the folder: [2, n] int64 each."""
+    found = {}
+    for split in SPLITS:
+        paths = [path for suffix in READERS if (path := folder / f"{split}{suffix}").exists()]
+        if len(paths) > 1:
+            raise run_file.problem("task.links", f"{folder} has {' and '.join(p.name for p in paths)}; keep one")
+        if paths:
+            found[split] = _read_ends(run_file, store, key, paths[0])
+    if not found:
+        kinds = " or ".join(READERS)
+        raise run_file.problem("task.links", f"{folder} has no train, val or test as {kinds}; write the links there")
+    return found
+
+
+def _read_ends(run_file: RunFile, store: Store, key: RelationName, path: Path) -> Tensor:
+    try:
+        ends = READERS[path.suffix](path)
+        if isinstance(ends, np.ndarray):  # of store ids
+            sizes = [store.schema.node_type(name).num_nodes for name in (key[0], key[2])]
+            rows = [read_ids("a row", torch.from_numpy(row), size) for row, size in zip(ends, sizes, strict=True)]
+        else:
+            rows = [store.ids(name).stored(ids) for name, ids in zip((key[0], key[2]), ends, strict=True)]
+    except (OSError, ValueError, EOFError, HoploomError) as error:
+        raise run_file.problem("task.links", f"{path}: {error}") from error
+    if not rows[0].numel():
+        raise run_file.problem("task.links", f"{path} holds no link; give at least one, or remove the file")
+    return torch.stack(rows)
+
+
+def _read_npy(path: Path) -> Any:
     try:
         ends = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise run_file.problem("task.links", f"{path} is no .npy file: {error}; write it with numpy.save") from error
+    except (ValueError, EOFError) as error:
+        raise ConfigError(f"it is no .npy file: {error}; write it with numpy.save") from error
     if not isinstance(ends, np.ndarray) or ends.ndim != 2 or ends.shape[0] != 2 or ends.dtype.kind not in "iu":
         shown = f"{ends.dtype} {list(ends.shape)}" if isinstance(ends, np.ndarray) else "an archive"
-        raise run_file.problem("task.links", f"{path} holds {shown}; give [2, n] int64, sources above destinations")
-    if not ends.shape[1]:
-        raise run_file.problem("task.links", f"{path} holds no link; give at least one, or remove the file")
-    return torch.from_numpy(ends.astype(np.int64))
+        raise ConfigError(f"it holds {shown}; give [2, n] int64, sources above destinations")
+    return ends.astype(np.int64)
+
+
+def _read_csv(path: Path) -> Any:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.reader(file)
+        columns = list(map(_checked_columns(next(rows, [])).index, ENDS))
+        found = [[row[at] for at in columns] for row in rows if row]
+    return list(zip(*found, strict=True)) or ([], [])
+
+
+def _read_parquet(path: Path) -> Any:
+    with needs("tables"):
+        from pyarrow import parquet
+    _checked_columns(parquet.read_schema(path).names)
+    return [column.to_numpy() for column in parquet.read_table(path, columns=list(ENDS)).columns]
+
+
+def _checked_columns(names: list[str]) -> list[str]:
+    if not set(ENDS) <= set(names):
+        raise ConfigError(f"it has the columns {names}; name those with the ids source and destination")
+    return names
+
+
+def write_links(folder: Path, store: Store, seeds: Mapping[str, Any]) -> None:
+    """Write val.csv and test.csv with your own ids, as `task.links` takes them: all other edges train."""
+    for split in ("val", "test"):
+        if split in seeds:
+            key, links = (store.schema.relations[0].key, seeds[split]) if store.schema.homogeneous else seeds[split]
+            folder.mkdir(parents=True, exist_ok=True)
+            partial = folder / f".{split}.csv.partial"
+            with partial.open("w", newline="", encoding="utf-8") as file:
+                write = csv.writer(file, lineterminator="\n")
+                write.writerow(ENDS)
+                for some in torch.split(links, AT_ONCE, dim=1):
+                    ids = [store.ids(name).original(row) for name, row in zip((key[0], key[2]), some, strict=True)]
+                    write.writerows(zip(*(column.tolist() for column in ids), strict=True))
+            os.replace(partial, folder / f"{split}.csv")
+
+
+READERS = {".parquet": _read_parquet, ".csv": _read_csv, ".npy": _read_npy}

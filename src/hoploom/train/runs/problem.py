@@ -26,7 +26,7 @@ from hoploom.nn.kinds import KINDS
 from hoploom.ranks.context import Context, unwrap
 from hoploom.schema import DTYPES, NodeType, RelationName, Schema
 from hoploom.store import Store, Wanted
-from hoploom.train.runs.link_splits import SPLITS, LinkShares, hold_out, read_links
+from hoploom.train.runs.link_splits import SPLITS, LinkShares, given_links, hold_out, in_graph, read_links, reverse_of
 from hoploom.train.runs.run_file import LINKS, RunFile
 from hoploom.train.tasks import LinkPrediction, Mode, MultiLabel, NodeClassification, NodeRegression, Task
 
@@ -45,6 +45,7 @@ class Goal:
     num_outputs: int
     seeds: Mapping[str, Any]  # split -> what its loader takes; no "val" or "test" where there is none
     out_types: tuple[str, ...]  # whose rows the loss needs
+    notes: tuple[str, ...] = ()  # to be printed when the run begins
 
 
 def goal_of(run_file: RunFile, store: Store) -> Goal:
@@ -187,25 +188,48 @@ def largest_label(store: Store, node_type: str, label: str, splits: Sequence[Ten
 
 def _link_goal(run_file: RunFile, store: Store) -> Goal:
     key = _learned_relation(run_file, store.schema)
-    reverse = run_file.task.reverse
-    mirror = None if reverse is None else relation_of(run_file, "task.reverse", store.schema, reverse)
-    if mirror is not None and (mirror[0], mirror[2]) != (key[2], key[0]):
-        message = f"task.reverse is {' '.join(mirror)!r}, it does not lead from {key[2]!r} back to {key[0]!r}"
-        raise run_file.problem("task.reverse", f"{message}; name the one with the same links the other way round")
+    mirror = _reverse(run_file, store, key)
+    graph, links, notes = store, dict[str, Tensor](), list[str]()
     if run_file.task.links is not None:
-        graph, links = store, read_links(run_file, run_file.task.links)
-    elif len(store.parts) < len(store.ranges):
-        message = "task.links is missing, and edges can be held out only where a process holds them all"
-        raise run_file.problem("task.links", f"{message}; give the links in files, from a store without the others")
-    else:
-        shares = LinkShares(run_file.seed, run_file.task.val_share, run_file.task.test_share)
-        held_out = hold_out(store, key, mirror, shares)
-        graph, links = held_out.store, {split: ends for split, ends in held_out.links.items() if ends.numel()}
+        links = read_links(run_file, store, key, run_file.task.links)
+    evaluated = torch.cat([torch.empty(2, 0).long(), *(links[split] for split in SPLITS[1:] if split in links)], dim=1)
+    if "train" not in links or in_graph(store, key, mirror, evaluated):
+        if len(store.parts) < len(store.ranges):
+            why = "validation and test links are edges of the graph" if "train" in links else "task.links is missing"
+            message = f"{why}, and edges can be held out only where a process holds them all"
+            raise run_file.problem("task.links", f"{message}; give the links in files, from a store without the others")
+        drawn = LinkShares(run_file.seed, run_file.task.val_share, run_file.task.test_share)
+        held_out = hold_out(store, key, mirror, given_links(store, key, evaluated) if links else drawn)
+        found = {split: ends for split, ends in held_out.links.items() if ends.numel()}
+        links = {split: ends for split, ends in found.items() if split == "train" or not links} | links
+        graph, notes = held_out.store, [_held_out_note(store, held_out.store, key, mirror)]
     if "train" not in links:
         message = f"no edge of {' '.join(key)!r} is left to train on; take another relation"
         raise run_file.problem("task.relation", message)
     seeds = {split: ends if store.schema.homogeneous else (key, ends) for split, ends in links.items()}
-    return Goal(graph, LinkPrediction(), run_file.model.hidden, seeds, (key[0], key[2]))
+    return Goal(graph, LinkPrediction(), run_file.model.hidden, seeds, (key[0], key[2]), tuple(notes))
+
+
+def _reverse(run_file: RunFile, store: Store, key: RelationName) -> RelationName | None:
+    """Return the relation that must lose the reverse of every link that is held out."""
+    if run_file.task.reverse is None:
+        return reverse_of(store, key)
+    if not run_file.task.reverse:
+        return None
+    mirror = relation_of(run_file, "task.reverse", store.schema, run_file.task.reverse)
+    if (mirror[0], mirror[2]) != (key[2], key[0]):
+        message = f"task.reverse is {' '.join(mirror)!r}, it does not lead from {key[2]!r} back to {key[0]!r}"
+        raise run_file.problem("task.reverse", f"{message}; name the one with the same links the other way round")
+    return mirror
+
+
+def _held_out_note(store: Store, left: Store, key: RelationName, mirror: RelationName | None) -> str:
+    names = list(dict.fromkeys((key, mirror or key)))
+    gone = [store.schema.relation(name).num_edges - left.schema.relation(name).num_edges for name in names]
+    text = f"{gone[0]:,} edges of {' '.join(key)!r} are held out of the graph"
+    if len(names) > 1:
+        return f"{text}, and {gone[1]:,} of its reverse, {' '.join(names[1])!r}"
+    return f"{text}, in both directions" if key[0] == key[2] else f"{text}; it has no reverse"
 
 
 def _learned_relation(run_file: RunFile, schema: Schema) -> RelationName:

@@ -30,6 +30,7 @@ from hoploom.train.evaluation import evaluate
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import Outcome, Validate, fit
+from hoploom.train.runs.link_splits import write_links
 from hoploom.train.runs.problem import (
     Goal,
     eval_loader,
@@ -52,7 +53,7 @@ from hoploom.train.runs.reading import (
 )
 from hoploom.train.runs.run_file import FIELDS, LINKS, RunFile
 
-RUN_FILE, RESULT_FILE = "run.toml", "result.json"
+RUN_FILE, RESULT_FILE, LINKS_FOLDER = "run.toml", "result.json", "links"
 LAST, BEST = "last", "best"
 NUM_BATCHES = 64  # that are sampled to find the nodes whose rows are cached
 CONNECT_KEYS = tuple(name for name in CONNECT if name != "made")  # where batches are made, follows from who holds what
@@ -94,6 +95,8 @@ def run(run_file: RunFile, context: Context, *, resume: bool = False, progress: 
     with _journal(run_file, context) as journal, ExitStack() as placed:
         goal = with_cache(run_file, goal_of(run_file, open_graph(run_file, context)), context)
         goal = with_placement(run_file, goal, context)
+        for note in goal.notes if progress and context.is_main else ():
+            print(f"hoploom: {note}", file=sys.stderr, flush=True)
         if goal.store.placed is not None:
             placed.enter_context(goal.store.placed)
             if progress and context.is_main:
@@ -129,6 +132,8 @@ def _learn(
         prepare(learner.optimizer, recorded=recorded)
     if context.is_main:
         write_whole(run_file.output.folder / RUN_FILE, [to_toml(run_file).encode()])
+        if run_file.task.kind == LINKS and run_file.task.links is None:
+            write_links(run_file.output.folder / LINKS_FOLDER, goal.store, goal.seeds)
         (run_file.output.folder / RESULT_FILE).unlink(missing_ok=True)  # of the run that this one continues
     validate = _validation(run_file, goal, learner, context)
     given: dict[str, Any] = {field.name: getattr(run_file.train, field.name, None) for field in fields(Training)}

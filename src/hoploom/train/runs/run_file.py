@@ -86,14 +86,14 @@ class TaskSection:
     )
     reverse: str | None = key(
         None,
-        "the relation that holds the same links in the opposite direction",
-        rules.TEXT,
-        example="paper rev_writes author",
+        'the relation that holds the same links in the opposite direction; default: found in the store; "": none',
+        rules.TEXT_OR_EMPTY,
+        example="",
         only=OF_LINKS,
     )
     links: Path | None = key(
         None,
-        "a folder with train.npy, val.npy, test.npy, each [2, n] int64; default: the relation's edges are split",
+        "a folder with the links of train, val and test; default: the relation's edges are split at random",
         rules.PATH,
         example="links",
         only=OF_LINKS,

@@ -9,6 +9,7 @@ from hoploom.config.rules import default_of, keys_in
 from hoploom.config.values import as_toml, printable
 from hoploom.schema import ORIGINAL_ID, NodeType, Schema
 from hoploom.store import Store, open_store
+from hoploom.train.runs.link_splits import reverse_of
 from hoploom.train.runs.problem import largest_label
 from hoploom.train.runs.reading import applies
 from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, LINKS
@@ -71,7 +72,10 @@ def _of_store(folder: Path, beside: Path) -> tuple[dict[str, object], dict[str, 
     notes: dict[str, str] = {}
     labelled, label = _labelled(schema)
     if labelled is None or label is None:
-        known |= {"task.kind": LINKS, "task.relation": " ".join(schema.relations[0].key)}
+        relation = schema.relations[0].key
+        known |= {"task.kind": LINKS, "task.relation": " ".join(relation)}
+        if (reverse := reverse_of(store, relation)) not in (None, relation):
+            known["task.reverse"] = " ".join(reverse)
         notes["task.relation"] = f"the relation whose links the model predicts; one of {_relations(schema)}"
     else:
         known |= {"task.kind": _kind_of(labelled, label), "task.label": label, **_splits_of(labelled)}

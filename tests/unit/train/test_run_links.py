@@ -1,0 +1,256 @@
+"""Runs that predict links: what is held out, in both directions, and splits that are given in files."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hoploom
+from hoploom import ConfigError, Store
+from hoploom.ingest.synthetic import generate
+from hoploom.ranks.context import init
+from hoploom.train.runs.link_splits import LinkShares, hold_out, reverse_of
+from hoploom.train.runs.problem import goal_of, model_of, train_loader
+from hoploom.train.runs.reading import parse_run_file
+from hoploom.train.runs.run import run
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph of two parts with edge weights."""
+    folder = tmp_path_factory.mktemp("graphs") / "graph.store"
+    generate(folder, num_nodes=2000, avg_degree=8, num_features=8, num_classes=4, num_parts=2, weights=True)
+    return folder
+
+
+# --- what is held out -----------------------------------------------------------------------------
+
+
+def pairs(links: torch.Tensor) -> set[tuple[int, int]]:
+    return {(int(a), int(b)) for a, b in links.t()}
+
+
+def edges_of(store: Store, index: int) -> list[tuple[int, int]]:
+    found = []
+    for part in store.parts:
+        lists = part.lists[index]
+        for row in range(lists.indptr.numel() - 1):
+            span = slice(int(lists.indptr[row]), int(lists.indptr[row + 1]))
+            found += [(int(source), lists.first_node + row) for source in lists.indices[span]]
+    return found
+
+
+def weights_of(store: Store) -> list[tuple[int, int, float]]:
+    """Every edge with its weight, as a batch of the whole graph has them."""
+    num_nodes = store.schema.node_types[0].num_nodes
+    batch = next(iter(hoploom.NeighborLoader(store, [-1], batch_size=num_nodes)))
+    ends = batch.n_id[batch.edge_index]
+    return sorted(zip(ends[0].tolist(), ends[1].tolist(), batch.weight.tolist(), strict=True))
+
+
+def test_held_out_links_leave_the_graph_in_both_directions(graph: Path) -> None:
+    store = hoploom.open(graph)
+    key = store.schema.relations[0].key
+    before = edges_of(store, 0)
+    held_out = hold_out(store, key, None, LinkShares(5, 0.2, 0.1))
+    splits = {name: pairs(ends) for name, ends in held_out.links.items()}
+    assert sorted(edges_of(held_out.store, 0)) == sorted(e for e in before if e in splits["train"])
+    assert held_out.store.schema.relations[0].num_edges == held_out.links["train"].shape[1]
+    assert sum(ends.shape[1] for ends in held_out.links.values()) == len(before)
+    for part in held_out.store.parts:
+        weight = part.lists[0].weight
+        assert weight is not None
+        assert torch.equal(weight, part.tables[key, "weight"].rows)
+    for name, mine in splits.items():
+        turned = {(b, a) for a, b in mine}
+        assert all(not (mine | turned) & other for other_name, other in splits.items() if other_name != name)
+    assert weights_of(held_out.store) == [entry for entry in weights_of(store) if entry[:2] in splits["train"]]
+    assert held_out.links["val"].shape[1] / len(before) == pytest.approx(0.2, abs=0.02)
+    assert held_out.links["test"].shape[1] / len(before) == pytest.approx(0.1, abs=0.02)
+
+
+def test_the_reverse_of_a_held_out_link_is_held_out_too() -> None:
+    writes = torch.stack([torch.arange(200) % 20, torch.arange(200) % 50])
+    numbers = torch.arange(200, dtype=torch.float32)
+    edges = {
+        ("author", "writes", "paper"): {"edge_index": writes, "w": numbers},
+        ("paper", "by", "author"): {"edge_index": writes.flip(0), "w": numbers},
+    }
+    store = hoploom.from_tensors({"author": {}, "paper": {}}, edges, num_nodes={"author": 20, "paper": 50})
+    held_out = hold_out(store, ("author", "writes", "paper"), ("paper", "by", "author"), LinkShares(0, 0.3, 0.0))
+    left = [sorted(edges_of(held_out.store, index)) for index in range(2)]
+    assert left[0] == sorted((b, a) for a, b in left[1])
+    assert 0 < len(left[0]) < 180
+    # every edge that is left keeps its own fields
+    loader = hoploom.NeighborLoader(held_out.store, [-1], input_nodes="paper", batch_size=50)
+    batch = next(iter(loader))["author", "writes", "paper"]
+    ends = {tuple(writes[:, int(number)].tolist()) for number in batch.w}
+    assert ends == set(left[0])
+
+
+def test_a_graph_without_held_out_links_has_the_limits_of_its_store(graph: Path, tmp_path: Path) -> None:
+    store = hoploom.open(graph, memory=8 * hoploom.open(graph).num_nodes + 1000, scratch=tmp_path)
+    (key,) = store.schema.relation_index
+    left = hold_out(store, key, None, LinkShares(5, 0.2, 0.1)).store
+    assert left.reads is store.reads is not None
+    assert (left.budget, left.scratch) == (store.budget, tmp_path)
+
+
+def test_links_can_be_given_as_files(graph: Path, tmp_path: Path) -> None:
+    ends = np.stack([np.arange(300), np.arange(300) + 7])
+    (tmp_path / "links").mkdir()
+    np.save(tmp_path / "links" / "train.npy", ends)
+    np.save(tmp_path / "links" / "test.npy", ends[:, :50] + 1)
+    text = 'store = "graph.store"\n[task]\nkind = "link-prediction"\nlinks = "links"\n'
+    goal = goal_of(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
+    assert {split: ends.shape[1] for split, ends in goal.seeds.items()} == {"train": 300, "test": 50}
+    assert torch.equal(goal.seeds["test"], torch.from_numpy(ends[:, :50] + 1))
+    for bad, message in ((ends.T, r"holds int64 \[300, 2\]"), (ends * 1.0, "holds float64"), (ends[:, :0], "no link")):
+        np.save(tmp_path / "links" / "val.npy", bad)
+        with pytest.raises(ConfigError, match=rf"^run.toml:4: .*val.npy {message}|^run.toml:4: .*{message}"):
+            goal_of(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
+    (tmp_path / "links" / "val.npy").write_bytes(b"no array")
+    with pytest.raises(ConfigError, match=r"val.npy: it is no .npy file"):
+        goal_of(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
+
+
+# --- the reverse ---------------------------------------------------------------------------------
+
+KEY = ("user", "buys", "item")
+PREDICT = """
+store = "s"
+[task]
+kind = "link-prediction"
+relation = "buys"
+val_share = 0.1
+test_share = 0.2
+[loader]
+fanouts = [-1, -1]
+mode = "subgraph"
+batch_size = 64
+"""
+
+
+def shop(*, reverse: str = "rev_buys") -> Store:
+    """40 users with text ids buy 8 of 30 items with integer ids; the reverse has the same edges in another order."""
+    buys = torch.stack([torch.arange(320) % 40, (torch.arange(320) * 7 + torch.arange(320) // 40) % 30])
+    edges = {KEY: buys, ("item", reverse, "user"): buys.flip(0, 1).contiguous()}
+    names = torch.tensor([list(f"u{user:02d}".encode()) for user in range(40)], dtype=torch.uint8)
+    users = {"x": torch.randn(40, 4), "original_id": names}
+    return hoploom.from_tensors({"user": users, "item": {"original_id": torch.arange(30) * 10 + 5}}, edges)
+
+
+def messages(batch: Any, key: tuple[str, str, str]) -> set[tuple[int, int]]:
+    ends = batch[key].edge_index
+    return pairs(torch.stack([batch[key[0]].n_id[ends[0]], batch[key[2]].n_id[ends[1]]]))
+
+
+@pytest.mark.parametrize("reverse", ["rev_buys", "bought_by"])  # known from its name, found by comparing edges
+def test_no_batch_has_a_held_out_link_in_either_direction(reverse: str) -> None:
+    store, run_file = shop(reverse=reverse), parse_run_file(PREDICT)
+    assert (store.schema.relations[0].reverse is None) == (reverse == "bought_by")
+    goal = goal_of(run_file, store)
+    held_out = pairs(goal.seeds["val"][1]) | pairs(goal.seeds["test"][1])
+    assert len(held_out) > 50
+    context: Any = SimpleNamespace(rank=0, world_size=1, num_cores=2, device=torch.device("cpu"))
+    passed = set[tuple[int, int]]()
+    for batch in train_loader(run_file, goal, context, model_of(run_file, goal)):
+        passed |= messages(batch, KEY) | {(b, a) for a, b in messages(batch, ("item", reverse, "user"))}
+    assert passed == pairs(goal.seeds["train"][1])
+    assert not passed & held_out
+    assert re.fullmatch(
+        rf"\d+ edges of 'user buys item' .*, and \d+ of its reverse, 'item {reverse} user'", *goal.notes
+    )
+    leaking = goal_of(parse_run_file(PREDICT, ['task.reverse=""']), store)
+    assert {(b, a) for a, b in edges_of(leaking.store, 1)} >= held_out
+
+
+def test_a_relation_that_only_looks_like_the_reverse_is_none() -> None:
+    store = shop(reverse="bought_by")
+    other = shop(reverse="bought_by").parts[0].lists[1]
+    indices = other.indices.clone()
+    indices[0] = (indices[0] + 1) % 30
+    part = replace(store.parts[0], lists=(store.parts[0].lists[0], replace(other, indices=indices)))
+    assert reverse_of(replace(store, parts=(part,)), KEY) is None
+    assert reverse_of(store, KEY) == ("item", "bought_by", "user")
+    assert reverse_of(store, ("item", "bought_by", "user")) == KEY
+
+
+def test_the_reverse_is_recorded_in_the_store_and_older_stores_are_read(tmp_path: Path) -> None:
+    shop().save(tmp_path / "s")
+    assert [r.reverse for r in hoploom.open(tmp_path / "s").schema.relations] == ["rev_buys", "buys"]
+    manifest = tmp_path / "s" / "store.json"
+    manifest.write_text(re.sub(r',\s*"reverse": "\w+"', "", manifest.read_text()))
+    old = hoploom.open(tmp_path / "s")
+    assert [r.reverse for r in old.schema.relations] == [None, None]
+    assert reverse_of(old, KEY) == ("item", "rev_buys", "user")
+
+
+# --- links in files ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_the_drawn_split_is_written_with_original_ids_and_can_be_given_back(
+    tmp_path: Path, suffix: str, one_thread: None, no_sync: None
+) -> None:
+    """From the run folder, the same links are held out: the same graph and the same seeds."""
+    shop().save(tmp_path / "s")
+    overrides = ["train.max_steps=1", "loader.threads=1", "model.name=rsage", "output.loggers=[]"]
+    run_file = parse_run_file(PREDICT, overrides, folder=tmp_path)
+    with init(device="cpu") as context:
+        run(run_file, context, progress=False)
+    links = tmp_path / "run" / "links"
+    lines = (links / "test.csv").read_text().splitlines()
+    assert lines[0] == "source,destination"
+    assert all(re.fullmatch(r"u\d\d,\d*5", line) for line in lines[1:])
+    if suffix == "parquet":
+        pandas, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
+        for path in list(links.glob("*.csv")):
+            parquet.write_table(pandas.read_csv(path), path.with_suffix(".parquet"))
+            path.unlink()
+    store = hoploom.open(tmp_path / "s")
+    drawn, text = goal_of(run_file, store), PREDICT.replace("val_share = 0.1\ntest_share = 0.2", 'links = "run/links"')
+    given = goal_of(parse_run_file(text, folder=tmp_path), store)
+    assert list(given.seeds) == list(drawn.seeds)
+    assert all(torch.equal(given.seeds[split][1], drawn.seeds[split][1]) for split in drawn.seeds)
+    assert all(edges_of(given.store, index) == edges_of(drawn.store, index) for index in range(2))
+
+
+def test_given_links_that_are_edges_of_the_graph_leave_it(tmp_path: Path) -> None:
+    """In one relation with both directions, too."""
+    ring = torch.stack([torch.arange(10), (torch.arange(10) + 1) % 10])
+    store = hoploom.from_tensors({"x": torch.randn(10, 3)}, torch.cat([ring, ring.flip(0)], dim=1))
+    for split, ends in {"train": ring[:, :5], "test": ring[:, 8:]}.items():
+        np.save(tmp_path / f"{split}.npy", ends.numpy())
+    text = f'store = "s"\n[task]\nkind = "link-prediction"\nlinks = "{tmp_path}"\n'
+    goal = goal_of(parse_run_file(text), store)
+    assert pairs(goal.seeds["train"]) == {(v, v + 1) for v in range(5)}
+    assert set(edges_of(goal.store, 0)) == {e for v in range(8) for e in ((v, v + 1), (v + 1, v))}
+    assert goal.notes == ("4 edges of 'node to node' are held out of the graph, in both directions",)
+
+
+WRONG = [
+    ("val.csv", "source,target\nu01,15\n", r"columns \['source', 'target'\]; name those with the ids source and dest"),
+    (
+        "val.csv",
+        "source,destination\nu01,15\nu99,25\n",
+        r"'user' has no node with the id 'u99'; give ids such as 'u00'",
+    ),
+    ("val.csv", "source,destination\nu01,12\n", r"'item' has no node with the id 12; give ids such as 5"),
+    ("val.csv", "source,destination\nu01,a\n", r"ids of 'item' are \['a'\]...; give ids such as 5"),
+    ("test.csv", "source,destination\n", "holds no link; give at least one, or remove the file"),
+    ("test.parquet", "no table", "test.parquet: "),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), WRONG)
+def test_links_in_a_file_that_will_not_do_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    text = PREDICT.replace("val_share = 0.1\ntest_share = 0.2", f'links = "{tmp_path}"')
+    with pytest.raises(ConfigError, match=rf"^run.toml:6: .*{name}.*{message}|^run.toml:6: .*{message}"):
+        goal_of(parse_run_file(text), shop())
