@@ -313,6 +313,7 @@ class Progress:
         self._began = self._last_shown = clock()
         self._loss, self._num_lines, self._meter = 0.0, 0, meter
         self._columns: tuple[str, ...] = ()  # of the header that stands above
+        self.doing("waiting for the first step")
         self._seeds = self._seconds = self._wait_seconds = 0.0
 
     def step(self, report: StepReport) -> None:
@@ -330,18 +331,24 @@ class Progress:
         self._last_shown, seconds = now, max(self._seconds, 1e-9)
         place = f"epoch {_of(report.epoch + 1, self._num_epochs)}  step {_of(report.step, self._num_steps)}"
         rate, waited = tqdm.format_sizeof(self._seeds / seconds), 100 * self._wait_seconds / seconds
-        figures = f"loss {self._loss:.4g}  {rate} seeds/s  wait {waited:.0f} %"
+        figures = f"loss {_figure(self._loss)}  {rate:>5} seeds/s  wait {waited:2.0f} %"
         use = None if self._meter is None else self._meter.use()
-        left = tqdm.format_interval((now - self._began) / taken * max(0, self._num_steps - report.step))
+        left = tqdm.format_interval((now - self._began) / taken * max(0, self._num_steps - report.step)) + " left"
         if self._bar.disable:
-            self._print("  ".join([place, figures, *([] if use is None else [str(use)]), f"{left} left"]))
+            self._print("  ".join([place, figures, *([] if use is None else [str(use)]), left]))
             return
         if use is not None:
             self._bar.widest = WITH_DISK
-            room = self._bar.format_dict["ncols"] - len(f"{place}  []  {figures}  {left} left") - BAR
+            room = self._bar.format_dict["ncols"] - len(f"{place}  []  {figures}  {left}") - BAR
             figures += next((text for text in use.texts if len(text) <= room), "")
-        self._bar.bar_format = f"{place}  [{{bar}}]  {figures}  {{remaining}} left"
+        self._bar.bar_format = f"{place}  [{{bar}}]  {figures}  {left}"
         self._bar.update(report.step - self._bar.n)
+
+    def doing(self, what: str) -> None:
+        """Show what takes time between two steps; a stream that is no terminal does without."""
+        if not self._bar.disable:
+            self._bar.bar_format = f"{what}  [{{bar:20}}]"
+            self._bar.refresh()
 
     def epoch(self, metrics: Mapping[str, float], *, is_best: bool, note: str = "") -> None:
         """Show an epoch's metrics, and a note if there is one, as a row of a table that stays."""

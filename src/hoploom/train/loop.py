@@ -269,6 +269,7 @@ class _Run:
         found: dict[str, float] = {}
         if self.validate is not None:
             with self._timed("validation"):
+                self.progress.doing(f"epoch {standing.epoch + 1}  validating")
                 found = dict(self.validate())
             self.meter.skip()
         metrics = {VAL_LOSS: found.pop("loss"), **found} if "loss" in found else found

@@ -186,9 +186,12 @@ def test_a_terminal_has_one_bar_and_a_line_per_epoch_that_stays(terminal: tuple[
         "",
     ]
     drawn = [text for row in rows for text in row.split("\r")]
-    bar = r"epoch 1/2  step 2/8  \[#+-+\]  loss 0.5  200 seeds/s  wait 2 %  .* left"
+    bar = r"epoch 1/2  step 2/8  \[#+-+\]  loss 0\.5000    200 seeds/s  wait  2 %  00:03 left"
     assert [text for text in drawn if re.fullmatch(bar, text)]
     assert max(map(len, drawn)) <= 100
+    assert any(text.startswith("waiting for the first step  [---") for text in drawn)
+    assert len({text.index("[") for text in drawn if "seeds" in text}) == 1  # nothing jumps
+    assert len({text.index("]") for text in drawn if "seeds" in text}) == 1
 
 
 def test_the_line_says_what_is_read_and_what_bounds_the_run_as_far_as_there_is_room(
@@ -212,7 +215,7 @@ def test_elsewhere_there_are_few_and_plain_lines() -> None:
     shown = stream.getvalue().splitlines()
     plain = [line for line in shown if "step" in line]
     assert 1 < len(plain) < 6
-    assert re.fullmatch(r"epoch \d/2  step \d/8  loss 0.5  10.0 seeds/s  wait 2 %  \d\d:\d\d left", plain[0])
+    assert re.fullmatch(r"epoch \d/2  step \d/8  loss 0\.5000   10\.0 seeds/s  wait  2 %  \d\d:\d\d left", plain[0])
     assert [line for line in shown if line not in plain] == [
         *TABLE,
     ]
