@@ -35,6 +35,7 @@ from hoploom.ranks.devices import chosen_backend, chosen_device
 from hoploom.ranks.environment import LOOPBACK, RankPlace
 from hoploom.ranks.exchange import Exchange, RankLeft, leave_all
 from hoploom.ranks.inquiries import Reply
+from hoploom.ranks.one_report import report_once
 from hoploom.ranks.rendezvous import RankNotes, adopted, interface_of, meet
 from hoploom.ranks.shared_calls import MAX, SUM, SharedCalls
 from hoploom.ranks.whereabouts import whereabouts
@@ -73,6 +74,7 @@ def init(
     `rank`, `world_size` and `address` (HOST:PORT of rank 0); then the environment is not read. If you have made a
     process group already, it is used and stays open when the context is closed.
     """
+    report_once()
     seconds = read_timeout(timeout)
     place = _place(rank, world_size, address)
     chosen_backend(backend, chosen_device(device, place))  # a mistake is told before anybody is waited for
