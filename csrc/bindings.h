@@ -38,7 +38,7 @@ std::array<const void*, sizeof...(Arrays)> arrays_of(const Arrays&... arrays) {
   return {static_cast<const void*>(arrays.data())...};
 }
 
-// NodeMap, IdMap, IdRanks, SlotMap, gather, route, narrow, stitch and their like.
+// NodeMap, NodeBudget, IdMap, IdRanks, SlotMap, gather, route, narrow, stitch and their like.
 void bind_ids(nb::module_& m);
 // sum_rows, max_rows, dot_rows, softmax_lists and their like.
 void bind_aggregates(nb::module_& m);

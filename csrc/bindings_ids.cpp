@@ -2,6 +2,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "budget.h"
 #include "buffers.h"
 #include "gather.h"
 #include "idmap.h"
@@ -119,17 +120,28 @@ void fill_edges(Array<int32_t> local, Array<int64_t> counts, int64_t first, int6
             out.data() + width + offset);
 }
 
-Buffer add_sources(NodeMap& map, Array<int64_t> sources, Array<int64_t> counts, Optional<int64_t> trees) {
-  require(!trees || trees->shape(0) == counts.shape(0), "one tree per frontier node is needed");
-  nb::gil_scoped_release release;
+void require_sum(const Array<int64_t>& counts, int64_t size) {
   int64_t total = 0;
   for (size_t i = 0; i < counts.shape(0); ++i) {
     const int64_t count = counts.data()[i];
-    require(count >= 0 && count <= int64_t(sources.shape(0)) - total, "counts do not sum to the sources");
+    require(count >= 0 && count <= size - total, "counts do not sum to the sources");
     total += count;
   }
-  require(total == int64_t(sources.shape(0)), "counts do not sum to the sources");
+  require(total == size, "counts do not sum to the sources");
+}
+
+Buffer add_sources(NodeMap& map, Array<int64_t> sources, Array<int64_t> counts, Optional<int64_t> trees) {
+  require(!trees || trees->shape(0) == counts.shape(0), "one tree per frontier node is needed");
+  nb::gil_scoped_release release;
+  require_sum(counts, int64_t(sources.shape(0)));
   return map.add(sources.data(), int64_t(sources.shape(0)), counts.data(), pointer(trees), int64_t(counts.shape(0)));
+}
+
+void add_to_budget(NodeBudget& budget, Array<int64_t> sources, Array<int32_t> local, Array<int64_t> counts) {
+  require(local.shape(0) == sources.shape(0), "one local id per source is needed");
+  nb::gil_scoped_release release;
+  require_sum(counts, int64_t(sources.shape(0)));
+  budget.add(sources.data(), local.data(), counts.data(), int64_t(counts.shape(0)));
 }
 
 void add_ids(IdMap& map, Array<int64_t> ids, Optional<int64_t> places) {
@@ -186,6 +198,12 @@ void bind_ids(nb::module_& m) {
       .def("take", &NodeMap::take, nb::call_guard<nb::gil_scoped_release>())
       .def("clear", &NodeMap::clear)
       .def("__len__", &NodeMap::size);
+
+  nb::class_<NodeBudget>(m, "NodeBudget")
+      .def(nb::init<>())
+      .def("add", &add_to_budget, nb::arg("sources").noconvert(), nb::arg("local").noconvert(),
+           nb::arg("counts").noconvert())
+      .def("draw", &NodeBudget::draw, "key"_a, "stream"_a, "count"_a, nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<IdMap>(m, "IdMap")
       .def(nb::init<>())

@@ -2,6 +2,7 @@
 // Gives up nothing but speed against a stateful generator; any draw can be computed anywhere.
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 #include "processor.h"
 
@@ -67,5 +68,23 @@ class Draws {
   uint64_t block_ = ~0ull;
   uint32_t words_[4];
 };
+
+// ln(x) for 0 < x < 1 from +, *, / alone, so that every device rounds alike.
+inline double exact_log(double x) {
+  uint64_t bits;
+  std::memcpy(&bits, &x, 8);
+  int exponent = int(bits >> 52) - 1022;
+  bits = (bits & 0x000FFFFFFFFFFFFFull) | 0x3FE0000000000000ull;
+  double m;  // in [0.5, 1)
+  std::memcpy(&m, &bits, 8);
+  if (m < 0.70710678118654752) {
+    m = m * 2.0;
+    exponent -= 1;
+  }
+  const double s = (m - 1.0) / (m + 1.0), z = s * s;
+  double sum = 0.0;
+  for (int n = 21; n >= 1; n -= 2) sum = sum * z + 1.0 / n;
+  return double(exponent) * 0.69314718055994531 + 2.0 * s * sum;
+}
 
 }  // namespace hoploom

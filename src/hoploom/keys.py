@@ -42,4 +42,6 @@ def stream(hop: int, relation: int) -> int:
 
 # Streams that no hop uses: hops end well below 2^15.
 NEGATIVE_STREAM = 0x8000_0000
-HOOK = 0x486F_6F6B_0000_0000  # no tree, which is mixed into a key as well, has this number
+# Mixed into a key, as trees are; no tree has one of these numbers.
+HOOK = 0x486F_6F6B_0000_0000
+BUDGET = 0x4275_6467_6574_0000

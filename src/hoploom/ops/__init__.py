@@ -55,6 +55,7 @@ from hoploom.ops.rows import (
 from hoploom.ops.sample import (
     EdgeLists,
     Frontier,
+    NodeBudget,
     Picks,
     Rule,
     draw_bounded,
@@ -83,6 +84,7 @@ __all__ = [
     "InEdges",
     "ListColumn",
     "MappedFile",
+    "NodeBudget",
     "NodeMap",
     "PartitionRule",
     "Picks",

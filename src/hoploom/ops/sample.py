@@ -103,6 +103,21 @@ def stitch(parts: Sequence[tuple[Tensor, Picks]], frontier_size: int) -> Picks:
     return Picks(*map(tensor_of, _core.stitch(columns, frontier_size)))  # type: ignore[arg-type]
 
 
+class NodeBudget:
+    """HGT's weights of the nodes of one type that a batch may still draw."""
+
+    def __init__(self) -> None:
+        self._core = _core.NodeBudget()
+
+    def add(self, picks: Picks, local: Tensor) -> None:
+        """Add 1 / its number of picks for each pick of a node; not for sources of the batch, which have local ids."""
+        self._core.add(picks.sources.numpy(), local.numpy(), picks.counts.numpy())
+
+    def draw(self, key: int, stream: int, count: int) -> Tensor:
+        """Return up to `count` nodes, drawn by their squared sums without replacement; they are not drawn again."""
+        return tensor_of(self._core.draw(key, stream, count))
+
+
 def permute(key: int, size: int, begin: int, end: int) -> Tensor:
     """Positions [begin, end) of a keyed permutation of [0, size), in O(1) memory."""
     return tensor_of(_core.permute(key, size, begin, end))

@@ -155,6 +155,23 @@ def test_weighted_picks_without_replacement_are_drawn_one_after_another() -> Non
     assert_in_proportion(4 * pairs[:, 0] + pairs[:, 1], chances)
 
 
+def test_a_budget_draws_one_node_after_another_by_squared_sums() -> None:
+    """Nodes 1 to 3 have 1/2, 1 and 3/2, from lists of one and of two; node 0 is in the batch."""
+    sources = torch.tensor([2, 0, 1, 3, 0, 3, 3])
+    picks = ops.Picks(torch.tensor([1, 2, 2, 0, 2]), sources, torch.arange(7))
+    weights = [0.0, 0.25, 1.0, 2.25]
+    chances = torch.zeros(16, dtype=torch.float64)  # of i before j, at 4 i + j
+    for i, j in permutations(range(1, 4), 2):
+        chances[4 * i + j] = weights[i] / 3.5 * weights[j] / (3.5 - weights[i])
+    pairs = []
+    for step in range(8_000):
+        budget = ops.NodeBudget()
+        budget.add(picks, torch.where(sources == 0, 0, -1).int())
+        pairs.append(budget.draw(keys.batch_key(0, 0, step), 7, 2))
+    first, second = torch.stack(pairs).t()
+    assert_in_proportion(4 * first + second, chances)
+
+
 @degrees
 @replaces
 def test_temporal_picks_are_uniform_over_what_the_seed_may_see(degree: int, replace: bool) -> None:
