@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hoploom.inference.infer import infer
     from hoploom.ingest.formats.dgl import from_dgl
     from hoploom.ingest.synthetic import generate
-    from hoploom.load import LinkNeighborLoader, NeighborLoader, NeighborSampler
+    from hoploom.load import HGTLoader, LinkNeighborLoader, NeighborLoader, NeighborSampler
     from hoploom.partition.partition import partition  # the package, which can be called
     from hoploom.ranks.context import init
     from hoploom.ranks.spawn import spawn
@@ -38,6 +38,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "Edges",
+    "HGTLoader",
     "HoploomError",
     "Learner",
     "LinkNeighborLoader",
@@ -77,7 +78,7 @@ _HOMES = {
     "from_tensors": "store.from_tensors",
     "generate": "ingest.synthetic",
     "open": "store",
-} | dict.fromkeys(("LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
+} | dict.fromkeys(("HGTLoader", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
 _HOMES |= {"infer": "inference.infer", "init": "ranks.context", "spawn": "ranks.spawn"}
 _HOMES |= {"Checkpoint": "train.checkpoint", "evaluate": "train.evaluation", "fit": "train.loop"}
 _HOMES |= {"load_run": "train.runs.finished", "Learner": "train.learner", "Training": "train.learner"}

@@ -34,6 +34,7 @@ QUESTIONS = {
     "machine crashed": "troubleshooting",
     "if a machine crashes": "troubleshooting",
     "HGT": "models",
+    "HGTLoader": "sampling",
     "edge features": "models",
     "nodes without features": "models",
     "edge weights": "models",

@@ -66,6 +66,15 @@ def _links(**options: Any) -> MakeLoader:
     return make
 
 
+def _by_budget() -> MakeLoader:
+    def make(store: Store, **more: Any) -> Loader:
+        counts = {"author": [2, 2], "paper": [2, 1], "venue": [1, 0]}
+        given = {"batch_size": 4, "shuffle": True, "seed": 3, **more}
+        return hoploom.HGTLoader(store, counts, ("paper", torch.arange(10)), **given)
+
+    return make
+
+
 def _two_picks(layer: int, graph: Any, seeds: Any) -> Any:
     return graph.sample_neighbors(seeds, fanout=2)
 
@@ -150,6 +159,7 @@ HETEROGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "disjoint": (_nodes(disjoint=True), {}),
     "induced": (_nodes(subgraph_type="induced"), {}),
     "induced, times": (_nodes(time_attr="year", subgraph_type="induced"), {"time_attr": "year"}),
+    "HGT": (_by_budget(), {}),
     "labor": (_nodes(labor=True), {}),
     "blocks": (_nodes(mode="blocks"), {}),
     "a split": (_nodes(input_nodes="train"), {}),

@@ -221,7 +221,7 @@ A_FEW = ("uniform", "node times", "blocks", "links, binary", "heterogeneous unif
 ONE_OF_EACH = (  # kind of sampling
     *("uniform", "all", "replace", "node times", "edge times", "disjoint", "induced", "blocks", "blocks, disjoint"),
     *("repeated seeds", "links, binary", "aggregated", "degrees", *HOOKS, "heterogeneous uniform"),
-    *("heterogeneous blocks",),
+    *("heterogeneous blocks", "heterogeneous HGT"),
 )
 
 # In the quick suite every case meets threads, a restored loader, parts, disks, remote shards, a cache, look-ahead and

@@ -10,11 +10,11 @@ rounded after each operation (no fused multiply-add).
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from hoploom.keys import mix
+from hoploom.keys import BUDGET, mix, stream
 
 Node = TypeVar("Node", bound=Hashable)
 MASK32 = (1 << 32) - 1
@@ -263,6 +263,53 @@ def edges_of(indices: Sequence[int], columns: Columns, begin: int, end: int) -> 
     if columns.source_time is not None:
         return Edges(sources, weights, [columns.source_time[source] for source in sources])
     return Edges(sources, weights)
+
+
+# --- HGT -----------------------------------------------------------------------------------------
+
+NEIGHBORS_READ = 50
+
+
+def hgt_nodes(
+    num_types: int,
+    relations: Sequence[
+        tuple[int, int, Sequence[int], Sequence[int]]
+    ],  # source type, destination type, indptr, indices
+    seeds: tuple[int, Sequence[int]],  # their type and ids
+    num_samples: Sequence[Sequence[int]],  # [layer][type]
+    key: int,
+) -> list[list[int]]:
+    """The nodes of a batch by type, in the order in which they join it.
+
+    A node that joins gives each of its in-neighbours an equal share of 1, relation by relation in the order of the
+    graph; of a long list, the picks of plain sampling alone. Budgets are sums of shares in that order, in float64.
+    """
+    nodes: list[list[int]] = [[] for _ in range(num_types)]
+    budgets: list[dict[int, float]] = [{} for _ in range(num_types)]
+    nodes[seeds[0]] = list(seeds[1])
+    first = [0] * num_types  # of the nodes that joined last
+    for layer, counts in enumerate(num_samples):
+        frontiers = [of_type[begin:] for of_type, begin in zip(nodes, first, strict=True)]
+        first = [len(of_type) for of_type in nodes]
+        for number, (source, destination, indptr, indices) in enumerate(relations):
+            for node in frontiers[destination]:
+                rule = Rule(key, stream(layer, number), NEIGHBORS_READ)
+                picks = sample(indptr, indices, Frontier([node]), rule).sources
+                for neighbour in picks:
+                    if neighbour not in nodes[source]:
+                        budgets[source][neighbour] = budgets[source].get(neighbour, 0.0) + 1.0 / len(picks)
+        for node_type, count in enumerate(counts):
+            drawn = draw_by_budget(mix(key, BUDGET), stream(layer, node_type), budgets[node_type], count)
+            nodes[node_type] += drawn
+            for node in drawn:
+                del budgets[node_type][node]
+    return nodes
+
+
+def draw_by_budget(key: int, word: int, budget: Mapping[int, float], count: int) -> list[int]:
+    """Nodes by the end of their races, the earliest first: -ln(draw 0) / budget^2; ties by id."""
+    races = [(-exact_log(Draws(key, node, word).unit(0)) / (weight * weight), node) for node, weight in budget.items()]
+    return [node for _, node in sorted(races)[:count]]
 
 
 # --- ids of a batch ------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ from typing import NoReturn
 
 from hoploom.errors import ConfigError
 from hoploom.load.adapter import NeighborSampler
-from hoploom.load.neighbor import LinkNeighborLoader, NeighborLoader
+from hoploom.load.neighbor import HGTLoader, LinkNeighborLoader, NeighborLoader
 
-__all__ = ["LinkNeighborLoader", "NeighborLoader", "NeighborSampler"]
+__all__ = ["HGTLoader", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler"]
 __dir__ = __all__.copy
 
 

@@ -22,7 +22,7 @@ from torch_geometric.sampler.base import SubgraphType
 
 from hoploom.batch import Sampled
 from hoploom.errors import ConfigError
-from hoploom.load.arguments import PairOrData, fanouts_of, read_input, shown_fanouts
+from hoploom.load.arguments import PairOrData, fanouts_of, read_input, shown_counts
 from hoploom.load.calls import Calls
 from hoploom.load.maker import NodeTimes, Sampler, one_type_seeds
 from hoploom.sample import Links, make_link_seeds, make_link_task
@@ -80,7 +80,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self._calls = Calls(seed, store)
 
     def __repr__(self) -> str:
-        return f"NeighborSampler(fanouts {shown_fanouts(self._schema, self._sampler.sampling)})"
+        return f"NeighborSampler(fanouts {shown_counts(self._schema, self._sampler.sampling)['fanouts']})"
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput | HeteroSamplerOutput:
         """What PyG's NodeLoader calls."""
@@ -157,7 +157,7 @@ def with_sampler(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Loaders that share a sampler of ours, and its data, share the sorted edges.
     """
-    sampler = given["neighbor_sampler"]
+    sampler = given.get("neighbor_sampler")
     if sampler is None:
         return given
     if isinstance(sampler, NeighborSampler):

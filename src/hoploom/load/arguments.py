@@ -93,13 +93,16 @@ def fanouts_of(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanouts
     return values
 
 
-def shown_fanouts(schema: Schema, sampling: Sampling) -> str:
-    """The fanouts hop by hop; by relation where they differ."""
-    by_relation = list(zip(*sampling.fanouts, strict=True))
-    if len(set(by_relation)) <= 1:
-        return str([hop[0] for hop in sampling.fanouts])
-    named = zip(schema.relations, by_relation, strict=True)
-    return "; ".join(f"{' '.join(relation.key)} {list(hops)}" for relation, hops in named)
+def shown_counts(schema: Schema, sampling: Sampling) -> dict[str, str]:
+    """Return the fanouts of each hop, by relation if they differ; or HGT's numbers of nodes, by type if they differ."""
+    counts, owners = sampling.fanouts, [" ".join(relation.key) for relation in schema.relations]
+    if sampling.num_samples:
+        counts, owners = sampling.num_samples, list(schema.type_index)
+    by_owner = list(zip(*counts, strict=True))
+    alike = str([hop[0] for hop in counts]) if len(set(by_owner)) <= 1 else ""
+    named = zip(owners, by_owner, strict=True)
+    shown = alike or "; ".join(f"{owner} {list(hops)}" for owner, hops in named)
+    return {"num_samples" if sampling.num_samples else "fanouts": shown}
 
 
 def loader_arguments(given: Mapping[str, Any], loader: str) -> dict[str, Any]:

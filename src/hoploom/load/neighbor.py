@@ -1,4 +1,4 @@
-"""NeighborLoader and LinkNeighborLoader: PyG's arguments in, PyG's batches out."""
+"""NeighborLoader, LinkNeighborLoader and HGTLoader: PyG's arguments in, PyG's batches out."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping
@@ -25,7 +25,16 @@ from hoploom.load.pipeline import DEADLINE, ByteLimit, Delivery, Producer
 from hoploom.load.watched_fields import WatchedFields
 from hoploom.ranks.share import Share, read_share
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
-from hoploom.sample.hops import Fanouts, Mode, Sampling, Subgraph, Temporal, make_sampling
+from hoploom.sample.hops import (
+    Fanouts,
+    Mode,
+    NumSamples,
+    Sampling,
+    Subgraph,
+    Temporal,
+    make_hgt_sampling,
+    make_sampling,
+)
 from hoploom.schema import RelationName, Schema
 from hoploom.store import Store
 
@@ -36,7 +45,7 @@ Given = Mapping[str, Any]  # all arguments of a loader by name
 
 
 class SamplingLoader(Loader):
-    """What the two loaders share: all but their seeds."""
+    """What the loaders share: all but their seeds."""
 
     @abstractmethod
     def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
@@ -45,15 +54,15 @@ class SamplingLoader(Loader):
     def _set_up(self, loader: str, given: Given) -> None:
         given = with_sampler(given)
         for name in REFUSED:
-            if given[name] is not None:
+            if given.get(name) is not None:
                 raise ConfigError(f"{loader} does not support {name}=; use transform= on the batch instead")
         arguments = inputs.loader_arguments(given, loader)
-        graph = given.get("graph") or inputs.read_input(
-            given["data"], weight_attr=given["weight_attr"], time_attr=given["time_attr"]
-        )
+        attrs = {name: given.get(name) for name in ("weight_attr", "time_attr")}
+        graph = given.get("graph") or inputs.read_input(given["data"], **attrs)
         store, mover = graph.store, Mover(given["device"])
         sampler = _sampler(store, given)
-        reduce = inputs.read_added(store.schema, sampler.sampling, given["aggregate"], given["degrees"])
+        degrees = given.get("degrees", False)
+        reduce = inputs.read_added(store.schema, sampler.sampling, given.get("aggregate"), degrees)
         pinned = mover.is_cuda or (arguments["pin_memory"] and torch.cuda.is_available())
         fields = inputs.read_fields(store.schema, arguments["fields"], graph.frames)
         if fields is not None and sampler.sampling.mode == "blocks":
@@ -64,7 +73,7 @@ class SamplingLoader(Loader):
             graph.field_order,
             pinned,
             reduce,
-            given["degrees"],
+            degrees,
             fields,
             graph.frames,
             graph.deleted,
@@ -126,23 +135,25 @@ class SamplingLoader(Loader):
         return nullcontext()
 
     def shown(self) -> dict[str, str]:
-        fanouts = inputs.shown_fanouts(self.maker.assembler.store.schema, self.maker.sampler.sampling)
+        counts = inputs.shown_counts(self.maker.assembler.store.schema, self.maker.sampler.sampling)
         named = {"seeds of": self._seeds_of} if self._seeds_of else {}
-        return named | super().shown() | {"fanouts": fanouts}
+        return named | super().shown() | counts
 
     def _reading(self, order: Order, epoch: int) -> Fingerprint:
         return Fingerprint(type(self).__name__, order, epoch, self.maker)
 
 
 def _sampler(store: Store, given: Given) -> Sampler:
-    schema, hook = store.schema, given["sample_frontier"]
+    schema, hook = store.schema, given.get("sample_frontier")
+    for name in ("sample_frontier", "transform", "worker_init_fn"):
+        if given.get(name) is not None and not callable(given[name]):
+            raise ConfigError(f"{name} is of type {type(given[name]).__name__}; give a function")
+    if "num_samples" in given:
+        return Sampler(store.graph, make_hgt_sampling(schema, given["num_samples"]))
     subgraph = given["subgraph_type"] if given["directed"] else "induced"
     options = {name: given[name] for name in OPTIONS}
     fanouts = inputs.fanouts_of(schema, given["num_neighbors"])
     sampling = make_sampling(schema, fanouts, subgraph_type=subgraph, **options)
-    for name in ("sample_frontier", "transform", "worker_init_fn"):
-        if given[name] is not None and not callable(given[name]):
-            raise ConfigError(f"{name} is of type {type(given[name]).__name__}; give a function")
     if hook is not None:
         _check_hook(sampling)
     return Sampler(store.graph, sampling, hook)
@@ -266,16 +277,75 @@ class NeighborLoader(SamplingLoader):
         self._set_up("NeighborLoader", given)
 
     def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
-        store, time_attr = assembler.store, given["time_attr"]
-        node_type, nodes, implied = inputs.read_input_nodes(store, given["input_nodes"])
-        if nodes.numel() == 0:
-            raise ConfigError(f"input_nodes is empty ({given['input_nodes']!r:.60}); give at least one seed")
-        input_id = inputs.as_input_id(given["input_id"], nodes.numel())
-        times = inputs.as_times("input_time", given["input_time"], nodes.numel())
-        if time_attr is not None and times is None and time_attr not in store.schema.node_type(node_type).fields:
-            raise ConfigError(f"{node_type!r} has no {time_attr!r} to date its seeds; give input_time")
-        seeds = NodeSeeds(node_type, nodes, implied if input_id is None else input_id, times)
-        return NodeMaker(sampler, assembler, seeds, transform=given["transform"]), node_type, nodes
+        return _node_maker(given, sampler, assembler)
+
+
+def _node_maker(given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
+    store, time_attr = assembler.store, given.get("time_attr")
+    node_type, nodes, implied = inputs.read_input_nodes(store, given["input_nodes"])
+    if nodes.numel() == 0:
+        raise ConfigError(f"input_nodes is empty ({given['input_nodes']!r:.60}); give at least one seed")
+    input_id = inputs.as_input_id(given["input_id"], nodes.numel())
+    times = inputs.as_times("input_time", given.get("input_time"), nodes.numel())
+    if time_attr is not None and times is None and time_attr not in store.schema.node_type(node_type).fields:
+        raise ConfigError(f"{node_type!r} has no {time_attr!r} to date its seeds; give input_time")
+    seeds = NodeSeeds(node_type, nodes, implied if input_id is None else input_id, times)
+    return NodeMaker(sampler, assembler, seeds, transform=given["transform"]), node_type, nodes
+
+
+class HGTLoader(SamplingLoader):
+    """Batches with a fixed number of nodes per type, sampled by budget, as PyG's HGTLoader makes them.
+
+    In each layer, `num_samples` nodes of every type join the batch; give a list for all types, or one by type. They are
+    drawn without replacement, in proportion to the square of their budget: the sum, over a node's edges to nodes of the
+    batch, of 1 / in-degree within the relation. Of a node with more than 50 in-edges of a relation, 50 are picked. A
+    batch has all edges between its nodes.
+
+    Takes PyG's arguments, and of those that NeighborLoader adds `seed`, `rank`, `world_size`, `least_tail`, `locality`,
+    `look_ahead`, `fields`, `prefetch_bytes` and `device`.
+
+    >>> loader = HGTLoader(data, [512] * 4, input_nodes=("paper", data["paper"].train_mask), batch_size=128)
+    """
+
+    def __init__(
+        self,
+        data: PairOrData,
+        num_samples: NumSamples,
+        input_nodes: Any,
+        is_sorted: bool = False,
+        transform: Callable[[Batch], Any] | None = None,
+        transform_sampler_output: None = None,
+        filter_per_worker: bool | None = None,
+        *,
+        input_id: Tensor | None = None,
+        custom_cls: None = None,
+        device: torch.device | str | None = None,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        batch_size: int = 1,
+        shuffle: bool | None = False,
+        sampler: Any = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], object] | None = None,
+        generator: torch.Generator | None = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        in_order: bool = True,
+        least_tail: int = 1,
+        locality: Any = False,
+        look_ahead: int | None = None,
+        fields: Any = None,
+        prefetch_bytes: int | str | None = None,
+        **unknown: Any,
+    ) -> None:
+        self._set_up("HGTLoader", locals())
+
+    def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
+        return _node_maker(given, sampler, assembler)
 
 
 class LinkNeighborLoader(SamplingLoader):

@@ -3,16 +3,16 @@
 Over any store, for any graph, to a subgraph or to blocks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from hoploom import ops
+from hoploom import keys, ops
 from hoploom.batch import Block, Sampled, Seeds
-from hoploom.config.values import as_fanouts
+from hoploom.config.values import as_fanouts, as_int
 from hoploom.errors import ConfigError
 from hoploom.ops import Frontier, NodeMap, Picks
 from hoploom.sample.frontier_hook import EdgeData, SampleFrontier, ask_hook
@@ -24,6 +24,8 @@ Subgraph = Literal["directional", "bidirectional", "induced"]
 Temporal = Literal["uniform", "last"]
 Mode = Literal["subgraph", "blocks"]
 Fanouts = Sequence[int] | Mapping[RelationName, Sequence[int]]
+NumSamples = Sequence[int] | Mapping[str, Sequence[int]]
+NEIGHBORS_READ = 50  # in-edges of a node, per relation, that a budget counts: as many as PyG's sampler reads
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Sampling:
     temporal: Temporal | None = None
     subgraph: Subgraph = "directional"
     mode: Mode = "subgraph"
+    num_samples: tuple[tuple[int, ...], ...] = ()  # [layer][node type]: nodes drawn by budget, as in HGT
 
     @property
     def num_hops(self) -> int:
@@ -108,6 +111,30 @@ def make_sampling(
     )
     _check_combination(sampling)
     return sampling
+
+
+def make_hgt_sampling(schema: Schema, num_samples: NumSamples) -> Sampling:
+    """Check the numbers of nodes to draw, for each layer from every node type."""
+    if schema.homogeneous:
+        raise ConfigError("HGTLoader draws nodes by their type, but this graph has one; use NeighborLoader")
+    names = list(schema.type_index)
+    by_type = num_samples if isinstance(num_samples, Mapping) else dict.fromkeys(names, num_samples)
+    if unknown := [name for name in by_type if name not in schema.type_index]:
+        raise ConfigError(f"num_samples names {unknown[0]!r}; the node types are {names}")
+    if missing := [name for name in names if name not in by_type]:
+        raise ConfigError(f"num_samples leaves out {missing[0]!r}; give it a list too, [0, ...] to draw none")
+    by_type = {name: _counts(name, counts) for name, counts in by_type.items()}
+    lengths = {len(counts) for counts in by_type.values()}
+    if len(lengths) > 1 or lengths == {0}:
+        raise ConfigError(f"num_samples has {sorted(lengths)} entries; give every node type one count per layer")
+    layers = tuple(zip(*(by_type[name] for name in names), strict=True))
+    return Sampling((), subgraph="induced", num_samples=layers)
+
+
+def _counts(name: str, given: object) -> tuple[int, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigError(f"num_samples of {name!r} is {given!r:.80}; give one count per layer, e.g. [512, 512]")
+    return tuple(as_int(f"num_samples of {name!r}", count, 0, "give a count of nodes") for count in given)
 
 
 def _choice(name: str, value: object, allowed: Sequence[str]) -> str:
@@ -207,6 +234,8 @@ def sample_hops(
     node of a layer is expanded afresh, listed from the input layer on. Edges and nodes in the order of first sight."""
     schema, maps, in_blocks = graph.schema, workspace.maps, sampling.mode == "blocks"
     workspace.begin(seeds)
+    if sampling.num_samples:
+        _add_by_budget(graph, maps, seeds, sampling.num_samples, key)
     hop_edges = [HopEdges() for _ in schema.relations]
     num_nodes = [[len(node_map)] for node_map in maps]
     num_edges: list[list[int]] = [[] for _ in schema.relations]
@@ -244,6 +273,25 @@ def sample_hops(
         return Sampled(nodes, trees, [], [], None, None, blocks)
     edges: list[Tensor | None] = [one.edges() for one in hop_edges]
     return Sampled(nodes, trees, [one.edge_index() for one in hop_edges], edges, num_nodes, num_edges)
+
+
+def _add_by_budget(
+    graph: GraphStore, maps: Sequence[NodeMap], seeds: Seeds, num_samples: Sequence[Sequence[int]], key: int
+) -> None:
+    """Draw the nodes of each layer as HGT does, from every type. A node is as likely as the square of its budget: the
+    sum, over its edges to nodes of the batch, of 1 / the number of in-edges read of that node."""
+    schema, budgets, begins = graph.schema, [ops.NodeBudget() for _ in maps], [0] * len(maps)
+    for layer, counts in enumerate(num_samples):
+        frontiers = [frontier_of(m, begin, seeds, disjoint=False) for m, begin in zip(maps, begins, strict=True)]
+        begins = [len(node_map) for node_map in maps]
+        answers = graph.sample(frontiers, Draw(key, layer, [NEIGHBORS_READ] * len(schema.relations)))
+        for source, picks in zip(schema.sources, answers, strict=True):
+            if picks is not None:
+                budgets[source].add(picks, maps[source].find(picks.sources))
+        for index, node_type in enumerate(schema.node_types):
+            count = min(counts[index], node_type.num_nodes)
+            drawn = budgets[index].draw(keys.mix(key, keys.BUDGET), keys.stream(layer, index), count)
+            maps[index].add_seeds(drawn)
 
 
 def _block(

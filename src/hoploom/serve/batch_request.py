@@ -16,7 +16,7 @@ from torch import Tensor
 from hoploom.errors import ConfigError
 from hoploom.load.arguments import read_added, read_fields, read_weight
 from hoploom.ops import Reduce
-from hoploom.sample.hops import Sampling, make_sampling
+from hoploom.sample.hops import Sampling, make_hgt_sampling, make_sampling
 from hoploom.schema import DTYPE_NAMES, Owner, Schema, read_ids
 from hoploom.serve.requests import read_fanouts, read_flag, read_integer, read_owner, require
 
@@ -129,6 +129,12 @@ def _sampling(values: Mapping[str, Any], schema: Schema) -> Sampling:
     hops, temporal = values["fanouts"], values["temporal"]
     fits = isinstance(hops, list | tuple) and len(hops) <= MAX_HOPS
     require(fits, "fanouts", hops, f"up to {MAX_HOPS} hops")
+    drawn, width = values["num_samples"], len(schema.node_types)
+    fits = isinstance(drawn, list | tuple) and len(drawn) <= MAX_HOPS
+    fits = fits and all(isinstance(layer, list | tuple) and len(layer) == width for layer in drawn)
+    require(fits, "num_samples", drawn, f"up to {MAX_HOPS} layers of {width} counts, one per node type")
+    if drawn:
+        return make_hgt_sampling(schema, dict(zip(schema.type_index, zip(*drawn, strict=True), strict=True)))
     read = [read_fanouts(hop, len(schema.relations)) for hop in hops]
     weighted = read_flag(values, "weighted")
     return make_sampling(

@@ -55,6 +55,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a fanout of a half": ({"description.sampling.fanouts": [[1, 1, 1, 1, 0.5]]}, "fanout"),
     "a fanout of true": ({"description.sampling.fanouts": [[1, 1, 1, 1, True]]}, "fanout"),
     "fanouts of text": ({"description.sampling.fanouts": "abc"}, "fanouts"),
+    "layers of four types": ({"description.sampling.num_samples": [[1, 1, 1, 1]]}, "num_samples"),
+    "layers as a number": ({"description.sampling.num_samples": 3}, "num_samples"),
+    "a layer as a number": ({"description.sampling.num_samples": [3]}, "num_samples"),
+    "65 layers": ({"description.sampling.num_samples": [[1, 1, 1]] * 65}, "64"),
+    "nodes to draw below zero": ({"description.sampling.num_samples": [[1, -1, 1]]}, "num_samples of 'paper'"),
     "replace as a number": ({"description.sampling.replace": 1}, "replace"),
     "labor as text": ({"description.sampling.labor": "yes"}, "labor"),
     "labor with replacement": (
