@@ -15,7 +15,7 @@ from support.certificates import TOKEN, token_file
 from support.graphs import ring
 from support.servers import Server, serving
 from support.until import until
-from support.wires import plain
+from support.wires import frame, over_tcp, plain, said_by, send
 
 import hoploom
 from hoploom.config.values import split_address
@@ -129,3 +129,85 @@ def test_silent_connections_do_not_keep_a_probe_from_its_answer(guarded: Server)
             with suppress(ConnectionResetError):
                 assert half_open.recv(1) == b""
         assert time.monotonic() - begun < 8
+
+
+# --- requests that fill memory -------------------------------------------------------------------
+
+MIB = 1 << 20
+SLACK = 150 * MIB  # threads, and what Python keeps
+
+
+def rss(server: Server) -> int:
+    return status(server, "VmRSS") * 1024
+
+
+@contextmanager
+def requests_of(address: str, count: int, header: dict[str, Any], num_bytes: int) -> Iterator[list[str]]:
+    """Clients that send a request with so many bytes of tensors, and keep the last byte until the end of the block,
+    which begins when all others are sent, or the server has hung up. Yields the answers."""
+    last, answers = Event(), [""] * count
+    sent = [Event() for _ in range(count)]
+
+    def talk(index: int) -> None:
+        with over_tcp(address) as connection:
+            try:
+                send(connection, frame({"tensors": [["int64", [num_bytes // 8]]], **header}))
+                for size in [MIB] * (num_bytes // MIB - 1) + [MIB - 1]:
+                    send(connection, bytes(size))
+                sent[index].set()
+                last.wait(60)
+                send(connection, b"\0")
+            except OSError:
+                sent[index].set()
+            answers[index] = said_by(connection)
+
+    threads = [Thread(target=talk, args=[index]) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert all(one.wait(60) for one in sent)
+        yield answers
+    finally:
+        last.set()
+        for thread in threads:
+            thread.join(90)
+
+
+GATHER = {"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}
+
+
+def test_requests_take_memory_of_the_budget_before_they_are_read(path: Path) -> None:
+    with serving(path, [[]], "--memory", "10MB") as (server,):
+        is_served(server, ClientSecurity())
+        before = rss(server)
+        for header, told in (
+            ({"ask": "info"}, "tensors of 267386880 bytes; info takes none"),
+            (GATHER, "a request would take 267386880 bytes or more, the server has 5000000 for all picks and requests"),
+        ):
+            with requests_of(server.address, 8, header, 255 * MIB) as answers:
+                assert rss(server) - before < SLACK
+                is_served(server, ClientSecurity())
+            hung_up = "Error: " if header["ask"] == "info" else told  # others go on
+            assert all(told in answer or hung_up in answer for answer in answers), answers
+        assert rss(server) - before < SLACK
+
+
+@pytest.mark.slow
+def test_requests_that_fit_wait_for_memory_and_give_it_back(path: Path) -> None:
+    with serving(path, [[]], "--memory", "400MB") as (server,):
+        is_served(server, ClientSecurity())
+        before = rss(server)
+        with requests_of(server.address, 8, GATHER, 90 * MIB) as answers:
+            assert 90 * MIB < rss(server) - before < 200_000_000 + SLACK
+            is_served(server, ClientSecurity())
+        assert any("bytes of picks and requests do not fit" in answer for answer in answers), answers
+        assert any("ids of 'node'" in answer or answer == "no refusal" for answer in answers), answers
+        until(lambda: rss(server) - before < SLACK / 2)
+
+
+def test_a_long_header_takes_memory_of_the_budget(path: Path) -> None:
+    """Python needs some thirty bytes for each of its bytes."""
+    with serving(path, [[]], "--memory", "10MB") as (server,), over_tcp(server.address) as connection:
+        header = frame({"ask": "info", "tensors": [], "more": [[]] * 100_000})
+        send(connection, header)
+        assert "a request would take" in said_by(connection)

@@ -38,10 +38,10 @@ def serve(arguments: Arguments) -> int:
         _warn(warning)
     grace: float = arguments.grace
     options = batch_options(arguments, security)
-    limits = ServerLimits(arguments.stall, shared=options.memory // SHARED)
     with ExitStack() as stack:
         asked = stack.enter_context(_asked_to_stop())
         held = stack.enter_context(GraphServer(arguments.store, arguments.part, options))
+        limits = ServerLimits(arguments.stall, shared=options.memory // SHARED, memory=held.service.budget)
         server = stack.enter_context(Server(held.service, arguments.listen, security, held.metrics, limits))
         metrics = None
         if arguments.metrics is not None:

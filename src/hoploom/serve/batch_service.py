@@ -21,11 +21,10 @@ from hoploom.sample.negatives import WeightSums, weight_sums
 from hoploom.schema import RelationName
 from hoploom.serve.batch_codec import NARROWED, NEVER, packed
 from hoploom.serve.batch_request import BatchRequest, Description, read_batch_request
-from hoploom.serve.memory_budget import ALONE, BusyError, Call, MemoryBudget, MeteredStore
+from hoploom.serve.memory_budget import ALONE, WAIT, BusyError, Call, MemoryBudget, MeteredStore
 from hoploom.serve.wire import Message
 from hoploom.store import Store
 
-WAIT = 5.0  # seconds that a batch waits for a thread, or for memory
 WEIGHTS = 4  # the part of the memory that weights of negatives may take
 
 

@@ -134,6 +134,11 @@ class Connection(Closing):
         begin, self._begin = self._begin, self._begin + count
         return self._buffer[begin : begin + count]
 
+    def skip(self, count: int) -> None:
+        """Read so many bytes, and drop them."""
+        for begin in range(0, count, BUFFERED):
+            self.take(min(BUFFERED, count - begin))
+
     def receive(self, target: memoryview) -> None:
         """As many bytes as the target holds."""
         ahead = min(self._end - self._begin, target.nbytes)

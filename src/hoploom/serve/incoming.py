@@ -50,8 +50,15 @@ class Coming(NamedTuple):
 class Incoming:
     """A message whose header is here and whose tensors are still to be read, all of them."""
 
-    def __init__(self, connection: Connection, limit: int, shared: SharedMemory | None = None) -> None:
-        """Waits for the header, through as many frames that say it is being made as there are."""
+    def __init__(
+        self,
+        connection: Connection,
+        limit: int,
+        shared: SharedMemory | None = None,
+        begin_header: Callable[[int], None] = lambda length: None,
+    ) -> None:
+        """Waits for the header, through as many frames that say it is being made as there are. `begin_header` is
+        called with the header's length before it is read."""
         self._connection, self._shared = connection, shared
         kind, length = PREFIX.unpack(connection.take(PREFIX.size))
         while kind == MADE and length == 0:
@@ -62,6 +69,9 @@ class Incoming:
                 raise StillMakingError from error
         if kind != MESSAGE:
             raise MalformedError(f"a frame of kind {kind!r}; {MESSAGE!r} is a message")
+        if length > MAX_HEADER:
+            raise MalformedError(f"a header of {length} bytes; at most {MAX_HEADER}")
+        begin_header(length)
         self.header, self._coming, self.num_bytes = _parse_header(connection, length, limit, shared)
         if self.num_bytes:
             connection.begin(self.num_bytes)
@@ -69,6 +79,12 @@ class Incoming:
     @property
     def described(self) -> list[Described]:
         return [one.described for one in self._coming]
+
+    @property
+    def widened_bytes(self) -> int:
+        """Bytes of the tensors together with their copies of 64 bits, if they are narrower."""
+        widths = [one.described.dtype.itemsize for one in self._coming]
+        return sum(one.num_bytes * (1 + (8 // n if n < 8 else 0)) for one, n in zip(self._coming, widths, strict=True))
 
     def pieces(self) -> Iterator[tuple[int, int, Tensor]]:
         """(which tensor, its first row, whole rows as bytes [n, row bytes]), in order. What is not in shared memory
@@ -147,10 +163,17 @@ class Incoming:
         return tensor
 
     def _skip_pieces(self, one: Coming) -> None:
-        """Wait until all rows are where they are to be."""
+        """Wait until all rows are where they are to be: in shared memory, else they are dropped."""
         row = 0
         while one.in_pieces and row < one.described.shape[0] and one.num_bytes:
-            row += self._piece_length(one, one.described.shape[0] - row) // one.described.row_bytes
+            length = self._piece_length(one, one.described.shape[0] - row)
+            row += length // one.described.row_bytes
+            self._connection.skip(length if one.segment is None else 0)
+
+    def skip(self) -> None:
+        """Read the tensors without keeping them."""
+        for one in self._coming:
+            self._skip_pieces(one) if one.in_pieces else self._connection.skip(one.num_bytes)
 
 
 def _small(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -165,8 +188,6 @@ def _parse_header(
     connection: Connection, length: int, limit: int, shared: SharedMemory | None
 ) -> tuple[dict[str, Any], list[Coming], int]:
     """The header, its tensors, and their bytes."""
-    if length > MAX_HEADER:
-        raise MalformedError(f"a header of {length} bytes; at most {MAX_HEADER}")
     text = connection.take(length)
     try:
         header = from_json(text.decode())

@@ -1,6 +1,6 @@
-"""Limits the memory of answers (batches, picks, rows) until they are sent.
+"""Limits the memory of requests before they are read, and of answers (batches, picks, rows) until they are sent.
 
-A batch waits a bounded time for memory, and then its client asks again. One that could never fit is refused.
+Each waits a bounded time for memory, and then its client asks again. One that could never fit is refused.
 """
 
 import threading
@@ -19,6 +19,7 @@ from hoploom.store import Draw, Store
 from hoploom.store.base import Triple
 
 PICK_BYTES = 40  # of a pick: source, edge, local source, both ends in edge_index
+WAIT = 5.0  # seconds that a request waits for memory
 PIECE = 256  # nodes whose picks are made together where their number is not known before
 
 
@@ -32,8 +33,9 @@ class BusyError(PeerError):
 class Call:
     """A request that is being answered: the memory for its answer, and whether its client still waits."""
 
-    def __init__(self, *, is_shared: bool = False) -> None:
+    def __init__(self, *, is_shared: bool = False, requested: int = 0) -> None:
         self.is_shared, self.is_cancelled = is_shared, False
+        self.requested = requested  # bytes of the budget of picks that the request itself takes
 
     def check(self) -> None:
         """Raise CancelledError if the client has left, so that the work ends."""
@@ -85,19 +87,21 @@ class MemoryBudget:
 class Reservation:
     """The memory of one answer, which is given back when it is sent. In a `with` block, an error gives it back too."""
 
-    def __init__(self, budget: MemoryBudget, call: Call = ALONE) -> None:
-        self._budget, self.taken, self.call = budget, 0, call
+    def __init__(self, budget: MemoryBudget, call: Call = ALONE, *, of: str = "a batch", beside: int = 0) -> None:
+        """`of` names it in errors; `beside` are bytes of the budget that the same request has taken already."""
+        self._budget, self.taken, self.call, self._of, self._beside = budget, 0, call, of, beside
 
     @property
     def left(self) -> int:
         """Bytes that it could still take if there were no other answers."""
-        return self._budget.size - self.taken
+        return self._budget.size - self.taken - self._beside
 
     def check(self, amount: int) -> None:
         """Raise ConfigError if so much can never be free."""
         if amount > self.left:
             raise ConfigError(
-                f"a batch would take {self.taken + amount} bytes or more, the server has {self._budget.size} for all "
+                f"{self._of} would take {self._budget.size - self.left + amount} bytes or more, the server has "
+                f"{self._budget.size} for all "
                 f"{self._budget.of}; lower the fanouts or batch_size, or give hoploom serve more --memory"
             )
 

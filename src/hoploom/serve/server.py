@@ -5,6 +5,7 @@ is cut off. A stop is graceful: what is under way is finished, what comes after 
 """
 
 import contextlib
+import math
 import os
 import resource
 import secrets
@@ -13,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from hoploom.serve.arrivals import BACKLOG, Arrival, Arrivals, Steps
 from hoploom.serve.connection import Connection
 from hoploom.serve.greeting import Door, RefusedError
 from hoploom.serve.incoming import Incoming
-from hoploom.serve.memory_budget import Call, CancelledError, MemoryBudget
+from hoploom.serve.memory_budget import WAIT, BusyError, Call, CancelledError, MemoryBudget, Reservation
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.service import Service
@@ -38,6 +39,10 @@ GRACE = 30.0  # seconds that requests under way get at a stop
 MAX_CONNECTIONS = 4096
 MAX_ARRIVING = 1024  # besides, connections that are not admitted yet
 LOOK_UP = 1.0  # seconds after which a waiting main thread sees a signal that another thread has caught
+HEADER = 40  # bytes that a byte of a header may take once it is read
+FREE = 1 << 16  # bytes of a header, and of tensors, that take none of the budget: a connection has more for itself
+WITHOUT_TENSORS = ("info", "split")  # requests
+TRIM_FROM, TRIM_AFTER = 64 << 20, 10.0  # bytes that requests and picks have taken at once, and seconds
 TICK = 0.1  # seconds between two looks for clients that have left
 LEFT = getattr(select, "POLLRDHUP", 0)  # the other side has ended; not every system tells
 LAST_WORDS = 2.0  # seconds for threads to end
@@ -51,6 +56,7 @@ class ServerLimits:
     beat: float = 0.5  # seconds after which, and then how often, a client hears that its answer is being made
     request: int = wire.MAX_REQUEST  # bytes of a request's tensors
     shared: int = 2 << 30  # bytes of memory that is shared with clients on this host
+    memory: MemoryBudget = field(default_factory=lambda: MemoryBudget(2 << 30, WAIT, "requests"))
 
 
 class Server(Closing):
@@ -71,6 +77,7 @@ class Server(Closing):
         self._door = Door(security, name)
         self._shared = MemoryBudget(self._limits.shared, 0, "shared memory")
         self._open: set[Caller] = set()
+        self._trim_at = math.inf  # when memory that requests have taken goes back to the system
         self._lock, self._closed = threading.Lock(), threading.Event()
         arriving = min(MAX_ARRIVING, _allow_many_files() // 4)
         listeners = [listener] if unix is None else [listener, unix]
@@ -139,25 +146,47 @@ class Server(Closing):
 
     def _converse(self, caller: "Caller") -> None:
         """Requests and their answers, one after the other."""
-        connection = caller.connection
         while True:
-            connection.wait()
-            connection.begin(wire.MAX_HEADER)
+            caller.connection.wait()
+            memory = Reservation(self._limits.memory, of="a request")
             try:
-                incoming = Incoming(connection, self._limits.request)
-                request = incoming.into()
-            except (MalformedError, BrokenError) as error:
-                wire.write(connection, refusal_of(ConfigError(f"a request is malformed: {error}")))
-                connection.hang_up()
-                return
-            self._reply(caller, request, incoming.num_bytes)
+                self._exchange(caller, memory)
+            finally:
+                if self._limits.memory.taken >= TRIM_FROM and self._trim_at == math.inf:
+                    self._trim_at = time.monotonic() + TRIM_AFTER
+                memory.close()
 
-    def _reply(self, caller: "Caller", request: Message, num_bytes: int) -> None:
+    def _exchange(self, caller: "Caller", memory: Reservation) -> None:
+        """Read a request, once there is memory for it, and answer it."""
+        connection, refusal = caller.connection, None
+        connection.begin(wire.MAX_HEADER)
+        try:
+            incoming = Incoming(connection, self._limits.request, None, lambda length: _take(memory, HEADER * length))
+            if incoming.num_bytes and incoming.header.get("ask") in WITHOUT_TENSORS:
+                raise MalformedError(f"tensors of {incoming.num_bytes} bytes; {incoming.header['ask']} takes none")
+            try:
+                _take(memory, incoming.widened_bytes)
+                request = incoming.into()
+            except (BusyError, ConfigError) as error:
+                refusal = refusal_of(error)
+                incoming.skip()
+                request = Message(incoming.header)
+        except (MalformedError, BrokenError, BusyError, ConfigError) as error:
+            known = isinstance(error, HoploomError)
+            wire.write(connection, refusal_of(error if known else ConfigError(f"a request is malformed: {error}")))
+            connection.hang_up()
+            raise ConnectionAbortedError from error
+        self._reply(caller, request, refusal, CallOfClient(caller.shared, memory.taken), incoming.num_bytes)
+
+    def _reply(
+        self, caller: "Caller", request: Message, refusal: Message | None, call: "CallOfClient", num_bytes: int
+    ) -> None:
         with self._metrics.request(str(request.header.get("ask"))) as count:
             count.received = num_bytes
             caller.free(request.header.pop("freed", None))
             try:
-                answer = self._answer(request, caller.begin_making())
+                caller.begin_making(call)
+                answer = refusal or self._answer(request, call)
             finally:
                 caller.end_making()
             error_name = answer.header.get("error")
@@ -196,6 +225,9 @@ class Server(Closing):
     def _look_after(self) -> None:
         """Tell clients that their answers are being made, and notice those that have left meanwhile."""
         while not self._closed.wait(min(TICK, self._limits.beat)):
+            if self._trim_at <= time.monotonic():
+                self._trim_at = math.inf
+                ops.pool_trim()
             making = [one for one in self._present() if one.making_since is not None]
             poll = select.poll()
             of_file = {one.connection.fileno(): one for one in making}
@@ -216,8 +248,8 @@ class Server(Closing):
 class CallOfClient(Call):
     """One whose answer may be made in memory that its client reads."""
 
-    def __init__(self, shared: SharedAnswers | None) -> None:
-        super().__init__(is_shared=shared is not None)
+    def __init__(self, shared: SharedAnswers | None, requested: int) -> None:
+        super().__init__(is_shared=shared is not None, requested=requested)
         self._shared = shared
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -236,11 +268,10 @@ class Caller:
         self._call: CallOfClient | None = None
         self._lock = threading.Lock()  # whoever holds it may write
 
-    def begin_making(self) -> CallOfClient:
+    def begin_making(self, call: CallOfClient) -> None:
         """An answer is being made: the client hears of it while it lasts."""
-        self._call = call = CallOfClient(self.shared)
+        self._call = call
         self._told = self.making_since = time.monotonic()
-        return call
 
     def end_making(self) -> None:
         with self._lock:
@@ -275,6 +306,11 @@ class Caller:
 
 
 FAILED = (PeerError.__name__, BatchError.__name__, StoreError.__name__)
+
+
+def _take(memory: Reservation, amount: int) -> None:
+    if amount > FREE:
+        memory.take(amount)
 
 
 def refusal_of(error: Exception) -> Message:

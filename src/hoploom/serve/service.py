@@ -18,7 +18,7 @@ import hoploom
 from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.serve import requests
-from hoploom.serve.memory_budget import ALONE, Call, MemoryBudget, Reservation
+from hoploom.serve.memory_budget import ALONE, WAIT, Call, MemoryBudget, Reservation
 from hoploom.serve.wire import PIECE, PROTOCOL, Described, Message, Streamed
 from hoploom.store import Part, Store
 from hoploom.store.base import Shard, Wanted
@@ -39,13 +39,14 @@ class PickLimits:
 
     most: int = 1 << 26  # of all relations in one answer: 1 GiB
     free: int = 1 << 20  # bytes of picks that take none
-    wait: float = 5.0  # seconds that others wait for it
+    wait: float = WAIT  # seconds that others wait for it
 
 
 class Service:
     """Answers for the parts of a store that this process holds.
 
-    Picks made and not yet sent take at most `memory` bytes, rows read from the disk the window of the store's budget.
+    Requests, and picks that are not sent yet, take at most `memory` bytes. Rows read from the disk take the window of
+    the store's budget.
     `more` are kinds of requests that need more than parts, by name: whole batches.
     """
 
@@ -59,7 +60,7 @@ class Service:
     ) -> None:
         self.store, self.parts = store, dict(parts)
         self._limits = limits or PickLimits()
-        self.budget = MemoryBudget(memory, self._limits.wait, "picks")
+        self.budget = MemoryBudget(memory, self._limits.wait, "picks and requests")
         self.rows = MemoryBudget(0 if store.budget is None else store.budget.window, 0, "rows")
         own: dict[str, Answer] = {
             "info": self._info,
@@ -125,7 +126,7 @@ class Service:
         draw = requests.read_draw(request.header, len(schema.relations))
         frontiers = requests.read_frontiers(request, part)
         most = requests.most_picks(part, frontiers, draw, self._limits.most) * PICK_BYTES
-        with Reservation(self.budget, call) as reservation:
+        with Reservation(self.budget, call, of="a hop", beside=call.requested) as reservation:
             reservation.take(most if most > self._limits.free else 0)
             picks = shard.begin_sample(frontiers, draw)()
             narrowing = Narrowing(schema, self.store.ranges[request.header["part"]])
