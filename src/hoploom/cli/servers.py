@@ -32,6 +32,8 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, metavar=metavar, help=text)
     text = "serve /metrics and /health over HTTP at this address"
     add_option(parser, "--metrics", read_address, metavar="HOST:PORT", help=text)
+    text = "check the files of the store against their checksums in the background; stop if one is damaged"
+    parser.add_argument("--verify", action="store_true", help=text)
     parser.add_argument("--insecure", action="store_true", help="allow other hosts to connect without TLS or a token")
     parser.add_argument(
         "--memory",

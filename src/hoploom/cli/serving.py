@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
-from hoploom.cli.command import Arguments, fanouts_of, seeds_of
+from hoploom.cli.command import Arguments, complaint, fanouts_of, seeds_of
 from hoploom.config.extras import needs
 from hoploom.config.values import parse_bytes, read_addresses, split_address
-from hoploom.errors import ConfigError
+from hoploom.errors import ConfigError, StoreError
 from hoploom.ranks import environment
 from hoploom.ranks.stopping import put_back, take_over
 from hoploom.serve.ready import FOR_PEOPLE, Ready
@@ -19,6 +19,7 @@ from hoploom.store import Store
 from hoploom.store.disk import held_parts
 from hoploom.store.format import read_manifest
 from hoploom.store.row_cache import read_size
+from hoploom.store.verification import Verification
 
 with needs("cluster"):
     from hoploom.serve.graph_server import BatchOptions, GraphServer
@@ -51,12 +52,23 @@ def serve(arguments: Arguments) -> int:
             metrics = endpoint.address
         _say_ready(Ready(server.address, tuple(held.parts), metrics), held.store)
         held.warm_up()
+        verified = stack.enter_context(Verification(arguments.store, held.parts)) if arguments.verify else None
         while not asked.wait(LOOK_UP):  # for as long as the server is to run
-            pass
+            if verified is not None:
+                _end_if_damaged(verified)
         print(f"stopping: {server.under_way} requests under way, new ones are refused", flush=True)
         finished = server.drain(grace)
         print("stopped" if finished else f"stopped after {grace:g} s, cutting off what was under way", flush=True)
     return _end(0 if finished else 1)
+
+
+def _end_if_damaged(verified: Verification) -> None:
+    """End at once: answers may be wrong, and another server may have the same part."""
+    try:
+        verified.check()
+    except StoreError as error:
+        print(complaint(str(error)), file=sys.stderr)
+        _end(1)
 
 
 def _say_ready(ready: Ready, store: Store) -> None:

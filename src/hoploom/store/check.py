@@ -1,7 +1,7 @@
 """Reading every byte of a store to say which file is wrong, and what is wrong with it."""
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from hoploom.store.base import Part, Wanted
 from hoploom.store.disk import check_manifest, open_part
 from hoploom.store.sharded import Sharded
 
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 4 << 20
 CHUNK_EDGES = 1 << 20
 SEEN_IDS = 1 << 28  # edge ids that are marked in one pass, a byte each
 
@@ -35,7 +35,7 @@ def problems(path: str | Path) -> Iterator[str]:
         return
     damaged = False
     for name, entry in manifest.files.items():
-        for problem in _file_problems(folder, name, entry):
+        for problem in file_problems(folder, name, entry):
             damaged = True
             yield problem
     if damaged:
@@ -58,7 +58,10 @@ def problems(path: str | Path) -> Iterator[str]:
         yield from _edge_id_problems(parts, index)
 
 
-def _file_problems(folder: Path, name: str, entry: layout.FileEntry) -> Iterator[str]:
+def file_problems(
+    folder: Path, name: str, entry: layout.FileEntry, pause: Callable[[int], None] = lambda num_bytes: None
+) -> Iterator[str]:
+    """Yield the problem of a file, if it has one. `pause` is called after every read."""
     try:
         path = layout.inside(folder, name)
         size, crc = 0, 0
@@ -66,6 +69,7 @@ def _file_problems(folder: Path, name: str, entry: layout.FileEntry) -> Iterator
             while chunk := file.read(CHUNK_BYTES):
                 size += len(chunk)
                 crc = zlib.crc32(chunk, crc)
+                pause(len(chunk))
     except FileNotFoundError:
         yield f"{name}: missing"
         return

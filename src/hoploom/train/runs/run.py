@@ -23,8 +23,10 @@ from hoploom.gpu.whole_step.recordable import prepare
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
 from hoploom.ranks.context import Context
 from hoploom.store import Store
+from hoploom.store.disk import held_parts
 from hoploom.store.format import write_whole
 from hoploom.store.row_cache import CacheReport, Visits, cached, report
+from hoploom.store.verification import Verification
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
 from hoploom.train.journal import Journal
@@ -58,7 +60,7 @@ LAST, BEST = "last", "best"
 NUM_BATCHES = 64  # that are sampled to find the nodes whose rows are cached
 CONNECT_KEYS = tuple(name for name in CONNECT if name != "made")  # where batches are made, follows from who holds what
 # What may differ between a run and its continuation: how long and where, not what is learned.
-MAY_CHANGE = {"store", "loader.threads", "loader.eval_fanouts", "loader.eval_batch_size"}
+MAY_CHANGE = {"store", "verify", "loader.threads", "loader.eval_fanouts", "loader.eval_batch_size"}
 MAY_CHANGE |= {name for name in FIELDS if name.startswith(("cluster.", "placement.", "output.", "train."))}
 MAY_CHANGE -= {"cluster.locality", "placement.dtype"}
 MAY_CHANGE -= {"train.precision", "train.accumulate", "train.clip_norm", "train.monitor"}
@@ -102,7 +104,12 @@ def run(run_file: RunFile, context: Context, *, resume: bool = False, progress: 
             if progress and context.is_main:
                 print(goal.store.placed, file=sys.stderr)
         learner = make_learner(run_file, goal, context)
+        verified = _verifying(run_file, learner, context, placed)
         outcome, test = _learn(run_file, goal, learner, context, journal, resume=resume, progress=progress)
+        if verified is not None:
+            verified.finish()
+        if run_file.verify:
+            context.sum(0)  # no rank completes a run where another one has found a damaged file
         num_parameters = sum(parameter.numel() for parameter in learner.model.parameters())
         seconds, kept = time.perf_counter() - began, cache_report(run_file, goal, context)
         folder = run_file.output.folder
@@ -110,6 +117,15 @@ def run(run_file: RunFile, context: Context, *, resume: bool = False, progress: 
         if context.is_main and result.is_complete:
             write_whole(folder / RESULT_FILE, [as_json(result).encode()])
     return result
+
+
+def _verifying(run_file: RunFile, learner: Learner, context: Context, stack: ExitStack) -> Verification | None:
+    """Check this host's files in one of its ranks, if run.toml asks for it; a damaged one ends the next step."""
+    if not run_file.verify or run_file.store is None or context.local_rank:
+        return None
+    verified = stack.enter_context(Verification(run_file.store, held_parts(run_file.store)))
+    learner.optimizer.register_step_pre_hook(lambda *_: verified.check())
+    return verified
 
 
 def _journal(run_file: RunFile, context: Context) -> Journal:
