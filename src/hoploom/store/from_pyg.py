@@ -25,9 +25,7 @@ from hoploom.schema import (
 from hoploom.store import FeatureStore as HoploomFeatures
 from hoploom.store import Store, Wanted
 from hoploom.store.base import Triple, read_wanted
-from hoploom.store.from_tensors import as_tensor, build_store
-
-MASK_SUFFIX = "_mask"
+from hoploom.store.from_tensors import as_tensor, build_store, mask_splits
 
 
 @dataclass(frozen=True)
@@ -131,14 +129,6 @@ def _edges(key: RelationName, storage: Any, homogeneous: bool) -> dict[str, Tens
     if homogeneous:  # a graph with as many nodes as edges: PyG calls such a field a node's
         fields = {name: rows for name, rows in fields.items() if not storage.is_node_attr(name)}
     return {"edge_index": torch.as_tensor(edge_index), **fields}
-
-
-def mask_splits(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name.removesuffix(MASK_SUFFIX): mask
-        for name, mask in fields.items()
-        if name.endswith(MASK_SUFFIX) and mask.dtype == torch.bool and mask.dim() == 1
-    }
 
 
 # --- a pair of PyG's own stores -------------------------------------------------------------

@@ -295,3 +295,12 @@ def as_tensor(value: Any) -> Tensor | None:
     if isinstance(value, Tensor):
         return value
     return torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" else None
+
+
+def mask_splits(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the members of the splits that masks name: `train_mask` is the split `train`."""
+    return {
+        name.removesuffix("_mask"): mask
+        for name, mask in fields.items()
+        if name.endswith("_mask") and mask.dtype == torch.bool and mask.dim() == 1
+    }

@@ -12,8 +12,7 @@ from torch import Tensor
 from hoploom.errors import ConfigError, DataError
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Owner, RelationName
 from hoploom.store import Store
-from hoploom.store.from_pyg import mask_splits
-from hoploom.store.from_tensors import as_tensor, build_store
+from hoploom.store.from_tensors import as_tensor, build_store, mask_splits
 
 RENAMED = {"feat": "x", "label": "y"}  # what DGL's datasets call features and labels -> what models here look for
 
