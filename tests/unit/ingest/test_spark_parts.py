@@ -29,6 +29,7 @@ from hoploom.ingest.spark import frames, joining, target
 from hoploom.ingest.spark.frames import Ranges, leading_there, murmur3, ranges_for
 
 needs_spark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java")
+MEMORY = 4 << 30  # also where the process of the tests has grown large: what it holds is taken off
 GRAPH = """
 [nodes.author]
 count = 30
@@ -133,7 +134,7 @@ def test_a_small_graph_gives_the_same_bytes(tmp_path: Path) -> None:
         write_table(folder / "nodes.parquet", {"id": [v * 3 for v in range(20)], "x": [v / 2 for v in range(20)]})
         write_table(folder / "edges.parquet", {"a": [v * 3 for v in range(20)] * 2, "b": [0] * 20 + [9, 57] * 10})
         conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1"}
-        build_here(folder, text, engine=engine, parts=2, master="local[1]", memory=4 << 30, conf=conf)
+        build_here(folder, text, engine=engine, parts=2, master="local[1]", memory=MEMORY, conf=conf)
         made.append(contents(folder / "out.store"))
     assert made[0] == made[1]
 
@@ -147,7 +148,7 @@ def test_every_kind_of_table_gives_the_same_bytes(tmp_path: Path, parts: int) ->
     made, said = [], []
     for engine in ("duckdb", "spark"):
         write_graph(tmp_path / engine, dangling=True)
-        options = {"engine": engine, "parts": parts, "drop_dangling": True, "master": "local[2]", "memory": 1 << 30}
+        options = {"engine": engine, "parts": parts, "drop_dangling": True, "master": "local[2]", "memory": MEMORY}
         _, report = build_here(tmp_path / engine, GRAPH, **options)
         made.append(contents(tmp_path / engine / "out.store"))
         said.append((report.nodes, report.edges, report.dropped))
@@ -165,7 +166,7 @@ def test_edges_of_unknown_nodes_are_told_as_by_duckdb(tmp_path: Path) -> None:
     for engine in ("duckdb", "spark"):
         write_graph(tmp_path / engine, dangling=True)
         with pytest.raises(DataError) as error:
-            build_here(tmp_path / engine, GRAPH, engine=engine, master="local[2]", memory=1 << 30)
+            build_here(tmp_path / engine, GRAPH, engine=engine, master="local[2]", memory=MEMORY)
         told.append(str(error.value).replace(str(tmp_path / engine), ""))
         assert not (tmp_path / engine / "out.store").exists()
         assert not list((tmp_path / engine).glob(".out*"))
@@ -290,4 +291,4 @@ def test_a_damaged_file_is_named(damaged: str, tmp_path: Path) -> None:
         file.seek(300)
         file.write(b"\x55" * 300)
     with pytest.raises(DataError, match=rf"/50% off/{damaged}.parquet cannot be read; it is damaged or cut short"):
-        build_here(folder, text, engine="spark", parts=2, master="local[1]", memory=4 << 30)
+        build_here(folder, text, engine="spark", parts=2, master="local[1]", memory=MEMORY)

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from support.tables import EDGES, IDS, NODES, build_here, by_id, contents, edges_of, write_graph, write_table
 
-from hoploom.errors import ConfigError, DataError
+from hoploom.errors import ConfigError, DataError, StoreError
 from hoploom.ingest.tables.build import fitting_threads, open_engine
-from hoploom.ingest.tables.engine import Engine, batch_rows, rows_of
+from hoploom.ingest.tables.engine import Engine, _explained, batch_rows, rows_of
 from hoploom.ingest.tables.graph_file import parse_graph
 from hoploom.ingest.tables.sources import ReadLimits, read_sources
 from hoploom.ingest.tables.table_files import TableFile, group_bytes, parquet_batches
@@ -126,7 +126,7 @@ def test_what_an_engine_reads_at_once_are_the_used_columns_of_a_row_group(tmp_pa
 
 
 def test_threads_are_as_many_as_memory_has_row_groups_for() -> None:
-    for largest, threads in ((0, 16), (1 << 28, 8), (1 << 30, 2), (1 << 40, 1)):
+    for largest, threads in ((0, 16), (1 << 28, 7), (1 << 30, 1), (1 << 40, 1)):
         assert fitting_threads(4 << 30, largest, 16) == threads
 
 
@@ -330,3 +330,19 @@ def test_text_that_is_not_utf8_is_named_by_spark(tmp_path: Path, column: str) ->
         build_here(tmp_path, text, engine="spark", master="local[2]")
     with pytest.raises(DataError, match="not valid UTF8"):
         build_here(tmp_path, text, engine="duckdb")
+
+
+def test_too_little_memory_is_told_with_the_way_out(tmp_path: Path) -> None:
+    """By DuckDB while a statement runs; by pyarrow while rows are streamed, with advice for programmers."""
+    pq.write_table(pa.table({"a": [f"{number:05d}" * 200 for number in range(9000)]}), tmp_path / "wide.parquet")
+    message = (
+        r"^the memory given is too small for DuckDB; raise --memory by 200 MB, .* \(Out of Memory Error: [^\n]*\)$"
+    )
+    with open_engine(tmp_path / "scratch", 2 << 20, threads=1) as engine, pytest.raises(ConfigError, match=message):
+        engine.keep(engine.read([str(tmp_path / "wide.parquet")]).order_by("a"), "kept")
+    with pytest.raises(ConfigError, match=message), _explained():
+        raise OSError(
+            "Out of Memory Error: failed to allocate data (81.1 MiB/81.6 MiB used)\n\nPossible solutions:\n* SET"
+        )
+    with pytest.raises(StoreError, match=r"^DuckDB cannot read or write: IO Error: no space$"), _explained():
+        raise OSError("IO Error: no space")

@@ -26,6 +26,7 @@ __all__ = ["BuildOptions", "Report", "build"]
 
 LEAST_SHARE = 80 << 20  # of the engine, and of what is written
 THREAD_SHARE = 128 << 20  # of the engine, for each of its threads: with less it gives up
+JOIN_BYTES = 40 << 20  # of a thread's share, for a join that spills; the rest is for two row groups
 ASIDE = 144 << 20  # for what neither counts: batches on their way, plans, allocators
 MB = 10**6
 
@@ -52,7 +53,8 @@ def _build_here(graph: GraphFile, out: Path, options: BuildOptions, report: Repo
         begin("reading the tables")
         folder = writer.scratch / "tables"
         folder.mkdir()
-        largest = options.largest_group or share // (2 * (options.threads or 1))
+        own = share // (options.threads or 1)
+        largest = options.largest_group or max(own // 4, own - JOIN_BYTES) // 2
         sources = read_sources(graph, folder, ReadLimits(largest_group=largest))
         give_back()
         threads = options.threads or fitting_threads(share, largest_group(sources), num_cores())
@@ -87,8 +89,8 @@ def largest_group(sources: Mapping[str, TableSource]) -> int:
 
 
 def fitting_threads(share: int, largest: int, cores: int) -> int:
-    """As many threads as the engine's memory carries; each reads a row group."""
-    return max(1, min(cores, share // max(THREAD_SHARE, 2 * largest)))
+    """Return how many threads the engine's memory carries; each joins rows of two row groups."""
+    return max(1, min(cores, share // max(THREAD_SHARE, 2 * largest + JOIN_BYTES)))
 
 
 def give_back() -> None:

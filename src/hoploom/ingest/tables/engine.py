@@ -130,9 +130,11 @@ def _explained() -> Iterator[None]:
         yield
     except HoploomError:
         raise
-    except duckdb.OutOfMemoryException as error:
-        raise ConfigError(f"the memory given is too small for DuckDB; raise --memory ({first_line(error)})") from error
-    except duckdb.IOException as error:
-        raise StoreError(f"DuckDB cannot read or write: {first_line(error)}") from error
-    except duckdb.Error as error:
-        raise UnreadableError(f"DuckDB cannot read the tables: {first_line(error)}") from error
+    except (duckdb.Error, OSError) as error:  # pyarrow raises OSError for what DuckDB says while rows are streamed
+        said = first_line(error)
+        if "Out of Memory Error" in said:
+            message = "the memory given is too small for DuckDB; raise --memory by 200 MB, of which it gets half"
+            raise ConfigError(f"{message} ({said})") from error
+        if isinstance(error, duckdb.IOException) or said.startswith("IO Error"):
+            raise StoreError(f"DuckDB cannot read or write: {said}") from error
+        raise UnreadableError(f"DuckDB cannot read the tables: {said}") from error
