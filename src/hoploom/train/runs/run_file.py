@@ -77,10 +77,15 @@ class TaskSection:
     )
     train: str = key("train", "the split to train on", rules.TEXT, only=OF_NODES)
     val: str = key(
-        "val", 'the split to validate on; it picks the best checkpoint; "": none', rules.TEXT_OR_EMPTY, only=OF_NODES
+        "val",
+        'the split to validate on; it picks the best checkpoint; "" turns validation off',
+        rules.TEXT_OR_EMPTY,
+        only=OF_NODES,
     )
-    test: str = key("test", 'the split to evaluate at the end; "": none', rules.TEXT_OR_EMPTY, only=OF_NODES)
-    loss: str = key("mse", "squared or absolute error", rules.choice("mse", "mae"), only=OF_NUMBERS)
+    test: str = key("test", 'the split to evaluate at the end; "" turns it off', rules.TEXT_OR_EMPTY, only=OF_NODES)
+    loss: str = key(
+        "mse", "the loss; mse: the squared error; mae: the absolute error", rules.choice("mse", "mae"), only=OF_NUMBERS
+    )
     relation: str | None = key(
         None, "the relation whose links the model predicts", rules.TEXT, example="author writes paper", only=OF_LINKS
     )
@@ -240,7 +245,7 @@ class TrainSection:
     max_steps: int | None = key(None, "stop after this many optimizer steps", rules.whole(1), example=10_000)
     checkpoint_minutes: float = key(
         MINUTES,
-        "minutes between two checkpoints within an epoch; the first step saves one, too; 0: none",
+        "minutes between two checkpoints within an epoch; the first step saves one, too; 0 saves only after epochs",
         rules.number(),
     )
     checkpoint_every: int | None = key(
@@ -276,7 +281,10 @@ class ClusterSection:
         only=WITH_STORE,
     )
     exchange: str = key(
-        "servers", "collective: ranks send each other rows", rules.choice("servers", "collective"), only=WITH_STORE
+        "servers",
+        "servers: graph servers send remote rows; collective: ranks send them to each other",
+        rules.choice("servers", "collective"),
+        only=WITH_STORE,
     )
     locality: bool = key(False, "give each process seeds from the parts of its own host", rules.FLAG, only=WITH_STORE)
     cache: str | None = key(
@@ -307,14 +315,14 @@ class PlacementSection:
 
     topology: str | None = key(
         None,
-        "edges; cuda: device memory; host: pinned host memory; auto: what fits; default: the CPU samples",
+        "where edges are; cuda: GPU memory; host: pinned host memory; auto: what fits; default: the CPU samples",
         TOPOLOGY,
         example="cuda",
         only=WITH_STORE,
     )
     features: str | float | None = key(
         None,
-        "feature rows, likewise; a share or size of them in device memory, others in host memory; spread: on all GPUs",
+        "where feature rows are, likewise; 20%: so many in GPU memory, others in host memory; spread: on all GPUs",
         FEATURES,
         example="20%",
         only=WITH_STORE,
@@ -379,7 +387,7 @@ class RunFile:
         rules.FLAG,
         only=WITH_STORE,
     )
-    seed: int = key(0, "the number that all randomness derives from", rules.whole(0, MOST_SEED))
+    seed: int = key(0, "all random numbers derive from it; another seed gives another run", rules.whole(0, MOST_SEED))
     task: TaskSection = field(default_factory=TaskSection)
     model: ModelSection = field(default_factory=ModelSection)
     loader: LoaderSection = field(default_factory=LoaderSection)
