@@ -48,7 +48,6 @@ COMMANDS = {
     "doctor": ("doctor", "check this machine and suggest fixes", "Inspect and report"),
     "report": ("reporting", "write an HTML report about a run, or compare several runs", "Inspect and report"),
     "watch": ("reporting", "show the report of a run in the browser while it trains", "Inspect and report"),
-    "completion": ("completion", "print a script that completes commands in your shell", "Inspect and report"),
 }
 PYG_SPEAKS = "ignore:`torch.jit.script` is deprecated:FutureWarning"  # on import, with torch 2.15
 FAILURES = (TrainError, PeerError, BatchError)  # what goes wrong on the way is no mistake in the command
@@ -317,17 +316,10 @@ def _parser(wanted: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_command(subparsers: "argparse._SubParsersAction[_Parser]", name: str) -> argparse.ArgumentParser:
+def _add_command(subparsers: "argparse._SubParsersAction[_Parser]", name: str) -> None:
     module, text, _ = COMMANDS[name]
     described = f"{text[0].upper()}{text[1:]}."
     subparser = subparsers.add_parser(name, help=text, description=described)
     command: Command = import_module(f"hoploom.cli.{module}").COMMANDS[name]
     command.add_arguments(subparser)
-    subparser.set_defaults(command=command, parser=subparser, parsers=all_parsers)
-    return subparser
-
-
-def all_parsers() -> dict[str, argparse.ArgumentParser]:
-    """The parser of every command, for who describes them all."""
-    subparsers = _Parser("hoploom").add_subparsers(prog="hoploom")
-    return {name: _add_command(subparsers, name) for name in COMMANDS}
+    subparser.set_defaults(command=command, parser=subparser)

@@ -217,17 +217,15 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write the report too: FILE.json, or a page, FILE.html"
     )
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="write the report as a picture, an SVG")
 
 
 def _partition(arguments: Arguments) -> int:
-    from hoploom.partition import as_json, as_svg, partition
+    from hoploom.partition import as_json, partition
     from hoploom.report.page import as_html
     from hoploom.report.plans import partition_page
     from hoploom.store.format import read_manifest, write_whole
 
     check_writable("--report", arguments.report, ".json", ".html")
-    check_writable("--picture", arguments.picture, ".svg")
     begin = time.monotonic()
     with stage_line() as show:
         if arguments.engine == "spark":
@@ -253,8 +251,6 @@ def _partition(arguments: Arguments) -> int:
         is_page = arguments.report.suffix == ".html"
         text = as_html(partition_page(report, str(arguments.out))) if is_page else as_json(report)
         write_whole(arguments.report, [text.encode()])
-    if arguments.picture is not None:
-        write_whole(arguments.picture, [as_svg(report).encode()])
     return _show_store(arguments, time.monotonic() - begin, report=json.loads(as_json(report)))
 
 

@@ -9,10 +9,9 @@ from types import ModuleType
 
 from hoploom.partition.assign import METHODS, assign, edge_cut
 from hoploom.partition.partition import partition
-from hoploom.partition.picture import as_svg
 from hoploom.partition.report import PartitionReport, as_json, report
 
-__all__ = ["METHODS", "PartitionReport", "as_json", "as_svg", "assign", "edge_cut", "partition", "report"]
+__all__ = ["METHODS", "PartitionReport", "as_json", "assign", "edge_cut", "partition", "report"]
 __dir__ = __all__.copy
 
 

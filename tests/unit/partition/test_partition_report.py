@@ -1,9 +1,7 @@
-"""What the report says is what arithmetic says, in text, JSON and the picture."""
+"""What the report says is what arithmetic says, in text and JSON."""
 
 import json
-import re
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ import hoploom
 from hoploom import ConfigError, Store
 from hoploom.load.presample import Presampling
 from hoploom.partition import bounded_store
-from hoploom.partition.picture import as_svg
 from hoploom.partition.report import CacheRate, Cut, PartCost, PartitionReport, as_json, report
 from hoploom.schema import RelationName
 from hoploom.store import assemble
@@ -165,51 +162,3 @@ def test_the_json_holds_every_figure() -> None:
     assert contents["parts"][2]["num_nodes"] == {"node": 300}
     assert contents["caches"][3] == {"nodes": 0.2, "hits": 0.999}
     assert contents["cuts"] == [{"relation": "node to node", "num_edges": 1000, "num_cut": 125}]
-
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def texts_of(picture: str) -> list[tuple[str, tuple[float, float, float, float]]]:
-    """Every text with the box it takes, six tenths of its size for a letter."""
-    found = []
-    for text in ElementTree.fromstring(picture).iter(f"{SVG}text"):
-        words, size = text.text or "", float(text.attrib["font-size"])
-        width, x, y = 0.6 * size * len(words), float(text.attrib["x"]), float(text.attrib["y"])
-        left = x - {"start": 0.0, "middle": width / 2, "end": width}[text.attrib["text-anchor"]]
-        found.append((words, (left, y - 0.8 * size, left + width, y + 0.2 * size)))
-    return found
-
-
-@pytest.mark.parametrize("num_parts", [1, 2, 4, 16, 100])
-def test_no_text_of_the_picture_lies_on_another_or_outside(num_parts: int) -> None:
-    picture = as_svg(made_up(num_parts))
-    root = ElementTree.fromstring(picture)
-    width, height = float(root.attrib["width"]), float(root.attrib["height"])
-    texts = texts_of(picture)
-    assert {"part", "Rows of a batch", "80 %", "20", "size of the cache, % of the other parts' nodes"} <= {
-        t for t, _ in texts
-    }
-    for place, (words, (left, top, right, bottom)) in enumerate(texts):
-        assert 0 <= left < right <= width, words
-        assert 0 <= top < bottom <= height, words
-        for other, (left_2, top_2, right_2, bottom_2) in texts[:place]:
-            assert right <= left_2 or right_2 <= left or bottom <= top_2 or bottom_2 <= top, (words, other)
-
-
-def test_bars_are_as_high_as_what_they_stand_for() -> None:
-    picture = as_svg(made_up(3))
-    heights: dict[str, list[float]] = {}
-    for bar in ElementTree.fromstring(picture).iter(f"{SVG}rect"):
-        heights.setdefault(bar.attrib["fill"], []).append(float(bar.attrib["height"]))
-    nodes, remote, own = (heights[colour][1:] for colour in ("#0072b2", "#d55e00", "#9ecae1"))  # after the legend's
-    assert [height / nodes[0] for height in nodes] == pytest.approx([1, 2, 3], rel=0.01)
-    assert [height / remote[0] for height in remote] == pytest.approx([1, 2, 3], rel=0.01)
-    assert [high / low for high, low in zip(own, remote, strict=True)] == pytest.approx([3, 3, 3], rel=0.01)
-
-
-def test_the_picture_of_what_was_not_sampled_has_the_balance_alone() -> None:
-    picture = as_svg(made_up(2, sampled=False))
-    assert "What each part holds" in picture
-    assert "batch" not in picture
-    assert not re.search("nan|inf", picture)
