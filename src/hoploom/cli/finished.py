@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ from hoploom.cli.command import Arguments, say
 from hoploom.cli.running import device_of, num_processes_of
 from hoploom.errors import ConfigError
 from hoploom.inference.infer import Inference, infer
+from hoploom.inference.layered import as_layered
 from hoploom.inference.layerwise import folder_of
 from hoploom.ranks import environment
 from hoploom.ranks.context import Context, init
 from hoploom.ranks.spawn import spawn
 from hoploom.train.evaluation import evaluate
 from hoploom.train.runs.finished import read_finished, trained_model
-from hoploom.train.runs.problem import eval_loader, goal_of
+from hoploom.train.runs.problem import eval_loader, goal_of, infer_loader
 from hoploom.train.runs.run import open_graph, with_placement
 from hoploom.train.runs.run_file import RunFile
 
@@ -60,14 +62,20 @@ def infer_rank(
 ) -> None:
     """What every rank does."""
     goal = goal_of(run_file, open_graph(run_file, context))
-    inference = Inference(task=goal.task, **options)
     model = trained_model(run_file, goal, context, checkpoint)
+    options["node_types"] = options["node_types"] or (goal.out_types if as_layered(model) is None else None)
+    make = partial(infer_loader, run_file, goal, context, model)
+    inference = Inference(task=goal.task, loader=make, **options)
     infer(model, goal.store, out, context, inference=inference)
     if context.is_main:
         print(f"written to {out}", file=sys.stderr if as_object else sys.stdout, flush=True)
         if as_object:
             rows = {t.name: t.num_nodes for t in goal.store.schema.node_types if Path(out, folder_of(t.name)).exists()}
-            told = {"checkpoint": _path_of(run_file, checkpoint), "out": out, "columns": list(inference.written)}
+            told = {
+                "checkpoint": _path_of(run_file, checkpoint),
+                "out": out,
+                "columns": list(inference.written_of(model)),
+            }
             print(json.dumps({**told, "rows": rows}), flush=True)
 
 

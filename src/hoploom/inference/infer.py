@@ -6,7 +6,7 @@ Rows between two layers lie in files, so a budget bounds memory; the price is di
 import copy
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import nn
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
 from hoploom.inference.files import SharedFolder
+from hoploom.inference.in_batches import InBatches, MakeLoader, all_neighbors
 from hoploom.inference.layered import ModelPlan, as_layered, plan_of
 from hoploom.inference.layerwise import LayerWise, Predict, Progress
 from hoploom.inference.slices import Costs, Slices
@@ -56,6 +57,7 @@ class Inference:
     id_field: str = ORIGINAL_ID  # the node field to write as `id`; types without it are written by their store ids
     memory: int = MEMORY  # bytes that a rank may use at once, besides the model
     scratch: str | Path | None = None  # a folder for the rows between layers; None: beside `out`
+    loader: MakeLoader | None = None  # makes batches of `input_nodes`, for a model that cannot run layer by layer
 
     def __post_init__(self) -> None:
         known, columns = get_args(Column), list(self.written)
@@ -85,6 +87,12 @@ class Inference:
             return self.columns
         return ("embedding", "output" if self.predict is None else PREDICTION)
 
+    def written_of(self, model: nn.Module) -> Sequence[Column]:
+        """The columns of a model; in batches, there are no embeddings unless a model returns them."""
+        if as_layered(unwrap(model)) is not None or self.columns is not None:
+            return self.written
+        return ("output",) if self.predict is None else ("output", PREDICTION)
+
 
 def infer(
     model: nn.Module,
@@ -110,6 +118,9 @@ def infer(
     if any(held.device.type != "cpu" for held in (*module.parameters(), *module.buffers())):
         module = copy.deepcopy(module).cpu()  # DDP does not bear being moved
     layered = as_layered(module)
+    if layered is None:
+        _in_batches(module, store, target, context, inference, progress)
+        return target
     embeds_only = set(inference.written) == {"embedding"}
     with ExitStack() as stack:
         stack.enter_context(evaluating(module))
@@ -127,6 +138,38 @@ def infer(
             if context.is_main:
                 _publish(folder.path / RESULT, target)
     return target
+
+
+def _in_batches(
+    module: nn.Module, store: Store, target: Path, context: Context, inference: Inference, progress: Progress | None
+) -> None:
+    """Write the outputs of a model that cannot run layer by layer."""
+    columns = inference.written_of(module)
+    if "embedding" in columns:
+        raise ConfigError(
+            f"columns has 'embedding', but {type(module).__name__} cannot run layer by layer, so there is only what it "
+            "returns; leave it out, or return embeddings and write the column 'output'"
+        )
+    task = inference.task
+    own = [task.node_type] if isinstance(task, NodeTask) and task.node_type is not None else None
+    names = inference.node_types or own or list(store.schema.type_index)
+    _check_ids(names, store.schema, inference)
+    make = inference.loader or all_neighbors(module, store)
+    having = [name for name in names if store.schema.node_type(name).num_nodes]
+    loaders = {name: make(None if store.schema.homogeneous else name) for name in having}
+    work = InBatches(module, store, loaders, task)
+    predict = inference.predict if PREDICTION in columns else None
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(module))
+        context.sync_buffers(module)
+        folder = stack.enter_context(SharedFolder(target, context))
+        progress = progress or stack.enter_context(_bar(shown=context.is_main, unit="batches"))
+        if context.is_main:
+            print(f"hoploom: {work}", file=sys.stderr, flush=True)
+        result = work.write(folder, columns, inference.id_field, predict, progress)
+        with folder.together(f"naming {target}"):
+            if context.is_main:
+                _publish(result, target)
 
 
 def _alone() -> Context:
@@ -148,7 +191,11 @@ def _check(plan: ModelPlan, schema: Schema, inference: Inference) -> None:
         if isinstance(task, NodeTask) and width != task.columns[0]:
             wanted = f"{task.columns[0]} {task.columns[1]}"
             raise ConfigError(f"the model has outputs [{width}] for {name!r}, the task {wanted}; give the model's task")
-    having = [name for name in plan.ends if inference.id_field in schema.node_type(name).fields]
+    _check_ids(plan.ends, schema, inference)
+
+
+def _check_ids(names: Iterable[str], schema: Schema, inference: Inference) -> None:
+    having = [name for name in names if inference.id_field in schema.node_type(name).fields]
     if not having and inference.id_field != ORIGINAL_ID:
         raise ConfigError(f"no node type has the id_field {inference.id_field!r}; leave it out for the store's own ids")
     for name in having:
@@ -199,10 +246,10 @@ def _publish(folder: Path, target: Path) -> None:
 
 
 @contextmanager
-def _bar(*, shown: bool) -> Iterator[Progress]:
+def _bar(*, shown: bool, unit: str = "rows") -> Iterator[Progress]:
     """What shows how far this rank is with its share."""
     with bar(sys.stderr, 0, shown=shown) as drawn:
-        drawn.bar_format = "[{bar:20}]  {n:,} of {total:,} rows  {remaining} left"
+        drawn.bar_format = f"[{{bar:20}}]  {{n:,}} of {{total:,}} {unit}  {{remaining}} left"
 
         def show(done: int, total: int) -> None:
             drawn.total = total

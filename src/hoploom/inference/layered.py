@@ -91,14 +91,10 @@ class ModelPlan:
     with_degrees: frozenset[RelationName]  # relations whose convolutions ask for their sources' degrees
 
 
-def as_layered(model: nn.Module) -> Layered:
-    """The model, if it can be run layer by layer."""
-    missing = [name for name in METHODS if not hasattr(model, name)]
-    if missing:
-        raise ConfigError(
-            f"{type(model).__name__} has no {missing[0]}; infer runs a model layer by layer and needs "
-            f"{', '.join(METHODS)}, as hoploom.nn.GNN has them; run other models over a NeighborLoader of all nodes"
-        )
+def as_layered(model: nn.Module) -> Layered | None:
+    """Return the model, if it can be run layer by layer."""
+    if not all(hasattr(model, name) for name in METHODS):
+        return None
     if model.num_layers < 1:  # type: ignore[operator]
         raise ConfigError(f"the model has num_layers={model.num_layers}; infer needs at least one")
     return model  # type: ignore[return-value]

@@ -21,7 +21,7 @@ from hoploom.inference.slices import Slice, Slices, degrees_without_loops, sourc
 from hoploom.inference.source_rows import FarTable, Room, SourceRows, gathering
 from hoploom.load.assemble import FEATURES
 from hoploom.schema import Owner, RelationName
-from hoploom.store import Wanted
+from hoploom.store import Store, Wanted
 from hoploom.store.format import node_file
 
 Progress = Callable[[int, int], None]  # rows done, of so many
@@ -225,10 +225,7 @@ class LayerWise(Closing):
         return {"embedding": embedding, "output": output}
 
     def _ids(self, some: Slice, id_field: str) -> Tensor:
-        if id_field not in self._schema.node_type(some.node_type).fields:
-            return some.ids
-        ids = self._store.features.gather([Wanted(some.node_type, id_field, some.ids)])[0]
-        return ids if ids.dim() > 1 else ids.to(torch.int64)
+        return ids_of(self._store, some.node_type, some.ids, id_field)
 
     def _slices(self, names: Iterable[str]) -> Iterator[Slice]:
         """This rank's slices of some types; counts them as done, and asks whether what they were read from is whole."""
@@ -253,6 +250,14 @@ class LayerWise(Closing):
 
     def close(self) -> None:
         self._open.close()
+
+
+def ids_of(store: Store, node_type: str, nodes: Tensor, id_field: str) -> Tensor:
+    """Return the nodes' ids of a field, or the store's if the type has no such field."""
+    if id_field not in store.schema.node_type(node_type).fields:
+        return nodes
+    ids = store.features.gather([Wanted(node_type, id_field, nodes)])[0]
+    return ids if ids.dim() > 1 else ids.to(torch.int64)
 
 
 def folder_of(node_type: str) -> str:

@@ -33,6 +33,7 @@ from hoploom.train.tasks import LinkPrediction, Mode, MultiLabel, NodeClassifica
 Fanouts = list[int] | dict[RelationName, list[int]]
 LEAST_TAIL = 64  # seeds; fewer join the step before them, whatever the number of ranks, as long as it is not above
 READ_AT_ONCE = 1 << 20  # labels
+NODES = "nodes"  # in place of a split: nodes whose outputs are written
 MOST_CLASSES = 1_000_000
 
 
@@ -331,6 +332,18 @@ def eval_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Modul
     return _loader(run_file, goal, model, split, fanouts, batch_size=batch_size, num_workers=threads, **placement)
 
 
+def infer_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Module, nodes: Any) -> Loader:
+    """Return batches of some nodes for a model's outputs: with all neighbours if it says how many layers it has, else
+    with the fanouts of evaluation; the same for any number of ranks."""
+    section, hops = run_file.loader, getattr(model, "num_layers", None)
+    fanouts: Fanouts = list(section.eval_fanouts) if section.eval_fanouts else per_relation(run_file, goal)
+    if isinstance(hops, int) and hops > 0:
+        fanouts = [-1] * hops
+    given = {"rank": 0, "world_size": 1, "num_workers": section.num_threads(context.num_cores)}
+    batch_size = section.eval_batch_size or section.batch_size
+    return _loader(run_file, replace(goal, seeds={NODES: nodes}), model, NODES, fanouts, batch_size=batch_size, **given)
+
+
 def _loader(run_file: RunFile, goal: Goal, model: nn.Module, split: str, fanouts: Fanouts, **given: Any) -> Loader:
     section, task = run_file.loader, run_file.task
     schema = goal.store.schema
@@ -347,7 +360,7 @@ def _loader(run_file: RunFile, goal: Goal, model: nn.Module, split: str, fanouts
         is_whole = split == "train" and run_file.train.whole_steps  # then layer one is part of what is recorded
         reduce = module.first_reduce if all(floats) and not is_whole else None
         options |= {"aggregate": reduce, "degrees": _needs_degrees(run_file, goal, module)}
-    if task.kind == LINKS:
+    if task.kind == LINKS and split != NODES:
         options |= {"neg_sampling_ratio": task.negatives, "strict_negatives": task.strict_negatives}
         return LinkNeighborLoader(goal.store, fanouts, goal.seeds[split], **options)
     if section.temporal is not None:
