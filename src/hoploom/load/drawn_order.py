@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hoploom import keys
 from hoploom.errors import ConfigError
-from hoploom.load.order import Order
+from hoploom.load.order import Order, divided
 from hoploom.schema import ID_DTYPES
 
 DRAWING = 0x64726177  # folded into the epoch's key, to stay apart from what else derives from it
@@ -128,17 +128,21 @@ def _seeded(key: int, generator: torch.Generator | None) -> Iterator[None]:
             np.random.set_state(states[2])
 
 
-def drawn(order: Order, sampler: Any, locality: Any) -> DrawnOrder:
-    """The order with its positions drawn by a sampler, as torch's DataLoader takes it; ConfigError if it cannot be."""
+def drawn(order: Order, sampler: Any, locality: Any) -> Order:
+    """Return the order with its positions drawn by a sampler, as torch's DataLoader takes it.
+
+    A DistributedSampler gives every rank seeds of its own. Raise ConfigError for a sampler that cannot be used.
+    """
     name = type(sampler).__name__
     if order.shuffle:
         raise ConfigError(f"sampler={name}: a sampler is mutually exclusive with shuffle=True; leave one of them out")
     if locality is not False and locality is not None:
         raise ConfigError(f"sampler={name} does not go with locality=; leave one of them out")
-    if getattr(sampler, "num_replicas", 1) != 1:
+    replicas = getattr(sampler, "num_replicas", 1)
+    if replicas not in (1, order.world_size) and order.world_size != 1:
         raise ConfigError(
-            f"sampler={name} deals out shares for {sampler.num_replicas} ranks, and repeats or drops seeds to make "
-            "them equal; leave it out: with shuffle=True the loader itself gives every seed to one rank, once an epoch"
+            f"sampler={name} divides the seeds for {replicas} ranks, the loader is for {order.world_size}; give the "
+            "sampler num_replicas= and rank= of the process group, or leave it out: the loader divides the seeds"
         )
     try:
         length = len(sampler)
@@ -149,4 +153,4 @@ def drawn(order: Order, sampler: Any, locality: Any) -> DrawnOrder:
     plain = {field_name: getattr(order, field_name) for field_name in Order.__dataclass_fields__}
     made = DrawnOrder(**plain | {"num_seeds": length}, sampler=sampler, num_positions=order.num_seeds)
     made.draw(0)  # what is wrong with it is told now
-    return made
+    return divided(made, [length] * replicas) if replicas == order.world_size > 1 else made

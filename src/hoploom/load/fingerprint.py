@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hoploom.load.drawn_order import DrawnOrder
 from hoploom.load.maker import LinkMaker, Maker, NodeMaker
-from hoploom.load.order import Order
+from hoploom.load.order import DividedOrder, Order
 from hoploom.store import Store
 
 PLACES = 4096  # at which a long list is looked at
@@ -30,7 +30,11 @@ class Fingerprint:
 
     @property
     def trains(self) -> bool:
-        return self.order.shuffle or isinstance(self.order, DrawnOrder)
+        return self.order.shuffle or isinstance(getattr(self.order, "own", self.order), DrawnOrder)
+
+    @property
+    def is_divided(self) -> bool:
+        return isinstance(self.order, DividedOrder) and not isinstance(self.order.own, DrawnOrder)
 
     def told(self) -> Mapping[str, str]:
         """By the names of the arguments."""
@@ -78,6 +82,8 @@ class Fingerprint:
 
     @property
     def _seeds(self) -> str:
+        if isinstance(self.order, DividedOrder):
+            return f"{self.order.num_seeds} of {self._kind!r}, divided into {self.order.counts}"
         return f"{self._ids.shape[-1]} of {self._kind!r} [{_digest(self._ids)}]"
 
     @property

@@ -1,5 +1,6 @@
 """The loader: an order, a pure function from steps to batches, threads, and a position that can be saved."""
 
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
@@ -7,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from hoploom import html, keys
@@ -16,14 +18,15 @@ from hoploom.load.assemble import Batch, Mover, received
 from hoploom.load.drawn_order import DrawnOrder
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Maker
-from hoploom.load.order import Order
+from hoploom.load.order import DividedOrder, Order, divided
 from hoploom.load.packed import Packing
 from hoploom.load.pipeline import Delivery, Producer, Work, in_order
-from hoploom.ranks.agreement import Agreement, LoaderReading
-from hoploom.ranks.share import Share
+from hoploom.ranks.agreement import Agreement, LoaderReading, Meeting, Waits, group_here
+from hoploom.ranks.share import DIVIDED, LONE, Share, current_share
 from hoploom.schema import ID_DTYPES
 from hoploom.store import Sharded
 
+LENGTH_WAIT = 2.0  # seconds that len() waits for ranks that have not made the loader yet
 CALLS = -1  # the step that loader([ids]) draws from: no epoch has it
 
 
@@ -38,13 +41,14 @@ class Position:
 
 @dataclass(frozen=True)
 class Walk:
-    """The steps of one loop for who makes the batches himself, and says which he is done with."""
+    """The steps of one loop, for a caller that makes the batches and calls `done(step)`."""
 
+    order: Order
     epoch: int
     steps: range
     place: Callable[[int], tuple[Tensor, int, int]]  # a step's seeds by position, the place of the first, the key
     make: Callable[[int], Batch]  # the batch that the loop would have yielded
-    done: Callable[[int], None]
+    done: Callable[[int], bool]  # returns whether the loop must begin again, with all seeds on this rank
 
 
 def made_here(maker: Maker, num_steps: int | None) -> Producer:
@@ -66,16 +70,81 @@ class Loader:
     """What all loaders have in common: each loop over a loader yields the batches of one epoch."""
 
     def __init__(self, order: Order, producer: Producer, delivery: Delivery, mover: Mover, share: Share) -> None:
-        order.check()
-        self.share = share  # of the seeds, and who said so
-        self._agreement = Agreement(share)
-        self._order, self._producer, self._mover = order, producer, mover
+        self._meeting: Meeting | None = None  # of several ranks that were not told their shares
+        self._is_settled = False  # whether that has shown how the seeds are divided
+        self._set_order(order, share)
+        self._producer, self._mover = producer, mover
         self._delivery = replace(delivery, num_threads=max(delivery.num_threads, producer.least_threads))
         self._next = self._consumed = Position()
-        self._looping, self._looped = order, -1  # of the newest loop: its order, and its epoch if that stands
         self._num_loops = 0
 
+    @property
+    def share(self) -> Share:
+        """The share of the seeds that this rank reads."""
+        return self._share
+
+    @abstractmethod
+    def _order_of(self, share: Share) -> Order:
+        """Return the order in which a rank with this share reads the seeds."""
+
+    def _set_order(self, order: Order, share: Share) -> None:
+        order.check()
+        is_divided = isinstance(order, DividedOrder)
+        self._share = Share(share.rank, share.world_size, DIVIDED) if is_divided else share
+        self._order = self._looping = order  # of the newest loop: its order, and its epoch if that stands
+        self._agreement, self._looped = Agreement(self._share), -1
+
+    def _meet(self) -> None:
+        """Take the share that holds now, and post the seeds for the other ranks."""
+        share = current_share(self._share)
+        if share != self._share:
+            self._set_order(self._order_of(share), share)
+        group = group_here()
+        if group is not None and self._meeting is None and not share.is_given and share.world_size == group.size:
+            self._meeting = Meeting(group, self._reading(self._order, 0).told())
+
+    def settle(self, seconds: float = Waits.made, *, together: bool = False) -> None:
+        """Find out whether the ranks were given the same seeds or have divided them; wait at most `seconds` for it.
+
+        Unless the ranks read it `together`, this rank may turn out to be the only one that reads the loader.
+        """
+        self._meet()
+        if self._meeting is None or self._is_settled:
+            return
+        may_be_lone = not (together or self._reading(self._order, 0).trains)
+        counts = self._meeting.counts(seconds, may_be_lone=may_be_lone)
+        self._is_settled = counts is not None or self._meeting.is_lone
+        if self._meeting.is_lone:
+            self._read_all()
+        elif counts:
+            self._set_order(divided(self._order, counts), self._share)
+
+    def _read_all(self) -> None:
+        """Read all seeds: the other ranks wait for this one elsewhere."""
+        self._set_order(self._order.undealt(), Share(0, 1, LONE))
+        line = f"rank {dist.get_rank()} reads all {self._order.num_seeds:,} seeds of a loader that no other rank reads"
+        print(f"hoploom: {line}", file=sys.stderr, flush=True)
+
+    def _unread(self, num_seeds: int) -> str:
+        """Return how many seeds no rank has, in words, if that is known."""
+        return ""
+
+    def _tell_share(self) -> None:
+        """Print one line on rank 0 if the seeds are distributed and the script has not said so."""
+        order = self._order
+        if not isinstance(order, DividedOrder):
+            self._share.tell()
+        elif self._share.rank == 0 and not self._num_loops:
+            counts = (
+                f"{min(order.counts):,} to {max(order.counts):,}" if len(set(order.counts)) > 1 else order.counts[0]
+            )
+            line = (
+                f"each of {order.world_size} ranks reads the {counts} seeds that it was given, in {order.num_steps:,}"
+            )
+            print(f"hoploom: {line} steps{self._unread(order.num_seeds)}", file=sys.stderr, flush=True)
+
     def __len__(self) -> int:
+        self.settle(LENGTH_WAIT)
         return self._order.num_steps
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -118,11 +187,12 @@ class Loader:
         return self._delivery.num_threads
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._epoch(self.walk(), self._looping)
+        return self._epoch(self.walk())
 
     def walk(self) -> Walk:
         """The next epoch's steps, or what is left of them, without their batches."""
-        self.share.tell()
+        self.settle()
+        self._tell_share()
         start = self._next
         self._next, self._consumed = Position(start.epoch + 1), start
         self._num_loops += 1
@@ -139,6 +209,7 @@ class Loader:
     def _walk(self, order: Order, epoch: int, loop: int) -> Walk:
         work = Work(order, epoch, self._mover.send)
         return Walk(
+            order,
             epoch,
             range(order.first_step, order.num_steps),
             work.place,
@@ -146,22 +217,37 @@ class Loader:
             lambda step: self._pass(order, epoch, step, loop),
         )
 
-    def _epoch(self, walk: Walk, order: Order) -> Iterator[Batch]:
-        with closing(self._made(order, walk.epoch, walk.steps)) as made:
+    def _epoch(self, walk: Walk) -> Iterator[Batch]:
+        start = Position(walk.epoch, walk.order.first_step, walk.order.first_seed)
+        with closing(self._made(walk.order, walk.epoch, walk.steps)) as made:
             for step, batch in zip(walk.steps, made, strict=True):
-                walk.done(step)
+                if walk.done(step):
+                    break
                 yield batch
+            else:
+                return
+        self._read_all()
+        self._next = start
+        yield from self._epoch(self.walk())
 
-    def _pass(self, order: Order, epoch: int, step: int, loop: int) -> None:
-        """A step is behind us. Only the newest loop says where we are, and whether the other ranks read the same."""
+    def _pass(self, order: Order, epoch: int, step: int, loop: int) -> bool:
+        """Note that a step is done; return whether it turned out that no other rank reads this loader.
+
+        Only the newest loop sets the position, and compares itself with those of the other ranks.
+        """
         if loop == self._num_loops:
             at_end = step == order.num_steps - 1
-            if not self._agreement.is_settled:
-                self._agreement.pass_batch(self._reading(order, epoch), is_last=at_end)
+            if not self._agreement.is_settled and self._agreement.pass_batch(
+                self._reading(order, epoch), is_last=at_end
+            ):
+                return True
             self._consumed = Position(epoch + 1) if at_end else Position(epoch, step + 1, order.step_span(step)[1])
+        return False
 
     def reading(self) -> LoaderReading:
         """What `steps` reads, for ranks that take whole steps in turn."""
+        if isinstance(self._order, DividedOrder):
+            return self._reading(self._order.of(0), 0)
         return self._reading(self._order.undealt().of(0), 0)
 
     @abstractmethod
@@ -259,6 +345,7 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at a saved position, at once. The world size and the batch size may be different."""
+        self.settle()
         order = self._order
         for name, mine in (
             ("num_seeds", order.num_seeds),

@@ -80,11 +80,8 @@ class SamplingLoader(Loader):
         )
         maker, node_type, nodes = self._maker_and_seeds(given, sampler, assembler)
         share = read_share(given["rank"], given["world_size"])
-        order = _order(nodes.numel(), share, arguments)
-        if arguments["sampler"] is None:
-            order = localised(order, store, node_type, nodes, arguments["locality"])
-        else:
-            order = drawn(order, arguments["sampler"], arguments["locality"])
+        self._arguments, self._seeds = arguments, (store, node_type, nodes)
+        order = self._order_of(share)
         ahead, deadline = arguments["look_ahead"], arguments["timeout"] or DEADLINE
         deployed: Producer | None = store.deployment.producer(maker, mover.device, ahead, deadline)
         producer = made_here(maker, ahead) if deployed is None else deployed
@@ -96,6 +93,31 @@ class SamplingLoader(Loader):
         self.data, self.store, self.maker = given["data"], store, maker
         self._seeds_of = inputs.seeds_name(given)
         self._calls, self._watched = Calls(order.seed, store), WatchedFields(given["data"], graph)
+        self._meet()
+
+    def _order_of(self, share: Share) -> Order:
+        arguments, (store, node_type, nodes) = self._arguments, self._seeds
+        order = Order(
+            nodes.numel(),
+            arguments["batch_size"],
+            bool(arguments["shuffle"]),
+            bool(arguments["drop_last"]),
+            arguments["seed"],
+            share.rank,
+            share.world_size,
+            least_tail=arguments["least_tail"],
+        )
+        if arguments["sampler"] is None:
+            return localised(order, store, node_type, nodes, arguments["locality"])
+        return drawn(order, arguments["sampler"], arguments["locality"])
+
+    def _unread(self, num_seeds: int) -> str:
+        store, node_type, nodes = self._seeds
+        for name in store.schema.node_type(node_type).splits if isinstance(self.maker, NodeMaker) else ():
+            members = store.split(name, node_type)
+            if members.numel() > num_seeds and bool(torch.isin(nodes, members).all()):
+                return f"; {members.numel() - num_seeds:,} seeds of the split {name!r} are on no rank"
+        return ""
 
     def walk(self) -> Walk:
         self._watched.renew()
@@ -176,19 +198,6 @@ def _check_hook(sampling: Sampling) -> None:
                 f"{name}=True has no effect beside sample_frontier; leave it out, and let the hook call "
                 f"graph.sample_neighbors(..., {name}=True)"
             )
-
-
-def _order(num_seeds: int, share: Share, arguments: Given) -> Order:
-    return Order(
-        num_seeds,
-        arguments["batch_size"],
-        bool(arguments["shuffle"]),
-        bool(arguments["drop_last"]),
-        arguments["seed"],
-        share.rank,
-        share.world_size,
-        least_tail=arguments["least_tail"],
-    )
 
 
 class NeighborLoader(SamplingLoader):

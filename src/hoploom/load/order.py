@@ -102,8 +102,13 @@ class Order:
         size = end - begin
         return begin + size * self.rank // self.world_size, begin + size * (self.rank + 1) // self.world_size
 
+    def seeds_of(self, epoch: int, step: int) -> tuple[Tensor, int]:
+        """Return this rank's seeds of a step by position, and the index of the first one among all of the step."""
+        begin, end = self.rank_span(step)
+        return self.indices(epoch, begin, end), begin - self.step_span(step)[0]
+
     def indices(self, epoch: int, begin: int, end: int) -> Tensor:
-        """Which seeds stand at these positions of the epoch."""
+        """Return the seeds at these positions of the epoch."""
         if not self.shuffle:
             return torch.arange(begin, end)
         return ops.permute(keys.epoch_key(self.seed, epoch), self.num_seeds, begin, end)
@@ -115,6 +120,79 @@ class Order:
     def after(self, step: int, num_seeds: int) -> "Order":
         """The rest of an epoch of which `step` steps took `num_seeds` seeds, at any world size."""
         return replace(self, first_step=step, first_seed=num_seeds)
+
+
+# --- seeds that the ranks divided themselves -------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class DividedOrder(Order):
+    """An epoch of seeds that were divided before the loaders got them: every rank reads its own, and only these.
+
+    `num_seeds` counts the seeds of all ranks. Ranks with fewer seeds take smaller batches, so that all make as many
+    steps as the rank with the most seeds.
+    """
+
+    counts: tuple[int, ...]  # seeds of each rank
+    own: Order  # of this rank's seeds, as one process would read them
+
+    def check(self) -> None:
+        short = min(range(self.world_size), key=self.counts.__getitem__)
+        if self.counts[short] < self.num_steps:
+            raise ConfigError(
+                f"the ranks have divided the seeds themselves, and rank {short} has {self.counts[short]} of them for "
+                f"the {self.num_steps} steps that the {max(self.counts)} seeds of another rank take; divide them "
+                "evenly, or give all seeds to every rank, and the loader divides them"
+            )
+
+    @property
+    def num_steps(self) -> int:
+        full, tail = divmod(max(self.counts), self.batch_size)
+        return full + (tail > 0 and not self.drop_last)
+
+    @property
+    def dataset(self) -> range:
+        return self.own.dataset
+
+    @property
+    def layout(self) -> int:
+        cuts = repr((self.counts, self.batch_size, self.drop_last))
+        return int.from_bytes(hashlib.sha256(cuts.encode()).digest()[:7], "little")
+
+    def of(self, epoch: int) -> "DividedOrder":
+        return replace(self, own=self.own.of(epoch))
+
+    def step_span(self, step: int) -> tuple[int, int]:
+        spans = [self._span(rank, step) for rank in range(self.world_size)]
+        return sum(begin for begin, _ in spans), sum(end for _, end in spans)
+
+    def rank_span(self, step: int) -> tuple[int, int]:
+        """Return the positions of a step among this rank's own seeds."""
+        return self._span(self.rank, step)
+
+    def seeds_of(self, epoch: int, step: int) -> tuple[Tensor, int]:
+        spans = [self._span(rank, step) for rank in range(self.rank)]
+        return self.indices(epoch, *self.rank_span(step)), sum(end - begin for begin, end in spans)
+
+    def indices(self, epoch: int, begin: int, end: int) -> Tensor:
+        return self.own.indices(epoch, begin, end)
+
+    def undealt(self) -> Order:
+        return self.own
+
+    def _span(self, rank: int, step: int) -> tuple[int, int]:
+        count, steps = self.counts[rank], self.num_steps
+        if self.drop_last and count >= steps * self.batch_size:
+            return step * self.batch_size, (step + 1) * self.batch_size
+        return count * step // steps, count * (step + 1) // steps
+
+
+def divided(order: Order, counts: Sequence[int]) -> DividedOrder:
+    """Return the order of ranks that have `counts` seeds of their own, from one that would distribute this rank's."""
+    plain = {name: getattr(order, name) for name in Order.__dataclass_fields__}
+    own = order.undealt()
+    own = replace(own, seed=keys.mix(own.seed, order.rank))  # ranks with equally many seeds shuffle them differently
+    return DividedOrder(**plain | {"num_seeds": sum(counts), "extra_seeds": 0}, counts=tuple(counts), own=own)
 
 
 # --- seeds for the ranks that hold their parts ---------------------------------------------------

@@ -89,10 +89,7 @@ class Work:
 
     def place(self, step: int) -> tuple[Tensor, int, int]:
         """A step's seeds by position, where the first of them stands in it, and the key of all its draws."""
-        order = self.order
-        begin, end = order.rank_span(step)
-        first = begin - order.step_span(step)[0]
-        return order.indices(self.epoch, begin, end), first, keys.batch_key(order.seed, self.epoch, step)
+        return *self.order.seeds_of(self.epoch, step), keys.batch_key(self.order.seed, self.epoch, step)
 
     @contextmanager
     def naming(self, step: int) -> Iterator[None]:

@@ -1,14 +1,15 @@
 """Whether the ranks of a process group read the same loader, or seeds of their own: else some train twice or never.
 
-They leave notes where they met, at the first batch of each loader, never a collective, which could cross the user's.
-It costs a rank a handful of requests for each loader, and at most a short wait for ranks that come later: those compare
-themselves then, and what they find is seen at one of the next batches.
+They leave notes where they met, when a loader is made and at the first batch of each loop, never a collective, which
+could cross the user's. It costs a rank a handful of requests for each loader, and at most a short wait for ranks that
+come later: those compare themselves then, and what they find is seen at one of the next batches.
 """
 
+import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,16 +21,17 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from hoploom.errors import ConfigError, PeerError
 from hoploom.ranks.rendezvous import within
 from hoploom.ranks.share import Share
-from hoploom.ranks.whereabouts import Whereabouts, has_left, is_waiting, whereabouts
+from hoploom.ranks.whereabouts import Whereabouts, call_chain, has_left, is_waiting, waits_for, whereabouts
 
 CHANNEL = "loaders"
 AGREED = "agreed"
 MARKS = 1024  # seeds that a rank with seeds of its own names to the others, and
 ALL_MARKS = 16384  # at most that many by all ranks together
 ALONE = "if only one rank reads a loader, or if you divide the seeds yourself, pass rank=0, world_size=1"
+OF_ONE_RANK = ("seeds", "sampler", "position")  # in what a loader tells of itself: may differ where seeds are divided
 WAYS_OUT = {
-    "seeds": "give all ranks the same seeds in the same order; the loader divides them; do not use split(...)[rank] or "
-    "a random split without a seed",
+    "seeds": "give all ranks the same seeds in the same order, and the loader divides them; or give each rank seeds of "
+    "its own, with none in common; a random split needs a seed",
     "sampler": "the samplers of all ranks must draw the same order; the loader then gives each rank its share: give "
     "the samplers the same seeds and weights, and generators of the same seed",
     "store": "open the same graph on all ranks",
@@ -38,10 +40,19 @@ WAYS_OUT = {
 }
 
 
+TRAINED_TWICE = (
+    "{ranks} train {seeds}: their loaders have rank=0, world_size=1 and shuffle=True or the same sampler; "
+    "drop rank= and world_size=, and the loader deals the seeds out, each to one rank; if "
+    "every rank must read all seeds, as in an evaluation, give shuffle=False"
+)
+DIVIDED_BADLY = f"{{ranks}} were given different seeds, but {{seeds}} are among both; {WAYS_OUT['seeds']}"
+
+
 @dataclass(frozen=True)
 class Waits:
     """Seconds to wait for other ranks."""
 
+    made: float = 30.0  # before the first batch, until the other ranks have made this loader, too
     dealt: float = 10.0  # at the first batch of a loader whose seeds are dealt over the ranks
     whole: float = 2.0  # at the first batch of one that this rank may be alone to read
     heard: float = 5.0  # until all ranks have heard of a difference, before this one ends with it
@@ -55,6 +66,10 @@ class LoaderReading(Protocol):
     @property
     def trains(self) -> bool:
         """Whether no seed may come on two ranks."""
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each rank reads seeds of its own, and told() counts those of all."""
 
     def told(self) -> Mapping[str, str]:
         """By name, all that decides its batches besides the rank."""
@@ -84,6 +99,85 @@ def group_here() -> Group | None:
     return Group(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
 
 
+class Others:
+    """The other ranks of a group, as one rank that waits for them sees them."""
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.here = group, whereabouts()
+        self.ranks = [rank for rank in range(group.size) if rank != group.rank]
+        self.since: dict[int, int] = {}  # see HeldUp.calls
+
+    def calls(self) -> dict[int, str]:
+        """Return, by rank, the calls of torch and of loaders in which other ranks stand still."""
+        held_up = None if self.here is None else self.here.watch()
+        if held_up is None:
+            return {}
+        held_up.ask()
+        return held_up.calls(self.since)
+
+    def wait_for_this_rank(self) -> bool:
+        """Return whether each of them has ended, or waits in a call that this rank must join before it goes on."""
+        calls, store = self.calls(), self.group.store
+        return all(
+            calls.get(rank, "").startswith("torch.distributed.")
+            or has_left(store, rank)
+            or (self.here is not None and waits_for(store, rank, self.here))
+            for rank in self.ranks
+        )
+
+
+class Meeting:
+    """The seeds of one loader on all ranks: posted when it is made, read before its first batch.
+
+    Loaders of two ranks are the same one if they have the same options, and the same lines of the script made them.
+    """
+
+    def __init__(self, group: Group, told: Mapping[str, str]) -> None:
+        self.group, self._posts = group, PrefixStore("hoploom/made", group.store)
+        self.is_lone = False  # whether only this rank reads the loader
+        alike = {name: text for name, text in told.items() if name not in OF_ONE_RANK}
+        self._key = hashlib.sha256(json.dumps([call_chain(), alike]).encode()).hexdigest()[:16]
+        within(Waits.reply, lambda: self._post(told["seeds"]))
+
+    def _post(self, seeds: str) -> None:
+        self._key += f"/{self._posts.add(f'{self._key}/made/{self.group.rank}', 1)}"
+        self._posts.set(f"{self._key}/{self.group.rank}", seeds)
+
+    def counts(self, seconds: float, *, may_be_lone: bool) -> tuple[int, ...] | None:
+        """Return the number of seeds of each rank, () if all have the same seeds; None if that is not known in time.
+
+        If it may, a loader turns out to be `is_lone` once all other ranks wait for this one, and have not made it.
+        """
+        return within(seconds + Waits.reply, lambda: self._wait(seconds, may_be_lone))
+
+    def _wait(self, seconds: float, may_be_lone: bool) -> tuple[int, ...] | None:
+        deadline, pause, others = time.monotonic() + seconds, 0.001, Others(self.group)
+        keys, waits = [f"{self._key}/{rank}" for rank in range(self.group.size)], f"waits/{self.group.rank}"
+        self._posts.set(waits, self._key)
+        try:
+            while not self._posts.check(keys):
+                if time.monotonic() >= deadline or self._is_another(others.ranks):
+                    return None
+                if pause > 0.1 and others.wait_for_this_rank():
+                    self.is_lone = may_be_lone
+                    return None
+                threading.Event().wait(min(pause, 0.25))
+                pause *= 1.5
+        finally:
+            self._posts.set(waits, "")
+        seeds = [self._posts.get(key).decode() for key in keys]
+        return () if len(set(seeds)) == 1 else tuple(int(text.partition(" ")[0]) for text in seeds)
+
+    def _is_another(self, ranks: Sequence[int]) -> bool:
+        """Return whether another rank waits before a loader that this rank has not made; it learns of it, too."""
+        notes = [f"waits/{rank}" for rank in ranks if self._posts.check([f"waits/{rank}"])]
+        there = {self._posts.get(note).decode() for note in notes} - {"", self._key}
+        unknown = [key for key in there if not self._posts.check([f"{key}/{self.group.rank}"])]
+        for key in unknown:
+            self._posts.set(f"{key}/differs", "")
+        return bool(unknown) or self._posts.check([f"{self._key}/differs"])
+
+
 class Agreement:
     """That of one loader with those of the other ranks. Settled, it costs a look at a flag."""
 
@@ -97,37 +191,46 @@ class Agreement:
         self._notes: _Notes | None = None
         self._next_look = 0.0
 
-    def pass_batch(self, reading: LoaderReading, *, is_last: bool) -> None:
-        """Called before each batch is handed out. Raises ConfigError where the ranks do not fit together."""
+    def pass_batch(self, reading: LoaderReading, *, is_last: bool) -> bool:
+        """Call before each batch is handed out; return whether only this rank reads the loader, and does not train.
+
+        Raise ConfigError if the ranks do not fit together.
+        """
         if self.is_settled:
-            return
+            return False
         if self._notes is None:
             self._begin(reading)
             if self._notes is None:
-                return
+                return False
+            if self._notes.is_lone and not (reading.trains or self._share.is_given):
+                self._withdraw(self._notes)
+                return True
         elif is_last or time.monotonic() >= self._next_look:
             self._conclude(within(self._waits.reply, self._notes.verdict))
         self._next_look = time.monotonic() + self._waits.look
         if is_last and self._notes is not None and self._notes.is_dealt:
             self._wait_for_the_others(self._notes)
+        return False
+
+    def _withdraw(self, notes: "_Notes") -> None:
+        """Leave no trace of a loader that no other rank reads: the next one has its number."""
+        self.is_settled, self._notes = True, None
+        within(self._waits.reply, notes.withdraw)
+        if notes.here is not None:
+            notes.here.take_back(CHANNEL)
 
     def _begin(self, reading: LoaderReading) -> None:
         group, share = self._group(), self._share
         if group is None:
             return
-        if not share.is_given and (share.rank, share.world_size) != (group.rank, group.size):
-            raise ConfigError(
-                f"the loader was made for {share}, but this is rank {group.rank} of {group.size} of a process group; "
-                "make loaders after hoploom.init() or init_process_group(), or give them rank= and world_size="
-            )
         is_dealt = share.world_size == group.size
         if not is_dealt and not (share.world_size == 1 and reading.trains):
             self.is_settled = True  # every rank reads all of it, or ranks are arranged in a way of the user's own
             return
         self._notes = notes = _Notes(group, share, is_dealt)
         seconds = self._waits.dealt if is_dealt else self._waits.whole
-        posted = partial(notes.post_dealt, reading.told()) if is_dealt else partial(notes.post_whole, reading)
-        here = notes.here = whereabouts()
+        posted = partial(notes.post_dealt if is_dealt else notes.post_whole, reading)
+        here = notes.here
         if here is not None and is_dealt:
             here.begin(CHANNEL)
             here.watch()
@@ -146,8 +249,8 @@ class Agreement:
 
     def _wait_for_the_others(self, notes: "_Notes") -> None:
         """At the end of an epoch: what this rank has read is a share of the seeds, and who reads the others?"""
-        notes.since = {}
-        here, deadline = whereabouts(), time.monotonic() + notes.group.seconds
+        notes.others.since = {}
+        here, deadline = notes.here, time.monotonic() + notes.group.seconds
         verdict: list[str | None] = [None]
 
         def is_over(seconds: float) -> bool:
@@ -174,13 +277,17 @@ class _Notes:
 
     def __init__(self, group: Group, share: Share, is_dealt: bool) -> None:
         self.group, self.is_dealt, self._share = group, is_dealt, share
-        self.here: Whereabouts | None = None
+        self.others = Others(group)
         self.is_lost = False  # whether a rank that has not begun this loader never will
+        self.is_lone = False  # whether no other rank will begin it before this one goes on
         self._all = PrefixStore(f"hoploom/loaders/{'dealt' if is_dealt else 'whole'}", group.store)
         self._number, self._of = 0, self._all
         self._still: dict[int, str] = {}  # the calls in which the other ranks stand still, if all do
-        self.since: dict[int, int] = {}
         self._seeds = ""
+
+    @property
+    def here(self) -> Whereabouts | None:
+        return self.others.here
 
     def _begin(self) -> None:
         self._number = self._all.add(f"begun/{self.group.rank}", 1)
@@ -193,8 +300,15 @@ class _Notes:
         elif self._of.add("seen", 1) == self.group.size:
             self._of.compare_set("verdict", "", AGREED)
 
-    def post_dealt(self, told: Mapping[str, str]) -> None:
-        """Compare with the rank that came first."""
+    def withdraw(self) -> None:
+        """Take back what `post_dealt` left."""
+        for name in ("first", f"share/{self._share.rank}", "seen", "marks"):
+            self._of.delete_key(name)
+        self._all.add(f"begun/{self.group.rank}", -1)
+
+    def post_dealt(self, reading: LoaderReading) -> None:
+        """Compare with the rank that came first; seeds that the ranks have divided with those of all before."""
+        told = reading.told()
         self._begin()
         rank, share = self.group.rank, self._share
         self._seeds = told["seeds"].partition(" ")[0]
@@ -207,27 +321,28 @@ class _Notes:
                 f"rank {holder} and rank {rank} both gave their loader {same}, so they would read the same seeds; give "
                 "each rank its own, or leave rank= and world_size= out"
             )
+        if not difference and reading.is_divided:
+            difference = self._twice(reading, DIVIDED_BADLY)
         self._post(difference)
 
     def post_whole(self, reading: LoaderReading) -> None:
         """Compare with all that came before: nobody else may train the same seeds."""
         self._begin()
+        self._post(self._twice(reading, TRAINED_TWICE))
+
+    def _twice(self, reading: LoaderReading, error: str) -> str:
+        """Return the error if a rank has some of the same seeds, else ""; a sample of the seeds is compared."""
         limit = max(16, min(MARKS, ALL_MARKS // self.group.size))
         marks = reading.marks(limit)
         self._of.append("marks", json.dumps([self.group.rank, marks]) + "\n")  # type: ignore[attr-defined]
         lines = self._of.get("marks").decode().splitlines()
-        others = {rank: theirs for rank, theirs in map(json.loads, lines) if rank != self.group.rank}
-        shared = {rank: len(set(marks) & set(theirs)) for rank, theirs in others.items()}
-        self._post(next((self._twice(rank, count, len(marks)) for rank, count in shared.items() if count), ""))
-
-    def _twice(self, other: int, shared: int, of: int) -> str:
-        ranks = f"rank {min(other, self.group.rank)} and rank {max(other, self.group.rank)}"
-        seeds = "the same seeds" if shared == of else f"some of the same seeds ({shared} of {of} that were compared)"
-        return (
-            f"{ranks} train {seeds}: their loaders have rank=0, world_size=1 and shuffle=True or the same sampler; "
-            "drop rank= and world_size=, and the loader deals the seeds out, each to one rank; if "
-            "every rank must read all seeds, as in an evaluation, give shuffle=False"
-        )
+        for rank, theirs in map(json.loads, lines):
+            shared = 0 if rank == self.group.rank else len(set(marks) & set(theirs))
+            if shared:
+                ranks = f"rank {min(rank, self.group.rank)} and rank {max(rank, self.group.rank)}"
+                some = f"some of the same seeds ({shared} of {len(marks)} that were compared)"
+                return error.format(ranks=ranks, seeds="the same seeds" if shared == len(marks) else some)
+        return ""
 
     def verdict(self) -> str | None:
         return self._of.get("verdict").decode() if self._of.check(["verdict"]) else None
@@ -254,14 +369,12 @@ class _Notes:
 
     def _is_in_vain(self, *, is_first: bool) -> bool:
         """Whether a rank has ended, or all others stand still elsewhere; at the first batch: for now."""
-        missing = self._missing()
-        held_up = None if self.here is None else self.here.watch()
-        if held_up is not None:
-            held_up.ask()
-            self._still = held_up.calls(self.since)
-        store = self.group.store
+        missing, ranks, store = self._missing(), self.others.ranks, self.group.store
+        calls = self.others.calls()
+        self._still = calls if len(calls) == len(ranks) else {}
+        self.is_lone = is_first and missing == ranks and self.others.wait_for_this_rank()
         self.is_lost = bool(missing) and (any(has_left(store, rank) for rank in missing) or bool(self._still))
-        return self.is_lost or (is_first and any(is_waiting(store, rank) for rank in missing))
+        return self.is_lone or self.is_lost or (is_first and any(is_waiting(store, rank) for rank in missing))
 
     def left_alone(self) -> str:
         rank = next(iter(self._missing()), None)

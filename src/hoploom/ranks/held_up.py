@@ -39,7 +39,7 @@ class HeldUp:
         self._notes.set("asked", "1")
 
     def calls(self, since: dict[int, int]) -> dict[int, str]:
-        """By rank, the calls in which all others stand still; none where one of them does not.
+        """Return, by rank, the calls in which other ranks stand still; empty until all of them have looked.
 
         `since` keeps how often they had been seen there before: a note may be older than this rank's wait.
         """
@@ -49,8 +49,7 @@ class HeldUp:
         said = {rank: self._notes.get(f"at/{rank}").decode().partition(" ") for rank in others}
         for rank, (looks, _, _) in said.items():
             since[rank] = min(int(looks), since.get(rank, int(looks)))
-        still = {rank: call for rank, (looks, _, call) in said.items() if int(looks) >= since[rank] + AGAIN}
-        return still if len(still) == len(others) and all(still.values()) else {}
+        return {rank: call for rank, (looks, _, call) in said.items() if call and int(looks) >= since[rank] + AGAIN}
 
     def _watch(self) -> None:
         seen, looks = (0, ""), 0

@@ -12,12 +12,13 @@ from hoploom.errors import ConfigError
 from hoploom.ranks import environment
 
 GIVEN, GROUP, ALONE = "as given", "from the process group", "the only process"
+DIVIDED, LONE = "seeds divided before the loader got them", "the only rank that reads this loader"
 LAUNCHERS = {"torchrun": "from torchrun's environment", "slurm": "from Slurm's environment", "single": ALONE}
 
 
 @dataclass(frozen=True)
 class Share:
-    """The seeds are dealt over `world_size` ranks; this is one of them."""
+    """One rank's share of a loader's seeds, which are distributed over `world_size` ranks."""
 
     rank: int = 0
     world_size: int = 1
@@ -25,7 +26,8 @@ class Share:
 
     @property
     def is_given(self) -> bool:
-        return self.origin == GIVEN
+        """Whether the script decided it: by rank= and world_size=, or by which seeds it gave to which rank."""
+        return self.origin in (GIVEN, DIVIDED, LONE)
 
     def tell(self) -> None:
         """One line on rank 0, where seeds are dealt without the user's having said so."""
@@ -52,6 +54,11 @@ def read_share(rank: Any, world_size: Any) -> Share:
         as_int("rank", rank, 0, "give this process's number among world_size, 0 for the first"),
         as_int("world_size", world_size, 1, "give the number of ranks"),
     )
+
+
+def current_share(share: Share) -> Share:
+    """Return the share that holds now: a process group may have come since the loader was made."""
+    return _own_share() if not share.is_given and dist.is_initialized() else share
 
 
 def _own_share() -> Share:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from types import FrameType
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
@@ -69,6 +70,20 @@ def calling(doing: str) -> tuple[str, str]:
     return function, f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
 
 
+def call_chain() -> list[str]:
+    """Return the script's functions that lead to this call, as lines: the same on ranks that run the same functions."""
+    lines: list[str] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "<module>":
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package == "multiprocessing" or (package == "torch" and lines):
+            break
+        if package not in INSIDE:
+            lines.append(f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}")
+        frame = frame.f_back
+    return lines
+
+
 def whereabouts() -> "Whereabouts | None":
     """Those of this process, where a process group makes it one of several ranks."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
@@ -79,6 +94,12 @@ def whereabouts() -> "Whereabouts | None":
 def is_waiting(store: Store, rank: int) -> bool:
     """Whether a rank of the group that met there has waited for long in a call of ours."""
     return store.check([f"{NOTES}/at/{rank}"]) and store.get(f"{NOTES}/at/{rank}") != b""
+
+
+def waits_for(store: Store, rank: int, here: "Whereabouts") -> bool:
+    """Return whether a rank has waited for long in a call of ours that this rank has not begun."""
+    note = store.get(f"{NOTES}/at/{rank}") if store.check([f"{NOTES}/at/{rank}"]) else b""
+    return bool(note) and here.has_not_begun(_read(note))
 
 
 def has_left(store: Store, rank: int) -> bool:
@@ -109,6 +130,14 @@ class Whereabouts:
         """Count one more thing that this rank does with the others; its number, from 1."""
         self._begun[channel] += 1
         return self._begun[channel]
+
+    def take_back(self, channel: str) -> None:
+        """Uncount the last thing begun: it turned out to be this rank's alone."""
+        self._begun[channel] -= 1
+
+    def has_not_begun(self, other: LongWait) -> bool:
+        """Return whether another rank waits for something that this rank has yet to begin."""
+        return self._begun[other.channel] < other.number
 
     def wait(self, channel: str, says: str, waited: Wait) -> None:
         """Wait for the last thing begun on this channel.

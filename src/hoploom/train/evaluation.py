@@ -64,6 +64,7 @@ def evaluate(
 
 def _steps(loader: Loader, context: Context) -> range:
     """The steps of this rank."""
+    loader.settle(together=True)
     if loader.drop_last:
         raise ConfigError("the loader has drop_last=True, which leaves seeds out; evaluate with drop_last=False")
     if _takes_turns(loader):

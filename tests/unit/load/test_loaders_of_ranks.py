@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,12 +10,13 @@ from typing import Any, NamedTuple
 import pytest
 from support import TESTS
 from support.loader_workers import SILENT
+from torch.utils.data import DistributedSampler
 
 SCRIPT = "import sys; from support import loader_workers; loader_workers.plain_script(int(sys.argv[1]), sys.argv[2])"
 SAID = {
-    "a split beside dealt shares": "seeds: 501 of 'node'",
+    "a split whose parts overlap": "rank 0 and rank 1 were given different seeds, but some of the same seeds (",
     "all seeds on every rank": "rank 0 and rank 1 train the same seeds",
-    "a random split without a seed": "seeds: 500 of 'node'",
+    "a random split without a seed": "are among both; give all ranks the same seeds",
     "other batch sizes": "(batch_size: 32 on rank 0, 33 on rank 1); give the same on all ranks",
     "other seeds of randomness": "(seed: 0 on rank 0, 1 on rank 1)",
     "another graph": "(store: 1001 nodes, 2002 edges",
@@ -26,7 +26,7 @@ SAID = {
     "a sampler that each rank seeds": "; the samplers of all ranks must draw the same order",
     "one sampler on every rank": "rank 0 and rank 1 train the same seeds",
     "a sampler with a memory of its own": "(sampler: ",
-    "other links": "seeds: 2002 of 'node to node'",
+    "other links": "were given different seeds, but some of the same seeds (",
 }
 
 
@@ -63,9 +63,52 @@ def test_shares_that_the_user_cut_himself_pass(ended: Ended) -> None:
     assert [told["dealt by hand"] for told in ended.told] == ["", ""]
 
 
-def test_a_loader_made_before_the_process_group_says_so(ended: Ended) -> None:
+def test_a_loader_made_before_the_process_group_takes_its_rank_at_the_first_loop(ended: Ended) -> None:
+    first, second = (told["made before the group"] for told in ended.told)
+    assert sorted(first + second) == [*range(1001)]
+    assert {len(first), len(second)} == {500, 501}
+
+
+def test_seeds_that_the_ranks_divided_are_read_as_they_are(ended: Ended) -> None:
+    """600 seeds on rank 0 and 401 on rank 1, in batches of 100: six steps on both."""
+    for told, own in zip([told["divided"] for told in ended.told], (range(600), range(600, 1001)), strict=True):
+        assert told["length"] == 6
+        assert told["seeds of a step"] == 100 + 67
+        assert sorted(told["first epoch"]) == sorted(told["second epoch"]) == [*own]
+        assert told["first epoch"] != told["second epoch"]
+    offsets = [told["divided"]["first epoch"][:400] for told in ended.told]
+    assert offsets[0] != [b - 600 for b in offsets[1]]
+
+
+def test_divided_seeds_resume_in_the_middle_of_an_epoch(ended: Ended) -> None:
+    for told in (told["divided"] for told in ended.told):
+        assert told["resumed"] == told["rest"] == told["first epoch"][-len(told["rest"]) :]
+
+
+def test_the_tail_of_divided_seeds_is_dropped_on_request(ended: Ended) -> None:
+    assert [len(told["divided"]["dropped"]) for told in ended.told] == [400, 400]
+
+
+def test_a_distributed_sampler_gives_each_rank_its_seeds(ended: Ended) -> None:
     for rank, told in enumerate(ended.told):
-        assert f"made for rank 0 of 1, the only process, but this is rank {rank} of 2" in told["made before the group"]
+        sampler = DistributedSampler(range(1001), 2, rank, shuffle=True, seed=5)
+        steps = told["divided"]["sampled"]
+        assert [number for step in steps for number in step] == list(sampler)
+        assert len(steps) == 6
+
+
+def test_links_that_the_ranks_divided_are_read_as_they_are(ended: Ended) -> None:
+    for told in ended.told:
+        counts = told["divided"]["links"]
+        assert (len(counts), sum(counts)) == (11, 1001)
+
+
+def test_a_rank_with_fewer_seeds_than_steps_is_named(ended: Ended) -> None:
+    for told in ended.told:
+        assert (
+            "rank 1 has 2 of them for the 100 steps that the 999 seeds of another rank take"
+            in (told["divided"]["too uneven"])
+        )
 
 
 @pytest.mark.parametrize("name", SILENT)
@@ -75,20 +118,17 @@ def test_what_was_silent_is_one_error_on_both_ranks(ended: Ended, name: str) -> 
     assert max(told[f"{name}, seconds"] for told in ended.told) < 10
 
 
-def test_a_share_that_rank_0_reads_alone_names_where_the_other_waits(ended: Ended) -> None:
-    """As `if rank == 0:` before a barrier does; it waited for ever, and its metrics were of half the seeds."""
-    said = "1001 seeds are divided over 2 ranks, but rank 1 has not started this loader; it waits in "
-    assert re.search(
-        rf"{said}torch.distributed.barrier \(loader_workers.py:\d+\); .*rank=0, world_size=1",
-        ended.told[0]["rank 0 alone"],
-    )
-    assert ended.told[0]["rank 0 alone, seconds"] < 10
-    assert ended.told[1]["rank 0 alone"] == ""
+def test_rank_0_alone_reads_all_seeds_while_the_others_wait_for_it(ended: Ended) -> None:
+    """As `if rank == 0:` before a barrier does, in PyG's tutorial; it read half of the seeds."""
+    assert [told["rank 0 alone"] for told in ended.told] == [2 * 1001, 0]
+    assert ended.told[0]["rank 0 alone, seconds"] < 20
+    assert "hoploom: rank 0 reads all 1,001 seeds of a loader that no other rank reads" in ended.errors[0]
 
 
 def test_the_script_ends_with_that_error_and_a_status_that_says_so(ended: Ended) -> None:
     assert ended.codes == [1, 1]
     for error in ended.errors:
-        assert "ConfigError: the loaders of rank 0 and rank 1 differ" in error
+        assert "ConfigError: rank 0 and rank 1 were given different seeds, but some of" in error
     assert "hoploom: a loader shares its seeds among 2 ranks (from the process group)" in ended.errors[0]
+    assert "hoploom: each of 2 ranks reads the 401 to 600 seeds that it was given, in 6 steps" in ended.errors[0]
     assert "hoploom:" not in ended.errors[1]

@@ -14,9 +14,9 @@ import torch
 from torch.distributed import HashStore
 
 from hoploom import ConfigError, HoploomError, PeerError
-from hoploom.ranks.agreement import Agreement, Group, Waits
+from hoploom.ranks.agreement import Agreement, Group, Meeting, Waits
 from hoploom.ranks.held_up import HeldUp
-from hoploom.ranks.share import ALONE, GROUP, Share
+from hoploom.ranks.share import ALONE, DIVIDED, GROUP, Share
 
 QUICK = Waits(dealt=0.0, whole=0.0, heard=0.0, look=0.0)
 TOLD = {"seeds": "1001 of 'node' [12]", "store": "9 nodes", "batch_size": "32", "position": "epoch 0, step 0"}
@@ -27,6 +27,7 @@ class Read:
     told_of: Mapping[str, str] = field(default_factory=lambda: TOLD)
     trains: bool = True
     seeds: range = range(1001)
+    is_divided: bool = False
 
     def told(self) -> Mapping[str, str]:
         return self.told_of
@@ -80,7 +81,7 @@ def test_ranks_with_the_same_loader_agree_at_its_first_batch(store: HashStore) -
 @pytest.mark.parametrize(
     ("name", "value", "way_out"),
     [
-        ("seeds", "500 of 'node' [34]", r"do not use split\(...\)\[rank\]"),
+        ("seeds", "500 of 'node' [34]", "or give each rank seeds of its own, with none in common"),
         ("store", "8 nodes", "open the same graph on all ranks"),
         ("batch_size", "64", "give the same on all ranks"),
         ("position", "epoch 3, step 0", "alike on all ranks"),
@@ -168,6 +169,40 @@ def test_ranks_that_cut_their_own_shares_must_not_share_seeds(store: HashStore, 
     assert (said in told[0]) if said else not told[0]
 
 
+@pytest.mark.parametrize(("second", "said"), [(range(1001, 1500), ""), (range(1000, 1500), "(1 of ")])
+def test_seeds_that_ranks_divided_must_have_none_in_common(store: HashStore, second: range, said: str) -> None:
+    reads = [Read(seeds=range(1001), is_divided=True), Read(seeds=second, is_divided=True)]
+    told = together(*(begin(store, read, rank, Share(rank, 2, DIVIDED)) for rank, read in enumerate(reads)))
+    assert told[0] == told[1]
+    assert (said in told[0]) if said else not told[0]
+
+
+def met(store: HashStore, seeds: list[str], told_of: Mapping[str, str] = TOLD, seconds: float = 20) -> list[object]:
+    """The counts that ranks find out, each with a loader made at the same line."""
+    meetings = [Meeting(Group(store, rank, len(seeds)), {**told_of, "seeds": text}) for rank, text in enumerate(seeds)]
+    return [meeting.counts(seconds, may_be_lone=False) for meeting in meetings]
+
+
+def test_ranks_find_out_whether_they_have_the_same_seeds_when_their_loaders_are_made(store: HashStore) -> None:
+    assert met(store, ["9 of 'node' [1]"] * 3) == [(), (), ()]
+    assert met(store, ["9 of 'node' [1]", "8 of 'node' [2]", "8 of 'node' [3]"]) == [(9, 8, 8)] * 3
+
+
+def test_a_loader_that_other_ranks_have_not_made_is_not_waited_for_for_ever(store: HashStore) -> None:
+    assert Meeting(Group(store, 0, 2), TOLD).counts(0.05, may_be_lone=False) is None
+
+
+def test_ranks_that_wait_before_different_loaders_go_on_to_compare_them(store: HashStore) -> None:
+    meetings = [Meeting(Group(store, rank, 2), {**TOLD, "batch_size": str(rank)}) for rank in range(2)]
+    counts: list[object] = [0, 0]
+
+    def wait(rank: int) -> None:
+        counts[rank] = meetings[rank].counts(20, may_be_lone=False)
+
+    assert together(lambda: wait(0), lambda: wait(1)) == ["", ""]
+    assert counts == [None, None]
+
+
 def test_evaluation_on_every_rank_asks_nobody(store: HashStore) -> None:
     for _ in range(2):
         one = agreement(store, 0, Share())
@@ -180,11 +215,6 @@ def test_ranks_in_an_arrangement_of_the_users_own_are_left_alone(store: HashStor
     one = agreement(store, 3, Share(1, 2), size=4)
     one.pass_batch(Read(), is_last=True)
     assert one.is_settled
-
-
-def test_a_loader_made_before_the_process_group_is_refused(store: HashStore) -> None:
-    with pytest.raises(ConfigError, match=r"made for rank 0 of 1, the only process, but this is rank 1 of 2"):
-        agreement(store, 1, Share(0, 1, ALONE)).pass_batch(Read(), is_last=False)
 
 
 def test_without_a_process_group_there_is_nobody_to_ask() -> None:
@@ -201,18 +231,18 @@ def test_only_a_note_younger_than_the_wait_says_that_a_rank_stands_still(store: 
         store.set(f"hoploom/held/at/{rank}", f"{looks} torch.distributed.barrier (train.py:8)")
     assert held.calls(since) == {}
     store.set("hoploom/held/at/1", "7 torch.distributed.barrier (train.py:8)")
-    assert held.calls(since) == {}
+    assert held.calls(since) == {1: "torch.distributed.barrier (train.py:8)"}
     store.set("hoploom/held/at/2", "11 torch.distributed.all_reduce (train.py:8)")
     assert held.calls(since) == {
         1: "torch.distributed.barrier (train.py:8)",
         2: "torch.distributed.all_reduce (train.py:8)",
     }
     store.set("hoploom/held/at/2", "0 ")
-    assert held.calls(since) == {}
+    assert held.calls(since) == {1: "torch.distributed.barrier (train.py:8)"}
 
 
 def test_who_keeps_the_notes_may_hang(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
-    monkeypatch.setattr("hoploom.ranks.agreement._Notes.post_dealt", lambda notes, told: over.wait(20))
+    monkeypatch.setattr("hoploom.ranks.agreement._Notes.post_dealt", lambda notes, reading: over.wait(20))
     agreement(store, 0, dealt=0, reply=0.05).pass_batch(Read(), is_last=False)
     over.set()
