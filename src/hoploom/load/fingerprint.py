@@ -53,7 +53,7 @@ class Fingerprint:
         return told | {"position": f"epoch {self.epoch}, step {order.first_step}"}
 
     def marks(self, limit: int) -> list[int]:
-        """The least hashes of the seeds, those of this graph and type alone; of what a sampler drew, one in all."""
+        """Return the least hashes of the seeds, of this graph and type; as often as a seed comes; one for a sampler."""
         if isinstance(self.order, DrawnOrder):
             drawn = f"{self._store} {self._seeds} {self.order.layout}"
             return [int(hashlib.sha256(drawn.encode()).hexdigest()[:12], 16)]
@@ -63,7 +63,7 @@ class Fingerprint:
         for row in ids:
             hashes = _mixed(hashes + row)
         least = hashes.topk(min(limit, hashes.numel()), largest=False).values
-        return [int(number) for number in least.unique()]  # type: ignore[no-untyped-call]
+        return [int(number) for number in least]
 
     @cached_property
     def _ids(self) -> Tensor:

@@ -136,7 +136,9 @@ class Loader:
             self._share.tell()
         elif self._share.rank == 0 and not self._num_loops:
             counts = (
-                f"{min(order.counts):,} to {max(order.counts):,}" if len(set(order.counts)) > 1 else order.counts[0]
+                f"{min(order.counts):,} to {max(order.counts):,}"
+                if len(set(order.counts)) > 1
+                else f"{order.counts[0]:,}"
             )
             line = (
                 f"each of {order.world_size} ranks reads the {counts} seeds that it was given, in {order.num_steps:,}"

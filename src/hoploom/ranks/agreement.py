@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from hoploom.errors import ConfigError, PeerError
+from hoploom.ranks.held_up import BACKWARD
 from hoploom.ranks.rendezvous import within
 from hoploom.ranks.share import Share
 from hoploom.ranks.whereabouts import Whereabouts, call_chain, has_left, is_waiting, waits_for, whereabouts
@@ -27,7 +28,8 @@ CHANNEL = "loaders"
 AGREED = "agreed"
 MARKS = 1024  # seeds that a rank with seeds of its own names to the others, and
 ALL_MARKS = 16384  # at most that many by all ranks together
-ALONE = "if only one rank reads a loader, or if you divide the seeds yourself, pass rank=0, world_size=1"
+MADE = "hoploom/made"
+ALONE = "if only one rank reads a loader, pass rank=0, world_size=1"
 OF_ONE_RANK = ("seeds", "sampler", "position")  # in what a loader tells of itself: may differ where seeds are divided
 WAYS_OUT = {
     "seeds": "give all ranks the same seeds in the same order, and the loader divides them; or give each rank seeds of "
@@ -75,7 +77,7 @@ class LoaderReading(Protocol):
         """By name, all that decides its batches besides the rank."""
 
     def marks(self, limit: int) -> list[int]:
-        """The least hashes of its seeds."""
+        """Return the least hashes of its seeds, with repetitions."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +121,16 @@ class Others:
         """Return whether each of them has ended, or waits in a call that this rank must join before it goes on."""
         calls, store = self.calls(), self.group.store
         return all(
-            calls.get(rank, "").startswith("torch.distributed.")
+            calls.get(rank, "").startswith("torch.")
             or has_left(store, rank)
             or (self.here is not None and waits_for(store, rank, self.here))
             for rank in self.ranks
         )
+
+
+def is_meeting(store: Store, rank: int) -> bool:
+    """Return whether a rank waits for the others before a loader's first batch."""
+    return store.check([f"{MADE}/waits/{rank}"]) and store.get(f"{MADE}/waits/{rank}") != b""
 
 
 class Meeting:
@@ -133,7 +140,7 @@ class Meeting:
     """
 
     def __init__(self, group: Group, told: Mapping[str, str]) -> None:
-        self.group, self._posts = group, PrefixStore("hoploom/made", group.store)
+        self.group, self._posts = group, PrefixStore(MADE, group.store)
         self.is_lone = False  # whether only this rank reads the loader
         alike = {name: text for name, text in told.items() if name not in OF_ONE_RANK}
         self._key = hashlib.sha256(json.dumps([call_chain(), alike]).encode()).hexdigest()[:16]
@@ -331,17 +338,21 @@ class _Notes:
         self._post(self._twice(reading, TRAINED_TWICE))
 
     def _twice(self, reading: LoaderReading, error: str) -> str:
-        """Return the error if a rank has some of the same seeds, else ""; a sample of the seeds is compared."""
+        """Return the error if a rank has some of the same seeds, else ""; a sample of the seeds is compared.
+
+        Seeds that repeat on one rank, as links of a multigraph do, may repeat on another one.
+        """
         limit = max(16, min(MARKS, ALL_MARKS // self.group.size))
         marks = reading.marks(limit)
         self._of.append("marks", json.dumps([self.group.rank, marks]) + "\n")  # type: ignore[attr-defined]
         lines = self._of.get("marks").decode().splitlines()
         for rank, theirs in map(json.loads, lines):
             shared = 0 if rank == self.group.rank else len(set(marks) & set(theirs))
-            if shared:
+            may_repeat = any(len(set(one)) < len(one) for one in (marks, theirs))
+            if shared and (shared == len(set(marks)) or not may_repeat):
                 ranks = f"rank {min(rank, self.group.rank)} and rank {max(rank, self.group.rank)}"
                 some = f"some of the same seeds ({shared} of {len(marks)} that were compared)"
-                return error.format(ranks=ranks, seeds="the same seeds" if shared == len(marks) else some)
+                return error.format(ranks=ranks, seeds="the same seeds" if shared == len(set(marks)) else some)
         return ""
 
     def verdict(self) -> str | None:
@@ -370,11 +381,15 @@ class _Notes:
     def _is_in_vain(self, *, is_first: bool) -> bool:
         """Whether a rank has ended, or all others stand still elsewhere; at the first batch: for now."""
         missing, ranks, store = self._missing(), self.others.ranks, self.group.store
-        calls = self.others.calls()
-        self._still = calls if len(calls) == len(ranks) else {}
+        calls = {rank: call for rank, call in self.others.calls().items() if not call.startswith(BACKWARD)}
+        self._still = calls if len(calls) == len(ranks) else {}  # a backward pass may be long, and wait for nobody
         self.is_lone = is_first and missing == ranks and self.others.wait_for_this_rank()
         self.is_lost = bool(missing) and (any(has_left(store, rank) for rank in missing) or bool(self._still))
-        return self.is_lone or self.is_lost or (is_first and any(is_waiting(store, rank) for rank in missing))
+        return (
+            self.is_lone
+            or self.is_lost
+            or (is_first and any(is_waiting(store, rank) or is_meeting(store, rank) for rank in missing))
+        )
 
     def left_alone(self) -> str:
         rank = next(iter(self._missing()), None)

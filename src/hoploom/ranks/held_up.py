@@ -20,6 +20,7 @@ STILL = 3  # looks at which a rank must be in the very same call, and
 AGAIN = 2  # of these, within the wait of the rank that asks
 OURS = "hoploom.ranks.agreement"  # where a loader waits; calls of ours say by themselves where they wait
 THEIRS = "torch.distributed.distributed_c10d"
+GRADIENTS, BACKWARD = "torch.autograd.graph", "torch.autograd.backward"  # where plain DDP waits for gradients
 COLLECTIVES = re.compile(r"(monitored_)?barrier|new_group|(all_|broadcast|reduce|gather|scatter)\w*")  # not recv, send
 
 
@@ -52,7 +53,8 @@ class HeldUp:
         return {rank: call for rank, (looks, _, call) in said.items() if call and int(looks) >= since[rank] + AGAIN}
 
     def _watch(self) -> None:
-        seen, looks = (0, ""), 0
+        seen: tuple[FrameType | None, str] = (None, "")
+        looks = 0
         with suppress(RuntimeError):  # who keeps the notes is gone
             while not self._over.wait(LOOK):
                 if not dist.is_initialized():  # who keeps the notes may be gone, and torch would print a page about it
@@ -69,23 +71,26 @@ class HeldUp:
         self._watching.join(LOOK)
 
 
-def _waiting_call() -> tuple[int, str]:
-    """The frame and the name of the call in which the main thread waits; (0, "") if it does not."""
+def _waiting_call() -> tuple[FrameType | None, str]:
+    """Return the frame and the name of the call in which the main thread waits; (None, "") if it does not."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and _module(frame) == "threading":
         frame = frame.f_back
-    call, name = 0, ""
-    while frame is not None and _module(frame) in (OURS, THEIRS):
+    call: FrameType | None = None  # kept between two looks, so that no other call gets the same identity
+    name = ""
+    while frame is not None and _module(frame) in (OURS, THEIRS, GRADIENTS):
         function = frame.f_code.co_name
+        if _module(frame) == GRADIENTS:
+            call, name = frame, BACKWARD
         if _module(frame) == OURS or (COLLECTIVES.fullmatch(function) and _is_of_all(frame)):
-            call, name = id(frame), f"torch.distributed.{function}"
+            call, name = frame, f"torch.distributed.{function}"
         frame = frame.f_back
     if frame is not None and _module(frame).startswith("hoploom.load"):
         name = "reading its share of a loader to the end"
     while frame is not None and _module(frame).startswith(("torch", "hoploom", "contextlib")):
         frame = frame.f_back
-    if not call or frame is None:
-        return 0, ""
+    if call is None or frame is None:
+        return None, ""
     return call, f"{name} ({frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno})"
 
 
