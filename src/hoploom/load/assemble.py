@@ -47,7 +47,9 @@ class Assembler:
     reduce: Reduce | None = None  # how layer one's neighbours arrive aggregated, if they do
     degrees: bool = False  # with every node's in-degree in the whole graph
     fields: Fields | None = None  # those that batches have; None: all. Edge ids are there in any case
-    frames: Mapping[Owner, Mapping[str, TensorFrame]] = field(default_factory=dict)  # by name, of nodes or edges
+    frames: Mapping[Owner, Mapping[str, TensorFrame | Tensor]] = field(
+        default_factory=dict
+    )  # beside the store's fields
     deleted: Collection[tuple[Owner, str]] = ()  # fields that the user has taken from the data since
 
     def assemble(self, sampled: Sampled, extras: Mapping[Owner, Mapping[str, Any]]) -> Batch:
@@ -179,8 +181,8 @@ class Assembler:
         num_edges = None if sampled.num_edges is None else sampled.num_edges[index]
         return fields | self._set({"num_sampled_edges": num_edges})
 
-    def _framed(self, owner: Owner, ids: Tensor) -> dict[str, TensorFrame]:
-        """Return the rows of these ids from the tables of pytorch-frame that the owner's data has."""
+    def _framed(self, owner: Owner, ids: Tensor) -> dict[str, TensorFrame | Tensor]:
+        """Return the rows of these ids from what the owner's data has beside the store's fields."""
         named = {n: frame for n, frame in self.frames.get(owner, {}).items() if (owner, n) not in self.deleted}
         return {name: frame[ids] for name, frame in named.items() if self.fields is None or name in self.fields[owner]}
 

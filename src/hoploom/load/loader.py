@@ -135,11 +135,7 @@ class Loader:
         if not isinstance(order, DividedOrder):
             self._share.tell()
         elif self._share.rank == 0 and not self._num_loops:
-            counts = (
-                f"{min(order.counts):,} to {max(order.counts):,}"
-                if len(set(order.counts)) > 1
-                else f"{order.counts[0]:,}"
-            )
+            counts = " to ".join(f"{count:,}" for count in sorted({min(order.counts), max(order.counts)}))
             line = (
                 f"each of {order.world_size} ranks reads the {counts} seeds that it was given, in {order.num_steps:,}"
             )

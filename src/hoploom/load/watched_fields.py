@@ -38,8 +38,12 @@ class WatchedFields:
         self._framed: list[
             tuple[Owner, Any, dict[str, TensorFrame]]
         ] = []  # the user's storages, with what batches have
+        self._frames = graph.frames
+        self._nodes: list[tuple[str, Any, set[str]]] = []  # the user's storages of nodes, and the names they had
         if not isinstance(data, Data | HeteroData):
             return
+        of_nodes = [(HOMOGENEOUS_TYPE, data._store)] if isinstance(data, Data) else data.node_items()
+        self._nodes = [(name, storage, set(storage.keys())) for name, storage in of_nodes]
         is_one_type = isinstance(data, Data)
         owners = [None] if is_one_type else [None, *data.node_types, *data.edge_types]
         tables = self._tables()
@@ -53,7 +57,12 @@ class WatchedFields:
                     self._held.append(_Held(storage, carried, owner, name, rows, _version(rows)))
 
     def renew(self) -> None:
-        """Take the fields that were replaced; ConfigError for one that cannot be."""
+        """Take the fields that were replaced or added to nodes; raise ConfigError for one that cannot be."""
+        for name, storage, known in self._nodes:
+            added = {field: rows for field, rows in storage.items() if field not in known and _is_dense(rows)}
+            count = self._store.schema.node_type(name).num_nodes
+            if added := {field: rows for field, rows in added.items() if rows.shape[:1] == (count,)}:
+                self._frames[name] = {**self._frames.get(name, {}), **added}
         for owner, storage, frames in self._framed:
             for name, old in frames.items():
                 self._note(owner, name, storage)

@@ -35,7 +35,7 @@ class PygGraph:
     store: Store
     template: Data | HeteroData  # what every batch carries unchanged
     field_order: Mapping[Owner, tuple[str, ...]]  # as the user's data lists its fields
-    frames: dict[Owner, dict[str, TensorFrame]]  # tables of pytorch-frame by name, of nodes or edges
+    frames: dict[Owner, dict[str, TensorFrame | Tensor]]  # tables of pytorch-frame by name; fields added later
     deleted: set[tuple[Owner, str]]  # fields that the data had, and has no more
 
 
@@ -63,7 +63,7 @@ def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
     node_stores = {HOMOGENEOUS_TYPE: data._store} if homogeneous else dict(data.node_items())
     edge_stores = {HOMOGENEOUS_RELATION: data._store} if homogeneous else dict(data.edge_items())
     nodes, splits, edges, num_nodes = {}, {}, {}, {}
-    frames: dict[Owner, dict[str, TensorFrame]] = {}
+    frames: dict[Owner, dict[str, TensorFrame | Tensor]] = {}
     for name, storage in node_stores.items():
         frames[name] = _frames(storage, storage.is_node_attr)
         nodes[name] = _tensors(name, storage, storage.is_node_attr)
@@ -93,7 +93,7 @@ def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
     return PygGraph(store, template, order, {owner: named for owner, named in frames.items() if named}, set())
 
 
-def _frames(storage: Any, belongs: Callable[[str], bool]) -> dict[str, TensorFrame]:
+def _frames(storage: Any, belongs: Callable[[str], bool]) -> dict[str, TensorFrame | Tensor]:
     """Return the storage's tables of pytorch-frame with a row for each node, or edge."""
     return {name: value for name, value in storage.items() if isinstance(value, TensorFrame) and belongs(name)}
 

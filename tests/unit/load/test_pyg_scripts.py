@@ -133,6 +133,24 @@ def shared_samplers() -> None:
     refused("node_sampler=", neighbor_sampler=object())
 
 
+def added_fields() -> None:
+    """As PyG's examples add global ids for inference; a field of the graph as a whole is left."""
+    loader = nodes()
+    loader.data.node_id, loader.data.scale = torch.arange(12) * 10, torch.ones(3)
+    assert all(torch.equal(batch.node_id, batch.n_id * 10) for batch in loader)
+    data = library()
+    loader = NeighborLoader(data, [2], "paper", batch_size=4)
+    loader.data["paper"].age = torch.arange(data["paper"].num_nodes) + 20
+    assert all(torch.equal(batch["paper"].age, batch["paper"].n_id + 20) for batch in loader)
+
+
+def divided_seeds() -> None:
+    """The rest of this row is in test_loaders_of_ranks.py, with two processes."""
+    sampler = DistributedSampler(range(12), num_replicas=2, rank=1, shuffle=False)
+    batches = list(nodes(sampler=sampler, rank=1, world_size=2, batch_size=4))
+    assert [batch.input_id.tolist() for batch in batches] == [[1, 3, 5], [7, 9, 11]]
+
+
 def torch_randomness() -> None:
     torch.manual_seed(1)
     first = [batch.n_id.tolist() for batch in nodes(shuffle=True)]
@@ -257,6 +275,8 @@ ROWS: dict[str, Callable[[], None]] = {  # works as in PyG
     "`loader.dataset`, `loader.data`, `len(loader)`, `loader(ids)`, `loader.batch_size`": attributes,
     "`data.x = rows` or `data.x[ids] = rows` after you created the loader": changes_in_place,
     "`del loader.data.x` after you created the loader": deleted_fields,
+    "`loader.data.node_id = rows` after you created the loader": added_fields,
+    "`sampler=DistributedSampler(...)`, or `split(n // world_size)[rank]` of the seeds": divided_seeds,
 }
 ROWS |= {  # has no effect
     "`with loader.enable_cpu_affinity(...)`, `enable_multithreading(...)`": contexts,
@@ -267,9 +287,6 @@ ROWS |= {  # has no effect
     "writing into `data.edge_index`, or into the field of `weight_attr` or `time_attr`": new_edges,
 }
 ROWS |= {  # raises
-    "`sampler=DistributedSampler(...)`": lambda: refused(
-        "DistributedSampler", "leave it out", sampler=DistributedSampler(range(12), num_replicas=2, rank=0)
-    ),
     "`shuffle=True` with `sampler=`": lambda: refused("mutually exclusive", sampler=[0], shuffle=True),
     "`batch_sampler=`": batch_samplers,
     "a `DynamicBatchSampler`": batch_samplers,
