@@ -300,7 +300,7 @@ def ended(server: "subprocess.Popen[str]") -> None:
 
 @slow
 def test_the_yaml_of_glt_starts_training_over_ssh(checkout: Path, tmp_path: Path) -> None:
-    """The file of the folder with this host's addresses; `ssh` finds the test's keys."""
+    """The file of the folder with this host's addresses, and a key that is in no configuration of ssh."""
     with running_sshd(tmp_path / "ssh") as sshd:
         port, master = sshd.port, free_ports(1)[0]
         text = (checkout / "dist_train_sage_sup_config.yml").read_text()
@@ -318,15 +318,13 @@ def test_the_yaml_of_glt_starts_training_over_ssh(checkout: Path, tmp_path: Path
         }.items():
             assert old in text
             text = text.replace(old, new)
-        (checkout / "hosts.yml").write_text(text)
-        wrapper = tmp_path / "bin" / "ssh"
-        wrapper.parent.mkdir()
-        wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {sshd.config} "$@"\n')
-        wrapper.chmod(0o755)
-        variables = os.environ | {"PATH": f"{wrapper.parent}:{os.environ['PATH']}"}
+        config = tmp_path / "ssh_config"
+        config.write_text("\n".join(line for line in sshd.config.read_text().splitlines() if "Identity" not in line))
+        ssh = f"ssh:\n  config: {config}\n  identity: {sshd.folder / 'user_key'}\n"
+        (checkout / "hosts.yml").write_text(f"{text}\n{ssh}")
         meeting = ("--master_addr=127.0.0.1", f"--master_port={master}")
         command = (sys.executable, "-m", "hoploom", "launch", "hosts.yml", *meeting, "--", "train_sage.py")
         words = ("--store", "products.parts", "--epochs", 3, "--batch_size", 256)
-        [out] = said(started(*command, *words, folder=checkout, variables=variables))
+        [out] = said(started(*command, *words, folder=checkout))
     assert trained(out, "127.0.0.1/trainers | ", 0, 1)
     assert trained(out, "localhost/trainers | ", 1, 1)

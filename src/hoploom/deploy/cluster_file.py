@@ -105,6 +105,9 @@ class Host:
     environment: dict[str, str] = key(
         {}, "more environment variables on this host", rules.VARIABLES, example={"NCCL_DEBUG": "INFO"}
     )
+    store: str | None = key(
+        None, "the path of the store on this host; default: `store` at the top", rules.HOST_PATH, example="/nvme/graph"
+    )
 
     @property
     def endpoint(self) -> str:
@@ -151,6 +154,12 @@ class SshOptions:
 
     config: str | None = key(
         None, "an ssh configuration file; default: ~/.ssh/config", rules.HOST_PATH, example="ssh_config"
+    )
+    identity: str | None = key(
+        None,
+        "a private key file; default: those of your ssh configuration",
+        rules.HOST_PATH,
+        example="/keys/gpu",
     )
     connect_timeout: int = key(20, "seconds to wait for a connection", rules.whole(1, 3600))
 
@@ -298,7 +307,7 @@ class Cluster:
     """Everything that a launch follows from."""
 
     hosts: tuple[Host, ...]
-    store: str | None  # absolute, the same on all hosts; None: the command knows it
+    store: str | None  # absolute, on hosts that name no other path; None: the command knows it
     source: str | None = field(default=None, kw_only=True)  # where hosts fetch their parts of it from
     executor: Executor
     mode: Mode

@@ -17,7 +17,7 @@ from hoploom.config import rules
 from hoploom.config.document import Document
 from hoploom.config.rules import REQUIRED, KeyRule, key, keys_in
 from hoploom.config.values import as_key, nearest
-from hoploom.deploy.cluster_file import SECTIONS, Host, TopKeys, Written
+from hoploom.deploy.cluster_file import SECTIONS, Host, SshOptions, TopKeys, Written
 from hoploom.errors import ConfigError
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.context import Context
@@ -55,7 +55,7 @@ class GltKeys:
 def keys_of_glt(document: Document) -> Written:
     """The same cluster in our keys."""
     _check_known(document)
-    given = GltKeys(**document.section((), owner=GltKeys))
+    given = GltKeys(**document.section((), owner=GltKeys, tables=["ssh"]))
     count = len(given.nodes)
     for field in fields(given):
         column = getattr(given, field.name)
@@ -67,12 +67,13 @@ def keys_of_glt(document: Document) -> Written:
         raise document.problem("node_ranks", f"node_ranks is {ranks}; give each of 0 to {count - 1} once")
     hosts = tuple(_host(given, node) for node in sorted(range(count), key=ranks.__getitem__))
     sections = {name: make() for name, make in SECTIONS.items()}
+    sections["ssh"] = SshOptions(**document.section(("ssh",), owner=SshOptions))
     return Written(document, TopKeys(executor="ssh", mode="none"), hosts, sections)
 
 
 def _check_known(document: Document) -> None:
-    """Our own keys have no meaning in GLT's file, so none of them is offered."""
-    known = list(keys_in(GltKeys))
+    """Of our own keys, only those of [ssh] have a meaning in GLT's file."""
+    known = [*keys_in(GltKeys), "ssh"]
     for name in document.parsed:
         if name not in known:
             alike = nearest(name, known)

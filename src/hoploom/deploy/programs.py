@@ -116,7 +116,7 @@ def server_words(cluster: Cluster, host: Host) -> tuple[str, ...]:
 def server_command(cluster: Cluster, host: Host) -> ServerCommand:
     """`hoploom serve` of one host."""
     peers = [other.endpoint for other in cluster.servers if other.name != host.name]
-    metrics, store = _metrics(cluster, host), str(cluster.store)
+    metrics, store = _metrics(cluster, host), str(host.store or cluster.store)
     return ServerCommand(store, host.parts, host.endpoint, peers, cluster.security, cluster.server, metrics)
 
 
@@ -156,7 +156,7 @@ def trainer_environment(cluster: Cluster, host: Host) -> dict[str, str]:
         "HOPLOOM_KEY": security.private_key if shows_certificate else None,
     }
     if cluster.mode == "worker":
-        told |= {"HOPLOOM_STORE": cluster.store, "HOPLOOM_PARTS": ",".join(map(str, host.parts))}
+        told |= {"HOPLOOM_STORE": host.store or cluster.store, "HOPLOOM_PARTS": ",".join(map(str, host.parts))}
     given = {name: value for name, value in told.items() if value is not None}
     usual = UNBUFFERED
     if sys.platform == "linux" and all(is_loopback(host.address) for host in cluster.hosts):

@@ -65,7 +65,7 @@ def _resolve(written: Written, overrides: Overrides) -> Cluster:
         max_restarts=top.max_restarts,
         security=_with_absolute(sections["security"], ("token_file", "ca", "cert", "private_key"), folder),
         server=sections["server"],
-        ssh=_with_absolute(sections["ssh"], ("config",), folder),
+        ssh=_with_absolute(sections["ssh"], ("config", "identity"), folder),
         slurm=sections["slurm"],
         kubernetes=sections["kubernetes"],
         file=document.where[""],
@@ -134,6 +134,7 @@ def _host(written: Written, host: Host, executor: str, mode: str) -> Host:
         processes=max(1, len(host.devices or ())) if processes is None else processes,
         serves=serves,
         port=host.port or 0,
+        store=None if host.store is None else str(absolute(folder, host.store)),
         parts=host.parts or (),
         python=str(absolute(folder, python)) if "/" in python else python,
         folder=str(absolute(folder, host.folder or top.folder or here)),
@@ -209,11 +210,13 @@ def number_of_parts(cluster: Cluster) -> int | None:
         if any(host.parts for host in cluster.servers):
             return None  # what fetches on the hosts reports it, if it is wrong there too
         raise found
-    if cluster.store is None or not os.path.exists(cluster.store):
+    stores = (cluster.store, *(host.store for host in cluster.hosts))
+    here = next((store for store in stores if store is not None and os.path.exists(store)), None)
+    if here is None:
         return None
     from hoploom.store.format import read_manifest  # brings torch, which most launches do without
 
-    return len(read_manifest(Path(cluster.store)).parts)
+    return len(read_manifest(Path(here)).parts)
 
 
 @cache
@@ -267,6 +270,7 @@ def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[s
         where, keys = 'on Kubernetes in mode "worker", where trainers start the servers', ["parts", "port"]
     names = [_name(host, key) for host in cluster.hosts for key in keys if getattr(host, key)]
     names += ["store", "cache"] if cluster.mode == "none" else ["cache"]
+    names += [_name(host, "store") for host in cluster.hosts]
     for name in document.where:
         if name in names or name.startswith("server."):
             yield name, f"{name} has no effect {where}; leave it out, or take another mode"
@@ -301,6 +305,10 @@ def _about_store(document: Document, cluster: Cluster) -> Iterator[tuple[str, st
     if cluster.store is None:
         what = f'mode is "{cluster.mode}", but there is no store to serve'
         yield "mode", f'{what}; add a line such as store = "graph.store"'
+    fixed = "with cache" if cluster.source is not None else "on Kubernetes" * (cluster.executor == "kubernetes")
+    for host in (host for host in cluster.hosts if host.store is not None):
+        if why := fixed or "where no server runs" * (not host.serves):
+            yield _name(host, "store"), f"{_name(host, 'store')} has no effect {why}; leave it out"
     try:
         num_parts = number_of_parts(cluster)
         if cluster.executor == "local" and cluster.source is None and num_parts is None:

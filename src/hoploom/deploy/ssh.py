@@ -95,6 +95,7 @@ class Ssh:
     def _place(self, process: Process) -> list[str]:
         host = process.host
         config = [] if self.options.config is None else ["-F", self.options.config]
+        config += [] if self.options.identity is None else ["-i", self.options.identity, "-o", "IdentitiesOnly=yes"]
         return [*config, *([] if host.ssh_port is None else ["-p", str(host.ssh_port)]), "--", host.ssh]
 
     def _named(self, process: Process) -> str:

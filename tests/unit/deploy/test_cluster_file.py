@@ -13,6 +13,7 @@ from hoploom import ConfigError
 from hoploom.deploy.cluster_file import Cluster, Host
 from hoploom.deploy.programs import processes, script_words
 from hoploom.deploy.resolve import Overrides, read_cluster
+from hoploom.deploy.ssh import Ssh
 
 Write = Callable[..., Path]
 TWO_HOSTS = """
@@ -174,6 +175,22 @@ def test_glts_file_is_accepted(write: Write) -> None:
     two = cluster.hosts[1]
     assert (two.name, two.ssh, two.ssh_port, two.processes) == ("1.1.1.1", "root@1.1.1.1", 22, 4)
     assert (two.devices, two.python, two.folder) == ((4, 5, 6, 7), "/path/to/python", "/path/to/GLT")
+
+
+def test_glts_file_may_name_a_key_of_ssh(write: Write) -> None:
+    cluster = read_cluster(write(f"{GLT}\nssh:\n  identity: keys/id\n", "glt.yml"))
+    first, _ = processes(cluster, ["train.py"])
+    shown = Ssh(cluster.ssh).arguments(first)
+    at = shown.index("-i")
+    assert shown[at : at + 4] == ["-i", str(Path(cluster.ssh.identity or "")), "-o", "IdentitiesOnly=yes"]
+    assert Path(shown[at + 1]).is_absolute()
+
+
+def test_the_store_may_be_elsewhere_on_a_host(write: Write) -> None:
+    text = TWO_HOSTS.replace("[hosts.gpu2]", '[hosts.gpu2]\nstore = "/nvme/papers"')
+    planned = processes(read_cluster(write(text)), ["train", "run.toml"])
+    assert [process.words[4] for process in planned[:2]] == ["/stores/papers.store", "/nvme/papers"]
+    assert [process.environment["HOPLOOM_STORE"] for process in planned[2:]] == ["/stores/papers.store", "/nvme/papers"]
 
 
 def test_glts_ranks_order_the_hosts(write: Write) -> None:

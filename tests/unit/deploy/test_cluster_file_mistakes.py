@@ -79,6 +79,15 @@ MISTAKES = [
         'cluster.toml:3: store has no effect in mode "none", where no server',
     ),
     ('hosts = ["a"]\n[server]\ncache = "20%"', 'cluster.toml:3: server.cache has no effect in mode "none"'),
+    ('[hosts.a]\nstore = "/n"', 'cluster.toml:2: hosts.a.store has no effect in mode "none"'),
+    (
+        'store = "s3://b/g"\ncache = "/n"\nsecurity.insecure = true\n[hosts.a]\nparts = [0]\nstore = "/m"',
+        "cluster.toml:6: hosts.a.store has no effect with cache; leave it out",
+    ),
+    (
+        'store = "/s"\nmode = "server-client"\nsecurity.insecure = true\nhosts.a.parts = [0]\nhosts.b.store = "/m"',
+        "cluster.toml:5: hosts.b.store has no effect where no server runs; leave it out",
+    ),
     ("[hosts.a]\nport = 7", 'cluster.toml:2: hosts.a.port has no effect in mode "none"'),
     ('hosts = ["a"]\nsecurity.cert = "c"', "security.cert is given without security.private_key"),
     (
