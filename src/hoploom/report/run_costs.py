@@ -38,8 +38,7 @@ def time_cards(runs: Labelled) -> list[Card]:
     if beside:
         columns = list(dict.fromkeys(name for _, shown in beside for name in shown))
         text = "Per step, all threads of a rank together. Batches are made while the model computes: a step loses time "
-        text += "only where it waits for its batch."
-        text += _ranks_left_out(runs)
+        text += "only where it waits for its batch." + _ranks_left_out(runs)
         rows_beside = [[label, *(shown.get(name, "-") for name in columns)] for label, shown in beside]
         found.append(Card("Beside the steps", table(["", *columns], rows_beside), text))
     return found
@@ -146,15 +145,12 @@ def disk_card(runs: Labelled) -> list[Card]:
         return []
     text = (
         "The store is larger than its budget. Wanted is the share of the bytes read that batches asked for: the rest "
-    )
-    text += "lay between two rows, or in the same block. Found in memory is the share of the rows and edges, of tables "
-    text += (
+        "lay between two rows, or in the same block. Found in memory is the share of the rows and edges, of tables "
         "that are partly on disk, for which nothing was read. Busy is the share of the time in which this rank had a "
+        "read under way; ranks of one host share its disk."
     )
-    text += "read under way; ranks of one host share its disk." + _ranks_left_out(runs)
-    return [
-        Card("The disk", table(["", "read per batch", "wanted", "found in memory", "busy", "bound by"], rows), text)
-    ]
+    header = ["", "read per batch", "wanted", "found in memory", "busy", "bound by"]
+    return [Card("The disk", table(header, rows), text + _ranks_left_out(runs))]
 
 
 # --- memory, machines -----------------------------------------------------------------------------
@@ -181,14 +177,11 @@ def memory_card(runs: Labelled) -> list[Card]:
 
 
 def _described(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """A machine, in the columns of its table."""
-    return (
-        str(found.get("host", "-")),
-        str(found.get("cpu", "-")),
-        f"{found.get('cores', '-')} of {found.get('host_cores', '-')}",
-        as_bytes(found["memory"]) if "memory" in found else "-",
-        str(found.get("device", "-")),
+    """Return a machine as the columns of its table."""
+    host, cpu, cores, of, device = (
+        str(found.get(key, "-")) for key in ("host", "cpu", "cores", "host_cores", "device")
     )
+    return host, cpu, f"{cores} of {of}", as_bytes(found["memory"]) if "memory" in found else "-", device
 
 
 def machine_card(runs: Labelled) -> list[Card]:
