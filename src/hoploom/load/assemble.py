@@ -68,6 +68,7 @@ class Assembler:
         batch = copy.copy(self.template)
         if sampled.blocks:
             batch.blocks = [_presented(block, schema, rows, i) for i, block in enumerate(sampled.blocks)]
+            batch = of_blocks(batch)
         for owner, values in self._by_storage(fields).items():
             _install(batch._store if schema.homogeneous else batch[owner], values, self.field_order.get(owner, ()))
         self.store.require_whole()
@@ -183,7 +184,9 @@ class Assembler:
 
     def _framed(self, owner: Owner, ids: Tensor) -> dict[str, TensorFrame | Tensor]:
         """Return the rows of these ids from what the owner's data has beside the store's fields."""
-        named = {n: frame for n, frame in self.frames.get(owner, {}).items() if (owner, n) not in self.deleted}
+        if owner not in self.frames:
+            return {}
+        named = {n: frame for n, frame in self.frames[owner].items() if (owner, n) not in self.deleted}
         return {name: frame[ids] for name, frame in named.items() if self.fields is None or name in self.fields[owner]}
 
     def _set(self, added: dict[str, Any]) -> dict[str, Any]:
@@ -232,6 +235,40 @@ def _presented(block: Block, schema: Schema, rows: Mapping[tuple[Owner, str], Te
         return replace(block, e_id=e_id)
     columns = (block.edge_index, e_id, block.num_sources, block.num_destinations, block.data or {"": {}})
     return Block(*(next(iter(column.values())) for column in columns))  # type: ignore[union-attr, arg-type]
+
+
+NO_EDGES = (
+    "the batch has mode='blocks', so it has no edge_index; give layer i the edges of its block, "
+    "conv((x, x[: block.num_destinations]), block.edge_index) for block = batch.blocks[i], or give the loader "
+    "mode='subgraph'"
+)
+
+
+class BlockData(Data):  # type: ignore[misc]
+    """A batch of blocks of one node type, which tells a model that asks for all its edges what to give."""
+
+    @property
+    def edge_index(self) -> Any:
+        if "edge_index" in self._store:
+            return self._store["edge_index"]
+        raise ConfigError(NO_EDGES)
+
+
+class BlockHeteroData(HeteroData):  # type: ignore[misc]
+    """A batch of blocks of several node types, which tells a model that asks for all its edges what to give."""
+
+    def collect(self, key: str, allow_empty: bool = False) -> Mapping[Any, Any]:
+        if key == "edge_index" and not any(key in storage for storage in self.edge_stores):
+            raise ConfigError(NO_EDGES)
+        found: Mapping[Any, Any] = super().collect(key, allow_empty)
+        return found
+
+
+def of_blocks(batch: Batch) -> Batch:
+    """Return the batch, in a class that names blocks where PyG's would give a layer no edges."""
+    kinds = {Data: BlockData, HeteroData: BlockHeteroData}
+    object.__setattr__(batch, "__class__", kinds.get(type(batch), type(batch)))
+    return batch
 
 
 # --- onto a device --------------------------------------------------------------------------

@@ -173,6 +173,11 @@ class Conv(nn.Module):
         """
         if self.in_channels not in (None, x.shape[-1]):
             raise ConfigError(f"{type(self).__name__} has in_channels={self.in_channels}, x has rows of {x.shape[-1]}")
+        if not isinstance(edges, (Tensor, InEdges)):
+            raise ConfigError(
+                f"{type(self).__name__} takes an edge_index [2, n], not a {type(edges).__name__}; of a block, it is "
+                "layer(x, block.edge_index, x[: block.num_destinations])"
+            )
         if isinstance(edges, Tensor):
             edges = group(edges, x.shape[0], x.shape[0] if x_dst is None else x_dst.shape[0])
         if edge_weight is not None:

@@ -89,19 +89,21 @@ def make_link_seeds(graph: GraphStore, links: Links, task: LinkTask, key: int, *
     ends = _with_negatives(graph, links, task, key)
     schema = graph.schema
     types = schema.type_index[task.key[0]], schema.type_index[task.key[2]]
+    link_of = None
     if disjoint:
         seeds, sources, destinations = _seeds_with_trees(schema, types, ends, links.first)
+        of_all = torch.cat([torch.arange(links.sources.numel()), ends.owners])
+        link_of = torch.cat([of_all[: sources.numel()], of_all])
     else:
         seeds, sources, destinations = _unique_seeds(schema, types, ends)
     fields = _fields(links, task.negatives, sources, destinations, ends.source_times)
-    link_of = torch.cat([torch.arange(links.sources.numel()), ends.owners])
-    return LinkSeeds(seeds, fields, torch.cat([link_of[: sources.numel()], link_of]) if disjoint else None)
+    return LinkSeeds(seeds, fields, link_of)
 
 
 def _with_negatives(graph: GraphStore, links: Links, task: LinkTask, key: int) -> Ends:
     times = links.times
     if task.negatives is None:
-        return Ends(links.sources, links.destinations, times, times, torch.empty(0, dtype=torch.int64))
+        return Ends(links.sources, links.destinations, times, times, links.sources[:0])
     positives, repeats = _owners(links, task.negatives.amount)
     slot_times = None if times is None else times[positives]
     all_times = None if times is None or slot_times is None else torch.cat([times, slot_times])

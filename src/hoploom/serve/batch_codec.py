@@ -15,7 +15,7 @@ from torch_geometric.data import Data, HeteroData
 from hoploom import ops
 from hoploom.batch import Block
 from hoploom.errors import PeerError
-from hoploom.load.assemble import Batch
+from hoploom.load.assemble import Batch, of_blocks
 from hoploom.serve.wire import Message
 
 NARROWED = 1 << 12  # integers of a tensor for which it pays to check whether they fit into 32 bits
@@ -65,7 +65,7 @@ def unpacked(message: Message, *, pinned: bool = False) -> Batch:
         raise PeerError(
             f"a server's batch cannot be read ({error!r:.200}); use the same Hoploom on both sides"
         ) from error
-    return batch
+    return of_blocks(batch) if "blocks" in batch else batch
 
 
 def _value(plain: Any, tensors: Sequence[Any], *, pinned: bool) -> Any:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.graphs import library, random_graph, save_in_parts
 from support.models import books, heterogeneous, homogeneous
+from torch_geometric import nn as pyg
 
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store
@@ -170,3 +171,17 @@ def test_as_many_weights_as_edges_are_needed(edges_are_sorted: bool) -> None:
     edge_index = data.edge_index[:, data.edge_index[1].argsort()] if edges_are_sorted else data.edge_index
     with pytest.raises(ConfigError, match=r"weights have shape \(5000,\) for 300 edges"):
         SAGEConv(5, 4)(data.x, edge_index, edge_weight=torch.rand(5000))
+
+
+def test_blocks_given_to_a_layer_of_pyg_or_ours_name_the_edges_of_a_block() -> None:
+    data = random_graph(30, 200, 1)
+    batch = next(iter(NeighborLoader(data, [2, 2], mode="blocks", batch_size=5)))
+    with pytest.raises(ConfigError, match=r"mode='blocks', .*block\.edge_index"):
+        pyg.SAGEConv(5, 4)(batch.x, batch.edge_index)
+    with pytest.raises(ConfigError, match=r"SAGEConv takes .*, not a Block; .*block\.edge_index"):
+        SAGEConv(5, 4)(batch.x, batch.blocks[0])
+    of_types = next(iter(NeighborLoader(library(), [2], "paper", mode="blocks", batch_size=5)))
+    with pytest.raises(ConfigError, match=r"mode='blocks', .*block\.edge_index"):
+        assert of_types.edge_index_dict
+    batch.edge_index = batch.blocks[0].edge_index
+    assert batch.edge_index is batch.blocks[0].edge_index
