@@ -345,6 +345,8 @@ class Loader:
         """Continue at a saved position, at once. The world size and the batch size may be different."""
         self.settle()
         order = self._order
+        if not isinstance(state, Mapping) or any(isinstance(value, Tensor) for value in state.values()):
+            raise ConfigError(f"the state is {state!r:.80}; give what state_dict() returned")
         for name, mine in (
             ("num_seeds", order.num_seeds),
             ("seed", order.seed),

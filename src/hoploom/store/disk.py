@@ -25,7 +25,7 @@ def held_parts(path: str | Path) -> list[int]:
     """The parts of which a folder holds the files of nodes: its own part's on a host of a cluster, else all."""
     folder = Path(path)
     manifest = layout.read_manifest(folder)
-    lacking = {name.partition("/")[0] for name in manifest.files if not layout.inside(folder, name).exists()}
+    lacking = {name.partition("/")[0] for name in manifest.files if not os.path.exists(layout.inside(folder, name))}
     return [part for part in range(len(manifest.parts)) if layout.part_folder(part) not in lacking]
 
 
@@ -35,7 +35,9 @@ def topology_fits(path: str | Path, budget: int | None = None) -> bool:
     manifest = layout.read_manifest(folder)
     columns = [name for name in manifest.files if Path(name).name.startswith("csc.")]
     size = sum(manifest.files[name].bytes for name in columns)
-    return all(layout.inside(folder, name).exists() for name in columns) and size <= (budget or memory_limit()) // 2
+    return (
+        all(os.path.exists(layout.inside(folder, name)) for name in columns) and size <= (budget or memory_limit()) // 2
+    )
 
 
 def check_manifest(folder: Path, manifest: Manifest) -> None:
@@ -115,7 +117,7 @@ def _edge_tables(
     for index, relation in enumerate(manifest.schema.relations):
         for name, field in relation.fields.items():
             file = layout.edge_file(part, relation, name)
-            if only_here and not (file in manifest.files and layout.inside(folder, file).exists()):
+            if only_here and not (file in manifest.files and os.path.exists(layout.inside(folder, file))):
                 continue
             shape = (manifest.parts[part].num_edges[index], *field.shape)
             rows = map_array(folder, manifest, file, field.dtype, shape, scattered=scattered)

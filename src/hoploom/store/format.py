@@ -8,6 +8,7 @@ import fcntl
 import glob
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -189,6 +190,8 @@ def from_json(contents: Mapping[str, Any]) -> Manifest:
         for field in fields.values():
             if field.dtype not in DTYPES:
                 raise ValueError(f"dtype {field.dtype!r} is unknown")
+            if len(field.shape) > 32 or math.prod(max(1, extent) for extent in field.shape) >= 2**40:
+                raise ValueError(f"shape {field.shape!r:.80} is too large for a row")
     parts = _read(tuple[PartRange, ...], contents.get("parts"), "parts")
     return Manifest(schema, parts, _read(Mapping[str, FileEntry], contents.get("files"), "files"))
 
@@ -206,7 +209,7 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         return tuple(_read(inner[0], entry, name) for entry in value)
     if outer is Mapping and isinstance(value, dict):
         return {key: _read(inner[1], entry, key) for key, entry in value.items()}
-    if kind is int and type(value) is int and value >= 0:
+    if kind is int and type(value) is int and 0 <= value < 2**63:
         return value
     if kind in (str, bool, str | None) and isinstance(value, kind):
         return value

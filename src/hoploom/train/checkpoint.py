@@ -22,6 +22,7 @@ from hoploom.train.sharding import cut_as, is_sharded, whole
 
 FORMAT = 1
 MINUTES = 5.0  # between two checkpoints
+MALFORMED = (ValueError, RuntimeError, LookupError, TypeError, AttributeError)  # raised for states of wrong types
 COST = 0.01  # the largest share of the time that writing them may take
 
 
@@ -80,11 +81,16 @@ class Checkpoint:
             )
         with all_or_none(self._context, f"reading {path}"):
             state = _checked(path, tensorfile.read(path))
-            for part in parts:
-                _check_part(path, state, part, _unwrapped(parts[part]))
-            for part, owner in parts.items():
-                _load(path, part, _unwrapped(owner), cut_as(owner, state["parts"][part]))
-            _set_random_states(self._context, state["random"])
+            try:
+                for part in parts:
+                    _check_part(path, state, part, _unwrapped(parts[part]))
+                for part, owner in parts.items():
+                    _load(path, part, _unwrapped(owner), cut_as(owner, state["parts"][part]))
+                _set_random_states(self._context, state["random"])
+            except HoploomError:
+                raise
+            except MALFORMED as error:
+                raise StoreError(f"{path} holds what no checkpoint does: {error}; take another checkpoint") from error
         extra: dict[str, Any] = state["extra"]
         return extra
 
@@ -99,7 +105,7 @@ class SavedAt:
 
 def saved_place(path: Path) -> SavedAt | None:
     """Where training stood, from the header alone; None where nothing whole is there."""
-    with suppress(StoreError, KeyError, TypeError):
+    with suppress(StoreError, *MALFORMED):
         standing = tensorfile.read_tree(path)["parts"]["standing"]
         return SavedAt(int(standing["epoch"]) + (int(standing["rows"]) > 0), int(standing["steps"]))
     return None
@@ -191,9 +197,9 @@ def _check_model(path: Path, mine: Mapping[str, Any], saved: Mapping[str, Any]) 
 def _load(path: Path, part: str, owner: Any, state: Any) -> None:
     try:
         owner.load_state_dict(state)
-    except HoploomError:
-        raise
-    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+    except HoploomError as error:
+        raise type(error)(f"{path} does not fit this run's {part}: {error}") from error
+    except MALFORMED as error:
         message = f"{path} does not fit this run's {part}: {error}; use the same settings as when it was saved"
         raise ConfigError(message) from error
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hoploom.errors import ConfigError, StoreError
-from hoploom.store.format import write_whole
+from hoploom.store.format import regular, write_whole
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -63,7 +63,7 @@ def write(path: Path, state: Any, *, first: Path | None = None) -> None:
 def read(path: Path) -> Any:
     """What was written. StoreError where the file is missing, damaged, or of another program."""
     try:
-        with safe_open(path, framework="pt", backend="pread") as file:
+        with safe_open(regular(path), framework="pt", backend="pread") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
         if not {"tree", "crc32"} <= set(metadata):
@@ -82,7 +82,7 @@ def read(path: Path) -> Any:
 def read_tree(path: Path) -> Any:
     """What was written, from the header alone: empty tensors stand for the tensors, and nothing is checked."""
     try:
-        with safe_open(path, framework="pt", backend="pread") as file:
+        with safe_open(regular(path), framework="pt", backend="pread") as file:
             return decode(json.loads(file.metadata()["tree"]), dict.fromkeys(file.offset_keys(), torch.empty(0)))
     except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
         raise StoreError(f"cannot read {path}: {error}") from error

@@ -15,6 +15,7 @@ from support.damage import INDPTR, RELATION, X, edit
 import hoploom
 from hoploom import StoreError
 from hoploom.store.check import problems
+from hoploom.store.disk import held_parts
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 
@@ -73,7 +74,11 @@ LIES: dict[str, tuple[Callable[[Any], None], str]] = {
     "count is a word": (in_node_type(num_nodes="12"), "'12'"),
     "count is true": (in_relation(num_edges=True), "True"),
     "another count": (in_node_type(num_nodes=13), "12 nodes of node, not 13"),
-    "huge count": (in_node_type(num_nodes=10**30), "nodes of node"),
+    "huge count": (in_node_type(num_nodes=10**30), "num_nodes"),
+    "huge shape": (in_field(shape=[2**40, 2**40]), "is too large for a row"),
+    "huge shape of nothing": (in_field(shape=[0, 2**62]), "is too large for a row"),
+    "a shape of many extents": (in_field(shape=[1] * 70), "is too large for a row"),
+    "not a number": (in_node_type(num_nodes=float("nan")), "num_nodes is nan"),
     "name is a number": (in_node_type(name=5), "5"),
     "name is a list": (in_node_type(name=["node"]), "node"),
     "fields are a list": (in_node_type(fields=[]), "store.json"),
@@ -140,6 +145,13 @@ def test_weights_and_times_cannot_go_missing_unseen(column: str, events_folder: 
     with pytest.raises(StoreError, match=re.escape(name)):
         hoploom.open(events_folder)
     assert any(name in problem for problem in problems(events_folder))
+
+
+def test_a_listed_name_that_is_too_long_is_told(ring_folder: Path) -> None:
+    edit(ring_folder, lambda contents: contents["files"].update({"a" * 5000: {"bytes": 1, "crc32": 1}}))
+    assert held_parts(ring_folder) == [0, 1]
+    (problem,) = problems(ring_folder)
+    assert "File name too long" in problem
 
 
 def tiny_store(path: Path) -> Path:

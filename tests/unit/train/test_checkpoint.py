@@ -1,5 +1,8 @@
 """A checkpoint puts a run's parts back exactly, or says why it cannot."""
 
+import copy
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -8,10 +11,10 @@ import torch
 from support.fit_workers import Sage, alone, assert_same_state, learner_of, parameters_of
 from torch import nn
 
-from hoploom import ConfigError, StoreError
+from hoploom import ConfigError, HoploomError, StoreError
 from hoploom.load.loader import Loader
 from hoploom.train import tensorfile
-from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.checkpoint import Checkpoint, saved_place
 from hoploom.train.learner import Learner
 from hoploom.train.tasks import Task
 
@@ -192,3 +195,48 @@ def test_a_state_that_cannot_be_saved_leaves_the_old_checkpoint(tmp_path: Path) 
 def test_a_learners_annotations_can_be_read() -> None:
     hints = get_type_hints(Learner)
     assert (hints["task"], hints["loader"]) == (Task, Loader)
+
+
+WRONG: list[Any] = [None, -1, 2**70, float("nan"), "x", [], {"x": 1}, torch.zeros(2)]
+
+
+def places_in(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    if isinstance(state, dict | list) and len(path) < 3:
+        for key in state if isinstance(state, dict) else range(len(state)):
+            yield from places_in(state[key], (*path, key))
+
+
+def changed(state: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    made = copy.copy(state)
+    made[path[0]] = changed(made[path[0]], path[1:], value)
+    return made
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: str(wrong)[:12])
+def test_no_value_in_a_checkpoint_raises_anything_but_our_errors(wrong: Any, tmp_path: Path) -> None:
+    """With a checksum that is right: it may come from anybody."""
+    checkpoint = Checkpoint(tmp_path, alone())
+    learner = learner_of()
+    checkpoint.save("last", learner.parts())
+    state = tensorfile.read(checkpoint.path("last"))
+    refused = 0
+    for path in places_in(state):
+        tensorfile.write(checkpoint.path("wrong"), changed(state, path, wrong))
+        try:
+            checkpoint.restore("wrong", learner.parts())
+        except HoploomError as error:
+            refused += str(checkpoint.path("wrong")) in str(error)
+        saved_place(checkpoint.path("wrong"))
+    assert refused > 15
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, alone())
+    os.mkfifo(checkpoint.path("last"))
+    with pytest.raises(StoreError, match=r"last.safetensors is a directory, pipe, socket or device, not a file"):
+        checkpoint.restore("last", learner_of().parts())
+    assert saved_place(checkpoint.path("last")) is None
