@@ -25,18 +25,27 @@ void NodeBudget::add(const int64_t* sources, const int32_t* local, const int64_t
 Buffer NodeBudget::draw(uint64_t key, uint32_t stream, int64_t count) {
   const auto held = alone_.change();
   const Buffer ids = ids_.copy_ids();
-  std::vector<std::tuple<double, int64_t, size_t>> races;  // when it ends, node, number
-  for (size_t number = 0; number < sums_.size(); ++number) {
+  using Race = std::tuple<double, int64_t, size_t>;  // when it ends, node, number
+  std::vector<Race> earliest;                        // a heap with the last of them on top
+  for (size_t number = 0; count > 0 && number < sums_.size(); ++number) {
     const int64_t node = ids.as<int64_t>()[number];
     const double weight = sums_[number] * sums_[number];
-    if (weight > 0) races.emplace_back(-exact_log(Draws(key, node, stream).unit(0)) / weight, node, number);
+    if (weight == 0) continue;
+    const double unit = Draws(key, node, stream).unit(0);
+    const bool is_full = int64_t(earliest.size()) == count;
+    // -ln(u) > 1 - u: most nodes lose without a logarithm. The margin is far above what rounding can be.
+    if (is_full && 1.0 - unit > std::get<0>(earliest[0]) * weight * (1 + 1e-9)) continue;
+    const Race race(-exact_log(unit) / weight, node, number);
+    if (is_full && race > earliest[0]) continue;
+    if (is_full) std::pop_heap(earliest.begin(), earliest.end()), earliest.pop_back();
+    earliest.push_back(race);
+    std::push_heap(earliest.begin(), earliest.end());
   }
-  const size_t drawn = std::min(size_t(std::max<int64_t>(0, count)), races.size());
-  std::partial_sort(races.begin(), races.begin() + ptrdiff_t(drawn), races.end());
-  Buffer out(drawn * 8);
-  for (size_t i = 0; i < drawn; ++i) {
-    out.as<int64_t>()[i] = std::get<1>(races[i]);
-    sums_[std::get<2>(races[i])] = 0.0;
+  std::sort_heap(earliest.begin(), earliest.end());
+  Buffer out(earliest.size() * 8);
+  for (size_t i = 0; i < earliest.size(); ++i) {
+    out.as<int64_t>()[i] = std::get<1>(earliest[i]);
+    sums_[std::get<2>(earliest[i])] = 0.0;
   }
   return out;
 }
