@@ -11,6 +11,7 @@ import torch_geometric.transforms as T  # noqa: N812
 from torch import Tensor
 from torch.nn import Linear
 from torch.optim import Adam
+from torch_geometric import seed_everything
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.datasets import FakeDataset, FakeHeteroDataset
 from torch_geometric.nn import GCN, GraphSAGE, HeteroConv, SAGEConv, to_hetero
@@ -36,13 +37,13 @@ def script(run: Callable[[], Losses]) -> Callable[[], Losses]:
 
 def one_graph() -> Data:
     """Four classes, which the features tell."""
-    torch.manual_seed(0)
+    seed_everything(0)
     dataset = FakeDataset(1, avg_num_nodes=400, avg_degree=6, num_channels=16, num_classes=4, task="node")
     return T.RandomNodeSplit(num_val=0.2, num_test=0.2)(dataset[0])
 
 
 def types() -> HeteroData:
-    torch.manual_seed(0)
+    seed_everything(0)
     dataset = FakeHeteroDataset(1, num_node_types=2, num_edge_types=3, avg_num_nodes=200, avg_degree=4, num_classes=3)
     data = T.ToUndirected()(dataset[0])
     data["v0"].train_mask = torch.rand(data["v0"].num_nodes) < 0.6
@@ -51,7 +52,7 @@ def types() -> HeteroData:
 
 def ratings() -> HeteroData:
     """Users rate movies, at a time."""
-    torch.manual_seed(0)
+    seed_everything(0)
     data = HeteroData()
     data["user"].x, data["movie"].x = torch.eye(60), torch.randn(40, 8)
     data["user", "rates", "movie"].edge_index = torch.stack([torch.randint(60, (600,)), torch.randint(40, (600,))])
@@ -273,7 +274,7 @@ def ogbl() -> Losses:
         neg = (h[batch.src_index].unsqueeze(1) * h[batch.dst_neg_index]).sum(dim=-1)
         losses.append(float(-F.logsigmoid(pos).mean() - F.logsigmoid(-neg).mean()))
     assert len(losses) == data.num_edges // 256
-    return losses
+    return losses[:10]  # nothing is learned
 
 
 class Bipartite(torch.nn.Module):
