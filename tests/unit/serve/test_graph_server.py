@@ -130,7 +130,7 @@ def test_many_picks_take_memory_until_they_are_sent_and_few_do_not(whole: Store)
 
 def test_picks_that_never_fit_are_refused(whole: Store) -> None:
     serving = _service(whole, 499 * PICK_BYTES, free=0)
-    with pytest.raises(ConfigError, match=r"for all picks; lower the fanouts .* more --memory"):
+    with pytest.raises(ConfigError, match=r"for all picks and requests; lower the fanouts .* more --memory"):
         serving.answer(_sample(whole, -1))
     assert serving.budget.taken == 0
 
