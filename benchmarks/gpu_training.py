@@ -12,6 +12,7 @@ import gpu
 import graph
 import torch
 from gpu import Workload
+from stepping import Reports
 from torch import Tensor
 
 import hoploom
@@ -26,19 +27,14 @@ CPU_THREADS = 16  # of the loader that makes batches on the CPU
 Precision = Literal["fp32", "bf16"]
 
 
-class Bell:
+class Bell(Reports):
     """Stands where a run's journal does: calls at every epoch's end, when all its losses are known."""
 
     def __init__(self, at_end: Callable[[], None]) -> None:
+        super().__init__()
         self._at_end = at_end
 
-    def rewind(self, *place: int) -> None:
-        """Nothing was written."""
-
-    def step(self, report: Any) -> None:
-        """Not asked for."""
-
-    def epoch(self, metrics: Any, *, step: int) -> None:
+    def epoch(self, *_: object, **__: object) -> None:
         self._at_end()
 
 

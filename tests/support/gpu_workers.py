@@ -127,13 +127,14 @@ def two_ranks(context: Context, path: str, size: Size, alone: list[float]) -> No
 
 
 def group_of_one(context: Context, path: str, size: Size, backend: str) -> None:
-    """A context starts no group for one rank: here it joins one as it does where there are several, of one rank.
+    """A context starts no group for one rank: here there is one of the user's own.
 
     Shows that the backend starts on this device, bound to loopback, that DDP averages gradients of our kernels over
     it, and that CPU tensors, which the context's own reductions send, go through the same group. What a context of
     one rank answers does not depend on the group.
     """
-    context._join(context._place, chosen_backend(backend, context.device))
+    store = dist.HashStore()
+    dist.init_process_group(chosen_backend(backend, context.device), store=store, rank=0, world_size=1)
     assert dist.get_world_size() == 1
     assert backend in dist.get_backend_config()
     for device in (context.device, torch.device("cpu")):

@@ -144,7 +144,7 @@ def _read_by_rank_0_alone(rank: int) -> tuple[int, float]:
     val_loader, began, count = train(shuffle=False), time.monotonic(), 0
     held_up.LOOK = 0.1  # seconds
     if rank == 0:
-        count = len(_seeds_of(val_loader)) + len(_seeds_of(train(shuffle=False, batch_size=90)))
+        count = len(_seeds_of(val_loader)) + len(_seeds_of(train(batch_size=90)))
     seconds = time.monotonic() - began
     dist.barrier()
     return count, seconds

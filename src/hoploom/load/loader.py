@@ -111,8 +111,7 @@ class Loader:
         self._meet()
         if self._meeting is None or self._is_settled:
             return
-        may_be_lone = not (together or self._reading(self._order, 0).trains)
-        counts = self._meeting.counts(seconds, may_be_lone=may_be_lone)
+        counts = self._meeting.counts(seconds, may_be_lone=not together)
         self._is_settled = counts is not None or self._meeting.is_lone
         if self._meeting.is_lone:
             self._read_all()

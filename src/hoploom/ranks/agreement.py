@@ -199,7 +199,7 @@ class Agreement:
         self._next_look = 0.0
 
     def pass_batch(self, reading: LoaderReading, *, is_last: bool) -> bool:
-        """Call before each batch is handed out; return whether only this rank reads the loader, and does not train.
+        """Call before each batch is handed out; return whether only this rank reads the loader.
 
         Raise ConfigError if the ranks do not fit together.
         """
@@ -209,7 +209,7 @@ class Agreement:
             self._begin(reading)
             if self._notes is None:
                 return False
-            if self._notes.is_lone and not (reading.trains or self._share.is_given):
+            if self._notes.is_lone and not self._share.is_given:
                 self._withdraw(self._notes)
                 return True
         elif is_last or time.monotonic() >= self._next_look:

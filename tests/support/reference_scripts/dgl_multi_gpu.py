@@ -40,7 +40,6 @@ def create_dataloader(rank, world_size, graph, nids):
     nids = nids[partition_offset : partition_offset + partition_size]
 
     sampler = MultiLayerNeighborSampler([4, 4, 4])
-    alone = {"rank": 0, "world_size": 1} if world_size == 1 else {}  # the one line that DGL does without
     return hoploom.NeighborLoader(
         graph,
         sampler.fanouts,
@@ -51,7 +50,6 @@ def create_dataloader(rank, world_size, graph, nids):
         shuffle=True,
         drop_last=False,
         num_workers=0,
-        **alone,
     )
 
 
