@@ -251,7 +251,7 @@ def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tenso
         return node_type, torch.arange(limit), None
     if isinstance(given, str):
         return node_type, store.split(given, node_type), None
-    members = read_tensor("input_nodes", store.ids(node_type).stored(given) if is_text(given) else given)
+    members = read_tensor("input_nodes", store.ids(node_type).stored(given, "input_nodes") if is_text(given) else given)
     ids = read_members("input_nodes", members, limit, ConfigError)
     return node_type, ids, ids if members.dtype == torch.bool else None
 
@@ -268,14 +268,15 @@ def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[Relation
     if given is None:
         return key, all_edges(store, key)
     if isinstance(given, np.ndarray | list | tuple) and len(given) == 2 and all(map(is_text, given)):
-        given = torch.stack([store.ids(end).stored(row) for end, row in zip((key[0], key[2]), given, strict=True)])
+        ends = zip((key[0], key[2]), given, strict=True)
+        given = torch.stack([store.ids(end).stored(row, "edge_label_index") for end, row in ends])
     links = read_tensor("edge_label_index", given)
     if links.dim() != 2 or links.shape[0] != 2:
         raise ConfigError(f"edge_label_index has shape {tuple(links.shape)}; give [2, n]")
-    ends = [("source", key[0]), ("destination", key[2])]
+    named = [("source", key[0]), ("destination", key[2])]
     rows = [
         read_ids(f"edge_label_index ({end} row)", row, schema.node_type(name).num_nodes, ConfigError)
-        for (end, name), row in zip(ends, links, strict=True)
+        for (end, name), row in zip(named, links, strict=True)
     ]
     return key, torch.stack(rows)
 

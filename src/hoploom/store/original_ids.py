@@ -55,9 +55,12 @@ class OriginalIds:
         found = _values(self.features.gather([Wanted(name, ORIGINAL_ID, nodes)])[0])
         return np.char.decode(found, "utf-8") if self.are_text else found
 
-    def stored(self, originals: Any) -> Tensor:
-        """Return the store's ids of these ids of yours: [n] int64; DataError for one that no node has."""
-        asked = self._read(originals)
+    def stored(self, originals: Any, what: str = "ids") -> Tensor:
+        """Return the store's ids of these ids of yours: [n] int64. Raise DataError for one that no node has.
+
+        `what` names the ids in errors.
+        """
+        asked = self._read(originals, what)
         if ORIGINAL_ID not in self.node_type.fields:
             found = np.where((asked >= 0) & (asked < self.node_type.num_nodes), asked, -1)
         elif len(asked) == 0:
@@ -85,21 +88,23 @@ class OriginalIds:
     def _column(self) -> Iterator[Ids]:
         return map(_values, rows_of(self.features, self.node_type.name, ORIGINAL_ID, self.node_type.num_nodes))
 
-    def _read(self, originals: Any) -> Ids:
+    def _read(self, originals: Any, what: str) -> Ids:
         """Return your ids as they are in the column: int64, or UTF-8 without its padding."""
-        given = np.asarray(originals)
-        if given.ndim != 1:
-            raise ConfigError(f"ids of {self.node_type.name!r} have shape {given.shape}; give a list of ids")
         try:
+            given = np.asarray(originals)
+            if given.ndim != 1:
+                raise ConfigError(f"{what} of {self.node_type.name!r} have shape {given.shape}; give a list of ids")
             if given.size == 0:
                 return given.astype(np.int64)
             if not self.are_text and given.dtype.kind in "iuUO":
                 return given.astype(np.int64)
             if self.are_text and (given.dtype.kind == "U" or all(isinstance(one, str) for one in given)):
                 return np.char.encode(given.astype(str), "utf-8")
-        except (ValueError, TypeError):
-            pass
-        raise ConfigError(f"ids of {self.node_type.name!r} are {given[:3].tolist()!r:.80}...; {self._hint()}")
+        except (ValueError, TypeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+        shown = repr(list(originals)[:3])
+        raise ConfigError(f"{what} of {self.node_type.name!r} are {shown:.80}...; {self._hint()}")
 
     def _hint(self) -> str:
         if not self.node_type.num_nodes:

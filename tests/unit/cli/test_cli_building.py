@@ -282,4 +282,3 @@ def test_every_command_has_a_page_of_help(name: str, capsys: pytest.CaptureFixtu
 def test_rooms_are_reached_through_the_package(name: str) -> None:
     assert getattr(hoploom, name).__name__ == f"hoploom.{name}"
     assert name in hoploom._PACKAGES
-    assert name in dir(hoploom)
