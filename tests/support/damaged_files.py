@@ -142,7 +142,7 @@ def damage_what_is_copied(folder: Path) -> None:
     """Edges held out, nodes that are their own neighbours, and rows and edges that kernels read."""
     for name in (INDICES, INDPTR, TIME):
         with damaged(folder, name) as store:
-            one_error_names(name, lambda: hold_out(store, KEY, None, LinkShares(0, 0.1, 0.1)))
+            one_error_names(name, lambda: hold_out(store, KEY, (), LinkShares(0, 0.1, 0.1)))
     for name in (INDICES, INDPTR):
         with damaged(folder, name) as store:
             one_error_names(name, lambda: store.in_degrees(KEY, torch.arange(10)))

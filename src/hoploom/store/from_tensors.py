@@ -1,7 +1,6 @@
 """A store over tensors in memory: ids stay the user's own, features are not copied."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +17,6 @@ from hoploom.schema import (
     HOMOGENEOUS_RELATION,
     HOMOGENEOUS_TYPE,
     ID_DTYPES,
-    REVERSE,
     Field,
     NodeType,
     Owner,
@@ -103,7 +101,7 @@ def build_store(
     for key, given in edges.items():
         fields = _read_fields(key, given)
         relation, edge_lists, edge_tables = _build_relation(key, fields, nodes, counts, weight_attr, time_attr)
-        relations.append(replace(relation, reverse=_reverse_of(key, edges)))
+        relations.append(relation)
         lists.append(edge_lists)
         tables.update(edge_tables)
     schema = Schema(tuple(node_types), tuple(relations), homogeneous, weight_attr, time_attr)
@@ -203,12 +201,6 @@ def _build_relation(
         source_time=source_time,
     )
     return Relation(*key, num_edges, described), lists, tables
-
-
-def _reverse_of(key: RelationName, edges: Collection[RelationName]) -> str | None:
-    """Return the name of the relation that PyG's ToUndirected has made of this one, or has made this one of."""
-    names = (REVERSE + key[1], key[1].removeprefix(REVERSE))
-    return next((name for name in names if name != key[1] and (key[2], name, key[0]) in edges), None)
 
 
 def _num_edges(key: RelationName, given: Fields) -> int:

@@ -121,7 +121,7 @@ def test_edge_ids_are_the_users_own(ring_store: Store) -> None:
 
 def test_edges_held_out_are_not_placed() -> None:
     store = hoploom.from_pyg(random_graph(40, 300, 3), weight_attr="weight")
-    left = hold_out(store, store.schema.relations[0].key, None, LinkShares(1, 0.2, 0.2)).store
+    left = hold_out(store, store.schema.relations[0].key, (), LinkShares(1, 0.2, 0.2)).store
     assert left.schema.relations[0].num_edges < 300
     with left.place(ON_DEVICE, "40%") as placed:
         assert_same_rows(placed)

@@ -58,7 +58,7 @@ WALKS = {
     "counting visits": "count_visits(store, [5, 3], torch.arange(0, store.num_nodes, 50), Presampling(batch_size=256))",
     "links": "assert took_of(LinkNeighborLoader(store, [3], batch_size=64, num_workers=2), 10) > 10 * 64",
     "held-out links": """
-held = hold_out(store, KEY, None, LinkShares(0, 0.05, 0.1))
+held = hold_out(store, KEY, (), LinkShares(0, 0.05, 0.1))
 assert took_of(LinkNeighborLoader(held.store, [3], held.links["train"], batch_size=64, num_workers=2), 10) > 10 * 64
 assert held.store.reads.requests
 """,
@@ -83,7 +83,7 @@ REFUSED = {  # what does not fit says so before it is taken
         "LinkNeighborLoader(store, [3])",
         r"edges of .* as seeds take .* .*edge_label_index=",
     ),
-    "held-out links": ("hold_out(store, KEY, None, LinkShares(0, 0.1, 0.1))", r"graph without .*: task.links"),
+    "held-out links": ("hold_out(store, KEY, (), LinkShares(0, 0.1, 0.1))", r"graph without .*: task.links"),
 }
 
 

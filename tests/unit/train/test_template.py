@@ -48,11 +48,11 @@ def test_init_says_which_task_it_chose_and_why(
     assert read_run_file(tmp_path / "run.toml").task.kind == said.partition(",")[0]
 
 
-def test_init_names_the_reverse_of_the_relation_whatever_it_is_called(tmp_path: Path) -> None:
+def test_init_leaves_no_relation_out_that_may_hold_the_links_turned_round(tmp_path: Path) -> None:
     writes = torch.tensor([[0, 1, 1], [2, 0, 3]])
     edges = {("author", "writes", "paper"): writes, ("paper", "by", "author"): writes.flip(0)}
     store = hoploom.from_tensors({"author": {}, "paper": {}}, edges, num_nodes={"author": 2, "paper": 4})
     store.save(tmp_path / "a.store")
     assert main(["init", str(tmp_path / "run.toml"), "--store", str(tmp_path / "a.store")]) == 0
     task = read_run_file(tmp_path / "run.toml").task
-    assert (task.relation, task.reverse) == ("author writes paper", "paper by author")
+    assert (task.relation, task.reverse) == ("author writes paper", None)

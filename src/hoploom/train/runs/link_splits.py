@@ -7,7 +7,7 @@ relation that is too large for that, build a store of the training edges and giv
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,8 @@ class GivenLinks:
 
     def _holds(self, sources: Tensor, destinations: Tensor) -> Tensor:
         links = sources.to(torch.int64) * self.num_destinations + destinations
+        if not self.held_out.numel():
+            return torch.zeros_like(links, dtype=torch.bool)
         at = torch.searchsorted(self.held_out, links).clamp(max=self.held_out.numel() - 1)
         return self.held_out[at] == links
 
@@ -93,44 +95,27 @@ def _words(ids: Tensor) -> Words:
     return ids.to(torch.int64).numpy().view(np.uint64)
 
 
-def reverse_of(store: Store, key: RelationName) -> RelationName | None:
-    """Return the relation with the same edges turned round, or None if there is none.
-
-    A store says so itself if a build has made the reverse. Otherwise relations with as many edges are compared, by the
-    sum of a 64-bit hash of every edge.
-    """
-    relation = store.schema.relation(key)
-    turned = (key[2], key[0], relation.num_edges)
-    alike = [r.key for r in store.schema.relations if (r.source, r.destination, r.num_edges) == turned and r.key != key]
-    if relation.reverse is not None or not alike or len(store.parts) < len(store.ranges):
-        return relation.reverse_key
-    own = _hash_edges(store, key)
-    return next((other for other in alike if _hash_edges(store, other, turned=True) == own), None)
-
-
-def _hash_edges(store: Store, key: RelationName, *, turned: bool = False) -> int:
-    total, start = 0, np.full(1, HELD_OUT, dtype=np.uint64)
-    for part in store.parts:
-        for ends in edges_of(part.lists[store.schema.relation_index[key]], key, AT_ONCE):
-            first, second = map(_words, reversed(ends) if turned else ends)
-            total += int(mix_words(mix_words(start, first), second).sum(dtype=np.uint64))
-    return total % 2**64
+def reverses_of(schema: Schema, key: RelationName) -> tuple[RelationName, ...]:
+    """Return the other relations that lead back, any of which may hold a link in the opposite direction."""
+    return tuple(r.key for r in schema.relations if (r.source, r.destination) == (key[2], key[0]) and r.key != key)
 
 
 def hold_out(
-    store: Store, relation: RelationName, reverse: RelationName | None, shares: LinkShares | GivenLinks
+    store: Store, relation: RelationName, reverses: Collection[RelationName], shares: LinkShares | GivenLinks
 ) -> HeldOut:
-    """Split a relation's edges; those to validate and to test leave the graph, and their reverses with them.
+    """Split a relation's edges; those to validate and to test leave the graph, and the `reverses` lose the same links.
 
-    >>> held_out = hold_out(store, ("node", "to", "node"), None, LinkShares(seed=0, val=0.05, test=0.1))
+    >>> held_out = hold_out(store, ("node", "to", "node"), [], LinkShares(seed=0, val=0.05, test=0.1))
     """
     schema = store.schema
-    _require_memory(store, {relation, relation if reverse is None else reverse})
+    _require_memory(store, {relation, *reverses})
     splits = {relation: [_splits(part, relation, shares) for part in store.parts]}
-    if reverse is not None and reverse != relation:
-        splits[reverse] = [_splits(part, reverse, shares, turned=True) for part in store.parts]
     of_split = torch.cat(splits[relation])
     links = {name: _links(store.parts, relation, of_split == split) for split, name in enumerate(SPLITS)}
+    if isinstance(shares, LinkShares):
+        shares = given_links(store, relation, torch.cat([links["val"], links["test"]], dim=1))
+    for reverse in set(reverses) - {relation}:
+        splits[reverse] = [_splits(part, reverse, shares, turned=True) for part in store.parts]
     kept = {key: [of == TRAIN for of in per_part] for key, per_part in splits.items()}
     num_edges = {key: sum(int(keep.sum()) for keep in masks) for key, masks in kept.items()}
     relations = tuple(replace(r, num_edges=num_edges.get(r.key, r.num_edges)) for r in schema.relations)
@@ -237,14 +222,15 @@ def given_links(store: Store, key: RelationName, ends: Tensor) -> GivenLinks:
     return GivenLinks(torch.sort(ends[0] * num_destinations + ends[1]).values, num_destinations)
 
 
-def in_graph(store: Store, key: RelationName, reverse: RelationName | None, ends: Tensor) -> bool:
+def in_graph(store: Store, key: RelationName, reverses: Collection[RelationName], ends: Tensor) -> bool:
     """Return whether any of these links is an edge of the graph, in either direction: reads some lists of edges."""
-    looked_up = [(key, False), (key if key[0] == key[2] else None, True), (reverse, True)]
+    looked_up = [(key, False), *((name, True) for name in reverses)]
+    if key[0] == key[2]:
+        looked_up += [(name, not is_turned) for name, is_turned in looked_up]
     return any(
         bool(are_edges(store.graph, store.schema.relation_index[name], *(some.flip(0) if is_turned else some)).any())
         for some in torch.split(ends, AT_ONCE, dim=1)
         for name, is_turned in looked_up
-        if name is not None
     )
 
 

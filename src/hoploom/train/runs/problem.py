@@ -26,7 +26,7 @@ from hoploom.nn.kinds import KINDS
 from hoploom.ranks.context import Context, unwrap
 from hoploom.schema import DTYPES, NodeType, RelationName, Schema
 from hoploom.store import Store, Wanted
-from hoploom.train.runs.link_splits import SPLITS, LinkShares, given_links, hold_out, in_graph, read_links, reverse_of
+from hoploom.train.runs.link_splits import SPLITS, LinkShares, given_links, hold_out, in_graph, read_links, reverses_of
 from hoploom.train.runs.run_file import LINKS, RunFile
 from hoploom.train.tasks import LinkPrediction, Mode, MultiLabel, NodeClassification, NodeRegression, Task
 
@@ -189,21 +189,21 @@ def largest_label(store: Store, node_type: str, label: str, splits: Sequence[Ten
 
 def _link_goal(run_file: RunFile, store: Store) -> Goal:
     key = _learned_relation(run_file, store.schema)
-    mirror = _reverse(run_file, store, key)
+    reverses = _reverses(run_file, store.schema, key)
     graph, links, notes = store, dict[str, Tensor](), list[str]()
     if run_file.task.links is not None:
         links = read_links(run_file, store, key, run_file.task.links)
     evaluated = torch.cat([torch.empty(2, 0).long(), *(links[split] for split in SPLITS[1:] if split in links)], dim=1)
-    if "train" not in links or in_graph(store, key, mirror, evaluated):
+    if "train" not in links or in_graph(store, key, reverses, evaluated):
         if len(store.parts) < len(store.ranges):
             why = "validation and test links are edges of the graph" if "train" in links else "task.links is missing"
             message = f"{why}, and edges can be held out only where a process holds them all"
             raise run_file.problem("task.links", f"{message}; give the links in files, from a store without the others")
         drawn = LinkShares(run_file.seed, run_file.task.val_share, run_file.task.test_share)
-        held_out = hold_out(store, key, mirror, given_links(store, key, evaluated) if links else drawn)
+        held_out = hold_out(store, key, reverses, given_links(store, key, evaluated) if links else drawn)
         found = {split: ends for split, ends in held_out.links.items() if ends.numel()}
         links = {split: ends for split, ends in found.items() if split == "train" or not links} | links
-        graph, notes = held_out.store, [_held_out_note(store, held_out.store, key, mirror)]
+        graph, notes = held_out.store, [_held_out_note(store, held_out.store, key, reverses)]
     if "train" not in links:
         message = f"no edge of {' '.join(key)!r} is left to train on; take another relation"
         raise run_file.problem("task.relation", message)
@@ -211,26 +211,30 @@ def _link_goal(run_file: RunFile, store: Store) -> Goal:
     return Goal(graph, LinkPrediction(), run_file.model.hidden, seeds, (key[0], key[2]), tuple(notes))
 
 
-def _reverse(run_file: RunFile, store: Store, key: RelationName) -> RelationName | None:
-    """Return the relation that must lose the reverse of every link that is held out."""
+def _reverses(run_file: RunFile, schema: Schema, key: RelationName) -> tuple[RelationName, ...]:
+    """Return the relations that must lose the reverse of every link that is held out."""
     if run_file.task.reverse is None:
-        return reverse_of(store, key)
+        return reverses_of(schema, key)
     if not run_file.task.reverse:
-        return None
-    mirror = relation_of(run_file, "task.reverse", store.schema, run_file.task.reverse)
-    if (mirror[0], mirror[2]) != (key[2], key[0]):
-        message = f"task.reverse is {' '.join(mirror)!r}, it does not lead from {key[2]!r} back to {key[0]!r}"
+        return ()
+    named = relation_of(run_file, "task.reverse", schema, run_file.task.reverse)
+    if (named[0], named[2]) != (key[2], key[0]):
+        message = f"task.reverse is {' '.join(named)!r}, it does not lead from {key[2]!r} back to {key[0]!r}"
         raise run_file.problem("task.reverse", f"{message}; name the one with the same links the other way round")
-    return mirror
+    return () if named == key else (named,)
 
 
-def _held_out_note(store: Store, left: Store, key: RelationName, mirror: RelationName | None) -> str:
-    names = list(dict.fromkeys((key, mirror or key)))
-    gone = [store.schema.relation(name).num_edges - left.schema.relation(name).num_edges for name in names]
-    text = f"{gone[0]:,} edges of {' '.join(key)!r} are held out of the graph"
-    if len(names) > 1:
-        return f"{text}, and {gone[1]:,} of its reverse, {' '.join(names[1])!r}"
-    return f"{text}, in both directions" if key[0] == key[2] else f"{text}; it has no reverse"
+def _held_out_note(store: Store, left: Store, key: RelationName, reverses: Sequence[RelationName]) -> str:
+    gone = {
+        name: f"{store.schema.relation(name).num_edges - left.schema.relation(name).num_edges:,}"
+        for name in (key, *reverses)
+    }
+    text = f"{gone[key]} edges of {' '.join(key)!r} are held out of the graph"
+    if reverses:
+        return f"{text}; in the opposite direction, " + ", ".join(
+            f"{gone[name]} of {' '.join(name)!r}" for name in reverses
+        )
+    return f"{text}, in both directions" if key[0] == key[2] else f"{text}; no other relation leads back"
 
 
 def _learned_relation(run_file: RunFile, schema: Schema) -> RelationName:

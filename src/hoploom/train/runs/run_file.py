@@ -91,7 +91,7 @@ class TaskSection:
     )
     reverse: str | None = key(
         None,
-        'the relation that holds the same links in the opposite direction; default: found in the store; "": none',
+        'the relation that loses the reverse of held-out links; default: all that lead back; "": none',
         rules.TEXT_OR_EMPTY,
         example="",
         only=OF_LINKS,

@@ -9,7 +9,6 @@ from hoploom.config.rules import default_of, keys_in
 from hoploom.config.values import as_toml, printable
 from hoploom.schema import ORIGINAL_ID, NodeType, Schema
 from hoploom.store import Store, open_store
-from hoploom.train.runs.link_splits import reverse_of
 from hoploom.train.runs.problem import largest_label
 from hoploom.train.runs.reading import applies
 from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, LINKS
@@ -74,8 +73,6 @@ def _of_store(folder: Path, beside: Path) -> tuple[dict[str, object], dict[str, 
     if labelled is None or label is None:
         relation = schema.relations[0].key
         known |= {"task.kind": LINKS, "task.relation": " ".join(relation)}
-        if (reverse := reverse_of(store, relation)) not in (None, relation):
-            known["task.reverse"] = " ".join(reverse)
         notes["task.relation"] = f"the relation whose links the model predicts; one of {_relations(schema)}"
     else:
         known |= {"task.kind": _kind_of(labelled, label), "task.label": label, **_splits_of(labelled)}
