@@ -161,7 +161,7 @@ def _edge_id_problems(parts: Sequence[Part], index: int) -> Iterator[str]:
     relation = parts[0].schema.relations[index]
     columns = [part.tables[relation.key, EDGE_ID].rows for part in parts if EDGE_ID in relation.fields]
     for low in range(0, relation.num_edges, SEEN_IDS):
-        seen = torch.zeros(min(SEEN_IDS, relation.num_edges - low), dtype=torch.uint8)
+        seen = torch.zeros(min(SEEN_IDS, relation.num_edges - low), dtype=torch.bool)
         for number, column in enumerate(columns):
             file = layout.edge_file(number, relation, EDGE_ID)
             for begin, ids in _chunks(column):
@@ -171,13 +171,14 @@ def _edge_id_problems(parts: Sequence[Part], index: int) -> Iterator[str]:
                     yield f"{file}: position {begin + at} is {int(ids[at])}, out of range [0, {relation.num_edges})"
                     return
                 places = torch.nonzero((ids >= low) & (ids < low + len(seen))).view(-1)
-                own = (ids[places] - low).long()
-                seen.index_add_(0, own, torch.ones_like(own, dtype=torch.uint8))
-                twice = seen[own] != 1
+                own, order = (ids[places] - low).long().sort()  # counting them in bytes would overflow
+                twice = seen[own]
+                twice[:-1] |= own[1:] == own[:-1]
                 if twice.any():
-                    at = int(places[_first(twice)])
+                    at = int(places[order[twice]].min())
                     yield f"{file}: position {begin + at} is {int(ids[at])}, which another edge has too"
                     return
+                seen[own] = True
 
 
 def _first(bad: Tensor) -> int:

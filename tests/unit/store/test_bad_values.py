@@ -24,6 +24,7 @@ from support.damage import (
 )
 from support.graphs import random_graph, save_in_parts
 from torch import Tensor
+from torch_geometric.data import Data
 
 import hoploom
 from hoploom import BatchError, HoploomError, LinkNeighborLoader, StoreError
@@ -135,6 +136,20 @@ def test_an_edge_id_given_twice_is_found_and_links_are_refused(
         with pytest.raises(HoploomError, match="edge_id"):
             LinkNeighborLoader(hoploom.open(ring_folder), [2])
         assert list(problems(ring_folder)) == [f"{EDGE_IDS}: position 3 is {int(twice)}, which another edge has too"]
+
+
+def test_an_edge_id_that_257_edges_have_is_found(tmp_path: Path) -> None:
+    """Counts in bytes wrap there."""
+    num_edges = 300
+    graph = Data(x=torch.zeros(2, 1), edge_index=torch.tensor([[0, 1], [1, 0]]).repeat(1, num_edges // 2))
+    hoploom.from_pyg(graph).save(tmp_path / "store")
+    file = EDGE_IDS.replace("part-00001", "part-00000")
+    ids = np.arange(num_edges)
+    ids[10:267] = 10
+    content = io.BytesIO()
+    np.save(content, ids)
+    rewrite(tmp_path / "store", file, content.getvalue())
+    assert list(problems(tmp_path / "store")) == [f"{file}: position 10 is 10, which another edge has too"]
 
 
 SPLIT_DAMAGES = {
