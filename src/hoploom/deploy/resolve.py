@@ -302,19 +302,22 @@ def _about_security(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def _about_store(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    if cluster.store is None:
-        what = f'mode is "{cluster.mode}", but there is no store to serve'
+    for host in (host for host in cluster.servers if not (host.store or cluster.store)):
+        what = f'mode is "{cluster.mode}", but there is no store to serve on {host.name}'
         yield "mode", f'{what}; add a line such as store = "graph.store"'
     fixed = "with cache" if cluster.source is not None else "on Kubernetes" * (cluster.executor == "kubernetes")
     for host in (host for host in cluster.hosts if host.store is not None):
         if why := fixed or "where no server runs" * (not host.serves):
             yield _name(host, "store"), f"{_name(host, 'store')} has no effect {why}; leave it out"
+    for host in cluster.servers if cluster.executor == "local" and cluster.source is None else ():
+        store, name = host.store or str(cluster.store), _name(host, "store") if host.store else "store"
+        if not os.path.exists(store):
+            yield name, f"{name} is {store}, which does not exist; `hoploom partition` writes one"
     try:
-        num_parts = number_of_parts(cluster)
-        if cluster.executor == "local" and cluster.source is None and num_parts is None:
-            yield "store", f"store is {cluster.store}, which does not exist; `hoploom partition` writes one"
+        number_of_parts(cluster)
     except StoreError as error:
-        raise document.problem("store", f"store is {cluster.store}: {error}") from error
+        name, what = ("store", f"store is {cluster.store}: ") if cluster.store else (HOSTS, "")
+        raise document.problem(name, f"{what}{error}") from error
 
 
 def _about_parts(cluster: Cluster) -> Iterator[tuple[str, str]]:
@@ -326,8 +329,9 @@ def _about_parts(cluster: Cluster) -> Iterator[tuple[str, str]]:
     for host in with_parts:
         for part in host.parts:
             if num_parts is not None and part >= num_parts:
-                what = f"{_name(host, 'parts')} has {part}, but {cluster.store} has parts 0 to {num_parts - 1} only"
-                yield _name(host, "parts"), f"{what}; give some of those"
+                store, name = host.store or cluster.store, _name(host, "parts")
+                what = f"{name} has {part}, but {store} has parts 0 to {num_parts - 1} only"
+                yield name, f"{what}; give some of those"
     served = {part for host in with_parts for part in host.parts}
     missing = set(range(num_parts or max(served) + 1)) - served if served else set()
     if missing:

@@ -191,6 +191,10 @@ def test_the_store_may_be_elsewhere_on_a_host(write: Write) -> None:
     planned = processes(read_cluster(write(text)), ["train", "run.toml"])
     assert [process.words[4] for process in planned[:2]] == ["/stores/papers.store", "/nvme/papers"]
     assert [process.environment["HOPLOOM_STORE"] for process in planned[2:]] == ["/stores/papers.store", "/nvme/papers"]
+    text = text.replace('store = "/stores/papers.store"', 'mode = "worker"')
+    text = text.replace("[hosts.gpu1]", '[hosts.gpu1]\nstore = "/scratch/papers"')
+    planned = processes(read_cluster(write(text)), ["train", "run.toml"])
+    assert [process.words[4] for process in planned[:2]] == ["/scratch/papers", "/nvme/papers"]
 
 
 def test_glts_ranks_order_the_hosts(write: Write) -> None:

@@ -88,6 +88,14 @@ MISTAKES = [
         'store = "/s"\nmode = "server-client"\nsecurity.insecure = true\nhosts.a.parts = [0]\nhosts.b.store = "/m"',
         "cluster.toml:5: hosts.b.store has no effect where no server runs; leave it out",
     ),
+    (
+        'mode = "worker"\n[hosts.a]\nstore = "/n"\n[hosts.b]\nport = 7',
+        'cluster.toml:1: mode is "worker", but there is no store to serve on b; add a line',
+    ),
+    (
+        'mode = "worker"\n[hosts.localhost]\nstore = "/gone"',
+        "cluster.toml:3: hosts.localhost.store is /gone, which does not exist; `hoploom partition` writes one",
+    ),
     ("[hosts.a]\nport = 7", 'cluster.toml:2: hosts.a.port has no effect in mode "none"'),
     ('hosts = ["a"]\nsecurity.cert = "c"', "security.cert is given without security.private_key"),
     (
@@ -221,6 +229,12 @@ def test_a_damaged_store_is_refused(write: Write, ring_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"cluster.toml:2: store is .*store.json") as raised:
         read_cluster(write(f'hosts = ["localhost"]\nstore = "{ring_folder}"'))
     assert isinstance(raised.value.__cause__, StoreError)
+
+
+def test_a_damaged_store_of_a_host_is_refused(write: Write, ring_folder: Path) -> None:
+    (ring_folder / "store.json").unlink()
+    with pytest.raises(ConfigError, match=r"^[^:]*cluster.toml:2: \S+ is no store: it has no store.json"):
+        read_cluster(write(f'mode = "worker"\n[hosts.localhost]\nstore = "{ring_folder}"'))
 
 
 @pytest.mark.parametrize(("name", "message"), [("cluster.json", "name it .toml, .yaml or .yml")])
