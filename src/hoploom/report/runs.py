@@ -239,7 +239,8 @@ def _command_card(runs: Labelled) -> list[Card]:
     lines = []
     for folder, (_, run) in zip(folders, runs, strict=True):
         if run.recipe and run.state in ("done", "early"):
-            lines += [f"hoploom evaluate {folder} --split test", f"hoploom infer {folder} -o predictions"]
+            split = "test" if run.tested else "val"
+            lines += [f"hoploom evaluate {folder} --split {split}", f"hoploom infer {folder} -o predictions"]
         elif run.recipe and run.state != "running":
             lines.append(f"hoploom train {folder}/run.toml --resume")
     lines += (

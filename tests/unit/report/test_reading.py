@@ -43,6 +43,8 @@ def test_commands_go_on_from_where_the_run_is(tmp_path: Path) -> None:
     text = shown(write_run(killed, result=None, events=[start_line(), end_line(stopped="asked")]))
     assert f"<pre>hoploom train {killed}/run.toml --resume</pre>" in text
     assert "hoploom evaluate" not in text
+    assert "--split test" in shown(run)
+    assert "--split val" in shown(write_run(tmp_path / "untested", result={"best": 0.5, "best_epoch": 1}))
 
 
 def test_an_axis_of_epochs_has_the_steps_of_each_run(tmp_path: Path) -> None:
