@@ -72,7 +72,7 @@ def keys_of_glt(document: Document) -> Written:
 
 
 def _check_known(document: Document) -> None:
-    """Of our own keys, only those of [ssh] have a meaning in GLT's file."""
+    """Raise ConfigError for a key that is neither GLT's nor in the section [ssh]."""
     known = [*keys_in(GltKeys), "ssh"]
     for name in document.parsed:
         if name not in known:

@@ -231,7 +231,7 @@ class MetricsEndpoint(Closing):
         self._arrivals.close()
 
     def _meet(self, arrival: Arrival) -> Steps[None]:
-        """One request, one answer, and the connection is closed."""
+        """Answer one request and close the connection."""
         _, context = self._renewed.now()
         if context is not None:
             yield from arrival.secure(context)
