@@ -23,7 +23,7 @@ Ids = NDArray[Any]  # int64, or text
 def is_text(given: Any) -> bool:
     """Return whether these are ids of tables with text ids: strings in a list or an array."""
     if isinstance(given, np.ndarray):
-        return given.dtype.kind in "UO"
+        return given.dtype.kind == "U" or (given.dtype.kind == "O" and all(isinstance(one, str) for one in given.flat))
     return isinstance(given, list | tuple) and len(given) > 0 and isinstance(given[0], str)
 
 
@@ -96,11 +96,11 @@ class OriginalIds:
                 raise ConfigError(f"{what} of {self.node_type.name!r} have shape {given.shape}; give a list of ids")
             if given.size == 0:
                 return given.astype(np.int64)
-            if not self.are_text and given.dtype.kind in "iuUO":
-                return given.astype(np.int64)
+            if not self.are_text and (given.dtype.kind in "iuU" or all(map(_may_be_integer, given))):
+                return np.array(given.tolist(), np.int64) if given.dtype == np.uint64 else given.astype(np.int64)
             if self.are_text and (given.dtype.kind == "U" or all(isinstance(one, str) for one in given)):
                 return np.char.encode(given.astype(str), "utf-8")
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             if isinstance(error, ConfigError):
                 raise
         shown = repr(list(originals)[:3])
@@ -110,6 +110,10 @@ class OriginalIds:
         if not self.node_type.num_nodes:
             return "the type has no nodes"
         return f"give ids such as {self.original([0]).tolist()[0]!r}, which is node 0 of the store"
+
+
+def _may_be_integer(one: Any) -> bool:
+    return isinstance(one, int | np.integer | str) and not isinstance(one, bool)
 
 
 def _values(rows: Tensor) -> Ids:

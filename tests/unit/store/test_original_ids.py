@@ -43,6 +43,11 @@ def test_ids_are_looked_up_in_both_directions(store: Store) -> None:
         ("item", [0], DataError, "'item' has no node with the id 0; give ids such as -30"),
         ("tag", [5], DataError, "'tag' has no node with the id 5; give ids such as 0"),
         ("user", "ü0", ConfigError, "give a list of ids"),
+        ("tag", np.array([4.9], object), ConfigError, r"ids of 'tag' are \[4.9\]...; give ids such as 0"),
+        ("tag", np.array([True], object), ConfigError, r"ids of 'tag' are \[True\]"),
+        ("tag", np.array([2**64 - 1], np.uint64), ConfigError, r"ids of 'tag' are \[.*18446744073709551615"),
+        ("tag", [2**70], ConfigError, r"ids of 'tag' are \[1180591620717411303424\]"),
+        ("tag", [str(2**70)], ConfigError, r"ids of 'tag' are \['1180591620717411303424'\]"),
     ],
 )
 def test_an_id_that_no_node_has_is_named(store: Store, node_type: str, given: Any, kind: Any, message: str) -> None:
@@ -61,5 +66,7 @@ def test_loaders_take_text_ids(store: Store) -> None:
     links = (("user", "likes", "tag"), (["ü1ü1", "ü0"], ["4", "2"]))
     batch = next(iter(hoploom.LinkNeighborLoader(store, [0], links, batch_size=2)))
     assert batch["tag"].n_id[batch["user", "likes", "tag"].edge_label_index[1]].tolist() == [4, 2]
+    with pytest.raises(ConfigError, match="object"):  # integers are the store's ids, so they are not looked up
+        hoploom.NeighborLoader(store, [0], ("item", np.array([5, 12], object)))
     with pytest.raises(DataError, match="'user' has no node with the id 'nobody'"):
         hoploom.NeighborLoader(store, [0], ("user", ["nobody"]))
