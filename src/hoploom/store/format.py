@@ -14,7 +14,7 @@ import secrets
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
@@ -253,7 +253,7 @@ def inside(folder: Path, name: str) -> Path:
 # --- files and folders that survive a power cut -------------------------------------------------
 
 
-def write_whole(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
+def write_whole(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Write a file; the one that was there stays until the new one is complete and on the disk."""
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -269,7 +269,7 @@ def write_whole(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
         raise StoreError(_explained(path, error)) from error
 
 
-def _write_synced(partial: Path, pieces: Sequence[bytes | memoryview]) -> None:
+def _write_synced(partial: Path, pieces: Iterable[bytes | memoryview]) -> None:
     with partial.open("wb", buffering=0) as file:  # no buffer that could fail to be flushed in close()
         for piece in pieces:
             left = memoryview(piece)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import hoploom
-from hoploom import ConfigError, Store
+from hoploom import ConfigError, Store, StoreError
 from hoploom.ingest.synthetic import generate
 from hoploom.ranks.context import init
-from hoploom.train.runs.link_splits import LinkShares, hold_out
+from hoploom.train.runs.link_splits import LinkShares, hold_out, write_links
 from hoploom.train.runs.problem import goal_of, model_of, train_loader
 from hoploom.train.runs.reading import parse_run_file
 from hoploom.train.runs.run import run
@@ -225,6 +225,31 @@ def test_the_drawn_split_is_written_with_original_ids_and_can_be_given_back(
     assert all(edges_of(given.store, index) == edges_of(drawn.store, index) for index in range(2))
 
 
+def test_links_are_written_whole_once(tmp_path: Path, one_thread: None, no_sync: None) -> None:
+    """A file that cannot be written leaves no other behind; a run that goes on keeps those of its first part."""
+    shop().save(tmp_path / "s")
+    options = ["loader.threads=1", "model.name=rsage", "output.loggers=[]"]
+    links = tmp_path / "run" / "links"
+    links.parent.mkdir()
+    links.write_text("no folder")
+    with init(device="cpu") as context:
+        with pytest.raises(StoreError, match=r"cannot write .*val.csv"):
+            run(parse_run_file(PREDICT, [*options, "train.max_steps=1"], folder=tmp_path), context, progress=False)
+        links.unlink()
+        run(parse_run_file(PREDICT, [*options, "train.max_steps=1"], folder=tmp_path), context, progress=False)
+        text = (links / "test.csv").read_text()
+        (links / "val.csv").write_text("kept")
+        (links / "test.csv").unlink()
+        more = parse_run_file(PREDICT, [*options, "train.max_steps=2"], folder=tmp_path)
+        run(more, context, resume=True, progress=False)
+    assert ((links / "val.csv").read_text(), (links / "test.csv").read_text()) == ("kept", text)
+    store, goal = hoploom.open(tmp_path / "s"), goal_of(more, hoploom.open(tmp_path / "s"))
+    outside = (goal.seeds["val"][0], torch.full((2, 1), 99))
+    with pytest.raises(ConfigError, match="out of range"):
+        write_links(tmp_path / "out", store, {"val": outside})
+    assert not list((tmp_path / "out").iterdir())
+
+
 def test_given_links_that_are_edges_of_the_graph_leave_it(tmp_path: Path) -> None:
     """In one relation with both directions, too."""
     ring = torch.stack([torch.arange(10), (torch.arange(10) + 1) % 10])
@@ -248,6 +273,8 @@ WRONG = [
     ("val.csv", "source,destination\nu01,12\n", r"'item' has no node with the id 12; give ids such as 5"),
     ("val.csv", "source,destination\nu01,a\n", r"ids of 'item' are \['a'\]...; give ids such as 5"),
     ("test.csv", "source,destination\n", "holds no link; give at least one, or remove the file"),
+    ("val.csv", "source,destination\nu01,15\nu02\n", "line 3: it has too few values; give each link its source and"),
+    ("val.csv", f"source,destination\n{'u' * 200_000},15\n", r"line 2: field larger than field limit"),
     ("test.parquet", "no table", "test.parquet: "),
 ]
 

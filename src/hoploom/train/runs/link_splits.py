@@ -6,8 +6,8 @@ relation that is too large for that, build a store of the training edges and giv
 """
 
 import csv
-import os
-from collections.abc import Collection, Mapping, Sequence
+import io
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from hoploom.schema import EDGE_ID, Owner, Relation, RelationName, Schema, read_
 from hoploom.store import Store
 from hoploom.store.base import Part, Table
 from hoploom.store.edges import edges_of
+from hoploom.store.format import write_whole
 from hoploom.store.on_disk import OnDisk
 from hoploom.store.sharded import Sharded
 from hoploom.store.store import assemble
@@ -279,7 +280,11 @@ def _read_csv(path: Path) -> Any:
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file)
         columns = list(map(_checked_columns(next(rows, [])).index, ENDS))
-        found = [[row[at] for at in columns] for row in rows if row]
+        try:
+            found = [[row[at] for at in columns] for row in rows if row]
+        except (IndexError, csv.Error) as error:
+            why = "it has too few values" if isinstance(error, IndexError) else str(error)
+            raise ConfigError(f"line {rows.line_num}: {why}; give each link its source and destination") from error
     return list(zip(*found, strict=True)) or ([], [])
 
 
@@ -296,20 +301,24 @@ def _checked_columns(names: list[str]) -> list[str]:
     return names
 
 
-def write_links(folder: Path, store: Store, seeds: Mapping[str, Any]) -> None:
-    """Write val.csv and test.csv with your own ids, as `task.links` takes them: all other edges train."""
+def write_links(folder: Path, store: Store, seeds: Mapping[str, Any], *, keep: bool = False) -> None:
+    """Write val.csv and test.csv with your own ids, as `task.links` takes them: all other edges train.
+
+    keep: leave a file that is there.
+    """
     for split in ("val", "test"):
-        if split in seeds:
+        if split in seeds and not (keep and (folder / f"{split}.csv").exists()):
             key, links = (store.schema.relations[0].key, seeds[split]) if store.schema.homogeneous else seeds[split]
-            folder.mkdir(parents=True, exist_ok=True)
-            partial = folder / f".{split}.csv.partial"
-            with partial.open("w", newline="", encoding="utf-8") as file:
-                write = csv.writer(file, lineterminator="\n")
-                write.writerow(ENDS)
-                for some in torch.split(links, AT_ONCE, dim=1):
-                    ids = [store.ids(name).original(row) for name, row in zip((key[0], key[2]), some, strict=True)]
-                    write.writerows(zip(*(column.tolist() for column in ids), strict=True))
-            os.replace(partial, folder / f"{split}.csv")
+            write_whole(folder / f"{split}.csv", _csv_of(store, key, links))
+
+
+def _csv_of(store: Store, key: RelationName, links: Tensor) -> Iterator[bytes]:
+    yield f"{','.join(ENDS)}\n".encode()
+    for some in torch.split(links, AT_ONCE, dim=1):
+        ids = [store.ids(name).original(row).tolist() for name, row in zip((key[0], key[2]), some, strict=True)]
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(zip(*ids, strict=True))
+        yield text.getvalue().encode()
 
 
 READERS = {".parquet": _read_parquet, ".csv": _read_csv, ".npy": _read_npy}

@@ -149,7 +149,7 @@ def _learn(
     if context.is_main:
         write_whole(run_file.output.folder / RUN_FILE, [to_toml(run_file).encode()])
         if run_file.task.kind == LINKS and run_file.task.links is None:
-            write_links(run_file.output.folder / LINKS_FOLDER, goal.store, goal.seeds)
+            write_links(run_file.output.folder / LINKS_FOLDER, goal.store, goal.seeds, keep=resume)
         (run_file.output.folder / RESULT_FILE).unlink(missing_ok=True)  # of the run that this one continues
     validate = _validation(run_file, goal, learner, context)
     given: dict[str, Any] = {field.name: getattr(run_file.train, field.name, None) for field in fields(Training)}
