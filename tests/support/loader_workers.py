@@ -110,7 +110,8 @@ def _divided(rank: int) -> dict[str, Any]:
     for _ in range(2):
         next(batches)
     resumed = train(SEEDS.split(600)[rank])
-    resumed.load_state_dict(left.state_dict())
+    middle = left.state_dict()
+    resumed.load_state_dict(middle)
     found["resumed"], found["rest"] = _seeds_of(resumed), _seeds_of(batches)
     found["second epoch"] = _seeds_of(own)
     found["dropped"] = _seeds_of(train(SEEDS.split(450)[rank], drop_last=True))
@@ -120,8 +121,23 @@ def _divided(rank: int) -> dict[str, Any]:
     found["links"] = [
         batch.input_id.numel() for batch in LinkNeighborLoader(GRAPH, [2], links, batch_size=100, shuffle=True)
     ]
+    weights = torch.ones(SEEDS.split(600)[rank].numel())
+    drawn = train(SEEDS.split(600)[rank], sampler=WeightedRandomSampler(weights, 250 + rank), shuffle=False)
+    found["drawn"] = [batch.batch_size for batch in drawn]
+    started = train(SEEDS.split(600)[rank])
+    started.load_state_dict(started.state_dict())
+    other = train(SEEDS.split(600)[rank].flip(0)) if rank else train(SEEDS.split(600)[rank])
+    found["state of other seeds"] = _refusal(lambda: other.load_state_dict(middle))
     found["too uneven"] = _told(train(SEEDS.split(999)[rank], batch_size=10))
     return found
+
+
+def _refusal(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except HoploomError as error:
+        return str(error)
+    return ""
 
 
 def _seeds_of(batches: Any) -> list[int]:
@@ -139,23 +155,22 @@ def _taught() -> list[int]:
     return seen
 
 
-def _read_by_rank_0_alone(rank: int) -> tuple[int, float]:
-    """Evaluate on rank 0 while the other rank waits in a barrier, with a loader that both made and one of its own."""
+def _read_by_rank_0_alone(rank: int) -> tuple[int | str, float]:
+    """Evaluate on rank 0 while the other rank waits in a barrier, with a loader that both made and one of its own.
+
+    The other rank then reads the first one, too.
+    """
     val_loader, began, count = train(shuffle=False), time.monotonic(), 0
     held_up.LOOK = 0.1  # seconds
     if rank == 0:
         count = len(_seeds_of(val_loader)) + len(_seeds_of(train(batch_size=90)))
     seconds = time.monotonic() - began
     dist.barrier()
-    return count, seconds
+    return count if rank == 0 else _told(val_loader), seconds
 
 
 def _told(loader: Any) -> str:
-    try:
-        list(loader)
-    except HoploomError as error:
-        return str(error)
-    return ""
+    return _refusal(lambda: list(loader))
 
 
 def a_share_read_by_rank_0_alone(context: Context, folder: str) -> None:

@@ -72,7 +72,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             "mode": mode,
         }
         sampling = make_sampling(schema, fanouts_of(schema, num_neighbors), **options)
-        self._data, self._graph = data, graph
+        self._data, self._graph, self._seed = data, graph, seed
         self._arguments = {**options, "num_neighbors": num_neighbors, "directed": True}
         self._store, self._schema = store, schema
         self._sampler = Sampler(store.graph, sampling)
@@ -161,8 +161,14 @@ def with_sampler(given: Mapping[str, Any]) -> Mapping[str, Any]:
     if sampler is None:
         return given
     if isinstance(sampler, NeighborSampler):
+        for name, default in (("mode", "subgraph"), ("labor", False)):
+            if given[name] not in (default, sampler._arguments.get(name, default)):
+                raise ConfigError(
+                    f"{name}={given[name]!r} has no effect beside neighbor_sampler=; give it to the sampler"
+                )
         shared = {"graph": sampler._graph} if sampler._data is given["data"] else {}
-        return {**given, **sampler._arguments, **shared}
+        seed = sampler._seed if given["seed"] is None and given["generator"] is None else given["seed"]
+        return {**given, **sampler._arguments, **shared, "seed": seed}
     if type(sampler) is not PygSampler or sampler.sample_direction != "forward":
         raise ConfigError(
             f"neighbor_sampler is a {type(sampler).__name__}; give a NeighborSampler of hoploom or of PyG, which "

@@ -144,6 +144,11 @@ def drawn(order: Order, sampler: Any, locality: Any) -> Order:
             f"sampler={name} divides the seeds for {replicas} ranks, the loader is for {order.world_size}; give the "
             "sampler num_replicas= and rank= of the process group, or leave it out: the loader divides the seeds"
         )
+    if replicas == order.world_size > 1 and getattr(sampler, "rank", order.rank) != order.rank:
+        raise ConfigError(
+            f"sampler={name} is for rank {sampler.rank}, but the loader is for rank {order.rank}; give the sampler "
+            "rank= of the process group, or leave it out: two ranks would read the same seeds"
+        )
     try:
         length = len(sampler)
     except TypeError as error:
@@ -153,4 +158,6 @@ def drawn(order: Order, sampler: Any, locality: Any) -> Order:
     plain = {field_name: getattr(order, field_name) for field_name in Order.__dataclass_fields__}
     made = DrawnOrder(**plain | {"num_seeds": length}, sampler=sampler, num_positions=order.num_seeds)
     made.draw(0)  # what is wrong with it is told now
-    return divided(made, [length] * replicas) if replicas == order.world_size > 1 else made
+    if replicas == order.world_size > 1:
+        return divided(made, [length] * replicas, f"{name} {length} {getattr(sampler, 'seed', None)}")
+    return made

@@ -21,12 +21,12 @@ from hoploom.load.maker import Maker
 from hoploom.load.order import DividedOrder, Order, divided
 from hoploom.load.packed import Packing
 from hoploom.load.pipeline import Delivery, Producer, Work, in_order
-from hoploom.ranks.agreement import Agreement, LoaderReading, Meeting, Waits, group_here
+from hoploom.ranks.agreement import Agreement, LoaderReading, Meeting, group_here
 from hoploom.ranks.share import DIVIDED, LONE, Share, current_share
+from hoploom.ranks.whereabouts import call_chain
 from hoploom.schema import ID_DTYPES
 from hoploom.store import Sharded
 
-LENGTH_WAIT = 2.0  # seconds that len() waits for ranks that have not made the loader yet
 CALLS = -1  # the step that loader([ids]) draws from: no epoch has it
 
 
@@ -72,6 +72,7 @@ class Loader:
     def __init__(self, order: Order, producer: Producer, delivery: Delivery, mover: Mover, share: Share) -> None:
         self._meeting: Meeting | None = None  # of several ranks that were not told their shares
         self._is_settled = False  # whether that has shown how the seeds are divided
+        self._call_chain = call_chain()
         self._set_order(order, share)
         self._producer, self._mover = producer, mover
         self._delivery = replace(delivery, num_threads=max(delivery.num_threads, producer.least_threads))
@@ -101,28 +102,44 @@ class Loader:
             self._set_order(self._order_of(share), share)
         group = group_here()
         if group is not None and self._meeting is None and not share.is_given and share.world_size == group.size:
-            self._meeting = Meeting(group, self._reading(self._order, 0).told())
+            told = self._reading(self._order, 0).told()
+            self._meeting = Meeting(group, told, self._call_chain, self._order.num_seeds)
 
-    def settle(self, seconds: float = Waits.made, *, together: bool = False) -> None:
-        """Find out whether the ranks were given the same seeds or have divided them; wait at most `seconds` for it.
+    def settle(self, seconds: float | None = None, *, together: bool = False) -> None:
+        """Find out whether the ranks were given the same seeds or have divided them.
 
-        Unless the ranks read it `together`, this rank may turn out to be the only one that reads the loader.
+        Wait at most `seconds` for it, by default as long as the process group does. Unless the ranks read it
+        `together`, this rank may turn out to be the only one that reads the loader.
         """
         self._meet()
-        if self._meeting is None or self._is_settled:
+        meeting = self._meeting
+        if meeting is None or self._is_settled:
             return
-        counts = self._meeting.counts(seconds, may_be_lone=not together)
-        self._is_settled = counts is not None or self._meeting.is_lone
-        if self._meeting.is_lone:
+        seeds = meeting.seeds(seconds, may_be_lone=not together)
+        self._is_settled = seeds is not None or meeting.is_lone
+        if meeting.is_lone:
             self._read_all()
-        elif counts:
-            self._set_order(divided(self._order, counts), self._share)
+        elif seeds is not None and len(set(seeds)) > 1:
+            counts = [int(text.partition(" ")[0]) for text in seeds]
+            self._set_order(divided(self._order, counts, repr(seeds)), self._share)
 
     def _read_all(self) -> None:
         """Read all seeds: the other ranks wait for this one elsewhere."""
         self._set_order(self._order.undealt(), Share(0, 1, LONE))
+        if self._meeting is not None:
+            self._meeting.note_lone()
         line = f"rank {dist.get_rank()} reads all {self._order.num_seeds:,} seeds of a loader that no other rank reads"
         print(f"hoploom: {line}", file=sys.stderr, flush=True)
+
+    def _check_lone(self) -> None:
+        """Raise ConfigError if another rank has read all seeds of this loader: they would be read twice."""
+        if self._meeting is not None and self._share.origin != LONE:
+            reader = self._meeting.lone_reader()
+            if reader is not None:
+                raise ConfigError(
+                    f"rank {reader} has read all seeds of this loader, while the other ranks waited for it; make "
+                    f"another loader for loops of all ranks, or give that one of rank {reader} rank=0, world_size=1"
+                )
 
     def _unread(self, num_seeds: int) -> str:
         """Return how many seeds no rank has, in words, if that is known."""
@@ -141,7 +158,7 @@ class Loader:
             print(f"hoploom: {line} steps{self._unread(order.num_seeds)}", file=sys.stderr, flush=True)
 
     def __len__(self) -> int:
-        self.settle(LENGTH_WAIT)
+        self.settle()
         return self._order.num_steps
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -189,6 +206,7 @@ class Loader:
     def walk(self) -> Walk:
         """The next epoch's steps, or what is left of them, without their batches."""
         self.settle()
+        self._check_lone()
         self._tell_share()
         start = self._next
         self._next, self._consumed = Position(start.epoch + 1), start
@@ -327,6 +345,7 @@ class Loader:
 
     def state_dict(self) -> dict[str, int]:
         """The position after the last batch that the newest loop has yielded, as seven integers."""
+        self.settle()
         at, order = self._consumed, self._order
         if at.step:
             order = self._looping if at.epoch == self._looped else order.of(at.epoch)

@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -135,6 +136,7 @@ class DividedOrder(Order):
 
     counts: tuple[int, ...]  # seeds of each rank
     own: Order  # of this rank's seeds, as one process would read them
+    origin: str  # hash of the seeds of all ranks
 
     def check(self) -> None:
         short = min(range(self.world_size), key=self.counts.__getitem__)
@@ -145,8 +147,8 @@ class DividedOrder(Order):
                 "evenly, or give all seeds to every rank, and the loader divides them"
             )
 
-    @property
-    def num_steps(self) -> int:
+    @cached_property
+    def num_steps(self) -> int:  # counted once: there may be a thousand ranks
         full, tail = divmod(max(self.counts), self.batch_size)
         return full + (tail > 0 and not self.drop_last)
 
@@ -156,23 +158,23 @@ class DividedOrder(Order):
 
     @property
     def layout(self) -> int:
-        cuts = repr((self.counts, self.batch_size, self.drop_last))
+        cuts = repr((self.counts, self.batch_size, self.drop_last, self.origin))
         return int.from_bytes(hashlib.sha256(cuts.encode()).digest()[:7], "little")
 
     def of(self, epoch: int) -> "DividedOrder":
         return replace(self, own=self.own.of(epoch))
 
     def step_span(self, step: int) -> tuple[int, int]:
-        spans = [self._span(rank, step) for rank in range(self.world_size)]
-        return sum(begin for begin, _ in spans), sum(end for _, end in spans)
+        return int(self._begins(step).sum()), int(self._begins(step + 1).sum())
 
     def rank_span(self, step: int) -> tuple[int, int]:
         """Return the positions of a step among this rank's own seeds."""
-        return self._span(self.rank, step)
+        return int(self._begins(step)[self.rank]), int(self._begins(step + 1)[self.rank])
 
     def seeds_of(self, epoch: int, step: int) -> tuple[Tensor, int]:
-        spans = [self._span(rank, step) for rank in range(self.rank)]
-        return self.indices(epoch, *self.rank_span(step)), sum(end - begin for begin, end in spans)
+        begins, ends = self._begins(step), self._begins(step + 1)
+        seeds = self.indices(epoch, int(begins[self.rank]), int(ends[self.rank]))
+        return seeds, int((ends - begins)[: self.rank].sum())
 
     def indices(self, epoch: int, begin: int, end: int) -> Tensor:
         return self.own.indices(epoch, begin, end)
@@ -180,19 +182,25 @@ class DividedOrder(Order):
     def undealt(self) -> Order:
         return self.own
 
-    def _span(self, rank: int, step: int) -> tuple[int, int]:
-        count, steps = self.counts[rank], self.num_steps
-        if self.drop_last and count >= steps * self.batch_size:
-            return step * self.batch_size, (step + 1) * self.batch_size
-        return count * step // steps, count * (step + 1) // steps
+    @cached_property
+    def _counts(self) -> Tensor:
+        return torch.tensor(self.counts)
+
+    def _begins(self, step: int) -> Tensor:
+        """Return where each rank's seeds of a step begin: [world_size] int64. Full batches if the tail is dropped."""
+        even = self._counts * step // max(1, self.num_steps)
+        if not self.drop_last:
+            return even
+        return torch.where(self._counts >= self.num_steps * self.batch_size, step * self.batch_size, even)
 
 
-def divided(order: Order, counts: Sequence[int]) -> DividedOrder:
+def divided(order: Order, counts: Sequence[int], origin: str) -> DividedOrder:
     """Return the order of ranks that have `counts` seeds of their own, from one that would distribute this rank's."""
     plain = {name: getattr(order, name) for name in Order.__dataclass_fields__}
     own = order.undealt()
     own = replace(own, seed=keys.mix(own.seed, order.rank))  # ranks with equally many seeds shuffle them differently
-    return DividedOrder(**plain | {"num_seeds": sum(counts), "extra_seeds": 0}, counts=tuple(counts), own=own)
+    plain |= {"num_seeds": sum(counts), "extra_seeds": 0}
+    return DividedOrder(**plain, counts=tuple(counts), own=own, origin=hashlib.sha256(origin.encode()).hexdigest())
 
 
 # --- seeds for the ranks that hold their parts ---------------------------------------------------

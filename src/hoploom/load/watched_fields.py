@@ -39,11 +39,11 @@ class WatchedFields:
             tuple[Owner, Any, dict[str, TensorFrame]]
         ] = []  # the user's storages, with what batches have
         self._frames = graph.frames
-        self._nodes: list[tuple[str, Any, set[str]]] = []  # the user's storages of nodes, and the names they had
+        self._nodes: list[tuple[str, Any, set[str], set[str]]] = []  # storages of nodes, names they had, names added
         if not isinstance(data, Data | HeteroData):
             return
         of_nodes = [(HOMOGENEOUS_TYPE, data._store)] if isinstance(data, Data) else data.node_items()
-        self._nodes = [(name, storage, set(storage.keys())) for name, storage in of_nodes]
+        self._nodes = [(name, storage, set(storage.keys()), set()) for name, storage in of_nodes]
         is_one_type = isinstance(data, Data)
         owners = [None] if is_one_type else [None, *data.node_types, *data.edge_types]
         tables = self._tables()
@@ -58,11 +58,20 @@ class WatchedFields:
 
     def renew(self) -> None:
         """Take the fields that were replaced or added to nodes; raise ConfigError for one that cannot be."""
-        for name, storage, known in self._nodes:
-            added = {field: rows for field, rows in storage.items() if field not in known and _is_dense(rows)}
+        for name, storage, known, added in self._nodes:
+            rows_of = self._frames.setdefault(name, {}) if added or len(storage) > len(known) else {}
             count = self._store.schema.node_type(name).num_nodes
-            if added := {field: rows for field, rows in added.items() if rows.shape[:1] == (count,)}:
-                self._frames[name] = {**self._frames.get(name, {}), **added}
+            for field in added - set(storage.keys()):
+                added.discard(field)
+                del rows_of[field]
+            for field, rows in storage.items():
+                if field not in known and _is_dense(rows) and rows.shape[:1] == (count,):
+                    added.add(field)
+                    rows_of[field] = rows
+                elif field in added:
+                    raise ConfigError(
+                        f"{field} of the data was replaced by another size or type; make the loader again"
+                    )
         for owner, storage, frames in self._framed:
             for name, old in frames.items():
                 self._note(owner, name, storage)

@@ -7,6 +7,7 @@ come later: those compare themselves then, and what they find is seen at one of 
 
 import hashlib
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +23,15 @@ from hoploom.errors import ConfigError, PeerError
 from hoploom.ranks.held_up import BACKWARD
 from hoploom.ranks.rendezvous import within
 from hoploom.ranks.share import Share
-from hoploom.ranks.whereabouts import Whereabouts, call_chain, has_left, is_waiting, waits_for, whereabouts
+from hoploom.ranks.whereabouts import Whereabouts, has_left, is_waiting, waits_for, whereabouts
 
 CHANNEL = "loaders"
 AGREED = "agreed"
 MARKS = 1024  # seeds that a rank with seeds of its own names to the others, and
 ALL_MARKS = 16384  # at most that many by all ranks together
 MADE = "hoploom/made"
+LOOK = 0.05  # seconds between two looks at what other ranks do, for each rank: it takes some requests each
+NOTICE = 10.0  # seconds of a wait for other ranks before a line says so
 ALONE = "if only one rank reads a loader, pass rank=0, world_size=1"
 OF_ONE_RANK = ("seeds", "sampler", "position")  # in what a loader tells of itself: may differ where seeds are divided
 WAYS_OUT = {
@@ -54,7 +57,6 @@ DIVIDED_BADLY = f"{{ranks}} were given different seeds, but {{seeds}} are among 
 class Waits:
     """Seconds to wait for other ranks."""
 
-    made: float = 30.0  # before the first batch, until the other ranks have made this loader, too
     dealt: float = 10.0  # at the first batch of a loader whose seeds are dealt over the ranks
     whole: float = 2.0  # at the first batch of one that this rank may be alone to read
     heard: float = 5.0  # until all ranks have heard of a difference, before this one ends with it
@@ -117,11 +119,14 @@ class Others:
         held_up.ask()
         return held_up.calls(self.since)
 
-    def wait_for_this_rank(self) -> bool:
-        """Return whether each of them has ended, or waits in a call that this rank must join before it goes on."""
+    def wait_for_this_rank(self, *, trains: bool) -> bool:
+        """Return whether each of them has ended, or waits in a call that this rank must join before it goes on.
+
+        A backward pass waits for gradients of this rank, or is only long: it says nothing of a loader that trains.
+        """
         calls, store = self.calls(), self.group.store
         return all(
-            calls.get(rank, "").startswith("torch.")
+            calls.get(rank, "").startswith("torch.distributed." if trains else "torch.")
             or has_left(store, rank)
             or (self.here is not None and waits_for(store, rank, self.here))
             for rank in self.ranks
@@ -139,41 +144,66 @@ class Meeting:
     Loaders of two ranks are the same one if they have the same options, and the same lines of the script made them.
     """
 
-    def __init__(self, group: Group, told: Mapping[str, str]) -> None:
+    def __init__(self, group: Group, told: Mapping[str, str], chain: Sequence[str], num_seeds: int) -> None:
         self.group, self._posts = group, PrefixStore(MADE, group.store)
         self.is_lone = False  # whether only this rank reads the loader
+        self.trains = told.get("shuffle") == "True" or "sampler" in told
         alike = {name: text for name, text in told.items() if name not in OF_ONE_RANK}
-        self._key = hashlib.sha256(json.dumps([call_chain(), alike]).encode()).hexdigest()[:16]
-        within(Waits.reply, lambda: self._post(told["seeds"]))
+        self._key = hashlib.sha256(json.dumps([chain, alike]).encode()).hexdigest()[:16]
+        within(Waits.reply, lambda: self._post(f"{num_seeds} {told['seeds']}"))
 
     def _post(self, seeds: str) -> None:
         self._key += f"/{self._posts.add(f'{self._key}/made/{self.group.rank}', 1)}"
         self._posts.set(f"{self._key}/{self.group.rank}", seeds)
 
-    def counts(self, seconds: float, *, may_be_lone: bool) -> tuple[int, ...] | None:
-        """Return the number of seeds of each rank, () if all have the same seeds; None if that is not known in time.
+    def seeds(self, seconds: float | None, *, may_be_lone: bool) -> list[str] | None:
+        """Return the number of seeds of each rank, and what tells them apart; None if ranks differ, or are stuck.
 
         If it may, a loader turns out to be `is_lone` once all other ranks wait for this one, and have not made it.
+        Raise PeerError if a rank has not made the loader within `seconds`, or the timeout of the group.
         """
-        return within(seconds + Waits.reply, lambda: self._wait(seconds, may_be_lone))
+        limit = self.group.seconds if seconds is None else seconds
+        found = within(limit + Waits.reply, lambda: self._wait(limit, may_be_lone))
+        if isinstance(found, str):
+            raise PeerError(found)
+        return found
 
-    def _wait(self, seconds: float, may_be_lone: bool) -> tuple[int, ...] | None:
-        deadline, pause, others = time.monotonic() + seconds, 0.001, Others(self.group)
+    def note_lone(self) -> None:
+        """Note for the other ranks that this one has read the loader alone."""
+        within(Waits.reply, lambda: self._posts.set(f"{self._key}/lone", str(self.group.rank)))
+
+    def lone_reader(self) -> int | None:
+        """Return the rank that has read the loader alone, if there is one."""
+        note = f"{self._key}/lone"
+        found = within(Waits.reply, lambda: self._posts.get(note) if self._posts.check([note]) else b"")
+        return int(found) if found else None
+
+    def _wait(self, limit: float, may_be_lone: bool) -> list[str] | str | None:
+        began, pause, others = time.monotonic(), 0.001, Others(self.group)
         keys, waits = [f"{self._key}/{rank}" for rank in range(self.group.size)], f"waits/{self.group.rank}"
+        look, looked, notice = LOOK * self.group.size, 0.0, ""
         self._posts.set(waits, self._key)
         try:
             while not self._posts.check(keys):
-                if time.monotonic() >= deadline or self._is_another(others.ranks):
-                    return None
-                if pause > 0.1 and others.wait_for_this_rank():
-                    self.is_lone = may_be_lone
-                    return None
+                seconds = time.monotonic() - began
+                if seconds >= min(limit, NOTICE) and not notice:
+                    missing = ", ".join(str(rank) for rank, key in enumerate(keys) if not self._posts.check([key]))
+                    notice = f"rank {self.group.rank} waits for rank {missing} to make the same loader"
+                    print(f"hoploom: {notice}; {ALONE}", file=sys.stderr, flush=True)
+                if seconds >= limit:
+                    return f"{notice}, and {limit:g} seconds have passed; {ALONE}"
+                if seconds - looked > look:
+                    looked = seconds
+                    if self._is_another(others.ranks):
+                        return None
+                    if others.wait_for_this_rank(trains=self.trains):
+                        self.is_lone = may_be_lone
+                        return None
                 threading.Event().wait(min(pause, 0.25))
                 pause *= 1.5
         finally:
             self._posts.set(waits, "")
-        seeds = [self._posts.get(key).decode() for key in keys]
-        return () if len(set(seeds)) == 1 else tuple(int(text.partition(" ")[0]) for text in seeds)
+        return [self._posts.get(key).decode() for key in keys]
 
     def _is_another(self, ranks: Sequence[int]) -> bool:
         """Return whether another rank waits before a loader that this rank has not made; it learns of it, too."""
@@ -234,7 +264,7 @@ class Agreement:
         if not is_dealt and not (share.world_size == 1 and reading.trains):
             self.is_settled = True  # every rank reads all of it, or ranks are arranged in a way of the user's own
             return
-        self._notes = notes = _Notes(group, share, is_dealt)
+        self._notes = notes = _Notes(group, share, is_dealt, reading.trains)
         seconds = self._waits.dealt if is_dealt else self._waits.whole
         posted = partial(notes.post_dealt if is_dealt else notes.post_whole, reading)
         here = notes.here
@@ -282,9 +312,9 @@ class Agreement:
 class _Notes:
     """What the ranks write down about the n-th loader that each of them began."""
 
-    def __init__(self, group: Group, share: Share, is_dealt: bool) -> None:
+    def __init__(self, group: Group, share: Share, is_dealt: bool, trains: bool) -> None:
         self.group, self.is_dealt, self._share = group, is_dealt, share
-        self.others = Others(group)
+        self.others, self._trains = Others(group), trains
         self.is_lost = False  # whether a rank that has not begun this loader never will
         self.is_lone = False  # whether no other rank will begin it before this one goes on
         self._all = PrefixStore(f"hoploom/loaders/{'dealt' if is_dealt else 'whole'}", group.store)
@@ -383,7 +413,7 @@ class _Notes:
         missing, ranks, store = self._missing(), self.others.ranks, self.group.store
         calls = {rank: call for rank, call in self.others.calls().items() if not call.startswith(BACKWARD)}
         self._still = calls if len(calls) == len(ranks) else {}  # a backward pass may be long, and wait for nobody
-        self.is_lone = is_first and missing == ranks and self.others.wait_for_this_rank()
+        self.is_lone = is_first and missing == ranks and self.others.wait_for_this_rank(trains=self._trains)
         self.is_lost = bool(missing) and (any(has_left(store, rank) for rank in missing) or bool(self._still))
         return (
             self.is_lone

@@ -71,12 +71,15 @@ def calling(doing: str) -> tuple[str, str]:
 
 
 def call_chain() -> list[str]:
-    """Return the script's functions that lead to this call, as lines: the same on ranks that run the same functions."""
+    """Return the lines of the script that lead to this call: the same on ranks that run the same functions.
+
+    The line that calls the first function is left out: one rank may be the process that starts the others.
+    """
     lines: list[str] = []
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "<module>":
-        package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package == "multiprocessing" or (package == "torch" and lines):
+    while frame is not None:
+        package, is_top = frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_name == "<module>"
+        if package == "multiprocessing" or (lines and (is_top or package == "torch")):
             break
         if package not in INSIDE:
             lines.append(f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}")

@@ -97,6 +97,16 @@ def test_a_distributed_sampler_gives_each_rank_its_seeds(ended: Ended) -> None:
         assert len(steps) == 6
 
 
+def test_a_sampler_over_the_seeds_of_each_rank_gives_its_own_number_of_them(ended: Ended) -> None:
+    """250 draws on rank 0 and 251 on rank 1, in batches of 100: three steps."""
+    assert [told["divided"]["drawn"] for told in ended.told] == [[83, 83, 84], [83, 84, 84]]
+
+
+def test_a_position_among_other_seeds_of_the_same_number_is_refused(ended: Ended) -> None:
+    for told in ended.told:
+        assert "that epoch was divided for another" in told["divided"]["state of other seeds"]
+
+
 def test_links_that_the_ranks_divided_are_read_as_they_are(ended: Ended) -> None:
     for told in ended.told:
         counts = told["divided"]["links"]
@@ -120,7 +130,8 @@ def test_what_was_silent_is_one_error_on_both_ranks(ended: Ended, name: str) -> 
 
 def test_rank_0_alone_reads_all_seeds_while_the_others_wait_for_it(ended: Ended) -> None:
     """As `if rank == 0:` before a barrier does, in PyG's tutorial; it read half of the seeds."""
-    assert [told["rank 0 alone"] for told in ended.told] == [2 * 1001, 0]
+    assert ended.told[0]["rank 0 alone"] == 2 * 1001
+    assert "rank 0 has read all seeds of this loader, while the other ranks" in ended.told[1]["rank 0 alone"]
     assert ended.told[0]["rank 0 alone, seconds"] < 20
     assert "hoploom: rank 0 reads all 1,001 seeds of a loader that no other rank reads" in ended.errors[0]
 

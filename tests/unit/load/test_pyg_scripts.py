@@ -130,6 +130,12 @@ def shared_samplers() -> None:
     (batch,) = NeighborLoader(data, [1], input_nodes=[3], neighbor_sampler=timed, time_attr="y", batch_size=1)
     assert batch.n_id.tolist() == [3]
     refused("time_attr= too", neighbor_sampler=timed)
+    refused("give it to the sampler", neighbor_sampler=mine, mode="blocks")
+    sampled = [
+        next(iter(NeighborLoader(data, None, neighbor_sampler=hoploom.NeighborSampler(data, [1], seed=seed)))).n_id
+        for seed in (7, 8, 9, 10, 11)
+    ]
+    assert len({tuple(n_id.tolist()) for n_id in sampled}) > 1
     refused("node_sampler=", neighbor_sampler=object())
 
 
@@ -142,6 +148,10 @@ def added_fields() -> None:
     loader = NeighborLoader(data, [2], "paper", batch_size=4)
     loader.data["paper"].age = torch.arange(data["paper"].num_nodes) + 20
     assert all(torch.equal(batch["paper"].age, batch["paper"].n_id + 20) for batch in loader)
+    loader.data["paper"].age = torch.arange(3)
+    assert_refused(lambda: next(iter(loader)), "age", "make the loader again")
+    del loader.data["paper"].age
+    assert all("age" not in batch["paper"] for batch in loader)
 
 
 def divided_seeds() -> None:

@@ -222,6 +222,11 @@ WRONG: dict[str, tuple[Any, ...]] = {
         "3 ranks, the loader is for 2",
         "or leave it out",
     ),
+    "of another rank": (
+        {"sampler": DistributedSampler(range(16), num_replicas=2, rank=1), "rank": 0, "world_size": 2},
+        "is for rank 1, but the loader is for rank 0",
+        "leave it out",
+    ),
     "of more nodes than seeds": ({"sampler": range(17)}, "range", "position 16", "16 seeds", "the same seeds"),
     "that counts from the end": ({"sampler": [-1]}, "position -1", "16 seeds"),
     "of batches": ({"sampler": BatchSampler(range(16), 4, False)}, "BatchSampler", "[0, 1, 2, 3]", "no batches"),

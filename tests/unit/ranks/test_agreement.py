@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import pytest
 import torch
+from support.until import until
 from torch.distributed import HashStore
 
 from hoploom import ConfigError, HoploomError, PeerError
@@ -177,30 +178,52 @@ def test_seeds_that_ranks_divided_must_have_none_in_common(store: HashStore, sec
     assert (said in told[0]) if said else not told[0]
 
 
-def met(store: HashStore, seeds: list[str], told_of: Mapping[str, str] = TOLD, seconds: float = 20) -> list[object]:
-    """The counts that ranks find out, each with a loader made at the same line."""
-    meetings = [Meeting(Group(store, rank, len(seeds)), {**told_of, "seeds": text}) for rank, text in enumerate(seeds)]
-    return [meeting.counts(seconds, may_be_lone=False) for meeting in meetings]
+def meeting(store: HashStore, rank: int, told: Mapping[str, str] = TOLD, size: int = 2) -> Meeting:
+    return Meeting(Group(store, rank, size), told, ["train.py:3"], 1001)
 
 
 def test_ranks_find_out_whether_they_have_the_same_seeds_when_their_loaders_are_made(store: HashStore) -> None:
-    assert met(store, ["9 of 'node' [1]"] * 3) == [(), (), ()]
-    assert met(store, ["9 of 'node' [1]", "8 of 'node' [2]", "8 of 'node' [3]"]) == [(9, 8, 8)] * 3
+    for texts in (["of 'node' [1]"] * 3, ["of 'node' [1]", "of 'node' [2]", "of 'node' [3]"]):
+        meetings = [meeting(store, rank, {**TOLD, "seeds": text}, 3) for rank, text in enumerate(texts)]
+        for one in meetings:
+            assert one.seeds(20, may_be_lone=False) == [f"1001 {text}" for text in texts]
 
 
-def test_a_loader_that_other_ranks_have_not_made_is_not_waited_for_for_ever(store: HashStore) -> None:
-    assert Meeting(Group(store, 0, 2), TOLD).counts(0.05, may_be_lone=False) is None
+def test_a_loader_that_another_rank_does_not_make_is_an_error_in_the_end(store: HashStore) -> None:
+    with pytest.raises(PeerError, match=r"rank 0 waits for rank 1 to make the same loader, and 0.05 .*rank=0, world"):
+        meeting(store, 0).seeds(0.05, may_be_lone=False)
+
+
+def test_a_slow_rank_is_waited_for_as_long_as_the_group_waits(
+    store: HashStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hoploom.ranks.agreement.NOTICE", 0.0)
+    first, found = meeting(store, 0), list[object]()
+    waiting = threading.Thread(target=lambda: found.append(first.seeds(None, may_be_lone=True)))
+    waiting.start()
+    until(lambda: bool(store.check(["hoploom/made/waits/0"])), "the first rank's wait")
+    meeting(store, 1)
+    waiting.join(30)
+    assert found == [["1001 1001 of 'node' [12]"] * 2]
+    assert "hoploom: rank 0 waits for rank 1 to make the same loader; if only one rank" in capsys.readouterr().err
 
 
 def test_ranks_that_wait_before_different_loaders_go_on_to_compare_them(store: HashStore) -> None:
-    meetings = [Meeting(Group(store, rank, 2), {**TOLD, "batch_size": str(rank)}) for rank in range(2)]
-    counts: list[object] = [0, 0]
+    meetings = [meeting(store, rank, {**TOLD, "batch_size": str(rank)}) for rank in range(2)]
+    found: list[object] = [0, 0]
 
     def wait(rank: int) -> None:
-        counts[rank] = meetings[rank].counts(20, may_be_lone=False)
+        found[rank] = meetings[rank].seeds(20, may_be_lone=False)
 
     assert together(lambda: wait(0), lambda: wait(1)) == ["", ""]
-    assert counts == [None, None]
+    assert found == [None, None]
+
+
+def test_a_rank_that_read_the_loader_alone_is_known(store: HashStore) -> None:
+    first, second = meeting(store, 0), meeting(store, 1)
+    assert second.lone_reader() is None
+    first.note_lone()
+    assert second.lone_reader() == 0
 
 
 def test_evaluation_on_every_rank_asks_nobody(store: HashStore) -> None:
