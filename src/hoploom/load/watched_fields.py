@@ -59,7 +59,7 @@ class WatchedFields:
     def renew(self) -> None:
         """Take the fields that were replaced or added to nodes; raise ConfigError for one that cannot be."""
         for name, storage, known, added in self._nodes:
-            rows_of = self._frames.setdefault(name, {}) if added or len(storage) > len(known) else {}
+            rows_of = self._frames.setdefault(name, {}) if added or set(storage.keys()) - known else {}
             count = self._store.schema.node_type(name).num_nodes
             for field in added - set(storage.keys()):
                 added.discard(field)

@@ -142,6 +142,7 @@ def shared_samplers() -> None:
 def added_fields() -> None:
     """As PyG's examples add global ids for inference; a field of the graph as a whole is left."""
     loader = nodes()
+    del loader.data.x, loader.data.y
     loader.data.node_id, loader.data.scale = torch.arange(12) * 10, torch.ones(3)
     assert all(torch.equal(batch.node_id, batch.n_id * 10) for batch in loader)
     data = library()
