@@ -65,11 +65,15 @@ class Verification(Closing):
                 "`hoploom check`"
             )
 
-    def finish(self) -> None:
-        """Wait for the end, at full speed from now on; StoreError if a file is damaged."""
+    def finish(self, seconds: float | None = None) -> bool:
+        """Wait for the end, at full speed from now on, but no longer than this; return whether all files are read.
+
+        StoreError if a file is damaged.
+        """
         self._hurry.set()
-        self._thread.join()
+        self._thread.join(seconds)
         self.check()
+        return not self._thread.is_alive()
 
     def close(self) -> None:
         """End the thread, wherever it is."""

@@ -68,8 +68,11 @@ def fit(
     validate: Validate | None = None,
     checkpoint: Checkpoint | None = None,
     journal: Journal | None = None,
+    check: Callable[[], None] | None = None,
 ) -> Outcome:
     """Train a model. All ranks call, each with its own learner and journal.
+
+    `check` is called after every step, and ends training with what it raises.
 
     Training continues where the learner is; to resume a run, restore a checkpoint first.
 
@@ -89,7 +92,9 @@ def fit(
     progress = Progress(sys.stderr, learner, training, meter, shown=training.progress and context.is_main)
     with recording, taking as stepper, StopRequests() as requests, progress:
         clock = SaveClock(0.0 if checkpoint is None else training.checkpoint_minutes)
-        run = _Run(learner, training, context, validate, checkpoint, journal, meter, progress, requests, stepper, clock)
+        run = _Run(
+            learner, training, context, validate, checkpoint, journal, check, meter, progress, requests, stepper, clock
+        )
         try:
             ending = run.until_it_ends()
         except PeerError as error:
@@ -213,6 +218,7 @@ class _Run:
     validate: Validate | None
     checkpoint: Checkpoint | None
     journal: Journal | None
+    check: Callable[[], None] | None
     meter: DiskMeter
     progress: Progress
     requests: StopRequests
@@ -244,6 +250,8 @@ class _Run:
         with self.stepper.steps() as steps:
             while not (asked or steps.is_empty) and standing.is_over(training) is None:
                 reports, asked, is_due = steps.take(self.requests, is_due=self.clock.is_due)
+                if self.check is not None:
+                    self.check()
                 self._report(reports)
                 every = training.checkpoint_every
                 is_due = is_due or (every is not None and standing.steps % every == 0)

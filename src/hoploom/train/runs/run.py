@@ -6,7 +6,7 @@ There is no training in here: the pieces are public, and a script can put them t
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -23,8 +23,9 @@ from hoploom.gpu.whole_step.recordable import prepare
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
 from hoploom.ranks.context import Context
 from hoploom.store import Store
-from hoploom.store.disk import held_parts
+from hoploom.store.base import Part
 from hoploom.store.format import write_whole
+from hoploom.store.on_disk import OnDisk
 from hoploom.store.row_cache import CacheReport, Visits, cached, report
 from hoploom.store.verification import Verification
 from hoploom.train.checkpoint import Checkpoint
@@ -57,6 +58,7 @@ from hoploom.train.runs.run_file import FIELDS, LINKS, RunFile
 
 RUN_FILE, RESULT_FILE, LINKS_FOLDER = "run.toml", "result.json", "links"
 LAST, BEST = "last", "best"
+POLL = 5.0  # seconds between two meetings of ranks while the rest of a store is verified
 NUM_BATCHES = 64  # that are sampled to find the nodes whose rows are cached
 CONNECT_KEYS = tuple(name for name in CONNECT if name != "made")  # where batches are made, follows from who holds what
 # What may differ between a run and its continuation: how long and where, not what is learned.
@@ -95,7 +97,8 @@ def run(run_file: RunFile, context: Context, *, resume: bool = False, progress: 
     check_packages(run_file)
     check_folder(run_file, resume=resume)
     with _journal(run_file, context) as journal, ExitStack() as placed:
-        goal = with_cache(run_file, goal_of(run_file, open_graph(run_file, context)), context)
+        store = open_graph(run_file, context)
+        goal = with_cache(run_file, goal_of(run_file, store), context)
         goal = with_placement(run_file, goal, context)
         for note in goal.notes if progress and context.is_main else ():
             print(f"hoploom: {note}", file=sys.stderr, flush=True)
@@ -104,12 +107,11 @@ def run(run_file: RunFile, context: Context, *, resume: bool = False, progress: 
             if progress and context.is_main:
                 print(goal.store.placed, file=sys.stderr)
         learner = make_learner(run_file, goal, context)
-        verified = _verifying(run_file, learner, context, placed)
-        outcome, test = _learn(run_file, goal, learner, context, journal, resume=resume, progress=progress)
-        if verified is not None:
-            verified.finish()
+        verified = _verifying(store, context, placed) if run_file.verify else None
+        check = None if verified is None else verified.check
+        outcome, test = _learn(run_file, goal, learner, context, journal, check, resume=resume, progress=progress)
         if run_file.verify:
-            context.sum(0)  # no rank completes a run where another one has found a damaged file
+            _verify_rest(verified, context, told=not (progress and context.is_main))
         num_parameters = sum(parameter.numel() for parameter in learner.model.parameters())
         seconds, kept = time.perf_counter() - began, cache_report(run_file, goal, context)
         folder = run_file.output.folder
@@ -119,13 +121,22 @@ def run(run_file: RunFile, context: Context, *, resume: bool = False, progress: 
     return result
 
 
-def _verifying(run_file: RunFile, learner: Learner, context: Context, stack: ExitStack) -> Verification | None:
-    """Check this host's files in one of its ranks, if run.toml asks for it; a damaged one ends the next step."""
-    if not run_file.verify or run_file.store is None or context.local_rank:
-        return None
-    verified = stack.enter_context(Verification(run_file.store, held_parts(run_file.store)))
-    learner.optimizer.register_step_pre_hook(lambda *_: verified.check())
-    return verified
+def _verifying(store: Store, context: Context, stack: ExitStack) -> Verification | None:
+    """Check the files of the parts that this rank has opened, but for those that another rank of its host checks."""
+    parts = {number for number, shard in enumerate(store.shards) if isinstance(shard, Part | OnDisk)}
+    homes, first = store.deployment.homes, context.rank - context.local_rank
+    parts -= (
+        parts if not homes and context.local_rank else {part for home in homes[first : context.rank] for part in home}
+    )
+    return stack.enter_context(Verification(store.path, sorted(parts))) if store.path is not None and parts else None
+
+
+def _verify_rest(verified: Verification | None, context: Context, *, told: bool) -> None:
+    """Wait until all hosts' files are read. All ranks call; they meet now and then, so none takes another for lost."""
+    while context.max(int(verified is not None and not verified.finish(POLL))):
+        if not told:
+            print("hoploom: training is over; verify = true: reading the rest of the store's files", file=sys.stderr)
+        told = True
 
 
 def _journal(run_file: RunFile, context: Context) -> Journal:
@@ -137,7 +148,15 @@ def _journal(run_file: RunFile, context: Context) -> Journal:
 
 
 def _learn(
-    run_file: RunFile, goal: Goal, learner: Learner, context: Context, journal: Journal, *, resume: bool, progress: bool
+    run_file: RunFile,
+    goal: Goal,
+    learner: Learner,
+    context: Context,
+    journal: Journal,
+    check: Callable[[], None] | None,
+    *,
+    resume: bool,
+    progress: bool,
 ) -> tuple[Outcome, Mapping[str, float]]:
     """Fit, and test the best model; the journal says where that failed."""
     checkpoint = Checkpoint(run_file.output.folder, context)
@@ -154,7 +173,7 @@ def _learn(
     validate = _validation(run_file, goal, learner, context)
     given: dict[str, Any] = {field.name: getattr(run_file.train, field.name, None) for field in fields(Training)}
     training = Training(**given | {"seed": run_file.seed, "progress": progress})
-    outcome = fit(learner, training, context, validate=validate, checkpoint=checkpoint, journal=journal)
+    outcome = fit(learner, training, context, validate=validate, checkpoint=checkpoint, journal=journal, check=check)
     test = {} if outcome.stopped == "asked" else _test(run_file, goal, learner, checkpoint, context)
     journal.test(test, step=outcome.steps)
     return outcome, test
