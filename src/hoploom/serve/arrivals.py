@@ -7,8 +7,10 @@ import errno
 import selectors
 import socket
 import ssl
+import sys
 import threading
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
@@ -152,7 +154,15 @@ class Arrivals(Closing):
         """Meet a connection as far as that need not wait."""
         try:
             event = next(arrival.steps)
-        except Exception:  # StopIteration or what this connection met: the others go on
+        except (StopIteration, OSError, EOFError, ValueError):  # it is over, or the client has left or sent nonsense
+            self._drop(arrival)
+            return
+        except Exception as error:  # a bug: the others go on
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            what = (
+                f"{self._thread.name} dropped a connection, {at.filename}:{at.lineno}: {type(error).__name__}: {error}"
+            )
+            print(f"hoploom: warning: {what}", file=sys.stderr, flush=True)
             self._drop(arrival)
             return
         if arrival.event != event:

@@ -284,6 +284,16 @@ def test_it_logs_nothing(served: MetricsEndpoint, capfd: pytest.CaptureFixture[s
 # --- who would do it harm ------------------------------------------------------------------------
 
 
+def test_a_bug_is_printed_in_one_line_and_others_are_served(
+    metrics: Metrics, served: MetricsEndpoint, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Metrics, "text", lambda self: {}["gone"])
+    assert send(served, b"GET /metrics HTTP/1.0\r\n\r\n") == b""
+    assert get(served, "/health").status == 200
+    errors = capfd.readouterr().err
+    assert re.fullmatch(r"hoploom: warning: .*hoploom-metrics.*test_serve_metrics.py:\d+: KeyError: 'gone'\n", errors)
+
+
 def test_junk_and_large_requests_are_ended_and_it_goes_on(served: MetricsEndpoint) -> None:
     junk = (
         b"\x00\xff" * 500 + b"\r\n\r\n",
