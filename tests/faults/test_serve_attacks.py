@@ -2,6 +2,7 @@
 
 import re
 import socket
+import statistics
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -99,6 +100,26 @@ def test_silent_connections_take_neither_threads_nor_places(guarded: Server) -> 
     until(lambda: num_files(guarded) <= files + 3)  # their ten seconds are over, or they have left
 
 
+def seconds_to_serve(server: Server) -> float:
+    """The time in which a new client with the token is let in and answered."""
+    begun = time.monotonic()
+    with over_tcp(server.address, GUARDED) as connection:
+        send(connection, frame({"ask": "info", "tensors": []}))
+        assert said_by(connection) == "no refusal"
+    return time.monotonic() - begun
+
+
+@pytest.mark.slow
+def test_clients_are_answered_soon_during_a_flood_and_after_it(guarded: Server) -> None:
+    """The goals are 50 ms and 1 s. Five times that, as the flood and this thread take turns, maybe on a busy host."""
+    with flooding(guarded.address) as count:
+        until(lambda: count[0] > 2 * MOST)
+        during = [seconds_to_serve(guarded) for _ in range(21)]
+    after = seconds_to_serve(guarded)
+    assert statistics.median(during) < 5 * 0.05
+    assert after < 5 * 1.0
+
+
 def test_connections_that_stop_in_the_middle_of_a_greeting_do_no_harm(guarded: Server) -> None:
     threads = status(guarded, "Threads")
     with ExitStack() as stack:
@@ -121,14 +142,15 @@ def test_silent_connections_do_not_keep_a_probe_from_its_answer(guarded: Server)
         silent = [stack.enter_context(plain(guarded.metrics)) for _ in range(200)]
         for half_open in silent[::2]:
             half_open.sendall(b"GET /health HTTP/1.1\r\n")
-        assert is_healthy(guarded)
-        assert status(guarded, "Threads") <= threads
         begun = time.monotonic()
+        assert is_healthy(guarded)
+        assert time.monotonic() - begun < 0.9  # before the second of any of them is over
+        assert status(guarded, "Threads") <= threads
         for half_open in silent:
             half_open.settimeout(10)
             with suppress(ConnectionResetError):
                 assert half_open.recv(1) == b""
-        assert time.monotonic() - begun < 8
+        assert time.monotonic() - begun < 3  # each has one second, all at the same time
 
 
 # --- requests that fill memory -------------------------------------------------------------------
@@ -187,7 +209,8 @@ def test_requests_take_memory_of_the_budget_before_they_are_read(path: Path) -> 
             with requests_of(server.address, 8, header, 255 * MIB) as answers:
                 assert rss(server) - before < SLACK
                 is_served(server, ClientSecurity())
-            hung_up = "Error: " if header["ask"] == "info" else told  # others go on
+            assert any(told in answer for answer in answers), answers
+            hung_up = "ConnectionResetError: " if header["ask"] == "info" else told  # a reset may overtake the answer
             assert all(told in answer or hung_up in answer for answer in answers), answers
         assert rss(server) - before < SLACK
 
