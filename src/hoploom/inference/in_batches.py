@@ -53,6 +53,12 @@ class InBatches:
                     "the loader has drop_last=True" if loader.drop_last else f"{type(self.model).__name__} scores links"
                 )
                 raise ConfigError(f"{why}, so not every node of {name!r} would get a row; give one that has a row each")
+            num_seeds, num_nodes = loader.state_dict()["num_seeds"], self.store.schema.node_type(name).num_nodes
+            if num_seeds != num_nodes:
+                raise ConfigError(
+                    f"the loader has {num_seeds:,} seeds for the {num_nodes:,} nodes of {name!r}; give "
+                    "Inference(loader=...) the nodes that it is called with as input_nodes"
+                )
 
     def __str__(self) -> str:
         fanouts = "; ".join(dict.fromkeys(loader.shown()["fanouts"] for loader in self.loaders.values()))

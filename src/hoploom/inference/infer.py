@@ -52,7 +52,7 @@ class Inference:
     """
 
     task: Task | None = None  # what the model has learned
-    columns: Sequence[Column] | None = None  # None: embedding and prediction; output where the task has no predictions
+    columns: Sequence[Column] | None = None  # None: embedding (in batches: output) and prediction
     node_types: Sequence[str] | None = None  # None: all that the model has outputs for
     id_field: str = ORIGINAL_ID  # the node field to write as `id`; types without it are written by their store ids
     memory: int = MEMORY  # bytes that a rank may use at once, besides the model
@@ -108,8 +108,8 @@ def infer(
     >>> infer(model, store, "papers.out", context, inference=Inference(task=NodeClassification(16)))
 
     The files are `out/<node type>/part-<rank>.parquet`. All ranks call, and `out` is a folder that all of them can see.
-    `progress(done, total)` gets the number of rows that this rank has computed; by default, rank 0 shows a bar on a
-    terminal.
+    `progress(done, total)` gets the number of rows that this rank has computed, or of batches where it computes in
+    batches; by default, rank 0 shows a bar on a terminal.
     """
     inference, context = inference or Inference(), context or _alone()
     target, scratch = Path(out), None if inference.scratch is None else Path(inference.scratch) / Path(out).name

@@ -93,6 +93,9 @@ def test_what_cannot_be_written_is_refused_before_anything_is_computed(tmp_path:
         ConfigError, match=r"Mean cannot run layer by layer and has no num_layers, .* Inference\(loader="
     ):
         infer(Mean(), store, tmp_path / "out")
+    some = Inference(loader=lambda nodes: hoploom.NeighborLoader(store, [-1], torch.arange(7), batch_size=3))
+    with pytest.raises(ConfigError, match=r"the loader has 7 seeds for the 60 nodes of 'node'"):
+        infer(Mean(), store, tmp_path / "out", inference=some)
     assert left_in(tmp_path) == []
 
 
