@@ -85,13 +85,14 @@ class Standing:
     best_epoch: int | None = None
     stale: int = 0  # epochs since the best
     history: list[dict[str, float]] = field(default_factory=list)
+    first_loss: float | None = None  # of the first step; checkpoints of earlier versions do not have it
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in asdict(self):
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name) if name == "first_loss" else state[name])
 
     def is_over(self, training: Training) -> Ending | None:
         """Why there is no next step, if there is none."""

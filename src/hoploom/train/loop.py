@@ -3,7 +3,6 @@
 A run that is stopped anywhere and restored from its last checkpoint takes the steps that it would have taken.
 """
 
-import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ from hoploom.train.calling import check_outputs
 from hoploom.train.checkpoint import Checkpoint, SaveClock, last_good
 from hoploom.train.disk_use import DiskMeter, DiskUse
 from hoploom.train.journal import Journal, Progress, machine_of
-from hoploom.train.learner import Ending, Learner, Training
+from hoploom.train.learner import Ending, Learner, Standing, Training
 from hoploom.train.sharding import is_sharded
 from hoploom.train.step import StepCounts, Stepper, StepReport, check_closure
 from hoploom.train.tasks import VAL_LOSS, check_labels
@@ -93,7 +92,19 @@ def fit(
     with recording, taking as stepper, StopRequests() as requests, progress:
         clock = SaveClock(0.0 if checkpoint is None else training.checkpoint_minutes)
         run = _Run(
-            learner, training, context, validate, checkpoint, journal, check, meter, progress, requests, stepper, clock
+            learner,
+            training,
+            context,
+            validate,
+            checkpoint,
+            journal,
+            check,
+            meter,
+            progress,
+            requests,
+            stepper,
+            clock,
+            _LossWatch(learner.standing),
         )
         try:
             ending = run.until_it_ends()
@@ -193,19 +204,21 @@ def _find_place(learner: Learner) -> None:
 class _LossWatch:
     """A warning, once, at a loss that is a thousand times the first; a loss that is not finite ends a step itself."""
 
-    limit: float | None = None
+    standing: Standing
+    has_warned: bool = False
 
     def step(self, report: StepReport) -> None:
-        if self.limit is None:
-            self.limit = MOST_GROWTH * max(abs(report.loss), 1 / MOST_GROWTH)  # a first loss of zero sets no limit
-        elif report.loss > self.limit:
+        first = self.standing.first_loss
+        if first is None:
+            self.standing.first_loss = report.loss
+        elif not self.has_warned and report.loss > max(MOST_GROWTH * abs(first), 1):  # the first may be zero
             warnings.warn(
                 f"the loss is {report.loss:.3g} at epoch {report.epoch + 1} step {report.step}, over {MOST_GROWTH:,} "
                 f"times what it was at the first step; lower the learning rate ({report.learning_rate:g}), or clip "
                 "gradients (clip_norm=1.0)",
                 stacklevel=2,
             )
-            self.limit = math.inf
+            self.has_warned = True
 
 
 @dataclass(frozen=True)
@@ -224,7 +237,7 @@ class _Run:
     requests: StopRequests
     stepper: "Stepper | WholeStep"
     clock: SaveClock
-    loss_watch: _LossWatch = field(default_factory=_LossWatch)
+    loss_watch: _LossWatch
 
     def until_it_ends(self) -> Ending:
         """Steps and validations in turn; a run that is resumed may begin with either."""

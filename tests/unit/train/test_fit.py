@@ -325,6 +325,24 @@ def test_a_loss_that_grows_a_thousandfold_is_told_once_with_its_step_and_learnin
         run(learner_of())
 
 
+def test_the_first_loss_is_that_of_the_run_also_after_a_resume(tmp_path: Path) -> None:
+    run(learner_of(), 1, folder=tmp_path)
+    learner = resumed(tmp_path)
+    first = learner.standing.first_loss
+    assert first is not None
+    with torch.no_grad():
+        for parameter in learner.model.parameters():
+            parameter.mul_(1e6)
+    with pytest.warns(UserWarning, match="over 1,000 times"):
+        run(learner, 2)
+    assert learner.standing.first_loss == first
+    older = {name: value for name, value in learner.standing.state_dict().items() if name != "first_loss"}
+    learner = learner_of()
+    learner.standing.load_state_dict(older)  # of an earlier version
+    assert learner.standing.first_loss is None
+    assert learner.standing.epoch == 2
+
+
 def test_parameters_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     learner = learner_of()
     bias = learner.model.convs[1].lin_l.bias
