@@ -105,17 +105,17 @@ class Loader:
             told = self._reading(self._order, 0).told()
             self._meeting = Meeting(group, told, self._call_chain, self._order.num_seeds)
 
-    def settle(self, seconds: float | None = None, *, together: bool = False) -> None:
+    def settle(self, *, together: bool = False) -> None:
         """Find out whether the ranks were given the same seeds or have divided them.
 
-        Wait at most `seconds` for it, by default as long as the process group does. Unless the ranks read it
-        `together`, this rank may turn out to be the only one that reads the loader.
+        Wait for it as long as the process group does. Unless the ranks read the loader `together`, this rank may turn
+        out to be the only one that reads it.
         """
         self._meet()
         meeting = self._meeting
         if meeting is None or self._is_settled:
             return
-        seeds = meeting.seeds(seconds, may_be_lone=not together)
+        seeds = meeting.seeds(may_be_lone=not together)
         self._is_settled = seeds is not None or meeting.is_lone
         if meeting.is_lone:
             self._read_all()

@@ -156,13 +156,13 @@ class Meeting:
         self._key += f"/{self._posts.add(f'{self._key}/made/{self.group.rank}', 1)}"
         self._posts.set(f"{self._key}/{self.group.rank}", seeds)
 
-    def seeds(self, seconds: float | None, *, may_be_lone: bool) -> list[str] | None:
+    def seeds(self, *, may_be_lone: bool) -> list[str] | None:
         """Return the number of seeds of each rank, and what tells them apart; None if ranks differ, or are stuck.
 
         If it may, a loader turns out to be `is_lone` once all other ranks wait for this one, and have not made it.
-        Raise PeerError if a rank has not made the loader within `seconds`, or the timeout of the group.
+        Raise PeerError if a rank has not made the loader within the timeout of the group.
         """
-        limit = self.group.seconds if seconds is None else seconds
+        limit = self.group.seconds
         found = within(limit + Waits.reply, lambda: self._wait(limit, may_be_lone))
         if isinstance(found, str):
             raise PeerError(found)

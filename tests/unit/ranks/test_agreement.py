@@ -186,12 +186,13 @@ def test_ranks_find_out_whether_they_have_the_same_seeds_when_their_loaders_are_
     for texts in (["of 'node' [1]"] * 3, ["of 'node' [1]", "of 'node' [2]", "of 'node' [3]"]):
         meetings = [meeting(store, rank, {**TOLD, "seeds": text}, 3) for rank, text in enumerate(texts)]
         for one in meetings:
-            assert one.seeds(20, may_be_lone=False) == [f"1001 {text}" for text in texts]
+            assert one.seeds(may_be_lone=False) == [f"1001 {text}" for text in texts]
 
 
 def test_a_loader_that_another_rank_does_not_make_is_an_error_in_the_end(store: HashStore) -> None:
+    store.set_timeout(timedelta(seconds=0.05))
     with pytest.raises(PeerError, match=r"rank 0 waits for rank 1 to make the same loader, and 0.05 .*rank=0, world"):
-        meeting(store, 0).seeds(0.05, may_be_lone=False)
+        meeting(store, 0).seeds(may_be_lone=False)
 
 
 def test_a_slow_rank_is_waited_for_as_long_as_the_group_waits(
@@ -199,7 +200,7 @@ def test_a_slow_rank_is_waited_for_as_long_as_the_group_waits(
 ) -> None:
     monkeypatch.setattr("hoploom.ranks.agreement.NOTICE", 0.0)
     first, found = meeting(store, 0), list[object]()
-    waiting = threading.Thread(target=lambda: found.append(first.seeds(None, may_be_lone=True)))
+    waiting = threading.Thread(target=lambda: found.append(first.seeds(may_be_lone=True)))
     waiting.start()
     until(lambda: bool(store.check(["hoploom/made/waits/0"])), "the first rank's wait")
     meeting(store, 1)
@@ -213,7 +214,7 @@ def test_ranks_that_wait_before_different_loaders_go_on_to_compare_them(store: H
     found: list[object] = [0, 0]
 
     def wait(rank: int) -> None:
-        found[rank] = meetings[rank].seeds(20, may_be_lone=False)
+        found[rank] = meetings[rank].seeds(may_be_lone=False)
 
     assert together(lambda: wait(0), lambda: wait(1)) == ["", ""]
     assert found == [None, None]
