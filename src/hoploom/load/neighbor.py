@@ -45,7 +45,7 @@ Given = Mapping[str, Any]  # all arguments of a loader by name
 
 
 class SamplingLoader(Loader):
-    """What the loaders share: all but their seeds."""
+    """Base class of the loaders: everything but their seeds."""
 
     @abstractmethod
     def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:

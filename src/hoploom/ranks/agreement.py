@@ -73,7 +73,7 @@ class LoaderReading(Protocol):
 
     @property
     def is_divided(self) -> bool:
-        """Whether each rank reads seeds of its own, and told() counts those of all."""
+        """True if each rank reads seeds of its own; told() then counts those of all ranks."""
 
     def told(self) -> Mapping[str, str]:
         """By name, all that decides its batches besides the rank."""

@@ -26,7 +26,7 @@ class Share:
 
     @property
     def is_given(self) -> bool:
-        """Whether the script decided it: by rank= and world_size=, or by which seeds it gave to which rank."""
+        """True if the script decided it: by rank= and world_size=, or by the seeds that it gave to each rank."""
         return self.origin in (GIVEN, DIVIDED, LONE)
 
     def tell(self) -> None:
