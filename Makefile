@@ -49,7 +49,7 @@ test: .venv/dev lint
 
 test-all: .venv/long lint asan
 	$(TOGETHER) -m "not slow"
-	$(PYTEST) -m slow
+	$(PYTEST) --numprocesses 2 --dist worksteal -m slow
 	scripts/torch_matrix.sh
 
 # One wheel beside four versions of torch, one after the other; each takes 7 GB while it runs.
