@@ -15,12 +15,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
+from torch import Tensor
 
+from hoploom import ops
 from hoploom.errors import DataError, HoploomError, StoreError
 from hoploom.ingest.spark.session import explained, sent
+from hoploom.ingest.stream.spill import from_bytes
+from hoploom.schema import Field
 from hoploom.store.place import Place
 
 BATCH_BYTES, MOST_ROWS = 4 << 20, 1 << 17
@@ -143,6 +148,23 @@ def _run(task: Task, staging: Place, batches: Iterator[pa.RecordBatch]) -> Itera
 
 
 # --- the hash that Spark places rows by ----------------------------------------------------------
+
+
+def binary_column(rows: Tensor) -> pa.Array:
+    """Return rows [n, ...] as a column of bytes, which Spark moves unread; less than 2 GiB."""
+    raw = ops.byte_rows(rows.contiguous())
+    ends = np.arange(len(raw) + 1, dtype=np.int64) * raw.shape[1]
+    buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(raw.numpy())]
+    return pa.Array.from_buffers(pa.binary(), len(raw), buffers)
+
+
+def rows_of_binary(column: pa.Array, field: Field) -> Tensor:
+    """Return the rows of a field that `binary_column` has written."""
+    _, offsets, values = column.buffers()
+    begin = int(np.frombuffer(offsets, np.int32)[column.offset]) if len(column) else 0
+    count = len(column) * field.row_bytes
+    raw = np.frombuffer(values, np.uint8)[begin : begin + count] if count else np.empty(0, np.uint8)
+    return from_bytes(torch.from_numpy(raw.copy()).view(len(column), field.row_bytes), field)
 
 
 @cache

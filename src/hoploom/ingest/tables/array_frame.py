@@ -14,8 +14,7 @@ from pyspark.sql import functions as sql
 
 from hoploom.errors import HoploomError
 from hoploom.ingest.spark import SharedRows
-from hoploom.ingest.spark.frames import Ranges, shuffled
-from hoploom.ingest.spark.packed import packed, unpacked
+from hoploom.ingest.spark.frames import Ranges, binary_column, rows_of_binary, shuffled
 from hoploom.ingest.spark.session import sent
 from hoploom.ingest.stream import Rows
 from hoploom.ingest.tables.array_rows import ArrayRows, array_spans, array_values
@@ -81,7 +80,7 @@ def _read(paths: list[str], field: Field, batches: Iterator[pa.RecordBatch]) -> 
             low, high = max(0, first - before), min(len(array), first + len(nodes) - before)
             for begin, end in array_spans(array, low, high):
                 values = array_values(array, begin, end, field)
-                columns = [pa.array(nodes[done : done + end - begin].numpy()), packed(values)]
+                columns = [pa.array(nodes[done : done + end - begin].numpy()), binary_column(values)]
                 yield pa.RecordBatch.from_arrays(columns, ["node", "x"])
                 done += end - begin
     except HoploomError as error:
@@ -89,4 +88,4 @@ def _read(paths: list[str], field: Field, batches: Iterator[pa.RecordBatch]) -> 
 
 
 def _decoded(field: Field, batch: pa.RecordBatch) -> Rows:
-    return Rows(int64_of(batch.column("node")), {"x": unpacked(batch.column("x"), field)})
+    return Rows(int64_of(batch.column("node")), {"x": rows_of_binary(batch.column("x"), field)})

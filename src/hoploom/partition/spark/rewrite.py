@@ -17,8 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from torch import Tensor
 
 from hoploom.errors import HoploomError
-from hoploom.ingest.spark.frames import SharedRows, freeze_imports, numbers
-from hoploom.ingest.spark.packed import packed, unpacked
+from hoploom.ingest.spark.frames import SharedRows, binary_column, freeze_imports, numbers, rows_of_binary
 from hoploom.ingest.spark.session import sent
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Rows
 from hoploom.ingest.stream.streams import SOURCE_TIME, TIME_COLUMN
@@ -106,7 +105,7 @@ def _batch(ids: Mapping[str, Array], values: Sequence[Array]) -> pa.RecordBatch:
     columns: dict[str, Any] = {name: pa.array(column, pa.int64()) for name, column in ids.items()}
     for number, rows in enumerate(values):
         raw = np.ascontiguousarray(rows).reshape(rows.shape[0], -1).view(np.uint8)
-        columns[f"c{number}"] = packed(torch.from_numpy(raw))
+        columns[f"c{number}"] = binary_column(torch.from_numpy(raw))
     return pa.RecordBatch.from_pydict(columns)
 
 
@@ -181,7 +180,7 @@ def _ids(batch: pa.RecordBatch, name: str) -> Tensor:
 
 def _fields(batch: pa.RecordBatch, fields: Mapping[str, Field]) -> dict[str, Tensor]:
     columns = [batch.column(batch.schema.get_field_index(f"c{number}")) for number in range(len(fields))]
-    return {name: unpacked(column, field) for column, (name, field) in zip(columns, fields.items(), strict=True)}
+    return {name: rows_of_binary(column, field) for column, (name, field) in zip(columns, fields.items(), strict=True)}
 
 
 def _decode_nodes(fields: Mapping[str, Field], batch: pa.RecordBatch) -> Rows:
