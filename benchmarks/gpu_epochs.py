@@ -13,6 +13,8 @@ from gpu_training import CPU_THREADS, Epochs, Precision, end_times
 from measure import Spread, spread_of
 from report import Report, Row, Target
 
+from hoploom.gpu.place import place
+
 SIDES: tuple[tuple[Precision, bool, float], ...] = (
     ("fp32", True, 0.4),
     ("fp32", False, 1.0),
@@ -26,7 +28,7 @@ def measure(work: Workload) -> Report:
     """One side after the other: nothing else runs on the device."""
     store, here = gpu.open_store(work), gpu.device()
     rows, notes = [], []
-    with store.place(topology=str(here), features=str(here)) as placed:
+    with place(store, topology=str(here), features=str(here)) as placed:
         epochs = Epochs(store, placed, work, work.num_steps)
         theirs, loss = _peer(epochs)
         notes.append(f"PyG's layers: loss {loss:.5f} in epoch {work.warmups + work.repetitions}")

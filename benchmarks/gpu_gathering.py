@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hoploom import keys
 from hoploom.batch import Seeds
+from hoploom.gpu.place import place
 from hoploom.gpu.whole_step.cuda_graph import Lane, Recording
 from hoploom.sample import Workspace, sample_hops
 from hoploom.sample.hops import make_sampling
@@ -78,7 +79,7 @@ def measure(work: Workload) -> Report:
         ("host", "pinned host memory", 0.8, True),
         ("20%", "a fifth from device memory, the rest pinned", None, True),
     ):
-        with store.place(features=features, device=here) as placed:
+        with place(store, features=features, device=here) as placed:
             gathers = Gathers(placed, ids)
             copies = copying(work.copied, here, over_the_bus=over_the_bus)
             lane = Lane(here, beside=False)

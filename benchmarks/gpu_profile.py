@@ -17,6 +17,8 @@ from report import Report, Row
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from hoploom.gpu.place import place
+
 STEPS = 16
 SHOWN = 15  # kernels, those that take the longest
 LONGEST = 70  # characters of a kernel's name
@@ -94,7 +96,7 @@ def measure(work: Workload) -> Report:
     store, here = gpu.open_store(work), gpu.device()
     rows, notes = [], []
     num_steps = min(STEPS, work.num_steps)
-    with store.place(topology=str(here), features=str(here)) as placed:
+    with place(store, topology=str(here), features=str(here)) as placed:
         epochs = Epochs(store, placed, work, num_steps)
         for how, whole in (("kernel by kernel", False), ("as graphs", True)):
             count = work.warmups + 2

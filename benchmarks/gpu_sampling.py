@@ -13,6 +13,7 @@ import torch
 from gpu import Workload
 from report import Report, Row, Target
 
+import hoploom
 from hoploom import keys
 from hoploom.batch import Seeds
 from hoploom.gpu.batches.capacity import HopPlan, first_capacity, plan_hops, used
@@ -107,7 +108,7 @@ def measure(work: Workload) -> Report:
     here = gpu.device()
     rows, notes = [], []
     for place, where in PLACES.items():
-        with store.place(topology=place if place == "host" else str(here), device=here) as placed:
+        with hoploom.place(store, topology=place if place == "host" else str(here), device=here) as placed:
             batches = Batches(placed, work)
             batches.record()
             question = f"sampling and relabelling {where}, batches of {work.sampled}"

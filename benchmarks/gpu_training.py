@@ -117,7 +117,7 @@ def main() -> None:
     """Two small epochs."""
     work, here = gpu.workload(tiny=True), gpu.device()
     store = gpu.open_store(work)
-    with store.place(topology=str(here), features=str(here)) as placed:
+    with hoploom.place(store, topology=str(here), features=str(here)) as placed:
         epochs = Epochs(store, placed, work, work.num_steps)
         outcome = epochs.run(2, "fp32", whole=False, at_end=lambda: None)
     print(f"{outcome.steps} steps, loss {outcome.history[-1]['train_loss']:.4f}")

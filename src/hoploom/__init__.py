@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hoploom.batch import Block
     from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, PeerError, StoreError, TrainError
+    from hoploom.gpu.place import place
     from hoploom.inference.infer import infer
     from hoploom.ingest.formats.dgl import from_dgl
     from hoploom.ingest.synthetic import generate
@@ -65,6 +66,7 @@ __all__ = [
     "load_run",
     "open",
     "partition",
+    "place",
     "spawn",
 ]
 # Where a name comes from, at first use: building a store needs no PyG, which takes 160 MB and a second to import.
@@ -78,6 +80,7 @@ _HOMES = {
     "from_tensors": "store.from_tensors",
     "generate": "ingest.synthetic",
     "open": "store",
+    "place": "gpu.place",
 } | dict.fromkeys(("HGTLoader", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
 _HOMES |= {"infer": "inference.infer", "init": "ranks.context", "spawn": "ranks.spawn"}
 _HOMES |= {"Checkpoint": "train.checkpoint", "evaluate": "train.evaluation", "fit": "train.loop"}

@@ -149,7 +149,7 @@ def damage_what_is_copied(folder: Path) -> None:
     with own_folder() as host_memory.FOLDER:
         for name in (X, INDICES, INDPTR):
             with damaged(folder, name) as store:
-                one_error_names(name, lambda: store.place("host", "host", device="cpu"))
+                one_error_names(name, lambda: hoploom.place(store, "host", "host", device="cpu"))
                 assert not list(host_memory.FOLDER.iterdir())
 
 

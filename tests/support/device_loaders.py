@@ -11,7 +11,7 @@ from hoploom.store import Store
 
 
 def placed(store: Store, device: torch.device) -> Store:
-    return store.place(topology=str(device), features=str(device))
+    return hoploom.place(store, topology=str(device), features=str(device))
 
 
 def loading(loader: Loader) -> DeviceLoading:

@@ -45,7 +45,7 @@ LARGE = Size(6000, 8, 15.0, (10, 5), 256, 10, floor=0.93, tolerance=0.01)
 
 
 def placed(store: Store, context: Context) -> Store:
-    return store.place(topology=context.device, features=context.device)
+    return hoploom.place(store, topology=context.device, features=context.device)
 
 
 def loader_of(store: Store, size: Size, context: Context, **options: Any) -> NeighborLoader:

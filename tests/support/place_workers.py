@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import hoploom
 from hoploom import ConfigError, Store
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place.host_memory import HostMemory
@@ -56,7 +57,7 @@ def assert_all_rows(store: Store) -> None:
 def share_host_memory(context: Context, folder: str, path: str) -> None:
     """Both ranks place the same store in host memory: one set of files, and no page of them is one rank's alone."""
     hostmemory.FOLDER = Path(folder)
-    with context.open(path).place("host", "host", device=DEVICE, among=context) as store:
+    with hoploom.place(context.open(path), "host", "host", device=DEVICE, among=context) as store:
         assert_all_rows(store)
         context.barrier()
         sizes = context.gather(torch.tensor([len(os.listdir(folder)), _mapped_of(folder, "Size")]))
@@ -98,7 +99,7 @@ def _mapped_of(folder: str, what: str) -> int:
 def spread(context: Context, folder: str, path: str) -> None:
     """Each rank holds a half of the rows, and both gather all of them."""
     hostmemory.FOLDER = Path(folder)
-    with context.open(path).place(DEVICE, "spread", among=context) as store:
+    with hoploom.place(context.open(path), DEVICE, "spread", among=context) as store:
         assert store.placed is not None
         assert_all_rows(store)
         segments = store.placed.fields["node", "x"]
@@ -115,7 +116,7 @@ def spread(context: Context, folder: str, path: str) -> None:
 def spread_narrow(context: Context, folder: str, path: str) -> None:
     """int8 with scales, some of them in the other rank's memory."""
     hostmemory.FOLDER = Path(folder)
-    with context.open(path).place(features="spread", dtype="int8", device=DEVICE, among=context) as store:
+    with hoploom.place(context.open(path), features="spread", dtype="int8", device=DEVICE, among=context) as store:
         rows = rows_of(store, "node", "x")
         error = (placed_rows(store, "node", "x", torch.arange(rows.shape[0])) - rows).abs()
         assert bool((error <= rows.abs().amax(1, keepdim=True) / 254 * (1 + 1e-5)).all())
@@ -124,7 +125,7 @@ def spread_narrow(context: Context, folder: str, path: str) -> None:
 def leave_early(context: Context, folder: str, path: str) -> None:
     """Rank 1 fails; rank 0 wants to close what rank 1 may read."""
     hostmemory.FOLDER = Path(folder)
-    with context.open(path).place(features="spread", device=DEVICE, among=context):
+    with hoploom.place(context.open(path), features="spread", device=DEVICE, among=context):
         if context.rank == 1:
             (Path(path).parent / "left").touch()
             raise RuntimeError("rank 1 had enough")
@@ -139,7 +140,7 @@ def choose_alike(context: Context, folder: str, path: str) -> None:
     placeplan.free_memory = lambda device: free  # type: ignore[assignment]
     name_of_device = placeplan.name_of_device
     placeplan.name_of_device = lambda device: f"GPU {context.rank}"  # type: ignore[assignment]
-    with context.open(path).place(features="auto", device=DEVICE, among=context) as store:
+    with hoploom.place(context.open(path), features="auto", device=DEVICE, among=context) as store:
         assert store.placed is not None
         shares = context.gather(torch.tensor([placement.share for placement in store.placed.report]))
         assert shares[0].tolist() == shares[1].tolist()
@@ -154,13 +155,13 @@ def share_a_device(context: Context, folder: str, path: str) -> None:
 
     hostmemory.FOLDER = Path(folder)
     store = context.open(path)
-    with store.place(features=DEVICE, among=context) as alone:
+    with hoploom.place(store, features=DEVICE, among=context) as alone:
         assert alone.placed is not None
         whole = sum(placement.device_bytes for placement in alone.placed.report)
     for extra, share in ((whole // 2, 0.5), (whole, 1.0)):
         free = 2 * ((2 << 30) + extra)
         placeplan.free_memory = lambda device, free=free: free  # type: ignore[assignment,misc]
-        with store.place(features="auto", device=DEVICE, among=context) as placed:
+        with hoploom.place(store, features="auto", device=DEVICE, among=context) as placed:
             assert placed.placed is not None
             shares = [placement.share for placement in placed.placed.report]
             assert shares == pytest.approx([share] * len(shares), abs=0.02)
@@ -171,7 +172,7 @@ def share_a_device(context: Context, folder: str, path: str) -> None:
             )
     placeplan.free_memory = lambda device: 2 * whole - 2  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=" free for each of 2 ranks; give features='auto'"):
-        store.place(features=DEVICE, among=context)
+        hoploom.place(store, features=DEVICE, among=context)
 
 
 def die(folder: str, whole: str, half: str) -> None:

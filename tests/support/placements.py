@@ -82,7 +82,7 @@ class Site:
 
     def placed(self, store: Store, *, topology: bool = True) -> Store:
         device = str(self.device)
-        return self.closing.enter_context(store.place(topology=device if topology else None, features=device))
+        return self.closing.enter_context(hoploom.place(store, topology=device if topology else None, features=device))
 
 
 Placed = tuple[Store, dict[str, Any]]  # and what the loader is told

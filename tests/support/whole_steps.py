@@ -31,7 +31,7 @@ def labelled() -> Data:
 
 
 def placed(store: Store, device: torch.device) -> Store:
-    return store.place(topology=device, features=device)
+    return hoploom.place(store, topology=device, features=device)
 
 
 def homogeneous_learner(device: torch.device, kind: str = "sage", *, on_host: bool = False, **options: Any) -> Learner:

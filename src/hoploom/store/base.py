@@ -146,7 +146,7 @@ class Shard(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
     """What a store has to do with other processes and devices: this one, nothing. The others are made by
-    hoploom.connect and Store.place."""
+    hoploom.connect and hoploom.place."""
 
     homes: tuple[tuple[int, ...], ...] = ()  # the parts of every rank, where a context has found out
     look_ahead: int | None = None  # batches whose missing rows loaders fetch together, unless they say otherwise

@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     import networkx
     from torch_geometric.data import Data, HeteroData
 
-    from hoploom.gpu.place.peer_memory import Among
-    from hoploom.gpu.place.placed_store import PlacedStore
-
 
 @dataclass(frozen=True, repr=False, eq=False)  # two stores are equal if they are one: comparing reads nothing
 class Store(Explored):
@@ -107,9 +104,9 @@ class Store(Explored):
         return {} if self.reads is None else self.reads.so_far()
 
     @property
-    def placed(self) -> "PlacedStore | None":
-        """What `place` put where; None if it was not called."""
-        return self.deployment.placed  # type: ignore[no-any-return]
+    def placed(self) -> Any:
+        """The copy that `hoploom.place` made for a GPU (a PlacedStore; print it), or None."""
+        return self.deployment.placed
 
     def __enter__(self) -> "Store":
         return self
@@ -142,38 +139,6 @@ class Store(Explored):
         if not pieces:
             return torch.empty(0, dtype=torch.int64)
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-
-    def place(
-        self,
-        topology: str | torch.device | None = None,
-        features: str | float | torch.device | None = None,
-        *,
-        dtype: str | torch.dtype | None = None,
-        device: str | torch.device | None = None,
-        among: "Among | None" = None,
-    ) -> "Store":
-        """The same store with its edges and features in memory that a GPU reads. Batches stay the same.
-
-        >>> store = hoploom.open("papers.store").place(topology="cuda", features="20%")
-        >>> print(store.placed)
-
-        `topology` is "cuda" (device memory), "host" (pinned host memory, one copy for all processes of the host) or
-        "auto" (as free memory allows, topology first). `features` take these too, or a share ("20%", 0.2) or bytes
-        ("4GB") of them: the first rows of every part go to the device, the hottest ones in a store that `partition`
-        wrote. "spread" shares the rows out among the GPUs of this host's ranks (`among=context`; all ranks call).
-
-        `dtype` ("int8" with a scale per row, "float16", "bfloat16") keeps float features narrower; what rounding took
-        is lost. Close the store after its last batch, on all ranks.
-        """
-        from hoploom.gpu.place.request import read
-
-        request = read(topology, features, dtype, device)
-        from hoploom.gpu.batches.loading import OnDevice  # imports Triton, which is there by now
-        from hoploom.gpu.place.copy import place
-
-        placed = place(self, request, among)
-        before = self.deployment
-        return replace(self, deployment=OnDevice(placed=placed, before=before, homes=before.homes))
 
     def aggregate(self, want: Wanted, edges: InEdges, reduce: Literal["sum", "mean"]) -> Tensor:
         """The rows wanted, a source each, aggregated over edges; straight from where they lie, if that is in memory."""

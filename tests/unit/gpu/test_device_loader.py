@@ -68,7 +68,10 @@ def test_epochs_and_single_batches_are_the_hosts(graph: Store, device: torch.dev
 def test_features_alone_or_topology_alone_may_be_placed(graph: Store, device: torch.device) -> None:
     host = list(ends(nodes(graph)))
     name = str(device)
-    for store, kind in ((graph.place(features=name), HostSampling), (graph.place(topology=name), DeviceSampling)):
+    for store, kind in (
+        (hoploom.place(graph, features=name), HostSampling),
+        (hoploom.place(graph, topology=name), DeviceSampling),
+    ):
         loader = nodes(store)
         assert isinstance(loading(loader)._sampling, kind)
         assert_same_batches(host, map(on_host, ends(loader)))
@@ -76,7 +79,7 @@ def test_features_alone_or_topology_alone_may_be_placed(graph: Store, device: to
 
 def test_rows_of_other_processes_come_without_look_ahead(device: torch.device) -> None:
     whole = hoploom.from_pyg(ring(40))
-    store = spread(whole, 4, here=[0], whole_topology=True).place(topology=str(device))
+    store = hoploom.place(spread(whole, 4, here=[0], whole_topology=True), topology=str(device))
     assert_same_batches(ends(nodes(whole)), map(on_host, ends(nodes(store))))
     with pytest.raises(ConfigError, match="look_ahead is set, but batches are made on the device; leave it out"):
         nodes(store, look_ahead=3)

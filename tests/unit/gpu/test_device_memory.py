@@ -191,7 +191,7 @@ def test_the_pool_has_memory_for_all_batches_after_the_first(num_workers: int, d
 def test_no_kernel_reads_a_closed_store(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[object] = []
     monkeypatch.setattr(stages, "sample_on_device", lambda *arguments: started.append(arguments))
-    store = hoploom.from_pyg(random_graph(40, 160, 3)).place(device, device)
+    store = hoploom.place(hoploom.from_pyg(random_graph(40, 160, 3)), device, device)
     loader = hoploom.NeighborLoader(store, [3, 2], torch.arange(8), batch_size=4)
     store.close()
     with pytest.raises(hoploom.ConfigError, match="closed"):

@@ -54,7 +54,7 @@ def test_a_placed_store_trains_to_the_cpus_accuracy(on_host: OnHost, whole: bool
     """The same picks and the same seeds: what differs is rounding, which many steps make more of."""
     size = on_host.size
     assert on_host.accuracy >= size.floor
-    with on_host.store.place(topology=device, features=device) as store:
+    with hoploom.place(on_host.store, topology=device, features=device) as store:
         accuracy, losses = trained(store, size, device, whole=whole)
     assert losses[0] == pytest.approx(on_host.losses[0], rel=1e-3)
     assert accuracy >= size.floor

@@ -48,7 +48,7 @@ class Runs:
     """Batches of one store and one plan in the same buffers, as a loader or a graph makes them."""
 
     def __init__(self, store: Store, sampling: Sampling, seeds: Seeds, device: torch.device, **options: Any) -> None:
-        placed = store.place(topology=str(device), features=str(device)).placed
+        placed = hoploom.place(store, topology=str(device), features=str(device)).placed
         assert placed is not None
         assert placed.lists is not None
         self.lists, self.seeds, self.device = placed.lists, seeds, device

@@ -66,7 +66,7 @@ def assert_same_rows(store: Store) -> None:
 @pytest.mark.parametrize("num_parts", [1, 3])
 def test_rows_in_two_places_are_those_of_the_host(graph: Graph, num_parts: int) -> None:
     store = in_parts(hoploom.from_pyg(graph.make(), **graph.options), num_parts)
-    with store.place(features="30%", device=ON_DEVICE) as placed:
+    with hoploom.place(store, features="30%", device=ON_DEVICE) as placed:
         assert_same_rows(placed)
 
 
@@ -74,7 +74,7 @@ def test_rows_in_two_places_are_those_of_the_host(graph: Graph, num_parts: int) 
 @pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
 def test_every_placement_gives_the_rows_of_the_host(features: Any, num_parts: int) -> None:
     store = in_parts(hoploom.from_pyg(random_graph(30, 200, 1), weight_attr="weight"), num_parts)
-    with store.place(features=features, device=ON_DEVICE) as placed:
+    with hoploom.place(store, features=features, device=ON_DEVICE) as placed:
         assert_same_rows(placed)
 
 
@@ -84,7 +84,7 @@ def test_every_placement_gives_the_rows_of_the_host(features: Any, num_parts: in
 def test_lists_hold_all_edges_of_all_parts(graph: Graph, num_parts: int, topology: str) -> None:
     store = in_parts(hoploom.from_pyg(graph.make(), **graph.options), num_parts)
     every = Draw(1, 0, [-1] * len(store.schema.relations))
-    with store.place(topology, device=ON_DEVICE) as placed:
+    with hoploom.place(store, topology, device=ON_DEVICE) as placed:
         assert placed.placed is not None
         assert placed.placed.lists is not None
         for index, (lists, (counts, sources, _)) in enumerate(
@@ -106,13 +106,13 @@ def test_lists_hold_all_edges_of_all_parts(graph: Graph, num_parts: int, topolog
 
 
 def test_topology_alone_leaves_rows_on_the_host_and_still_gives_them(ring_store: Store) -> None:
-    with ring_store.place(ON_DEVICE) as store:
+    with hoploom.place(ring_store, ON_DEVICE) as store:
         assert_same_rows(store)
 
 
 def test_edge_ids_are_the_users_own(ring_store: Store) -> None:
     """Position p of the ring is edge p // 2 + p % 2 * 12."""
-    with ring_store.place(features="50%", device=ON_DEVICE) as store:
+    with hoploom.place(ring_store, features="50%", device=ON_DEVICE) as store:
         positions = torch.tensor([0, 1, 2, 23, 22])
         key = ring_store.schema.relations[0].key
         assert placed_rows(store, key, EDGE_ID, positions).tolist() == [0, 12, 1, 23, 11]
@@ -123,7 +123,7 @@ def test_edges_held_out_are_not_placed() -> None:
     store = hoploom.from_pyg(random_graph(40, 300, 3), weight_attr="weight")
     left = hold_out(store, store.schema.relations[0].key, (), LinkShares(1, 0.2, 0.2)).store
     assert left.schema.relations[0].num_edges < 300
-    with left.place(ON_DEVICE, "40%") as placed:
+    with hoploom.place(left, ON_DEVICE, "40%") as placed:
         assert_same_rows(placed)
 
 
@@ -133,15 +133,15 @@ def test_types_without_nodes_or_edges_are_placed() -> None:
         {("a", "to", "b"): {"edge_index": torch.empty(2, 0, dtype=torch.int64)}},
     )
     for features in FEATURES.values():
-        with store.place("host", features, device=ON_DEVICE) as placed:
+        with hoploom.place(store, "host", features, device=ON_DEVICE) as placed:
             assert_same_rows(placed)
-        with store.place(features=features, dtype="int8", device=ON_DEVICE) as placed:
+        with hoploom.place(store, features=features, dtype="int8", device=ON_DEVICE) as placed:
             assert torch.equal(placed_rows(placed, "a", "x", torch.arange(3)), torch.ones(3, 2))
             assert placed_rows(placed, "b", "x", torch.arange(0)).shape == (0, 2)
 
 
 def test_sizes_on_the_device_say_how_many_ids_count(ring_store: Store) -> None:
-    with ring_store.place(features=ON_DEVICE) as store:
+    with hoploom.place(ring_store, features=ON_DEVICE) as store:
         assert store.placed is not None
         device = store.placed.device
         ids, out = torch.tensor([3, 4, 99], device=device), torch.full((3, 4), 7.0, device=device)
@@ -158,7 +158,7 @@ def test_an_id_out_of_range_is_the_error_that_it_is_on_the_host(ring_store: Stor
     ids = torch.tensor([0, wrong, 99])
     with pytest.raises(IndexError) as of_host:
         ring_store.features.gather([Wanted("node", "x", ids)])
-    with ring_store.place(features="50%", device=ON_DEVICE) as store:
+    with hoploom.place(ring_store, features="50%", device=ON_DEVICE) as store:
         with pytest.raises(IndexError, match=re.escape(f"{of_host.value} of 'x' of 'node'; give ids in it")):
             placed_rows(store, "node", "x", ids)
         assert store.placed is not None
@@ -172,7 +172,7 @@ def test_an_id_out_of_range_is_the_error_that_it_is_on_the_host(ring_store: Stor
 
 
 def test_ids_are_looked_at_once_after_all_rows(ring_store: Store) -> None:
-    with ring_store.place(features="50%", device=ON_DEVICE) as store:
+    with hoploom.place(ring_store, features="50%", device=ON_DEVICE) as store:
         placed = store.placed
         assert placed is not None
         outs = [placed.empty("node", name, 1).fill_(7) for name in ("y", "x")]
@@ -197,7 +197,7 @@ def test_narrow_rows_are_within_what_rounding_takes(num_parts: int, dtype: Any) 
     edges = torch.randint(50, (2, 200))
     whole = hoploom.from_tensors({"x": x, "y": x[:, 0].clone(), "z": x.double()}, edges)
     store = in_parts(whole, num_parts)
-    with store.place(features="50%", dtype=dtype, device=ON_DEVICE) as placed:
+    with hoploom.place(store, features="50%", dtype=dtype, device=ON_DEVICE) as placed:
         rows = placed_rows(placed, "node", "x", torch.arange(50))
         assert rows.dtype == torch.float32
         half_step = {"float16": (x.abs() * 2**-11).clamp(min=2**-25), "int8": x.abs().amax(1, keepdim=True) / 254}
@@ -212,7 +212,7 @@ def test_narrow_rows_are_within_what_rounding_takes(num_parts: int, dtype: Any) 
 
 def test_int8_takes_a_quarter_and_a_scale_per_row() -> None:
     store = hoploom.from_tensors({"x": torch.randn(1000, 64)}, torch.randint(1000, (2, 10)))
-    with store.place(features=ON_DEVICE, dtype="int8") as placed:
+    with hoploom.place(store, features=ON_DEVICE, dtype="int8") as placed:
         assert placed.placed is not None
         (x, _) = (placement for placement in placed.placed.report)
         assert x.kept == "float32 as int8"
@@ -224,7 +224,7 @@ def test_int8_takes_a_quarter_and_a_scale_per_row() -> None:
 
 def test_a_share_is_the_first_rows_of_every_part(ring_store: Store) -> None:
     """Parts of 4 nodes: a quarter is one row of each, and two runs of rows come of every part."""
-    with in_parts(ring_store, 3).place(features="25%", device=ON_DEVICE) as store:
+    with hoploom.place(in_parts(ring_store, 3), features="25%", device=ON_DEVICE) as store:
         assert store.placed is not None
         segments = store.placed.fields["node", "x"]
         assert segments.bounds.tolist() == [0, 1, 4, 5, 8, 9]
@@ -282,14 +282,14 @@ def test_auto_says_what_it_went_by(
     monkeypatch: pytest.MonkeyPatch, ring_store: Store, topology: str, features: str
 ) -> None:
     monkeypatch.setattr(placeplan, "free_memory", lambda device: 120 * 10**9)
-    with ring_store.place(topology, features, device=ON_DEVICE) as store:
+    with hoploom.place(ring_store, topology, features, device=ON_DEVICE) as store:
         assert store.placed is not None
         last = str(store.placed).splitlines()[-1]
         assert last == f"auto: {store.placed.device} had 120 GB free, of which 30.0 GB are left to training"
-    with ring_store.place(ON_DEVICE, "20%") as store:
+    with hoploom.place(ring_store, ON_DEVICE, "20%") as store:
         assert "auto" not in str(store.placed)
     monkeypatch.setattr(placeplan, "free_memory", lambda device: 10**9)  # less than what training is left at least
-    with ring_store.place(topology, features, device=ON_DEVICE) as store:
+    with hoploom.place(ring_store, topology, features, device=ON_DEVICE) as store:
         assert "had 1.00 GB free, of which 1.00 GB are left" in str(store.placed)
 
 
@@ -318,7 +318,7 @@ def test_ranks_that_share_a_device_share_what_is_free_there(
 def test_any_type_of_number_is_an_amount(ring_store: Store) -> None:
     shares = {}
     for features in (0.5, np.float32(0.5), np.float64(0.5), "50%", " 50 %", np.int64(400), 400, "400B"):
-        with ring_store.place(features=features, device=ON_DEVICE) as store:  # type: ignore[arg-type]
+        with hoploom.place(ring_store, features=features, device=ON_DEVICE) as store:  # type: ignore[arg-type]
             assert store.placed is not None
             shares[repr(features)] = store.placed.report[0].share
     assert list(shares.values()) == [0.5] * 5 + [shares["400"]] * 3
@@ -326,7 +326,7 @@ def test_any_type_of_number_is_an_amount(ring_store: Store) -> None:
 
 def test_the_report_says_what_lies_where() -> None:
     store = hoploom.from_tensors({"x": torch.randn(1000, 64)}, torch.randint(1000, (2, 5000)))
-    with store.place(ON_DEVICE, "20%") as placed:
+    with hoploom.place(store, ON_DEVICE, "20%") as placed:
         device = str(placed.placed.device) if placed.placed is not None else ""
         # 28.4 kB of topology and a fifth of 256,000 bytes of x and of 40,000 of edge ids, in multiples of 256; the rest
         assert repr(placed.placed) == f"PlacedStore({device}: 87.8 kB, host: 237 kB)"

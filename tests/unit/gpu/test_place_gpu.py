@@ -23,7 +23,7 @@ def test_auto_goes_by_what_is_free() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     assert 0 < placeplan.free_memory(device) <= torch.cuda.mem_get_info(device)[1]
     store = hoploom.from_tensors({"x": torch.randn(10_000, 64)}, torch.randint(10_000, (2, 50_000)))
-    with store.place("auto", "auto") as placed:
+    with hoploom.place(store, "auto", "auto") as placed:
         assert placed.placed is not None
         assert {placement.where for placement in placed.placed.report} == {str(device)}
         place_workers.assert_all_rows(placed)
@@ -31,7 +31,7 @@ def test_auto_goes_by_what_is_free() -> None:
     free = torch.cuda.mem_get_info(device)[0]
     taken = torch.empty(free - (1 << 30), dtype=torch.uint8, device=device)  # 1 GiB is left, 2 stay free
     try:
-        with store.place("auto", "auto") as placed:
+        with hoploom.place(store, "auto", "auto") as placed:
             assert placed.placed is not None
             assert {placement.where for placement in placed.placed.report} == {"host"}
             place_workers.assert_all_rows(placed)
@@ -45,7 +45,7 @@ def test_kernels_sample_from_pinned_host_memory() -> None:
     from hoploom.ops.kernels.sample import sample
 
     store = hoploom.from_pyg(random_graph(100, 900, 1))
-    with store.place("host", "host") as placed:
+    with hoploom.place(store, "host", "host") as placed:
         assert placed.placed is not None
         assert placed.placed.lists is not None
         (lists,) = placed.placed.lists
@@ -79,7 +79,7 @@ def _all_of(store: hoploom.Store) -> Picks:
 def test_memory_is_unpinned_when_the_store_is_closed() -> None:
     store = hoploom.from_pyg(random_graph(100, 900, 1))
     for _ in range(3):  # the same pages cannot be registered twice
-        placed = store.place("host")
+        placed = hoploom.place(store, "host")
         assert placed.placed is not None
         assert placed.placed.lists is not None
         (lists,) = placed.placed.lists
@@ -91,7 +91,7 @@ def test_memory_is_unpinned_when_the_store_is_dropped() -> None:
     store = hoploom.from_pyg(random_graph(100, 900, 1))
     device = torch.device("cuda", torch.cuda.current_device())
     for _ in range(3):  # what is mapped there next is registered anew
-        placed = store.place("host", "host")
+        placed = hoploom.place(store, "host", "host")
         place_workers.assert_all_rows(placed)
         del placed
         gc.collect()
@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
         with pytest.raises(
             ConfigError, match=r"placing this takes 268 MB of cuda:\d, which has .*B free; give features="
         ):
-            store.place(features="cuda")
+            hoploom.place(store, features="cuda")
     finally:
         del taken
         torch.cuda.empty_cache()

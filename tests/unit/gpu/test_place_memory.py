@@ -128,7 +128,7 @@ def test_a_store_that_is_only_dropped_is_unpinned(runtime: Runtime, folder: Path
     store = hoploom.from_pyg(random_graph(30, 100, 1))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(HostMemory, "register", lambda memory, device, real=HostMemory.register: real(memory, GPU))
-        placed = store.place("host", "host", device=place_workers.DEVICE)
+        placed = hoploom.place(store, "host", "host", device=place_workers.DEVICE)
     num_files = len(os.listdir(folder))
     assert len(runtime.pinned) == num_files > 1
     del placed
@@ -166,7 +166,7 @@ def on_gpu(store: hoploom.Store) -> hoploom.Store:
     """Placed in host memory, as if a GPU read it."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(HostMemory, "register", lambda memory, device, real=HostMemory.register: real(memory, GPU))
-        placed = store.place("host", "host", device="cpu")
+        placed = hoploom.place(store, "host", "host", device="cpu")
     assert placed.placed is not None
     placed.placed.lease.device = GPU
     return placed
@@ -310,11 +310,11 @@ def test_too_little_room_is_said_with_numbers_before_anything_is_copied(
     store = hoploom.from_tensors({"x": torch.ones(1000, 64)}, torch.randint(1000, (2, 10)))
     said = r"placing needs 25[0-9] kB of host memory in .*, where 65.5 kB are free; enlarge it .*--shm-size"
     with pytest.raises(ConfigError, match=said):
-        store.place(features="host", device=place_workers.DEVICE)
+        hoploom.place(store, features="host", device=place_workers.DEVICE)
     with pytest.raises(ConfigError, match=r"where 65.5 kB are free"):
         HostMemory("a", 100_000, sevens)
     assert os.listdir(disk) == []
-    with store.place(features="90%", device=place_workers.DEVICE) as placed:  # 100 rows, of 256 bytes
+    with hoploom.place(store, features="90%", device=place_workers.DEVICE) as placed:  # 100 rows, of 256 bytes
         assert os.listdir(disk) != []
         place_workers.assert_all_rows(placed)
     assert os.listdir(disk) == []
@@ -323,5 +323,8 @@ def test_too_little_room_is_said_with_numbers_before_anything_is_copied(
 def test_a_store_in_memory_is_shared_with_nobody(folder: Path) -> None:
     """Nothing says that another process holds the same one."""
     store = hoploom.from_pyg(random_graph(30, 100, 1))
-    with store.place("host", device=place_workers.DEVICE), store.place("host", device=place_workers.DEVICE):
+    with (
+        hoploom.place(store, "host", device=place_workers.DEVICE),
+        hoploom.place(store, "host", device=place_workers.DEVICE),
+    ):
         assert len(os.listdir(folder)) == 2

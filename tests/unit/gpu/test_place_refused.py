@@ -61,16 +61,18 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("given", "said"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_a_mistake_is_refused(ring_store: Store, given: dict[str, Any], said: str) -> None:
-    assert_refused(lambda: ring_store.place(**given), said)
+    assert_refused(lambda: hoploom.place(ring_store, **given), said)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_store_stays_as_it_is(ring_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_refused(lambda: ring_store.place("cuda"), "there is no GPU here; leave the store as it is")
+    assert_refused(lambda: hoploom.place(ring_store, "cuda"), "there is no GPU here; leave the store as it is")
     monkeypatch.setattr(placement, "kernels_are_interpreted", lambda: False)
-    assert_refused(lambda: ring_store.place("host"), "there is no GPU here; leave the store as it is")
-    assert_refused(lambda: ring_store.place("cpu"), "kernels do not run on the device 'cpu'; give 'cuda'")
-    assert_refused(lambda: ring_store.place("cuda", device="cpu"), "there is no GPU here; leave the store as it is")
+    assert_refused(lambda: hoploom.place(ring_store, "host"), "there is no GPU here; leave the store as it is")
+    assert_refused(lambda: hoploom.place(ring_store, "cpu"), "kernels do not run on the device 'cpu'; give 'cuda'")
+    assert_refused(
+        lambda: hoploom.place(ring_store, "cuda", device="cpu"), "there is no GPU here; leave the store as it is"
+    )
 
 
 def test_without_triton_it_says_what_to_install(ring_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +80,9 @@ def test_without_triton_it_says_what_to_install(ring_store: Store, monkeypatch: 
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name in ["triton", *(name for name in sys.modules if name.startswith("hoploom.ops.kernels."))]:
         monkeypatch.setitem(sys.modules, name, None)
-    assert_refused(lambda: ring_store.place("host"), "placing needs Triton", "pip install triton, or leave the store")
+    assert_refused(
+        lambda: hoploom.place(ring_store, "host"), "placing needs Triton", "pip install triton, or leave the store"
+    )
 
 
 def test_too_little_device_memory_is_said_with_the_numbers(
@@ -88,8 +92,8 @@ def test_too_little_device_memory_is_said_with_the_numbers(
     monkeypatch.setattr(hostmemory, "FOLDER", tmp_path)
     monkeypatch.setattr(placeplan, "free_memory", lambda device: 100_000)
     said = "placing this takes 256 kB of", "which has 100 kB free; give features='auto'"
-    assert_refused(lambda: store.place(features=ON_DEVICE), *said)
-    assert_refused(lambda: store.place("host", ON_DEVICE), *said)
+    assert_refused(lambda: hoploom.place(store, features=ON_DEVICE), *said)
+    assert_refused(lambda: hoploom.place(store, "host", ON_DEVICE), *said)
     assert os.listdir(tmp_path) == []
 
 
@@ -101,9 +105,9 @@ def test_bytes_that_hold_no_row_are_refused(num_parts: int) -> None:
     least = 16 * num_parts
     for few in (1, least - 1):
         said = f"features is {few} bytes, which hold no row of this store; give '{least}B' or more"
-        assert_refused(lambda few=few: store.place(features=few, device=ON_DEVICE), said)  # type: ignore[misc]
+        assert_refused(lambda few=few: hoploom.place(store, features=few, device=ON_DEVICE), said)  # type: ignore[misc]
     for enough, rows in ((0, 0), (least, num_parts)):
-        with store.place(features=enough, device=ON_DEVICE) as placed:
+        with hoploom.place(store, features=enough, device=ON_DEVICE) as placed:
             assert placed.placed is not None
             assert placed.placed.report[0].share == rows / 10
 
@@ -112,30 +116,33 @@ def test_some_of_the_parts_are_not_enough(tmp_path: Path) -> None:
     save_in_parts(hoploom.from_pyg(ring(12)), tmp_path / "ring", 3)
     some = hoploom.open(tmp_path / "ring", parts=[0])
     way_out = "open all parts of the store on this host, or leave it as it is"
-    assert_refused(lambda: some.place("host", device=ON_DEVICE), "the topology cannot be placed", way_out)
-    assert_refused(lambda: some.place(features="host", device=ON_DEVICE), "the features cannot be placed", way_out)
+    assert_refused(lambda: hoploom.place(some, "host", device=ON_DEVICE), "the topology cannot be placed", way_out)
+    assert_refused(
+        lambda: hoploom.place(some, features="host", device=ON_DEVICE), "the features cannot be placed", way_out
+    )
 
 
 def test_all_topology_beside_some_features_can_be_placed(tmp_path: Path) -> None:
     save_in_parts(hoploom.from_pyg(ring(12)), tmp_path / "ring", 3)
     some = hoploom.open(tmp_path / "ring", parts=[0], topology="all")
-    with some.place(ON_DEVICE) as store:
+    with hoploom.place(some, ON_DEVICE) as store:
         assert store.placed is not None
         assert store.placed.lists is not None
         assert store.placed.lists[0].indptr.tolist() == list(range(0, 25, 2))
     assert_refused(
-        lambda: some.place(ON_DEVICE, "host"), "the features cannot be placed: some of them are on another host"
+        lambda: hoploom.place(some, ON_DEVICE, "host"),
+        "the features cannot be placed: some of them are on another host",
     )
 
 
 def test_a_store_is_placed_once(ring_store: Store) -> None:
-    with ring_store.place(ON_DEVICE) as store:
+    with hoploom.place(ring_store, ON_DEVICE) as store:
         said = "placed already, or was; give topology and features in one call, on the opened store again"
-        assert_refused(lambda: store.place(features="host"), said)
+        assert_refused(lambda: hoploom.place(store, features="host"), said)
 
 
 def test_a_closed_store_gathers_nothing(ring_store: Store) -> None:
-    with ring_store.place(ON_DEVICE, "host") as store:
+    with hoploom.place(ring_store, ON_DEVICE, "host") as store:
         placed = store.placed
     assert placed is not None
     store.close()
@@ -143,8 +150,8 @@ def test_a_closed_store_gathers_nothing(ring_store: Store) -> None:
         with pytest.raises(ConfigError, match="the placed store is closed; place the opened store again"):
             use()
     said = "placed already, or was; give topology and features in one call, on the opened store again"
-    assert_refused(lambda: store.place("host"), said)
-    with ring_store.place(ON_DEVICE) as again:
+    assert_refused(lambda: hoploom.place(store, "host"), said)
+    with hoploom.place(ring_store, ON_DEVICE) as again:
         assert again.placed is not None
         assert again.placed.lists is not None
 
@@ -153,11 +160,11 @@ def test_values_that_a_narrow_dtype_cannot_hold_are_refused() -> None:
     edges = torch.empty(2, 0, dtype=torch.int64)
     large = hoploom.from_tensors({"x": torch.full((10, 8), 1e6)}, edges)
     with pytest.raises(ConfigError, match=r"'x' of 'node' has values beyond 65504, which float16 .*; leave dtype out$"):
-        large.place(features=ON_DEVICE, dtype="float16")
+        hoploom.place(large, features=ON_DEVICE, dtype="float16")
     odd = hoploom.from_tensors({"x": torch.full((10, 8), torch.nan)}, edges)
     said = "'x' of 'node' has values that are not finite, which int8 cannot hold", "leave dtype out"
-    assert_refused(lambda: odd.place(features=ON_DEVICE, dtype="int8"), *said)
-    with odd.place(features=ON_DEVICE, dtype="bfloat16") as store:
+    assert_refused(lambda: hoploom.place(odd, features=ON_DEVICE, dtype="int8"), *said)
+    with hoploom.place(odd, features=ON_DEVICE, dtype="bfloat16") as store:
         assert store.placed is not None
         (rows,) = store.placed.gather([Wanted("node", "x", torch.tensor([1], device=store.placed.device))])
         assert bool(rows.isnan().all())
@@ -168,7 +175,7 @@ def test_values_that_a_narrow_dtype_cannot_hold_are_refused() -> None:
     "ids", [torch.tensor([0.0]), torch.tensor([[0]]), torch.tensor([1], dtype=torch.int32)], ids=str
 )
 def test_ids_are_int64(ring_store: Store, ids: torch.Tensor, features: str | None) -> None:
-    with ring_store.place(ON_DEVICE, features) as store:
+    with hoploom.place(ring_store, ON_DEVICE, features) as store:
         placed = store.placed
         assert placed is not None
         wanted = [Wanted("node", "x", ids.to(placed.device))]
@@ -176,7 +183,7 @@ def test_ids_are_int64(ring_store: Store, ids: torch.Tensor, features: str | Non
 
 
 def test_a_field_that_is_not_there_is_named(ring_store: Store) -> None:
-    with ring_store.place(ON_DEVICE) as store:
+    with hoploom.place(ring_store, ON_DEVICE) as store:
         placed = store.placed
         assert placed is not None
         assert_refused(

@@ -358,7 +358,7 @@ def with_loader(learner: Learner, **options: Any) -> Loader:
         ({"loader": {"batch_size": 50}}, "need a step of batch_size=50"),
         ({"loader": {"rank": 0, "world_size": 2}}, "one process, this is one of 2"),
         ({"loader": None}, "are for a NeighborLoader"),
-        ({"on_host": True}, r"need a graph that lies on cpu; give the loader store.place\("),
+        ({"on_host": True}, r"need a graph that lies on cpu; give the loader hoploom.place\("),
         ({"features": None}, "x of .'node'. is not placed"),
     ],
 )
@@ -370,7 +370,7 @@ def test_what_cannot_be_a_whole_step_is_refused_with_the_way_out(change: dict[st
     for name in ("task", "model"):
         setattr(learner, name, change.get(name, getattr(learner, name)))
     if "features" in change:
-        store = homogeneous_learner(CPU, on_host=True).loader.store.place(topology="cpu")
+        store = hoploom.place(homogeneous_learner(CPU, on_host=True).loader.store, topology="cpu")
         learner.loader = NeighborLoader(store, [3, 2], input_nodes="train", batch_size=BATCH)
     if "loader" in change:
         given = change["loader"]

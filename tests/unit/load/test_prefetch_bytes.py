@@ -54,7 +54,7 @@ def test_a_size_that_is_none_is_refused(given: Any, message: str) -> None:
 
 def test_batches_of_the_device_have_another_bound(device: torch.device) -> None:
     with (
-        hoploom.from_pyg(ring(12)).place(topology=str(device), features=str(device)) as placed,
+        hoploom.place(hoploom.from_pyg(ring(12)), topology=str(device), features=str(device)) as placed,
         pytest.raises(ConfigError, match="prefetch_bytes is set, but batches are made on the device"),
     ):
         list(NeighborLoader(placed, [2], torch.arange(4), prefetch_bytes="1GB"))

@@ -64,7 +64,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def first_batch(data: Any, device: torch.device, **options: Any) -> Batch:
-    store = hoploom.from_pyg(data).place(topology=device, features=device)
+    store = hoploom.place(hoploom.from_pyg(data), topology=device, features=device)
     options = {"input_nodes": torch.arange(4), "batch_size": 4, **options}
     return next(iter(NeighborLoader(store, FANOUTS, **options)))
 
@@ -121,7 +121,7 @@ PLACED = [("all", *case) for case in SAMPLED] + [("features", False, "uniform"),
 @pytest.mark.parametrize(("placed", "is_hetero", "name"), PLACED)
 def test_what_is_noted_of_a_batch_is_true(placed: str, is_hetero: bool, name: str, device: torch.device) -> None:
     make, attrs = (HETEROGENEOUS if is_hetero else HOMOGENEOUS)[name]
-    store = store_of(is_hetero, attrs).place(topology=device if placed == "all" else None, features=device)
+    store = hoploom.place(store_of(is_hetero, attrs), topology=device if placed == "all" else None, features=device)
     batch = next(iter(make(store)))
     for edge_index in edges_of(batch):
         known = noted(edge_index)

@@ -20,7 +20,7 @@ def store(request: pytest.FixtureRequest, device: torch.device, sound_stores: ob
     if request.param == "on disk":
         return hoploom.open(f"{sound_stores}/ring")
     made = hoploom.from_pyg(ring(12))
-    return made.place(str(device), str(device)) if request.param == "placed" else made
+    return hoploom.place(made, str(device), str(device)) if request.param == "placed" else made
 
 
 def test_a_copy_of_a_store_is_the_same_store(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""`Store.place`: copy what a plan says to device memory, host memory, or the memory of several GPUs.
+"""Copy what a plan says to device memory, host memory, or the memory of several GPUs.
 
 Kernels find rows by the addresses of short runs of them, so one gather reads whatever is spread over those places.
 """
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 Run = tuple[int, list[Tensor]]  # the first id of rows that lie one after the other; the rows, and scales if any
 
 
-def place(store: "Store", request: PlaceRequest, among: Among | None) -> PlacedStore:
-    """Copy what is requested. All ranks call, where they are given."""
+def copy_store(store: "Store", request: PlaceRequest, among: Among | None) -> PlacedStore:
+    """Copy the requested topology and features. All ranks call it if `among` is given."""
     plan = plan_placement(store, request, among)
     hostmemory.sweep(keep=plan.files)
     lease = Lease(plan.device)

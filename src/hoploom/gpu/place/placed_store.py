@@ -78,7 +78,7 @@ class Placement:
 class PlacedStore:
     """The parts of a store that kernels read, made by `Store.place`.
 
-    >>> store = hoploom.open("papers.store").place(topology="cuda", features="20%")
+    >>> store = hoploom.place(hoploom.open("papers.store"), topology="cuda", features="20%")
     >>> print(store.placed)
     """
 

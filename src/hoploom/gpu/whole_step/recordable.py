@@ -49,7 +49,7 @@ def _check_maker(maker: NodeMaker, device: torch.device) -> None:
     is_there = placed is not None and placed.lists is not None and placed.device == device
     fields = {} if placed is None else placed.fields
     missing = [t.name for t in schema.node_types if "x" in t.fields and (t.name, "x") not in fields]
-    give = "store.place(topology='auto', features='auto')"
+    give = "hoploom.place(store, topology='auto', features='auto')"
     _refuse(
         [
             (not is_there, f"need a graph that lies on {device}; give the loader {give}"),

@@ -18,7 +18,7 @@ from torch import Tensor
 from hoploom.config.values import as_toml
 from hoploom.deploy.open import CONNECT
 from hoploom.errors import ConfigError, StoreError
-from hoploom.gpu.place import request
+from hoploom.gpu.place import place, request
 from hoploom.gpu.whole_step.recordable import prepare
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
 from hoploom.ranks.context import Context
@@ -236,9 +236,8 @@ def with_placement(run_file: RunFile, goal: Goal, context: Context) -> Goal:
     name = "placement.features" if section.topology is None else "placement.topology"
     _check_kernels_run(run_file, name, context.device)
     try:
-        store = goal.store.place(
-            section.topology, section.features, dtype=section.dtype, device=context.device, among=context
-        )
+        device, dtype = context.device, section.dtype
+        store = place(goal.store, section.topology, section.features, dtype=dtype, device=device, among=context)
     except ConfigError as error:
         raise run_file.problem(name, f"the store cannot be placed: {error}; or leave [placement] out") from error
     return replace(goal, store=store)
