@@ -78,8 +78,9 @@ class Epochs:
             threads = 2 if self.device.type == "cuda" else 0  # the interpreter is for one thread at a time
             loader = self._loader(self.placed, num_workers=threads)
             learner = Learner(model, self._adam(model), NodeClassification(num_classes=self.num_classes), loader)
-            training = Training(epochs=epochs, precision=precision, whole_steps=whole, progress=False)
-            return fit(learner, training, context, journal=Bell(at_end))  # type: ignore[arg-type]
+            training = Training(epochs=epochs, precision=precision, progress=False)
+            stepper = hoploom.WholeStep if whole else None
+            return fit(learner, training, context, journal=Bell(at_end), stepper=stepper)  # type: ignore[arg-type]
 
     def peer(self) -> Callable[[], Tensor]:
         """An epoch with PyG's layers, batches from CPU threads; returns its mean loss, on the device."""

@@ -30,8 +30,6 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 DOORS = {  # what users reach from an object that stands above: imported when it is called
     "ranks.context": {"deploy"},  # Context.open
-    "train": {"gpu", "inference"},  # public names of hoploom.train: WholeStep, infer, Inference
-    "train.loop": {"gpu"},  # fit with Training(whole_steps=True)
 }
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 

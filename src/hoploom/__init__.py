@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from hoploom.batch import Block
     from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, PeerError, StoreError, TrainError
     from hoploom.gpu.place import place
+    from hoploom.gpu.whole_step.epoch import WholeStep
     from hoploom.inference.infer import infer
     from hoploom.ingest.formats.dgl import from_dgl
     from hoploom.ingest.synthetic import generate
@@ -54,6 +55,7 @@ __all__ = [
     "StoreError",
     "TrainError",
     "Training",
+    "WholeStep",
     "connect",
     "evaluate",
     "fit",
@@ -82,7 +84,12 @@ _HOMES = {
     "open": "store",
     "place": "gpu.place",
 } | dict.fromkeys(("HGTLoader", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
-_HOMES |= {"infer": "inference.infer", "init": "ranks.context", "spawn": "ranks.spawn"}
+_HOMES |= {
+    "WholeStep": "gpu.whole_step.epoch",
+    "infer": "inference.infer",
+    "init": "ranks.context",
+    "spawn": "ranks.spawn",
+}
 _HOMES |= {"Checkpoint": "train.checkpoint", "evaluate": "train.evaluation", "fit": "train.loop"}
 _HOMES |= {"load_run": "train.runs.finished", "Learner": "train.learner", "Training": "train.learner"}
 _HOMES |= dict.fromkeys(("LinkPrediction", "MultiLabel", "NodeClassification", "NodeRegression"), "train.tasks")

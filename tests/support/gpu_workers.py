@@ -99,8 +99,11 @@ class Meter:
         """Not asked for."""
 
 
-def fitted(learner: Learner, training: Training, context: Context, meter: Meter | None = None) -> Outcome:
-    return fit(learner, training, context, journal=meter)  # type: ignore[arg-type]
+def fitted(
+    learner: Learner, training: Training, context: Context, meter: Meter | None = None, *, whole: bool = False
+) -> Outcome:
+    stepper = hoploom.WholeStep if whole else None
+    return fit(learner, training, context, journal=meter, stepper=stepper)  # type: ignore[arg-type]
 
 
 # --- in processes --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Training: tasks, the training loop, metrics, checkpoints, the journal; also names of ranks and inference."""
+"""Training: tasks, the training loop, metrics, checkpoints, the journal; also names of hoploom.ranks."""
 
 import sys
 from importlib import import_module
@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hoploom.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hoploom.gpu.whole_step.epoch import WholeStep
-    from hoploom.inference.infer import Inference, infer
     from hoploom.ranks.context import Context, init, unwrap
     from hoploom.ranks.spawn import spawn
     from hoploom.train.checkpoint import Checkpoint
@@ -21,12 +19,10 @@ if TYPE_CHECKING:
     from hoploom.train.step import StepReport
     from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task
 
-# At first use: who only talks to other ranks need not import PyG, which takes seconds.
+# Imported at first use: a program that only talks to other ranks need not import PyG, which takes seconds.
 _HOMES = {
     "ranks.context": ("Context", "init", "unwrap"),
     "ranks.spawn": ("spawn",),
-    "gpu.whole_step.epoch": ("WholeStep",),
-    "inference.infer": ("Inference", "infer"),
     "train.evaluation": ("evaluate",),
     "train.journal": ("Journal",),
     "train.checkpoint": ("Checkpoint",),
@@ -40,7 +36,6 @@ _HOMES = {
 __all__ = [
     "Checkpoint",
     "Context",
-    "Inference",
     "Journal",
     "Learner",
     "LinkPrediction",
@@ -52,10 +47,8 @@ __all__ = [
     "StepReport",
     "Task",
     "Training",
-    "WholeStep",
     "evaluate",
     "fit",
-    "infer",
     "init",
     "spawn",
     "unwrap",

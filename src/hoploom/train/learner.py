@@ -30,8 +30,7 @@ class Training:
     better validation. `checkpoint_minutes`: minutes between two checkpoints, by rank 0's clock; the first is saved
     after the first step. Longer if saving takes more than 1 % of this time; 0: only at the end of every epoch.
     `checkpoint_every`: steps between two checkpoints, in addition to `checkpoint_minutes`.
-    `whole_steps`: record sampling, gathering and learning once and replay them; for a store that is placed on a GPU.
-    `margin`: extra buffer space for `whole_steps`, as a fraction of the largest sampled batch.
+    `margin`: extra buffer space of `WholeStep`, as a fraction of the largest sampled batch.
     """
 
     epochs: int
@@ -44,7 +43,6 @@ class Training:
     checkpoint_every: int | None = None
     max_steps: int | None = None
     progress: bool = True  # a bar on rank 0's stderr
-    whole_steps: bool = False
     margin: float = MARGIN
 
     def __post_init__(self) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -27,11 +26,8 @@ from hoploom.train.disk_use import DiskMeter, DiskUse
 from hoploom.train.journal import Journal, Progress, machine_of
 from hoploom.train.learner import Ending, Learner, Standing, Training
 from hoploom.train.sharding import is_sharded
-from hoploom.train.step import StepCounts, Stepper, StepReport, check_closure
+from hoploom.train.step import AnyStepper, MakeStepper, StepCounts, Stepper, StepReport, check_closure
 from hoploom.train.tasks import VAL_LOSS, check_labels
-
-if TYPE_CHECKING:
-    from hoploom.gpu.whole_step.epoch import WholeStep
 
 MOST_GROWTH = 1000  # of the loss, without a warning
 Validate = Callable[[], Mapping[str, float]]
@@ -49,7 +45,7 @@ class Outcome:
         repr=False
     )  # per epoch: number, train_loss, val_loss, what validate returned
     stopped: Ending
-    whole_steps: StepCounts | None = None  # how steps were taken, where they were to be whole
+    whole_steps: StepCounts | None = None  # how a stepper such as WholeStep took the steps
     disk: DiskUse | None = None  # by this rank, where the store is larger than its budget
 
     def _repr_html_(self) -> str:
@@ -68,10 +64,12 @@ def fit(
     checkpoint: Checkpoint | None = None,
     journal: Journal | None = None,
     check: Callable[[], None] | None = None,
+    stepper: MakeStepper | None = None,
 ) -> Outcome:
     """Train a model. All ranks call, each with its own learner and journal.
 
-    `check` is called after every step, and ends training with what it raises.
+    `check` is called after every step, and ends training with what it raises. `stepper=hoploom.WholeStep` runs each
+    step as CUDA graphs, for a store that is placed on a GPU.
 
     Training continues where the learner is; to resume a run, restore a checkpoint first.
 
@@ -81,7 +79,11 @@ def fit(
     """
     _check(learner, context, validate)
     _find_place(learner)
-    taking = _stepper(learner, training, context, checkpoint)
+    taking: AbstractContextManager[AnyStepper] = (
+        nullcontext(Stepper(learner, training, context, checkpoint))
+        if stepper is None
+        else stepper(learner, training, context, checkpoint)
+    )
     if training.progress and context.is_main:
         print(f"hoploom: loader threads {learner.loader.num_workers}", file=sys.stderr, flush=True)
         _tell_of_edge_features(learner)
@@ -89,7 +91,7 @@ def fit(
     recording = nullcontext() if journal is None else journal.recording(learner, machines)
     meter = DiskMeter(learner.loader)
     progress = Progress(sys.stderr, learner, training, meter, shown=training.progress and context.is_main)
-    with recording, taking as stepper, StopRequests() as requests, progress:
+    with recording, taking as chosen, StopRequests() as requests, progress:
         clock = SaveClock(0.0 if checkpoint is None else training.checkpoint_minutes)
         run = _Run(
             learner,
@@ -102,7 +104,7 @@ def fit(
             meter,
             progress,
             requests,
-            stepper,
+            chosen,
             clock,
             _LossWatch(learner.standing),
         )
@@ -112,7 +114,7 @@ def fit(
             raise PeerError(f"{error}; {last_good(None if checkpoint is None else checkpoint.path('last'))}") from error
         if journal is not None:
             journal.ended(ending, step=learner.standing.steps)
-    standing, counts = learner.standing, stepper.counts
+    standing, counts = learner.standing, chosen.counts
     if counts is not None and counts.overflow_often:
         warnings.warn(
             f"{counts.overflow}: their batches did not fit, so they were made twice and nothing of them was replayed; "
@@ -138,16 +140,6 @@ def _tell_of_edge_features(learner: Learner) -> None:
 def _tell(line: str) -> None:
     """Once a process."""
     print(f"hoploom: {line}", file=sys.stderr, flush=True)
-
-
-def _stepper(
-    learner: Learner, training: Training, context: Context, checkpoint: Checkpoint | None
-) -> "AbstractContextManager[Stepper | WholeStep]":
-    if not training.whole_steps:
-        return nullcontext(Stepper(learner, training, context, checkpoint))
-    from hoploom.gpu.whole_step.epoch import WholeStep  # imports Triton
-
-    return WholeStep(learner, training, context, checkpoint)
 
 
 def _check(learner: Learner, context: Context, validate: Validate | None) -> None:
@@ -235,7 +227,7 @@ class _Run:
     meter: DiskMeter
     progress: Progress
     requests: StopRequests
-    stepper: "Stepper | WholeStep"
+    stepper: AnyStepper
     clock: SaveClock
     loss_watch: _LossWatch
 

@@ -7,10 +7,10 @@ Costs one small all-reduce on the CPU per step, before the backward pass that wo
 import inspect
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class StepReport:
     parts: Mapping[str, float] = field(default_factory=dict)  # other seconds by what they went to, where that is known
 
 
-class Laps:
+class StepTimer:
     """Seconds by what they went to. Where a device works beside the host, the host's clock tells only of waiting."""
 
     def __init__(self) -> None:
@@ -67,8 +67,8 @@ class Laps:
         return parts
 
 
-class Taken(NamedTuple):
-    """What came of asking for a step."""
+class StepResult(NamedTuple):
+    """The result of taking a step."""
 
     reports: list[StepReport]  # of steps whose losses are known by now, in order
     asked: bool  # some rank was asked to stop
@@ -102,6 +102,37 @@ class StepCounts:
         )
 
 
+class Steps(Protocol):
+    """The steps left in an epoch of the loader."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all of them are taken."""
+        ...
+
+    def take(self, requests: StopRequests, *, is_due: bool = False) -> StepResult:
+        """Take the next one."""
+        ...
+
+    def rest(self) -> list[StepReport]:
+        """Wait for all losses, and return the reports that `take` has not returned."""
+        ...
+
+
+class AnyStepper(Protocol):
+    """The steps of a run: `Stepper`, or one that takes them in another way, such as `hoploom.WholeStep`."""
+
+    @property
+    def counts(self) -> StepCounts | None:
+        """How steps were taken, if there are several ways."""
+        ...
+
+    def steps(self) -> AbstractContextManager[Steps]:
+        """Return the steps left in the epoch of the loader."""
+        ...
+
+
+MakeStepper: TypeAlias = Callable[[Learner, Training, Context, Checkpoint | None], AbstractContextManager[AnyStepper]]
 Batches = Iterator[tuple[Batch, int, bool]]  # of a step: each with its seeds over all ranks, and whether it is the last
 
 
@@ -143,34 +174,34 @@ class Stepper:
         """The next step, of about as many seeds as expected. Where this rank was asked to stop, all learn it, and
         where rank 0 says that a checkpoint is due."""
         is_due = is_due and self._context.is_main
-        laps, standing, averaging_before = Laps(), self._learner.standing, self._averaging_seconds()
+        timer, standing, averaging_before = StepTimer(), self._learner.standing, self._averaging_seconds()
         is_alone = self._context.world_size == 1  # a backward pass waits for nobody, and the loss is read beside it
         loss_sums, rows, seeds, last = [], 0, 0, False
         self.reseed()
         self._learner.optimizer.zero_grad(set_to_none=True)
         while not last:
-            laps.end("rest")
+            timer.end("rest")
             batch, num_seeds, last = next(batches)
-            laps.end("wait")
+            timer.end("wait")
             seeds += num_seeds
             with self._gradients(reduced=last):
                 losses = self._losses(batch)
                 loss_sums.append(HostNumber(losses.detach().double().sum()))
                 rows += losses.numel()
-                laps.end("forward")
+                timer.end("forward")
                 if last and not is_alone:
                     totals = self._agree(loss_sums, rows, asked=requests.asked, is_due=is_due)
-                    laps.end("ranks")
+                    timer.end("ranks")
                 self._backward(losses.sum() * (self._context.world_size / expected))
-                laps.end("backward")
+                timer.end("backward")
         if is_alone:
             totals = self._agree(loss_sums, rows, asked=requests.asked, is_due=is_due)
         loss_sum_everywhere, rows_everywhere, num_asked, num_due = totals
         learning_rate = self._learner.learning_rate
-        laps.end("rest")
+        timer.end("rest")
         if self._update(expected / rows_everywhere):
             self.schedule()
-        laps.end("optimizer")
+        timer.end("optimizer")
         standing.steps += 1
         self.count(loss_sum_everywhere, int(rows_everywhere))
         return StepReport(
@@ -180,11 +211,11 @@ class Stepper:
             seeds,
             rows,
             learning_rate,
-            time.perf_counter() - laps.began,
-            laps.seconds["wait"],
+            time.perf_counter() - timer.began,
+            timer.seconds["wait"],
             num_asked > 0,
             num_due > 0,
-            laps.parts(self._averaging_seconds() - averaging_before) if self._context.device.type == "cpu" else {},
+            timer.parts(self._averaging_seconds() - averaging_before) if self._context.device.type == "cpu" else {},
         )
 
     def _averaging_seconds(self) -> float:
@@ -299,11 +330,11 @@ class EagerSteps:
         """Whether all of them are taken."""
         return self._loader.epoch != self._epoch
 
-    def take(self, requests: StopRequests, *, is_due: bool = False) -> Taken:
+    def take(self, requests: StopRequests, *, is_due: bool = False) -> StepResult:
         """Take the next one."""
         expected = self._loader.num_seeds(self._step) * self._accumulate  # the same number on all ranks
         report = self._stepper.take(self._group(), expected, requests, is_due=is_due)
-        return Taken([report], report.asked, report.is_due)
+        return StepResult([report], report.asked, report.is_due)
 
     def _group(self) -> Batches:
         """The batches of the next step."""

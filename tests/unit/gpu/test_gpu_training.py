@@ -41,8 +41,8 @@ def trained(store: Store, size: Size, device: torch.device, *, whole: bool = Fal
     """The accuracy on the test nodes, and the loss of every epoch."""
     with init(device=device) as context:
         learner = learner_of(store, size, context)
-        training = Training(size.epochs, whole_steps=whole, progress=False)
-        outcome = fitted(learner, training, context)
+        training = Training(size.epochs, progress=False)
+        outcome = fitted(learner, training, context, whole=whole)
         if outcome.whole_steps is not None:
             assert outcome.whole_steps.replayed > 0
         losses = [epoch["train_loss"] for epoch in outcome.history]

@@ -24,7 +24,6 @@ from support.whole_steps import (
 )
 
 import hoploom
-from hoploom.gpu.whole_step import epoch
 from hoploom.gpu.whole_step.cuda_graph import Recording
 from hoploom.gpu.whole_step.epoch import StepCounts, WholeStep
 from hoploom.ranks.context import init
@@ -126,25 +125,31 @@ def test_a_schedule_s_rates_are_seen(device: torch.device) -> None:
 # --- in fit --------------------------------------------------------------------------------------
 
 
-def fitted(learner: Learner, device: torch.device, folder: Path | None = None, **options: Any) -> Outcome:
+def fitted(
+    learner: Learner,
+    device: torch.device,
+    folder: Path | None = None,
+    stepper: type[WholeStep] | None = None,
+    **options: Any,
+) -> Outcome:
     context = init(device=device)
     checkpoint = None if folder is None else Checkpoint(folder, context)
     training = Training(2, progress=False, **options)
     if folder is None:
-        return fit(learner, training, context)
+        return fit(learner, training, context, stepper=stepper)
     with Journal(folder, context, loggers=[]) as journal:
-        return fit(learner, training, context, checkpoint=checkpoint, journal=journal)
+        return fit(learner, training, context, checkpoint=checkpoint, journal=journal, stepper=stepper)
 
 
 @pytest.mark.parametrize("step", [2, 5])
 def test_a_run_goes_on_in_the_middle_of_an_epoch_either_way(step: int, device: torch.device, tmp_path: Path) -> None:
     whole = homogeneous_learner(device, on_host=True)
     expected = fitted(whole, device)
-    begun = fitted(homogeneous_learner(device), device, tmp_path, whole_steps=True, max_steps=step)
+    begun = fitted(homogeneous_learner(device), device, tmp_path, WholeStep, max_steps=step)
     assert (begun.steps, begun.stopped) == (step, "done")
     learner = homogeneous_learner(device, on_host=step == 5)
     Checkpoint(tmp_path, init(device=device)).restore("last", learner.parts())
-    outcome = fitted(learner, device, tmp_path, whole_steps=step != 5)
+    outcome = fitted(learner, device, tmp_path, WholeStep if step != 5 else None)
     assert (outcome.steps, outcome.stopped) == (2 * STEPS, "done")
     for ours, theirs in zip(outcome.history, expected.history, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)
@@ -156,13 +161,17 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch_either_way(step: int, device: t
 
 @pytest.mark.parametrize("tight", [True, False])
 def test_a_run_whose_batches_often_overflow_says_so_once(
-    tight: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tight: bool, device: torch.device, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(epoch, "WholeStep", partial(WholeStep, probed=1, rounded=1))
-    training = Training(2, whole_steps=True, margin=0.0 if tight else 10.0)
+    training = Training(2, margin=0.0 if tight else 10.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        outcome = fit(homogeneous_learner(device), training, init(device=device))
+        outcome = fit(
+            homogeneous_learner(device),
+            training,
+            init(device=device),
+            stepper=partial(WholeStep, probed=1, rounded=1),
+        )
     assert outcome.whole_steps is not None
     said = [warning for warning in caught if "overflowed" in str(warning.message)]
     count, shown = outcome.whole_steps.overflowed, capsys.readouterr().err
@@ -193,7 +202,7 @@ def test_a_loss_that_is_not_finite_is_found_and_nothing_is_saved(device: torch.d
     calls = iter(range(1, 100))
     learner.model.register_forward_hook(lambda module, given, out: out * math.nan if next(calls) == 2 else None)
     with pytest.raises(hoploom.TrainError, match=r"the loss is nan at epoch 1 step 2 on rank 0; .*no checkpoint"):
-        fitted(learner, device, tmp_path, whole_steps=True, checkpoint_every=3, checkpoint_minutes=0.0)
+        fitted(learner, device, tmp_path, WholeStep, checkpoint_every=3, checkpoint_minutes=0.0)
     assert not (tmp_path / "last.safetensors").exists()
 
 
@@ -216,7 +225,6 @@ def test_nothing_of_whole_steps_outlives_fit(
 ) -> None:
     """Without a collection: graphs and their memory are given back at once."""
     monkeypatch.setattr(Watched, "left", [], raising=False)
-    monkeypatch.setattr(epoch, "WholeStep", Watched)
     learner = homogeneous_learner(device)
     if ending == "an error":
         calls = iter(range(1, 100))
@@ -226,9 +234,9 @@ def test_nothing_of_whole_steps_outlives_fit(
     try:
         if ending == "an error":
             with pytest.raises(hoploom.TrainError):
-                fitted(learner, device, whole_steps=True)
+                fitted(learner, device, stepper=Watched)
         else:
-            fitted(learner, device, whole_steps=True, max_steps=None if ending == "done" else 2)
+            fitted(learner, device, stepper=Watched, max_steps=None if ending == "done" else 2)
         found = [type(one()).__name__ for one in Watched.left if one() is not None]
     finally:
         gc.enable()

@@ -145,7 +145,7 @@ def test_a_fit_leaves_no_memory_behind(device: torch.device) -> None:
     held = []
     for _ in range(6):
         learner = homogeneous_learner(device)
-        outcome = fit(learner, Training(EPOCHS, whole_steps=True, progress=False), init(device=device))
+        outcome = fit(learner, Training(EPOCHS, progress=False), init(device=device), stepper=WholeStep)
         assert outcome.whole_steps is not None
         assert outcome.whole_steps.replayed > 0
         del learner, outcome

@@ -28,14 +28,14 @@ from hoploom.ranks.context import Context, unwrap
 from hoploom.ranks.stopping import StopRequests
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.learner import Learner, Training, mixed
-from hoploom.train.step import StepCounts, Stepper, StepReport, Taken
+from hoploom.train.step import StepCounts, Stepper, StepReport, StepResult
 from hoploom.train.tasks import NodeTask
 
 SLOTS = 2  # one is filled while the other is learned from
 
 
 class WholeStep:
-    """The whole step of a learner, for a store that is placed: what `fit` uses with `Training(whole_steps=True)`.
+    """The whole step of a learner, for a store that is placed: give it to `fit` as `stepper=WholeStep`.
 
     Make it after you have restored the learner: a recording keeps the parameters and the optimizer's state at their
     place in memory.
@@ -180,7 +180,7 @@ class WholeSteps:
     def is_empty(self) -> bool:
         return self._begun is None and not self._left
 
-    def take(self, requests: StopRequests, *, is_due: bool = False) -> Taken:
+    def take(self, requests: StopRequests, *, is_due: bool = False) -> StepResult:
         """Take the next step; the reports are of steps before it."""
         began = time.perf_counter()
         step, slot = self._begun or self._begin()
@@ -198,7 +198,7 @@ class WholeSteps:
             self._begun = self._begin()
         report = replace(report, seconds=time.perf_counter() - began)
         self._open.append((report, slot if fits else None))
-        return Taken(known, requests.asked, is_due)
+        return StepResult(known, requests.asked, is_due)
 
     def rest(self) -> list[StepReport]:
         """Wait for all losses."""

@@ -55,6 +55,7 @@ from hoploom.train.runs.reading import (
     values_of,
 )
 from hoploom.train.runs.run_file import FIELDS, LINKS, RunFile
+from hoploom.train.step import MakeStepper
 
 RUN_FILE, RESULT_FILE, LINKS_FOLDER = "run.toml", "result.json", "links"
 LAST, BEST = "last", "best"
@@ -173,10 +174,27 @@ def _learn(
     validate = _validation(run_file, goal, learner, context)
     given: dict[str, Any] = {field.name: getattr(run_file.train, field.name, None) for field in fields(Training)}
     training = Training(**given | {"seed": run_file.seed, "progress": progress})
-    outcome = fit(learner, training, context, validate=validate, checkpoint=checkpoint, journal=journal, check=check)
+    outcome = fit(
+        learner,
+        training,
+        context,
+        validate=validate,
+        checkpoint=checkpoint,
+        journal=journal,
+        check=check,
+        stepper=_stepper(run_file),
+    )
     test = {} if outcome.stopped == "asked" else _test(run_file, goal, learner, checkpoint, context)
     journal.test(test, step=outcome.steps)
     return outcome, test
+
+
+def _stepper(run_file: RunFile) -> MakeStepper | None:
+    if not run_file.train.whole_steps:
+        return None
+    from hoploom.gpu.whole_step.epoch import WholeStep  # imports Triton
+
+    return WholeStep
 
 
 def make_learner(run_file: RunFile, goal: Goal, context: Context) -> Learner:
