@@ -32,7 +32,7 @@ from hoploom.scale import Constants, Question, ScalePlan, plan
 from hoploom.scale.measure import FULL, Effort, draw_edges
 from hoploom.scale.measure import measure as measure_machine
 from hoploom.scale.plan import gather_seconds
-from hoploom.scale.sizes import Crowd, is_hashed
+from hoploom.scale.sizes import Popularity, is_hashed
 from hoploom.schema import Field
 from hoploom.store import Store, open_store
 
@@ -211,7 +211,7 @@ def _hits(name: str, store: Store, n_id: Tensor, answer: ScalePlan) -> Iterator[
     cached = torch.zeros(num_nodes, dtype=torch.bool)
     cached[torch.topk(counts, int(num_nodes * CACHED)).indices] = True
     found = float(cached[n_id].float().mean())
-    crowd, hops = Crowd(num_nodes, answer.question.skew), answer.batch.hops
+    crowd, hops = Popularity(num_nodes, answer.question.skew), answer.batch.hops
     predicted = crowd.hit_rate(hops[0].frontier, hops[-1].drawn, CACHED)
     yield _row(f"{name}: hits of a cache of {CACHED:.0%}", "%", _once(found), predicted, 100)
 

@@ -79,12 +79,9 @@ def test_a_wrong_figure_and_a_bare_claim_are_seen() -> None:
     assert not CLAIM.search("600 seconds")
 
 
-@pytest.mark.parametrize("group", ["spark", "cutting"])
-def test_the_rates_of_a_plan_for_spark_are_the_measured_ones(group: str) -> None:
-    path = RESULTS / f"{group}.json"
-    if not path.exists():
-        pytest.skip("no cluster of Spark was measured")
-    (rates,) = [note for note in json.loads(path.read_text())["notes"] if note.startswith("rates of the plan")]
+def test_the_rates_of_a_plan_for_spark_are_the_measured_ones() -> None:
+    notes = json.loads((RESULTS / "spark.json").read_text())["notes"]
+    (rates,) = [note for note in notes if note.startswith("rates of the plan")]
     built_in = json.loads((ROOT / "src/hoploom/scale/defaults.json").read_text())
     found = json.loads(rates.partition(": ")[2])
     assert {name: built_in[name] for name in found} == found

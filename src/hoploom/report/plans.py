@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from hoploom.config.values import as_bytes, as_count, as_seconds, as_share
 from hoploom.partition.report import PartCost, PartitionReport
 from hoploom.report.page import Card, Page, State, bars, notices, numbers, table
-from hoploom.scale.limits import findings
-from hoploom.scale.plan import ScalePlan
+from hoploom.scale.plan import ScalePlan, findings
 from hoploom.scale.text import Line, headline, sections
 
 STATES: Mapping[str, tuple[str, State]] = {
@@ -25,7 +24,7 @@ def plan_page(answer: ScalePlan) -> Page:
     level = limits[0].level if limits else "fits"  # the worst is first
     host = {item.name: item.memory for item in answer.store if item.memory}
     host |= {"trainers": answer.private - answer.cached}
-    names = ("sampling", "gathering", "disk", "network", "model")
+    names = ("sampling", "gathering", "network", "model")
     times = {name: float(getattr(answer.times, name)) for name in names}
     memory = float(answer.question.memory_per_host)
     drawn = {

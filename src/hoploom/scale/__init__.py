@@ -1,8 +1,7 @@
-"""Scale on paper: what a graph takes on a cluster, worked out from constants that are measured."""
+"""Plans: the memory, time and traffic of a graph on a cluster, calculated from measured rates."""
 
 from hoploom.scale.constants import Constants, constants_as_text, default_constants, read_constants, to_json
-from hoploom.scale.limits import Finding, findings
-from hoploom.scale.plan import ScalePlan, plan
+from hoploom.scale.plan import Finding, ScalePlan, findings, plan
 from hoploom.scale.spec import Question, parse_cut, parse_features
 from hoploom.scale.text import as_json, as_text
 

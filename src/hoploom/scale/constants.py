@@ -1,7 +1,7 @@
-"""What a machine does per second: measured by `hoploom bench`, kept as JSON, read by `hoploom plan`.
+"""Rates of a machine: measured by `hoploom bench`, kept as JSON, read by `hoploom plan`.
 
-Each rate was measured on more memory than any cache holds, so small graphs are faster than planned. The defaults are
-one measurement of one small machine: good for orders of magnitude.
+Each rate is measured on tables larger than the CPU's caches, so small graphs are faster than planned. The built-in
+rates are one measurement of a small machine: good for orders of magnitude.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Annotated, get_type_hints
 from hoploom.config.values import as_count, as_rate, as_seconds
 from hoploom.errors import ConfigError
 
-HEADER = {"format": "hoploom-bench", "version": 5}
+HEADER = {"format": "hoploom-bench", "version": 6}
 SHORT_ROW = 64  # bytes
 REMEDY = "run `hoploom bench --out bench.json` again"
 
@@ -26,56 +26,48 @@ Seconds = Annotated[float, as_seconds]
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """Rates of one thread, but where all cores are named."""
+    """Rates of one thread, unless the comment says all cores."""
 
     machine: str
-    cores: int  # that were in use; torch had as many threads
-    hoploom: str  # its version
+    cores: int  # in use; torch had as many threads
+    hoploom: str  # version
     date: str
     sample_picks: PerSecond  # sampled and relabelled
-    hashed_slowdown: Factor  # of that, where node ids are hashed
-    gather_rows: PerSecond  # of SHORT_ROW bytes, by random ids
-    gather_bytes: BytesPerSecond  # of rows, beyond their first SHORT_ROW
+    hashed_slowdown: Factor  # of sampling, if node ids are hashed
+    gather_rows: PerSecond  # rows of SHORT_ROW bytes, by random ids
+    gather_bytes: BytesPerSecond  # bytes of rows beyond their first SHORT_ROW
     sort_edges: PerSecond  # into lists, all cores
     join_edges: PerSecond  # both ends looked up by DuckDB, all cores
-    partition_edges: PerSecond  # by the stream partitioner, from first to last
+    partition_edges: PerSecond  # the stream partitioner with all its passes
     disk_write: BytesPerSecond  # flushed
     disk_read: BytesPerSecond  # in order
-    disk_requests: PerSecond  # of single blocks, past the page cache, many under way
-    disk_sweep: BytesPerSecond  # likewise, of long ones in order
-    # Of builds and cuts on Spark, rates of one core of executors. `hoploom bench` starts no cluster to measure them.
-    spark_start: Seconds  # what every build takes: processes and jobs that start
+    # Spark, per core of the executors. `hoploom bench` starts no cluster: it keeps the built-in rates.
+    spark_start: Seconds  # fixed time of every run
     spark_nodes: PerSecond  # numbered
     spark_joins: PerSecond  # edges: both ends looked up, and moved to the ranges of their destinations
-    spark_writes: BytesPerSecond  # of rows that become the store's files
-    spark_cut_start: Seconds  # what every cut takes
-    spark_stage: Seconds  # of a round: what each of its stages takes, however little there is to do
-    spark_links: PerSecond  # through which nodes hear in one round where their neighbours are
-    spark_rewrites: PerSecond  # edges: moved to the ranges of their destinations, and counted again
+    spark_writes: BytesPerSecond  # rows written as the store's files
+    spark_rewrites: PerSecond  # edges of a store, moved to the ranges of their new destinations
 
     def __str__(self) -> str:
         return f"{self.machine}, {self.cores} cores, {self.date}, Hoploom {self.hoploom}"
 
 
-OF_SPARK = (
-    *("spark_start", "spark_nodes", "spark_joins", "spark_writes"),
-    *("spark_cut_start", "spark_stage", "spark_links", "spark_rewrites"),
-)
+OF_SPARK = ("spark_start", "spark_nodes", "spark_joins", "spark_writes", "spark_rewrites")
 
 
 @cache
 def default_constants() -> Constants:
-    """What `hoploom bench` found on the machine that Hoploom is developed on."""
+    """Return the rates that `hoploom bench` measured on the machine that Hoploom is developed on."""
     return read_constants(Path(__file__).with_name("defaults.json"))
 
 
 def to_json(constants: Constants) -> str:
-    """The text of bench.json."""
+    """Return the text of bench.json."""
     return json.dumps(HEADER | asdict(constants), indent=1)
 
 
 def read_constants(path: str | Path) -> Constants:
-    """Read and check bench.json. Figures may be edited, for a machine that is not there yet."""
+    """Read and check bench.json. Users may edit its figures, for a machine that they do not have yet."""
     try:
         contents = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -99,7 +91,7 @@ def read_constants(path: str | Path) -> Constants:
 
 
 def constants_as_text(constants: Constants) -> str:
-    """What `hoploom bench` prints: a figure a line."""
+    """Return the rates as text, one a line."""
     hints = get_type_hints(Constants, include_extras=True)
     shown = {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
     lines = [f"  {name:<18}{write(getattr(constants, name)):>16}" for name, write in shown.items()]

@@ -1,8 +1,7 @@
-"""`hoploom bench`: the constants of this machine, by the functions that training and building use themselves.
+"""`hoploom bench`: measure the rates of this machine with the functions that training and building use.
 
-Graphs are drawn at random and saved, so that what is measured reads mapped files as training does. Everything else the
-machine does meanwhile makes the figures worse. The page cache is asked to drop a file before it is read; where it may
-not (some container file systems), reading is as fast as memory.
+Graphs are random and saved first, so that mapped files are read as in training. Other load on the machine lowers the
+rates. The page cache is asked to drop a file before it is read; file systems that ignore this are measured as memory.
 """
 
 import os
@@ -30,15 +29,15 @@ from hoploom.partition import assign
 from hoploom.sample import Workspace, sample_hops
 from hoploom.sample.hops import make_sampling
 from hoploom.scale.constants import OF_SPARK, SHORT_ROW, Constants, default_constants
-from hoploom.store import Store, disk_figures, open_store
+from hoploom.store import Store, open_store
 from hoploom.store.from_tensors import from_tensors
 from hoploom.system import num_cores
 
-Rates = dict[str, float]  # some of Constants, by name
+Rates = dict[str, float]  # fields of Constants, by name
 DEGREE = 20
-SCATTER = 2654435761  # a prime: popular nodes do not lie together
+SCATTER = 2654435761  # a prime: spreads popular nodes over the ids
 FANOUTS, NUM_SEEDS = (15, 10, 5), 256
-ROWS = 1 << 19  # gathered at a time, of long rows fewer: what they fill is larger than a cache
+ROWS = 1 << 19  # gathered at a time (a quarter for long rows): more than a CPU cache
 LONG_ROW = 1024  # bytes
 PAGE = 4096
 PIECE = 1 << 20
@@ -47,9 +46,9 @@ NUM_PARTS = 8
 
 @dataclass(frozen=True)
 class Effort:
-    """How large and how long."""
+    """Sizes of the measurements, and their time."""
 
-    edges: int = 32_000_000  # of the graph that is sampled
+    edges: int = 32_000_000  # of the sampled graph
     file_bytes: int = 512 << 20  # written, read and gathered from
     joined_edges: int = 8_000_000
     partitioned_edges: int = 5_000_000
@@ -62,9 +61,9 @@ FULL = Effort()
 def measure(
     folder: Path | None = None, progress: Callable[[str], None] = lambda what: None, effort: Effort = FULL
 ) -> Constants:
-    """Measure this machine; `folder` is on the disk that stores will lie on, and gets nothing that stays."""
+    """Measure this machine, with temporary files in `folder`: choose it on the disk of your stores."""
     if folder is not None and not folder.is_dir():
-        raise ConfigError(f"{folder} is no directory; give one on the disk that stores will lie on")
+        raise ConfigError(f"{folder} is no directory; give one on the disk that will hold the stores")
     found: Rates = {name: getattr(default_constants(), name) for name in OF_SPARK}
     with tempfile.TemporaryDirectory(prefix=".hoploom-bench-", dir=folder) as scratch:
         for what, measurement in MEASUREMENTS.items():
@@ -90,9 +89,9 @@ def _machine() -> str:
 
 
 def seconds_of(work: Callable[[], object], budget: float, least: int = 3) -> float:
-    """The faster quarter's slowest of as many runs as the budget allows, after one that does not count.
+    """Return the 25th percentile of the run times within `budget` seconds, after a warm-up.
 
-    Not the median: what others do on the machine only ever adds.
+    Below the median, because other load only adds time.
     """
     work()
     spent: list[float] = []
@@ -108,13 +107,11 @@ def seconds_of(work: Callable[[], object], budget: float, least: int = 3) -> flo
 
 def _disk(here: Path, effort: Effort) -> Rates:
     path = here / "rows"
-    rates = {"disk_write": _write_file(path, effort.file_bytes), "disk_read": _read_file(path)}
-    found = disk_figures.measure(path)
-    return rates | {"disk_requests": found.requests_per_second, "disk_sweep": found.bytes_per_second}
+    return {"disk_write": _write_file(path, effort.file_bytes), "disk_read": _read_file(path)}
 
 
 def _write_file(path: Path, size: int) -> float:
-    """Bytes per second of writing a file that is then on the disk; random bytes, so that nothing compresses them."""
+    """Return the bytes per second of writing and flushing a file of random, so incompressible, bytes."""
     piece = random.Random(0).randbytes(PIECE)
     begin = time.perf_counter()
     with path.open("wb") as file:
@@ -134,7 +131,7 @@ def _forget(path: Path) -> None:
 
 
 def _read_file(path: Path) -> float:
-    """Bytes per second of reading a file from the disk, in order."""
+    """Return the bytes per second of reading a file from the disk, in order."""
     _forget(path)
     buffer = bytearray(PIECE)
     begin = time.perf_counter()
@@ -145,7 +142,7 @@ def _read_file(path: Path) -> float:
 
 
 def _gathering(here: Path, effort: Effort) -> Rates:
-    """Short rows, and what longer ones take beyond those."""
+    """Measure gathering of short rows, and of the further bytes of long ones."""
     bytes_ = np.memmap(here / "rows", dtype=np.uint8, mode="r+")
     int(bytes_[::PAGE].sum())  # every page is mapped
     short, long = (_gather_seconds(torch.from_numpy(bytes_).view(-1, row), effort) for row in (SHORT_ROW, LONG_ROW))
@@ -153,7 +150,7 @@ def _gathering(here: Path, effort: Effort) -> Rates:
 
 
 def _gather_seconds(table: Tensor, effort: Effort) -> float:
-    """Per row, by random ids, into recycled memory."""
+    """Return the seconds per row of gathering by random ids into recycled memory."""
     count = ROWS if table.shape[1] < LONG_ROW else ROWS // 4
     ids = torch.randint(table.shape[0], (count,), generator=torch.Generator().manual_seed(0))
 
@@ -167,7 +164,7 @@ def _gather_seconds(table: Tensor, effort: Effort) -> float:
 
 
 def _sampling(here: Path, effort: Effort) -> Rates:
-    """Edges sorted and picks made; how much slower picks are with hashing."""
+    """Measure sorting of edges and sampling, with a direct map and with hashing."""
     num_nodes = effort.edges // DEGREE
     sort = partial(ops.build_csc, draw_edges(num_nodes, effort.edges), num_nodes, num_nodes)
     sorting, lists = seconds_of(sort, 0.0, least=1), sort()
@@ -184,7 +181,7 @@ def _sampling(here: Path, effort: Effort) -> Rates:
 
 
 def draw_edges(num_nodes: int, num_edges: int) -> Tensor:
-    """[2, num_edges]: sources of which few are popular, as the squares of even draws are; any destination."""
+    """Return random edges, [2, num_edges]: few sources are popular (squares of uniform draws); destinations uniform."""
     generator = torch.Generator().manual_seed(0)
     draws = torch.rand(num_edges, generator=generator, dtype=torch.float64)
     ranks = draws.square_().mul_(num_nodes).long()
@@ -193,7 +190,7 @@ def draw_edges(num_nodes: int, num_edges: int) -> Tensor:
 
 
 def _open_cold(folder: Path) -> Store:
-    """Opened, with every page mapped, the files having been read through the mapping."""
+    """Open a store after dropping it from the page cache, then map every page."""
     for path in folder.rglob("*.npy"):
         _forget(path)
     store = open_store(folder)
@@ -204,7 +201,7 @@ def _open_cold(folder: Path) -> Store:
 
 
 def _picks(store: Store, budget: float, *, hashed: bool) -> float:
-    """Picks per second of one thread, the batch's own numbering of nodes included."""
+    """Return the picks per second of one thread, including the numbering of the batch's nodes."""
     workspace, steps = Workspace(store.schema), iter(range(1 << 30))
     num_nodes = store.schema.node_types[0].num_nodes
     if hashed:
@@ -227,7 +224,7 @@ def _picks(store: Store, budget: float, *, hashed: bool) -> float:
 
 
 def _joins(_: Path, effort: Effort) -> Rates:
-    """Edges whose both ends DuckDB looks up, streamed out as Arrow; the built-in figure where it is not installed."""
+    """Measure DuckDB's lookup of both ends of edges, read as Arrow; keep the built-in rate without DuckDB."""
     if find_spec("duckdb") is None:
         return {"join_edges": default_constants().join_edges}
     import duckdb
@@ -251,14 +248,14 @@ def _joins(_: Path, effort: Effort) -> Rates:
 
 
 def _assigning(here: Path, effort: Effort) -> Rates:
-    """Nodes of a graph of communities, by one thread of the stream partitioner."""
+    """Measure one thread of the stream partitioner on a graph with communities."""
     num_nodes = effort.partitioned_edges // DEGREE
     store = generate(here / "communities", num_nodes=num_nodes, avg_degree=DEGREE, num_features=1)
     work = partial(assign, store, NUM_PARTS, "stream", seeds="train", threads=1)
     return {"partition_edges": store.schema.relations[0].num_edges / seconds_of(work, 0.0, least=1)}
 
 
-MEASUREMENTS = {  # in this order: gathering reads the disk's file
+MEASUREMENTS = {  # in order: gathering reads the file of "disk"
     "disk": _disk,
     "gathering": _gathering,
     "sorting edges, sampling": _sampling,

@@ -1,8 +1,8 @@
-"""How much there is of everything: bytes of a store and a host, nodes that a batch reaches, what crosses the network.
+"""Sizes: bytes of a store and of a host, distinct nodes of a batch, bytes over the network.
 
 Picks are draws from a skewed popularity, and a node drawn twice counts once: the node at rank r (a share, 0 the most
-popular) is drawn with density (1 - skew) * r^-skew. Neighbours that share neighbours (clustering) make real batches
-smaller. Framing on the wire is left out, and `store.json`: it is some kilobytes.
+popular) is drawn with density (1 - skew) * r^-skew. Clustering makes real batches smaller. Message framing and
+`store.json`, some kilobytes, are left out.
 """
 
 import math
@@ -14,56 +14,56 @@ from typing import TYPE_CHECKING
 from hoploom.scale.spec import Question
 
 if TYPE_CHECKING:
-    from torch import Tensor  # imported when it is used: the help of `plan` does without
+    from torch import Tensor  # imported on use: `hoploom plan --help` does without
 
 HEADER = 128  # bytes of a .npy file before its values
-SLOT = 4  # bytes of a node in a direct map of a batch's nodes
-ID = 8  # bytes of an id in memory and on the wire
-POINTS = 4096  # of the integral over the ranks
+SLOT = 4  # bytes of a node in a direct map from ids to positions in a batch
+ID = 8  # bytes of an id, in memory and on the wire
+POINTS = 4096  # of the numerical integral over the ranks
 
 
 @dataclass(frozen=True)
 class Item:
-    """Some files of a host, or memory that no file backs."""
+    """Files of a host, or memory that no file backs."""
 
     name: str
     disk: float
-    memory: float  # of these bytes, what batches touch
+    memory: float  # bytes that batches touch
 
 
 # --- the store -----------------------------------------------------------------------------------
 
 
 def is_hashed(question: Question) -> bool:
-    """Whether a batch's nodes are found by hashing, beyond the budget of a direct map."""
+    """Return whether the graph exceeds the budget of a direct map, so that a hash table numbers a batch's nodes."""
     from hoploom.ops.relabel import MAP_BUDGET
 
     return question.nodes * SLOT > MAP_BUDGET
 
 
 def topology_bytes(question: Question, num_hosts: float) -> float:
-    """The adjacency lists that so many hosts hold, with the weights and times that the sampler reads."""
+    """Return the bytes of `num_hosts` hosts' adjacency lists, with the weights and times that the sampler reads."""
     from hoploom.store.format import ID_LIMIT
 
     share = num_hosts / question.hosts
     per_edge = (4 if question.nodes < ID_LIMIT else 8) + 4 * question.weights + 8 * question.times
-    headers = num_hosts * ((2 + question.weights + question.times) * HEADER + 8)  # and one more entry of indptr
+    headers = num_hosts * ((2 + question.weights + question.times) * HEADER + 8)  # and one more entry of indptr each
     return question.nodes * share * 8 + question.edges * share * per_edge + headers
 
 
 def node_fields(question: Question) -> dict[str, int]:
-    """Bytes of one node in each file of a field."""
+    """Return the bytes of one node in each field's file."""
     rows = {"features": question.row_bytes, "labels": 8, "original ids": question.original_id_bytes}
     return {name: row for name, row in rows.items() if row}
 
 
 def node_bytes(question: Question) -> int:
-    """What a batch holds of one node besides its ids."""
+    """Return the bytes of one node's fields in a batch."""
     return sum(node_fields(question).values())
 
 
 def host_items(question: Question, *, everywhere: bool) -> list[Item]:
-    """What one host holds; `everywhere`: of the topology the whole."""
+    """Return the files of one host; with `everywhere`, each host holds the whole topology."""
     nodes, edges = question.nodes / question.hosts, question.edges / question.hosts
     topology = topology_bytes(question, question.hosts if everywhere else 1)
     items = [Item("topology", topology, topology)]
@@ -78,7 +78,7 @@ def host_items(question: Question, *, everywhere: bool) -> list[Item]:
 
 
 def cache_bytes(question: Question) -> float:
-    """The rows of other hosts that a host keeps; its ranks share them."""
+    """Return the bytes of the cache of remote rows that the ranks of a host share."""
     return question.cache * question.nodes * (1 - 1 / question.hosts) * node_bytes(question)
 
 
@@ -92,36 +92,36 @@ def _points() -> "Tensor":
 
 
 @dataclass(frozen=True)
-class Crowd:
-    """The nodes that picks are drawn from."""
+class Popularity:
+    """The distribution of picks over the nodes."""
 
     num_nodes: int
     skew: float = 0.5
 
     def distinct(self, seeds: float, draws: float, among: float = 1.0) -> float:
-        """Expected distinct nodes of seeds and draws, of the `among` share most popular alone if that is given."""
+        """Return the expected number of distinct nodes, counted among the `among` share of most popular ones."""
         points = _points()
-        ranks = among * points * points  # close together where the popularity is steep
-        popularity = (1 - self.skew) * ranks.pow(-self.skew)
+        ranks = among * points * points  # denser where the popularity is steep
+        density = (1 - self.skew) * ranks.pow(-self.skew)
         missed = math.log1p(-seeds / self.num_nodes) if seeds < self.num_nodes else -math.inf
-        chances = -(missed - draws / self.num_nodes * popularity).expm1()  # exact however small
+        chances = -(missed - draws / self.num_nodes * density).expm1()  # exact however small
         return self.num_nodes * among * float((2 * points * chances).sum()) / POINTS
 
     def hit_rate(self, seeds: float, draws: float, cached: float) -> float:
-        """The share of a batch's distinct nodes that a cache of the `cached` share most popular holds."""
+        """Return the share of a batch's distinct nodes that are among the `cached` share of most popular ones."""
         if cached <= 0:
             return 0.0
         return min(1.0, self.distinct(seeds, draws, min(1.0, cached)) / self.distinct(seeds, draws))
 
 
 def picks_per_node(mean_degree: float, *fanouts: int) -> float:
-    """Mean of min(degree, fanout), where degrees fall as 1 / d^2 from half their mean on; -1 takes all.
+    """Return the mean of min(degree, fanout), for degrees that fall as 1 / d^2 from half their mean on; -1 takes all.
 
-    With several fanouts the list is drawn from as often, each time afresh: how many of its edges are picked at all.
+    With several fanouts, each draws afresh from the same list: return the number of distinct edges picked.
     """
     points = _points()
     degrees = mean_degree / 2 / points  # the share of nodes above this is points squared
-    left = degrees.new_ones(POINTS)  # the chance that an edge of such a list is not picked
+    left = degrees.new_ones(POINTS)  # probability that an edge of such a list is not picked
     for fanout in fanouts:
         left = left * (1 - (degrees.clamp(max=fanout) if fanout >= 0 else degrees) / degrees)
     return float((2 * points * degrees * (1 - left)).sum()) / POINTS
@@ -129,28 +129,28 @@ def picks_per_node(mean_degree: float, *fanouts: int) -> float:
 
 @dataclass(frozen=True)
 class Hop:
-    """One hop, and what the batch holds after it."""
+    """Expected counts of one hop, and of the batch after it."""
 
-    frontier: float  # nodes expanded: all so far
+    frontier: float  # nodes expanded: all reached so far
     picks: float
     drawn: float  # distinct edges picked so far
     nodes: float  # distinct, seeds included
 
 
-def grow(crowd: Crowd, mean_degree: float, batch_size: int, fanouts: Sequence[int]) -> list[Hop]:
-    """Hop by hop, as blocks grow: every hop expands all nodes again.
+def grow(popularity: Popularity, mean_degree: float, batch_size: int, fanouts: Sequence[int]) -> list[Hop]:
+    """Return the hops of a batch in blocks mode: every hop expands all nodes again.
 
-    >>> grow(Crowd(2_100_000), 59.05, 1024, [15, 10, 5])[-1].nodes
+    >>> grow(Popularity(2_100_000), 59.05, 1024, [15, 10, 5])[-1].nodes
     """
-    seeds = float(min(batch_size, crowd.num_nodes))
-    reached = [seeds]  # nodes first reached: the seeds, then by every hop
+    seeds = float(min(batch_size, popularity.num_nodes))
+    reached = [seeds]  # nodes first reached by each hop, the seeds first
     hops: list[Hop] = []
     for number, fanout in enumerate(fanouts):
         frontier = sum(reached)
-        drawn = 0.0  # edges picked again by a later hop lead to no other node
+        drawn = 0.0  # edges that a later hop picks again lead to no new node
         for hop, nodes in enumerate(reached):
             drawn += nodes * picks_per_node(mean_degree, *fanouts[hop : number + 1])
-        nodes = max(frontier, crowd.distinct(seeds, drawn))
+        nodes = max(frontier, popularity.distinct(seeds, drawn))
         hops.append(Hop(frontier, frontier * picks_per_node(mean_degree, fanout), drawn, nodes))
         reached.append(nodes - frontier)
     return hops
@@ -161,10 +161,10 @@ class BatchSize:
     """Expected counts of a batch."""
 
     hops: list[Hop]
-    remote_frontier: float  # nodes expanded by other hosts, over all hops
+    remote_frontier: float  # nodes expanded on other hosts, over all hops
     remote_picks: float
-    remote_rows: float  # distinct nodes of other hosts, those that the cache holds included
-    hits: float  # share of them that the cache holds
+    remote_rows: float  # distinct nodes of other hosts, including cached ones
+    hits: float  # share of remote_rows that the cache holds
     bytes: float  # in memory
 
     @property
@@ -177,9 +177,9 @@ class BatchSize:
 
 
 def batch_size(question: Question, *, everywhere: bool) -> BatchSize:
-    """What a batch reaches; `everywhere`: no hop leaves the host."""
-    crowd = Crowd(question.nodes, question.skew)
-    hops = grow(crowd, question.edges / question.nodes, question.batch_size, question.fanouts)
+    """Return the expected counts of a batch; with `everywhere`, no hop leaves the host."""
+    popularity = Popularity(question.nodes, question.skew)
+    hops = grow(popularity, question.edges / question.nodes, question.batch_size, question.fanouts)
     reached = [hops[0].frontier, *(hop.nodes - hop.frontier for hop in hops)]
     *asked, rows = accumulate(nodes * share for nodes, share in zip(reached, _shares_away(question), strict=True))
     frontier = picks = 0.0
@@ -188,15 +188,17 @@ def batch_size(question: Question, *, everywhere: bool) -> BatchSize:
         picks = sum(hop.picks * away / hop.frontier for hop, away in zip(hops, asked, strict=True))
     hits = question.hit_rate if cache_bytes(question) else 0.0
     if hits is None:
-        hits = crowd.hit_rate(hops[0].frontier, hops[-1].drawn, question.cache)
-    size = sum(hop.picks for hop in hops) * 3 * ID + hops[-1].nodes * (ID + node_bytes(question))  # ends and position
+        hits = popularity.hit_rate(hops[0].frontier, hops[-1].drawn, question.cache)
+    size = sum(hop.picks for hop in hops) * 3 * ID + hops[-1].nodes * (
+        ID + node_bytes(question)
+    )  # both ends, and the edge id
     return BatchSize(hops, frontier, picks, rows, hits, size)
 
 
 def _shares_away(question: Question) -> list[float]:
-    """Per hop, the seeds first: the share of the nodes first reached there that other hosts hold.
+    """Return, per hop and for the seeds first, the share of newly reached nodes that other hosts hold.
 
-    An edge stays on its host with 1 - cut, and leads to each other host alike.
+    An edge stays on its host with probability 1 - cut, and leads to every other host with equal probability.
     """
     others = question.hosts - 1
     home = 1.0 if question.local_seeds else 1 / question.hosts
@@ -211,8 +213,8 @@ def _shares_away(question: Question) -> list[float]:
 
 
 def traffic(question: Question, size: BatchSize) -> dict[str, float]:
-    """Requests go out and answers come in; a host answers as much as it asks, so both directions carry the sum."""
-    ring = 2 * (question.hosts - 1) / question.hosts * 4 * num_parameters(question)  # crosses a host's link once
+    """Return the bytes that a step sends and receives: a host serves as much as it requests."""
+    ring = 2 * (question.hosts - 1) / question.hosts * 4 * num_parameters(question)  # over a host's link
     return {
         "hops": (size.remote_frontier + size.remote_picks) * 2 * ID,  # ids, counts; sources, positions
         "rows": size.remote_rows * (1 - size.hits) * (ID + node_bytes(question)),
@@ -221,12 +223,12 @@ def traffic(question: Question, size: BatchSize) -> dict[str, float]:
 
 
 def widths(question: Question) -> list[tuple[int, int]]:
-    """Channels in and out of each layer, from the input on."""
+    """Return the input and output channels of each layer."""
     given = 0 if question.features is None else math.prod(question.features.shape)
     inner = [question.hidden] * (len(question.fanouts) - 1)
     return list(pairwise([given or question.hidden, *inner, question.classes]))
 
 
 def num_parameters(question: Question) -> int:
-    """Of GraphSAGE: two matrices and a bias per layer."""
+    """Return the number of GraphSAGE's parameters: two matrices and a bias per layer."""
     return sum(2 * into * out + out for into, out in widths(question))

@@ -1,4 +1,4 @@
-"""What `hoploom plan` is asked: a graph, its cluster, and the training. Each field is a flag of the command, too."""
+"""The question of `hoploom plan`: a graph, its cluster, and the training. Each field is a flag of the command, too."""
 
 # ruff: noqa: RUF009  (option() is dataclasses.field)
 
@@ -26,13 +26,13 @@ from hoploom.fields import ITEM_BYTES, Field
 SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 MOST_LAYERS = 32
 
-# Edges between hosts as a share of what assigning by hash cuts. Only hash's is arithmetic; stream and metis are what
-# graphs with communities allow, and `hoploom partition` reports your graph's own.
+# Edges between hosts, relative to assigning by hash. Cautious values for graphs with communities; `hoploom partition`
+# reports the cut of a graph.
 CUT_METHODS = {"hash": 1.0, "range": 1.0, "stream": 0.5, "metis": 1 / 3}
 
 
 def parse_features(what: str, text: str) -> Field | None:
-    """Numbers per row and their dtype: 256xfp16, 100xfloat32, or none.
+    """Return the field for a width and a dtype: 256xfp16, 100xfloat32, or none.
 
     >>> parse_features("--features", "256xfp16")
     """
@@ -51,12 +51,12 @@ def parse_features(what: str, text: str) -> Field | None:
 
 
 def parse_cut(what: str, text: str) -> float | str:
-    """A share, or the name of a method."""
+    """Return a share, or the name of a method."""
     return text if text in CUT_METHODS else parse_number(what, text)
 
 
 class Option(NamedTuple):
-    """How a field is read from the command line, and what it must be."""
+    """The parser of a field's text, the rule for its value, and its help."""
 
     read: Callable[[str, str], Any]
     rule: KeyRule
@@ -77,7 +77,6 @@ SIZE = Option(parse_bytes, rules.whole(1, LIMIT))
 SHARE = Option(parse_number, rules.number(0, 1))
 BELOW_1 = Option(parse_number, rules.SHARE)
 BANDWIDTH = Option(parse_bandwidth, rules.number(open_ends=True))
-RATE = Option(parse_count, rules.number(open_ends=True))
 SECONDS = Option(parse_number, rules.number())
 SWITCH = Option(lambda what, text: True, rules.FLAG)
 FEATURES = Option(
@@ -102,7 +101,7 @@ CUT = Option(
 
 
 def option(option: Option, default: str | None, help: str) -> Any:
-    """A dataclass field with its default as people write it: "" is None, and None means that it must be given."""
+    """Return a dataclass field with its default as text: "" for None, and None for a required field."""
     value = MISSING if default is None else option.read(help, default) if default else None
     shown = f"{help} (default: {default})" if default else help
     return field(default=value, metadata={"option": option._replace(help=shown)})
@@ -114,7 +113,7 @@ def switch(help: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A graph, the hosts that hold it, and how it is trained on; checked when it is made.
+    """A graph, the hosts that hold it, and the training; checked when it is made.
 
     >>> Question(nodes=10**10, edges=10**12, features=Field("float16", (256,)), hosts=64)
     """
@@ -131,16 +130,6 @@ class Question:
     train_share: float = option(SHARE, "0.1", "share of the nodes that are training seeds")
     hosts: int = option(COUNT, "1", "hosts that hold the graph and train")
     memory_per_host: int = option(SIZE, "512GB", "memory of a host")
-    store_memory: int | None = option(
-        SIZE, "", "how much of the store each process may hold, as `memory` in run.toml (default: all that fits)"
-    )
-    ordered: bool = switch("`hoploom partition` has put the most used nodes first, so --store-memory keeps those")
-    disk_requests: float | None = option(
-        RATE, "", "reads of 4 KB at random places that a disk does per second, e.g. 100k (default: measured)"
-    )
-    disk_bandwidth: float | None = option(
-        BANDWIDTH, "", "what a disk reads per second in long reads, e.g. 2GB (default: measured)"
-    )
     network: float = option(BANDWIDTH, "10Gb", "network bandwidth of a host per second: 100Gb (bits) or 12.5GB (bytes)")
     topology: str = option(_words("auto", "everywhere", "parts"), "auto", "auto, everywhere (on every host) or parts")
     edge_cut: float | str = option(CUT, "hash", "share of the edges between hosts, or hash, range, stream, metis")
@@ -181,12 +170,12 @@ class Question:
 
     @property
     def row_bytes(self) -> int:
-        """Of one node's features."""
+        """Bytes of one node's features."""
         return 0 if self.features is None else self.features.row_bytes
 
     @property
     def cut(self) -> float:
-        """The share of the edges between hosts."""
+        """Share of the edges between hosts."""
         if not isinstance(self.edge_cut, str):
             return self.edge_cut if self.hosts > 1 else 0.0
         return CUT_METHODS[self.edge_cut] * (self.hosts - 1) / self.hosts

@@ -1,4 +1,4 @@
-"""A plan for people, and for programs."""
+"""A plan as text, as tables and as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -6,22 +6,18 @@ from dataclasses import asdict
 
 from hoploom.config.values import as_bytes, as_count, as_rate, as_seconds, as_share
 from hoploom.scale.constants import default_constants
-from hoploom.scale.limits import findings
-from hoploom.scale.plan import ScalePlan
-from hoploom.scale.reads import DiskReads
-from hoploom.scale.spark import SparkRun
+from hoploom.scale.plan import ScalePlan, findings
 
 Line = Sequence[str]
 
 
 def as_json(answer: ScalePlan) -> str:
-    """All of a plan as one JSON object: bytes, seconds and counts."""
-    found = {"findings": [asdict(finding) for finding in findings(answer)]}
-    return json.dumps(answer.as_dict() | found, indent=1, allow_nan=False)
+    """Return a plan as one JSON object: bytes, seconds and counts."""
+    return json.dumps(answer.as_dict(), indent=1, allow_nan=False)
 
 
 def as_text(answer: ScalePlan) -> str:
-    """All of a plan, a section each."""
+    """Return a plan as text: one section per subject, then the limits."""
     tables = [f"{title}\n{columns(lines)}" for title, lines in sections(answer).items()]
     found = [f"  {limit.level}: {limit.what}\n    way out: {limit.way_out}" for limit in findings(answer)]
     last = "\n".join(["Where it breaks" if found else "Nothing breaks.", *found])
@@ -29,22 +25,20 @@ def as_text(answer: ScalePlan) -> str:
 
 
 def sections(answer: ScalePlan) -> dict[str, Sequence[Line]]:
-    """Its tables by title. A line is a name, figures and a remark; a first line without a name is a header."""
+    """Return the tables by title. A line is a name, figures and a remark; a first line without a name is a header."""
     return {
         "Memory and disk of a host": _store(answer),
         "A trainer process adds": [(name, as_bytes(size), "") for name, size in answer.process.items()],
         "A batch": _batch(answer),
         "Network, per step of a rank": _network(answer),
-        **({} if answer.reads is None else {"Disk, per step of a rank": _disk(answer, answer.reads)}),
         "Time of a step": _times(answer),
         "Preparing, on one machine": _preparing(answer),
-        **({} if answer.spark is None else {"Building on Spark": _spark_build(answer, answer.spark)}),
-        **({} if answer.spark_cut is None else {"Partitioning on Spark": _spark("store to parts", answer.spark_cut)}),
+        **({"On Spark": _spark(answer)} if answer.spark else {}),
     }
 
 
 def headline(answer: ScalePlan) -> str:
-    """What was asked, and whose constants answer it."""
+    """Return the question in a line, and the source of the rates."""
     question = answer.question
     constants = f"Constants: measured on {answer.constants}."
     if answer.constants == default_constants():
@@ -60,7 +54,7 @@ def headline(answer: ScalePlan) -> str:
 
 
 def columns(lines: Sequence[Line]) -> str:
-    """Names to the left, figures below each other, remarks behind."""
+    """Return a table as text: names left, figures right-aligned, then remarks."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = []
     for name, *cells, remark in lines:
@@ -120,32 +114,15 @@ def _network(answer: ScalePlan) -> list[Line]:
     ]
 
 
-def _disk(answer: ScalePlan, reads: DiskReads) -> list[Line]:
-    question, constants = answer.question, answer.constants
-    requests, rate = question.disk_requests or constants.disk_requests, question.disk_bandwidth or constants.disk_sweep
-    ahead = f"each once for {reads.steps} steps" if reads.steps > 1 else "of one step at a time"
-    return [
-        ("in memory", as_share(reads.near_rows), f"of the rows, and {as_share(reads.near_edges)} of the edges"),
-        ("rows", as_count(reads.rows), ahead),
-        ("requests", as_count(reads.requests), f"of {as_count(requests)} per second"),
-        ("read", as_bytes(reads.bytes), f"of {as_rate(rate)}; {as_share(reads.wanted / reads.bytes)} of it wanted"),
-    ]
-
-
 def _times(answer: ScalePlan) -> list[Line]:
     times, steps = answer.times, answer.steps_per_epoch
-    beside = "loading, network" if answer.reads is None else "loading, disk, network"
     remarks = {"sampling": f"loader threads: {answer.question.workers}", "model": "as given"}
     shares = [(name, as_seconds(value), remarks.get(name, "")) for name, value in asdict(times).items() if value]
     if not times.model:
         shares.append(("model", "", "not measured; if it is slower than this, it sets the time of a step"))
     return [
         *shares,
-        (
-            "step",
-            as_seconds(times.total),
-            f"limited by {times.bottleneck} ({beside} and model run at the same time)",
-        ),
+        ("step", as_seconds(times.total), f"limited by {times.bottleneck} (loading, network and model run at once)"),
         ("epoch", as_seconds(steps * times.total), f"{steps:,} steps for {as_count(answer.question.num_seeds)} seeds"),
     ]
 
@@ -160,20 +137,10 @@ def _preparing(answer: ScalePlan) -> list[Line]:
     return lines
 
 
-def _spark(whole: str, run: SparkRun) -> list[Line]:
-    start, *stages = run.stages
-    hours = run.core_seconds / 3600
+def _spark(answer: ScalePlan) -> list[Line]:
+    question = answer.question
+    cores = (question.executors or 0) * question.executor_cores
     return [
-        (start.name, as_seconds(start.seconds), "the same for every size"),
-        *((stage.name, as_seconds(stage.seconds), f"limited by {stage.bottleneck}") for stage in stages),
-        (whole, as_seconds(run.seconds), f"executors: {run.executors}, cores: {run.cores}"),
-        ("core-hours", f"{hours:,.0f}" if hours >= 10 else f"{hours:.2f}", ""),
-        ("shuffled", as_bytes(run.shuffled), f"{as_bytes(run.shuffled / run.executors)} on an executor's disks"),
+        (name, as_seconds(seconds), f"cores: {cores}, core-hours: {seconds * cores / 3600:,.2f}")
+        for name, seconds in answer.spark.items()
     ]
-
-
-def _spark_build(answer: ScalePlan, build: SparkRun) -> list[Line]:
-    pays = answer.spark_pays_from
-    from_size = "at no size" if pays is None else f"{as_count(pays)} edges"
-    remark = f"one machine has {answer.constants.cores} cores here"
-    return [*_spark("tables to parts", build), ("faster than one machine from", from_size, remark)]

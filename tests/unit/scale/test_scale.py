@@ -12,6 +12,7 @@ import torch
 
 import hoploom
 from hoploom import NeighborLoader, ops
+from hoploom.errors import ConfigError
 from hoploom.ingest.synthetic import generate
 from hoploom.scale import (
     Question,
@@ -21,8 +22,8 @@ from hoploom.scale import (
     findings,
     plan,
 )
-from hoploom.scale.limits import hosts_needed
-from hoploom.scale.sizes import Crowd, batch_size, grow, host_items, picks_per_node, topology_bytes, traffic
+from hoploom.scale.plan import hosts_needed
+from hoploom.scale.sizes import Popularity, batch_size, grow, host_items, picks_per_node, topology_bytes, traffic
 from hoploom.schema import Field
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_sync")
@@ -105,8 +106,8 @@ def test_ids_are_wide_from_two_to_the_31_nodes_on() -> None:
 
 
 def test_distinct_nodes_without_skew_are_the_closed_form() -> None:
-    assert Crowd(1000, 0.0).distinct(0, 500) == pytest.approx(1000 * (1 - math.exp(-0.5)), rel=1e-4)
-    assert Crowd(1000, 0.0).distinct(100, 0) == pytest.approx(100, rel=1e-4)
+    assert Popularity(1000, 0.0).distinct(0, 500) == pytest.approx(1000 * (1 - math.exp(-0.5)), rel=1e-4)
+    assert Popularity(1000, 0.0).distinct(100, 0) == pytest.approx(100, rel=1e-4)
 
 
 def test_distinct_nodes_with_skew_are_those_of_a_simulation() -> None:
@@ -114,7 +115,7 @@ def test_distinct_nodes_with_skew_are_those_of_a_simulation() -> None:
     generator = torch.Generator().manual_seed(1)
     ranks = (torch.rand(draws, generator=generator).square() * num_nodes).long()  # density 1/2 rank^(-1/2)
     found = ranks.unique()
-    crowd = Crowd(num_nodes)
+    crowd = Popularity(num_nodes)
     assert crowd.distinct(0, draws) == pytest.approx(found.numel(), rel=0.01)
     among_hottest = float((found < num_nodes // 10).sum()) / found.numel()
     assert crowd.hit_rate(0, draws, 0.1) == pytest.approx(among_hottest, rel=0.02)
@@ -134,7 +135,7 @@ def test_a_batch_is_as_large_as_a_real_one_within_two_percent(tmp_path: Path) ->
     loader = NeighborLoader(store, [10, 5], seeds, batch_size=400, mode="blocks")
     batch = next(iter(loader))
     picks = sum(block.edge_index.shape[1] for block in batch.blocks)
-    hops = grow(Crowd(20_000), num_edges / 20_000, 400, [10, 5])
+    hops = grow(Popularity(20_000), num_edges / 20_000, 400, [10, 5])
     assert sum(hop.picks for hop in hops) == pytest.approx(picks, rel=0.02)
     assert hops[-1].nodes == pytest.approx(batch.n_id.numel(), rel=0.02)
 
@@ -142,16 +143,16 @@ def test_a_batch_is_as_large_as_a_real_one_within_two_percent(tmp_path: Path) ->
 def test_a_batch_never_holds_more_than_the_graph_or_its_picks() -> None:
     for skew in (0.0, 0.5, 0.9):
         for num_nodes in (10, 1000, 10**6, 10**12):
-            hops = grow(Crowd(num_nodes, skew), 30, 8, [15, 10, 5, -1])
+            hops = grow(Popularity(num_nodes, skew), 30, 8, [15, 10, 5, -1])
             sizes = [hop.nodes for hop in hops]
             assert sizes == sorted(sizes)
             assert sizes[-1] <= min(num_nodes, 8 + sum(hop.picks for hop in hops)) * (1 + 1e-3)
 
 
 def test_a_cache_without_skew_hits_as_often_as_it_holds() -> None:
-    assert Crowd(10**6, 0.0).hit_rate(1000, 10**5, 0.25) == pytest.approx(0.25)
-    assert Crowd(10**6).hit_rate(1000, 10**5, 1.0) == pytest.approx(1.0, rel=1e-3)
-    assert Crowd(10**6).hit_rate(1000, 10**5, 0.0) == 0.0
+    assert Popularity(10**6, 0.0).hit_rate(1000, 10**5, 0.25) == pytest.approx(0.25)
+    assert Popularity(10**6).hit_rate(1000, 10**5, 1.0) == pytest.approx(1.0, rel=1e-3)
+    assert Popularity(10**6).hit_rate(1000, 10**5, 0.0) == 0.0
 
 
 # --- traffic, by hand ----------------------------------------------------------------------------
@@ -280,6 +281,25 @@ def test_assigning_by_stream_takes_as_long_as_was_measured_for_each_edge_and_cor
     ]
     assert assigning == pytest.approx([10**12 / (4 * 1e7), 0, 0])
     assert "without the time of METIS" in as_text(plan(replace(LARGE, edge_cut="metis"), own))
+
+
+def test_spark_takes_its_start_and_the_work_of_its_cores() -> None:
+    rates = {"spark_start": 10.0, "spark_nodes": 1e5, "spark_joins": 1e6, "spark_writes": 1e8, "spark_rewrites": 2e6}
+    own = replace(default_constants(), partition_edges=1e7, cores=4, **rates)
+    nodes, edges = 10**8, 10**9
+    question = Question(nodes=nodes, edges=edges, features=None, edge_cut="stream", executors=4, executor_cores=5)
+    rows = nodes * (16 + 16)  # a label, and an original id
+    building = nodes / 1e5 + edges / 1e6 + (rows + edges * 16) / 1e8
+    cutting = edges / (4 * 1e7) + (edges / 2e6 + rows / 1e8) / 20  # the driver assigns the nodes
+    expected = {"tables to parts": 10 + building / 20, "store to parts": 10 + cutting}
+    answer = plan(question, own)
+    assert answer.spark == pytest.approx(expected)
+    hours = expected["tables to parts"] * 20 / 3600
+    assert f"cores: 20, core-hours: {hours:,.2f}" in as_text(answer).split("On Spark\n")[1]
+    assert json.loads(as_json(answer))["spark"] == answer.spark
+    assert "Spark" not in as_text(plan(replace(question, executors=None)))
+    with pytest.raises(ConfigError, match=r"executors is 0; give a whole number"):
+        replace(question, executors=0)
 
 
 EXTREMES = [
