@@ -45,7 +45,7 @@ class Trainer:
         """Open a store whose other parts other trainers hold."""
         torch.set_num_threads(1)
         assert self._context is not None
-        self._stores[name] = self._context.open(path, exchange="collective", **options)
+        self._stores[name] = hoploom.open(path, context=self._context, exchange="collective", **options)
         return {}
 
     def _open(

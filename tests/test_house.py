@@ -28,9 +28,6 @@ LAYERS = [
     {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-DOORS = {  # what users reach from an object that stands above: imported when it is called
-    "ranks.context": {"deploy"},  # Context.open
-}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -74,16 +71,13 @@ def _room(module: str) -> str:
 
 @pytest.mark.parametrize("name", sorted(set(MODULES) - {""}))
 def test_a_module_imports_only_what_stands_above_it(name: str) -> None:
-    level, doors = LEVEL[_room(name)], DOORS.get(name, set())
-    below = {other for other in _imports(MODULES[name]) if LEVEL[_room(other)] > level and _room(other) not in doors}
+    below = {other for other in _imports(MODULES[name]) if LEVEL[_room(other)] > LEVEL[_room(name)]}
     assert not below, f"{name} imports {below}"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Neither at once nor later, nor for their types alone."""
     left = {name: {i for i in _imports(path) if i in MODULES} for name, path in MODULES.items() if name}
-    for name, rooms in DOORS.items():
-        left[name] = {other for other in left[name] if _room(other) not in rooms}
     while True:  # neither what imports nothing that is left, nor what nothing left imports
         imported = {other for needed in left.values() for other in needed}
         kept = {name: needed & set(left) for name, needed in left.items() if needed & set(left) and name in imported}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hoploom.batch import Block
+    from hoploom.deploy.open import open
     from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, PeerError, StoreError, TrainError
     from hoploom.gpu.place import place
     from hoploom.gpu.whole_step.epoch import WholeStep
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from hoploom.sample import Edges
     from hoploom.serve.connect import connect
     from hoploom.store import Store
-    from hoploom.store import open_store as open
     from hoploom.store.from_pyg import from_pyg
     from hoploom.store.from_tensors import from_tensors
     from hoploom.train.checkpoint import Checkpoint
@@ -81,7 +81,7 @@ _HOMES = {
     "from_pyg": "store.from_pyg",
     "from_tensors": "store.from_tensors",
     "generate": "ingest.synthetic",
-    "open": "store",
+    "open": "deploy.open",
     "place": "gpu.place",
 } | dict.fromkeys(("HGTLoader", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
 _HOMES |= {
@@ -100,7 +100,7 @@ _PACKAGES = {"batch", "config", "deploy", "ranks", "errors", "gpu", "ingest", "k
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(_import(_HOMES[name]), "open_store" if name == "open" else name)
+        return getattr(_import(_HOMES[name]), name)
     if name in _PACKAGES:
         return _import(name)
     raise AttributeError(f"module 'hoploom' has no attribute {name!r}")

@@ -88,7 +88,7 @@ def test_a_rank_on_a_disk_is_at_home_in_its_parts(path: Path, address: str) -> N
     with hoploom.init(device="cpu") as context:
         options: dict[str, Any]
         for options in ({}, {"servers": address, "topology": "parted"}):
-            store = context.open(path, parts=[1], memory=within(path, 0.1), **options)
+            store = hoploom.open(path, context=context, parts=[1], memory=within(path, 0.1), **options)
             assert store.reads is not None
             assert store.deployment.homes == ((1,),)
 
@@ -115,7 +115,7 @@ def test_a_budget_without_parts_is_refused_with_the_way_out(arguments: dict[str,
         r"memory limits what this process holds of the parts .*; give path and parts, .* hoploom serve --store-memory"
     )
     with hoploom.init(device="cpu") as context, pytest.raises(ConfigError, match=message):
-        context.open(**arguments, memory="6GB")
+        hoploom.open(context=context, **arguments, memory="6GB")
     with pytest.raises(ConfigError, match=message):
         hoploom.connect("127.0.0.1:1", memory="6GB")
 

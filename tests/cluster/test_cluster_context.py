@@ -1,4 +1,4 @@
-"""Context.open: the store that the deployment means, with real servers, in real processes."""
+"""hoploom.open with a context: the store that the deployment means, with real servers, in real processes."""
 
 import json
 import os
@@ -78,10 +78,10 @@ def test_the_widths_of_glts_file_are_those_of_the_store(
     hoploom.from_tensors({"x": x, "y": y}, torch.arange(60).view(2, 30)).save(tmp_path / "store")
     with init(device="cpu") as context:
         if message is None:
-            assert context.open(tmp_path / "store").schema.homogeneous
+            assert hoploom.open(tmp_path / "store", context=context).schema.homogeneous
         else:
             with pytest.raises(ConfigError, match=f"{message}.*; correct the YAML, or open the store that it"):
-                context.open(tmp_path / "store")
+                hoploom.open(tmp_path / "store", context=context)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def _expected(graph: Path, rank: int = 0, world_size: int = 1, **options: Any) -
 
 def test_without_servers_on_one_host_it_is_open(graph: Path) -> None:
     with init() as context:
-        store = context.open(graph)
+        store = hoploom.open(graph, context=context)
         assert (len(store.parts), store.deployment.homes, store.deployment.makes_batches) == (2, (), False)
         assert told_of(loader(store, 0, 1)) == _expected(graph)
-        assert context.open(graph, parts=[1]).deployment.homes == ((1,),)
+        assert hoploom.open(graph, context=context, parts=[1]).deployment.homes == ((1,),)
 
 
 @pytest.fixture(scope="module")
@@ -128,13 +128,15 @@ def address(graph: Path, server_process: OneProcess) -> str:
 
 def test_servers_given_make_the_batches_or_the_rest_of_the_rows(graph: Path, address: str) -> None:
     with init() as context:
-        store = context.open(servers=[address])
+        store = hoploom.open(context=context, servers=[address])
         assert store.deployment.makes_batches
         assert told_of(loader(store, 0, 1)) == _expected(graph)
-        beside = context.open(graph, parts=[0], servers=address, topology="parted", timeout=30)
+        beside = hoploom.open(graph, context=context, parts=[0], servers=address, topology="parted", timeout=30)
         assert (beside.deployment.makes_batches, len(beside.parts), beside.deployment.homes) == (False, 1, ((0,),))
         assert told_of(loader(beside, 0, 1)) == _expected(graph)
-        without = context.open(graph, parts=[], servers=address)  # batches are made here, out of nothing here
+        without = hoploom.open(
+            graph, context=context, parts=[], servers=address
+        )  # batches are made here, out of nothing here
         assert (without.deployment.makes_batches, len(without.parts), without.deployment.homes) == (False, 0, ())
         assert told_of(loader(without, 0, 1)) == _expected(graph)
 
@@ -144,11 +146,11 @@ def test_what_launch_says_wins_over_the_scripts_path(
 ) -> None:
     with init() as context:
         monkeypatch.setenv("HOPLOOM_SERVERS", address)
-        store = context.open("nowhere.store")  # server-client mode: no path means anything here
+        store = hoploom.open("nowhere.store", context=context)  # server-client mode: no path means anything here
         assert store.deployment.makes_batches
         monkeypatch.setenv("HOPLOOM_STORE", str(graph))
         monkeypatch.setenv("HOPLOOM_PARTS", "1")
-        store = context.open("nowhere.store")
+        store = hoploom.open("nowhere.store", context=context)
         assert (store.deployment.makes_batches, store.deployment.homes) == (False, ((1,),))
         assert told_of(loader(store, 0, 1)) == _expected(graph)
 
@@ -157,7 +159,7 @@ def test_servers_of_launch_and_servers_beside_trainers_exclude_each_other(monkey
     monkeypatch.setenv("HOPLOOM_SERVERS", "127.0.0.1:1")
     message = "serve is True, but hoploom launch has started servers; leave serve or its servers out"
     with init() as context, pytest.raises(ConfigError, match=message):
-        context.open("graph.store", serve=True)
+        hoploom.open("graph.store", context=context, serve=True)
 
 
 @pytest.mark.parametrize(
@@ -166,13 +168,13 @@ def test_servers_of_launch_and_servers_beside_trainers_exclude_each_other(monkey
         ({}, "there is no store: path is None and no server is named; give one of them, or hoploom launch"),
         ({"serve": "yes"}, "serve is 'yes'; give True, False or 'auto'"),
         ({"serve": True, "servers": "127.0.0.1:1"}, "there are servers already; leave serve or servers out"),
-        ({"path": "s", "chache": 3}, "Context.open got 'chache'; besides its own arguments it takes"),
+        ({"path": "s", "chache": 3}, "hoploom.open got 'chache'; besides its own arguments it takes"),
         ({"path": "s", "parts": ["a"]}, "a part is 'a'; give the numbers of parts"),
     ],
 )
 def test_what_can_never_be_opened_is_refused(arguments: dict[str, Any], message: str) -> None:
     with init() as context, pytest.raises(ConfigError, match=message):
-        context.open(**arguments)
+        hoploom.open(context=context, **arguments)
 
 
 # --- a server beside the trainers of each host ---------------------------------------------------
@@ -219,7 +221,7 @@ def test_a_host_without_parts_trains_on_the_others(graph: Path, tmp_path: Path, 
 
 def test_a_part_that_no_host_holds_is_named(graph: Path) -> None:
     with init() as context, pytest.raises(ConfigError, match=r"no host holds part 1 of .*, they hold \[\[0\]\]; give"):
-        context.open(graph, parts=[0], serve=True)
+        hoploom.open(graph, context=context, parts=[0], serve=True)
 
 
 @pytest.mark.slow
@@ -333,11 +335,12 @@ import gc, json, os, sys
 gc.disable()
 from concurrent.futures import ThreadPoolExecutor
 import torch
+import hoploom
 from hoploom.deploy.keeper import descendants
 from hoploom.ranks.context import init
 from hoploom.store import Wanted
 with init(device="cpu", timeout=60) as context:
-    store = context.open(sys.argv[1])
+    store = hoploom.open(sys.argv[1], context=context)
     wanted = [Wanted(store.schema.node_types[0].name, "x", torch.arange(60))]
     with ThreadPoolExecutor(8) as pool:  # more connections than there are
         (rows,) = list(pool.map(lambda _: store.features.gather(wanted), range(40)))[0]
@@ -379,7 +382,7 @@ def test_rank_0_alone_says_that_servers_on_a_network_are_without_tls_and_what_th
         first, second = told_by_two(graph, found[0].name, found)
     [warning] = [line for line in first.splitlines() if "warning" in line.lower()]
     assert "send without TLS" in warning
-    assert "give context.open cert=, key= and ca=" in warning
+    assert "give hoploom.open cert=, key= and ca=" in warning
     assert "--" not in warning
     assert "warning" not in second.lower()
 

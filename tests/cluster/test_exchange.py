@@ -227,4 +227,4 @@ def test_one_deadline_is_for_all_exchanges_that_a_context_closes(tmp_path: Path)
 def test_what_can_never_be_exchanged_is_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = _saved(tmp_path / "graph", 2)
     with init(device="cpu") as context, pytest.raises(ConfigError, match=message):
-        context.open(**({"path": path, "exchange": "collective"} | given))
+        hoploom.open(context=context, **({"path": path, "exchange": "collective"} | given))

@@ -32,11 +32,11 @@ hosts = ["127.0.0.1", "127.0.0.2"]
 CHECK = """
 import hoploom
 with hoploom.init(device="cpu") as context:
-    store = context.open()
+    store = hoploom.open(context=context)
     seeds = hoploom.NeighborLoader(
         store, [2], input_nodes="train", batch_size=2, rank=context.rank, world_size=context.world_size
     )
-    print("sampled", sum(batch.batch_size for batch in seeds), "of", context.open().path, flush=True)
+    print("sampled", sum(batch.batch_size for batch in seeds), "of", hoploom.open(context=context).path, flush=True)
 """
 
 

@@ -22,7 +22,7 @@ from hoploom.errors import ConfigError, TrainError
 TRAIN = """
 import hoploom, sys, torch
 with hoploom.init(device="cpu") as context:
-    store = context.open()
+    store = hoploom.open(context=context)
     loader = hoploom.NeighborLoader(
         store, [2], input_nodes="train", batch_size=2, rank=context.rank, world_size=context.world_size
     )

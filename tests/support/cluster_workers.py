@@ -37,7 +37,7 @@ def tell_batches(context: Context, folder: str, path: str | None, opening: dict[
     parts = opening.pop("parts_by_rank", None)
     if parts is not None:
         opening["parts"] = parts[context.rank]
-    store = context.open(path, **opening)
+    store = hoploom.open(path, context=context, **opening)
     ranks = context.rank, context.world_size
     told: dict[str, Any] = {"batches": told_of(loader(store, *ranks))}
     told["local"] = told_of(loader(store, *ranks, locality=True))
@@ -58,7 +58,7 @@ def children() -> list[int]:
 
 def linger_in_rank_one(context: Context, folder: str, path: str) -> None:
     """Rank 0 is done at once; rank 1 asks rank 0's server long after that."""
-    store = context.open(path, serve=True)
+    store = hoploom.open(path, context=context, serve=True)
     if context.rank == 1:
         until(lambda: context._peers._is_gone(0), "the goodbye of rank 0")  # type: ignore[union-attr]
         told = told_of(loader(store, 0, 1))

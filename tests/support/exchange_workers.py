@@ -32,7 +32,7 @@ OPTIONS: dict[str, Any] = {"exchange": "collective", "look_ahead": 2}
 
 def loop_in_many_ways(context: Context, path: str, topology: str) -> None:
     """Each rank compares its batches with those of the whole graph."""
-    store = context.open(path, topology=topology, **OPTIONS)
+    store = hoploom.open(path, context=context, topology=topology, **OPTIONS)
     assert [len(homes) for homes in store.deployment.homes] == [2, 1, 1]
     whole = hoploom.open(path)
     assert torch.equal(store.split("train"), whole.split("train"))
@@ -58,7 +58,7 @@ def leave_nothing_open(context: Context, path: str) -> None:
 
     def open_and_close(times: int) -> None:
         for _ in range(times):
-            with context.open(path, **OPTIONS) as store:
+            with hoploom.open(path, context=context, **OPTIONS) as store:
                 store.features.gather([("node", "x", torch.arange(60))])
             store.deployment.exchange._thread.join(10)  # type: ignore[attr-defined]
 
@@ -186,12 +186,12 @@ def refuse_what_differs(context: Context, path: str, other: str) -> None:
     with pytest.raises(
         ConfigError, match=r"no rank holds part 1 of .*, they hold \[\[0\], \[0\]\]; give parts= on each"
     ):
-        context.open(path, exchange="collective", parts=[0])
+        hoploom.open(path, context=context, exchange="collective", parts=[0])
     with pytest.raises(ConfigError, match=rf"rank {1 - rank} opened another store \(\w+\) than this rank"):
-        context.open((path, other)[rank], exchange="collective")
+        hoploom.open((path, other)[rank], context=context, exchange="collective")
     with pytest.raises(ConfigError, match="parts is empty, so there is nothing to open; give some of the 2 parts"):
-        context.open(path, exchange="collective", parts=[])
-    store = context.open(path, exchange="collective", parts=[rank])
+        hoploom.open(path, context=context, exchange="collective", parts=[])
+    store = hoploom.open(path, context=context, exchange="collective", parts=[rank])
     damaged = Path(path, "part-00001/nodes/node/x.npy")
     if rank == 0:
         os.truncate(damaged, 0)
@@ -211,7 +211,7 @@ def lose_a_rank(context: Context, path: str, folder: str, how: str) -> None:
 
     if context.rank == 1:
         HeldParts.answer = lost  # type: ignore[method-assign]
-    store = context.open(path, topology="parted", **OPTIONS)
+    store = hoploom.open(path, context=context, topology="parted", **OPTIONS)
     _told_of_the_loss(context, store, folder)
 
 
@@ -227,7 +227,7 @@ def _told_of_the_loss(context: Context, store: Store, folder: str) -> None:
 
 def leave_with_an_error(context: Context, path: str, folder: str) -> None:
     """Rank 1 leaves its loop with an error of its own, while the others go on."""
-    with context.open(path, **OPTIONS) as store:
+    with hoploom.open(path, context=context, **OPTIONS) as store:
         if context.rank == 1:
             next(iter(loader(store, context.rank, context.world_size, num_workers=1)))
             raise KeyError("rank one's own")
@@ -241,7 +241,7 @@ def _read_on(store: Store) -> None:
 
 def leave_a_store_and_go_on(context: Context, path: str, folder: str) -> None:
     """Rank 1 leaves its store by an error that it catches. All go on without the store, until rank 2 is killed."""
-    with suppress(KeyError), context.open(path, **OPTIONS) as store:
+    with suppress(KeyError), hoploom.open(path, context=context, **OPTIONS) as store:
         store.features.gather([("node", "x", torch.arange(60))])
         context.barrier()
         if context.rank == 1:
@@ -258,7 +258,7 @@ def leave_a_store_and_go_on(context: Context, path: str, folder: str) -> None:
 
 def linger(context: Context, path: str) -> None:
     """Rank 0 closes its stores at once; rank 1 needs its rows after that. They close their stores in another order."""
-    stores = [context.open(path, exchange="collective") for _ in range(2)]
+    stores = [hoploom.open(path, context=context, exchange="collective") for _ in range(2)]
     met = dist.distributed_c10d._get_default_store()
     if context.rank == 1:
         met.wait(["rank 0 has closed"], timedelta(seconds=30))
@@ -272,7 +272,7 @@ def linger(context: Context, path: str) -> None:
 
 def close_against_a_sum(context: Context, path: str, folder: str) -> None:
     """Each waits for the other. Rank 0 has left then, however its closing ended."""
-    context.open(path, exchange="collective")
+    hoploom.open(path, context=context, exchange="collective")
     with pytest.raises(ConfigError) as raised:
         (context.close if context.is_main else lambda: context.sum(1))()
     if context.rank == 1:

@@ -111,7 +111,7 @@ def fitted(
 
 def two_ranks(context: Context, path: str, size: Size, alone: list[float]) -> None:
     """Both ranks make their batches on one device, and learn what one process learns from both."""
-    host = context.open(path)
+    host = hoploom.open(path, context=context)
     with placed(host, context) as store:
         loaders = loader_of(host, size, context), loader_of(store, size, context)
         for theirs, ours in islice(zip(*loaders, strict=True), 2):

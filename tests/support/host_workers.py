@@ -56,9 +56,14 @@ def await_cut(context: Context, name: str, folder: Path) -> None:
 def main(path: str, folder: Path, servers: str, token_file: str) -> None:
     with hoploom.init(timeout=60) as context:
         common = {"servers": servers, "token_file": token_file, "timeout": 60}
-        train(context, context.open(path, parts=[context.rank], topology="parted", **common), "worker", folder)
-        train(context, context.open(**common), "client", folder)
-        train(context, context.open(path, serve=False), "alone", folder)
+        train(
+            context,
+            hoploom.open(path, context=context, parts=[context.rank], topology="parted", **common),
+            "worker",
+            folder,
+        )
+        train(context, hoploom.open(context=context, **common), "client", folder)
+        train(context, hoploom.open(path, context=context, serve=False), "alone", folder)
 
 
 if __name__ == "__main__":

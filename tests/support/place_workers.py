@@ -57,7 +57,7 @@ def assert_all_rows(store: Store) -> None:
 def share_host_memory(context: Context, folder: str, path: str) -> None:
     """Both ranks place the same store in host memory: one set of files, and no page of them is one rank's alone."""
     hostmemory.FOLDER = Path(folder)
-    with hoploom.place(context.open(path), "host", "host", device=DEVICE, among=context) as store:
+    with hoploom.place(hoploom.open(path, context=context), "host", "host", device=DEVICE, among=context) as store:
         assert_all_rows(store)
         context.barrier()
         sizes = context.gather(torch.tensor([len(os.listdir(folder)), _mapped_of(folder, "Size")]))
@@ -99,7 +99,7 @@ def _mapped_of(folder: str, what: str) -> int:
 def spread(context: Context, folder: str, path: str) -> None:
     """Each rank holds a half of the rows, and both gather all of them."""
     hostmemory.FOLDER = Path(folder)
-    with hoploom.place(context.open(path), DEVICE, "spread", among=context) as store:
+    with hoploom.place(hoploom.open(path, context=context), DEVICE, "spread", among=context) as store:
         assert store.placed is not None
         assert_all_rows(store)
         segments = store.placed.fields["node", "x"]
@@ -116,7 +116,9 @@ def spread(context: Context, folder: str, path: str) -> None:
 def spread_narrow(context: Context, folder: str, path: str) -> None:
     """int8 with scales, some of them in the other rank's memory."""
     hostmemory.FOLDER = Path(folder)
-    with hoploom.place(context.open(path), features="spread", dtype="int8", device=DEVICE, among=context) as store:
+    with hoploom.place(
+        hoploom.open(path, context=context), features="spread", dtype="int8", device=DEVICE, among=context
+    ) as store:
         rows = rows_of(store, "node", "x")
         error = (placed_rows(store, "node", "x", torch.arange(rows.shape[0])) - rows).abs()
         assert bool((error <= rows.abs().amax(1, keepdim=True) / 254 * (1 + 1e-5)).all())
@@ -125,7 +127,7 @@ def spread_narrow(context: Context, folder: str, path: str) -> None:
 def leave_early(context: Context, folder: str, path: str) -> None:
     """Rank 1 fails; rank 0 wants to close what rank 1 may read."""
     hostmemory.FOLDER = Path(folder)
-    with hoploom.place(context.open(path), features="spread", device=DEVICE, among=context):
+    with hoploom.place(hoploom.open(path, context=context), features="spread", device=DEVICE, among=context):
         if context.rank == 1:
             (Path(path).parent / "left").touch()
             raise RuntimeError("rank 1 had enough")
@@ -140,7 +142,7 @@ def choose_alike(context: Context, folder: str, path: str) -> None:
     placeplan.free_memory = lambda device: free  # type: ignore[assignment]
     name_of_device = placeplan.name_of_device
     placeplan.name_of_device = lambda device: f"GPU {context.rank}"  # type: ignore[assignment]
-    with hoploom.place(context.open(path), features="auto", device=DEVICE, among=context) as store:
+    with hoploom.place(hoploom.open(path, context=context), features="auto", device=DEVICE, among=context) as store:
         assert store.placed is not None
         shares = context.gather(torch.tensor([placement.share for placement in store.placed.report]))
         assert shares[0].tolist() == shares[1].tolist()
@@ -154,7 +156,7 @@ def share_a_device(context: Context, folder: str, path: str) -> None:
     from hoploom.gpu.place import place_plan as placeplan
 
     hostmemory.FOLDER = Path(folder)
-    store = context.open(path)
+    store = hoploom.open(path, context=context)
     with hoploom.place(store, features=DEVICE, among=context) as alone:
         assert alone.placed is not None
         whole = sum(placement.device_bytes for placement in alone.placed.report)

@@ -3,7 +3,7 @@
     python train_sage.py --store products.parts --num_nodes=2 --node_rank=0 --master_addr=gpu1  # on gpu1
     python train_sage.py --store products.parts --num_nodes=2 --node_rank=1 --master_addr=gpu1  # on gpu2
 
-The script does not depend on where the graph is: `context.open` returns the right store for the way you start it.
+The script does not depend on where the graph is: `hoploom.open` returns the right store for the way you start it.
 """
 
 import argparse
@@ -23,7 +23,7 @@ NUM_NEIGHBORS = [15, 10, 5]
 
 
 def run_training_proc(context: Context, args: argparse.Namespace) -> None:
-    store = context.open(args.store, servers=args.servers)
+    store = hoploom.open(args.store, context=context, servers=args.servers)
     print(f"rank {context.rank} of {context.world_size} maps {len(store.parts)} of {len(store.ranges)} parts")
     common = {"num_neighbors": NUM_NEIGHBORS, "batch_size": args.batch_size, "device": context.device}
     [y] = store.features.gather([("node", "y", store.split("train"))])

@@ -1,4 +1,4 @@
-"""What Context.open gives: a store of files here, of servers elsewhere, or of a server beside each host's trainers.
+"""Open a store: from files, from servers on other hosts, or from a server beside each host's trainers.
 
 What ranks must know of each other (who holds which part, where servers listen, their token) goes through
 `gather_json`, so a rank that fails here ends the others with its name, within the context's deadline.
@@ -24,6 +24,7 @@ from hoploom.ranks.environment import LOOPBACK, LaunchSettings, RankPlace
 from hoploom.ranks.rendezvous import address_towards
 from hoploom.store import Store, open_store
 from hoploom.store.base import Part
+from hoploom.store.beside import read_topology
 from hoploom.store.budget import NO_PARTS
 from hoploom.store.disk import held_parts
 from hoploom.store.format import read_manifest
@@ -35,15 +36,71 @@ COLLECTIVE: Exchanging = "collective"
 NO_SCRATCH = "scratch is set, but parts are on other hosts; it is for a store of which all parts are here: leave it out"
 NO_TLS = (
     "hoploom: warning: the graph servers beside the trainers send without TLS, so others on the network path can read "
-    "what they send; give context.open cert=, key= and ca= (`hoploom certs` makes them), or set them in [security] of "
+    "what they send; give hoploom.open cert=, key= and ca= (`hoploom certs` makes them), or set them in [security] of "
     "the cluster file"
 )
 CONNECT = ("topology", "made", "look_ahead", "timeout", "token_file", "ca", "cert", "key")
 
 
+def open(
+    path: str | Path | None = None,
+    *,
+    context: Context | None = None,
+    parts: Sequence[int] | None = None,
+    topology: Literal["own", "all", "auto", "local", "parted"] | None = None,
+    memory: int | str | None = None,
+    scratch: str | Path | None = None,
+    serve: Serve = "auto",
+    servers: str | Sequence[str] | None = None,
+    exchange: Exchanging = "servers",
+    **options: Any,
+) -> Store:
+    """Open a store from a directory. It is mapped and not loaded, so this is fast for any size.
+
+    With `parts`, only these parts are opened, and only their folders are needed. Ids and schema stay those of the whole
+    store. Splits have the members in these parts. Reading anything of another part raises a StoreError. With
+    `topology="all"`, the edges of the other parts are opened too, so sampling sees every edge; their fields are not.
+
+    `memory` is for a graph larger than memory: what this process may hold of the store, beside the batches. What does
+    not fit is read from the disk as batches need it, many reads at once. Batches stay the same. `scratch` is a folder
+    on a disk with room: what coming batches read is copied there in the order in which they need it.
+
+    >>> store = hoploom.open("papers.store")
+    >>> store = hoploom.open("papers.store", parts=[2])
+    >>> store = hoploom.open("papers.store", parts=[2], topology="all")
+    >>> store = hoploom.open("papers.store", memory="6GB")
+    >>> store = hoploom.open("papers.store", memory="6GB", scratch="/mnt/nvme")
+
+    With `context`, this opens the right store for the current deployment. All ranks call it, and the store is closed
+    with the context. On one host it maps the files; under `hoploom launch` it does what the cluster file says. On
+    several hosts without servers, it starts one beside the trainers of each host, for the host's share of the parts or
+    for `parts`. With `serve=True`, each rank of one host counts as a host. `servers`, `topology` and `options` are
+    those of `hoploom.connect`. With `exchange="collective"` no server runs: each rank maps its parts, and ranks send
+    each other rows and hops.
+
+    >>> store = hoploom.open("papers.store", context=context)
+    """
+    if context is None:
+        only_with_context = {
+            "servers": servers is not None,
+            "serve": serve != "auto",
+            "exchange": exchange != "servers",
+        }
+        given = next((name for name, is_given in only_with_context.items() if is_given), next(iter(options), None))
+        if given is not None:
+            raise ConfigError(f"hoploom.open got {given!r} without a context; give context=hoploom.init() as well")
+        if path is None:
+            raise ConfigError("path is None, and there is no context; give the path of a store")
+        lists = topology or "own"
+        return open_store(path, parts=parts, topology=lists, memory=memory, scratch=scratch)  # type: ignore[arg-type]
+    options |= {"topology": topology, "memory": memory, "scratch": scratch}
+    opening = Opening(None if path is None else Path(path), read_parts(parts), serve, servers, exchange, options)
+    return open_for(context, context.rank_info, opening, context.closing)
+
+
 @dataclass(frozen=True)
 class Opening:
-    """The arguments of `Context.open`."""
+    """The arguments of `open` with a context."""
 
     path: Path | None
     parts: tuple[int, ...] | None
@@ -65,7 +122,9 @@ class Opening:
         known = [*CONNECT, "memory", "scratch"]
         unknown = [name for name in self.options if name not in known]
         if unknown:
-            raise ConfigError(f"Context.open got {unknown[0]!r}; besides its own arguments it takes {known}")
+            raise ConfigError(f"hoploom.open got {unknown[0]!r}; besides its own arguments it takes {known}")
+        if self.options.get("topology") is not None:
+            read_topology(self.options["topology"])
         if self.serve not in (True, False, "auto"):
             raise ConfigError(f"serve is {self.serve!r}; give True, False or 'auto'")
         if self.exchange not in ("servers", COLLECTIVE):

@@ -215,7 +215,7 @@ class NeighborLoader(SamplingLoader):
     - `least_tail`: a last step with fewer seeds joins the step before it. With a value of at least every number of
       ranks that you may use, the steps are the same for all of them
     - `locality=[[0], [1]]`: seeds go to the ranks that hold their part, as far as equal batches allow; `True`: the
-      parts of every rank are those that `Context.open` found
+      parts of every rank are those that `hoploom.open` found
     - `look_ahead`: fetch the remote rows of this many steps together, each row once
     - `fields=["x"]`, `fields={"paper": ["x", "y"]}`: batches have only these fields, and ids; `[]`: no fields
     - `prefetch_bytes="1GB"`: limits the memory of batches that are ready or being made. A batch that is not made yet

@@ -299,7 +299,7 @@ def _shared_out(owners: Tensor, homes: Homes, sizes: Sequence[int]) -> list[Tens
 def localised(order: Order, store: Store, node_type: str, nodes: Tensor, locality: Any) -> Order:
     """The order with its seeds near the ranks that hold them, as `locality` asks; `nodes` are the seeds: [n] int64.
 
-    `locality` lists the parts of every rank; True: those that `Context.open` found. Where servers make the batches True
+    `locality` lists the parts of every rank; True: those that `hoploom.open` found. Where servers make the batches True
     changes nothing, so that one script runs in both modes.
     """
     if locality is False or locality is None:
@@ -327,7 +327,7 @@ def _held(locality: Any, store: Store, num_parts: int, world_size: int) -> tuple
             locality = [()] * world_size  # every rank holds all
         else:
             known = "locality is True, but nobody said which rank holds what"
-            raise ConfigError(f"{known}; open the store by context.open, or {way_out}")
+            raise ConfigError(f"{known}; open the store with hoploom.open(path, context=context), or {way_out}")
     if not _is_list(locality) or not all(map(_is_list, locality)):
         raise ConfigError(f"locality is {locality!r:.80}; give True, or {way_out[5:]}")
     held = tuple(

@@ -9,13 +9,12 @@ import atexit
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
 from numbers import Integral
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -39,7 +38,6 @@ from hoploom.ranks.one_report import report_once
 from hoploom.ranks.rendezvous import RankNotes, adopted, interface_of, meet
 from hoploom.ranks.shared_calls import MAX, SUM, SharedCalls
 from hoploom.ranks.whereabouts import whereabouts
-from hoploom.store import Store
 
 Value = TypeVar("Value", Tensor, int, float)
 DEADLINE = 600.0  # seconds that ranks wait for each other where the user gives no timeout
@@ -149,8 +147,8 @@ class Context:
         self.restarts = place.restarts  # how often torchrun or Slurm has started this run again
         self.device = device
         self.timeout = timeout  # seconds that this rank waits for another
-        self._place = place
-        self._opened = ExitStack()
+        self.rank_info = place
+        self.closing = ExitStack()  # what is closed with this context, such as its store
         self._peers = notes
         self._calls: SharedCalls | None = None  # of several ranks only
         self._exchanges: list[Exchange] = []
@@ -165,7 +163,7 @@ class Context:
             if notes is not None:
                 self._join(place, backend)
         except BaseException:
-            self._opened.close()
+            self.closing.close()
             raise
         if self.is_main and (had_more or self.world_size > 1) and not environment.is_quiet():
             print(f"hoploom: {self}", file=sys.stderr, flush=True)
@@ -285,37 +283,13 @@ class Context:
                 f"{way_out}; if it was only slow, give hoploom.init a timeout above {self.timeout:g} seconds"
             ) from error
 
-    def open(
-        self,
-        path: str | Path | None = None,
-        *,
-        parts: Sequence[int] | None = None,
-        serve: bool | Literal["auto"] = "auto",
-        servers: str | Sequence[str] | None = None,
-        exchange: Literal["servers", "collective"] = "servers",
-        **options: Any,
-    ) -> Store:
-        """Open the right store for the current deployment. All ranks call; it is closed with this context.
-
-        >>> store = context.open("papers.store")
-
-        On one host that is `hoploom.open(path)`, under `hoploom launch` what its file says. On several hosts without
-        servers, one is started beside the trainers of each: a host holds its share of the parts, or `parts`. With
-        `serve=True` each rank of one host stands for a host. With `exchange="collective"` no server runs: each rank
-        maps its parts, and ranks send each other rows and hops. `options` are those of `connect`.
-        """
-        from hoploom.deploy.open import Opening, open_for, read_parts
-
-        opening = Opening(None if path is None else Path(path), read_parts(parts), serve, servers, exchange, options)
-        return open_for(self, self._place, opening, self._opened)
-
     def after_the_others(self) -> Callable[[], None]:
         """What waits, once this rank has left, until all others have: for who keeps something that they need."""
         peers, seconds = self._peers, self.timeout
         return lambda: None if peers is None else peers.wait_for_the_others(seconds)
 
     def exchange(self, answer: Callable[[Tensor], Reply]) -> Exchange:
-        """A way for ranks to ask each other, with a group of its own: see `Context.open`. All ranks call."""
+        """A way for ranks to ask each other, with a group of its own: see `hoploom.open`. All ranks call."""
         here = whereabouts()
         if self._peers is None or here is None:
             raise ConfigError("there is one rank only, and nobody to exchange with; start several, e.g. with torchrun")
@@ -327,7 +301,7 @@ class Context:
         return self._exchanges[-1]
 
     def close(self) -> None:
-        """Leave the other ranks, and close the store that `open` opened. Ranks that wait for this one get an error."""
+        """Leave the other ranks, and close the store of this context. Ranks that wait for this one get an error."""
         try:
             for exchange in self._exchanges:
                 exchange.close()
@@ -340,7 +314,7 @@ class Context:
         else:
             self._leave(None)
         finally:
-            self._opened.close()
+            self.closing.close()
 
     def __enter__(self) -> "Context":
         return self
@@ -351,7 +325,7 @@ class Context:
             self.close()
         else:
             self._leave(error)
-            self._opened.__exit__(*raised)
+            self.closing.__exit__(*raised)
 
     def _bound_threads(self) -> bool:
         """Keep torch to as many threads as this rank has cores, until it is closed; whether it had more."""
@@ -359,7 +333,7 @@ class Context:
         had_more = self.num_cores < before and not environment.names_threads()
         if had_more:
             torch.set_num_threads(self.num_cores)
-            self._opened.callback(torch.set_num_threads, before)
+            self.closing.callback(torch.set_num_threads, before)
         return had_more
 
     def _join(self, place: RankPlace, backend: str) -> None:
@@ -369,7 +343,7 @@ class Context:
         with self._guard("meeting the other ranks", way_out=UNMET):
             if place.on_one_host or place.port:  # else the user's group has met elsewhere than at an address
                 own = LOOPBACK if place.on_one_host else self._peers.own_address(place)
-                self._opened.enter_context(environment.listening_on(interface_of(own)))
+                self.closing.enter_context(environment.listening_on(interface_of(own)))
             if place.source != "group":
                 store, size = self._peers.store, self.world_size
                 dist.init_process_group(backend, store=store, timeout=wait, rank=self.rank, world_size=size)

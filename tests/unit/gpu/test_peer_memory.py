@@ -53,7 +53,9 @@ def test_one_rank_alone_holds_all(monkeypatch: pytest.MonkeyPatch, folder: Path,
     with init(device=place_workers.DEVICE) as context:
         assert gather_json(context, {"a": [1, None]}) == [{"a": [1, None]}]
         assert peermemory.neighbours(context) == (0,)
-        with hoploom.place(context.open(path), features="spread", device=place_workers.DEVICE, among=context) as store:
+        with hoploom.place(
+            hoploom.open(path, context=context), features="spread", device=place_workers.DEVICE, among=context
+        ) as store:
             assert store.placed is not None
             place_workers.assert_all_rows(store)
             assert store.placed.fields["node", "x"].bounds.tolist() == [0]

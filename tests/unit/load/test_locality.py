@@ -258,6 +258,7 @@ def test_a_layout_that_is_none_is_refused(rings: Path, locality: Any, message: s
 
 def test_true_needs_somebody_who_knows_the_layout(rings: Path) -> None:
     with pytest.raises(
-        hoploom.ConfigError, match=r"nobody said which rank holds what; open the store by context.open, or give"
+        hoploom.ConfigError,
+        match=r"nobody said which rank holds what; open the store with hoploom.open\(path, context=context\), or give",
     ):
         _loader(hoploom.open(rings, parts=[0]), locality=True, input_nodes=[1, 2])  # type: ignore[arg-type]

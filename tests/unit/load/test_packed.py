@@ -193,4 +193,4 @@ def test_wrong_scratch_space_is_refused(path: Path, options: dict[str, str], mes
 
 def test_scratch_space_is_for_parts_that_are_all_here(path: Path, tmp_path: Path) -> None:
     with hoploom.init() as context, pytest.raises(ConfigError, match="parts are on other hosts"):
-        context.open(path, memory=MEMORY, scratch=tmp_path, servers="localhost:1")
+        hoploom.open(path, context=context, memory=MEMORY, scratch=tmp_path, servers="localhost:1")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hoploom.config.values import as_toml
 from hoploom.deploy.open import CONNECT
+from hoploom.deploy.open import open as open_store
 from hoploom.errors import ConfigError, StoreError
 from hoploom.gpu.place import place, request
 from hoploom.gpu.whole_step.recordable import prepare
@@ -240,7 +241,7 @@ def open_graph(run_file: RunFile, context: Context) -> Store:
     options = {name: getattr(section, name) for name in CONNECT_KEYS}
     options |= {"memory": run_file.memory, "scratch": run_file.scratch}
     given: dict[str, Any] = {"parts": section.parts, "servers": section.servers, "exchange": section.exchange}
-    store = context.open(run_file.store, **given, **options)
+    store = open_store(run_file.store, context=context, **given, **options)
     if store.deployment.makes_batches and section.cache is not None:
         raise run_file.problem("cluster.cache", NO_CACHE)
     return store
