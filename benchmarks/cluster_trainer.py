@@ -1,6 +1,5 @@
 """One trainer of a benchmark: it makes loaders as it is told, and times how long their batches take."""
 
-import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -23,30 +22,9 @@ class Trainer:
         self._stores: dict[str, Store] = {}
         self._loaders: dict[str, Loader] = {}
         self._loops: dict[str, Iterator[Any]] = {}
-        self._context: hoploom.Context | None = None
 
     def answer(self, told: dict[str, Any]) -> dict[str, Any]:
         return getattr(self, f"_{told.pop('do')}")(**told)  # type: ignore[no-any-return]
-
-    def _nothing(self) -> dict[str, Any]:
-        return {}
-
-    def _address(self) -> dict[str, Any]:
-        """Where this trainer, as rank 0, can be met."""
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            return {"address": "127.0.0.1:{1}".format(*listener.getsockname())}
-
-    def _join(self, **place: Any) -> dict[str, Any]:
-        self._context = hoploom.init(device="cpu", **place)
-        return {}
-
-    def _exchange(self, name: str, path: str, **options: Any) -> dict[str, Any]:
-        """Open a store whose other parts other trainers hold."""
-        torch.set_num_threads(1)
-        assert self._context is not None
-        self._stores[name] = hoploom.open(path, context=self._context, exchange="collective", **options)
-        return {}
 
     def _open(
         self, name: str, path: str | None, servers: list[str], *, cache: str = "", over: str = "", **options: Any

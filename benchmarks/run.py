@@ -26,7 +26,7 @@ GROUPS = {
     "cutting": ("shared_cuts", "shared_order", "spark_cutting"),
     "scale": ("scale_model",),
     "checkpoints": ("checkpoints",),
-    "cluster": ("serving", "worker_mode", "collectives", "server_client", "glt"),
+    "cluster": ("serving", "worker_mode", "server_client", "glt"),
     "lines": ("lines",),
     "disk": ("disk",),
     "spark": ("spark_building",),

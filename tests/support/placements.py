@@ -22,14 +22,12 @@ from hoploom.gpu.batches.stages import DeviceSampling
 from hoploom.load.loader import Loader
 from hoploom.load.packed import Packing
 from hoploom.store import Store, assemble
-from hoploom.store.beside import Topology
 from hoploom.store.row_cache import cached
 from support import made_by
 from support.batch_servers import listening, makers_of, without_graph
 from support.batches import with_reference
 from support.cases import CASES, HOOKS, Case
 from support.device_loaders import loading
-from support.exchanges import ranks_here
 from support.graphs import cut, save_in_parts
 from support.made_by import MadeBy
 from support.servers import OneProcess
@@ -73,12 +71,6 @@ class Site:
     def beside_on_disk(self, case: Case, **options: Any) -> Store:
         """The same; of it and of what the servers have, all that can be is on disk."""
         return self.beside(case, budget=True, memory=within(self.saved(case, 4), 0), **options)
-
-    def exchanging(self, case: Case, topology: Topology, *, on_disk: bool = False, look_ahead: int | None = 4) -> Store:
-        """Another rank holds half of the parts."""
-        path = self.saved(case, 4)
-        memory = within(path, 0) if on_disk else None
-        return self.closing.enter_context(ranks_here(path, topology, memory=memory, look_ahead=look_ahead))
 
     def placed(self, store: Store, *, topology: bool = True) -> Store:
         device = str(self.device)
@@ -324,26 +316,6 @@ PLACEMENTS: dict[str, Placement] = {
         made_by.look_ahead_over_a_disk,
         quick=A_FEW,
         missing=NO_DEGREES,
-    ),
-    "ranks exchange": Placement(
-        lambda case, site: (site.exchanging(case, "parted"), THREADS), made_by.look_ahead, missing=NO_DEGREES
-    ),
-    "ranks exchange, no threads": Placement(
-        lambda case, site: (site.exchanging(case, "parted", look_ahead=1), {}),
-        made_by.this_process,
-        quick=ONE_OF_EACH,
-        missing=NO_DEGREES,
-    ),
-    "ranks exchange, own topology": Placement(
-        lambda case, site: (site.exchanging(case, "local", look_ahead=3), THREADS),
-        made_by.look_ahead,
-        restored,
-        quick=ONE_OF_EACH,
-    ),
-    "ranks exchange, a budget": Placement(
-        lambda case, site: (site.exchanging(case, "local", on_disk=True, look_ahead=None), THREADS),
-        made_by.look_ahead_over_a_disk,
-        quick=A_FEW,
     ),
     "device": Placement(lambda case, site: (site.placed(case.store), {}), made_by.the_device, ends, quick=ONE_OF_EACH),
     "device, sampled on the host": Placement(

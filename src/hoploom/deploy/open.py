@@ -31,8 +31,6 @@ from hoploom.store.format import read_manifest
 from hoploom.store.on_disk import OnDisk
 
 Serve = bool | Literal["auto"]
-Exchanging = Literal["servers", "collective"]
-COLLECTIVE: Exchanging = "collective"
 NO_SCRATCH = "scratch is set, but parts are on other hosts; it is for a store of which all parts are here: leave it out"
 NO_TLS = (
     "hoploom: warning: the graph servers beside the trainers send without TLS, so others on the network path can read "
@@ -52,7 +50,6 @@ def open(
     scratch: str | Path | None = None,
     serve: Serve = "auto",
     servers: str | Sequence[str] | None = None,
-    exchange: Exchanging = "servers",
     **options: Any,
 ) -> Store:
     """Open a store from a directory. It is mapped and not loaded, so this is fast for any size.
@@ -75,17 +72,12 @@ def open(
     with the context. On one host it maps the files; under `hoploom launch` it does what the cluster file says. On
     several hosts without servers, it starts one beside the trainers of each host, for the host's share of the parts or
     for `parts`. With `serve=True`, each rank of one host counts as a host. `servers`, `topology` and `options` are
-    those of `hoploom.connect`. With `exchange="collective"` no server runs: each rank maps its parts, and ranks send
-    each other rows and hops.
+    those of `hoploom.connect`.
 
     >>> store = hoploom.open("papers.store", context=context)
     """
     if context is None:
-        only_with_context = {
-            "servers": servers is not None,
-            "serve": serve != "auto",
-            "exchange": exchange != "servers",
-        }
+        only_with_context = {"servers": servers is not None, "serve": serve != "auto"}
         given = next((name for name, is_given in only_with_context.items() if is_given), next(iter(options), None))
         if given is not None:
             raise ConfigError(f"hoploom.open got {given!r} without a context; give context=hoploom.init() as well")
@@ -94,7 +86,7 @@ def open(
         lists = topology or "own"
         return open_store(path, parts=parts, topology=lists, memory=memory, scratch=scratch)  # type: ignore[arg-type]
     options |= {"topology": topology, "memory": memory, "scratch": scratch}
-    opening = Opening(None if path is None else Path(path), read_parts(parts), serve, servers, exchange, options)
+    opening = Opening(None if path is None else Path(path), read_parts(parts), serve, servers, options)
     return open_for(context, context.rank_info, opening, context.closing)
 
 
@@ -106,7 +98,6 @@ class Opening:
     parts: tuple[int, ...] | None
     serve: Serve
     servers: str | Sequence[str] | None
-    exchange: Exchanging = "servers"
     options: Mapping[str, Any] = field(default_factory=dict)  # of connect; without servers, those of open_store count
 
     @property
@@ -127,28 +118,12 @@ class Opening:
             read_topology(self.options["topology"])
         if self.serve not in (True, False, "auto"):
             raise ConfigError(f"serve is {self.serve!r}; give True, False or 'auto'")
-        if self.exchange not in ("servers", COLLECTIVE):
-            raise ConfigError(f"exchange is {self.exchange!r}; choose 'servers' or 'collective'")
-        if self.exchange == COLLECTIVE:
-            self._check_collective()
         if self.servers and self.serve is True:
             raise ConfigError("serve is True, but there are servers already; leave serve or servers out")
         if self.memory is not None and self.servers and (self.path is None or self.parts == ()):
             raise ConfigError(NO_PARTS)
         if self.scratch is not None and (self.servers or self.serve is True):
             raise ConfigError(NO_SCRATCH)
-
-    def _check_collective(self) -> None:
-        given = {"servers": self.servers, "serve": self.serve is True, **self.options}
-        names = ("servers", "serve", "scratch", "made", "timeout", "token_file", "ca", "cert", "key")
-        unused = next((name for name in names if given.get(name)), None)
-        if unused is not None:
-            raise ConfigError(
-                f"{unused} is given, but with exchange='collective' ranks ask each other, no servers; leave one of the "
-                "two out"
-            )
-        if self.path is None:
-            raise ConfigError("exchange='collective' needs the store here, and path is None; give its path")
 
 
 def open_for(context: Context, place: RankPlace, opening: Opening, closing: ExitStack) -> Store:
@@ -171,8 +146,6 @@ def _open(
     if opening.path is None:
         raise ConfigError("there is no store: path is None and no server is named; give one of them, or hoploom launch")
     num_parts = len(read_manifest(opening.path).parts)
-    if opening.exchange == COLLECTIVE:
-        return _exchanging(context, _hosts(place, deployment), opening, num_parts)
     if opening.serve is True or (opening.serve == "auto" and not place.on_one_host and num_parts > 1):
         if opening.scratch is not None:
             raise ConfigError(NO_SCRATCH)
@@ -271,26 +244,6 @@ def _side_by_side(context: Context, hosts: Hosts, opening: Opening, closing: Exi
         server = closing.enter_context(LocalServer(command, context.timeout, token=token, before_close=others))
     servers = gather_json(context, "" if server is None else server.address)
     return _connected(replace(opening, servers=[one for one in servers if one]), closing, token)
-
-
-def _exchanging(context: Context, hosts: Hosts, opening: Opening, num_parts: int) -> Store:
-    """This rank's parts, and the other ranks' by exchange."""
-    from hoploom.deploy.exchanged import open_exchanged
-
-    if context.world_size == 1:
-        raise ConfigError(
-            "exchange='collective' is between ranks, and there is one only; start several, or leave it out"
-        )
-    if num_parts == 1:
-        raise ConfigError(
-            f"{opening.path} has one part, so ranks have nothing to exchange; cut it with hoploom partition, or leave "
-            "exchange out"
-        )
-    assert opening.path is not None
-    nodes = gather_json(context, hosts.node)
-    leaders = _leaders(nodes)
-    parts = _own_parts(opening, leaders.index(nodes.index(hosts.node)), len(leaders))
-    return open_exchanged(context, opening.path, parts, dict(opening.options))
 
 
 def _own_parts(opening: Opening, host: int, num_hosts: int) -> list[int]:

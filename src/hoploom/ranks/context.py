@@ -8,18 +8,15 @@ Every wait has a deadline, and a peer that ended or hangs becomes a PeerError; t
 import atexit
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
-from functools import partial
 from numbers import Integral
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
@@ -27,13 +24,10 @@ from hoploom import ops
 from hoploom.config.values import as_number
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.ranks import environment
-from hoploom.ranks.all_to_all import AllToAll
 from hoploom.ranks.averaging import Averaging
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.devices import chosen_backend, chosen_device
 from hoploom.ranks.environment import LOOPBACK, RankPlace
-from hoploom.ranks.exchange import Exchange, RankLeft, leave_all
-from hoploom.ranks.inquiries import Reply
 from hoploom.ranks.one_report import report_once
 from hoploom.ranks.rendezvous import RankNotes, adopted, interface_of, meet
 from hoploom.ranks.shared_calls import MAX, SUM, SharedCalls
@@ -151,7 +145,6 @@ class Context:
         self.closing = ExitStack()  # what is closed with this context, such as its store
         self._peers = notes
         self._calls: SharedCalls | None = None  # of several ranks only
-        self._exchanges: list[Exchange] = []
         self._group: dist.ProcessGroup | None = None  # to leave in the end
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -267,7 +260,7 @@ class Context:
         return self._guard(doing)
 
     @contextmanager
-    def _guard(self, doing: str, beside: str = "", way_out: str = LEFT) -> Iterator[None]:
+    def _guard(self, doing: str, way_out: str = LEFT) -> Iterator[None]:
         try:
             yield
         except HoploomError:
@@ -276,10 +269,8 @@ class Context:
             if self._peers is None or not (isinstance(error, dist.DistError) or LOST.search(str(error))):
                 raise
             reason = LOCATION.sub("", str(error).splitlines()[0]).split(". ")[0]
-            peers = self._peers
-            who = peers.farewell_of(error.rank) if isinstance(error, RankLeft) else peers.missing(beside)
             raise PeerError(
-                f"rank {self.rank} of {self.world_size} was {doing}, and {who} ({reason:.300}); "
+                f"rank {self.rank} of {self.world_size} was {doing}, and {self._peers.missing()} ({reason:.300}); "
                 f"{way_out}; if it was only slow, give hoploom.init a timeout above {self.timeout:g} seconds"
             ) from error
 
@@ -288,30 +279,9 @@ class Context:
         peers, seconds = self._peers, self.timeout
         return lambda: None if peers is None else peers.wait_for_the_others(seconds)
 
-    def exchange(self, answer: Callable[[Tensor], Reply]) -> Exchange:
-        """A way for ranks to ask each other, with a group of its own: see `hoploom.open`. All ranks call."""
-        here = whereabouts()
-        if self._peers is None or here is None:
-            raise ConfigError("there is one rank only, and nobody to exchange with; start several, e.g. with torchrun")
-        with self.guard("meeting the other ranks"):
-            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
-        name = f"exchange/{len(self._exchanges)}"
-        notes, guard = PrefixStore(name, self._peers.store), partial(self._guard, beside=name)
-        self._exchanges.append(Exchange(AllToAll(group), notes, here, guard, answer, self.timeout))
-        return self._exchanges[-1]
-
     def close(self) -> None:
         """Leave the other ranks, and close the store of this context. Ranks that wait for this one get an error."""
         try:
-            for exchange in self._exchanges:
-                exchange.close()
-            deadline = time.monotonic() + self.timeout
-            for exchange in self._exchanges:
-                exchange.wait(deadline)
-        except BaseException as error:
-            self._leave(error)
-            raise
-        else:
             self._leave(None)
         finally:
             self.closing.close()
@@ -359,14 +329,13 @@ class Context:
         peers, self._peers = self._peers, None
         if peers is not None:
             told = otherwise if error is None else f"ended with {type(error).__name__}: {error}"[:300]
-            peers.leave(told, self._leave_group, is_for_peers=isinstance(error, PeerError))
+            peers.leave(told, self._leave_group)
 
     def _leave_at_exit(self) -> None:
         """Of a script that never closes its context: the others learn how it ended, but sys.exit leaves no trace."""
         self._leave(getattr(sys, "last_value", None), UNCLOSED)
 
     def _leave_group(self) -> None:
-        leave_all(self._exchanges)
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
             if self._calls is not None:

@@ -51,7 +51,7 @@ class RankNotes:
         self._rank, self._world_size, self._kind = place.rank, place.world_size, kind
         self._keeper, self._keeps = _keeper(place, kind), place.rank == 0 and not place.hosted
         self._others = [rank for rank in range(place.world_size) if rank != place.rank]
-        self._lost = self._lost_beside = False
+        self._lost = False
 
     def arrive(self, said: str, seconds: float) -> None:
         """Wait until all are here. One that leaves before that ends the waiting of all."""
@@ -111,55 +111,34 @@ class RankNotes:
         far = next((address for text in told if not is_loopback(address := text.decode())), None)
         return own if far is None else address_towards(far, place.port)
 
-    def leave(self, farewell: str, close: Callable[[], object] = lambda: None, *, is_for_peers: bool = False) -> None:
+    def leave(self, farewell: str, close: Callable[[], object] = lambda: None) -> None:
         """Say why, unless it is because the others are lost; then close what connects the ranks."""
-        if is_for_peers and self._lost_beside and not self._lost:
-            self._lost = True
-            within(FAREWELL, lambda: self._note("lost", ""))
         if not self._lost:
             within(FAREWELL, lambda: self._note("ended", farewell))
         within(FAREWELL, close)
         if self._lost and self._keeps:  # the others notice after this one, and want to know whom they lost
             self._stay(FAREWELL)
 
-    def missing(self, beside: str = "") -> str:
-        """Which peer ended, or else which ones give no sign of life while this rank waits a moment for one.
-
-        `beside` names what a thread does with the other ranks: this rank may go on without it, and lose others later.
-        """
-        if beside:
-            self._lost_beside = True
-        else:
-            self._lost = True
-        lost = f"{beside}/lost" if beside else "lost"
-        return within(FAREWELL, lambda: self._roll_call(lost)) or f"{self._keeper} does not answer"
-
-    def farewell_of(self, rank: int) -> str:
-        """What became of a rank that has left an exchange: how it ended, if it says so within a moment."""
-
-        def look() -> str:
-            deadline = time.monotonic() + ROLL_CALL
-            while not (ended := self._how_ended(rank)) and time.monotonic() < deadline:
-                threading.Event().wait(ROLL_CALL / 20)
-            return ended
-
-        return within(FAREWELL, look) or f"rank {rank} closed its store"
+    def missing(self) -> str:
+        """Return which peer ended, or else which ones give no sign of life while this rank waits a moment for one."""
+        self._lost = True
+        return within(FAREWELL, self._roll_call) or f"{self._keeper} does not answer"
 
     def _how_ended(self, rank: int) -> str:
         if not self.store.check([f"ended/{rank}"]):
             return ""
         return f"rank {rank} {self.store.get(f'ended/{rank}').decode(errors='replace')}"
 
-    def _roll_call(self, lost: str) -> str:
+    def _roll_call(self) -> str:
         self._note("heard", "")
-        self._note(lost, "")
+        self._note("lost", "")
         silent, deadline = set(self._others), time.monotonic() + ROLL_CALL
         try:
             while silent and time.monotonic() < deadline:
                 for rank in silent:
                     if ended := self._how_ended(rank):
                         return ended
-                silent = {rank for rank in silent if not self.store.check([f"{lost}/{rank}"])}
+                silent = {rank for rank in silent if not self.store.check([f"lost/{rank}"])}
                 threading.Event().wait(ROLL_CALL / 20)
             # a rank that has missed others, perhaps long ago, is blamed only if no other rank is silent
             silent = {rank for rank in silent if not self.store.check([f"heard/{rank}"])} or silent

@@ -85,8 +85,7 @@ class Store(Explored):
     def close(self) -> None:
         """Close the connections to servers, and free what `place` shares with other processes.
 
-        Tensors that you still use stay valid. With `exchange="collective"`, this rank answers the others until the
-        context is closed, or until all ranks have closed this store.
+        Tensors that you still use stay valid.
         """
         self.deployment.close(wait=True)
 

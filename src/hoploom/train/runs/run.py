@@ -240,8 +240,7 @@ def open_graph(run_file: RunFile, context: Context) -> Store:
     section = run_file.cluster
     options = {name: getattr(section, name) for name in CONNECT_KEYS}
     options |= {"memory": run_file.memory, "scratch": run_file.scratch}
-    given: dict[str, Any] = {"parts": section.parts, "servers": section.servers, "exchange": section.exchange}
-    store = open_store(run_file.store, context=context, **given, **options)
+    store = open_store(run_file.store, context=context, parts=section.parts, servers=section.servers, **options)
     if store.deployment.makes_batches and section.cache is not None:
         raise run_file.problem("cluster.cache", NO_CACHE)
     return store

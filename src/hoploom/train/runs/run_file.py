@@ -280,12 +280,6 @@ class ClusterSection:
         rules.choice("auto", "local", "parted"),
         only=WITH_STORE,
     )
-    exchange: str = key(
-        "servers",
-        "servers: graph servers send remote rows; collective: ranks send them to each other",
-        rules.choice("servers", "collective"),
-        only=WITH_STORE,
-    )
     locality: bool = key(False, "give each process seeds from the parts of its own host", rules.FLAG, only=WITH_STORE)
     cache: str | None = key(
         None,
