@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hoploom.schema import RelationName
+from hoploom.schema import Owner, RelationName
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class Seeds:
     trees: tuple[Tensor | None, ...]  # per type: [n] int64
     times: Tensor | None = None  # [num_trees] int64: the time of each tree
     first_tree: int = 0
+    link_of: Tensor | None = None  # [num_trees] int64: the number that each tree has in the batch; None: its index
+    fields: Mapping[Owner, Mapping[str, Any]] = field(default_factory=dict)  # that the batch gets from the seeds
 
 
 @dataclass
@@ -31,6 +33,7 @@ class Sampled:
     num_nodes: list[list[int]] | None  # per type and hop
     num_edges: list[list[int]] | None  # per relation and hop
     blocks: list["Block"] = field(default_factory=list)
+    fields: Mapping[Owner, Mapping[str, Any]] = field(default_factory=dict)  # that the batch gets from its seeds
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from hoploom.gpu.batches.loading import DeviceLoading
 from hoploom.load.loader import Loader
 from hoploom.load.look_ahead import LookAhead
-from hoploom.load.maker import Maker
+from hoploom.load.maker import LocalMaker, Maker
 from hoploom.load.packed import Packing
-from hoploom.load.pipeline import Producer
 from hoploom.serve.batch_client import ServedBatches
 from hoploom.store import Store
 from hoploom.store.row_cache import report
@@ -28,7 +27,7 @@ class Made:
     loaders: Sequence[Loader]
 
     @property
-    def producers(self) -> list[Producer]:
+    def producers(self) -> list[Maker]:
         return [loader._producer for loader in self.loaders]
 
 
@@ -37,7 +36,7 @@ MadeBy = Callable[[Made], None]  # asserts
 
 def this_process(made: Made) -> None:
     for producer in made.producers:
-        assert isinstance(producer, Maker)
+        assert isinstance(producer, LocalMaker)
 
 
 def servers(made: Made) -> None:

@@ -52,8 +52,8 @@ class Assembler:
     )  # beside the store's fields
     deleted: Collection[tuple[Owner, str]] = ()  # fields that the user has taken from the data since
 
-    def assemble(self, sampled: Sampled, extras: Mapping[Owner, Mapping[str, Any]]) -> Batch:
-        """A batch with edges, features and ids, and `extras` beside them; None removes a field, as in PyG."""
+    def assemble(self, sampled: Sampled) -> Batch:
+        """Return a batch with edges, features, ids and the fields of the seeds; None removes a field, as in PyG."""
         schema = self.store.schema
         rows = self._gather(sampled)
         if self.reduce is not None:
@@ -63,7 +63,7 @@ class Assembler:
             fields[node_type.name] = self._node_fields(sampled, rows, index)
         for index, relation in enumerate(schema.relations):
             fields[relation.key] = self._edge_fields(sampled, rows, relation, index)
-        for owner, more in extras.items():
+        for owner, more in sampled.fields.items():
             fields.setdefault(owner, {}).update(more)
         batch = copy.copy(self.template)
         if sampled.blocks:
@@ -282,9 +282,6 @@ class Arriving(NamedTuple):
     batch: Any  # whose memory it keeps until then
 
 
-Sent: TypeAlias = Batch | Arriving
-
-
 def is_there(device: torch.device | None, placed: torch.device) -> bool:
     """Whether batches for `device` are to be made where a store is placed; they are where nobody says otherwise."""
     if device is None or device == placed:
@@ -307,7 +304,7 @@ class Mover:
             raise ConfigError(f"device is {self.device}, but torch sees no CUDA device; leave device out")
         self._stream = torch.cuda.Stream(self.device) if self.is_cuda else None  # type: ignore[no-untyped-call]
 
-    def send(self, batch: Sent) -> Sent:
+    def send(self, batch: Batch | Arriving) -> Batch | Arriving:
         """Start the copies, on the thread that made the batch."""
         if self._stream is None or isinstance(batch, Arriving):
             return batch
@@ -326,7 +323,7 @@ class Mover:
         return batch
 
 
-def received(sent: Sent) -> Batch:
+def received(sent: Batch | Arriving) -> Batch:
     """The batch, on the consumer's thread."""
     return sent.receive() if isinstance(sent, Arriving) else sent
 

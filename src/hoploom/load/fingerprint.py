@@ -11,9 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hoploom.load.drawn_order import DrawnOrder
-from hoploom.load.maker import LinkMaker, Maker, NodeMaker
-from hoploom.load.order import DividedOrder, Order
+from hoploom.load.maker import LinkMaker, LocalMaker, NodeMaker
+from hoploom.load.order import DividedOrder, DrawnOrder, Order
 from hoploom.store import Store
 
 PLACES = 4096  # at which a long list is looked at
@@ -25,8 +24,7 @@ class Fingerprint:
 
     loader: str
     order: Order  # of what is left of the epoch
-    epoch: int
-    maker: Maker
+    maker: LocalMaker
 
     @property
     def trains(self) -> bool:
@@ -50,7 +48,7 @@ class Fingerprint:
         told |= {"aggregate": str(assembler.reduce), "degrees": str(assembler.degrees)}
         told["fields"] = "all" if assembler.fields is None else str(assembler.fields)
         told["sample_frontier"] = "none" if hook is None else "given"
-        return told | {"position": f"epoch {self.epoch}, step {order.first_step}"}
+        return told | {"position": f"epoch {order.epoch}, step {order.first_step}"}
 
     def marks(self, limit: int) -> list[int]:
         """Return the least hashes of the seeds, of this graph and type; as often as a seed comes; one for a sampler."""

@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn, Self
 
 import torch
@@ -15,12 +16,11 @@ from hoploom import html, keys
 from hoploom.config.values import as_int
 from hoploom.errors import BatchError, ConfigError
 from hoploom.load.assemble import Batch, Mover, received
-from hoploom.load.drawn_order import DrawnOrder
 from hoploom.load.look_ahead import LookAhead
-from hoploom.load.maker import Maker
-from hoploom.load.order import DividedOrder, Order, divided
+from hoploom.load.maker import LocalMaker, Maker
+from hoploom.load.order import DividedOrder, DrawnOrder, Order, divided
 from hoploom.load.packed import Packing
-from hoploom.load.pipeline import Delivery, Producer, Work, in_order
+from hoploom.load.pipeline import Pipeline
 from hoploom.ranks.agreement import Agreement, LoaderReading, Meeting, group_here
 from hoploom.ranks.share import DIVIDED, LONE, Share, current_share
 from hoploom.ranks.whereabouts import call_chain
@@ -40,20 +40,26 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Walk:
+class EpochSteps:
     """The steps of one loop, for a caller that makes the batches and calls `done(step)`."""
 
     order: Order
-    epoch: int
-    steps: range
-    place: Callable[[int], tuple[Tensor, int, int]]  # a step's seeds by position, the place of the first, the key
-    make: Callable[[int], Batch]  # the batch that the loop would have yielded
+    make: Callable[[int], Batch]  # returns the batch that the loop would have yielded
     done: Callable[[int], bool]  # returns whether the loop must begin again, with all seeds on this rank
 
 
-def made_here(maker: Maker, num_steps: int | None) -> Producer:
-    """This process makes the batches; with look-ahead where some rows cost a wait, by so many steps or, within a
-    budget of memory, by as many as it holds."""
+def producer_of(maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float) -> Maker:
+    """Return the maker that makes a loader's batches: a GPU or servers if the store is there, else this process."""
+    deployment = maker.assembler.store.deployment
+    deployed: Maker | None = deployment.producer(maker, device, look_ahead, deadline)
+    return local_producer(maker, look_ahead or deployment.look_ahead) if deployed is None else deployed
+
+
+def local_producer(maker: LocalMaker, num_steps: int | None) -> Maker:
+    """Return the maker itself, or look-ahead over it if some rows cost a wait.
+
+    Look-ahead is over `num_steps` steps, or within a budget of memory over as many as the budget holds.
+    """
     store = maker.assembler.store
     features = store.features
     window = 0 if store.budget is None else store.budget.window
@@ -69,13 +75,13 @@ def made_here(maker: Maker, num_steps: int | None) -> Producer:
 class Loader:
     """What all loaders have in common: each loop over a loader yields the batches of one epoch."""
 
-    def __init__(self, order: Order, producer: Producer, delivery: Delivery, mover: Mover, share: Share) -> None:
+    def __init__(self, order: Order, producer: Maker, pipeline: Pipeline, mover: Mover, share: Share) -> None:
         self._meeting: Meeting | None = None  # of several ranks that were not told their shares
         self._is_settled = False  # whether that has shown how the seeds are divided
         self._call_chain = call_chain()
         self._set_order(order, share)
         self._producer, self._mover = producer, mover
-        self._delivery = replace(delivery, num_threads=max(delivery.num_threads, producer.least_threads))
+        self._pipeline = replace(pipeline, num_threads=max(pipeline.num_threads, producer.least_threads))
         self._next = self._consumed = Position()
         self._num_loops = 0
 
@@ -102,7 +108,7 @@ class Loader:
             self._set_order(self._order_of(share), share)
         group = group_here()
         if group is not None and self._meeting is None and not share.is_given and share.world_size == group.size:
-            told = self._reading(self._order, 0).told()
+            told = self._reading(self._order).told()
             self._meeting = Meeting(group, told, self._call_chain, self._order.num_seeds)
 
     def settle(self, *, together: bool = False) -> None:
@@ -125,7 +131,7 @@ class Loader:
 
     def _read_all(self) -> None:
         """Read all seeds: the other ranks wait for this one elsewhere."""
-        self._set_order(self._order.undealt(), Share(0, 1, LONE))
+        self._set_order(self._order.for_one_rank(), Share(0, 1, LONE))
         if self._meeting is not None:
             self._meeting.note_lone()
         line = f"rank {dist.get_rank()} reads all {self._order.num_seeds:,} seeds of a loader that no other rank reads"
@@ -198,13 +204,13 @@ class Loader:
 
     @property
     def num_workers(self) -> int:
-        return self._delivery.num_threads
+        return self._pipeline.num_threads
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._epoch(self.walk())
+        return self._epoch(self.begin_epoch())
 
-    def walk(self) -> Walk:
-        """The next epoch's steps, or what is left of them, without their batches."""
+    def begin_epoch(self) -> EpochSteps:
+        """Begin the next epoch, or what is left of it, and return its steps without their batches."""
         self.settle()
         self._check_lone()
         self._tell_share()
@@ -212,62 +218,51 @@ class Loader:
         self._next, self._consumed = Position(start.epoch + 1), start
         self._num_loops += 1
         self._looped = start.epoch
-        self._looping = self._order.of(start.epoch).after(start.step, start.num_seeds)
-        if self.share.world_size > 1 or isinstance(self._order, DrawnOrder):  # a rank may be in another epoch by now
+        self._looping = order = self._order.at_epoch(start.epoch).after(start.step, start.num_seeds)
+        if self.share.world_size > 1 or isinstance(order, DrawnOrder):  # a rank may be in another epoch by now
             self._agreement = Agreement(self.share)
-        return self._walk(self._looping, start.epoch, self._num_loops)
+        return EpochSteps(order, partial(self._make_step, order), partial(self._pass, order, self._num_loops))
 
-    def rehearsal(self) -> Walk:
-        """The steps of epoch 0, wherever the loader is; it stays there."""
-        return self._walk(replace(self._order.of(0), first_step=0, first_seed=0), 0, 0)
+    def rehearsal(self) -> Order:
+        """Return the steps of epoch 0; the loader stays where it is."""
+        return self._order.at_epoch(0)
 
-    def _walk(self, order: Order, epoch: int, loop: int) -> Walk:
-        work = Work(order, epoch, self._mover.send)
-        return Walk(
-            order,
-            epoch,
-            range(order.first_step, order.num_steps),
-            work.place,
-            lambda step: self._make_step(work, step),
-            lambda step: self._pass(order, epoch, step, loop),
-        )
-
-    def _epoch(self, walk: Walk) -> Iterator[Batch]:
-        start = Position(walk.epoch, walk.order.first_step, walk.order.first_seed)
-        with closing(self._made(walk.order, walk.epoch, walk.steps)) as made:
-            for step, batch in zip(walk.steps, made, strict=True):
-                if walk.done(step):
+    def _epoch(self, epoch: EpochSteps) -> Iterator[Batch]:
+        order = epoch.order
+        with closing(self._made(order, order.steps)) as made:
+            for step, batch in zip(order.steps, made, strict=True):
+                if epoch.done(step):
                     break
                 yield batch
             else:
                 return
         self._read_all()
-        self._next = start
-        yield from self._epoch(self.walk())
+        self._next = Position(order.epoch, order.first_step, order.first_seed)
+        yield from self._epoch(self.begin_epoch())
 
-    def _pass(self, order: Order, epoch: int, step: int, loop: int) -> bool:
+    def _pass(self, order: Order, loop: int, step: int) -> bool:
         """Note that a step is done; return whether it turned out that no other rank reads this loader.
 
         Only the newest loop sets the position, and compares itself with those of the other ranks.
         """
-        if loop == self._num_loops:
-            at_end = step == order.num_steps - 1
-            if not self._agreement.is_settled and self._agreement.pass_batch(
-                self._reading(order, epoch), is_last=at_end
-            ):
-                return True
-            self._consumed = Position(epoch + 1) if at_end else Position(epoch, step + 1, order.step_span(step)[1])
+        if loop != self._num_loops:
+            return False
+        at_end = step == order.num_steps - 1
+        if not self._agreement.is_settled and self._agreement.pass_batch(self._reading(order), is_last=at_end):
+            return True
+        after = Position(order.epoch, step + 1, order.step_span(step)[1])
+        self._consumed = Position(order.epoch + 1) if at_end else after
         return False
 
     def reading(self) -> LoaderReading:
         """What `steps` reads, for ranks that take whole steps in turn."""
         if isinstance(self._order, DividedOrder):
-            return self._reading(self._order.of(0), 0)
-        return self._reading(self._order.undealt().of(0), 0)
+            return self._reading(self._order.at_epoch(0))
+        return self._reading(self._order.for_one_rank().at_epoch(0))
 
     @abstractmethod
-    def _reading(self, order: Order, epoch: int) -> LoaderReading:
-        """What this loader tells the other ranks."""
+    def _reading(self, order: Order) -> LoaderReading:
+        """Return what the loader reads in this order, as far as the other ranks compare it."""
 
     def steps(self, steps: range, *, dealt: bool = True) -> Generator[Batch, None, None]:
         """These steps of epoch 0, wherever the loader is; `dealt=False`: as one process would make them.
@@ -275,7 +270,7 @@ class Loader:
         Ranks that take whole steps in turn see the batches that one process would see:
         `loader.steps(range(rank, loader.num_whole_steps, world_size), dealt=False)`.
         """
-        order = self._order if dealt else self._order.undealt()
+        order = self._order if dealt else self._order.for_one_rank()
         if len(steps) and not 0 <= min(steps) <= max(steps) < order.num_steps:
             raise ConfigError(f"steps are {steps}, but an epoch has {order.num_steps}; stay within it")
         if dealt and not self.share.is_given and order.world_size > 1 and steps.step > 1:
@@ -283,12 +278,12 @@ class Loader:
                 f"steps are {steps} of a loader whose seeds are already divided over {order.world_size} ranks "
                 f"({self.share.origin}); give dealt=False to take whole steps in turn"
             )
-        return self._made(replace(order.of(0), first_step=0, first_seed=0), 0, steps)
+        return self._made(order.at_epoch(0), steps)
 
     @property
     def num_whole_steps(self) -> int:
         """The steps of an epoch that one process walks alone."""
-        return self._order.undealt().num_steps
+        return self._order.for_one_rank().num_steps
 
     def stage_seconds(self) -> dict[str, float]:
         """The seconds spent so far on making batches, by stage, over all threads; empty if others make them."""
@@ -296,26 +291,26 @@ class Loader:
 
     def num_seeds(self, step: int) -> int:
         """The seeds of a step of the newest loop, over all ranks."""
-        if not self._looping.first_step <= step < self._looping.num_steps:
-            steps = range(self._looping.first_step, self._looping.num_steps)
+        steps = self._looping.steps
+        if not steps.start <= step < steps.stop:
             raise ConfigError(f"step {step} is not in {steps}, the steps of the newest loop; count from where it began")
         begin, end = self._looping.step_span(step)
         return end - begin
 
-    def _made(self, order: Order, epoch: int, steps: range) -> Generator[Batch, None, None]:
-        work = Work(order, epoch, self._mover.send)
-        with (
-            self._producer.stages(work, self._delivery) as stages,
-            closing(in_order(stages, steps, self._delivery)) as made,
-        ):
-            for sent in made:
-                yield received(sent)
+    def _made(self, order: Order, steps: range) -> Generator[Batch, None, None]:
+        send = self._mover.send
+        with self._producer.stages(order, self._pipeline) as stages:
+            finish = stages.finish
+            sending = replace(stages, finish=lambda step, begun, fetched: send(finish(step, begun, fetched)))
+            with closing(self._pipeline.run(sending, steps, order.naming)) as made:
+                for batch in made:
+                    yield received(batch)
 
-    def _make_step(self, work: Work, step: int) -> Batch:
+    def _make_step(self, order: Order, step: int) -> Batch:
         """A pure function of the store, the options, seed, epoch, step, rank and world size."""
-        with work.naming(step):
-            sent = work.send(self._producer.make(*work.place(step)))
-        return received(sent)
+        with order.naming(step):
+            made = self._mover.send(self._producer.make(*order.step(step)))
+        return received(made)
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
         """The batch of these positions among the seeds."""
@@ -348,7 +343,7 @@ class Loader:
         self.settle()
         at, order = self._consumed, self._order
         if at.step:
-            order = self._looping if at.epoch == self._looped else order.of(at.epoch)
+            order = self._looping if at.epoch == self._looped else order.at_epoch(at.epoch)
         return {
             "epoch": at.epoch,
             "step": at.step,
@@ -377,9 +372,9 @@ class Loader:
         position = Position(*(as_int(f"the state's {name}", state.get(name), 0, way_out) for name in names))
         if position.num_seeds > order.num_seeds:
             raise ConfigError(f"the state's position {position} is outside of an epoch of {order.num_seeds} seeds")
-        if position.step and state.get("layout", 0) != order.of(position.epoch).layout:
+        if position.step and state.get("layout", 0) != order.at_epoch(position.epoch).layout:
             raise ConfigError(
-                f"the state is from the middle of epoch {position.epoch}, {order.other_layout}, or go on with "
+                f"the state is from the middle of epoch {position.epoch}, {order.layout_hint}, or go on with "
                 f"set_epoch({position.epoch + 1})"
             )
         left = order.num_seeds - position.num_seeds

@@ -14,9 +14,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.load.assemble import Assembler, Batch, Sent
-from hoploom.load.maker import Drawn, Maker
-from hoploom.load.pipeline import LEAD, Delivery, Producer, Stages, Work
+from hoploom.batch import Sampled
+from hoploom.load.assemble import Assembler, Batch
+from hoploom.load.maker import LocalMaker, Maker
+from hoploom.load.order import Order
+from hoploom.load.pipeline import LEAD, Pipeline, Stages
 from hoploom.load.row_window import Known, Located, Sought, Window, known_by
 from hoploom.ops import IdMap
 from hoploom.schema import Owner, Schema
@@ -65,10 +67,10 @@ def id_bytes(schema: Schema, owner: Owner) -> int:
     return 4 if count < 1 << 31 else 8
 
 
-class LookAhead(Producer):
+class LookAhead(Maker):
     """Makes batches in groups of steps; what is counted in `fetches` is over all loops."""
 
-    def __init__(self, maker: Maker, features: Sharded, num_steps: int | None, window: int = 0) -> None:
+    def __init__(self, maker: LocalMaker, features: Sharded, num_steps: int | None, window: int = 0) -> None:
         self.num_steps = num_steps  # None: as many as a window of so many bytes holds
         self._window = window
         self._step_size: StepSize | None = None  # found out by the first loop, where there is a window
@@ -83,67 +85,68 @@ class LookAhead(Producer):
         return self._maker.make(indices, first, key)
 
     @contextmanager
-    def stages(self, work: Work, delivery: Delivery) -> Iterator[Stages[Sent]]:
+    def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Batch]]:
         """Two groups are under way, the one that is delivered and the one after it; without threads, one."""
-        num_groups = 2 if delivery.num_threads else 1
-        num_ahead = delivery.num_ahead
+        num_groups = 2 if pipeline.num_threads else 1
+        num_ahead = pipeline.num_ahead
         if self._window:
-            fitting = self._window // self.measure(work).num_bytes
+            fitting = self._window // self.measure(order).num_bytes
             num_ahead = max(1, min(num_ahead, fitting))
             if self.num_steps is None:
                 self.num_steps = max(1, min(MOST_STEPS, fitting // (num_groups + 1)))
         group = self.num_steps or 1
 
-        def finish(step: int, drawn: Drawn, fetched: Fetched | None) -> Sent:
-            assembler = self._maker.assembler if fetched is None else fetched.assemblers[id(drawn)]
-            return work.send(self._maker.finish(drawn, assembler))
+        def finish(step: int, sampled: Sampled, fetched: Fetched | None) -> Batch:
+            assembler = self._maker.assembler if fetched is None else fetched.assemblers[id(sampled)]
+            return self._maker.finish(sampled, assembler)
 
         with little_idle(self._window):
             yield Stages(
                 finish,
                 window=num_groups * group if group > 1 else num_ahead + LEAD,
                 num_finishing=num_ahead,
-                begin=lambda step: self._maker.draw(*work.place(step)),
+                begin=lambda step: self._maker.sample(*order.step(step)),
                 fetch=self._timed_fetch if group > 1 else None,
                 group=group,
-                naming=work.naming,
             )
 
-    def measure(self, work: Work) -> StepSize:
+    def measure(self, order: Order) -> StepSize:
         """The most that a step has to wait for, of three steps of the first loop."""
         if self._step_size is None:
-            first, last = work.order.first_step, work.order.num_steps - 1
-            sizes = [self._measured(work, step) for step in sorted({first, (first + last) // 2, last}) if first <= last]
+            first, last = order.first_step, order.num_steps - 1
+            sizes = [
+                self._measured(order, step) for step in sorted({first, (first + last) // 2, last}) if first <= last
+            ]
             self._step_size = StepSize(*map(max, zip(StepSize(1, 0), *sizes, strict=True)))
         return self._step_size
 
-    def _measured(self, work: Work, step: int) -> StepSize:
-        with work.naming(step):
-            drawn = self._maker.draw(*work.place(step))
+    def _measured(self, order: Order, step: int) -> StepSize:
+        with order.naming(step):
+            sampled = self._maker.sample(*order.step(step))
         schema = self._features.schema
         num_bytes = num_id_bytes = 0
-        for owner, needed in self.missing(drawn).items():
+        for owner, needed in self.missing(sampled).items():
             fields = (schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)).fields
             num_bytes += len(needed.ids) * sum(fields[name].row_bytes for name in needed.fields)
             num_id_bytes += len(needed.ids) * id_bytes(schema, owner)
         return StepSize(num_bytes, num_id_bytes)
 
-    def _timed_fetch(self, drawn: Sequence[Drawn], previous: Fetched | None) -> Fetched:
+    def _timed_fetch(self, batches: Sequence[Sampled], previous: Fetched | None) -> Fetched:
         with self._maker.seconds("fetch"):
-            return self.fetch(drawn, previous)
+            return self.fetch(batches, previous)
 
-    def fetch(self, drawn: Sequence[Drawn], previous: Fetched | None) -> Fetched:
+    def fetch(self, batches: Sequence[Sampled], previous: Fetched | None) -> Fetched:
         """The rows that these batches need and nobody here has, in one request per peer."""
-        fields = self._waiting([self._maker.assembler.wanted(one.sampled) for one in drawn])
+        fields = self._waiting([self._maker.assembler.wanted(one) for one in batches])
         windows = self._windows(fields, {} if previous is None else previous.windows)
-        batches = [self._sought(one, fields) for one in drawn]
+        sought = [self._sought(one, fields) for one in batches]
         wanted: list[Wanted] = []
         places: list[Tensor | None] = []
         outs: list[Tensor] = []
         num_fetched = num_reused = num_spared = 0
         for owner, window in windows.items():
             window.begin()
-            of_owner = [(batch, place) for batch in batches for place, one in enumerate(batch) if one.owner == owner]
+            of_owner = [(batch, place) for batch in sought for place, one in enumerate(batch) if one.owner == owner]
             held, fresh = window.find([batch[place] for batch, place in of_owner])
             for (batch, place), rows in zip(of_owner, held, strict=True):
                 batch[place] = batch[place]._replace(held=(*batch[place].held, rows))
@@ -163,7 +166,7 @@ class LookAhead(Producer):
             self.fetches.num_groups += 1
             self.fetches.num_fetched += num_fetched
             self.fetches.num_reused += num_reused
-        assemblers = {id(one): self._assembler(fields, batch) for one, batch in zip(drawn, batches, strict=True)}
+        assemblers = {id(one): self._assembler(fields, batch) for one, batch in zip(batches, sought, strict=True)}
         return Fetched(windows, assemblers)
 
     def _waiting(self, wanted: Sequence[Sequence[Wanted]]) -> dict[Owner, list[str]]:
@@ -183,10 +186,10 @@ class LookAhead(Producer):
                 windows[owner] = Window(self._features.schema, owner, names, little_memory=self._window > 0)
         return windows
 
-    def _sought(self, drawn: Drawn, fields: Mapping[Owner, Sequence[str]]) -> list[Sought]:
+    def _sought(self, sampled: Sampled, fields: Mapping[Owner, Sequence[str]]) -> list[Sought]:
         """Where the rows are that a batch needs, of these fields: each list of ids is looked up once."""
         found: dict[Known, Sought] = {}
-        for owner, name, ids in self._maker.assembler.wanted(drawn.sampled):
+        for owner, name, ids in self._maker.assembler.wanted(sampled):
             if name in fields.get(owner, ()) and known_by(owner, ids) not in found:
                 routed = self._features.route(owner, ids)
                 shards = zip(self._features.shards, routed, strict=True)
@@ -196,11 +199,11 @@ class LookAhead(Producer):
                 found[known_by(owner, ids)] = Sought(owner, ids, [one.near for one in located], held, missing)
         return list(found.values())
 
-    def missing(self, drawn: Drawn) -> dict[Owner, Needed]:
+    def missing(self, sampled: Sampled) -> dict[Owner, Needed]:
         """By owner: the ids whose rows cost a wait, and the fields that are needed of them."""
-        fields = self._waiting([self._maker.assembler.wanted(drawn.sampled)])
+        fields = self._waiting([self._maker.assembler.wanted(sampled)])
         needed: dict[Owner, Needed] = {}
-        for one in self._sought(drawn, fields):
+        for one in self._sought(sampled, fields):
             needed.setdefault(one.owner, Needed(IdMap(), fields[one.owner])).ids.add(one.ids, one.missing)
         return {owner: of_owner for owner, of_owner in needed.items() if len(of_owner.ids)}
 

@@ -2,11 +2,11 @@
 
 import threading
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from hoploom.batch import Sampled, Seeds
 from hoploom.load.arguments import NodeSeeds
-from hoploom.load.assemble import Assembler, Batch
-from hoploom.load.pipeline import Producer
+from hoploom.load.assemble import Arriving, Assembler, Batch
+from hoploom.load.order import Order
+from hoploom.load.pipeline import Pipeline, Stages
 from hoploom.sample import (
     Links,
     LinkTask,
@@ -54,23 +55,6 @@ class Sampler:
         return sampled
 
 
-@dataclass(frozen=True)
-class Start:
-    """A batch of which nothing is sampled yet."""
-
-    seeds: Seeds
-    extras: Mapping[Owner, Mapping[str, Any]]
-    link_of: Tensor | None = None  # [num_trees] int64: the number of each tree in the batch; None: its own
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A batch that is sampled but has no rows yet."""
-
-    sampled: Sampled
-    extras: Mapping[Owner, Mapping[str, Any]]
-
-
 class StageSeconds:
     """Seconds that stages of batches took so far, added up over all threads."""
 
@@ -90,9 +74,30 @@ class StageSeconds:
             return dict(self._seconds)
 
 
+class Maker(ABC):
+    """The maker of a loader's batches, each by one call of `make`; a loop may overlap the stages of several."""
+
+    @property
+    def least_threads(self) -> int:
+        """Threads that there must be, however few the user asks for."""
+        return 0
+
+    @abstractmethod
+    def make(self, indices: Tensor, first: int, key: int) -> Batch | Arriving:
+        """Return the batch of the seeds at these positions; `first` is the index of the first one in its step."""
+
+    def stages(self, order: Order, pipeline: Pipeline) -> AbstractContextManager[Stages[Batch | Arriving]]:
+        """Return the stages of a loop's steps, in a block that is left when the loop's threads have ended."""
+
+        def finish(step: int, begun: None, fetched: None) -> Batch | Arriving:
+            return self.make(*order.step(step))
+
+        return nullcontext(Stages(finish, pipeline.num_ahead, pipeline.num_ahead))
+
+
 @dataclass(frozen=True)
-class Maker(Producer):
-    """Batches in stages: seeds are sampled, and what is sampled tells which rows are needed."""
+class LocalMaker(Maker):
+    """Makes batches in this process: seeds are sampled, and then the rows of what was sampled are gathered."""
 
     sampler: Sampler
     assembler: Assembler
@@ -100,46 +105,47 @@ class Maker(Producer):
     seconds: StageSeconds = field(default_factory=StageSeconds, kw_only=True, repr=False, compare=False)
 
     @abstractmethod
-    def start(self, indices: Tensor, first: int, key: int) -> Start:
-        """The seeds; `first` is the place of the first one in its step."""
+    def start(self, indices: Tensor, first: int, key: int) -> Seeds:
+        """Return the seeds at these positions, with the fields that they give to the batch."""
 
-    def draw(self, indices: Tensor, first: int, key: int) -> Drawn:
+    def sample(self, indices: Tensor, first: int, key: int) -> Sampled:
         with self.seconds("sample"):
-            start = self.start(indices, first, key)
-            sampled = self.sampler.sample(start.seeds, key)
-            if sampled.trees is not None and start.link_of is not None:
-                sampled.trees = [start.link_of[trees] for trees in sampled.trees]
-            return Drawn(sampled, start.extras)
+            seeds = self.start(indices, first, key)
+            sampled = self.sampler.sample(seeds, key)
+            if sampled.trees is not None and seeds.link_of is not None:
+                sampled.trees = [seeds.link_of[trees] for trees in sampled.trees]
+            sampled.fields = seeds.fields
+            return sampled
 
-    def finish(self, drawn: Drawn, assembler: Assembler) -> Batch:
-        """The batch, with the rows that the assembler's store gives."""
+    def finish(self, sampled: Sampled, assembler: Assembler) -> Batch:
+        """Return the batch, with the rows of the assembler's store."""
         with self.seconds("gather"):
-            batch = assembler.assemble(drawn.sampled, drawn.extras)
+            batch = assembler.assemble(sampled)
         if self.transform is None:
             return batch
         with self.seconds("transform"):
             return self.transform(batch)
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
-        return self.finish(self.draw(indices, first, key), self.assembler)
+        return self.finish(self.sample(indices, first, key), self.assembler)
 
 
 @dataclass(frozen=True)
-class NodeMaker(Maker):
+class NodeMaker(LocalMaker):
     """Batches for nodes."""
 
     seeds: NodeSeeds
 
-    def start(self, indices: Tensor, first: int, key: int) -> Start:
+    def start(self, indices: Tensor, first: int, key: int) -> Seeds:
         nodes = self.seeds.nodes[indices]
         times = self._times(indices, nodes)
         seeds = one_type_seeds(self.sampler, self.seeds.node_type, nodes, times, first)
-        extras: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "input_id": indices if self.seeds.input_id is None else self.seeds.input_id[indices],
             "seed_time": times if self.seeds.times is not None else None,
             "batch_size": indices.numel(),
         }
-        return Start(seeds, {self.seeds.node_type: extras})
+        return replace(seeds, fields={self.seeds.node_type: fields})
 
     def _times(self, indices: Tensor, nodes: Tensor) -> Tensor | None:
         if self.seeds.times is not None:
@@ -203,29 +209,29 @@ class LinkInput:
 
 
 @dataclass(frozen=True)
-class LinkMaker(Maker):
+class LinkMaker(LocalMaker):
     """Batches for links."""
 
     links: LinkInput
 
-    def start(self, indices: Tensor, first: int, key: int) -> Start:
+    def start(self, indices: Tensor, first: int, key: int) -> Seeds:
         given = self.links
         labels = None if given.labels is None else given.labels[indices]
         times = None if given.times is None else given.times[indices]
         links = Links(given.ends[0][indices], given.ends[1][indices], labels, times, first)
-        seeds = make_link_seeds(self.sampler.graph, links, given.task, key, disjoint=self.sampler.sampling.disjoint)
+        made = make_link_seeds(self.sampler.graph, links, given.task, key, disjoint=self.sampler.sampling.disjoint)
         input_id = indices if given.input_id is None else given.input_id[indices]
-        return Start(seeds.seeds, self._extras(seeds.fields, input_id), seeds.link_of)
+        return replace(made.seeds, link_of=made.link_of, fields=self._placed(made.fields, input_id))
 
-    def _extras(self, fields: Mapping[str, Tensor | None], input_id: Tensor) -> dict[Owner, dict[str, Any]]:
-        """The link fields, where PyG puts them."""
+    def _placed(self, fields: Mapping[str, Tensor | None], input_id: Tensor) -> dict[Owner, dict[str, Any]]:
+        """Return the fields of links by the node type or relation to which PyG adds them."""
         key = self.links.task.key
         if "src_index" not in fields:
             return {key: {"input_id": input_id, **fields}}
-        extras: dict[Owner, dict[str, Any]] = {
+        placed: dict[Owner, dict[str, Any]] = {
             key: {"input_id": input_id, "edge_label_index": None, "edge_label_time": None},
             key[0]: {"src_index": fields["src_index"], "seed_time": fields["seed_time"]},
         }
-        destinations = extras.setdefault(key[2], {})
+        destinations = placed.setdefault(key[2], {})
         destinations.update({name: fields[name] for name in ("dst_pos_index", "dst_neg_index", "seed_time")})
-        return extras
+        return placed

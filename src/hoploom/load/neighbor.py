@@ -16,12 +16,11 @@ from hoploom.load.adapter import with_sampler
 from hoploom.load.arguments import NodeSeeds, PairOrData
 from hoploom.load.assemble import Assembler, Batch, Mover
 from hoploom.load.calls import Calls
-from hoploom.load.drawn_order import drawn
 from hoploom.load.fingerprint import Fingerprint
-from hoploom.load.loader import Loader, Walk, made_here
-from hoploom.load.maker import LinkInput, LinkMaker, Maker, NodeMaker, NodeTimes, Sampler
-from hoploom.load.order import Order, localised
-from hoploom.load.pipeline import DEADLINE, ByteLimit, Delivery, Producer
+from hoploom.load.loader import EpochSteps, Loader, producer_of
+from hoploom.load.maker import LinkInput, LinkMaker, LocalMaker, NodeMaker, NodeTimes, Sampler
+from hoploom.load.order import Order, drawn, localised
+from hoploom.load.pipeline import DEADLINE, ByteLimit, Pipeline
 from hoploom.load.watched_fields import WatchedFields
 from hoploom.ranks.share import Share, read_share
 from hoploom.sample import LinkTask, SampleFrontier, make_link_task
@@ -48,7 +47,7 @@ class SamplingLoader(Loader):
     """Base class of the loaders: everything but their seeds."""
 
     @abstractmethod
-    def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
+    def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[LocalMaker, str, Tensor]:
         """What makes the batches; and the type and ids of the seeds, or of the nodes that the links lead to."""
 
     def _set_up(self, loader: str, given: Given) -> None:
@@ -82,14 +81,13 @@ class SamplingLoader(Loader):
         share = read_share(given["rank"], given["world_size"])
         self._arguments, self._seeds = arguments, (store, node_type, nodes)
         order = self._order_of(share)
-        ahead, deadline = arguments["look_ahead"], arguments["timeout"] or DEADLINE
-        deployed: Producer | None = store.deployment.producer(maker, mover.device, ahead, deadline)
-        producer = made_here(maker, ahead) if deployed is None else deployed
+        deadline = arguments["timeout"] or DEADLINE
+        producer = producer_of(maker, mover.device, arguments["look_ahead"], deadline)
         byte_limit = None if arguments["prefetch_bytes"] is None else ByteLimit(arguments["prefetch_bytes"])
-        delivery = Delivery(
+        pipeline = Pipeline(
             arguments["num_workers"], arguments["prefetch_factor"] or 2, deadline, byte_limit=byte_limit
         )
-        super().__init__(order, producer, delivery, mover, share)
+        super().__init__(order, producer, pipeline, mover, share)
         self.data, self.store, self.maker = given["data"], store, maker
         self._seeds_of = inputs.seeds_name(given)
         self._calls, self._watched = Calls(order.seed, store), WatchedFields(given["data"], graph)
@@ -122,9 +120,9 @@ class SamplingLoader(Loader):
                     return f"; {members.numel() - num_seeds:,} seeds of the split {name!r} are on no rank"
         return ""
 
-    def walk(self) -> Walk:
+    def begin_epoch(self) -> EpochSteps:
         self._watched.renew()
-        return super().walk()
+        return super().begin_epoch()
 
     def stage_seconds(self) -> dict[str, float]:
         return self.maker.seconds.so_far()
@@ -164,8 +162,8 @@ class SamplingLoader(Loader):
         named = {"seeds of": self._seeds_of} if self._seeds_of else {}
         return named | super().shown() | counts
 
-    def _reading(self, order: Order, epoch: int) -> Fingerprint:
-        return Fingerprint(type(self).__name__, order, epoch, self.maker)
+    def _reading(self, order: Order) -> Fingerprint:
+        return Fingerprint(type(self).__name__, order, self.maker)
 
 
 def _sampler(store: Store, given: Given) -> Sampler:
@@ -288,11 +286,11 @@ class NeighborLoader(SamplingLoader):
             raise ConfigError("'input_time' is set while 'time_attr' is not set; name the time attribute")
         self._set_up("NeighborLoader", given)
 
-    def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
+    def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[LocalMaker, str, Tensor]:
         return _node_maker(given, sampler, assembler)
 
 
-def _node_maker(given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
+def _node_maker(given: Given, sampler: Sampler, assembler: Assembler) -> tuple[LocalMaker, str, Tensor]:
     store, time_attr = assembler.store, given.get("time_attr")
     node_type, nodes, implied = inputs.read_input_nodes(store, given["input_nodes"])
     if nodes.numel() == 0:
@@ -356,7 +354,7 @@ class HGTLoader(SamplingLoader):
     ) -> None:
         self._set_up("HGTLoader", locals())
 
-    def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
+    def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[LocalMaker, str, Tensor]:
         return _node_maker(given, sampler, assembler)
 
 
@@ -432,7 +430,7 @@ class LinkNeighborLoader(SamplingLoader):
             raise ConfigError("{!r} is set while {!r} is not set; give both or neither".format(*names))
         self._set_up("LinkNeighborLoader", given)
 
-    def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[Maker, str, Tensor]:
+    def _maker_and_seeds(self, given: Given, sampler: Sampler, assembler: Assembler) -> tuple[LocalMaker, str, Tensor]:
         store = assembler.store
         negatives = inputs.read_negatives(given["neg_sampling"], given["neg_sampling_ratio"])
         key, ends = inputs.read_edge_label_index(store, given["edge_label_index"])

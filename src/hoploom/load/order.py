@@ -1,32 +1,39 @@
-"""An epoch as arithmetic: its permutation is cut into steps, each step into ranks.
+"""The order of an epoch: its seeds are permuted, cut into steps, and each step is distributed over the ranks.
 
-With locality, ranks get seeds of their own parts. That takes a few copies of the seeds' ids, where arithmetic takes no
-memory; they are worked out once an epoch, alike on every rank.
+All of it is arithmetic and takes no memory, except where seeds go to the ranks that hold their parts, or where a torch
+sampler draws them: these keep a list of positions for one epoch.
 """
 
 import hashlib
+import random
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import Any, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hoploom import keys, ops
 from hoploom.config.values import as_int
-from hoploom.errors import ConfigError
+from hoploom.errors import BatchError, ConfigError, HoploomError, StoreError
+from hoploom.schema import ID_DTYPES
 from hoploom.store import Store
 
 NO_LOCALITY = "locality=True changes nothing: servers make the batches here, and no rank holds a part"
-DEALING = 0x6465616C  # folded into the epoch's key, to stay apart from its permutation
+# Mixed into an epoch's key, so that these random numbers differ from those of its permutation.
+LOCALITY, SAMPLER = 0x6465616C, 0x64726177
+OrderKind = TypeVar("OrderKind", bound="Order")
 
 
 @dataclass(frozen=True)
 class Order:
-    """Which seeds each step of each rank is for.
+    """The seeds of each step and rank, in one epoch.
 
     Every seed comes once over all ranks, the ranks of a step differ by at most one seed, and every rank has the
     same number of steps. A tail too short to give every rank a seed, or below `least_tail`, joins the step before it.
@@ -39,10 +46,11 @@ class Order:
     seed: int = 0
     rank: int = 0
     world_size: int = 1
-    first_step: int = 0  # steps that are behind us, and
-    first_seed: int = 0  # the seeds they took
+    first_step: int = 0  # steps before it are done,
+    first_seed: int = 0  # and took this many seeds
     least_tail: int = 1
-    extra_seeds: int = 0  # of a step, besides batch_size for every rank: so many ranks take one more
+    extra_seeds: int = 0  # of a step, besides batch_size for every rank: this many ranks take one more
+    epoch: int = 0
 
     def check(self) -> None:
         """Raise ConfigError if the numbers cannot work."""
@@ -64,10 +72,15 @@ class Order:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the epoch, those behind us included."""
+        """Steps of the epoch, including those that are done."""
         full, tail = divmod(self.num_seeds - self.first_seed, self.global_batch)
         joins = self.drop_last or tail == 0 or (tail < max(self.world_size, self.least_tail) and full > 0)
         return self.first_step + full + (not joins)
+
+    @property
+    def steps(self) -> range:
+        """The steps that are left in the epoch."""
+        return range(self.first_step, self.num_steps)
 
     @property
     def dataset(self) -> range:
@@ -76,59 +89,81 @@ class Order:
 
     @property
     def layout(self) -> int:
-        """What a position inside an epoch hangs on besides the seeds' order; 0: on nothing."""
+        """Hash of the settings under which a mid-epoch position is valid; 0 if there are none."""
         return 0
 
     @property
-    def other_layout(self) -> str:
-        """What to say of an epoch that was left in another layout."""
+    def layout_hint(self) -> str:
+        """The middle of an error about an epoch that was left in another layout."""
         return (
             "and that epoch was divided for another world size, locality, batch size or sampler; "
             "resume with the same ones"
         )
 
-    def of(self, epoch: int) -> "Order":
-        """The order of one epoch; called by the thread that loops, before any of its steps is made."""
-        return self
+    def at_epoch(self, epoch: int) -> Self:
+        """Return the order of another epoch, from its first step on."""
+        return replace(self, epoch=epoch, first_step=0, first_seed=0)
+
+    def after(self, step: int, num_seeds: int) -> Self:
+        """Return the rest of the epoch after `step` steps that took `num_seeds` seeds, at any world size."""
+        return replace(self, first_step=step, first_seed=num_seeds)
+
+    def for_one_rank(self) -> "Order":
+        """Return the order of one process that reads all seeds."""
+        return replace(self, rank=0, world_size=1, extra_seeds=0)
+
+    def step(self, step: int) -> tuple[Tensor, int, int]:
+        """Return this rank's seeds of a step by position, the index of the first in the step, and the random key."""
+        begin, end = self.rank_span(step)
+        return self.indices(begin, end), begin - self.step_span(step)[0], self._key(step)
+
+    def _key(self, step: int) -> int:
+        return keys.batch_key(self.seed, self.epoch, step)
 
     def step_span(self, step: int) -> tuple[int, int]:
-        """The epoch positions of a step, over all ranks."""
+        """Return the epoch positions of a step, over all ranks."""
         begin = self.first_seed + (step - self.first_step) * self.global_batch
         last = step == self.num_steps - 1 and not self.drop_last
         return begin, self.num_seeds if last else begin + self.global_batch
 
     def rank_span(self, step: int) -> tuple[int, int]:
-        """The epoch positions of this rank's share of a step."""
+        """Return the epoch positions of this rank's share of a step."""
         begin, end = self.step_span(step)
         size = end - begin
         return begin + size * self.rank // self.world_size, begin + size * (self.rank + 1) // self.world_size
 
-    def seeds_of(self, epoch: int, step: int) -> tuple[Tensor, int]:
-        """Return this rank's seeds of a step by position, and the index of the first one among all of the step."""
-        begin, end = self.rank_span(step)
-        return self.indices(epoch, begin, end), begin - self.step_span(step)[0]
-
-    def indices(self, epoch: int, begin: int, end: int) -> Tensor:
+    def indices(self, begin: int, end: int) -> Tensor:
         """Return the seeds at these positions of the epoch."""
         if not self.shuffle:
             return torch.arange(begin, end)
-        return ops.permute(keys.epoch_key(self.seed, epoch), self.num_seeds, begin, end)
+        return ops.permute(keys.epoch_key(self.seed, self.epoch), self.num_seeds, begin, end)
 
-    def undealt(self) -> "Order":
-        """The order of one process that reads all seeds."""
-        return replace(self, rank=0, world_size=1, extra_seeds=0)
+    @contextmanager
+    def naming(self, step: int) -> Iterator[None]:
+        """Name the step in errors of the store, and in those that are not Hoploom's own."""
+        of_step = f"step {step} of epoch {self.epoch} on rank {self.rank}"
+        try:
+            yield
+        except StoreError as error:
+            if type(error) is not StoreError or str(error).startswith(of_step):  # named where the step began
+                raise
+            raise StoreError(f"{of_step}: {error}") from error
+        except HoploomError:
+            raise
+        except Exception as error:
+            raise BatchError(f"{of_step} failed: {type(error).__name__}: {error}") from error
 
-    def after(self, step: int, num_seeds: int) -> "Order":
-        """The rest of an epoch of which `step` steps took `num_seeds` seeds, at any world size."""
-        return replace(self, first_step=step, first_seed=num_seeds)
+    def _as(self, kind: type[OrderKind], **more: Any) -> OrderKind:
+        """Return an order of another class with the same numbers, but for `more`."""
+        return kind(**{name: getattr(self, name) for name in Order.__dataclass_fields__} | more)
 
 
-# --- seeds that the ranks divided themselves -------------------------------------------------------
+# --- seeds that were divided among the ranks beforehand ------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class DividedOrder(Order):
-    """An epoch of seeds that were divided before the loaders got them: every rank reads its own, and only these.
+    """The order of seeds that were divided before the loaders got them: every rank reads its own, and only these.
 
     `num_seeds` counts the seeds of all ranks. Ranks with fewer seeds take smaller batches, so that all make as many
     steps as the rank with the most seeds.
@@ -158,137 +193,129 @@ class DividedOrder(Order):
 
     @property
     def layout(self) -> int:
-        cuts = repr((self.counts, self.batch_size, self.drop_last, self.origin))
-        return int.from_bytes(hashlib.sha256(cuts.encode()).digest()[:7], "little")
+        return _short_hash((self.counts, self.batch_size, self.drop_last, self.origin))
 
-    def of(self, epoch: int) -> "DividedOrder":
-        return replace(self, own=self.own.of(epoch))
+    def at_epoch(self, epoch: int) -> Self:
+        return replace(super().at_epoch(epoch), own=self.own.at_epoch(epoch))
+
+    def step(self, step: int) -> tuple[Tensor, int, int]:
+        begins, ends = self._begins(step), self._begins(step + 1)
+        seeds = self.own.indices(int(begins[self.rank]), int(ends[self.rank]))
+        return seeds, int((ends - begins)[: self.rank].sum()), self._key(step)
 
     def step_span(self, step: int) -> tuple[int, int]:
         return int(self._begins(step).sum()), int(self._begins(step + 1).sum())
 
-    def rank_span(self, step: int) -> tuple[int, int]:
-        """Return the positions of a step among this rank's own seeds."""
-        return int(self._begins(step)[self.rank]), int(self._begins(step + 1)[self.rank])
-
-    def seeds_of(self, epoch: int, step: int) -> tuple[Tensor, int]:
-        begins, ends = self._begins(step), self._begins(step + 1)
-        seeds = self.indices(epoch, int(begins[self.rank]), int(ends[self.rank]))
-        return seeds, int((ends - begins)[: self.rank].sum())
-
-    def indices(self, epoch: int, begin: int, end: int) -> Tensor:
-        return self.own.indices(epoch, begin, end)
-
-    def undealt(self) -> Order:
+    def for_one_rank(self) -> Order:
         return self.own
+
+    def _begins(self, step: int) -> Tensor:
+        """Return where each rank's seeds of a step begin: [world_size] int64. Full batches if the tail is dropped."""
+        counts = self._counts
+        even = counts * step // max(1, self.num_steps)
+        if not self.drop_last:
+            return even
+        return torch.where(counts >= self.num_steps * self.batch_size, step * self.batch_size, even)
 
     @cached_property
     def _counts(self) -> Tensor:
         return torch.tensor(self.counts)
 
-    def _begins(self, step: int) -> Tensor:
-        """Return where each rank's seeds of a step begin: [world_size] int64. Full batches if the tail is dropped."""
-        even = self._counts * step // max(1, self.num_steps)
-        if not self.drop_last:
-            return even
-        return torch.where(self._counts >= self.num_steps * self.batch_size, step * self.batch_size, even)
-
 
 def divided(order: Order, counts: Sequence[int], origin: str) -> DividedOrder:
     """Return the order of ranks that have `counts` seeds of their own, from one that would distribute this rank's."""
-    plain = {name: getattr(order, name) for name in Order.__dataclass_fields__}
-    own = order.undealt()
+    own = order.for_one_rank()
     own = replace(own, seed=keys.mix(own.seed, order.rank))  # ranks with equally many seeds shuffle them differently
-    plain |= {"num_seeds": sum(counts), "extra_seeds": 0}
-    return DividedOrder(**plain, counts=tuple(counts), own=own, origin=hashlib.sha256(origin.encode()).hexdigest())
+    hashed = hashlib.sha256(origin.encode()).hexdigest()
+    more = {"num_seeds": sum(counts), "extra_seeds": 0, "counts": tuple(counts), "own": own, "origin": hashed}
+    return order._as(DividedOrder, **more)
 
 
 # --- seeds for the ranks that hold their parts ---------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Homes:
-    """Which rank holds which parts, and which part owns each seed."""
+class PartLayout:
+    """The parts that each rank holds, and the part of each seed."""
 
     held: tuple[tuple[int, ...], ...]  # parts, by rank
-    owners: Tensor  # [num_seeds] int16, a part each
+    parts: Tensor  # [num_seeds] int16, a part each
     num_parts: int
 
     @property
     def hosts(self) -> list[tuple[int, ...]]:
-        """The parts of each host. Hosts with the same parts are one: either is as near."""
+        """The parts of each host. Ranks that hold the same parts count as one host."""
         return sorted(set(self.held))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOrder(Order):
-    """An order in which ranks get seeds that lie near them, as far as the equal shares of a step allow.
+    """An order in which ranks get seeds of their own parts, as far as the equal shares of a step allow.
 
-    A position inside an epoch means something in the same layout only: with these ranks, parts and batch sizes.
+    A position inside an epoch is valid in the same layout only: with these ranks, parts and batch sizes.
     """
 
-    homes: Homes
+    part_layout: PartLayout
     _newest: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # by epoch: one at most
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def layout(self) -> int:
-        counts = torch.bincount(self.homes.owners.to(torch.int64), minlength=self.homes.num_parts).tolist()
+        parts = self.part_layout
+        counts = torch.bincount(parts.parts.to(torch.int64), minlength=parts.num_parts).tolist()
         cuts = (self.batch_size, self.world_size, self.drop_last, self.least_tail)
         cuts += (self.extra_seeds,) if self.extra_seeds else ()  # type: ignore[assignment]
-        return int.from_bytes(hashlib.sha256(repr((self.homes.held, counts, cuts)).encode()).digest()[:7], "little")
+        return _short_hash((parts.held, counts, cuts))
 
-    def indices(self, epoch: int, begin: int, end: int) -> Tensor:
-        with self._lock:  # made once, however many threads ask
-            if epoch not in self._newest:
+    def indices(self, begin: int, end: int) -> Tensor:
+        with self._lock:  # computed once, for all threads
+            if self.epoch not in self._newest:
                 self._newest.clear()
-                self._newest[epoch] = self._arranged(epoch)
-            return self._newest[epoch][begin:end]
+                self._newest[self.epoch] = self._arranged()
+            return self._newest[self.epoch][begin:end]
 
-    def undealt(self) -> Order:
-        plain = {name: getattr(self, name) for name in Order.__dataclass_fields__}
-        return Order(**plain | {"rank": 0, "world_size": 1, "extra_seeds": 0})
+    def for_one_rank(self) -> Order:
+        return self._as(Order, rank=0, world_size=1, extra_seeds=0)
 
-    def _arranged(self, epoch: int) -> Tensor:
-        """Which seed stands at each position of the epoch: [positions of all steps] int64."""
-        hosts = self.homes.hosts
-        seeds = super().indices(epoch, 0, self.num_seeds)
-        seats = _seats(self, torch.tensor([hosts.index(parts) for parts in self.homes.held]))
-        sizes = torch.bincount(seats, minlength=len(hosts)).tolist()
-        key = keys.mix(keys.epoch_key(self.seed, epoch), DEALING)
-        out = torch.empty_like(seats)
-        for host, places in enumerate(_shared_out(self.homes.owners[seeds], self.homes, sizes)):
-            count = places.numel()  # in order where there is no shuffling; else what was filled in is spread
-            dealt = places[ops.permute(keys.mix(key, host), count, 0, count)] if self.shuffle else places.sort().values
-            out[seats == host] = seeds[dealt]
+    def _arranged(self) -> Tensor:
+        """Return the seed at each position of the epoch: [positions of all steps] int64."""
+        layout, hosts = self.part_layout, self.part_layout.hosts
+        seeds = super().indices(0, self.num_seeds)
+        host_of = self._host_of_position(torch.tensor([hosts.index(parts) for parts in layout.held]))
+        sizes = torch.bincount(host_of, minlength=len(hosts)).tolist()
+        key = keys.mix(keys.epoch_key(self.seed, self.epoch), LOCALITY)
+        out = torch.empty_like(host_of)
+        for host, positions in enumerate(_distributed(layout.parts[seeds], layout, sizes)):
+            count = positions.numel()  # in order without shuffling; else seeds of other parts are spread
+            spread = ops.permute(keys.mix(key, host), count, 0, count) if self.shuffle else positions.argsort()
+            out[host_of == host] = seeds[positions[spread]]
         return out
 
+    def _host_of_position(self, host_of_rank: Tensor) -> Tensor:
+        """Return the host of each epoch position, by step and rank: [positions] int64."""
+        sizes = torch.empty(self.num_steps, self.world_size, dtype=torch.int64)
+        for rank in range(self.world_size if self.num_steps else 0):
+            for steps, step in ((slice(None), 0), (slice(-1, None), self.num_steps - 1)):  # all, and the last
+                begin, end = replace(self, rank=rank).rank_span(step)
+                sizes[steps, rank] = end - begin
+        return host_of_rank.repeat(self.num_steps).repeat_interleave(sizes.view(-1))
 
-def _seats(order: Order, host_of_rank: Tensor) -> Tensor:
-    """Whose each position of an epoch is, step by step and rank by rank: [positions] int64."""
-    sizes = torch.empty(order.num_steps, order.world_size, dtype=torch.int64)
-    for rank in range(order.world_size if order.num_steps else 0):
-        for steps, step in ((slice(None), 0), (slice(-1, None), order.num_steps - 1)):  # all, and the last
-            begin, end = replace(order, rank=rank).rank_span(step)
-            sizes[steps, rank] = end - begin
-    return host_of_rank.repeat(order.num_steps).repeat_interleave(sizes.view(-1))
 
+def _distributed(parts: Tensor, layout: PartLayout, sizes: Sequence[int]) -> list[Tensor]:
+    """Return, by host, the positions that it takes of the epoch's permutation: those of its parts, then others.
 
-def _shared_out(owners: Tensor, homes: Homes, sizes: Sequence[int]) -> list[Tensor]:
-    """By host, the places in the epoch's permutation that it takes: its own up to its share, then what is left.
-
-    `owners` are the parts at these places: [n] int16.
+    `parts` are the parts of the seeds at these positions: [n] int16; `sizes` are the shares of the hosts.
     """
     free, taken = list(sizes), [[torch.empty(0, dtype=torch.int64)] for _ in sizes]
-    holders = [[host for host, parts in enumerate(homes.hosts) if part in parts] for part in range(homes.num_parts)]
+    holders = [[host for host, held in enumerate(layout.hosts) if part in held] for part in range(layout.num_parts)]
     left = [torch.empty(0, dtype=torch.int64)]
-    for part in sorted(range(homes.num_parts), key=lambda part: len(holders[part])):  # those with no choice first
-        places = torch.nonzero(owners == part).view(-1)
+    for part in sorted(range(layout.num_parts), key=lambda part: len(holders[part])):  # the least held first
+        positions = torch.nonzero(parts == part).view(-1)
         for host in holders[part]:
-            taken[host].append(places[: free[host]])
-            places = places[free[host] :]
+            taken[host].append(positions[: free[host]])
+            positions = positions[free[host] :]
             free[host] -= taken[host][-1].numel()
-        left.append(places)
+        left.append(positions)
     rest = torch.cat(left).sort().values
     for host, missing in enumerate(free):
         taken[host].append(rest[:missing])
@@ -297,9 +324,9 @@ def _shared_out(owners: Tensor, homes: Homes, sizes: Sequence[int]) -> list[Tens
 
 
 def localised(order: Order, store: Store, node_type: str, nodes: Tensor, locality: Any) -> Order:
-    """The order with its seeds near the ranks that hold them, as `locality` asks; `nodes` are the seeds: [n] int64.
+    """Return the order with seeds on the ranks that hold their parts; `nodes` are the seeds: [n] int64.
 
-    `locality` lists the parts of every rank; True: those that `hoploom.open` found. Where servers make the batches True
+    `locality` lists the parts of every rank; True: those that `hoploom.open` found. If servers make the batches, True
     changes nothing, so that one script runs in both modes.
     """
     if locality is False or locality is None:
@@ -309,17 +336,16 @@ def localised(order: Order, store: Store, node_type: str, nodes: Tensor, localit
             warnings.warn(NO_LOCALITY, stacklevel=4)  # where the loader is made
         return order
     index, num_parts = store.schema.type_index[node_type], max(1, len(store.ranges))
-    held = _held(locality, store, num_parts, order.world_size)
+    held = _parts_of_ranks(locality, store, num_parts, order.world_size)
     if len(set(held)) == 1:
-        return order  # nothing is nearer to one rank than to another
+        return order  # all ranks hold the same
     bounds = torch.tensor([part.first_nodes[index] for part in store.ranges[1:]], dtype=torch.int64)
-    owners = torch.bucketize(nodes, bounds, right=True).to(torch.int16)
-    plain = {name: getattr(order, name) for name in Order.__dataclass_fields__}
-    return LocalOrder(**plain, homes=Homes(held, owners, num_parts))
+    parts = torch.bucketize(nodes, bounds, right=True).to(torch.int16)
+    return order._as(LocalOrder, part_layout=PartLayout(held, parts, num_parts))
 
 
-def _held(locality: Any, store: Store, num_parts: int, world_size: int) -> tuple[tuple[int, ...], ...]:
-    way_out = "give the parts of every rank, e.g. locality=[[0], [1]]"
+def _parts_of_ranks(locality: Any, store: Store, num_parts: int, world_size: int) -> tuple[tuple[int, ...], ...]:
+    hint = "give the parts of every rank, e.g. locality=[[0], [1]]"
     if locality is True:
         if store.deployment.homes:
             locality = store.deployment.homes
@@ -327,19 +353,146 @@ def _held(locality: Any, store: Store, num_parts: int, world_size: int) -> tuple
             locality = [()] * world_size  # every rank holds all
         else:
             known = "locality is True, but nobody said which rank holds what"
-            raise ConfigError(f"{known}; open the store with hoploom.open(path, context=context), or {way_out}")
-    if not _is_list(locality) or not all(map(_is_list, locality)):
-        raise ConfigError(f"locality is {locality!r:.80}; give True, or {way_out[5:]}")
-    held = tuple(
-        tuple(sorted({as_int("a part in locality", part, 0, way_out) for part in parts})) for parts in locality
-    )
+            raise ConfigError(f"{known}; open the store with hoploom.open(path, context=context), or {hint}")
+    lists = [locality, *locality] if isinstance(locality, Sequence) else [None]
+    if not all(isinstance(one, Sequence) and not isinstance(one, str | bytes) for one in lists):
+        raise ConfigError(f"locality is {locality!r:.80}; give True, or {hint[5:]}")
+    held = tuple(tuple(sorted({as_int("a part in locality", part, 0, hint) for part in parts})) for parts in locality)
     if len(held) != world_size:
-        raise ConfigError(f"locality lists the parts of {len(held)} ranks, there are {world_size}; {way_out}")
+        raise ConfigError(f"locality lists the parts of {len(held)} ranks, there are {world_size}; {hint}")
     largest = max((part for parts in held for part in parts), default=0)
     if largest >= num_parts:
         raise ConfigError(f"locality names part {largest}, the store has {num_parts}; count parts from 0")
     return held
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+# --- seeds that a torch sampler draws ------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnOrder(Order):
+    """An order of which a torch sampler draws `num_seeds` positions for every epoch; some may repeat or be left out.
+
+    The sampler's random numbers are seeded for every epoch, so that all ranks draw the same positions, and a resumed
+    run draws them again. `at_epoch` draws.
+    """
+
+    sampler: Any
+    num_positions: int  # that there are to draw from
+    drawn: Tensor | None = field(default=None, repr=False, compare=False)  # [num_seeds] int64
+    _newest: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # by epoch: one at most
+
+    @property
+    def dataset(self) -> range:
+        return range(self.num_positions)
+
+    @cached_property
+    def layout(self) -> int:
+        if self.drawn is None:
+            return 0
+        return int.from_bytes(hashlib.sha256(self.drawn.numpy().tobytes()).digest()[:7], "little")
+
+    @property
+    def layout_hint(self) -> str:
+        return (
+            f"for which sampler={type(self.sampler).__name__} draws other seeds now; give the same sampler over the "
+            "same seeds; its order may depend only on the epoch and on random numbers"
+        )
+
+    def at_epoch(self, epoch: int) -> Self:
+        if epoch not in self._newest:
+            drawn = self.draw(epoch)
+            self._newest.clear()
+            self._newest[epoch] = drawn
+        return replace(super().at_epoch(epoch), drawn=self._newest[epoch])
+
+    def for_one_rank(self) -> Order:
+        return replace(self, rank=0, world_size=1, extra_seeds=0, _newest={})
+
+    def indices(self, begin: int, end: int) -> Tensor:
+        assert self.drawn is not None
+        return self.drawn[begin:end]
+
+    def draw(self, epoch: int) -> Tensor:
+        """Return the positions that the sampler gives for an epoch: [num_seeds] int64."""
+        name = f"sampler={type(self.sampler).__name__}"
+        if callable(getattr(self.sampler, "set_epoch", None)):
+            self.sampler.set_epoch(epoch)
+        with _seeded(keys.mix(keys.epoch_key(self.seed, epoch), SAMPLER), getattr(self.sampler, "generator", None)):
+            given = list(islice(self.sampler, self.num_seeds + 1))
+        if len(given) != self.num_seeds:
+            gave = f"more than {self.num_seeds}" if len(given) > self.num_seeds else str(len(given))
+            raise ConfigError(
+                f"{name} gave {gave} positions in epoch {epoch}, but its len() was {self.num_seeds} when the "
+                "loader was made; give as many in every epoch, so that all ranks make the same steps"
+            )
+        wrong = ConfigError(f"{name} gave {given[0]!r:.60}; give one position among the seeds at a time, no batches")
+        try:
+            positions = torch.stack(given) if isinstance(given[0], Tensor) else torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise wrong from error
+        if positions.dim() != 1 or positions.dtype not in ID_DTYPES:
+            raise wrong
+        outside = positions[(positions < 0) | (positions >= self.num_positions)]
+        if outside.numel():
+            raise ConfigError(
+                f"{name} gave position {outside[0]} in epoch {epoch}, but there are {self.num_positions} "
+                "seeds; give it the same seeds as the loader"
+            )
+        return positions.to(torch.int64)
+
+
+@contextmanager
+def _seeded(key: int, generator: torch.Generator | None) -> Iterator[None]:
+    """Seed every generator that a sampler may draw from with the key, and restore them at the end of the block."""
+    own = generator if isinstance(generator, torch.Generator) else torch.Generator()
+    states = own.get_state(), random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(key)
+        own.manual_seed(keys.mix(key, own.initial_seed()))
+        random.seed(key)
+        np.random.seed(key % 2**32)
+        try:
+            yield
+        finally:
+            own.set_state(states[0])
+            random.setstate(states[1])
+            np.random.set_state(states[2])
+
+
+def drawn(order: Order, sampler: Any, locality: Any) -> Order:
+    """Return the order with its positions drawn by a sampler, as torch's DataLoader takes it.
+
+    A DistributedSampler gives every rank seeds of its own. Raise ConfigError for a sampler that cannot be used.
+    """
+    name = type(sampler).__name__
+    if order.shuffle:
+        raise ConfigError(f"sampler={name}: a sampler is mutually exclusive with shuffle=True; leave one of them out")
+    if locality is not False and locality is not None:
+        raise ConfigError(f"sampler={name} does not go with locality=; leave one of them out")
+    replicas = getattr(sampler, "num_replicas", 1)
+    if replicas not in (1, order.world_size) and order.world_size != 1:
+        raise ConfigError(
+            f"sampler={name} divides the seeds for {replicas} ranks, the loader is for {order.world_size}; give the "
+            "sampler num_replicas= and rank= of the process group, or leave it out: the loader divides the seeds"
+        )
+    if replicas == order.world_size > 1 and getattr(sampler, "rank", order.rank) != order.rank:
+        raise ConfigError(
+            f"sampler={name} is for rank {sampler.rank}, but the loader is for rank {order.rank}; give the sampler "
+            "rank= of the process group, or leave it out: two ranks would read the same seeds"
+        )
+    try:
+        length = len(sampler)
+    except TypeError as error:
+        raise ConfigError(f"sampler={name} must have a length ({error}); give a torch Sampler") from error
+    if length == 0:
+        raise ConfigError(f"sampler={name} gives no positions; give at least one")
+    made = order._as(DrawnOrder, num_seeds=length, sampler=sampler, num_positions=order.num_seeds)
+    made.draw(0)  # raises now if the sampler gives no positions
+    if replicas == order.world_size > 1:
+        return divided(made, [length] * replicas, f"{name} {length} {getattr(sampler, 'seed', None)}")
+    return made
+
+
+def _short_hash(settings: tuple[Any, ...]) -> int:
+    return int.from_bytes(hashlib.sha256(repr(settings).encode()).digest()[:7], "little")

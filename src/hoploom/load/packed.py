@@ -22,11 +22,11 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.errors import StoreError
-from hoploom.load.assemble import Assembler, Batch, Sent
+from hoploom.load.assemble import Assembler, Batch
 from hoploom.load.look_ahead import LookAhead, Needed, StepSize, id_bytes
-from hoploom.load.maker import Maker
+from hoploom.load.maker import LocalMaker, Maker
 from hoploom.load.order import Order
-from hoploom.load.pipeline import Delivery, Producer, Stages, Work
+from hoploom.load.pipeline import Pipeline, Stages
 from hoploom.ops import DiskError, FileRows, Reads, RowRequest
 from hoploom.schema import Owner
 from hoploom.store import Sharded, Wanted
@@ -110,10 +110,10 @@ def _located(far: FarRows, packed: PackedRows, ids: Tensor, place: Tensor) -> tu
     return near, rest, torch.from_numpy(at)
 
 
-class Packing(Producer):
+class Packing(Maker):
     """Makes batches in stretches of steps; where a window in memory holds as many steps, by look-ahead."""
 
-    def __init__(self, maker: Maker, features: Sharded, window: int, scratch: Path) -> None:
+    def __init__(self, maker: LocalMaker, features: Sharded, window: int, scratch: Path) -> None:
         self._maker, self._features, self._window, self._scratch = maker, features, window, scratch
         self.ahead = LookAhead(maker, features, None, window)
         self.num_steps: int | None = None  # of a stretch, in the last loop
@@ -123,30 +123,29 @@ class Packing(Producer):
         return self._maker.make(indices, first, key)
 
     @contextmanager
-    def stages(self, work: Work, delivery: Delivery) -> Iterator[Stages[Sent]]:
-        size = self.ahead.measure(work)
-        self.num_steps = num_steps = self._steps_that_fit(work.order, size, delivery.deadline)
+    def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Batch]]:
+        size = self.ahead.measure(order)
+        self.num_steps = num_steps = self._steps_that_fit(order, size, pipeline.deadline)
         if num_steps < 2 or num_steps * size.num_bytes * STRETCHES <= self._window:
-            with self.ahead.stages(work, delivery) as stages:
+            with self.ahead.stages(order, pipeline) as stages:
                 yield stages
             return
         left = threading.Event()
 
-        def finish(step: int, begun: int, stretch: Stretch) -> Sent:
-            drawn = self._maker.draw(*work.place(step))
-            return work.send(self._maker.finish(drawn, self._assembler(stretch.get(step, {}))))
+        def finish(step: int, begun: int, stretch: Stretch) -> Batch:
+            sampled = self._maker.sample(*order.step(step))
+            return self._maker.finish(sampled, self._assembler(stretch.get(step, {})))
 
         with little_idle(self._window):
             yield Stages(
                 finish,
-                window=(2 if delivery.num_threads else 1) * num_steps,
-                num_finishing=max(1, min(delivery.num_ahead, self._window // size.num_bytes)),
+                window=(2 if pipeline.num_threads else 1) * num_steps,
+                num_finishing=max(1, min(pipeline.num_ahead, self._window // size.num_bytes)),
                 begin=lambda step: step,
-                fetch=lambda steps, before: self._pack(work, steps, left),
+                fetch=lambda steps, before: self._pack(order, steps, left),
                 group=num_steps,
-                naming=work.naming,
                 leave=left.set,
-                way_out="leave scratch out",
+                hint="leave scratch out",
             )
 
     def _steps_that_fit(self, order: Order, size: StepSize, deadline: float) -> int:
@@ -182,7 +181,7 @@ class Packing(Producer):
 
     # --- packing ------------------------------------------------------------------------------
 
-    def _pack(self, work: Work, steps: Sequence[int], left: threading.Event) -> Stretch:
+    def _pack(self, order: Order, steps: Sequence[int], left: threading.Event) -> Stretch:
         """Copy the far rows of these steps to a file without a name."""
         ids: dict[int, dict[Owner, Ids]] = {}
         fields: dict[Owner, set[str]] = {}
@@ -190,7 +189,7 @@ class Packing(Producer):
             if left.is_set():
                 return {}
             try:
-                needed = self.ahead.missing(self._maker.draw(*work.place(step)))
+                needed = self.ahead.missing(self._maker.sample(*order.step(step)))
             except Exception:  # the step says so itself when it is made, and those after it are not delivered
                 break
             ids[step] = {owner: self._sorted(owner, of_owner) for owner, of_owner in needed.items()}

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hoploom import keys
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.arguments import read_input_nodes
 from hoploom.load.maker import Sampler, one_type_seeds
 from hoploom.load.order import Order
-from hoploom.load.pipeline import Delivery, Stages, in_order
+from hoploom.load.pipeline import Pipeline, Stages
 from hoploom.sample.hops import Fanouts, make_sampling, resolve_fanouts
 from hoploom.store import Store
 from hoploom.store.row_cache import Visits
@@ -57,13 +56,12 @@ def visited(store: Store, fanouts: Fanouts, seeds: Any, plan: Presampling = AS_T
 
     def sampled(number: int, begun: None, fetched: None) -> list[Tensor]:
         epoch, step = divmod(number, order.num_steps)
-        ids = nodes[order.indices(epoch, *order.rank_span(step))]
-        batch = one_type_seeds(sampler, node_type, ids, None, 0)
-        return sampler.sample(batch, keys.batch_key(order.seed, epoch, step)).nodes
+        indices, _, key = order.at_epoch(epoch).step(step)
+        return sampler.sample(one_type_seeds(sampler, node_type, nodes[indices], None, 0), key).nodes
 
     batches = range(order.num_steps) if plan.batches is None else plan.batches
-    delivery = Delivery(threads, per_thread=1)
-    with closing(in_order(Stages(sampled, delivery.num_ahead, delivery.num_ahead), batches, delivery)) as made:
+    pipeline = Pipeline(threads, per_thread=1)
+    with closing(pipeline.run(Stages(sampled, pipeline.num_ahead, pipeline.num_ahead), batches)) as made:
         yield from made
 
 

@@ -14,8 +14,7 @@ from torch_geometric.data import Data
 from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError, PeerError
 from hoploom.load.assemble import Batch
-from hoploom.load.maker import LinkMaker, Maker, NodeMaker
-from hoploom.load.pipeline import Producer
+from hoploom.load.maker import LinkMaker, LocalMaker, Maker, NodeMaker
 from hoploom.sample import LinkTask
 from hoploom.schema import Owner
 from hoploom.serve import wire
@@ -26,7 +25,7 @@ from hoploom.serve.wire import Message
 
 
 @dataclass(frozen=True)
-class ServedBatches(Producer):
+class ServedBatches(Maker):
     """A loader's batches, made by any of the servers. `input_id` and the transform are added here."""
 
     peers: Peers
@@ -76,7 +75,7 @@ class ServedBatches(Producer):
         return self.peers.ask(Message(header, tensors), pinned=self.pinned)
 
 
-def served(maker: Maker, peers: Peers, sending: threading.Lock) -> ServedBatches:
+def served(maker: LocalMaker, peers: Peers, sending: threading.Lock) -> ServedBatches:
     """The same batches as those of the maker, made by servers."""
     if maker.sampler.sample_frontier is not None:
         raise ConfigError(

@@ -16,9 +16,7 @@ import torch
 from hoploom import ops
 from hoploom.config.values import as_number, read_addresses
 from hoploom.errors import ConfigError, StoreError
-from hoploom.load.loader import made_here
-from hoploom.load.maker import Maker
-from hoploom.load.pipeline import Producer
+from hoploom.load.maker import LocalMaker, Maker
 from hoploom.serve.batch_client import served
 from hoploom.serve.peers import TIMEOUT, Peers
 from hoploom.serve.remote import RemotePart
@@ -43,11 +41,11 @@ class Connected(Deployment):
     def makes_batches(self) -> bool:
         return self.by_servers
 
-    def producer(self, maker: Maker, device: torch.device | None, look_ahead: int | None, deadline: float) -> Producer:
-        """The servers, or this process with look-ahead."""
-        if self.by_servers:
-            return served(maker, self.peers, self.sending)
-        return made_here(maker, look_ahead or self.look_ahead)
+    def producer(
+        self, maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float
+    ) -> Maker | None:
+        """Return a maker that asks the servers for batches; None if this process makes them."""
+        return served(maker, self.peers, self.sending) if self.by_servers else None
 
     def traffic(self) -> dict[str, float]:
         return self.peers.traffic()

@@ -158,7 +158,7 @@ class Deployment:
         return False
 
     def producer(self, maker: Any, device: torch.device | None, look_ahead: int | None, deadline: float) -> Any:
-        """Who makes a loader's batches (hoploom.load.loader.Producer), if that is not for the loader to choose."""
+        """Return the hoploom.load.maker.Maker of a loader's batches; None if this process makes them."""
         return None
 
     def traffic(self) -> dict[str, float]:

@@ -68,7 +68,7 @@ def test_memory_for_all_batches_that_are_alive_at_once_is_there_after_the_first(
 ) -> None:
     there = nodes(placed(graph, device), num_workers=num_workers, batch_size=2, input_nodes=torch.arange(12))
     assert len(list(there)) == 6
-    pool, alive = loading(there).pool, there._delivery.num_ahead + 2
+    pool, alive = loading(there).pool, there._pipeline.num_ahead + 2
     whole = [len(sizes) for sizes in taken if len(sizes) > 1]
     num_tensors = len(pool._sizes)
     assert num_tensors > 5
@@ -180,7 +180,7 @@ def test_the_pool_has_memory_for_all_batches_after_the_first(num_workers: int, d
     held = [next(made)]
     torch.cuda.synchronize()
     pool = loading(loader).pool
-    rooms, alive = sum(pool._sizes), loader._delivery.num_ahead + 2
+    rooms, alive = sum(pool._sizes), loader._pipeline.num_ahead + 2
     assert sum(segment["total_size"] for segment in pool._blocks.snapshot()) >= alive * rooms
     held.append(next(made))
     made.close()  # type: ignore[attr-defined]

@@ -71,7 +71,7 @@ def test_nothing_of_a_step_waits_for_the_device(kind: str, unwaiting: type[Unwai
     learner = library_learner(CPU, kind) if kind == "rgat" else homogeneous_learner(CPU, kind)
     learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=0.1)
     whole = WholeStep(learner, Training(1, clip_norm=1.0), init(device="cpu"))
-    place = learner.loader.rehearsal().place
+    place = learner.loader.rehearsal().step
     slot = whole._slots[0]
     with unwaiting():
         slot._make()
@@ -112,7 +112,7 @@ def addresses(whole: WholeStep) -> list[int]:
 
 def test_a_replay_fills_the_same_memory(device: torch.device) -> None:
     whole = WholeStep(homogeneous_learner(device), Training(2), init(device=device))
-    place, before = whole.learner.loader.rehearsal().place, addresses(whole)
+    place, before = whole.learner.loader.rehearsal().step, addresses(whole)
     for step in (0, 1, 2, 0, 1):
         slot = whole.fill_next(*place(step)[::2])
         assert slot is not None

@@ -57,7 +57,7 @@ def test_every_seed_comes_once_over_all_ranks_in_equal_steps(
             assert order.num_steps == orders[0].num_steps
             begin, end = order.rank_span(step)
             sizes.append(end - begin)
-            seen += order.indices(epoch, begin, end).tolist()
+            seen += order.at_epoch(epoch).indices(begin, end).tolist()
         assert max(sizes) - min(sizes) <= 1
         assert min(sizes) >= 1
         assert max(sizes) <= batch_size + 1
@@ -70,12 +70,12 @@ def test_an_epoch_continued_at_another_world_size_drops_and_repeats_nothing(
 ) -> None:
     first = [Order(num_seeds, 3, True, rank=rank, world_size=world_size) for rank in range(world_size)]
     stop = min(stop, first[0].num_steps)
-    seen = [i for order in first for step in range(stop) for i in order.indices(0, *order.rank_span(step)).tolist()]
+    seen = [i for order in first for step in range(stop) for i in order.indices(*order.rank_span(step)).tolist()]
     consumed = first[0].step_span(stop - 1)[1] if stop else 0
     for rank in range(later):
         order = Order(num_seeds, 3, True, rank=rank, world_size=later).after(stop, consumed)
         for step in range(stop, order.num_steps if consumed < num_seeds else stop):
-            seen += order.indices(0, *order.rank_span(step)).tolist()
+            seen += order.indices(*order.rank_span(step)).tolist()
     assert sorted(seen) == list(range(num_seeds))
 
 
@@ -272,7 +272,7 @@ unfinished = iter(hoploom.NeighborLoader(data, [10, 10], batch_size=500, num_wor
 next(unfinished)
 stuck = lambda batch: threading.Event().wait()
 loader = hoploom.NeighborLoader(data, [1], batch_size=5, num_workers=2, timeout=0.2, transform=stuck)
-loader._delivery = replace(loader._delivery, close_deadline=0.2)
+loader._pipeline = replace(loader._pipeline, close_deadline=0.2)
 try:
     list(loader)
 except hoploom.BatchError as error:

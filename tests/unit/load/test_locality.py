@@ -13,7 +13,7 @@ from support.batches import assert_same_batches
 from support.graphs import library, ring, save_in_parts
 
 import hoploom
-from hoploom.load.order import Homes, LocalOrder, Order
+from hoploom.load.order import LocalOrder, Order, PartLayout
 from hoploom.store.base import Deployment
 
 settings.register_profile("locality", deadline=None, max_examples=60)
@@ -27,7 +27,7 @@ def orders(draw: st.DrawFn) -> list[LocalOrder]:
     """The orders of all ranks, over seeds that lie anywhere."""
     owners = draw(st.lists(st.integers(0, 3), min_size=1, max_size=150))
     held = draw(st.lists(PARTS, min_size=1, max_size=min(5, len(owners))))
-    homes = Homes(tuple(held), torch.tensor(owners, dtype=torch.int16), 4)
+    homes = PartLayout(tuple(held), torch.tensor(owners, dtype=torch.int16), 4)
     plain = {
         "batch_size": draw(st.integers(1, 20)),
         "shuffle": draw(st.booleans()),
@@ -36,12 +36,12 @@ def orders(draw: st.DrawFn) -> list[LocalOrder]:
         "least_tail": draw(st.integers(1, 8)),
         "extra_seeds": draw(st.integers(0, len(held) - 1)),
     }
-    first = LocalOrder(len(owners), **plain, world_size=len(held), homes=homes)
+    first = LocalOrder(len(owners), **plain, world_size=len(held), part_layout=homes)
     return [replace(first, rank=rank) for rank in range(len(held))]
 
 
 def _share(order: Order, epoch: int, step: int) -> list[int]:
-    return order.indices(epoch, *order.rank_span(step)).tolist()
+    return order.at_epoch(epoch).indices(*order.rank_span(step)).tolist()
 
 
 @given(orders(), st.integers(0, 2))
@@ -62,14 +62,14 @@ def test_no_seed_is_away_from_home_while_a_place_at_home_goes_to_a_stranger(
     ranks: list[LocalOrder], epoch: int
 ) -> None:
     """Where each part has one host, the number of local seeds is the largest there can be."""
-    homes = ranks[0].homes
+    homes = ranks[0].part_layout
     if len({part for host in homes.hosts for part in host}) != sum(map(len, homes.hosts)):
         return  # a part with several hosts
     for host in homes.hosts:
         mine = [order for order in ranks if homes.held[order.rank] == host]
         given_seeds = [seed for order in mine for step in range(order.num_steps) for seed in _share(order, epoch, step)]
-        local = sum(int(homes.owners[seed]) in host for seed in given_seeds)
-        owned = sum(int(homes.owners[seed]) in host for seed in range(ranks[0].num_seeds))
+        local = sum(int(homes.parts[seed]) in host for seed in given_seeds)
+        owned = sum(int(homes.parts[seed]) in host for seed in range(ranks[0].num_seeds))
         assert local == min(owned, len(given_seeds))
 
 
@@ -85,8 +85,8 @@ def test_an_epoch_continued_in_the_same_layout_has_the_same_shares(ranks: list[L
 
 def _order(owners: Sequence[int], held: Sequence[tuple[int, ...]], **options: Any) -> LocalOrder:
     num_parts = 1 + max(*owners, *(part for parts in held for part in parts))
-    homes = Homes(tuple(held), torch.tensor(owners, dtype=torch.int16), num_parts)
-    return LocalOrder(len(owners), **{"batch_size": 10, **options}, world_size=len(held), homes=homes)
+    homes = PartLayout(tuple(held), torch.tensor(owners, dtype=torch.int16), num_parts)
+    return LocalOrder(len(owners), **{"batch_size": 10, **options}, world_size=len(held), part_layout=homes)
 
 
 def test_without_shuffling_a_host_goes_through_its_own_seeds_in_order() -> None:

@@ -4,7 +4,6 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +16,6 @@ from support.shards import Elsewhere, elsewhere_of, spread
 import hoploom
 from hoploom import BatchError, ConfigError, NeighborLoader, PeerError, Store, ops
 from hoploom.load.look_ahead import Fetches, LookAhead
-from hoploom.load.pipeline import UntilOneFails, at_once
 from hoploom.serve.connect import Connected
 from hoploom.store.row_cache import cached, report
 
@@ -179,14 +177,14 @@ def _collected(loader: Any, found: list[Any]) -> list[Any]:
 def test_a_step_that_cannot_be_drawn_fails_alone(num_workers: int) -> None:
     store = _ring()
     loader = _loader(store, num_workers=num_workers)
-    draw = loader._producer._maker.draw
+    draw = loader._producer._maker.sample
 
     def drawn(indices: torch.Tensor, first: int, key: int) -> Any:
         if 20 in indices:
             raise ValueError("no")
         return draw(indices, first, key)
 
-    object.__setattr__(loader._producer._maker, "draw", drawn)
+    object.__setattr__(loader._producer._maker, "sample", drawn)
     found: list[Any] = []
     with pytest.raises(BatchError, match="step 4 of epoch 0 on rank 0 failed: ValueError: no"):
         _collected(loader, found)
@@ -257,40 +255,3 @@ def test_rows_of_at_most_two_groups_are_held() -> None:
     most = max(len(one | other) for one, other in pairwise(groups))
     assert len(tables) == 10
     assert max(tables) <= most + 1  # one in sixteen to spare
-
-
-def test_ctrl_c_is_raised_at_once_and_an_error_where_its_result_is_read() -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    def fail() -> None:
-        raise ValueError("no")
-
-    with pytest.raises(KeyboardInterrupt):
-        at_once(interrupt)
-    with pytest.raises(ValueError, match="no"):
-        at_once(fail).result()
-
-
-@pytest.mark.parametrize("steps", [range(5), range(4, -1, -1)])
-def test_a_failure_stands_in_place_of_later_steps_alone(steps: range) -> None:
-    """Threads may begin an earlier step after a later one has failed."""
-    made: list[int] = []
-
-    def make(step: int) -> int:
-        made.append(step)
-        if step in (steps[1], steps[3]):
-            raise ValueError(f"step {step}")
-        return step
-
-    until_one_fails = partial(UntilOneFails(steps), make)
-    with pytest.raises(ValueError, match=f"step {steps[3]}"):
-        until_one_fails(steps[3])
-    assert until_one_fails(steps[2]) == steps[2]
-    assert until_one_fails(steps[0]) == steps[0]
-    for step in steps[4:]:
-        with pytest.raises(ValueError, match=f"step {steps[3]}"):
-            until_one_fails(step)
-    with pytest.raises(ValueError, match=f"step {steps[1]}"):
-        until_one_fails(steps[1])
-    assert made == [steps[3], steps[2], steps[0], steps[1]]

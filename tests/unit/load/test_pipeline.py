@@ -2,8 +2,9 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch_geometric.data import Data
 
 from hoploom import BatchError
-from hoploom.load.pipeline import ByteLimit, Delivery, Stages, in_order
+from hoploom.load.pipeline import ByteLimit, Pipeline, Stages, Workers, _Run
 
 STEPS = range(3, 15)
 PATIENCE = 10.0  # seconds that a test waits for a thread
@@ -43,14 +44,14 @@ class Log:
 def test_batches_come_in_the_order_of_their_steps(num_threads: int) -> None:
     log = Log()
     stages = Stages(log.finish, window=6, num_finishing=4, begin=log.begin)
-    made = in_order(stages, STEPS, Delivery(num_threads))
+    made = Pipeline(num_threads).run(stages, STEPS)
     assert list(made) == [(step, step, None) for step in STEPS]
     assert sorted(log.begun) == sorted(log.finished) == list(STEPS)
 
 
 def test_a_stage_that_is_not_there_gives_none() -> None:
     stages = Stages(Log().finish, window=1, num_finishing=1)
-    assert list(in_order(stages, range(2), Delivery())) == [(0, None, None), (1, None, None)]
+    assert list(Pipeline().run(stages, range(2))) == [(0, None, None), (1, None, None)]
 
 
 @pytest.mark.parametrize(("window", "num_finishing", "num_begun"), [(6, 4, 6), (5, 4, 5), (9, 2, 4), (2, 2, 2)])
@@ -75,7 +76,7 @@ def test_as_many_steps_are_under_way_as_the_bounds_allow(window: int, num_finish
             assert changed.wait_for(lambda: num_started[0] >= num_begun and num_started[1] >= num_finishing, PATIENCE)
         return step
 
-    for step in in_order(Stages(finish, window, num_finishing, begin), STEPS, Delivery(8)):
+    for step in Pipeline(8).run(Stages(finish, window, num_finishing, begin), STEPS):
         delivered.append(step)
     assert delivered == list(STEPS)
     assert max(under_way) - num_begun in (0, 1)  # one is the consumer's, which has not yet said so
@@ -106,7 +107,7 @@ def test_no_more_bytes_are_under_way_than_asked_for(most: int, group: int, num_b
     stages = Stages(finish, 9, 8, begin, group=group)
     for _ in range(2):  # the second loop knows how large a batch is
         started[0] = delivered[0] = 0
-        for _ in in_order(stages, range(21), Delivery(8, byte_limit=byte_limit)):
+        for _ in Pipeline(8, byte_limit=byte_limit).run(stages, range(21)):
             delivered[0] += 1
             with changed:  # they are made while this batch is used
                 expected = min(21, delivered[0] + num_batches)
@@ -122,13 +123,13 @@ def test_the_next_step_is_made_while_the_consumer_uses_its_own() -> None:
         made[step].set()
         return step
 
-    for step in in_order(Stages(finish, window=1, num_finishing=1), STEPS, Delivery(1, per_thread=1)):
+    for step in Pipeline(1, per_thread=1).run(Stages(finish, window=1, num_finishing=1), STEPS):
         assert step == STEPS[-1] or made[step + 1].wait(20)
 
 
 def test_without_threads_a_step_is_begun_ahead_and_finished_when_it_is_needed() -> None:
     log = Log()
-    made = in_order(Stages(log.finish, window=2, num_finishing=1, begin=log.begin), STEPS, Delivery())
+    made = Pipeline().run(Stages(log.finish, window=2, num_finishing=1, begin=log.begin), STEPS)
     with closing(made):
         next(made)
         assert (log.begun, log.finished) == ([3, 4], [3])
@@ -140,7 +141,7 @@ def test_without_threads_a_step_is_begun_ahead_and_finished_when_it_is_needed() 
 def test_a_group_is_fetched_once_with_what_the_group_before_has(num_threads: int) -> None:
     log = Log()
     stages = Stages(log.finish, window=10, num_finishing=4, begin=log.begin, fetch=log.fetch, group=5)
-    made = list(in_order(stages, STEPS, Delivery(num_threads)))
+    made = list(Pipeline(num_threads).run(stages, STEPS))
     groups = [[3, 4, 5, 6, 7], [8, 9, 10, 11, 12], [13, 14]]
     assert log.fetched == [(groups[0], None), (groups[1], groups[0]), (groups[2], groups[1])]
     assert made == [(step, step, groups[(step - 3) // 5]) for step in STEPS]
@@ -161,7 +162,7 @@ def test_the_first_error_is_raised_in_its_place_and_later_steps_are_not_made(num
 
     begin, finish = (failing(log.begin), log.finish) if stage == "begin" else (log.begin, failing(log.finish))
     stages = Stages(finish, window=4, num_finishing=2, begin=begin)
-    made = in_order(stages, STEPS, Delivery(num_threads))
+    made = Pipeline(num_threads).run(stages, STEPS)
     assert [next(made)[0] for _ in range(3)] == [3, 4, 5]
     with pytest.raises(ValueError, match="step 6"):
         next(made)
@@ -179,7 +180,7 @@ def test_after_a_failure_steps_that_wait_for_a_thread_are_never_made(num_threads
 
     stages = Stages(finish, window=12, num_finishing=12)
     with pytest.raises(ValueError, match="no"):
-        next(in_order(stages, STEPS, Delivery(num_threads)))
+        next(Pipeline(num_threads).run(stages, STEPS))
     assert log.finished == []
 
 
@@ -192,7 +193,7 @@ def test_a_group_is_fetched_for_those_of_its_steps_that_could_be_begun() -> None
         return log.begin(step)
 
     stages = Stages(log.finish, window=3, num_finishing=1, begin=begin, fetch=log.fetch, group=3)
-    made = in_order(stages, STEPS, Delivery())
+    made = Pipeline().run(stages, STEPS)
     assert next(made) == (3, 3, [3])
     with pytest.raises(ValueError, match="step 4"):
         next(made)
@@ -203,7 +204,7 @@ def test_a_group_is_fetched_for_those_of_its_steps_that_could_be_begun() -> None
 def test_nothing_is_running_once_the_loop_is_left(num_threads: int) -> None:
     log, before = Log(), set(threading.enumerate())
     stages = Stages(log.finish, window=8, num_finishing=4, begin=log.begin, fetch=log.fetch, group=2)
-    made = in_order(stages, STEPS, Delivery(num_threads))
+    made = Pipeline(num_threads).run(stages, STEPS)
     next(made)
     assert set(threading.enumerate()) - before
     made.close()
@@ -219,10 +220,50 @@ def test_a_step_that_is_not_made_in_time_is_named(stage: str) -> None:
         assert go_on.wait(PATIENCE)
 
     calls = {"begin": log.begin, "fetch": log.fetch, "finish": log.finish, stage: stuck}
-    stages = Stages(window=2, num_finishing=1, way_out="wait longer", **calls)
-    made = in_order(stages, STEPS, Delivery(num_threads=2, deadline=0.05, close_deadline=0.05))
+    stages = Stages(window=2, num_finishing=1, hint="wait longer", **calls)
+    made = Pipeline(num_threads=2, deadline=0.05, close_deadline=0.05).run(stages, STEPS)
     try:
         with pytest.raises(BatchError, match=r"step 3 was not made within 0\.05 s; wait longer, or raise timeout"):
             next(made)
     finally:
         go_on.set()
+
+
+@pytest.mark.parametrize("steps", [range(5), range(4, -1, -1)])
+def test_a_failure_stands_in_place_of_later_steps_alone(steps: range) -> None:
+    """Threads may begin an earlier step after a later one has failed."""
+    made: list[int] = []
+
+    def make(step: int) -> int:
+        made.append(step)
+        if step in (steps[1], steps[3]):
+            raise ValueError(f"step {step}")
+        return step
+
+    nothing = Workers[Any](0)
+    run = _Run(Pipeline(), Stages(lambda *_: None, 1, 1), steps, lambda step: nullcontext(), nothing, nothing)
+    until_one_fails = partial(run._until_one_fails, make)
+    with pytest.raises(ValueError, match=f"step {steps[3]}"):
+        until_one_fails(steps[3])
+    assert until_one_fails(steps[2]) == steps[2]
+    assert until_one_fails(steps[0]) == steps[0]
+    for step in steps[4:]:
+        with pytest.raises(ValueError, match=f"step {steps[3]}"):
+            until_one_fails(step)
+    with pytest.raises(ValueError, match=f"step {steps[1]}"):
+        until_one_fails(steps[1])
+    assert made == [steps[3], steps[2], steps[0], steps[1]]
+
+
+def test_ctrl_c_is_raised_at_once_and_an_error_where_its_result_is_read() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    workers = Workers[Any](0)
+    with pytest.raises(KeyboardInterrupt):
+        workers.submit(interrupt)
+    with pytest.raises(ValueError, match="no"):
+        workers.submit(fail).result()

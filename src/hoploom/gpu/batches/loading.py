@@ -22,11 +22,12 @@ from hoploom.errors import ConfigError
 from hoploom.gpu.batches.batch_memory import BatchMemory, Pool
 from hoploom.gpu.batches.stages import DeviceSampling, HostSampling
 from hoploom.gpu.place.placed_store import PlacedStore
-from hoploom.load.assemble import Arriving, Assembler, Sent, is_there, note_edges
-from hoploom.load.loader import made_here
+from hoploom.load.assemble import Arriving, Assembler, is_there, note_edges
+from hoploom.load.loader import local_producer
 from hoploom.load.look_ahead import LookAhead
-from hoploom.load.maker import Drawn, Maker
-from hoploom.load.pipeline import Delivery, Producer, Stages, Work
+from hoploom.load.maker import LocalMaker, Maker
+from hoploom.load.order import Order
+from hoploom.load.pipeline import Pipeline, Stages
 from hoploom.ops import InEdges
 from hoploom.ops.kernels.gather import Segments, gather
 from hoploom.schema import DTYPES, Owner, Relation
@@ -37,10 +38,10 @@ BEGUN = 2  # steps that are begun and not cut out
 FASTER = "make the transform faster, see what else keeps the device busy (nvidia-smi)"
 
 
-class DeviceLoading(Producer):
+class DeviceLoading(Maker):
     """Makes the batches of a loader whose store is placed, in two stages: waits for a size between them alone."""
 
-    def __init__(self, maker: Maker, placed: PlacedStore, deadline: float) -> None:
+    def __init__(self, maker: LocalMaker, placed: PlacedStore, deadline: float) -> None:
         self.pool = Pool(placed.device, deadline)
         sampler = maker.sampler
         options = sampler.sampling
@@ -58,36 +59,36 @@ class DeviceLoading(Producer):
         return self._sampling.num_redone
 
     @contextmanager
-    def stages(self, work: Work, delivery: Delivery) -> Iterator[Stages[Sent]]:
+    def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Arriving]]:
         """One batch is ready and the next one begun while one is used; the memory is left when all threads are gone."""
-        if delivery.byte_limit is not None:
+        if pipeline.byte_limit is not None:
             raise ConfigError("prefetch_bytes is set, but batches are made on the device; give prefetch_factor instead")
-        window = delivery.num_ahead + 2  # these, one that is being made, and the consumer's
+        window = pipeline.num_ahead + 2  # these, one that is being made, and the consumer's
         idle = threading.BoundedSemaphore(BEGUN if self.samples_on_device else window)  # what a batch is sampled in
 
         def begin(step: int) -> Any:
-            if not idle.acquire(timeout=delivery.deadline):
-                raise TimeoutError(f"no batch before it was cut out within {delivery.deadline:g} s")
+            if not idle.acquire(timeout=pipeline.deadline):
+                raise TimeoutError(f"no batch before it was cut out within {pipeline.deadline:g} s")
             try:
-                return self._sampling.begin(*work.place(step))
+                return self._sampling.begin(*order.step(step))
             except BaseException:
                 idle.release()
                 raise
 
-        def finish(step: int, begun: Any, fetched: None) -> Sent:
+        def finish(step: int, begun: Any, fetched: None) -> Arriving:
             memory = BatchMemory(self.pool)
             try:
-                drawn = self._sampling.finish(begun, memory)
+                sampled = self._sampling.finish(begun, memory)
             finally:
                 idle.release()
-            made = self._assembled(drawn, memory)
+            made = self._assembled(sampled, memory)
             memory.settle(window)
             return made
 
         self.pool.add_consumer()
         with ExitStack() as running:
             running.push(self.pool.leave)
-            yield Stages(finish, window, delivery.num_ahead + 1, begin, naming=work.naming, way_out=FASTER)
+            yield Stages(finish, window, pipeline.num_ahead + 1, begin, hint=FASTER)
 
     def make(self, indices: Tensor, first: int, key: int) -> Arriving:
         """The batch of these seeds, at once; on the consumer's thread."""
@@ -96,10 +97,10 @@ class DeviceLoading(Producer):
         begun: Any = self._sampling.begin(indices, first, key)
         return self._assembled(self._sampling.finish(begun, memory), memory)
 
-    def _assembled(self, drawn: Drawn, memory: BatchMemory) -> Arriving:
-        note_edges(drawn.sampled, self._assembler.store.schema)
+    def _assembled(self, sampled: Sampled, memory: BatchMemory) -> Arriving:
+        note_edges(sampled, self._assembler.store.schema)
         with self.pool.working(alone=False):  # transforms may take long
-            batch = self._maker.finish(drawn, replace(self._assembler, memory=memory))
+            batch = self._maker.finish(sampled, replace(self._assembler, memory=memory))
             return Arriving(partial(self.pool.hand_over, self.pool.event(), batch, memory), batch)
 
 
@@ -167,12 +168,12 @@ class OnDevice(Deployment):
         return self.before.makes_batches
 
     def producer(
-        self, maker: Maker, device: torch.device | None, look_ahead: int | None, deadline: float
-    ) -> Producer | None:
+        self, maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float
+    ) -> Maker | None:
         """The device, unless batches go to another device or servers make them."""
         if self.makes_batches or not is_there(device, self.placed.device):
             return self.before.producer(maker, device, look_ahead, deadline)  # type: ignore[no-any-return]
-        if isinstance(made_here(maker, look_ahead or 1), LookAhead):
+        if isinstance(local_producer(maker, look_ahead or 1), LookAhead):
             raise ConfigError(
                 "look_ahead is set, but batches are made on the device; leave it out, or give device='cpu'"
             )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hoploom.batch import Seeds
+from hoploom.batch import Sampled, Seeds
 from hoploom.gpu.batches.batch_memory import BatchMemory, Pool, Reading, Staged
 from hoploom.gpu.batches.capacity import LARGE, MARGIN, Capacity, HopPlan, first_capacity, grown, plan_hops, used
 from hoploom.gpu.batches.device_hops import (
@@ -20,7 +20,7 @@ from hoploom.gpu.batches.device_hops import (
     sampled_of,
 )
 from hoploom.gpu.place.placed_store import PlacedStore
-from hoploom.load.maker import Drawn, Maker, Start
+from hoploom.load.maker import LocalMaker
 from hoploom.ops.kernels.relabel import DeviceNodeMap
 
 
@@ -29,14 +29,14 @@ class HostSampling:
 
     num_redone = 0
 
-    def __init__(self, maker: Maker, pool: Pool) -> None:
+    def __init__(self, maker: LocalMaker, pool: Pool) -> None:
         self._maker, self._pool = maker, pool
 
     def begin(self, indices: Tensor, first: int, key: int) -> Staged:
         """Sample."""
-        return self._pool.staged(self._maker.draw(indices, first, key))
+        return self._pool.staged(self._maker.sample(indices, first, key))
 
-    def finish(self, begun: Staged, memory: BatchMemory) -> Drawn:
+    def finish(self, begun: Staged, memory: BatchMemory) -> Sampled:
         """What was sampled goes over in one copy."""
         with self._pool.working():
             return begun.over(memory.copy(begun.block))  # type: ignore[no-any-return]
@@ -52,8 +52,8 @@ class Buffers(NamedTuple):
 class Enqueued(NamedTuple):
     """A batch whose sizes are on their way."""
 
-    start: Start
-    staged: Staged  # the key and the start
+    seeds: Seeds
+    staged: Staged  # the key and the seeds
     block: Tensor  # the same on the device
     buffers: Buffers
     reading: Reading
@@ -66,7 +66,7 @@ class Enqueued(NamedTuple):
 class DeviceSampling:
     """Samples on the device, with a capacity that is learned: a batch that needs more is made again."""
 
-    def __init__(self, maker: Maker, placed: PlacedStore, pool: Pool, large: int = LARGE) -> None:
+    def __init__(self, maker: LocalMaker, placed: PlacedStore, pool: Pool, large: int = LARGE) -> None:
         self.num_redone = 0
         self._maker, self._placed, self._pool = maker, placed, pool
         self._plan: HopPlan | None = None
@@ -77,16 +77,16 @@ class DeviceSampling:
 
     def begin(self, indices: Tensor, first: int, key: int) -> Enqueued:
         """Seeds and key go over in one copy; the kernels of all hops follow."""
-        start = self._maker.start(indices, first, key)
-        self._grow(start.seeds)
-        staged = self._pool.staged((torch.tensor(key - (1 << 64) if key >> 63 else key), start))
+        seeds = self._maker.start(indices, first, key)
+        self._grow(seeds)
+        staged = self._pool.staged((torch.tensor(key - (1 << 64) if key >> 63 else key), seeds))
         with self._pool.working():
             block = staged.block.to(self._pool.device, non_blocking=True)
             with self._lock:
                 buffers = self._idle.pop() if self._idle else None
-            return self._run(start, staged, block, buffers)
+            return self._run(seeds, staged, block, buffers)
 
-    def _run(self, start: Start, staged: Staged, block: Tensor, idle: Buffers | None) -> Enqueued:
+    def _run(self, seeds: Seeds, staged: Staged, block: Tensor, idle: Buffers | None) -> Enqueued:
         """Sample in buffers with the capacity of today: in these, or in larger ones with the same maps."""
         plan, capacity, device = self._plan, self._capacity, self._pool.device
         lists = self._placed.lists  # an error once it is closed
@@ -97,12 +97,12 @@ class DeviceSampling:
             maps = make_maps(plan, device) if idle is None else idle.maps
             idle = Buffers(make_buffers(plan, capacity, device), maps)
         key, there = staged.over(block)
-        sample_on_device(plan, lists, idle.maps, there.seeds, key, idle.into)
-        return Enqueued(start, staged, block, idle, self._pool.reading(idle.into.totals))
+        sample_on_device(plan, lists, idle.maps, there, key, idle.into)
+        return Enqueued(seeds, staged, block, idle, self._pool.reading(idle.into.totals))
 
-    def finish(self, begun: Enqueued, memory: BatchMemory) -> Drawn:
+    def finish(self, begun: Enqueued, memory: BatchMemory) -> Sampled:
         """Read the sizes, make the batch again if it did not fit, and cut it out."""
-        plan, start = self._plan, begun.start
+        plan, seeds = self._plan, begun.seeds
         assert plan is not None
         sizes = begun.sizes()
         while not begun.buffers.into.capacity.holds(seen := used(plan, sizes)):
@@ -111,13 +111,14 @@ class DeviceSampling:
         if (fault := fault_of(sizes)) is not None:
             raise fault
         with self._pool.working():
-            sampled = sampled_of(plan, begun.buffers.into, sizes, start.seeds.first_tree, memory.copy)
+            sampled = sampled_of(plan, begun.buffers.into, sizes, seeds.first_tree, memory.copy)
             for trees in sampled.trees or ():
-                if start.link_of is not None:
-                    trees.copy_(start.link_of.to(trees.device)[trees])
+                if seeds.link_of is not None:
+                    trees.copy_(seeds.link_of.to(trees.device)[trees])
             _, there = begun.staged.over(memory.copy(begun.block))
         self._idle.append(begun.buffers)  # used again on the same stream, after it was cut
-        return Drawn(sampled, there.extras)
+        sampled.fields = there.fields
+        return sampled
 
     def _again(self, begun: Enqueued, seen: Capacity) -> Enqueued:
         with self._lock:
@@ -125,7 +126,7 @@ class DeviceSampling:
             self._capacity = grown(self._capacity, seen)
             self.num_redone += 1
         with self._pool.working():
-            return self._run(begun.start, begun.staged, begun.block, begun.buffers)
+            return self._run(begun.seeds, begun.staged, begun.block, begun.buffers)
 
     def _grow(self, seeds: Seeds) -> None:
         """Have capacity for so many seeds: their number is known beforehand."""

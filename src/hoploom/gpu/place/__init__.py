@@ -37,4 +37,5 @@ def place(
 
     placed = copy_store(store, request, among)
     before = store.deployment
-    return replace(store, deployment=OnDevice(placed=placed, before=before, homes=before.homes))
+    on_device = OnDevice(placed=placed, before=before, homes=before.homes, look_ahead=before.look_ahead)
+    return replace(store, deployment=on_device)

@@ -21,7 +21,7 @@ from hoploom.gpu.whole_step.cuda_graph import Lane
 from hoploom.gpu.whole_step.fixed_batch import FixedBatch, FixedBatchSpec, degrees_of, targets_of
 from hoploom.gpu.whole_step.fixed_sizes import PROBED, ROUNDED, measure, probe
 from hoploom.gpu.whole_step.recordable import Rates, check_learner, refused
-from hoploom.load.loader import Walk
+from hoploom.load.loader import EpochSteps
 from hoploom.load.maker import NodeMaker
 from hoploom.nn import GNN
 from hoploom.ranks.context import Context, unwrap
@@ -93,7 +93,7 @@ class WholeStep:
 
     def steps(self) -> "WholeSteps":
         """The steps that are left in the epoch of the loader."""
-        return WholeSteps(self, self.learner.loader.walk())
+        return WholeSteps(self, self.learner.loader.begin_epoch())
 
     def fill_next(self, indices: Tensor, key: int) -> FixedBatch | None:
         """Start to make a batch in the slot that waits longest; None if it has another number of seeds."""
@@ -170,9 +170,9 @@ def _spec_of(
 class WholeSteps:
     """An epoch's steps. The batch after the one that is learned from is made beside it."""
 
-    def __init__(self, whole: WholeStep, walk: Walk) -> None:
-        self._whole, self._walk = whole, walk
-        self._left = deque(walk.steps)
+    def __init__(self, whole: WholeStep, epoch: EpochSteps) -> None:
+        self._whole, self._epoch = whole, epoch
+        self._left = deque(epoch.order.steps)
         self._begun: tuple[int, FixedBatch | None] | None = None
         self._open: deque[tuple[StepReport, FixedBatch | None]] = deque()  # with the slot that has the loss, if any
 
@@ -193,7 +193,7 @@ class WholeSteps:
         else:
             report = self._own_size(step, requests, overflowed=slot is not None)
         self._begun = None
-        self._walk.done(step)
+        self._epoch.done(step)
         if self._left:
             self._begun = self._begin()
         report = replace(report, seconds=time.perf_counter() - began)
@@ -206,7 +206,7 @@ class WholeSteps:
 
     def _begin(self) -> tuple[int, FixedBatch | None]:
         step = self._left.popleft()
-        indices, _, key = self._walk.place(step)
+        indices, _, key = self._epoch.order.step(step)
         with self._in_time():
             return step, self._whole.fill_next(indices, key)
 
@@ -244,7 +244,7 @@ class WholeSteps:
         whole.counts.overflowed += overflowed
         whole.counts.shorter += not overflowed
         num_seeds = whole.learner.loader.num_seeds(step)
-        batches = ((self._walk.make(one), num_seeds, True) for one in (step,))
+        batches = ((self._epoch.make(one), num_seeds, True) for one in (step,))
         return whole.stepper.take(batches, num_seeds, requests)
 
     def __enter__(self) -> "WholeSteps":

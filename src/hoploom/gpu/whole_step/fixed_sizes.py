@@ -11,8 +11,8 @@ from itertools import accumulate
 
 from hoploom.batch import Sampled
 from hoploom.gpu.batches.capacity import Capacity, HopPlan, first_capacity, used
-from hoploom.load.loader import Walk
 from hoploom.load.maker import NodeMaker
+from hoploom.load.order import Order
 from hoploom.train.learner import MARGIN
 
 PROBED, ROUNDED = 8, 64  # batches that are sampled to find sizes, and what sizes are multiples of
@@ -35,10 +35,10 @@ class FixedSizes:
         return is_within and self.capacity.holds(used(plan, sizes))
 
 
-def probe(maker: NodeMaker, walk: Walk, batch_size: int, most: int = PROBED) -> list[Sampled]:
+def probe(maker: NodeMaker, order: Order, batch_size: int, most: int = PROBED) -> list[Sampled]:
     """Some batches of full size, spread over an epoch; without their features."""
-    full = [step for step in walk.steps if walk.place(step)[0].numel() == batch_size]
-    return [maker.draw(*walk.place(step)).sampled for step in full[:: max(1, len(full) // most)][:most]]
+    full = [step for step in order.steps if order.step(step)[0].numel() == batch_size]
+    return [maker.sample(*order.step(step)) for step in full[:: max(1, len(full) // most)][:most]]
 
 
 def measure(
