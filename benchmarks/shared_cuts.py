@@ -27,7 +27,7 @@ from hoploom.partition.spark.state import State
 from hoploom.partition.spark.stream import SeedSplit, assign_stream
 from hoploom.store import Store
 from hoploom.store.format import read_manifest
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 
 HOMOPHILY, PARTS = (0.8, 0.5), (4, 16)
 MOST = 1.3  # times what one process cuts
@@ -55,8 +55,8 @@ def measure(tiny: bool) -> Report:
 def _cut_in_buckets(path: Path, store: Store, num_parts: int, work: Path) -> float:
     work.mkdir()
     manifest = read_manifest(path)
-    shared = StoreOnPlace(Place(str(path)), manifest.schema, manifest.parts)
-    buckets, state = Buckets(shared.bounds[-1], 1 << 16), State(Place(str(work)), "cut")
+    shared = StoreOnPlace(StoragePath(str(path)), manifest.schema, manifest.parts)
+    buckets, state = Buckets(shared.bounds[-1], 1 << 16), State(StoragePath(str(work)), "cut")
     rule = PartitionRule(num_parts, PASSES, IMBALANCE, 1, KEY)
     held = assign_stream(InProcess(), shared, buckets, state, SeedSplit(0, "train"), rule)
     assert (held <= np.ceil(held.sum(0) / num_parts) + held.sum(0) / num_parts * IMBALANCE + 1).all(), held

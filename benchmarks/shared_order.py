@@ -28,7 +28,7 @@ from hoploom.partition.spark.stream import SeedSplit
 from hoploom.sample.hops import resolve_fanouts
 from hoploom.store import open_store
 from hoploom.store.format import read_manifest
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 
 FANOUTS = [15, 10, 5]
 SKEWS = (0.6, 0.9)  # the n-th most popular node is the source of edges in proportion to n to the power of -this
@@ -83,8 +83,8 @@ def _visits(folder: Path, plan: Presampling) -> Array:
 def _expected(folder: Path, work: Path) -> Array:
     work.mkdir(exist_ok=True)
     manifest = read_manifest(folder)
-    store = StoreOnPlace(Place(str(folder)), manifest.schema, manifest.parts)
-    buckets, state = Buckets(store.bounds[-1], -(-store.bounds[-1] // TASKS)), State(Place(str(work)), "visits")
+    store = StoreOnPlace(StoragePath(str(folder)), manifest.schema, manifest.parts)
+    buckets, state = Buckets(store.bounds[-1], -(-store.bounds[-1] // TASKS)), State(StoragePath(str(work)), "visits")
     visits = ExpectedVisits(store, buckets, state, SeedSplit(0, "train"), resolve_fanouts(store.schema, FANOUTS))
     expect_visits(InProcess(), visits)
     return log_class(np.concatenate([visits.visits(bucket) for bucket in range(buckets.count)]), PER_DOUBLING)

@@ -20,8 +20,8 @@ from hoploom.deploy.programs import processes
 from hoploom.deploy.resolve import read_cluster
 from hoploom.deploy.slurm import script
 from hoploom.errors import ConfigError
-from hoploom.store.disk import held_parts
-from hoploom.store.place import Place
+from hoploom.store.mapping import held_parts
+from hoploom.store.storage_path import StoragePath
 
 SERVER = ["note:SIGTERM", "serve:127.0.0.1:7700", "sleep:100"]
 CLUSTER = """
@@ -40,7 +40,7 @@ with hoploom.init(device="cpu") as context:
 """
 
 
-def uploaded(store: Path, place: Place) -> Place:
+def uploaded(store: Path, place: StoragePath) -> StoragePath:
     for path in store.rglob("*.*"):
         with place.create(str(path.relative_to(store))) as file:
             file.write(path.read_bytes())
@@ -60,7 +60,7 @@ def launch(folder: Path, *words: str) -> tuple[int, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # two launches
 def test_each_host_fetches_its_parts_once_and_trains(s3: ObjectStore, sound_stores: Path, tmp_path: Path) -> None:
-    source = uploaded(sound_stores / "ring", Place(f"{s3.new_bucket()}/graphs/ring.parts"))
+    source = uploaded(sound_stores / "ring", StoragePath(f"{s3.new_bucket()}/graphs/ring.parts"))
     (tmp_path / "cluster.toml").write_text(CLUSTER.format(store=source))
     (tmp_path / "check.py").write_text(CHECK)
     store = tmp_path / "nvme" / "ring.parts"
@@ -79,7 +79,7 @@ def test_each_host_fetches_its_parts_once_and_trains(s3: ObjectStore, sound_stor
 @pytest.mark.slow
 def test_what_goes_wrong_on_a_host_reaches_the_user(s3: ObjectStore, sound_stores: Path, tmp_path: Path) -> None:
     """Another store in the cache, which only the host sees."""
-    source = uploaded(sound_stores / "ring", Place(f"{s3.new_bucket()}/ring.parts"))
+    source = uploaded(sound_stores / "ring", StoragePath(f"{s3.new_bucket()}/ring.parts"))
     shutil.copytree(sound_stores / "library", tmp_path / "nvme" / "ring.parts")
     (tmp_path / "cluster.toml").write_text(CLUSTER.format(store=source))
     code, said = launch(tmp_path, "--", "check.py")

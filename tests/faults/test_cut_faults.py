@@ -21,7 +21,7 @@ from support.tables import contents
 import hoploom
 from hoploom.store.check import problems
 from hoploom.store.fetch import fetch
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 
 pytest.importorskip("pyspark")
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java")
@@ -123,7 +123,7 @@ def cut_here(store: Path | str, out: Path | str, num_parts: int) -> subprocess.C
 def test_a_cut_from_a_bucket_to_a_bucket_gives_the_bytes_of_a_local_one(tmp_path: Path, s3: ObjectStore) -> None:
     hoploom.generate(tmp_path / "graph", num_nodes=900, num_features=3, heterogeneous=True, num_parts=2, times=True)
     bucket = s3.new_bucket()
-    there = Place(f"{bucket}/graph")
+    there = StoragePath(f"{bucket}/graph")
     for path in sorted((tmp_path / "graph").rglob("*")):
         if path.is_file():
             with there.create(str(path.relative_to(tmp_path / "graph"))) as file:
@@ -131,9 +131,9 @@ def test_a_cut_from_a_bucket_to_a_bucket_gives_the_bytes_of_a_local_one(tmp_path
     for store, out in ((tmp_path / "graph", tmp_path / "out"), (f"{bucket}/graph", f"{bucket}/out")):
         ended = cut_here(store, out, NUM_PARTS)
         assert ended.returncode == 0, ended.stderr
-    fetch(Place(f"{bucket}/out"), tmp_path / "fetched")
+    fetch(StoragePath(f"{bucket}/out"), tmp_path / "fetched")
     assert contents(tmp_path / "fetched") == contents(tmp_path / "out")
-    left = {name.split("/")[0] for name, _ in Place(f"{bucket}/out").names()}
+    left = {name.split("/")[0] for name, _ in StoragePath(f"{bucket}/out").names()}
     assert left == {*(f"part-{part:05d}" for part in range(NUM_PARTS)), "store.json"}
 
 

@@ -18,7 +18,7 @@ import hoploom
 from hoploom import StoreError
 from hoploom.ranks import environment
 from hoploom.ranks.context import init
-from hoploom.store.verification import Verification
+from hoploom.store.check import Verification
 from hoploom.train.runs import read_run_file, run
 
 running = import_module("hoploom.train.runs.run")  # the package has a function of this name

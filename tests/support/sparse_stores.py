@@ -29,7 +29,7 @@ def save_sparse(path: Path, num_nodes: int, width: int) -> Path:
         entries[name] = layout.FileEntry(size, 0)
     part = layout.PartRange((0,), (num_nodes,), (0,), (0,), {"node": {}})
     manifest = layout.Manifest(Schema((node_type,), (relation,), homogeneous=True), (part,), entries)
-    (path / layout.STORE_FILE).write_text(layout.to_json(manifest))
+    (path / layout.STORE_FILE).write_text(layout.manifest_to_json(manifest))
     return path
 
 

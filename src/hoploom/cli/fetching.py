@@ -26,11 +26,11 @@ def _fetch_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _fetch(arguments: Arguments) -> int:
     from hoploom.store.fetch import fetch
-    from hoploom.store.place import Place
+    from hoploom.store.storage_path import StoragePath
 
     try:
         with _bytes_shown() as show:
-            fetched = fetch(Place(arguments.url), arguments.to, arguments.part, show)
+            fetched = fetch(StoragePath(arguments.url), arguments.to, arguments.part, show)
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt("run the same command again: it goes on where this one stopped") from interrupt
     parts, seconds = ",".join(map(str, fetched.parts)), max(fetched.seconds, 1e-3)

@@ -16,10 +16,10 @@ from hoploom.ranks.stopping import put_back, take_over
 from hoploom.serve.ready import FOR_PEOPLE, Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
 from hoploom.store import Store
-from hoploom.store.disk import held_parts
+from hoploom.store.check import Verification
 from hoploom.store.format import read_manifest
+from hoploom.store.mapping import held_parts
 from hoploom.store.row_cache import read_size
-from hoploom.store.verification import Verification
 
 with needs("cluster"):
     from hoploom.serve.graph_server import BatchOptions, GraphServer

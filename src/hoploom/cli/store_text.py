@@ -24,7 +24,7 @@ def headline(path: Path | str, manifest: Manifest) -> str:
 
 def contents_of(manifest: Manifest) -> dict[str, Any]:
     """store.json, with sizes instead of the list of files."""
-    contents: dict[str, Any] = json.loads(layout.to_json(manifest))
+    contents: dict[str, Any] = json.loads(layout.manifest_to_json(manifest))
     del contents["files"]
     for number, part in enumerate(contents["parts"]):
         part["bytes"] = _part_bytes(manifest, number)

@@ -57,9 +57,9 @@ def _show_store(arguments: Arguments, seconds: float, **more: Any) -> int:
     """A line about the store that was made, or one JSON object with `more`."""
     from hoploom.cli.store_text import contents_of, headline
     from hoploom.store.format import STORE_FILE, parse_manifest
-    from hoploom.store.place import Place
+    from hoploom.store.storage_path import StoragePath
 
-    place = Place(str(arguments.out))
+    place = StoragePath(str(arguments.out))
     with place.open(STORE_FILE) as file:
         manifest = parse_manifest(file.read(), str(place))
     print(f"{headline(arguments.out, manifest)}, {seconds:.1f} s", file=for_people(arguments))
@@ -257,12 +257,12 @@ def _partition(arguments: Arguments) -> int:
 def _partition_on_spark(arguments: Arguments, show: Callable[[str], None]) -> "PartitionReport":
     from hoploom.config.extras import needs
     from hoploom.store.fetch import manifest_at
-    from hoploom.store.place import Place
+    from hoploom.store.storage_path import StoragePath
 
     with needs("spark"):
         from hoploom.partition.spark.partition import SparkOptions, partition_on_spark
 
-    _, manifest = manifest_at(Place(str(arguments.store)))
+    _, manifest = manifest_at(StoragePath(str(arguments.store)))
     return partition_on_spark(
         arguments.store,
         arguments.out,
@@ -285,8 +285,8 @@ def _info_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _info(arguments: Arguments) -> int:
     from hoploom.cli.store_text import as_text, contents_of
-    from hoploom.store.disk import check_manifest
     from hoploom.store.format import read_manifest
+    from hoploom.store.mapping import check_manifest
 
     manifest = read_manifest(arguments.store)
     check_manifest(arguments.store, manifest)

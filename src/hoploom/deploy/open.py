@@ -26,8 +26,8 @@ from hoploom.store import Store, open_store
 from hoploom.store.base import Part
 from hoploom.store.beside import read_topology
 from hoploom.store.budget import NO_PARTS
-from hoploom.store.disk import held_parts
 from hoploom.store.format import read_manifest
+from hoploom.store.mapping import held_parts
 from hoploom.store.on_disk import OnDisk
 
 Serve = bool | Literal["auto"]

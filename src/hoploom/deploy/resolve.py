@@ -84,10 +84,10 @@ def _store(document: Document, top: TopKeys) -> dict[str, str | None]:
             what = f"store is {top.store}, which servers cannot open as it is"
             raise document.problem("store", f'{what}; add cache = "/nvme", a folder on each host for its parts')
         return {"store": None if top.store is None else str(absolute(document.folder, top.store))}
-    from hoploom.store.place import Place  # brings torch, which most launches do without
+    from hoploom.store.storage_path import StoragePath  # brings torch, which most launches do without
 
     try:
-        source = Place(top.store if "://" in top.store else str(absolute(document.folder, top.store)))
+        source = StoragePath(top.store if "://" in top.store else str(absolute(document.folder, top.store)))
     except ConfigError as error:
         raise document.problem("store", f"store is {top.store}: {error}") from error
     name = source.url.rpartition("/")[2]
@@ -222,10 +222,10 @@ def number_of_parts(cluster: Cluster) -> int | None:
 @cache
 def _parts_at(source: str) -> int | StoreError:
     from hoploom.store.fetch import manifest_at
-    from hoploom.store.place import Place
+    from hoploom.store.storage_path import StoragePath
 
     try:
-        return len(manifest_at(Place(source))[1].parts)
+        return len(manifest_at(StoragePath(source))[1].parts)
     except StoreError as error:
         return error
 

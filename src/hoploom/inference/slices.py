@@ -19,7 +19,7 @@ from hoploom.load.assemble import FEATURES
 from hoploom.ops import Frontier, InEdges
 from hoploom.schema import RelationName
 from hoploom.store import Draw, Part, Sharded, Store, Wanted
-from hoploom.store.edges import covers
+from hoploom.store.scan import covers
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from hoploom import ops
 from hoploom.errors import StoreError
 from hoploom.inference.slices import Slice
 from hoploom.ops import DiskError, FileRows, Reads, RowRequest
-from hoploom.store.scratch_file import BLOCK, SHARE, Ids, ScratchFile, cut
+from hoploom.store.on_disk import BLOCK, SHARE, Ids, ScratchFile, cut
 
 WINS = 2 / 3  # of the time without packing, at most
 OF_A_ROW = 48  # bytes that a row takes besides its own while it is read

@@ -30,10 +30,10 @@ from hoploom.schema import (
     read_permutation,
 )
 from hoploom.store import Store, open_store
-from hoploom.store.edges import NODES, edges_of, rows_of, sampled_edges
 from hoploom.store.from_pyg import PygGraph, read_pair, read_pyg
-from hoploom.store.original_ids import is_text
-from hoploom.store.system_memory import require_memory
+from hoploom.store.scan import NODES, sampled_edges, scan_edges, scan_rows
+from hoploom.store.views import is_text
+from hoploom.system import require_memory
 
 PairOrData: TypeAlias = Data | HeteroData | Store | str | Path | tuple[FeatureStore, GraphStore]
 
@@ -329,7 +329,7 @@ def all_edges(store: Store, key: RelationName, at_once: int = NODES) -> Tensor:
     relation = store.schema.relations[index]
     all_here = all(shard.is_here for shard in store.shards)
     mapped = sum(part.lists[index].num_edges for part in store.topology) == relation.num_edges
-    parts = [edges_of(part.lists[index], key) for part in store.topology]
+    parts = [scan_edges(part.lists[index], key) for part in store.topology]
     pieces = chain.from_iterable(parts if all_here or mapped else [sampled_edges(store.graph, index, at_once)])
     num_edges, per_edge = relation.num_edges, SEED_BYTES + (ORDER_BYTES if EDGE_ID in relation.fields else 0)
     require_memory(
@@ -338,7 +338,7 @@ def all_edges(store: Store, key: RelationName, at_once: int = NODES) -> Tensor:
         "give some of them: edge_label_index=edges, [2, n]",
     )
     if not all_here and EDGE_ID in relation.fields:
-        order = list(rows_of(store.features, key, EDGE_ID, num_edges))
+        order = list(scan_rows(store.features, key, EDGE_ID, num_edges))
     else:
         order = [part.tables[key, EDGE_ID].rows for part in store.parts if (key, EDGE_ID) in part.tables]
     places = read_permutation(f"{EDGE_ID} of {key}", torch.cat(order), num_edges) if order else None

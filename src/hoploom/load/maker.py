@@ -29,7 +29,7 @@ from hoploom.sample import (
 from hoploom.sample.hops import Sampling
 from hoploom.schema import NodeType, Owner, RelationName
 from hoploom.store import GraphStore, Store, Wanted
-from hoploom.store.edges import rows_of
+from hoploom.store.scan import scan_rows
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class NodeTimes:
 
     def _read(self, node_type: NodeType, field: str) -> Tensor:
         times, begin = torch.empty(node_type.num_nodes, dtype=torch.int64), 0
-        for rows in rows_of(self._store.features, node_type.name, field, node_type.num_nodes):
+        for rows in scan_rows(self._store.features, node_type.name, field, node_type.num_nodes):
             times[begin : begin + len(rows)] = rows
             begin += len(rows)
         return times

@@ -31,9 +31,8 @@ from hoploom.ops import DiskError, FileRows, Reads, RowRequest
 from hoploom.schema import Owner
 from hoploom.store import Sharded, Wanted
 from hoploom.store.budget import little_idle
-from hoploom.store.on_disk import FarRows, OnDisk
+from hoploom.store.on_disk import BLOCK, SHARE, FarRows, OnDisk, ScratchFile, cut
 from hoploom.store.row_cache import Finish, Wrapped
-from hoploom.store.scratch_file import BLOCK, SHARE, ScratchFile, cut
 
 Key = tuple[int, Owner, str]  # a table: the shard that has it, whose rows they are, and the field
 Ids = NDArray[np.int64] | NDArray[np.int32]  # narrow where they fit: they are what limits a stretch

@@ -22,9 +22,9 @@ from hoploom.sample.hops import Fanouts
 from hoploom.schema import EDGE_ID, NodeType, Owner, Relation, Schema
 from hoploom.store import Draw, GraphStore, Part, Store, open_store
 from hoploom.store.base import range_of
-from hoploom.store.edges import destinations
-from hoploom.store.sharded import select, stitch
-from hoploom.store.system_memory import resident_bytes
+from hoploom.store.scan import destinations
+from hoploom.store.sharded import select_frontier, stitch_picks
+from hoploom.system import resident_bytes
 
 CHUNK_BYTES = 4 << 20
 PIECE = 256  # nodes, over all relations, sampled between two looks at the memory: each may map 128 KiB
@@ -155,7 +155,8 @@ class BoundedGraph:
         answers = []
         for number in range(-(-longest // self.piece)):
             some = [
-                select(f, p[number]) if f and number < len(p) else None for f, p in zip(frontiers, places, strict=True)
+                select_frontier(f, p[number]) if f and number < len(p) else None
+                for f, p in zip(frontiers, places, strict=True)
             ]
             answers.append(self._picks(some, draw))
             self.opened.drop()
@@ -163,7 +164,7 @@ class BoundedGraph:
         for index, destination in enumerate(self.schema.destinations):
             frontier = frontiers[destination]
             picks = [answer[index] for answer in answers][: len(places[destination])]
-            joined.append(None if frontier is None else stitch(picks, places[destination], frontier))
+            joined.append(None if frontier is None else stitch_picks(picks, places[destination], frontier))
         return joined
 
     def _picks(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:

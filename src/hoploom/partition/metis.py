@@ -9,7 +9,7 @@ from hoploom import ops
 from hoploom.config.extras import needs
 from hoploom.errors import ConfigError
 from hoploom.ops import PartitionRule, Topology
-from hoploom.store.edges import edges_of
+from hoploom.store.scan import scan_edges
 
 SCALE = 1000  # of a node's weight: so much for the mean node
 MOST = 2**31 - 1  # nodes, and edges in both directions: METIS counts in 32 bits
@@ -51,7 +51,7 @@ def _edges(topology: Topology) -> tuple[Tensor, Tensor]:
     for name, source, destination, all_lists in topology.relations:
         firsts = torch.tensor([[topology.bounds[source]], [topology.bounds[destination]]])
         for lists in all_lists:
-            pairs += [torch.stack([ids.to(torch.int64), ends]) + firsts for ids, ends in edges_of(lists, name)]
+            pairs += [torch.stack([ids.to(torch.int64), ends]) + firsts for ids, ends in scan_edges(lists, name)]
     sources, destinations = torch.cat(pairs, dim=1)
     return sources, destinations
 

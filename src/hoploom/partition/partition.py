@@ -24,8 +24,8 @@ from hoploom.partition.report import FANOUTS, PartitionReport, report
 from hoploom.sample.hops import Fanouts, resolve_fanouts
 from hoploom.schema import Schema
 from hoploom.store import Store
-from hoploom.store.system_memory import resident_bytes
 from hoploom.store.write import StoreWriter
+from hoploom.system import resident_bytes
 
 ASIDE = 96 << 20  # bytes for what nothing counts: batches on their way, allocators of several threads
 READING = 16 * CHUNK_BYTES  # chunks under way while the writer fills its memory

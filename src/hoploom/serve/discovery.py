@@ -20,8 +20,8 @@ from hoploom.serve.client import Peer, read_message
 from hoploom.serve.dial import LostError
 from hoploom.serve.requests import read_integer, read_text
 from hoploom.serve.wire import PROTOCOL, Message
-from hoploom.store.disk import check_manifest
-from hoploom.store.format import Manifest, from_json
+from hoploom.store.format import Manifest, manifest_from_json
+from hoploom.store.mapping import check_manifest
 
 Found = TypeVar("Found")
 
@@ -183,7 +183,7 @@ def read_info(answer: Message, address: str) -> ServerInfo:
     try:
         (text,) = answer.tensors
         assert isinstance(text, Tensor)
-        manifest = from_json(json.loads(text.numpy().tobytes()))
+        manifest = manifest_from_json(json.loads(text.numpy().tobytes()))
         check_manifest(Path(address), manifest)
         parts = tuple(read_integer("parts", part, 0, len(manifest.parts)) for part in header["parts"])
         answers = tuple(read_text({"answers": kind}, "answers") for kind in header["answers"])

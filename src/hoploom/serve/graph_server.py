@@ -19,7 +19,7 @@ from hoploom.serve.security import ClientSecurity
 from hoploom.serve.service import Service
 from hoploom.serve.wire import Message
 from hoploom.store import Store, open_store
-from hoploom.store.disk import held_parts, topology_fits
+from hoploom.store.mapping import held_parts, topology_fits
 from hoploom.store.row_cache import cached, report
 
 WAIT = 5.0  # seconds that a request for a batch waits for the server to get ready

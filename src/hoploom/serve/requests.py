@@ -14,7 +14,7 @@ from hoploom.schema import Owner, Schema
 from hoploom.serve.wire import Message
 from hoploom.store import Part
 from hoploom.store.base import Draw, Wanted
-from hoploom.store.narrowing import IdRange
+from hoploom.store.remote_shard import IdRange
 
 ROUGH = 1 << 20  # picks: up to this bound, degrees are not looked at to find a better one
 MAX_FANOUT = 1 << 31

@@ -22,9 +22,8 @@ from hoploom.serve.memory_budget import ALONE, WAIT, Call, MemoryBudget, Reserva
 from hoploom.serve.wire import PIECE, PROTOCOL, Described, Message, Streamed
 from hoploom.store import Part, Store
 from hoploom.store.base import Shard, Wanted
-from hoploom.store.format import Manifest, to_json
-from hoploom.store.narrowing import Narrowing
-from hoploom.store.remote_shard import read_all
+from hoploom.store.format import Manifest, manifest_to_json
+from hoploom.store.remote_shard import Narrowing, read_all
 from hoploom.store.sharded import empty_rows
 
 Answer = Callable[[Message, Call], Message]
@@ -94,7 +93,7 @@ class Service:
 
     def _info(self, request: Message, call: Call) -> Message:
         """Whom one speaks to. The manifest is a tensor of its text: with many parts a header could not hold it."""
-        manifest = to_json(Manifest(self.store.schema, self.store.ranges, {})).encode()
+        manifest = manifest_to_json(Manifest(self.store.schema, self.store.ranges, {})).encode()
         header = {
             "protocol": PROTOCOL,
             "hoploom": hoploom.__version__,

@@ -9,7 +9,7 @@ from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.store.base import Shard
 from hoploom.store.budget import read_memory
-from hoploom.store.disk import held_parts, topology_fits
+from hoploom.store.mapping import held_parts, topology_fits
 from hoploom.store.row_cache import Nearer
 from hoploom.store.sharded import Sharded
 from hoploom.store.store import Store, open_store

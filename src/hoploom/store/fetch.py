@@ -31,7 +31,7 @@ from hoploom.store.format import (
     sync_folder,
     write_whole,
 )
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 from hoploom.store.write import combine
 
 PIECE = 16 << 20  # bytes
@@ -74,10 +74,12 @@ class _Copy:
         return range(self.kept, self.entry.bytes, PIECE)
 
 
-def fetch(source: Place, folder: Path, parts: Sequence[int] | None = None, show: Show = lambda *_: None) -> FetchResult:
+def fetch(
+    source: StoragePath, folder: Path, parts: Sequence[int] | None = None, show: Show = lambda *_: None
+) -> FetchResult:
     """Bring these parts, or all; what is here already is not transferred again.
 
-    >>> fetch(Place("s3://bucket/papers.parts"), Path("/nvme/papers.parts"), [3])
+    >>> fetch(StoragePath("s3://bucket/papers.parts"), Path("/nvme/papers.parts"), [3])
     """
     begun = time.monotonic()
     written, manifest = manifest_at(source)
@@ -99,7 +101,7 @@ def fetch(source: Place, folder: Path, parts: Sequence[int] | None = None, show:
     return FetchResult(numbers, len(copies), total, to_come, time.monotonic() - begun)
 
 
-def manifest_at(source: Place) -> tuple[bytes, Manifest]:
+def manifest_at(source: StoragePath) -> tuple[bytes, Manifest]:
     """The store.json of a store that lies there, as it is written and as it is meant."""
     if source.size(STORE_FILE) is None:
         next(source.names(), None)  # says where the bucket is missing
@@ -111,7 +113,7 @@ def manifest_at(source: Place) -> tuple[bytes, Manifest]:
     return written, parse_manifest(written, f"{source}/{STORE_FILE}")
 
 
-def _begin(folder: Path, written: bytes, manifest: Manifest, source: Place) -> bool:
+def _begin(folder: Path, written: bytes, manifest: Manifest, source: StoragePath) -> bool:
     """Whether the store is here already, with some parts. Nothing of another store may be."""
     for name in (STORE_FILE, UNDER_WAY):
         try:
@@ -176,7 +178,7 @@ def _check_space(folder: Path, size: int) -> None:
 # --- transferring --------------------------------------------------------------------------------
 
 
-def _transfer(source: Place, missing: Sequence[_Copy], total: int, show: Show) -> None:
+def _transfer(source: StoragePath, missing: Sequence[_Copy], total: int, show: Show) -> None:
     pool, done = ThreadPoolExecutor(NUM_READERS), 0
     try:
         read_ahead = _in_order(pool, source, ((copy, at) for copy in missing for at in copy.pieces))
@@ -189,7 +191,7 @@ def _transfer(source: Place, missing: Sequence[_Copy], total: int, show: Show) -
         pool.shutdown(cancel_futures=True)
 
 
-def _in_order(pool: ThreadPoolExecutor, source: Place, pieces: Iterator[tuple[_Copy, int]]) -> Iterator[_Piece]:
+def _in_order(pool: ThreadPoolExecutor, source: StoragePath, pieces: Iterator[tuple[_Copy, int]]) -> Iterator[_Piece]:
     """The contents of pieces, a few of them read ahead."""
     ahead: deque[Future[_Piece]] = deque()
     for copy, at in pieces:
@@ -200,7 +202,7 @@ def _in_order(pool: ThreadPoolExecutor, source: Place, pieces: Iterator[tuple[_C
         yield ahead.popleft().result()
 
 
-def _read(source: Place, copy: _Copy, at: int) -> _Piece:
+def _read(source: StoragePath, copy: _Copy, at: int) -> _Piece:
     size, url = min(PIECE, copy.entry.bytes - at), f"{source}/{copy.name}"
     try:
         with source.open(copy.name) as file:

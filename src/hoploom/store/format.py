@@ -122,7 +122,7 @@ def read_npy_header(file: BinaryIO, name: str, dtype: str, shape: tuple[int, ...
     return file.tell()
 
 
-def to_json(manifest: Manifest) -> str:
+def manifest_to_json(manifest: Manifest) -> str:
     schema = manifest.schema
     contents = {
         "format": FORMAT,
@@ -178,13 +178,13 @@ def parse_manifest(written: bytes, path: str) -> Manifest:
     if type(version) is not int or not 1 <= version <= VERSION:
         raise StoreError(f"{path} has format version {version!r}, this Hoploom reads up to {VERSION}; upgrade Hoploom")
     try:
-        return replace(from_json(contents), identity=hashlib.sha256(written).hexdigest())
+        return replace(manifest_from_json(contents), identity=hashlib.sha256(written).hexdigest())
     except ValueError as error:
         raise StoreError(f"{path} is damaged: {error}; copy the store again") from error
 
 
-def from_json(contents: Mapping[str, Any]) -> Manifest:
-    """The inverse of to_json, of contents that JSON has read; ValueError where they are not what they must be."""
+def manifest_from_json(contents: Mapping[str, Any]) -> Manifest:
+    """Return the manifest from the parsed store.json; raise ValueError if a value is not what it must be."""
     schema: Schema = _read(Schema, contents, STORE_FILE)
     for fields in [*(t.fields for t in schema.node_types), *(r.fields for r in schema.relations)]:
         for field in fields.values():

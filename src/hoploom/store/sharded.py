@@ -52,7 +52,7 @@ class Sharded:
         ]
         begins: dict[int, Begin[list[Picks | None]]] = {}
         for index, shard in enumerate(self.shards):
-            own = [select(f, None if p is None else p[index]) for f, p in zip(frontiers, places, strict=True)]
+            own = [select_frontier(f, None if p is None else p[index]) for f, p in zip(frontiers, places, strict=True)]
             if any(frontier is not None for frontier in own):
                 begins[index] = partial(shard.begin_sample, own, draw)
         answers = self._ask(begins)
@@ -63,7 +63,7 @@ class Sharded:
             if frontier is None or not owned:
                 out.append(None)
             else:
-                out.append(stitch(picks, owned, frontier, counts_only=draw.counts_only))
+                out.append(stitch_picks(picks, owned, frontier, counts_only=draw.counts_only))
         return out
 
     def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
@@ -123,7 +123,7 @@ class Sharded:
         return owned
 
 
-def select(frontier: Frontier | None, places: Tensor | None) -> Frontier | None:
+def select_frontier(frontier: Frontier | None, places: Tensor | None) -> Frontier | None:
     """A part's share of a frontier; None if it has none."""
     if frontier is None or places is None or places.numel() == 0:
         return None
@@ -132,7 +132,7 @@ def select(frontier: Frontier | None, places: Tensor | None) -> Frontier | None:
     return Frontier(*(None if column is None else ops.select(column, places) for column in frontier))  # type: ignore[arg-type]
 
 
-def stitch(
+def stitch_picks(
     parts: Sequence[Picks | None], places: Sequence[Tensor], frontier: Frontier, *, counts_only: bool = False
 ) -> Picks | None:
     """The parts' picks in the frontier's order."""

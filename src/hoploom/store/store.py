@@ -30,12 +30,20 @@ from hoploom.store.base import (
     in_degrees_of,
     range_of,
 )
-from hoploom.store.budget import Budget, largest_file, on_disk, plan, read_memory, read_scratch, warm_up
-from hoploom.store.disk import check_manifest, exceeds_memory, open_part, open_topology
-from hoploom.store.disk_figures import disk_figures
-from hoploom.store.edges import Loops, covers, loops_of
+from hoploom.store.budget import (
+    Budget,
+    disk_figures,
+    largest_file,
+    on_disk,
+    plan_budget,
+    read_memory,
+    read_scratch,
+    warm_up,
+)
 from hoploom.store.format import Manifest, PartRange
+from hoploom.store.mapping import check_manifest, exceeds_memory, open_part, open_topology
 from hoploom.store.on_disk import OnDisk
+from hoploom.store.scan import Loops, covers, loops_of
 from hoploom.store.sharded import Sharded
 from hoploom.store.views import Explored
 from hoploom.store.write import write_parts
@@ -313,7 +321,7 @@ def _open_some(
 
 def _within(store: Store, manifest: Manifest, memory: int | str) -> Store:
     """The store with what does not fit a budget read from the disk."""
-    budget = plan(store.topology, store.topology, read_memory(memory))
+    budget = plan_budget(store.topology, store.topology, read_memory(memory))
     if budget.holds_all or store.path is None:
         columns = [column for part in store.topology for lists in part.lists for column in lists.columns]
         warm_up(columns + [table.rows for part in store.parts for table in part.tables.values()])

@@ -13,9 +13,9 @@ from torch import Tensor
 from hoploom.errors import ConfigError
 from hoploom.schema import EDGE_ID, NodeType, Relation, read_members
 from hoploom.store.base import Wanted
-from hoploom.store.edges import NODES, in_edges
-from hoploom.store.system_memory import require_memory
+from hoploom.store.scan import NODES, in_edges
 from hoploom.store.views import Explored, FieldRows
+from hoploom.system import require_memory
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData

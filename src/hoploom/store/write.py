@@ -173,7 +173,7 @@ class StoreWriter:
         assert self._schema is not None
         assert not self._open
         shutil.rmtree(folder / SCRATCH, ignore_errors=True)
-        text = layout.to_json(Manifest(self._schema, self._parts, self._files))
+        text = layout.manifest_to_json(Manifest(self._schema, self._parts, self._files))
         with (folder / layout.STORE_FILE).open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()

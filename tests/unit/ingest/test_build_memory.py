@@ -24,7 +24,7 @@ from hoploom import ops
 from hoploom.cli import main
 from hoploom.ingest.tables.build import engine_share
 from hoploom.store.check import problems
-from hoploom.store.system_memory import resident_bytes
+from hoploom.system import resident_bytes
 
 MB = 1 << 20
 

@@ -15,7 +15,7 @@ from support.object_store import object_store
 from hoploom.errors import StoreError
 from hoploom.schema import Field
 from hoploom.store.format import FileEntry
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 
 pytest.importorskip("pyspark")
 from hoploom.ingest.spark import joining
@@ -43,7 +43,7 @@ def expected() -> dict[str, bytes]:
     return made
 
 
-def pieces(staging: Place) -> list[WholeFile]:
+def pieces(staging: StoragePath) -> list[WholeFile]:
     """Four ranges of ten nodes; the second half of the third has none."""
     found: dict[str, list[Piece]] = {"x.npy": [], "csc.indptr.npy": [], "one/split.npy": []}
     edges = []
@@ -70,23 +70,23 @@ def pieces(staging: Place) -> list[WholeFile]:
 
 
 @pytest.fixture
-def staging(tmp_path: Path) -> Place:
+def staging(tmp_path: Path) -> StoragePath:
     (tmp_path / "staging").mkdir()
-    return Place(str(tmp_path / "staging"))
+    return StoragePath(str(tmp_path / "staging"))
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Place:
+def target(tmp_path: Path) -> StoragePath:
     for folder in ("one", "none"):
         (tmp_path / "target" / folder).mkdir(parents=True)
-    return Place(str(tmp_path / "target"))
+    return StoragePath(str(tmp_path / "target"))
 
 
 def as_sent(answer: Any) -> Any:
     return json.loads(json.dumps(answer))
 
 
-def read(place: Place) -> dict[str, bytes]:
+def read(place: StoragePath) -> dict[str, bytes]:
     found = {}
     for name, _ in place.names():
         with place.open(name) as file:
@@ -99,7 +99,7 @@ def entries(files: dict[str, bytes]) -> dict[str, FileEntry]:
 
 
 @pytest.mark.parametrize("most", [8, 64, PIECE - 8, PIECE, PIECE + 8, 3 * PIECE, 1 << 20, 1 << 30])
-def test_ranges_of_any_size_make_the_same_files(staging: Place, target: Place, most: int) -> None:
+def test_ranges_of_any_size_make_the_same_files(staging: StoragePath, target: StoragePath, most: int) -> None:
     files = pieces(staging)
     tasks = join_tasks(files, most, in_ranges=True)
     assert all(sum(one.bytes for one in task) <= most for task in tasks)
@@ -130,7 +130,9 @@ def test_every_core_has_ranges_that_begin_at_whole_pages() -> None:
     assert task_bytes([], cores=16) == joining.ALIGNED
 
 
-def test_a_task_that_was_cut_off_and_one_that_runs_late_change_nothing(staging: Place, target: Place) -> None:
+def test_a_task_that_was_cut_off_and_one_that_runs_late_change_nothing(
+    staging: StoragePath, target: StoragePath
+) -> None:
     files = pieces(staging)
     tasks = join_tasks(files, PIECE, in_ranges=True)
     write_plan(staging, "plan", tasks)
@@ -146,10 +148,12 @@ def test_a_task_that_was_cut_off_and_one_that_runs_late_change_nothing(staging: 
     assert not list(Path(target.url).rglob(".*"))
 
 
-def test_late_tasks_make_no_folders_of_a_store_that_is_gone(staging: Place, target: Place, tmp_path: Path) -> None:
+def test_late_tasks_make_no_folders_of_a_store_that_is_gone(
+    staging: StoragePath, target: StoragePath, tmp_path: Path
+) -> None:
     tasks = join_tasks(pieces(staging), PIECE, in_ranges=True)
     write_plan(staging, "plan", tasks)
-    gone = Place(str(tmp_path / "gone"))
+    gone = StoragePath(str(tmp_path / "gone"))
     with pytest.raises(StoreError, match="there is no such file"):
         JoinTask(staging, gone, "plan", in_ranges=True).write(0, None)
     assert not (tmp_path / "gone").exists()
@@ -157,7 +161,7 @@ def test_late_tasks_make_no_folders_of_a_store_that_is_gone(staging: Place, targ
 
 @pytest.mark.parametrize("most", [64, 1 << 20])
 @pytest.mark.parametrize("name", ["x.npy", "csc.indptr.npy"])
-def test_a_piece_that_has_changed_is_noticed(staging: Place, target: Place, name: str, most: int) -> None:
+def test_a_piece_that_has_changed_is_noticed(staging: StoragePath, target: StoragePath, name: str, most: int) -> None:
     files = pieces(staging)
     tasks = join_tasks(files, most, in_ranges=True)
     write_plan(staging, "plan", tasks)
@@ -183,7 +187,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_in_a_bucket_a_file_is_written_by_one_task(bucket: str) -> None:
-    staging, target = Place(f"{bucket}/staging"), Place(f"{bucket}/target")
+    staging, target = StoragePath(f"{bucket}/staging"), StoragePath(f"{bucket}/target")
     assert not staging.takes_ranges()
     files = pieces(staging)
     tasks = join_tasks(files, PIECE, in_ranges=False)

@@ -20,7 +20,7 @@ from support.tables import IDS, build_here, contents, shuffled, write_table
 from hoploom.errors import DataError, HoploomError, StoreError
 from hoploom.schema import Schema
 from hoploom.store.fetch import fetch
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 
 pytest.importorskip("pyspark")
 from pyspark import cloudpickle
@@ -199,7 +199,7 @@ def test_spark_tries_again_where_that_may_help(tmp_path: Path) -> None:
             (folder / "staging").mkdir(parents=True)
             task = partial(once_bad, error, folder)
             with pytest.raises(error, match=r"^row 3 of it is bad$"):
-                frames.returned(frames.numbers(session, 3), 3, task, Place(str(folder / "staging")))
+                frames.returned(frames.numbers(session, 3), 3, task, StoragePath(str(folder / "staging")))
             assert (folder / "task-1").read_text().count("ran") == runs
 
 
@@ -223,9 +223,9 @@ def test_a_store_in_a_bucket_is_fetched_as_it_would_be_built_here(tmp_path: Path
     command = [sys.executable, "-m", "hoploom", "build", str(tmp_path / "graph" / "graph.toml")]
     command += ["-o", f"{bucket}/there", "--engine", "spark", "--master", "local[2]", "--memory", "1GB", "--parts", "2"]
     subprocess.run(command, check=True, timeout=250)
-    fetch(Place(f"{bucket}/there"), tmp_path / "fetched")
+    fetch(StoragePath(f"{bucket}/there"), tmp_path / "fetched")
     assert contents(tmp_path / "fetched") == contents(tmp_path / "graph" / "out.store")
-    left = {name.split("/")[0] for name, _ in Place(f"{bucket}/there").names()}
+    left = {name.split("/")[0] for name, _ in StoragePath(f"{bucket}/there").names()}
     assert left == {"part-00000", "part-00001", "store.json"}
     again = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
     assert again.returncode == 2
@@ -238,7 +238,7 @@ def test_what_a_killed_writer_left_in_a_bucket_is_removed_by_the_next(
 ) -> None:
     monkeypatch.setattr(target, "BEAT", 0.2)
     monkeypatch.setattr(target, "GIVEN_UP", 2.0)
-    place = Place(f"{bucket}/left")
+    place = StoragePath(f"{bucket}/left")
     table = "part-00000-8a9f.parquet"  # as Spark names its own files
     for name in ("part-00000/x.npy", "staging-0123/pieces/x.npy/000000", "staging-4/mine.txt", table):
         with place.create(name) as file:
@@ -262,7 +262,7 @@ def test_a_writer_that_another_has_taken_over_from_removes_nothing(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target, "BEAT", 0.2)
-    place = Place(f"{bucket}/both")
+    place = StoragePath(f"{bucket}/both")
     opened = target.PrefixTarget(place)
     opened.__enter__()
     opened.describe(Schema((), (), homogeneous=False), [])

@@ -18,8 +18,7 @@ import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError
 from hoploom.load.packed import STRETCHES, Packing, TablePlan
 from hoploom.ops import DiskFile, FileRows
-from hoploom.store.on_disk import FarRows
-from hoploom.store.scratch_file import BLOCK
+from hoploom.store.on_disk import BLOCK, FarRows
 
 NUM_NODES, WIDTH, BATCH = 20_000, 128, 100
 MEMORY = "8MB"

@@ -20,7 +20,7 @@ from hoploom.partition.spark.stream import SeedSplit
 from hoploom.sample.hops import resolve_fanouts
 from hoploom.store import Store, open_store
 from hoploom.store.format import read_manifest
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +31,9 @@ def quick_disk(no_sync: None) -> None:
 def visits_of(folder: Path, work: Path, fanouts: object, size: int = 1000) -> ExpectedVisits:
     work.mkdir(exist_ok=True)
     manifest = read_manifest(folder)
-    store = StoreOnPlace(Place(str(folder)), manifest.schema, manifest.parts)
+    store = StoreOnPlace(StoragePath(str(folder)), manifest.schema, manifest.parts)
     hops = resolve_fanouts(manifest.schema, fanouts)  # type: ignore[arg-type]
-    state = State(Place(str(work)), f"of-{size}")
+    state = State(StoragePath(str(work)), f"of-{size}")
     visits = ExpectedVisits(store, Buckets(store.bounds[-1], size), state, SeedSplit(0, "train"), hops)
     expect_visits(InProcess(), visits)
     return visits

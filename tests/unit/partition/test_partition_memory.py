@@ -70,7 +70,7 @@ def save_linked(path: Path, num_nodes: int, degree: int, width: int, num_seeds: 
         entries[name] = layout.FileEntry(size, 0)
     part = layout.PartRange((0,), (num_nodes,), (0,), (num_nodes * degree,), {"node": {"train": num_seeds}})
     manifest = layout.Manifest(Schema((node_type,), (relation,), homogeneous=True), (part,), entries)
-    (path / layout.STORE_FILE).write_text(layout.to_json(manifest))
+    (path / layout.STORE_FILE).write_text(layout.manifest_to_json(manifest))
     return path
 
 

@@ -36,7 +36,7 @@ from hoploom.partition.spark.state import State
 from hoploom.partition.spark.stream import SeedSplit, assign_stream
 from hoploom.store import open_store
 from hoploom.store.format import read_manifest
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 
 IMBALANCE = 0.05
 
@@ -67,8 +67,8 @@ def cut_in_buckets(
     """The part of every node, and what parts hold of every kind."""
     work.mkdir(exist_ok=True)
     manifest = read_manifest(folder)
-    store = StoreOnPlace(Place(str(folder)), manifest.schema, manifest.parts)
-    buckets, state = Buckets(store.bounds[-1], size), State(Place(str(work)), f"of-{size}")
+    store = StoreOnPlace(StoragePath(str(folder)), manifest.schema, manifest.parts)
+    buckets, state = Buckets(store.bounds[-1], size), State(StoragePath(str(work)), f"of-{size}")
     rule = PartitionRule(num_parts, 8, IMBALANCE, 1, 5)
     held = assign_stream(exchange or InProcess(), store, buckets, state, SeedSplit(0, "train"), rule)
     parts = [state.load("parts", bucket, "part")["part"] for bucket in range(buckets.count)]

@@ -21,7 +21,7 @@ from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.memory_budget import BusyError
 from hoploom.serve.service import PICK_BYTES, PickLimits, Service
 from hoploom.serve.wire import Message
-from hoploom.store.format import Manifest, PartRange, to_json
+from hoploom.store.format import Manifest, PartRange, manifest_to_json
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_a_store_of_thousands_of_parts_introduces_itself() -> None:
     many = 7000
     one = hoploom.from_pyg(Data(edge_index=torch.arange(many).repeat(2, 1), num_nodes=many))
     store = replace(one, ranges=tuple(PartRange((v,), (1,), (v,), (1,), {"node": {}}) for v in range(many)))
-    assert len(to_json(Manifest(store.schema, store.ranges, {}))) > wire.MAX_HEADER
+    assert len(manifest_to_json(Manifest(store.schema, store.ranges, {}))) > wire.MAX_HEADER
     told = over_the_wire(
         Service(store, dict.fromkeys(range(many), store.parts[0]), 1 << 20).answer(Message({"ask": "info"}))
     )

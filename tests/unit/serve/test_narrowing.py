@@ -19,7 +19,7 @@ from hoploom.serve.service import Service
 from hoploom.serve.wire import Described, Message
 from hoploom.store import Store, Wanted
 from hoploom.store.base import Draw, range_of
-from hoploom.store.narrowing import IdRange, Narrowing
+from hoploom.store.remote_shard import IdRange, Narrowing
 from hoploom.store.sharded import Sharded
 
 SPAN = 1 << 31

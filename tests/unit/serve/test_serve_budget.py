@@ -13,7 +13,7 @@ from hoploom.ops import Reads, RowRequest
 from hoploom.serve import service
 from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.wire import Message
-from hoploom.store.disk import topology_fits
+from hoploom.store.mapping import topology_fits
 
 NUM_NODES, WIDTH = 3000, 64
 ROW = 4 * WIDTH  # bytes

@@ -27,8 +27,8 @@ from hoploom.serve.security import ClientSecurity
 from hoploom.serve.server import ServerLimits
 from hoploom.serve.wire import Message
 from hoploom.store import Wanted
-from hoploom.store.edges import rows_of
 from hoploom.store.row_cache import cached
+from hoploom.store.scan import scan_rows
 from hoploom.store.sharded import Sharded
 
 pytestmark = pytest.mark.timeout(120)
@@ -113,7 +113,7 @@ def test_a_whole_stores_edges_times_and_cache_come_in_pieces(limited: tuple[Stor
 def test_all_rows_are_all_rows(count: int) -> None:
     schema = hoploom.from_pyg(random_graph(10, 20, seed=1)).schema
     features = SimpleNamespace(schema=schema, gather=lambda wanted: [wanted[0].ids])
-    rows = list(rows_of(features, "node", EDGE_ID, count, 333))  # type: ignore[arg-type]
+    rows = list(scan_rows(features, "node", EDGE_ID, count, 333))  # type: ignore[arg-type]
     assert torch.cat(rows).tolist() == list(range(count))
     assert len(rows) == max(1, -(-count // 333))
 

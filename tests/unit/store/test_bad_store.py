@@ -20,7 +20,7 @@ from hoploom.cli import main
 from hoploom.store import format as layout
 from hoploom.store.check import problems
 from hoploom.store.fetch import fetch
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 
@@ -114,7 +114,7 @@ def test_what_is_no_file_is_refused_by_name(
     assert main(["check", str(ring_folder)]) == 1
     assert main(["info", str(ring_folder)]) == (2 if name == "store.json" else 0)
     with pytest.raises(StoreError, match=re.escape(name)):
-        fetch(Place(str(ring_folder)), ring_folder.parent / "copy")
+        fetch(StoragePath(str(ring_folder)), ring_folder.parent / "copy")
 
 
 # --- no store at all -------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from hoploom.cli import fetching, main
 from hoploom.errors import ConfigError, StoreError
 from hoploom.store import fetch as fetch_module
 from hoploom.store.check import problems
-from hoploom.store.disk import held_parts
 from hoploom.store.fetch import fetch
 from hoploom.store.format import read_manifest
-from hoploom.store.place import Place
+from hoploom.store.mapping import held_parts
+from hoploom.store.storage_path import StoragePath
 
 X = "part-00001/nodes/node/x.npy"
 
@@ -35,14 +35,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["path", "s3"])
-def source(request: pytest.FixtureRequest, tmp_path: Path, store: Path) -> Place:
+def source(request: pytest.FixtureRequest, tmp_path: Path, store: Path) -> StoragePath:
     if request.param == "path":
-        return Place(str(shutil.copytree(store, tmp_path / "shared" / "graph.parts")))
+        return StoragePath(str(shutil.copytree(store, tmp_path / "shared" / "graph.parts")))
     return uploaded(store, request.getfixturevalue("s3"))
 
 
-def uploaded(store: Path, s3: ObjectStore) -> Place:
-    place = Place(f"{s3.new_bucket()}/graph.parts")
+def uploaded(store: Path, s3: ObjectStore) -> StoragePath:
+    place = StoragePath(f"{s3.new_bucket()}/graph.parts")
     for path in store.rglob("*.*"):
         with place.create(str(path.relative_to(store))) as file:
             file.write(path.read_bytes())
@@ -58,7 +58,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_all_parts_come_byte_for_byte_and_only_once(source: Place, store: Path, tmp_path: Path) -> None:
+def test_all_parts_come_byte_for_byte_and_only_once(source: StoragePath, store: Path, tmp_path: Path) -> None:
     first = fetch(source, tmp_path / "nvme" / "graph.parts")
     assert contents(tmp_path / "nvme" / "graph.parts") == contents(store)
     assert first.transferred == first.bytes == size_of(store, 0, 1, 2)
@@ -66,7 +66,7 @@ def test_all_parts_come_byte_for_byte_and_only_once(source: Place, store: Path, 
     assert (again.transferred, again.bytes) == (0, first.bytes)
 
 
-def test_one_part_comes_alone_and_others_join_it(source: Place, store: Path, tmp_path: Path) -> None:
+def test_one_part_comes_alone_and_others_join_it(source: StoragePath, store: Path, tmp_path: Path) -> None:
     here = tmp_path / "here"
     assert fetch(source, here, [1]).transferred == size_of(store, 1)
     assert held_parts(here) == [1]
@@ -78,7 +78,7 @@ def test_one_part_comes_alone_and_others_join_it(source: Place, store: Path, tmp
 
 
 def test_pieces_of_any_size_make_the_same_files(
-    source: Place, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: StoragePath, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch_module, "PIECE", 1000)
     seen: list[tuple[str, int, int]] = []
@@ -95,17 +95,17 @@ STOPPED = """
 import sys
 from pathlib import Path
 from hoploom.store import fetch
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 fetch.PIECE = 1000
 def show(what, done, total):
     if done > 6000:
         print(done, flush=True)
         sys.stdin.read()
-fetch.fetch(Place(sys.argv[1]), Path(sys.argv[2]), show=show)
+fetch.fetch(StoragePath(sys.argv[1]), Path(sys.argv[2]), show=show)
 """
 
 
-def kill_in_the_middle(source: Place, folder: Path) -> int:
+def kill_in_the_middle(source: StoragePath, folder: Path) -> int:
     """Bytes that had come."""
     command = [sys.executable, "-c", STOPPED, source.url, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -149,7 +149,7 @@ def damage(path: Path) -> None:
     path.write_bytes(raw)
 
 
-def test_more_parts_that_stop_leave_the_store_as_it_was(source: Place, store: Path, tmp_path: Path) -> None:
+def test_more_parts_that_stop_leave_the_store_as_it_was(source: StoragePath, store: Path, tmp_path: Path) -> None:
     here = tmp_path / "here"
     *_, last = (name for name in read_manifest(store).files if name.startswith("part-00001"))
     fetch(source, here, [0])
@@ -164,7 +164,7 @@ def test_more_parts_that_stop_leave_the_store_as_it_was(source: Place, store: Pa
     assert held_parts(here) == [0, 1]
 
 
-def test_two_fetches_into_one_folder_take_turns(source: Place, store: Path, tmp_path: Path) -> None:
+def test_two_fetches_into_one_folder_take_turns(source: StoragePath, store: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
         results = list(pool.map(lambda parts: fetch(source, tmp_path / "here", parts), ([0, 1], [1, 2], [0, 1, 2])))
     assert sum(result.transferred for result in results) == size_of(store, 0, 1, 2)
@@ -174,7 +174,7 @@ def test_two_fetches_into_one_folder_take_turns(source: Place, store: Path, tmp_
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def test_another_store_is_refused(source: Place, tmp_path: Path) -> None:
+def test_another_store_is_refused(source: StoragePath, tmp_path: Path) -> None:
     here = tmp_path / "here"
     save_in_parts(hoploom.from_pyg(random_graph(300, 900, 2)), here, 3)
     before = contents(here)
@@ -183,30 +183,30 @@ def test_another_store_is_refused(source: Place, tmp_path: Path) -> None:
     assert contents(here) == before
 
 
-def test_what_is_left_of_a_fetch_of_another_store_is_refused(source: Place, store: Path, tmp_path: Path) -> None:
+def test_what_is_left_of_a_fetch_of_another_store_is_refused(source: StoragePath, store: Path, tmp_path: Path) -> None:
     here, broken = tmp_path / "here", tmp_path / "broken"
     shutil.copytree(store, broken)
     (broken / "store.json").write_text((store / "store.json").read_text() + " ")
     (broken / X).unlink()
     with pytest.raises(StoreError, match=f"cannot read {broken}/{X}: there is no such file"):
-        fetch(Place(str(broken)), here)
+        fetch(StoragePath(str(broken)), here)
     with pytest.raises(StoreError, match="here holds a fetch of another store that was stopped"):
         fetch(source, here)
 
 
-def test_a_build_that_has_not_finished_is_named(source: Place, tmp_path: Path) -> None:
+def test_a_build_that_has_not_finished_is_named(source: StoragePath, tmp_path: Path) -> None:
     source.remove("store.json")
     with pytest.raises(StoreError, match=r"has no store.json: its build has not finished, or it is no store"):
         fetch(source, tmp_path / "here")
     assert not (tmp_path / "here").exists()
 
 
-def test_a_part_that_there_is_not_is_named(source: Place, tmp_path: Path) -> None:
+def test_a_part_that_there_is_not_is_named(source: StoragePath, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no part 3: .* has parts 0 to 2"):
         fetch(source, tmp_path / "here", [0, 3])
 
 
-def test_a_file_that_ends_too_early_is_named(source: Place, store: Path, tmp_path: Path) -> None:
+def test_a_file_that_ends_too_early_is_named(source: StoragePath, store: Path, tmp_path: Path) -> None:
     with source.create(X) as file:
         file.write((store / X).read_bytes()[:-1])
     with pytest.raises(StoreError, match=f"{X} ends after .*; write the store there again"):
@@ -214,7 +214,7 @@ def test_a_file_that_ends_too_early_is_named(source: Place, store: Path, tmp_pat
 
 
 def test_a_disk_without_the_space_is_named_at_once(
-    source: Place, store: Path, small_disk: Callable[[str], Path]
+    source: StoragePath, store: Path, small_disk: Callable[[str], Path]
 ) -> None:
     with pytest.raises(StoreError, match=r"needs .* GB more, and its disk has .* GB free; free some space"):
         fetch(source, small_disk("size=24k"))
@@ -223,7 +223,7 @@ def test_a_disk_without_the_space_is_named_at_once(
 def test_a_disk_that_fills_up_meanwhile_keeps_what_came(
     store: Path, small_disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, source = small_disk("size=24k"), Place(str(store))
+    disk, source = small_disk("size=24k"), StoragePath(str(store))
     with monkeypatch.context() as patched:
         patched.setattr(fetch_module, "_check_space", lambda folder, size: None)
         with pytest.raises(StoreError, match=r"the disk is full writing .* run the same command again"):
@@ -238,7 +238,11 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_came(
 
 
 def test_the_command_says_what_came_and_how_fast(
-    source: Place, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    source: StoragePath,
+    store: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fetching, "EVERY", 0.0)
     words = ["fetch", source.url, "--to", str(tmp_path / "here"), "--part", "1", "--part", "2"]

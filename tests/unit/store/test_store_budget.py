@@ -16,9 +16,8 @@ from support.batches import assert_same_batches
 
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError, ops
-from hoploom.store import disk_figures as figures
-from hoploom.store.budget import plan
-from hoploom.store.disk_figures import DiskFigures, disk_figures, measure
+from hoploom.store import budget as figures
+from hoploom.store.budget import DiskFigures, disk_figures, measure_disk, plan_budget
 from hoploom.store.on_disk import OnDisk
 
 NUM_NODES, WIDTH = 6000, 64
@@ -47,7 +46,7 @@ def _batches(store: Store, **options: object) -> list[object]:
 def test_memory_takes_edges_then_small_fields_then_the_first_rows(path: Path) -> None:
     begins, lists, rows = _sizes(path)
     whole = hoploom.open(path)
-    few, half = (plan(whole.topology, whole.parts, begins + int(share * lists)) for share in (0.2, 2.5))
+    few, half = (plan_budget(whole.topology, whole.parts, begins + int(share * lists)) for share in (0.2, 2.5))
     assert 0.1 < few.lists < 0.2  # the window has a quarter
     assert (few.rows, few.small_fields) == (0.0, False)
     assert half.lists == 1
@@ -283,7 +282,7 @@ def test_the_figures_of_a_disk_are_kept(tmp_path: Path) -> None:
     found = disk_figures(large, kept)
     assert found.gap > 0
     assert disk_figures(large, kept) == found
-    assert measure(large).bytes_per_second > 0
+    assert measure_disk(large).bytes_per_second > 0
 
 
 @pytest.mark.parametrize(
@@ -292,12 +291,12 @@ def test_the_figures_of_a_disk_are_kept(tmp_path: Path) -> None:
 def test_a_cache_of_figures_that_somebody_broke_is_written_anew(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "measure", lambda path: DiskFigures(1000.0, 1e6))
+    monkeypatch.setattr(figures, "measure_disk", lambda path: DiskFigures(1000.0, 1e6))
     monkeypatch.setattr(figures, "LEAST", 0)
     kept = tmp_path / "disks.json"
     kept.write_text(text.replace("KEY", f"{tmp_path.stat().st_dev}-{os.statvfs(tmp_path).f_blocks}"))
     assert disk_figures(tmp_path, kept).gap == 1000
-    monkeypatch.delattr(figures, "measure")
+    monkeypatch.delattr(figures, "measure_disk")
     assert disk_figures(tmp_path, kept).gap == 1000
 
 

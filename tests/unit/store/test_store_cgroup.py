@@ -24,7 +24,7 @@ from hoploom.inference import Inference
 from hoploom.load.presample import Presampling, count_visits
 from hoploom.nn import GNN, Shape
 from hoploom.store.check import problems
-from hoploom.store.edges import rows_of
+from hoploom.store.scan import scan_rows
 from hoploom.train.runs.link_splits import LinkShares, hold_out
 
 path, memory, out = sys.argv[1:]
@@ -35,7 +35,7 @@ for _ in NeighborLoader(small, [2, 2], "train", num_workers=1):  # imports what 
 infer(GNN("sage", small.schema, Shape(hidden=8, num_layers=2, out=4)), small, Path(out) / "small")
 
 def rows(store):
-    return sum(float(some.sum()) for some in rows_of(store.features, "node", "x", store.num_nodes))
+    return sum(float(some.sum()) for some in scan_rows(store.features, "node", "x", store.num_nodes))
 
 def took_of(loader, steps):
     return sum(batch.n_id.numel() for _, batch in zip(range(steps), loader))

@@ -19,7 +19,7 @@ from support.until import until
 
 import hoploom
 from hoploom import NeighborLoader, Store, StoreError, ops
-from hoploom.store import disk_figures
+from hoploom.store import budget
 
 NUM_NODES = 20_000
 
@@ -96,12 +96,12 @@ def test_a_disk_that_fails_is_one_error_that_names_file_row_and_batch(
 def test_a_disk_that_cannot_be_measured_fails_where_a_batch_wants_it(
     path: Path, disk: Callable[[Path], tuple[Path, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_figures, "LEAST", 0)
+    monkeypatch.setattr(budget, "LEAST", 0)
     copied, image = disk(path)
     (file,) = copied.glob("part-00000/nodes/*/x.npy")
     forget_pages(copied)
     os.truncate(image, 1 << 20)
-    assert disk_figures.disk_figures(file, tmp_path / "disks.json") == disk_figures.USUAL
+    assert budget.disk_figures(file, tmp_path / "disks.json") == budget.USUAL
     assert not (tmp_path / "disks.json").read_text()
 
 

@@ -14,31 +14,31 @@ from support.ports import free_ports
 from support.until import until
 
 from hoploom.errors import ConfigError, StoreError
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 
 MANY = 25 << 20  # bytes: more than the first piece that an upload sends
 
 
 @pytest.fixture(params=["path", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> StoragePath:
     if request.param == "path":
         (tmp_path / "shared").mkdir()
-        return Place(str(tmp_path / "shared"))
-    return Place(f"{request.getfixturevalue('s3').new_bucket()}/graphs/papers")
+        return StoragePath(str(tmp_path / "shared"))
+    return StoragePath(f"{request.getfixturevalue('s3').new_bucket()}/graphs/papers")
 
 
-def write(place: Place, name: str, contents: bytes) -> None:
+def write(place: StoragePath, name: str, contents: bytes) -> None:
     with place.create(name) as file:
         file.write(contents)
 
 
-def write_and_raise(place: Place, size: int, error: type[BaseException]) -> None:
+def write_and_raise(place: StoragePath, size: int, error: type[BaseException]) -> None:
     with place.create("folder/x") as file:
         file.write(bytes(size))
         raise error
 
 
-def test_a_file_is_read_as_it_was_written(place: Place) -> None:
+def test_a_file_is_read_as_it_was_written(place: StoragePath) -> None:
     with place.create("a/b.npy") as file:
         assert file.write(b"0123") == 4
         file.write(memoryview(b"456789"))
@@ -54,7 +54,7 @@ def test_a_file_is_read_as_it_was_written(place: Place) -> None:
 
 
 def test_ranges_of_a_file_are_written_side_by_side(tmp_path: Path) -> None:
-    place = Place(str(tmp_path))
+    place = StoragePath(str(tmp_path))
     assert place.takes_ranges()
     assert list(tmp_path.iterdir()) == []
     with place.write_range("x", 9, 3) as second, place.write_range("x", 9, 0) as first:
@@ -76,7 +76,7 @@ def test_no_ranges_are_written_where_a_mount_refuses(
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(os, refused, refuse)
-    assert not Place(str(tmp_path)).takes_ranges()
+    assert not StoragePath(str(tmp_path)).takes_ranges()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -90,11 +90,11 @@ def test_no_ranges_are_written_where_closing_a_file_may_send_all_of_it(
     mounts = tmp_path / "mountinfo"
     number = f"{os.major(device)}:{os.minor(device)}"
     mounts.write_text(f"22 27 0:999 / /proc rw - proc proc rw\n23 27 {number} / /shared rw - {kind} bucket rw\n")
-    monkeypatch.setattr("hoploom.store.place.MOUNTS", mounts)
-    assert Place(str(tmp_path)).takes_ranges() == takes
+    monkeypatch.setattr("hoploom.store.storage_path.MOUNTS", mounts)
+    assert StoragePath(str(tmp_path)).takes_ranges() == takes
 
 
-def test_a_file_is_replaced(place: Place) -> None:
+def test_a_file_is_replaced(place: StoragePath) -> None:
     write(place, "one", b"before")
     write(place, "one", b"after")
     assert list(place.names()) == [("one", 5)]
@@ -102,7 +102,7 @@ def test_a_file_is_replaced(place: Place) -> None:
         assert file.read() == b"after"
 
 
-def test_names_go_through_all_folders(place: Place) -> None:
+def test_names_go_through_all_folders(place: StoragePath) -> None:
     for name in ("b/x", "a/x", "a/deep/y", "ab"):
         write(place, name, name.encode())
     assert sorted(place.names()) == [("a/deep/y", 8), ("a/x", 3), ("ab", 2), ("b/x", 3)]
@@ -111,7 +111,7 @@ def test_names_go_through_all_folders(place: Place) -> None:
     assert list(place.names("nowhere")) == []
 
 
-def test_names_that_urls_write_otherwise_are_kept(place: Place) -> None:
+def test_names_that_urls_write_otherwise_are_kept(place: StoragePath) -> None:
     """Names of a store's files have % and ~ in them."""
     name = "part-00000/relations/a%2Eb~to~c d/x.npy"
     write(place, name, b"1")
@@ -119,7 +119,7 @@ def test_names_that_urls_write_otherwise_are_kept(place: Place) -> None:
     assert place.size(name) == 1
 
 
-def test_a_folder_or_a_file_is_removed(place: Place) -> None:
+def test_a_folder_or_a_file_is_removed(place: StoragePath) -> None:
     for name in ("a/x", "a/deep/y", "ab", "c"):
         write(place, name, b"1")
     place.remove("a")
@@ -133,12 +133,12 @@ def test_a_folder_or_a_file_is_removed(place: Place) -> None:
 def test_a_folder_that_is_removed_leaves_no_object(s3: ObjectStore) -> None:
     bucket = s3.new_bucket()
     for name in ("a/x", "a/deep/y", "b"):
-        write(Place(bucket), name, b"1")
-    Place(bucket).remove("a")
+        write(StoragePath(bucket), name, b"1")
+    StoragePath(bucket).remove("a")
     assert s3.keys(bucket) == ["b"]
 
 
-def test_a_place_is_sent_as_its_url(place: Place) -> None:
+def test_a_place_is_sent_as_its_url(place: StoragePath) -> None:
     write(place, "x", b"1")  # pyarrow's file system is open
     assert pickle.loads(pickle.dumps(place)) == place
     assert len(pickle.dumps(place)) < 300
@@ -146,7 +146,7 @@ def test_a_place_is_sent_as_its_url(place: Place) -> None:
 
 
 @pytest.mark.parametrize("written", [3, MANY])
-def test_a_file_whose_writer_fails_never_appears(place: Place, written: int) -> None:
+def test_a_file_whose_writer_fails_never_appears(place: StoragePath, written: int) -> None:
     with pytest.raises(ZeroDivisionError):
         write_and_raise(place, written, ZeroDivisionError)
     assert list(place.names()) == []
@@ -161,24 +161,24 @@ def test_an_upload_that_fails_is_left_unfinished(s3: ObjectStore) -> None:
     """What becomes of it is the bucket's own rule; the end of the process does not finish it either."""
     bucket = s3.new_bucket()
     failing = f"""
-from hoploom.store.place import Place
-with Place({bucket!r}).create("x") as file:
+from hoploom.store.storage_path import StoragePath
+with StoragePath({bucket!r}).create("x") as file:
     file.write(bytes({MANY}))
     raise ZeroDivisionError
 """
     done = subprocess.run([sys.executable, "-c", failing], capture_output=True, text=True, check=False)
     assert "ZeroDivisionError" in done.stderr
     assert s3.unfinished(bucket) == 1
-    assert list(Place(bucket).names()) == []
+    assert list(StoragePath(bucket).names()) == []
 
 
 @pytest.mark.slow
-def test_a_file_whose_writer_is_killed_never_appears(place: Place, tmp_path: Path) -> None:
+def test_a_file_whose_writer_is_killed_never_appears(place: StoragePath, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     writing = f"""
 import sys, pathlib
-from hoploom.store.place import Place
-with Place({place.url!r}).create("x") as file:
+from hoploom.store.storage_path import StoragePath
+with StoragePath({place.url!r}).create("x") as file:
     file.write(bytes({MANY}))
     pathlib.Path({str(begun)!r}).touch()
     sys.stdin.read()
@@ -191,7 +191,7 @@ with Place({place.url!r}).create("x") as file:
 
 
 def test_a_folder_that_has_been_removed_is_not_made_again(tmp_path: Path) -> None:
-    place = Place(str(tmp_path / "staging"))
+    place = StoragePath(str(tmp_path / "staging"))
     with (
         pytest.raises(StoreError, match=r"cannot write .*/staging.*there is no such file"),
         place.create("pieces/0") as file,
@@ -200,13 +200,13 @@ def test_a_folder_that_has_been_removed_is_not_made_again(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_file_is_named(place: Place) -> None:
+def test_a_missing_file_is_named(place: StoragePath) -> None:
     with pytest.raises(StoreError, match=f"cannot read {place}/nothing: there is no such file"):
         place.open("nothing")
 
 
 def test_a_missing_bucket_is_named(s3: ObjectStore) -> None:
-    place = Place("s3://nobody-made-this-one/graphs")
+    place = StoragePath("s3://nobody-made-this-one/graphs")
     for use in (lambda: place.open("x"), lambda: write(place, "x", b"1"), lambda: list(place.names())):
         with pytest.raises(
             StoreError, match="there is no bucket 'nobody-made-this-one'; create it, or correct the URL"
@@ -218,7 +218,7 @@ def test_an_account_that_may_not_is_told_which_variables_to_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with object_store(tmp_path / "log", INITIAL_NO_AUTH_ACTION_COUNT="1") as server:
-        place = Place(f"{server.new_bucket()}/graphs")
+        place = StoragePath(f"{server.new_bucket()}/graphs")
         for name, value in server.variables.items():
             monkeypatch.setenv(name, value)
         for use in (lambda: place.open("x"), lambda: write(place, "x", b"1"), lambda: place.size("x")):
@@ -232,11 +232,11 @@ def test_a_server_that_is_not_there_is_reported(monkeypatch: pytest.MonkeyPatch)
     for name, value in ObjectStore(f"http://127.0.0.1:{port}").variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(StoreError, match=r"the server does not answer .*set AWS_ENDPOINT_URL"):
-        Place("s3://unreached/graphs").open("x")
+        StoragePath("s3://unreached/graphs").open("x")
 
 
 def test_a_full_disk_leaves_nothing(small_disk) -> None:  # type: ignore[no-untyped-def]
-    place = Place(str(small_disk("size=64k")))
+    place = StoragePath(str(small_disk("size=64k")))
     with pytest.raises(StoreError, match=r"cannot write .*: the disk is full; free some space"):
         write(place, "x", bytes(1 << 20))
     assert list(Path(place.url).iterdir()) == []
@@ -245,18 +245,18 @@ def test_a_full_disk_leaves_nothing(small_disk) -> None:  # type: ignore[no-unty
 @pytest.mark.parametrize("url", ["hdfs://name/graphs", "dbfs:/graphs", "http://host/graphs"])
 def test_a_url_of_another_kind_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="give a shared path, s3://… or gs://…"):
-        Place(url)
+        StoragePath(url)
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3://key:secret@bucket/x", "s3://bucket?region=eu/x"])
 def test_a_url_that_holds_more_than_a_bucket_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError, match="give s3://BUCKET/PATH and nothing else") as refused:
-        Place(url)
+        StoragePath(url)
     assert "secret" not in str(refused.value)
 
 
 def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert Place("graphs").path == Place(f"file://{tmp_path}/graphs").path == tmp_path / "graphs"
-    assert Place("s3://bucket/graphs/").path is None
-    assert Place("s3://bucket/graphs/").url == "s3://bucket/graphs"
+    assert StoragePath("graphs").path == StoragePath(f"file://{tmp_path}/graphs").path == tmp_path / "graphs"
+    assert StoragePath("s3://bucket/graphs/").path is None
+    assert StoragePath("s3://bucket/graphs/").url == "s3://bucket/graphs"

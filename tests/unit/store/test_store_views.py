@@ -257,7 +257,7 @@ def test_every_edge_goes_to_networkx_with_the_fields_of_its_type(books: Store) -
 
 
 def test_what_does_not_fit_into_memory_is_not_begun(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hoploom.store.system_memory.available_memory", lambda: 100)
+    monkeypatch.setattr("hoploom.system.available_memory", lambda: 100)
     with pytest.raises(
         ConfigError, match=r"to read the graph takes [\d.]+ kB, 100 B are left; .*hoploom.NeighborLoader"
     ):

@@ -26,7 +26,7 @@ from hoploom.closing import Closing
 from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
-from hoploom.store.system_memory import memory_limit
+from hoploom.system import memory_limit
 
 FOLDER = Path("/dev/shm")
 HEADER = mmap.PAGESIZE  # bytes before the values: the mark

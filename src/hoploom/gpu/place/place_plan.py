@@ -23,8 +23,8 @@ from hoploom.gpu.place.request import AUTO, DEVICE, HOST, SPREAD, Features, Plac
 from hoploom.ops import EdgeLists
 from hoploom.ranks.collectives import gather_json
 from hoploom.schema import Field, Owner, Schema
-from hoploom.store.edges import covers
-from hoploom.store.system_memory import memory_limit
+from hoploom.store.scan import covers
+from hoploom.system import memory_limit
 
 if TYPE_CHECKING:
     from hoploom.store.store import Store

@@ -26,7 +26,7 @@ from hoploom.errors import DataError, HoploomError, StoreError
 from hoploom.ingest.spark.session import explained, sent
 from hoploom.ingest.stream.spill import from_bytes
 from hoploom.schema import Field
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 
 BATCH_BYTES, MOST_ROWS = 4 << 20, 1 << 17
 RETURNED = "made string"
@@ -96,7 +96,7 @@ def numbers(session: SparkSession, count: int) -> DataFrame:
     return session.range(0, count, 1, count)
 
 
-def returned(frame: DataFrame, count: int, task: Task, staging: Place, row_bytes: int = 16) -> list[Any]:
+def returned(frame: DataFrame, count: int, task: Task, staging: StoragePath, row_bytes: int = 16) -> list[Any]:
     """What the task returns for each of `count` partitions. In `staging` it writes what is wrong with its rows."""
     set_batch_rows(frame.sparkSession, row_bytes)
     with explained("Spark cannot write the store", DataError):
@@ -126,7 +126,7 @@ def freeze_imports() -> None:
         gc.freeze()
 
 
-def _run(task: Task, staging: Place, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _run(task: Task, staging: StoragePath, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     context = TaskContext.get()
     assert context is not None
     number = context.partitionId()

@@ -19,7 +19,7 @@ from hoploom.ingest.spark.pieces import COPY_BYTES, Piece
 from hoploom.schema import Field
 from hoploom.store import format as layout
 from hoploom.store.format import FileEntry
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 from hoploom.store.write import combine
 
 INDPTR = "csc.indptr.npy"
@@ -136,7 +136,7 @@ def join_tasks(files: Sequence[WholeFile], most: int, *, in_ranges: bool) -> Tas
     return tasks
 
 
-def write_plan(staging: Place, name: str, tasks: Tasks) -> None:
+def write_plan(staging: StoragePath, name: str, tasks: Tasks) -> None:
     """Write what each task does, where a task finds its own without reading the others'."""
     lines = [json.dumps(task).encode() for task in tasks]
     ends = np.cumsum([NUMBER * (len(lines) + 1), *map(len, lines)], dtype=np.int64)
@@ -146,7 +146,7 @@ def write_plan(staging: Place, name: str, tasks: Tasks) -> None:
             file.write(line)
 
 
-def _planned(staging: Place, name: str, number: int) -> list[FileRange]:
+def _planned(staging: StoragePath, name: str, number: int) -> list[FileRange]:
     with staging.open(name) as file:
         file.seek(NUMBER * number)
         begin, end = np.frombuffer(file.read(2 * NUMBER), np.int64)
@@ -159,8 +159,8 @@ def _planned(staging: Place, name: str, number: int) -> list[FileRange]:
 class JoinTask:
     """Writes the ranges that the plan has for a task. One that runs twice writes the same bytes to the same places."""
 
-    staging: Place
-    target: Place
+    staging: StoragePath
+    target: StoragePath
     plan: str
     in_ranges: bool
 
@@ -184,7 +184,7 @@ class JoinTask:
         return digest, read
 
 
-def _copy(staging: Place, part: PieceSlice, out: BinaryIO) -> tuple[int, int]:
+def _copy(staging: StoragePath, part: PieceSlice, out: BinaryIO) -> tuple[int, int]:
     """Returns the checksums of what is read, and of what is written."""
     given, made, left = 0, 0, part.bytes
     with staging.open(part.piece) as file:
@@ -202,7 +202,7 @@ def _copy(staging: Place, part: PieceSlice, out: BinaryIO) -> tuple[int, int]:
 
 
 def joined_files(
-    staging: Place, files: Sequence[WholeFile], tasks: Tasks, answers: Sequence[Any]
+    staging: StoragePath, files: Sequence[WholeFile], tasks: Tasks, answers: Sequence[Any]
 ) -> Mapping[str, FileEntry]:
     """What the files have become; StoreError where a piece was not read as it was written."""
     made: dict[str, FileEntry] = {}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hoploom.schema import DTYPES, Field
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 
 COPY_BYTES = 8 << 20
 PIECES = "pieces"
@@ -34,7 +34,7 @@ class _Open:
 class PieceWriter:
     """Writes the pieces of one range; meets ArraySink. What is not finished never appears."""
 
-    def __init__(self, staging: Place, number: int) -> None:
+    def __init__(self, staging: StoragePath, number: int) -> None:
         self._staging, self._number, self._stack = staging, number, ExitStack()
         self._open: dict[str, tuple[_Open, ExitStack]] = {}
         self.made: dict[str, Piece] = {}  # by file

@@ -19,7 +19,7 @@ from hoploom.errors import HoploomError, StoreError
 from hoploom.schema import Schema
 from hoploom.store import format as layout
 from hoploom.store.format import STORE_FILE, FileEntry, Manifest, PartRange
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 from hoploom.store.write import StoreWriter
 
 SIGN, STAGING = "hoploom-writes", "staging-"  # in a prefix that is being written
@@ -31,8 +31,8 @@ GIVEN_UP = 4 * BEAT  # without a new sign, whoever was writing is gone
 class StoreTarget(Protocol):
     """A store that executors write."""
 
-    staging: Place  # for pieces; removed when the store is complete, or the build has failed
-    place: Place  # where the store's files are written
+    staging: StoragePath  # for pieces; removed when the store is complete, or the build has failed
+    place: StoragePath  # where the store's files are written
 
     def local_scratch(self, name: str) -> Path:
         """A folder for this process; executors reach it, where they reach the store by a path."""
@@ -47,7 +47,7 @@ class StoreTarget(Protocol):
 @contextmanager
 def opened_target(out: str | Path) -> Iterator[StoreTarget]:
     """A store to be written; it is there complete when the block ends, or not at all."""
-    place = Place(str(out))
+    place = StoragePath(str(out))
     if place.path is not None:
         with StoreWriter(place.path) as writer:
             yield FolderTarget(writer)
@@ -61,7 +61,7 @@ class FolderTarget:
 
     def __init__(self, writer: StoreWriter) -> None:
         self._writer = writer
-        self.staging, self.place = Place(str(writer.scratch)), Place(str(writer.scratch.parent))
+        self.staging, self.place = StoragePath(str(writer.scratch)), StoragePath(str(writer.scratch.parent))
         self.add, self.describe = writer.add, writer.describe
 
     def local_scratch(self, name: str) -> Path:
@@ -76,7 +76,7 @@ class PrefixTarget:
     Only what a sign claims is ever removed: folders of parts, and the writer's pieces.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StoragePath) -> None:
         self.place, self._own = place, secrets.token_hex(8)
         self.staging = place / f"{STAGING}{self._own}"
         self._files: dict[str, FileEntry] = {}
@@ -126,7 +126,7 @@ class PrefixTarget:
             if there.get(name) != entry.bytes:
                 raise StoreError(f"{self.place}/{name} is missing or cut short; does something remove files?")
         with self.place.create(STORE_FILE) as file:
-            file.write(layout.to_json(Manifest(*self._described, self._files)).encode())
+            file.write(layout.manifest_to_json(Manifest(*self._described, self._files)).encode())
 
     def _refuse_existing(self) -> None:
         if self.place.size(STORE_FILE) is not None:

@@ -26,8 +26,8 @@ from hoploom.ingest.stream.node_rows import measured_chunks, write_fields, write
 from hoploom.ingest.stream.spill import SpillBudget
 from hoploom.ingest.stream.streams import LEAST_MEMORY, IdRows, Measures
 from hoploom.ops import give_back_freed_memory
-from hoploom.store.place import Place
-from hoploom.store.system_memory import resident_bytes
+from hoploom.store.storage_path import StoragePath
+from hoploom.system import resident_bytes
 
 Batches = Iterator[pa.RecordBatch]
 TURNED = "turned"  # the column that says which rows are an edge's other direction
@@ -38,7 +38,7 @@ Decode = Callable[[pa.RecordBatch], Any] | IdRows[Any]  # a batch, or ids alone,
 class TaskOptions:
     """What every task is given."""
 
-    staging: Place
+    staging: StoragePath
     memory: int  # bytes of its process
     chunk_rows: int
 
@@ -89,7 +89,7 @@ class BlockTask:
         return stream, replace(self.block, rows=lambda: _rows(self.decode, batches, first, end))
 
 
-def measures_in(staging: Place, names: Sequence[str]) -> Iterator[Measures]:
+def measures_in(staging: StoragePath, names: Sequence[str]) -> Iterator[Measures]:
     """The measures that tasks have written, one after the other."""
     for name in names:
         with staging.open(name) as file:

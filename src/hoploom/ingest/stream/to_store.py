@@ -19,10 +19,10 @@ from hoploom.ingest.stream.streams import EdgeStream, NodeStream, Progress, Stor
 from hoploom.ops import pool_trim
 from hoploom.schema import NodeType, Relation, Schema, check_schema
 from hoploom.store import format as layout
-from hoploom.store.disk import read_array
 from hoploom.store.format import PartRange
-from hoploom.store.system_memory import resident_bytes
+from hoploom.store.mapping import read_array
 from hoploom.store.write import StoreWriter
+from hoploom.system import resident_bytes
 
 Sizes = Mapping[str, Sequence[int]]  # split -> members by part
 

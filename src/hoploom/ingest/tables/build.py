@@ -18,9 +18,8 @@ from hoploom.ingest.tables.graph_streams import GraphTables, store_options
 from hoploom.ingest.tables.sources import ReadLimits, TableSource, read_sources
 from hoploom.ingest.tables.table_files import TableFile, group_bytes
 from hoploom.ops import give_back_freed_memory
-from hoploom.store.system_memory import resident_bytes
 from hoploom.store.write import StoreWriter
-from hoploom.system import num_cores
+from hoploom.system import num_cores, resident_bytes
 
 __all__ = ["BuildOptions", "Report", "build"]
 

@@ -31,7 +31,7 @@ from hoploom.sample.hops import Fanouts, resolve_fanouts
 from hoploom.schema import Schema
 from hoploom.store.fetch import manifest_at
 from hoploom.store.format import PartRange
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 
 MOST_PARTS = 512  # by the edges: the driver holds sums for every pair of parts
 IMBALANCE = 0.05
@@ -69,7 +69,7 @@ def partition_on_spark(
 
     >>> print(partition_on_spark("s3://graphs/papers", "s3://graphs/papers.parts", 64, SparkOptions(master="yarn")))
     """
-    opened = _opened(Place(str(store)))
+    opened = _opened(StoragePath(str(store)))
     split = _split_of(opened.schema, named_seeds(opened.schema, seeds))
     _check(opened.schema, num_parts, method)
     hops = None if fanouts is None else resolve_fanouts(opened.schema, fanouts)
@@ -132,7 +132,7 @@ class _NotedTarget:
         self._inner.describe(schema, parts)
 
 
-def _opened(place: Place) -> StoreOnPlace:
+def _opened(place: StoragePath) -> StoreOnPlace:
     _, manifest = manifest_at(place)
     return StoreOnPlace(place, manifest.schema, manifest.parts)
 

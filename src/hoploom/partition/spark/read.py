@@ -13,7 +13,7 @@ from hoploom.partition.spark.exchange import Array
 from hoploom.schema import Field, Schema
 from hoploom.store import format as layout
 from hoploom.store.format import PartRange, id_dtype
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 
 INDPTR, IDS = Field("int64"), Field("int64")
 CHUNK_EDGES = 1 << 20
@@ -102,7 +102,7 @@ class EdgeFile:
 class StoreOnPlace:
     """A store that all tasks reach."""
 
-    place: Place
+    place: StoragePath
     schema: Schema
     parts: Sequence[PartRange]
 

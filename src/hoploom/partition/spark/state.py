@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hoploom.errors import StoreError
-from hoploom.store.place import Place
+from hoploom.store.storage_path import StoragePath
 
 Array = NDArray[Any]
 
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 class State:
     """A folder; every task writes files of its own, and writes the same again where it runs again."""
 
-    place: Place
+    place: StoragePath
     folder: str
 
     def __truediv__(self, name: str) -> "State":

@@ -25,12 +25,12 @@ from hoploom.sample.negatives import are_edges
 from hoploom.schema import EDGE_ID, Owner, Relation, RelationName, Schema, read_ids
 from hoploom.store import Store
 from hoploom.store.base import Part, Table
-from hoploom.store.edges import edges_of
 from hoploom.store.format import write_whole
 from hoploom.store.on_disk import OnDisk
+from hoploom.store.scan import scan_edges
 from hoploom.store.sharded import Sharded
 from hoploom.store.store import assemble
-from hoploom.store.system_memory import require_memory
+from hoploom.system import require_memory
 from hoploom.train.runs.run_file import RunFile
 
 HELD_OUT = 0x6C696E6B73  # folded into the seed's key, to stay apart from what samplers draw
@@ -157,7 +157,7 @@ def _within(store: Store, left: Store, changed: set[RelationName]) -> Store:
 def _splits(part: Part, key: RelationName, shares: LinkShares | GivenLinks, *, turned: bool = False) -> Tensor:
     """The split of every edge: [n] uint8. turned: destinations stand first, as in the relation's mirror image."""
     found = [torch.empty(0, dtype=torch.uint8)]
-    for sources, nodes in edges_of(part.lists[part.schema.relation_index[key]], key, AT_ONCE):
+    for sources, nodes in scan_edges(part.lists[part.schema.relation_index[key]], key, AT_ONCE):
         first, second = (nodes, sources) if turned else (sources, nodes)
         found.append(shares.splits(first, second, undirected=key[0] == key[2]))
     return torch.cat(found)
@@ -167,7 +167,7 @@ def _links(parts: Sequence[Part], key: RelationName, chosen: Tensor) -> Tensor:
     """The chosen ones of a relation's edges: [2, n] int64."""
     links, begin, found = torch.empty(2, int(chosen.sum()), dtype=torch.int64), 0, 0
     for part in parts:
-        for ends in edges_of(part.lists[part.schema.relation_index[key]], key, AT_ONCE):
+        for ends in scan_edges(part.lists[part.schema.relation_index[key]], key, AT_ONCE):
             some = chosen[begin : begin + ends[0].numel()]
             begin, first, found = begin + some.numel(), found, found + int(some.sum())
             for row, of_end in zip(links, ends, strict=True):

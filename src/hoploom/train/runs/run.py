@@ -25,10 +25,10 @@ from hoploom.load.presample import Presampling, count_visits, no_visits, read_se
 from hoploom.ranks.context import Context
 from hoploom.store import Store
 from hoploom.store.base import Part
+from hoploom.store.check import Verification
 from hoploom.store.format import write_whole
 from hoploom.store.on_disk import OnDisk
 from hoploom.store.row_cache import CacheReport, Visits, cached, report
-from hoploom.store.verification import Verification
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
 from hoploom.train.journal import Journal

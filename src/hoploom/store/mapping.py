@@ -18,7 +18,7 @@ from hoploom.schema import DTYPES, EDGE_ID, Field, Owner, check_schema
 from hoploom.store import format as layout
 from hoploom.store.base import Part, Table
 from hoploom.store.format import Manifest, id_dtype
-from hoploom.store.system_memory import memory_limit
+from hoploom.system import memory_limit
 
 
 def held_parts(path: str | Path) -> list[int]:

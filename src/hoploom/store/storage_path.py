@@ -46,10 +46,10 @@ SHARED_MOUNTS = ("fuse.glusterfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.juicefs"
 
 
 @dataclass(frozen=True)
-class Place:
+class StoragePath:
     """A folder of files. It holds only its URL, so it can be sent to other processes.
 
-    >>> with Place("s3://bucket/papers").create("store.json") as file:
+    >>> with StoragePath("s3://bucket/papers").create("store.json") as file:
     ...     file.write(b"{}")
     """
 
@@ -71,8 +71,8 @@ class Place:
             url = f"{scheme}://{bucket}/{path.strip('/')}".rstrip("/")
         object.__setattr__(self, "url", url)
 
-    def __truediv__(self, name: str) -> "Place":
-        return Place(f"{self.url}/{name}")
+    def __truediv__(self, name: str) -> "StoragePath":
+        return StoragePath(f"{self.url}/{name}")
 
     def __str__(self) -> str:
         return self.url

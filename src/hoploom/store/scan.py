@@ -35,7 +35,7 @@ def destinations(indptr: Tensor, first_node: int, begin: int, end: int) -> Tenso
     return torch.repeat_interleave(torch.arange(first_node + low, first_node + high), counts)
 
 
-def edges_of(lists: EdgeLists, key: RelationName | str, at_once: int = EDGES) -> Iterator[tuple[Tensor, Tensor]]:
+def scan_edges(lists: EdgeLists, key: RelationName | str, at_once: int = EDGES) -> Iterator[tuple[Tensor, Tensor]]:
     """A part's edges of a relation in order, some at a time: sources [n], in their own dtype, and destinations [n].
 
     At its end the files are known to be readable.
@@ -72,7 +72,7 @@ def in_edges(graph: GraphStore, relation: int, nodes: Tensor) -> Picks:
     return picks
 
 
-def rows_of(
+def scan_rows(
     features: FeatureStore, owner: Owner, name: str, count: int, at_once: int | None = None
 ) -> Iterator[Tensor]:
     """All `count` rows of a field wherever they are, some at a time."""
@@ -101,6 +101,6 @@ class Loops(NamedTuple):
 def loops_of(parts: Sequence[Part], key: RelationName) -> Loops:
     found = [torch.empty(0, dtype=torch.int64)]
     for part in parts if key[0] == key[2] else ():
-        for sources, ends in edges_of(part.lists[part.schema.relation_index[key]], key):
+        for sources, ends in scan_edges(part.lists[part.schema.relation_index[key]], key):
             found.append(ends[sources == ends])
     return Loops(*torch.unique(torch.cat(found), return_counts=True))
