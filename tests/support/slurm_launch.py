@@ -1,5 +1,6 @@
 """`hoploom launch` on Slurm's own daemons, in a folder of its own."""
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from support.slurm_cluster import Slurm
 DEADLINE = 90
 TOKEN = "a-token-nobody-guesses"
 SRUN = 'srun = ["--comment=it\'s ours"]'
+WAIT = 'options = ["--wait"]'  # sbatch then ends with the job, and with its exit code
 OUTPUT = 'output = "it\'s said-%j.out"'  # with what means something to #SBATCH
 
 
@@ -19,6 +21,7 @@ class Launched:
 
     folder: Path
     slurm: Slurm
+    number: str = ""  # of the last job
 
     def write(self, text: str, program: str, store: Path | None = None) -> None:
         (self.folder / "token").write_text(TOKEN)
@@ -28,33 +31,29 @@ class Launched:
         if store is not None:
             lines += [f'store = "{store}"', "[security]", 'token_file = "token"']
         (self.folder / "cluster.toml").write_text(
-            "\n".join([*lines, "[slurm]", SRUN, 'name = "test"', 'time = "5"', OUTPUT])
-        )
-
-    def start(self) -> subprocess.Popen[str]:
-        words = [sys.executable, "-m", "hoploom", "launch", "cluster.toml", "--", str(self.folder / "train.py")]
-        return subprocess.Popen(
-            words,
-            cwd=self.folder,
-            env=self.slurm.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
+            "\n".join([*lines, "[slurm]", SRUN, WAIT, 'name = "test"', 'time = "5"', OUTPUT])
         )
 
     def run(self) -> tuple[int, str, str]:
-        process = self.start()
-        try:
-            said, errors = process.communicate(timeout=DEADLINE)
-        finally:
-            process.kill()
-        return process.returncode, said, errors
+        """Return the exit code (of the job, as sbatch waits), what the job printed, and stderr of the launch."""
+        words = [sys.executable, "-m", "hoploom", "launch", "cluster.toml", "--", str(self.folder / "train.py")]
+        done = subprocess.run(
+            words,
+            cwd=self.folder,
+            env=self.slurm.environment,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+        self.number = re.sub(r"\D", "", done.stdout)
+        printed = "".join(path.read_text() for path in self.folder.glob(f"*said-{self.number}.out"))
+        return done.returncode, printed, done.stderr
 
-    def job(self, errors: str) -> str:
-        """What Slurm says of the job."""
-        number = errors.partition("submitted job ")[2].partition(";")[0]
-        return self.slurm.ask("scontrol", "--oneliner", "show", "job", number)
+    def job(self) -> str:
+        """Return what Slurm says of the job."""
+        return self.slurm.ask("scontrol", "--oneliner", "show", "job", self.number)
 
     def processes(self) -> list[str]:
         """Those whose command names this folder; all that the job starts do."""

@@ -50,9 +50,9 @@ def _launch(arguments: Arguments) -> int:
         print(_dry_run(cluster, command))
         return 0
     if cluster.executor == "slurm":
-        from hoploom.deploy import slurm, slurm_job
+        from hoploom.deploy.slurm import submit
 
-        return slurm_job.run(slurm.script(cluster, command))
+        return submit(cluster, command)
     return run(cluster, command, arguments.logs)
 
 

@@ -1,4 +1,4 @@
-"""A cluster on Slurm: the batch script that starts servers and trainers on the job's nodes, and who submits it.
+"""Write the batch script that starts servers and trainers on the nodes of a Slurm job, and submit it.
 
 One torchrun per node, by srun: it starts, watches and names the ranks as it does everywhere else, where plain srun
 tasks would be a second way with its own errors. Slurm picks the nodes, so addresses are worked out inside the job:
@@ -8,6 +8,8 @@ that all nodes and this host see.
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -119,6 +121,25 @@ def script(cluster: Cluster, command: Sequence[str]) -> str:
             raise ConfigError(f"{cluster.file}: slurm.{name} has {wrong!r}; write each as Slurm does: --name=value")
     _check_script(cluster, command)
     return "\n".join(_lines(_inside(cluster), command)) + "\n"
+
+
+def submit(cluster: Cluster, command: Sequence[str]) -> int:
+    """Hand the script to sbatch, print how to follow the job, and return the exit code of sbatch."""
+    text = script(cluster, command).encode(errors="surrogateescape")  # words that are not UTF-8 stay as their bytes
+    try:
+        code = subprocess.run(["sbatch"], input=text, check=False).returncode
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "there is no sbatch on this host; launch from a host that submits to Slurm, or print the script with "
+            "--dry-run and submit it there"
+        ) from error
+    what = (
+        f"sbatch ended with exit status {code}; its own lines say why, and [slurm] of the cluster file has its options"
+        if code
+        else f"the job prints to {cluster.slurm.output}; `squeue --me` shows its state, `scancel JOB` ends it"
+    )
+    print(f"hoploom: {what}", file=sys.stderr, flush=True)
+    return code
 
 
 def _check_script(cluster: Cluster, command: Sequence[str]) -> None:
