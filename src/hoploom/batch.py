@@ -1,4 +1,4 @@
-"""What sampling makes, before features join: subgraphs and blocks, listed by node type and relation."""
+"""Results of sampling before features are added: subgraphs and blocks, by node type and relation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from hoploom.schema import Owner, RelationName
 
 @dataclass(frozen=True)
 class Seeds:
-    """Where sampling starts: per node type the nodes, and their trees and times where those matter."""
+    """The start of sampling: nodes per node type, with trees and times in disjoint and temporal sampling."""
 
     nodes: tuple[Tensor | None, ...]  # per type: [n] int64
     trees: tuple[Tensor | None, ...]  # per type: [n] int64
     times: Tensor | None = None  # [num_trees] int64: the time of each tree
     first_tree: int = 0
-    link_of: Tensor | None = None  # [num_trees] int64: the number that each tree has in the batch; None: its index
-    fields: Mapping[Owner, Mapping[str, Any]] = field(default_factory=dict)  # that the batch gets from the seeds
+    link_of: Tensor | None = None  # [num_trees] int64: the index of each tree's link in the batch; None: its own index
+    fields: Mapping[Owner, Mapping[str, Any]] = field(default_factory=dict)  # copied to the batch
 
 
 @dataclass
@@ -29,11 +29,11 @@ class Sampled:
     nodes: list[Tensor]  # per type: [n] int64 node ids, seeds first
     trees: list[Tensor] | None  # per type: [n] int64, disjoint sampling only
     edge_index: list[Tensor]  # per relation: [2, e] int64 local ids
-    edges: list[Tensor | None]  # per relation: [e] int64 positions; None where they are not known
+    edges: list[Tensor | None]  # per relation: [e] int64 positions; None if unknown
     num_nodes: list[list[int]] | None  # per type and hop
     num_edges: list[list[int]] | None  # per relation and hop
     blocks: list["Block"] = field(default_factory=list)
-    fields: Mapping[Owner, Mapping[str, Any]] = field(default_factory=dict)  # that the batch gets from its seeds
+    fields: Mapping[Owner, Mapping[str, Any]] = field(default_factory=dict)  # copied to the batch
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,17 @@ class Block:
     """
 
     edge_index: Tensor | Mapping[RelationName, Tensor]  # [2, e]: local source, local destination
-    e_id: Tensor | Mapping[RelationName, Tensor | None] | None  # None where a frontier hook gave no positions
+    e_id: Tensor | Mapping[RelationName, Tensor | None] | None  # None if a frontier hook returned no positions
     num_sources: int | Mapping[str, int]
     num_destinations: int | Mapping[str, int]
-    data: Mapping[Any, Any] = field(default_factory=dict)  # by name, what a frontier hook gave with its edges: [e, ...]
+    data: Mapping[Any, Any] = field(default_factory=dict)  # edge tensors of a frontier hook, by name: [e, ...]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Block":
-        """The same block on another device."""
-
+        """Return the block on another device."""
         return self.apply(lambda value: value.to(device, non_blocking=non_blocking))
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> "Block":
-        """The same block with a function applied to every tensor."""
+        """Return the block with a function applied to every tensor."""
 
         def applied(value: Any) -> Any:
             if isinstance(value, Mapping):

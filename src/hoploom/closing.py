@@ -1,11 +1,11 @@
-"""What is used in a `with` block, and closed at its end."""
+"""A mixin for classes with close() that are used in `with` blocks."""
 
 from types import TracebackType
 from typing import Self
 
 
 class Closing:
-    """Gives a class that has close() its `with` block."""
+    """Mixin that closes the object at the end of its `with` block."""
 
     def close(self) -> None:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What a field of a graph holds: a type of numbers, and the shape of a row. Imports no torch, which takes seconds."""
+"""The dtype and row shape of a field of a graph. Does not import torch, which takes seconds."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class Field:
-    """One value per node or edge: its dtype and the shape of a row."""
+    """A field with one row per node or edge."""
 
     dtype: str
     shape: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""One plain HTML table, as notebooks show it: escaped, on its own, readable on a light and on a dark page."""
+"""A plain, escaped HTML table for notebooks, readable on light and dark pages."""
 
 from collections.abc import Sequence
 from html import escape
@@ -19,7 +19,7 @@ FIGURES = set("0123456789")
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A title above rows of cells; no heads where columns are empty. Columns of figures are set to the right.
+    """Return a table with a title; without a head row if `columns` is empty. Columns of figures are right-aligned.
 
     >>> table("Store", ["nodes", "count"], [["paper", "10"]])
     """
@@ -38,6 +38,6 @@ def _cell(tag: str, text: str, is_figure: bool) -> str:
 
 
 def _are_figures(column: Sequence[str]) -> bool:
-    """Whether the entries that say something begin with a digit."""
+    """Return whether all non-empty entries begin with a digit."""
     texts = [text for text in column if text]
     return bool(texts) and all(text[0] in FIGURES for text in texts)

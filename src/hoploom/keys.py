@@ -1,10 +1,10 @@
-"""The keys that all randomness derives from: 64-bit mixes of seed, epoch and step."""
+"""Keys of all randomness: 64-bit mixes of seed, epoch and step."""
 
 MASK = (1 << 64) - 1
 
 
 def mix(state: int, value: int) -> int:
-    """Fold one 64-bit value into a key (the finaliser of splitmix64)."""
+    """Return a key with one 64-bit value mixed in (the finaliser of splitmix64)."""
     z = ((state ^ (value & MASK)) + 0x9E3779B97F4A7C15) & MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
@@ -12,31 +12,31 @@ def mix(state: int, value: int) -> int:
 
 
 def epoch_key(seed: int, epoch: int) -> int:
-    """What an epoch's permutation derives from."""
+    """Return the key of an epoch's permutation."""
     return mix(mix(0, seed), epoch)
 
 
 class BatchKey(int):
-    """The key of a step's picks; it says which step that is."""
+    """The key of a step's picks, with its epoch and step."""
 
     epoch: int
     step: int
 
 
 def batch_key(seed: int, epoch: int, step: int) -> BatchKey:
-    """What the picks of one step derive from, on every rank."""
+    """Return the key of one step's picks, equal on every rank."""
     key = BatchKey(mix(epoch_key(seed, epoch), step))
     key.epoch, key.step = epoch, step
     return key
 
 
 def hook_key(key: int, layer: int, call: int) -> int:
-    """What the draws of one call of a frontier hook derive from."""
+    """Return the key of the draws of one call of a frontier hook."""
     return mix(mix(mix(key, HOOK), layer), call)
 
 
 def stream(hop: int, relation: int) -> int:
-    """The third counter word: which hop and relation a draw is for."""
+    """Return the third counter word: the hop and relation of a draw."""
     return hop << 16 | relation
 
 

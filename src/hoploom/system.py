@@ -1,7 +1,6 @@
-"""What the system grants this process: cores here, and the files of the kernel's control groups, version 1 or 2.
+"""Limits of this process: cores and memory, from the host and from control groups, version 1 or 2.
 
-A group is bounded by those above it too. Where none can be read, the host's own bounds count. And what a process that
-is ours does about its imports.
+A group is also bounded by its parents. If no group can be read, the limits of the host apply.
 """
 
 import atexit
@@ -21,7 +20,7 @@ MEMBERSHIP, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 def group_files(
     controller: str, first: str, second: str, membership: Path = MEMBERSHIP, mounted: Path = MOUNTED
 ) -> Iterator[Path]:
-    """A file of this process's groups and of those around them: its name in version 1, and in version 2."""
+    """Yield the paths of a control file (its names in versions 1 and 2) in this process's groups and their parents."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -37,15 +36,15 @@ def group_files(
 
 
 def keep_imports() -> None:
-    """What has been imported stays: no collection looks at it again, nor does the end of the process, if it may."""
+    """Exclude imported objects from garbage collection, at exit too: this makes both faster."""
     gc.freeze()
     atexit.register(_thaw)
 
 
 def _thaw() -> None:
-    """Triton's bindings since 3.8 take what the last collection passes over for a leak, and print 30 lines about it.
+    """Unfreeze objects if Triton 3.8 or newer is loaded, which reports frozen ones as leaks in 30 lines at exit.
 
-    Only for them: a last collection of everything takes most of a second.
+    Otherwise the last collection, which takes most of a second, skips them.
     """
     triton = sys.modules.get("triton")
     version = str(getattr(triton, "__version__", "0.0")).split(".")
@@ -54,14 +53,14 @@ def _thaw() -> None:
 
 
 def num_cores(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> int:
-    """Cores that this process may use: those it is bound to, or fewer where its container has a quota of their time."""
+    """Return the cores that this process may use: its affinity, or the CPU quota of its container if that is less."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [_quota(path) for path in group_files("cpu", "cpu.cfs_quota_us", "cpu.max", membership, mounted)]
     return max(1, int(min([bound, *(quota for quota in quotas if quota is not None)])))
 
 
 def _quota(path: Path) -> float | None:
-    """In cores; None: there is none, or the container sees other paths."""
+    """Return a CPU quota in cores; None if there is none, or if the container sees other paths."""
     try:
         words = path.read_text().split()
         if path.name != "cpu.max":
@@ -73,7 +72,7 @@ def _quota(path: Path) -> float | None:
 
 
 def memory_limit(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> int:
-    """Bytes of memory that this process may use."""
+    """Return the bytes of memory that this process may use."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in group_files("memory", "memory.limit_in_bytes", "memory.max", membership, mounted):
         try:
@@ -84,8 +83,7 @@ def memory_limit(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> int:
 
 
 def available_memory(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> int:
-    """Bytes that this process may still take: of its limits, and of what the host has left. Pages of files count as
-    free: they are evicted for it."""
+    """Return the bytes that this process may still allocate. File pages count as free: the kernel evicts them."""
     left = [_kilobytes("/proc/meminfo", "MemAvailable:") or memory_limit(membership, mounted)]
     for path in group_files("memory", "memory.limit_in_bytes", "memory.max", membership, mounted):
         with suppress(OSError, ValueError):  # not there, or "max"
@@ -94,25 +92,25 @@ def available_memory(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> 
 
 
 def _private_bytes(path: Path) -> int:
-    """What all processes of a group hold that is in no file of a disk."""
+    """Return the bytes of a group's processes that no file on disk backs."""
     held = dict(line.split()[:2] for line in path.read_text().splitlines())
     names = ("total_rss", "total_shmem") if "total_rss" in held else ("anon", "shmem")  # in version 1; in version 2
     return sum(int(held.get(name, 0)) for name in names)
 
 
 def require_memory(num_bytes: int, what: str, way_out: str) -> None:
-    """ConfigError for what would not fit, before it is taken: the kernel ends a process that takes too much."""
+    """Raise ConfigError if an allocation would not fit: the kernel would kill the process."""
     if num_bytes > (left := available_memory()):
         raise ConfigError(f"{what} {as_bytes(num_bytes)}, {as_bytes(left)} are left; {way_out}")
 
 
 def resident_bytes() -> int:
-    """Resident pages, those of mapped files too; 0 where the system does not tell."""
+    """Return the resident bytes, mapped files included; 0 if the system does not report them."""
     return _kilobytes("/proc/self/status", "VmRSS:")
 
 
 def _kilobytes(path: str, name: str) -> int:
-    """A line of the kernel's, in bytes; 0 where there is none."""
+    """Return a value of a kernel file in bytes; 0 if it is missing."""
     try:
         lines = Path(path).read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,1 +1,1 @@
-"""What people write in TOML or YAML: keys with their rules, sections read with line numbers, single values checked."""
+"""Text that people write in TOML or YAML: keys with rules, sections with line numbers, and checked single values."""

@@ -1,6 +1,6 @@
-"""A file that people write, parsed: the line of every key, and its sections as the dataclasses that declare them.
+"""Parse TOML and YAML files with the line of every key, and read their sections into the dataclasses that declare them.
 
-TOML and YAML say the same with the same keys. The first mistake ends the reading: one message is read, ten are not.
+Both formats take the same keys. Reading stops at the first mistake: people read one message, but not ten.
 """
 
 import os
@@ -21,7 +21,7 @@ YAML_SUFFIXES = (".yaml", ".yml")
 GRAPH, RUN = ("graph.toml", "hoploom build"), ("run.toml", "hoploom train")
 SECTION_OF = {"nodes": GRAPH, "edges": GRAPH, "task": RUN, "loader": RUN, "optimizer": RUN}  # sections of one file only
 SECTION_OF |= {"hosts": ("cluster file", "hoploom launch")}
-TOKEN = re.compile(  # of TOML; up to two quotes may stand before the closing three
+TOKEN = re.compile(  # of TOML; up to two quotes may precede the closing three
     r"""[ \t]+ | \#[^\n]*
       | "{3}(?:\\.|[^\\])*?"{3,5} | '{3}.*?'{3,5}
       | "(?:\\.|[^"\\])*" | '[^']*'
@@ -34,25 +34,25 @@ KeyPath = tuple[str, ...]
 
 
 def full_name(path: KeyPath) -> str:
-    """As messages call a key: hosts.gpu1.devices, hosts."10.0.0.1".devices."""
+    """Return the dotted name of a key, as in messages: hosts.gpu1.devices, hosts."10.0.0.1".devices."""
     return ".".join(map(as_key, path))
 
 
 @dataclass(frozen=True)
 class Document:
-    """What a file says, where it says so, and which keys it may have."""
+    """The contents of a file, the line of each key, and the keys that the file may have."""
 
     parsed: Mapping[str, Any]
-    where: Mapping[str, str]  # full name of a key -> "run.toml:7", "--set train.epochs=3"; "" -> the file
-    folder: Path  # what its relative paths are relative to
+    where: Mapping[str, str]  # full name of a key -> "run.toml:7" or "--set train.epochs=3"; "" -> the file
+    folder: Path  # base of its relative paths
     headings: Headings
 
     def problem(self, name: str, message: str) -> ConfigError:
-        """An error about a key, to be raised: it begins with where that key was set."""
+        """Return an error about a key that begins with the place where the key is set."""
         return problem(self.where, name, message)
 
     def table(self, path: KeyPath) -> Mapping[str, Any]:
-        """The table at a path; {} where it is left out, or a section of YAML without keys."""
+        """Return the table at a path; {} if it is missing, or a section of YAML without keys."""
         found: Any = self.parsed
         for depth, name in enumerate(path, 1):
             found = found.get(name)
@@ -66,16 +66,16 @@ class Document:
     def section(
         self, path: KeyPath, *, owner: type[Any], tables: Sequence[str] = (), optional: Collection[str] = ()
     ) -> dict[str, Any]:
-        """Every key of a section, read or by default.
+        """Return the values of all keys of a section, defaults included.
 
-        `tables` are names of tables in it that are read by themselves, `optional` required keys that may be missing.
+        `tables` names subtables that are read separately; `optional` names required keys that may be missing.
         """
         given, known = self.table(path), keys_in(owner)
         self._check_known(given, (*known, *tables), path)
         return {name: self._value(described, path, given, optional) for name, described in known.items()}
 
     def top(self, *, optional: Collection[str] = ()) -> dict[str, Any]:
-        """The keys above the sections."""
+        """Return the values of the keys above the sections."""
         owner, sections = self.headings.get(""), list(self._sections())
         if owner is None:
             self._check_known(self.parsed, sections, ())
@@ -96,7 +96,7 @@ class Document:
             value = place.partition("=")[2].strip()  # --set task.label=12
         read = rule.read(value)
         if read is None:
-            raise self.problem(name, _refusal(name, value, rule))
+            raise self.problem(name, _message(name, value, rule))
         if isinstance(read, Path):
             return absolute(Path() if place.startswith(SET) else self.folder, read)
         return read
@@ -125,7 +125,7 @@ class Document:
             raise self.problem(full_name((*path, name)), message)
 
     def _nearest(self, name: str, known: Sequence[str]) -> str:
-        """The same name in another section, else one alike in this one, else one alike anywhere, else what there is."""
+        """Suggest the key of another section, else a similar one here or elsewhere, else list all known keys."""
         homes = {key: heading for heading, owner in reversed(list(self.headings.items())) for key in keys_in(owner)}
         found = name if name in homes else nearest(name, known) or nearest(name, list(homes))
         if found is None:
@@ -135,12 +135,12 @@ class Document:
         return f"{found} in [{homes[found]}]" if homes[found] else f"{found}, above the sections"
 
     def _sections(self) -> dict[str, str]:
-        """Headings by their first word."""
+        """Return the headings by their first word."""
         return {heading.partition(".")[0]: heading for heading in self.headings if heading}
 
 
-def _refusal(name: str, value: Any, rule: KeyRule) -> str:
-    """What is wrong with a value, or with the first such entry of a list."""
+def _message(name: str, value: Any, rule: KeyRule) -> str:
+    """Return the message about a wrong value, or about the first wrong entry of a list."""
     if rule.entry is not None and isinstance(value, list):
         for entry in value:
             if rule.entry.read(entry) is None:
@@ -152,7 +152,7 @@ def _refusal(name: str, value: Any, rule: KeyRule) -> str:
 
 
 def absolute(folder: Path, path: str | Path) -> Path:
-    """A path that is relative to a folder, in full; links stay."""
+    """Return the absolute path of a path relative to a folder, without resolving links."""
     return Path(os.path.abspath(folder / path))
 
 
@@ -160,7 +160,7 @@ def absolute(folder: Path, path: str | Path) -> Path:
 
 
 def read_document(path: str | Path, headings: Headings, *, absent: str, overrides: Sequence[str] = ()) -> Document:
-    """A file as a document. `absent`: the way out where there is none; overrides are `section.key=value`."""
+    """Read a file. `absent` is the hint for a missing file; overrides are `section.key=value`."""
     file = Path(path)
     text = _read_text(file, absent)
     return parse_document(text, headings, name=str(file), folder=file.parent, overrides=overrides)
@@ -169,7 +169,7 @@ def read_document(path: str | Path, headings: Headings, *, absent: str, override
 def parse_document(
     text: str, headings: Headings, *, name: str, folder: Path, overrides: Sequence[str] = ()
 ) -> Document:
-    """A text as a document. `name` is what messages call it; YAML is known by its suffix."""
+    """Parse a text. `name` is for messages, and its suffix tells YAML from TOML."""
     try:
         parsed, lines = (_parse_yaml if Path(name).suffix in YAML_SUFFIXES else _parse_toml)(text, name)
     except RecursionError as error:
@@ -212,8 +212,7 @@ def _parse_toml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, 
 
 
 def lines_of(text: str) -> Mapping[KeyPath, int]:
-    """The line, from 1, of every table header, and of every key but for those in lists. tomllib has read the text, and
-    does not say which line sets a key.
+    """Return the line, from 1, of every table header and of every key outside of lists: tomllib does not keep it.
 
     >>> lines_of("a = 1\\n[b]\\nc.d = 2\\n")
     {('a',): 1, ('b',): 2, ('b', 'c'): 3, ('b', 'c', 'd'): 3}
@@ -241,7 +240,7 @@ def lines_of(text: str) -> Mapping[KeyPath, int]:
 
 
 def _parse_override(override: str) -> tuple[dict[str, Any], Sequence[KeyPath]]:
-    """Its tables and their keys, as TOML; what is no TOML value is text."""
+    """Parse `key=value` as TOML, with values that are no TOML as text; return its tables and the paths of its keys."""
     name, equals, raw = override.partition("=")
     if "\n" in override:
         raise ConfigError(f"{SET}{override.splitlines()[0]}: there is a line end behind it; give one --set per key")
@@ -258,7 +257,7 @@ def _parse_override(override: str) -> tuple[dict[str, Any], Sequence[KeyPath]]:
 
 
 def _paths(table: Mapping[str, Any]) -> Iterable[KeyPath]:
-    """Every key in tables inside of tables."""
+    """Yield the path of every key, those of nested tables included."""
     for name, value in table.items():
         yield (name,)
         if isinstance(value, dict):
@@ -266,7 +265,7 @@ def _paths(table: Mapping[str, Any]) -> Iterable[KeyPath]:
 
 
 def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """--set of one key leaves the others of its table."""
+    """Merge nested tables: --set of one key keeps the other keys of its table."""
     merged = dict(before)
     for name, value in given.items():
         had = merged.get(name)
@@ -297,7 +296,7 @@ def _parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, 
 
 
 def _note_lines(node: Any, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:
-    """The line of every key of mappings inside of mappings; a key twice is a mistake that YAML's loader passes over."""
+    """Note the line of every key of nested mappings; raise ConfigError for a repeated one, which YAML accepts."""
     if node.id != "mapping":
         return
     for key, value in node.value:

@@ -1,4 +1,4 @@
-"""Libraries that only some uses need: who calls for one that is not installed reads the line to type."""
+"""Optional libraries: a missing one raises a ConfigError with the command that installs it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from hoploom.errors import ConfigError
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Around imports of the libraries of an extra in pyproject.toml; ConfigError where one is not installed.
+    """Wrap imports of an extra's libraries; raise ConfigError if one is not installed.
 
     >>> with needs("tables"):
     ...     import duckdb
@@ -23,6 +23,6 @@ def needs(extra: str) -> Iterator[None]:
 
 
 def check_installed(package: str, what: str) -> None:
-    """Raise ConfigError for a package of another project that is called for and not installed; nothing is imported."""
+    """Raise ConfigError if a package of another project is not installed; import nothing."""
     if find_spec(package) is None:
         raise ConfigError(f"{what} needs {package}, which is not installed; type: pip install {package}")

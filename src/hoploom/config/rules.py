@@ -1,7 +1,7 @@
-"""Keys as dataclass fields, and rules for what they take: a key stands once, with its default, its rule and its help.
+"""Keys as dataclass fields with a default, a rule and a help text; and the rules for their values.
 
-Readers, templates and the tables of the documentation are made from them. A rule checks one value by itself; what must
-hold between keys is for who owns the file.
+Readers, templates and the tables of the documentation derive from them. A rule checks one value; the owner of a file
+checks conditions between keys.
 """
 
 import math
@@ -22,25 +22,25 @@ MOST_SEED = 2**63 - 1
 
 @dataclass(frozen=True)
 class KeyRule:
-    """How a value is read, or None where it will not do."""
+    """A reader of values that returns None for a wrong one, and the text that messages show of it."""
 
     expects: str
     read: Callable[[Any], Any]
-    words: tuple[str, ...] = ()  # all that may be given, where that is a list
-    is_text: bool = False  # `--set key=12` then means "12"
-    entry: "KeyRule | None" = None  # of a list's entries, where a message names the one that will not do
+    words: tuple[str, ...] = ()  # all accepted words, for rules of words
+    is_text: bool = False  # `--set key=12` means "12"
+    entry: "KeyRule | None" = None  # of the entries of a list, to name the wrong one
 
 
 # --- keys ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Only:
-    """A key that is for some choices of another key only."""
+class KeyCondition:
+    """A condition on another key (the selector) under which a key has an effect."""
 
     selector: str  # "task.kind"
-    words: tuple[str, ...] = ()  # its values; (): any that is given
-    absent: bool = False  # where the selector is left out
+    words: tuple[str, ...] = ()  # values of the selector; (): any
+    absent: bool = False  # only if the selector is not given
 
     def allows(self, value: Any) -> bool:
         if self.absent:
@@ -48,7 +48,7 @@ class Only:
         return value in self.words if self.words else value is not None
 
     def refusal(self, value: Any) -> str:
-        """Why a key has no effect where the selector has this value."""
+        """Return the message for a key that has no effect with this value of the selector."""
         if self.absent:
             return f"has no effect with {self.selector}; leave it out"
         if not self.words:
@@ -57,7 +57,7 @@ class Only:
         return f'is for {self.selector} = {listed}, and that is "{value}"; leave it out'
 
     def condition(self) -> str:
-        """For the tables of the documentation."""
+        """Return the condition for the tables of the documentation."""
         if self.absent:
             return f"not with `{self.selector}`"
         return f"only with `{self.selector}`" + (
@@ -71,12 +71,12 @@ class Key:
 
     help: str
     rule: KeyRule
-    example: Any = None  # what the template shows where there is no default
-    only: Only | None = None
+    example: Any = None  # shown in templates if there is no default
+    only: KeyCondition | None = None
 
 
-def key(default: Any, help: str, rule: KeyRule, *, example: Any = None, only: Only | None = None) -> Any:
-    """A dataclass field that is a key. default=REQUIRED: it must be given; None: it may be left out."""
+def key(default: Any, help: str, rule: KeyRule, *, example: Any = None, only: KeyCondition | None = None) -> Any:
+    """Return a dataclass field for a key. default=REQUIRED: it must be given; None: it may be missing."""
     described = {"key": Key(help, rule, example, only)}
     if default is REQUIRED:
         return field(metadata=described)
@@ -93,31 +93,31 @@ REQUIRED = _Required()
 
 
 def key_of(described: "Field[Any]") -> Key:
-    """What key() said of a dataclass field."""
+    """Return the Key in the metadata of a dataclass field."""
     found: Key = described.metadata["key"]
     return found
 
 
 def keys_in(owner: type[Any]) -> dict[str, "Field[Any]"]:
-    """The keys of a dataclass by name."""
+    """Return the keys of a dataclass by name."""
     return {described.name: described for described in fields(owner) if "key" in described.metadata}
 
 
 def default_of(described: "Field[Any]") -> Any:
-    """What a key is where it is left out; REQUIRED if it must not be."""
+    """Return the default of a key, or REQUIRED if it has none."""
     if described.default_factory is not MISSING:
         return described.default_factory()
     return REQUIRED if described.default is MISSING else described.default
 
 
 def problem(where: Mapping[str, str], name: str, message: str) -> ConfigError:
-    """An error that begins with where a key was set, or where the whole is from (the name "")."""
+    """Return an error that begins with the place where a key is set, or with the file (the name "")."""
     place = where.get(name) or where.get("")
     return ConfigError(f"{place}: {message}" if place else message)
 
 
-def key_table(keys: Iterable[tuple[str, "Field[Any]"]], *, under: Only | None = None) -> list[str]:
-    """The rows of a table of keys for the documentation, in Markdown; the condition `under` stands above the table."""
+def key_table(keys: Iterable[tuple[str, "Field[Any]"]], *, under: KeyCondition | None = None) -> list[str]:
+    """Return a Markdown table of keys for the documentation, without the condition `under` that all of them share."""
     rows = ["| Key | Default | Value | Meaning |", "|---|---|---|---|"]
     for name, described in keys:
         key, default = key_of(described), default_of(described)
@@ -131,7 +131,7 @@ def key_table(keys: Iterable[tuple[str, "Field[Any]"]], *, under: Only | None = 
 
 
 def whole(least: int, most: int = MOST) -> KeyRule:
-    """A whole number."""
+    """Return a rule for a whole number."""
     limits = f"of at least {least}" if most == MOST else f"from {least} to {most}"
 
     def read(value: Any) -> int | None:
@@ -142,7 +142,7 @@ def whole(least: int, most: int = MOST) -> KeyRule:
 
 
 def number(least: float = 0.0, most: float = math.inf, *, open_ends: bool = False) -> KeyRule:
-    """A finite number; open_ends: neither of its limits."""
+    """Return a rule for a finite number; with open_ends, the limits themselves are excluded."""
     if most == math.inf:
         limits = f"above {least:g}" if open_ends else f"of at least {least:g}"
     else:
@@ -160,7 +160,7 @@ def number(least: float = 0.0, most: float = math.inf, *, open_ends: bool = Fals
 def parsed(
     expects: str, parse: Callable[[Any], Any], *, kinds: Any = str, words: tuple[str, ...] = (), is_text: bool = False
 ) -> KeyRule:
-    """What is made of a value of these types; a ConfigError refuses it, and so does None."""
+    """Return a rule that parses values of these types; `parse` rejects one with a ConfigError or None."""
 
     def read(value: Any) -> Any:
         try:
@@ -172,19 +172,19 @@ def parsed(
 
 
 def accepted(expects: str, check: Callable[[Any], Any], *, kinds: Any = str, words: tuple[str, ...] = ()) -> KeyRule:
-    """A value of these types, as it stands, that a check does not refuse: with a ConfigError, or False."""
+    """Return a rule for unchanged values of these types; `check` rejects one with a ConfigError or False."""
     is_text = kinds is str
     return parsed(expects, lambda v: v if check(v) is not False else None, kinds=kinds, words=words, is_text=is_text)
 
 
 def choice(*words: str) -> KeyRule:
-    """One of these words."""
+    """Return a rule for one of these words."""
     listed = ", ".join(f'"{word}"' for word in words)
     return accepted(f"one of {listed}", lambda value: value in words, words=words)
 
 
 def choices(*words: str) -> KeyRule:
-    """A list of some of these words, each once; one alone will do, too."""
+    """Return a rule for a list of some of these words, each once, or for one word."""
     one, listed_words = choice(*words), ", ".join(f'"{word}"' for word in words)
 
     def read(value: Any) -> tuple[str, ...] | None:
@@ -195,12 +195,12 @@ def choices(*words: str) -> KeyRule:
 
 
 def matching(expects: str, pattern: str) -> KeyRule:
-    """Text that is all of a pattern."""
+    """Return a rule for text that matches a whole pattern."""
     return accepted(expects, lambda value: re.fullmatch(pattern, value) is not None)
 
 
 def texts(expects: str, *, single: bool = False) -> KeyRule:
-    """A list of texts, and with `single` one that stands for a list of itself and must not be empty."""
+    """Return a rule for a list of texts; with `single`, also one text, and no empty list."""
 
     def read(value: Any) -> tuple[str, ...] | None:
         listed = [value] if single and not isinstance(value, list) else value
@@ -211,7 +211,7 @@ def texts(expects: str, *, single: bool = False) -> KeyRule:
 
 
 def ids(what: str, *, least: int = 0) -> KeyRule:
-    """A list of at least so many whole numbers from 0, each once; "0,1" will do, too."""
+    """Return a rule for a list of at least `least` whole numbers from 0, each once; also for text such as "0,1"."""
     one = whole(0)
 
     def read(value: Any) -> tuple[int, ...] | None:
@@ -227,7 +227,7 @@ def ids(what: str, *, least: int = 0) -> KeyRule:
 
 
 def table_of(entry: KeyRule, expects: str) -> KeyRule:
-    """A table whose values follow a rule."""
+    """Return a rule for a table whose values follow the rule `entry`."""
 
     def read(value: Any) -> dict[str, Any] | None:
         entries = {name: entry.read(given) for name, given in value.items()} if isinstance(value, dict) else {"": None}
@@ -236,7 +236,7 @@ def table_of(entry: KeyRule, expects: str) -> KeyRule:
     return KeyRule(expects, read)
 
 
-# --- how the rules below read --------------------------------------------------------------------
+# --- readers of the rules below ------------------------------------------------------------------
 
 
 def _read_fanouts(value: list[Any]) -> tuple[int, ...] | None:
@@ -245,13 +245,13 @@ def _read_fanouts(value: list[Any]) -> tuple[int, ...] | None:
 
 
 def _is_address(value: str) -> bool:
-    """Not that of any port."""
+    """Return whether this is host:port with a port above 0."""
     name, port = split_address(value)
     return port > 0 and HOST.read(name) is not None
 
 
 def _read_variable(value: Any) -> str | None:
-    """Numbers become text, as a shell has them."""
+    """Return the text of an environment variable, which may be given as a number."""
     given = isinstance(value, str | int | float) and not isinstance(value, bool)
     return str(value) if given and "\0" not in str(value) else None
 
@@ -275,7 +275,7 @@ SHARE_OR_SIZE = accepted(
 TEXT = accepted("text in quotes", lambda value: bool(value) and value.isprintable())  # of one line
 TEXT_OR_EMPTY = accepted("text in quotes", str.isprintable)
 PATH = replace(TEXT, expects="a path in quotes", read=lambda value: None if TEXT.read(value) is None else Path(value))
-HOST_PATH = accepted(  # nothing on another host expands a ~
+HOST_PATH = accepted(  # other hosts do not expand ~
     "a path in quotes, written out without ~", lambda value: TEXT.read(value) is not None and value[0] != "~"
 )
 FUNCTION = matching('"module:function", e.g. "my_model:make"', r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -285,10 +285,10 @@ VARIABLES = KeyRule('a table of variables with text or numbers, e.g. { NCCL_DEBU
 HOST = matching(  # a name, an IPv4 or an IPv6 address
     'a host name or an IP address, e.g. "10.0.0.1"', r"[A-Za-z0-9_]([A-Za-z0-9_.:-]*[A-Za-z0-9_])?"
 )
-LOGIN = matching(  # nothing that ssh could take for an option
+LOGIN = matching(  # ssh must not take it for an option
     '"host" or "user@host", as ssh takes it', r"[A-Za-z0-9_][A-Za-z0-9_.@:+-]*"
 )
-LABEL = matching(  # a name that Slurm and Kubernetes take, with room for ours
+LABEL = matching(  # a name that Slurm and Kubernetes accept, with space for our suffix
     "lower-case letters, digits and dashes, at most 53 characters", r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?"
 )
 ADDRESS = accepted('"host:port", e.g. "10.0.0.1:29500"', _is_address)

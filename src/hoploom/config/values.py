@@ -1,6 +1,6 @@
-"""Single values that people and programs give: numbers, words, amounts (512GB, 20%, 100Gb), addresses.
+"""Parse and format single values: numbers, words, amounts (512GB, 20%, 100Gb), addresses.
 
-Bytes go by powers of 1000 (GB) or 1024 (GiB). Text has three digits, which is more than the model is good for.
+Sizes use powers of 1000 (GB) or 1024 (GiB). Formatted amounts have three digits.
 """
 
 import ipaddress
@@ -22,11 +22,11 @@ COUNT_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10
 PREFIXES = {"": 1} | {f"{p}{i}": (1024 if i else 1000) ** n for n, p in enumerate("kmgtp", 1) for i in ("", "i")}
 NUMBER = r"\s*([0-9][0-9_,]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*"
 BARE = re.compile(r"[A-Za-z0-9_-]+")
-LIMIT = 10**18  # of any count or size: far beyond any graph, far below int64
+LIMIT = 10**18  # of any count or size: beyond any graph, below int64
 
 
 def as_int(what: str, value: object, least: int | None, way_out: str) -> int:
-    """The value as an int if it is of any integer type; ConfigError for all else, and below `least`."""
+    """Return a value of any integer type as int; raise ConfigError for others, and below `least`."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -37,14 +37,14 @@ def as_int(what: str, value: object, least: int | None, way_out: str) -> int:
 
 
 def as_number(what: str, value: object, way_out: str) -> float:
-    """The value as a finite float of at least 0; ConfigError for all else."""
+    """Return the value as a finite float of at least 0; raise ConfigError for others."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
         raise ConfigError(f"{what} is {value!r:.80}; {way_out}")
     return float(value)
 
 
 def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
-    """The known word most like this one."""
+    """Return the most similar known word, or None."""
     lowered = {word.lower(): word for word in known}
     found = get_close_matches(name.lower(), list(lowered), n=1, cutoff=cutoff)
     return lowered[found[0]] if found else None
@@ -54,7 +54,7 @@ def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
 
 
 def parse_count(what: str, text: str, least: int = 0) -> int:
-    """A whole number of at least `least`: 1e10, 10_000, 2.5M, 1B.
+    """Return a whole number of at least `least`, from text such as 1e10, 10_000, 2.5M or 1B.
 
     >>> parse_count("--nodes", "1e10")
     """
@@ -69,7 +69,7 @@ def parse_count(what: str, text: str, least: int = 0) -> int:
 
 
 def parse_number(what: str, text: str) -> float:
-    """Any number: 0.1, 2e-3."""
+    """Return any number, from text such as 0.1 or 2e-3."""
     try:
         return float(text)
     except ValueError as error:
@@ -77,7 +77,7 @@ def parse_number(what: str, text: str) -> float:
 
 
 def parse_bytes(what: str, text: str) -> int:
-    """A size: 512GB, 64GiB, 4e9 B.
+    """Return a size in bytes, from text such as 512GB, 64GiB or 4e9 B.
 
     >>> parse_bytes("--memory-per-host", "512GB")
     """
@@ -91,7 +91,7 @@ def parse_bytes(what: str, text: str) -> int:
 
 
 def parse_bandwidth(what: str, text: str) -> float:
-    """Bytes per second, of bits (100Gb) or bytes (12.5GB); a final /s or ps may be left out.
+    """Return bytes per second, from bits (100Gb) or bytes (12.5GB), with or without a final /s or ps.
 
     >>> parse_bandwidth("--network", "100Gb")
     """
@@ -105,7 +105,7 @@ def parse_bandwidth(what: str, text: str) -> float:
 
 
 def parse_share_or_bytes(what: str, value: object, way_out: str) -> float | int:
-    """A share from 0 to 1 as a float, of 0.2 or "20%"; bytes as an int, of 4_000_000_000 or "4GB".
+    """Return a share as a float, from 0.2 or "20%"; or bytes as an int, from 4_000_000_000 or "4GB".
 
     >>> parse_share_or_bytes("cache", "20%", "give a share or a size")
     """
@@ -130,7 +130,7 @@ def parse_share_or_bytes(what: str, value: object, way_out: str) -> float | int:
 
 
 def parse_fanouts(what: str, text: str) -> tuple[int, ...]:
-    """Picks per node, one per hop: 15,10,5; -1 for all.
+    """Return the picks per node, one per hop, from text such as 15,10,5; -1 for all.
 
     >>> parse_fanouts("--fanouts", "15,10,5")
     """
@@ -141,7 +141,7 @@ def parse_fanouts(what: str, text: str) -> tuple[int, ...]:
 
 
 def as_fanouts(value: object) -> tuple[int, ...]:
-    """A list of fanouts, checked."""
+    """Return a checked list of fanouts."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ConfigError(f"fanouts are {value!r:.80}; give one per layer in a list, e.g. [15, 10, 5]")
     return tuple(as_int("fanout", fanout, -1, "give a count, or -1 for all neighbours") for fanout in value)
@@ -158,7 +158,7 @@ def _decimal(text: str) -> Decimal:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """HOST:PORT, or [HOST]:PORT for IPv6."""
+    """Return the host and port of HOST:PORT, or of [HOST]:PORT for IPv6."""
     host, colon, port = address.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
@@ -167,12 +167,12 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """The inverse of split_address."""
+    """Return HOST:PORT: the inverse of split_address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def read_addresses(servers: str | Iterable[str]) -> list[str]:
-    """The addresses in a list, or in a text with commas; each once."""
+    """Return the addresses of a list, or of a text with commas, each once."""
     listed = servers.split(",") if isinstance(servers, str) else list(servers)
     found = [join_address(*split_address(one.strip())) for one in listed if isinstance(one, str) and one.strip()]
     if not found or len(found) != len([one for one in listed if one != ""]):
@@ -181,7 +181,7 @@ def read_addresses(servers: str | Iterable[str]) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host reaches an address. A name other than localhost is not looked up: it may change."""
+    """Return whether an address is loopback. Names other than localhost are not looked up: they may change."""
     bare = host.strip("[]").partition("%")[0].lower().rstrip(".")
     if bare == "localhost":
         return True
@@ -193,26 +193,26 @@ def is_loopback(host: str) -> bool:
     return bool((inner or address).is_loopback)
 
 
-# --- into text -----------------------------------------------------------------------------------
+# --- formatting ----------------------------------------------------------------------------------
 
 
 def as_bytes(value: float) -> str:
-    """A size in its best unit: 80.0 GB."""
+    """Return a size in its best unit: 80.0 GB."""
     return _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB", "EB"))
 
 
 def as_rate(value: float) -> str:
-    """Bytes per second."""
+    """Return a rate in bytes per second: 80.0 GB/s."""
     return f"{as_bytes(value)}/s"
 
 
 def as_count(value: float) -> str:
-    """A count: in full up to a million, then 1.5 M, 10 B."""
+    """Return a count: in full up to a million, then 1.5 M, 10 B."""
     return f"{value:,.0f}" if value < 1e6 else _scaled(value, ("", "k", "M", "B", "T", "Q"))
 
 
 def as_seconds(value: float) -> str:
-    """A time, from microseconds to years."""
+    """Return a duration in its best unit, from microseconds to days."""
     for limit, unit, per in ((1e-3, "us", 1e-6), (1.0, "ms", 1e-3), (120.0, "s", 1.0), (7200.0, "min", 60.0)):
         if value < limit:
             return f"{_figure(value / per)} {unit}"
@@ -220,7 +220,7 @@ def as_seconds(value: float) -> str:
 
 
 def as_share(value: float) -> str:
-    """A share in percent."""
+    """Return a share in percent."""
     return f"{_figure(100 * value)} %"
 
 
@@ -230,7 +230,7 @@ def _scaled(value: float, units: tuple[str, ...]) -> str:
 
 
 def _figure(value: float) -> str:
-    """Three digits."""
+    """Return a number with three digits."""
     if value == 0 or value >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
@@ -240,7 +240,7 @@ def _figure(value: float) -> str:
 
 
 def as_toml(value: Any) -> str:
-    """A value as it stands behind `key = `."""
+    """Return a value as TOML, for `key = value`."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -256,12 +256,12 @@ def as_toml(value: Any) -> str:
 
 
 def as_key(name: str) -> str:
-    """A key, in quotes where it needs them."""
+    """Return a TOML key, quoted if necessary."""
     return name if BARE.fullmatch(name) else quoted(name)
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return the text with escapes for characters that terminals act on or cannot show, but for those to keep.
+    """Return the text with escapes for characters that terminals cannot show, except those in `keep`.
 
     >>> printable("bold: \\033[1m")
     'bold: \\\\x1b[1m'
@@ -270,5 +270,5 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def quoted(text: str) -> str:
-    """A basic string."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")  # which TOML wants escaped, too
+    """Return a TOML basic string."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")  # TOML requires this escape

@@ -12,13 +12,24 @@ from typing import Any
 
 from hoploom.config import rules
 from hoploom.config.document import Document, KeyPath, full_name, parse_document, read_document
-from hoploom.config.rules import REQUIRED, Headings, KeyRule, Only, default_of, key, key_of, key_table, keys_in, problem
+from hoploom.config.rules import (
+    REQUIRED,
+    Headings,
+    KeyCondition,
+    KeyRule,
+    default_of,
+    key,
+    key_of,
+    key_table,
+    keys_in,
+    problem,
+)
 from hoploom.config.values import as_key, as_toml, nearest, quoted
 from hoploom.errors import ConfigError
 from hoploom.schema import DTYPES, EDGE_ID, HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, ORIGINAL_ID, RelationName
 
 CASTS = ("string", "bool", "int8", "int16", "int32", "int64", "uint8", "float32", "float64")
-WITH_FILES = Only("files")
+WITH_FILES = KeyCondition("files")
 
 
 def _read_split(value: Any) -> str | dict[str, float] | None:
@@ -72,7 +83,7 @@ class NodeTable:
         "number of nodes, if there is no table",
         rules.whole(1, 2**62),
         example=1000,
-        only=Only("files", absent=True),
+        only=KeyCondition("files", absent=True),
     )
     id: str | None = key(None, "the column with the node ids", rules.TEXT, example="paper_id", only=WITH_FILES)
     features: tuple[str, ...] = key(
@@ -82,12 +93,12 @@ class NodeTable:
         (),
         ".npy files that become field x, with one row per row of the table",
         FILES,
-        only=Only("features", absent=True),
+        only=KeyCondition("features", absent=True),
     )
     dtype: str = key("float32", "the type of field x", rules.choice(*DTYPES))
     label: str | None = key(None, "the column that becomes field y", rules.TEXT, example="venue", only=WITH_FILES)
     num_classes: int | None = key(
-        None, "number of classes; every label must be smaller", rules.whole(1), example=40, only=Only("label")
+        None, "number of classes; every label must be smaller", rules.whole(1), example=40, only=KeyCondition("label")
     )
     time: str | None = key(None, "the column that becomes field time", rules.TEXT, example="published", only=WITH_FILES)
     split: str | Mapping[str, float] | None = key(

@@ -17,7 +17,7 @@ from hoploom.config.rules import (
     REQUIRED,
     Headings,
     Key,
-    Only,
+    KeyCondition,
     accepted,
     key,
     key_of,
@@ -34,18 +34,18 @@ NODE_KINDS = ("node-classification", "multi-label", "node-regression")
 LINKS = "link-prediction"
 USUAL_THREADS = 2  # per process, that make batches
 
-OF_NODES = Only("task.kind", NODE_KINDS)
-OF_CLASSES = Only("task.kind", ("node-classification",))
-OF_NUMBERS = Only("task.kind", ("node-regression",))
-OF_LINKS = Only("task.kind", (LINKS,))
-DRAWN_LINKS = Only("task.links", absent=True)
-BUILT_IN = Only("model.factory", absent=True)
-OWN = Only("model.factory")
-ATTENTION = Only("model.name", ("gat", "rgat"))
-CURVES = Only("scheduler.name", ("cosine", "plateau", "warmup-cosine"))
-WITH_STORE = Only("store")
-PLACED = Only("placement.features")
-CUTS = Only("scheduler.name", ("step", "plateau"))
+OF_NODES = KeyCondition("task.kind", NODE_KINDS)
+OF_CLASSES = KeyCondition("task.kind", ("node-classification",))
+OF_NUMBERS = KeyCondition("task.kind", ("node-regression",))
+OF_LINKS = KeyCondition("task.kind", (LINKS,))
+DRAWN_LINKS = KeyCondition("task.links", absent=True)
+BUILT_IN = KeyCondition("model.factory", absent=True)
+OWN = KeyCondition("model.factory")
+ATTENTION = KeyCondition("model.name", ("gat", "rgat"))
+CURVES = KeyCondition("scheduler.name", ("cosine", "plateau", "warmup-cosine"))
+WITH_STORE = KeyCondition("store")
+PLACED = KeyCondition("placement.features")
+CUTS = KeyCondition("scheduler.name", ("step", "plateau"))
 
 RELATION_FANOUTS = rules.table_of(
     rules.FANOUTS, 'a table of lists by relation, e.g. { "author writes paper" = [5, 5] }'
@@ -196,7 +196,7 @@ class OptimizerSection:
     name: str = key("adam", "the optimizer", rules.choice("adam", "adamw", "sgd"))
     lr: float = key(0.003, "learning rate", rules.number(open_ends=True))
     weight_decay: float = key(0.0, "weight decay", rules.number())
-    momentum: float = key(0.0, "momentum of SGD", rules.SHARE, only=Only("optimizer.name", ("sgd",)))
+    momentum: float = key(0.0, "momentum of SGD", rules.SHARE, only=KeyCondition("optimizer.name", ("sgd",)))
 
 
 @dataclass(frozen=True)
@@ -207,11 +207,19 @@ class SchedulerSection:
         "none", "the schedule of the learning rate", rules.choice("none", "cosine", "step", "plateau", "warmup-cosine")
     )
     warmup: float = key(
-        0.05, "share of all steps used for warm-up", rules.SHARE, only=Only("scheduler.name", ("warmup-cosine",))
+        0.05,
+        "share of all steps used for warm-up",
+        rules.SHARE,
+        only=KeyCondition("scheduler.name", ("warmup-cosine",)),
     )
-    every: int = key(10, "epochs between two reductions", rules.whole(1), only=Only("scheduler.name", ("step",)))
+    every: int = key(
+        10, "epochs between two reductions", rules.whole(1), only=KeyCondition("scheduler.name", ("step",))
+    )
     wait: int = key(
-        3, "epochs without improvement before a reduction", rules.whole(0), only=Only("scheduler.name", ("plateau",))
+        3,
+        "epochs without improvement before a reduction",
+        rules.whole(0),
+        only=KeyCondition("scheduler.name", ("plateau",)),
     )
     factor: float = key(
         0.5, "a reduction multiplies the learning rate by this", rules.number(0, 1, open_ends=True), only=CUTS
@@ -342,7 +350,10 @@ class OutputSection:
         example=("tensorboard",),
     )
     tensorboard: bool = key(
-        True, "deprecated: use loggers; false means loggers = []", rules.FLAG, only=Only("output.loggers", absent=True)
+        True,
+        "deprecated: use loggers; false means loggers = []",
+        rules.FLAG,
+        only=KeyCondition("output.loggers", absent=True),
     )
 
 
