@@ -173,10 +173,6 @@ def paint(text: str, style: str, stream: TextIO) -> str:
     return f"\033[{STYLES[style]}m{text}\033[0m" if wants_colour(stream.isatty()) else text
 
 
-def megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
-
-
 def table(header: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
     """Columns as wide as they need to be, counts to the right."""
     right = [isinstance(cell, int) for cell in rows[0]] if rows else [False] * len(header)

@@ -1,63 +1,65 @@
-"""What `hoploom train` does: the ranks, what they say at the end, and how to go on after a stop."""
+"""Run `hoploom train`, `evaluate` and `infer`: start the ranks, print the results, and say how to continue."""
 
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from hoploom.cli.command import Arguments, say
-from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError, TrainError
+from hoploom.errors import BatchError, ConfigError, PeerError, TrainError
+from hoploom.inference.infer import Inference, infer
+from hoploom.inference.layered import as_layered
+from hoploom.inference.layerwise import folder_of
 from hoploom.ranks import environment
 from hoploom.ranks.context import Context, init
+from hoploom.ranks.environment import RankPlace
 from hoploom.ranks.spawn import spawn
 from hoploom.train.checkpoint import last_good
+from hoploom.train.evaluation import evaluate
+from hoploom.train.runs.finished import read_finished, trained_model
+from hoploom.train.runs.problem import eval_loader, goal_of, infer_loader
 from hoploom.train.runs.reading import check_packages, check_world, read_run_file
-from hoploom.train.runs.run import LAST, RESULT_FILE, as_json, check_folder, run, summary
+from hoploom.train.runs.run import LAST, RESULT_FILE, as_json, check_folder, open_graph, run, summary, with_placement
 from hoploom.train.runs.run_file import RunFile
 
 
 def train(arguments: Arguments) -> int:
-    """Train as run.toml says."""
+    """Train as run.toml describes."""
     run_file = read_run_file(arguments.file, arguments.set)
     started = environment.read()
-    num_processes = num_processes_of(arguments, run_file, started)
+    num_processes = _num_processes(arguments, run_file, started)
     check_world(run_file, num_processes)
     check_packages(run_file)
     resume = arguments.resume or started.restarts > 0
     if started.rank == 0:
         check_folder(run_file, resume=resume)
         _announce(run_file, num_processes, quiet=arguments.quiet)
+    work = (resume, not arguments.quiet, arguments.json)
     try:
         with environment.quiet() if arguments.quiet else nullcontext():
-            complete = _on_ranks(arguments, run_file, resume, started, num_processes)
+            complete = _on_ranks(train_rank, run_file, work, started, num_processes)
     except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt(_stopped(arguments, run_file, started)) from interrupt
+        raise KeyboardInterrupt("; ".join(_way_on("", arguments, run_file, started))) from interrupt
     except (TrainError, PeerError, BatchError) as error:
-        raise type(error)(_lost(error, arguments, run_file, started)) from error
+        raise type(error)("; ".join([str(error), *_way_on(str(error), arguments, run_file, started)])) from error
+    if complete is None:  # other processes trained
+        complete = (run_file.output.folder / RESULT_FILE).exists()
     if not complete:
-        raise KeyboardInterrupt(_stopped(arguments, run_file, started))
+        raise KeyboardInterrupt("; ".join(_way_on("", arguments, run_file, started)))
     return 0
 
 
-def _on_ranks(
-    arguments: Arguments, run_file: RunFile, resume: bool, started: environment.RankPlace, num_processes: int
-) -> bool:
-    """Whether the ranks were left to finish."""
-    work = (run_file, resume, not arguments.quiet, arguments.json)
-    if started.world_size > 1 or num_processes == 1:
-        with init(device=device_of(run_file)) as context:
-            return train_rank(context, *work)
-    spawn(train_rank, num_processes, work, device=device_of(run_file))
-    return (run_file.output.folder / RESULT_FILE).exists()
-
-
 def train_rank(context: Context, run_file: RunFile, resume: bool, progress: bool, as_object: bool) -> bool:
-    """What every rank does; whether it was left to finish."""
+    """Train on this rank; return False if the run was stopped early."""
     result = run(run_file, context, resume=resume, progress=progress)
     if context.is_main:
         try:
             print(summary(result), file=sys.stderr if as_object else sys.stdout, flush=True)
-            if as_object and result.is_complete:  # else the command prints how to go on
+            if as_object and result.is_complete:  # else the command prints how to continue
                 print(json.dumps({"folder": str(result.folder), **json.loads(as_json(result))}), flush=True)
         except OSError as error:  # a full disk, or a pipe without a reader
             raise OSError(error.errno, f"{error.strerror}; the run is complete, see {result.folder}") from error
@@ -65,7 +67,7 @@ def train_rank(context: Context, run_file: RunFile, resume: bool, progress: bool
 
 
 def _announce(run_file: RunFile, num_processes: int, *, quiet: bool) -> None:
-    """What begins now, and how the seeds of a step are shared out where they do not divide."""
+    """Print what begins now, and how many seeds each process gets if they do not divide evenly."""
     processes = f"starting {num_processes} processes, " if num_processes > 1 else ""
     say(f"{processes}opening {run_file.store or 'the graph on servers'}")
     least, more = divmod(run_file.loader.batch_size, num_processes)
@@ -75,8 +77,96 @@ def _announce(run_file: RunFile, num_processes: int, *, quiet: bool) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def num_processes_of(arguments: Arguments, run_file: RunFile, started: environment.RankPlace) -> int:
-    """Those that the command or run.toml names, or those that a launcher has started."""
+def _way_on(error: str, arguments: Arguments, run_file: RunFile, started: RankPlace) -> list[str]:
+    """Return the last checkpoint, unless `error` names it, and the command that continues from it."""
+    path = run_file.output.folder / f"{LAST}.safetensors"
+    saved = last_good(path)
+    found = [] if saved in error else [saved]
+    if not path.exists():
+        return found
+    if started.source != "single":  # the command line of torchrun or srun is not known
+        return [*found, "start it again as before, with --resume at the end"]
+    words = ["hoploom", "train", str(arguments.file)]
+    for override in arguments.set:
+        words += ["--set", override]
+    words += ["--processes", str(arguments.processes)] if arguments.processes else []
+    return [*found, f"continue with: {shlex.join([*words, '--resume'])}"]
+
+
+# --- evaluate and infer --------------------------------------------------------------------------
+
+
+def evaluate_run(arguments: Arguments) -> int:
+    """Print the metrics of a finished run on a split."""
+    run_file, checkpoint = read_finished(arguments.run, arguments.set, arguments.checkpoint)
+    _on_ranks_of_run(arguments, run_file, evaluate_rank, (checkpoint, arguments.split, arguments.json))
+    return 0
+
+
+def evaluate_rank(context: Context, run_file: RunFile, checkpoint: str, split: str, as_object: bool) -> None:
+    """Evaluate on this rank; rank 0 prints the metrics."""
+    goal = goal_of(run_file, open_graph(run_file, context))
+    if split not in goal.seeds:
+        raise ConfigError(f"--split is {split!r}, but the run has only {', '.join(goal.seeds)}; give one of these")
+    goal = with_placement(run_file, goal, context)
+    model = trained_model(run_file, goal, context, checkpoint)
+    loader = eval_loader(run_file, goal, context, model, split)
+    found = evaluate(model, loader, goal.task, context, precision=run_file.train.precision)
+    if context.is_main:
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if "/" not in name)
+        result = {"checkpoint": _path_of(run_file, checkpoint), "split": split, "metrics": found}
+        print(json.dumps(result) if as_object else f"{split}: {shown}", flush=True)
+
+
+def infer_run(arguments: Arguments) -> int:
+    """Write the outputs of a finished run for every node."""
+    run_file, checkpoint = read_finished(arguments.run, arguments.set, arguments.checkpoint)
+    out: Path = arguments.out or run_file.output.folder / "nodes"
+    options = {
+        "columns": None if arguments.columns is None else arguments.columns.split(","),
+        "node_types": None if arguments.node_types is None else arguments.node_types.split(","),
+        "memory": arguments.memory,
+    }
+    _on_ranks_of_run(arguments, run_file, infer_rank, (checkpoint, str(out), options, arguments.json))
+    return 0
+
+
+def infer_rank(
+    context: Context, run_file: RunFile, checkpoint: str, out: str, options: dict[str, Any], as_object: bool
+) -> None:
+    """Write this rank's share of the rows; rank 0 prints where they are."""
+    goal = goal_of(run_file, open_graph(run_file, context))
+    model = trained_model(run_file, goal, context, checkpoint)
+    options["node_types"] = options["node_types"] or (goal.out_types if as_layered(model) is None else None)
+    make = partial(infer_loader, run_file, goal, context, model)
+    inference = Inference(task=goal.task, loader=make, **options)
+    infer(model, goal.store, out, context, inference=inference)
+    if context.is_main:
+        print(f"written to {out}", file=sys.stderr if as_object else sys.stdout, flush=True)
+        if as_object:
+            rows = {t.name: t.num_nodes for t in goal.store.schema.node_types if Path(out, folder_of(t.name)).exists()}
+            result = {"checkpoint": _path_of(run_file, checkpoint), "out": out}
+            print(json.dumps({**result, "columns": list(inference.written_of(model)), "rows": rows}), flush=True)
+
+
+def _path_of(run_file: RunFile, checkpoint: str) -> str:
+    return str(run_file.output.folder / f"{checkpoint}.safetensors")
+
+
+def _on_ranks_of_run(
+    arguments: Arguments, run_file: RunFile, work: Callable[..., None], given: tuple[Any, ...]
+) -> None:
+    started = environment.read()
+    num_processes = _num_processes(arguments, run_file, started)
+    say(f"opening {run_file.store or 'the graph on servers'}")
+    _on_ranks(work, run_file, given, started, num_processes)
+
+
+# --- ranks ---------------------------------------------------------------------------------------
+
+
+def _num_processes(arguments: Arguments, run_file: RunFile, started: RankPlace) -> int:
+    """Return how many processes the command or run.toml asks for, or a launcher has started."""
     wanted: int | None = arguments.processes
     if started.source == "single":
         return wanted or run_file.train.processes
@@ -85,33 +175,12 @@ def num_processes_of(arguments: Arguments, run_file: RunFile, started: environme
     return started.world_size
 
 
-def device_of(run_file: RunFile) -> str | None:
-    """The device of the ranks; None: a GPU each, where there is one."""
-    return None if run_file.train.device == "auto" else run_file.train.device
-
-
-def _lost(error: HoploomError, arguments: Arguments, run_file: RunFile, started: environment.RankPlace) -> str:
-    """What ended the run, what it can go on from, and how."""
-    saved = last_good(run_file.output.folder / f"{LAST}.safetensors")
-    way_on = _way_on(arguments, run_file, started)
-    return "; ".join([str(error), *([] if saved in str(error) else [saved]), *way_on])
-
-
-def _stopped(arguments: Arguments, run_file: RunFile, started: environment.RankPlace) -> str:
-    """The same for a run that was asked to stop."""
-    return "; ".join(
-        [last_good(run_file.output.folder / f"{LAST}.safetensors"), *_way_on(arguments, run_file, started)]
-    )
-
-
-def _way_on(arguments: Arguments, run_file: RunFile, started: environment.RankPlace) -> list[str]:
-    """The command that goes on, if there is something to go on from; torchrun's and Slurm's own words are not known."""
-    if not (run_file.output.folder / f"{LAST}.safetensors").exists():
-        return []
-    if started.source != "single":
-        return ["start it again as before, with --resume at the end"]
-    words = ["hoploom", "train", str(arguments.file)]
-    for override in arguments.set:
-        words += ["--set", override]
-    words += ["--processes", str(arguments.processes)] if arguments.processes else []
-    return [f"continue with: {shlex.join([*words, '--resume'])}"]
+def _on_ranks(
+    work: Callable[..., Any], run_file: RunFile, given: tuple[Any, ...], started: RankPlace, num_processes: int
+) -> Any:
+    """Call work(context, run_file, *given) on every rank; return its result if this process is one of them."""
+    device = None if run_file.train.device == "auto" else run_file.train.device
+    if started.world_size > 1 or num_processes == 1:
+        with init(device=device) as context:
+            return work(context, run_file, *given)
+    return spawn(work, num_processes, (run_file, *given), device=device)

@@ -1,15 +1,35 @@
-"""The commands of scale: `plan` works a question out, `bench` measures what it is worked out from, or a store."""
+"""The commands about scale: `plan` estimates what a graph needs, `bench` measures this machine or a store's batches."""
 
 import argparse
 import sys
+import time
 from dataclasses import MISSING, fields
+from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hoploom import scale
-from hoploom.cli.command import Arguments, Command, add_option, check_writable, read_positive
+from hoploom.cli.command import (
+    Arguments,
+    Command,
+    add_option,
+    check_writable,
+    fanouts_of,
+    read_positive,
+    seeds_of,
+    table,
+)
 from hoploom.errors import ConfigError
 
+if TYPE_CHECKING:  # these bring torch, which the help of a command does without
+    from torch_geometric.data import Data, HeteroData
+
+    from hoploom.load import NeighborLoader
+
 OF_STORE, OF_MACHINE = ("fanouts", "batch_size", "seeds", "workers"), ("out", "dir")  # options of `bench`
+WARM_UP = 2  # steps before the clock starts: the first ones map pages and fill recycled memory
+NUM_STEPS = 20  # steps that are timed, or as many as an epoch has
+HEADER = ("fanouts", "batch size", "nodes", "edges", "     MB", "     ms", "seeds/s")
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,11 +106,42 @@ def _bench(arguments: Arguments) -> int:
 
 
 def _bench_store(arguments: Arguments) -> int:
-    from hoploom.cli.benching import cost_table
+    """Print what batches cost, a row for each pair of fanouts and batch size. No model runs."""
+    from hoploom.load import NeighborLoader
+    from hoploom.store import open_store
 
-    fanouts, sizes = arguments.fanouts or ["15,10"], arguments.batch_size or ["1024"]
-    print(cost_table(arguments.store, fanouts, sizes, arguments.seeds, arguments.workers or 2))
+    tried = list(product(arguments.fanouts or ["15,10"], arguments.batch_size or ["1024"]))
+    choices = [(fanouts_of("--fanouts", f) or [], read_positive("--batch-size", size)) for f, size in tried]
+    store = open_store(arguments.store)
+    members = seeds_of(store.schema, arguments.seeds)
+    if members is None:
+        raise ConfigError(f"{arguments.store} has no split to take seeds from; name one, e.g. --seeds train")
+    rows: list[list[str | int]] = []
+    for (text, _), (fanouts, batch_size) in zip(tried, choices, strict=True):
+        workers = arguments.workers or 2
+        loader = NeighborLoader(store, fanouts, members, batch_size=batch_size, shuffle=True, num_workers=workers)
+        seeds, nodes, edges, size, seconds = _mean_cost(loader)
+        shown = [f"{size / 1e6:7,.1f}", f"{seconds * 1e3:7,.1f}"]
+        rows.append([text, batch_size, round(nodes), round(edges), *shown, round(seeds / seconds)])
+    print(table(HEADER, rows))
     return 0
+
+
+def _mean_cost(loader: "NeighborLoader") -> list[float]:
+    """Return the mean of seeds, nodes, edges, bytes and seconds of a batch."""
+    for _ in loader.steps(range(min(len(loader), WARM_UP))):
+        pass
+    began = time.perf_counter()
+    found = [_sizes(batch) for batch in loader.steps(range(min(len(loader), NUM_STEPS)))]
+    seconds = time.perf_counter() - began
+    return [sum(column) / len(found) for column in zip(*found, strict=True)] + [seconds / len(found)]
+
+
+def _sizes(batch: "Data | HeteroData") -> tuple[int, int, int, int]:
+    seeds = sum(kept.get("batch_size", 0) for kept in batch.node_stores)
+    nodes = sum(len(kept.n_id) for kept in batch.node_stores)
+    edges = sum(kept.edge_index.shape[1] for kept in batch.edge_stores)
+    return seeds, nodes, edges, sum(getattr(value, "nbytes", 0) for kept in batch.stores for value in kept.values())
 
 
 COMMANDS = {
@@ -99,6 +150,6 @@ COMMANDS = {
         _bench_arguments,
         _bench,
         lambda a: f"opening {a.store}" if a.store else "",
-        lambda a: "hoploom.cli.benching" if a.store else "hoploom.scale.measure",
+        lambda a: "hoploom.load" if a.store else "hoploom.scale.measure",
     ),
 }

@@ -1,10 +1,13 @@
-"""Commands about stores: build, import and partition make them, generate too; info and check look at them."""
+"""The commands about stores: build, import, generate and partition write one, fetch copies, info and check read it."""
 
 import argparse
 import json
 import re
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +24,18 @@ from hoploom.cli.command import (
     read_positive,
     seeds_of,
     stage_line,
+    table,
 )
 from hoploom.config.values import parse_bytes, parse_count, parse_number, printable
 from hoploom.errors import ConfigError, StoreError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these bring torch, which the help of a command does without
+    from hoploom.fields import Field
     from hoploom.partition import PartitionReport
+    from hoploom.store.format import Manifest
 
 BOTH_WAYS = "add the reverse of every edge; an edge that exists in both directions is kept once"
+SECONDS_BETWEEN_LINES = 30.0  # of the progress of a transfer, where no bar can be drawn
 TABLES = (".parquet", ".csv", ".gz", ".tsv", ".arrow", ".feather", ".ipc")
 
 
@@ -55,16 +62,15 @@ def _path_or_url(text: str) -> Path | str:
 
 def _show_store(arguments: Arguments, seconds: float, **more: Any) -> int:
     """A line about the store that was made, or one JSON object with `more`."""
-    from hoploom.cli.store_text import contents_of, headline
     from hoploom.store.format import STORE_FILE, parse_manifest
     from hoploom.store.storage_path import StoragePath
 
     place = StoragePath(str(arguments.out))
     with place.open(STORE_FILE) as file:
         manifest = parse_manifest(file.read(), str(place))
-    print(f"{headline(arguments.out, manifest)}, {seconds:.1f} s", file=for_people(arguments))
+    print(f"{_headline(arguments.out, manifest)}, {seconds:.1f} s", file=for_people(arguments))
     if arguments.json:
-        shown = {"out": str(arguments.out), "seconds": round(seconds, 3), **more, "store": contents_of(manifest)}
+        shown = {"out": str(arguments.out), "seconds": round(seconds, 3), **more, "store": _contents(manifest)}
         print(json.dumps(shown))
     return 0
 
@@ -275,6 +281,71 @@ def _partition_on_spark(arguments: Arguments, show: Callable[[str], None]) -> "P
     )
 
 
+# --- fetch ---------------------------------------------------------------------------------------
+
+
+def _fetch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", help="the store: a path, s3://BUCKET/PATH or gs://BUCKET/PATH")
+    text = "the folder of the store on this host; what is there already is not transferred again"
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help=text)
+    text = "a part to fetch; give it again for more (default: all)"
+    add_option(parser, "--part", parse_count, appends=True, metavar="K", help=text)
+    add_json(parser)
+
+
+def _fetch(arguments: Arguments) -> int:
+    from hoploom.store.fetch import fetch
+    from hoploom.store.storage_path import StoragePath
+
+    try:
+        with _bytes_shown() as show:
+            fetched = fetch(StoragePath(arguments.url), arguments.to, arguments.part, show)
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt("run the same command again: it goes on where this one stopped") from interrupt
+    parts, seconds = ",".join(map(str, fetched.parts)), max(fetched.seconds, 1e-3)
+    came = f"{_size(fetched.transferred)} in {seconds:.1f} s, {_size(int(fetched.transferred / seconds))}/s"
+    here = f"parts {parts} of {arguments.url} are in {arguments.to}"
+    what = (
+        f"{came}; {_size(fetched.bytes - fetched.transferred)} were there" if fetched.transferred else "they were there"
+    )
+    print(f"{here}: {fetched.num_files} files, {_size(fetched.bytes)}; {what}", file=for_people(arguments), flush=True)
+    if arguments.json:
+        print(json.dumps({"to": str(arguments.to), **asdict(fetched)}))
+    return 0
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+
+
+@contextmanager
+def _bytes_shown() -> Iterator[Callable[[str, int, int], None]]:
+    """Bandwidth and time left: a bar on a terminal, and now and then a line elsewhere, such as in a launch."""
+    from tqdm import tqdm
+
+    with tqdm(unit="B", unit_scale=True, disable=None) as bar:
+        begun = said = time.monotonic()
+        doing = ""
+
+        def show(what: str, done: int, total: int) -> None:
+            nonlocal doing, begun, said
+            now = time.monotonic()
+            if what != doing:
+                doing, begun = what, now
+                if not bar.disable:
+                    bar.reset(total)
+                    bar.set_description_str(what)
+            if not bar.disable:
+                bar.update(done - bar.n)
+            elif now - said >= SECONDS_BETWEEN_LINES:
+                said, rate = now, done / max(now - begun, 1e-3)
+                left = (total - done) / max(rate, 1.0) / 60
+                line = f"{what}: {_size(done)} of {_size(total)}, {_size(int(rate))}/s, {left:.0f} min left"
+                print(line, file=sys.stderr, flush=True)
+
+        yield show
+
+
 # --- info ----------------------------------------------------------------------------------------
 
 
@@ -284,14 +355,66 @@ def _info_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _info(arguments: Arguments) -> int:
-    from hoploom.cli.store_text import as_text, contents_of
     from hoploom.store.format import read_manifest
     from hoploom.store.mapping import check_manifest
 
     manifest = read_manifest(arguments.store)
     check_manifest(arguments.store, manifest)
-    print(json.dumps(contents_of(manifest), indent=1) if arguments.json else as_text(arguments.store))
+    if arguments.json:
+        print(json.dumps(_contents(manifest), indent=1))
+    else:
+        print("\n\n".join(_description(arguments.store, manifest)))
     return 0
+
+
+def _headline(path: Path | str, manifest: "Manifest") -> str:
+    num_nodes = sum(t.num_nodes for t in manifest.schema.node_types)
+    num_edges = sum(r.num_edges for r in manifest.schema.relations)
+    parts = f"{len(manifest.parts)} part" + "s" * (len(manifest.parts) > 1)
+    size = f"{_num_bytes(manifest) / 1e6:,.1f} MB"
+    return f"{printable(str(path))}: {num_nodes:,} nodes, {num_edges:,} edges, {parts}, {size}"
+
+
+def _contents(manifest: "Manifest") -> dict[str, Any]:
+    """Return store.json, with sizes instead of the list of files."""
+    from hoploom.store.format import manifest_to_json
+
+    contents: dict[str, Any] = json.loads(manifest_to_json(manifest))
+    del contents["files"]
+    for number, part in enumerate(contents["parts"]):
+        part["bytes"] = _num_bytes(manifest, number)
+    return contents | {"num_files": len(manifest.files), "bytes": _num_bytes(manifest)}
+
+
+def _description(path: Path, manifest: "Manifest") -> Iterator[str]:
+    """Yield the headline, and tables of node types, relations and parts."""
+    schema = manifest.schema
+    named = (("weights", schema.weight), ("times", schema.time))
+    yield "\n".join([_headline(path, manifest), *(f"{what} are in field {name!r}" for what, name in named if name)])
+    node_types = [
+        (t.name, t.num_nodes, _fields(t.fields.items()), ", ".join(f"{k} {n:,}" for k, n in t.splits.items()))
+        for t in schema.node_types
+    ]
+    yield table(("node type", "nodes", "fields", "splits"), node_types)
+    relations = [(" ".join(r.key), r.num_edges, _fields(r.fields.items())) for r in schema.relations]
+    yield table(("relation", "edges", "fields"), relations)
+    parts = [
+        (number, sum(part.num_nodes), sum(part.num_edges), _num_bytes(manifest, number))
+        for number, part in enumerate(manifest.parts)
+    ]
+    yield table(("part", "nodes", "edges", "bytes"), parts)
+
+
+def _fields(fields: "Iterable[tuple[str, Field]]") -> str:
+    return ", ".join(f"{name} {f.dtype}{list(f.shape) if f.shape else ''}" for name, f in fields)
+
+
+def _num_bytes(manifest: "Manifest", part: int | None = None) -> int:
+    """Return the size of all files, or of those of one part."""
+    from hoploom.store.format import part_folder
+
+    folder = "" if part is None else part_folder(part) + "/"
+    return sum(entry.bytes for name, entry in manifest.files.items() if name.startswith(folder))
 
 
 # --- check ---------------------------------------------------------------------------------------
@@ -303,7 +426,6 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(arguments: Arguments) -> int:
-    from hoploom.cli.store_text import num_bytes
     from hoploom.store.check import problems
     from hoploom.store.format import read_manifest
 
@@ -316,7 +438,7 @@ def _check(arguments: Arguments) -> int:
     told: dict[str, Any] = {"ok": not found, "problems": found}
     if not found:
         manifest = read_manifest(arguments.store)
-        told |= {"files": len(manifest.files), "bytes": num_bytes(manifest)}
+        told |= {"files": len(manifest.files), "bytes": _num_bytes(manifest)}
         print(f"{paint('ok', 'green', people)}: {told['files']} files, {told['bytes']:,} bytes", file=people)
     if arguments.json:
         print(json.dumps(told))
@@ -366,7 +488,8 @@ COMMANDS = {
     "build": Command(_build_arguments, _build, lambda a: f"reading {a.graph}", "hoploom.ingest.tables.build"),
     "import": Command(_import_arguments, _import, lambda a: f"reading {a.folder}", "hoploom.ingest.formats"),
     "partition": Command(_partition_arguments, _partition, lambda a: f"opening {a.store}", "hoploom.report.plans"),
-    "info": Command(_info_arguments, _info, lambda a: f"opening {a.store}", "hoploom.cli.store_text"),
+    "fetch": Command(_fetch_arguments, _fetch, lambda a: f"reading {a.url}", "hoploom.store.fetch"),
+    "info": Command(_info_arguments, _info, lambda a: f"opening {a.store}", "hoploom.store.format"),
     "check": Command(_check_arguments, _check, lambda a: f"reading every byte of {a.store}", "hoploom.store.check"),
     "generate": Command(_generate_arguments, _generate, lambda a: f"writing {a.out}", "hoploom.ingest.synthetic"),
 }

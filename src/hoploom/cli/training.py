@@ -56,7 +56,7 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(arguments: Arguments) -> int:
-    from hoploom.cli.finished import evaluate_run
+    from hoploom.cli.running import evaluate_run
 
     return evaluate_run(arguments)
 
@@ -74,7 +74,7 @@ def _infer_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _infer(arguments: Arguments) -> int:
-    from hoploom.cli.finished import infer_run
+    from hoploom.cli.running import infer_run
 
     return infer_run(arguments)
 
@@ -129,8 +129,8 @@ def _draft(path: Path, arguments: Arguments) -> tuple[str, str]:
 
 COMMANDS = {
     "train": Command(_train_arguments, _train, lambda a: f"reading {a.file}", "hoploom.cli.running"),
-    "evaluate": Command(_evaluate_arguments, _evaluate, lambda a: f"reading {a.run}", "hoploom.cli.finished"),
-    "infer": Command(_infer_arguments, _infer, lambda a: f"reading {a.run}", "hoploom.cli.finished"),
+    "evaluate": Command(_evaluate_arguments, _evaluate, lambda a: f"reading {a.run}", "hoploom.cli.running"),
+    "infer": Command(_infer_arguments, _infer, lambda a: f"reading {a.run}", "hoploom.cli.running"),
     "init": Command(
         _init_arguments,
         _init,

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from hoploom.config.values import join_address, split_address
 from hoploom.deploy.cluster_file import Cluster, Process
 from hoploom.deploy.log_files import LogFiles
-from hoploom.deploy.programs import processes
+from hoploom.deploy.programs import interface_note, processes
 from hoploom.deploy.ssh import Ssh
 from hoploom.deploy.supervise import (
     Executor,
@@ -69,6 +69,13 @@ def run(cluster: Cluster, command: Sequence[str], logs: Path | None = None) -> i
     planned, executor = processes(with_free_ports(cluster), command), executor_of(cluster)
     with Launch(planned, executor, logs=logs) as launch:
         return launch.run()
+
+
+def shell_lines(cluster: Cluster, command: Sequence[str]) -> list[str]:
+    """Return what a launch would start: a line for a shell for each process, after a comment that names it."""
+    executor, planned = executor_of(cluster), processes(with_free_ports(cluster), command)
+    shown = [f"# {process.label}\n{executor.shown(process)}" for process in planned]
+    return [*interface_note(cluster), *shown]
 
 
 def executor_of(cluster: Cluster) -> Executor:

@@ -13,7 +13,7 @@ import pytest
 from cryptography import x509
 
 from hoploom import ConfigError
-from hoploom.cli.certs import COMMANDS
+from hoploom.cli.clusters import COMMANDS
 from hoploom.serve.certs import check_hosts, write_certificates
 from hoploom.serve.security import check_pair
 

@@ -10,8 +10,8 @@ from support.graphs import random_graph, save_in_parts
 
 import hoploom
 from hoploom.cli import main
+from hoploom.cli.clusters import COMMANDS
 from hoploom.cli.command import Arguments
-from hoploom.cli.servers import COMMANDS, GRACE, STALL
 from hoploom.cli.serving import _asked_to_stop, batch_options
 from hoploom.deploy.cluster_file import Security, ServerOptions
 from hoploom.deploy.programs import ServerCommand
@@ -48,7 +48,8 @@ def test_what_a_cluster_file_says_of_a_server_is_what_the_server_reads(path: Pat
         **{"threads": 3, "memory": "2GB", "store_memory": "6GB", "cache": "20%", "fanouts": "4,2", "seeds": "train"},
         **{"metrics": "host1:9400", "timeout": 15.0, "stall": 60.0, "grace": 7.0},
     }
-    assert (float(STALL), float(GRACE)) == (server.ServerLimits.stall, server.GRACE)
+    default = _parsed(str(path))
+    assert (default.stall, default.grace) == (server.ServerLimits.stall, server.GRACE)
     read.ca = None  # there are no such files
     made = batch_options(read, ServerSecurity())
     assert (made.threads, made.memory, made.cache, made.seeds) == (3, 2_000_000_000, "20%", "train")
