@@ -3,11 +3,14 @@
 Batches depend on the seeds and on how many batches came before; PyG's loaders keep no position to resume from.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 from torch_geometric.sampler import (
     BaseSampler,
     EdgeSamplerInput,
@@ -20,15 +23,41 @@ from torch_geometric.sampler import (
 from torch_geometric.sampler import NeighborSampler as PygSampler
 from torch_geometric.sampler.base import SubgraphType
 
+from hoploom import keys
 from hoploom.batch import Sampled
 from hoploom.errors import ConfigError
-from hoploom.load.arguments import PairOrData, fanouts_of, read_input, shown_counts
-from hoploom.load.calls import Calls
+from hoploom.load.arguments import LinkArguments, NodeArguments, PairOrData, fanouts_of, read_input, shown_counts
 from hoploom.load.maker import NodeTimes, Sampler, one_type_seeds
 from hoploom.sample import Links, make_link_seeds, make_link_task
 from hoploom.sample.hops import Fanouts, Mode, Subgraph, Temporal, make_sampling
 from hoploom.schema import EDGE_ID, Owner
-from hoploom.store import Wanted
+from hoploom.store import Store, Wanted
+from hoploom.store.base import NOWHERE
+from hoploom.store.from_pyg import PygGraph
+
+
+class Calls:
+    """Random keys for batches that PyG's own DataLoader asks for: it has no steps, so each call draws its own picks.
+
+    Its worker processes are forked for every epoch, so the count of calls starts again in each. The worker's own seed
+    tells them apart: torch draws a new one for every epoch, from torch.manual_seed.
+    """
+
+    def __init__(self, seed: int, store: Store) -> None:
+        self._seed, self._numbers = seed, itertools.count()
+        self._can_fork = store.deployment is NOWHERE and not any(shard.is_remote for shard in store.shards)
+
+    def key(self) -> int:
+        """What the picks of the next call derive from."""
+        worker, seed = get_worker_info(), self._seed
+        if worker is not None:
+            if not self._can_fork:
+                raise ConfigError(
+                    "a store on servers or on a GPU cannot be used in forked worker processes; "
+                    "give num_workers=0 to PyG's loader, and num_workers= to Hoploom's own, whose workers are threads"
+                )
+            seed = keys.mix(seed, worker.seed)
+        return keys.batch_key(seed, 0, next(self._numbers))
 
 
 class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
@@ -152,33 +181,35 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         return None
 
 
-def with_sampler(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a loader's arguments with those of its `neighbor_sampler`, which count in their place, as in PyG.
+GivenArguments = TypeVar("GivenArguments", NodeArguments, LinkArguments)
+
+
+def given_sampler(given: GivenArguments) -> tuple[GivenArguments, PygGraph]:
+    """Return a loader's arguments with those of its `neighbor_sampler`, which take precedence as in PyG; and the graph.
 
     Loaders that share a sampler of ours, and its data, share the sorted edges.
     """
-    sampler = given.get("neighbor_sampler")
-    if sampler is None:
-        return given
+    sampler, graph = given.neighbor_sampler, None
     if isinstance(sampler, NeighborSampler):
         for name, default in (("mode", "subgraph"), ("labor", False)):
-            if given[name] not in (default, sampler._arguments.get(name, default)):
-                raise ConfigError(
-                    f"{name}={given[name]!r} has no effect beside neighbor_sampler=; give it to the sampler"
-                )
-        shared = {"graph": sampler._graph} if sampler._data is given["data"] else {}
-        seed = sampler._seed if given["seed"] is None and given["generator"] is None else given["seed"]
-        return {**given, **sampler._arguments, **shared, "seed": seed}
-    if type(sampler) is not PygSampler or sampler.sample_direction != "forward":
-        raise ConfigError(
-            f"neighbor_sampler is a {type(sampler).__name__}; give a NeighborSampler of hoploom or of PyG, which "
-            "samples forward; for any other one there is PyG's NodeLoader(data, node_sampler=...)"
-        )
-    for name, found in (("time_attr", sampler.is_temporal), ("weight_attr", sampler.edge_weight is not None)):
-        if found and given[name] is None:
-            raise ConfigError(f"neighbor_sampler does not know the name of its {name}; give the loader {name}= too")
-    names = ("num_neighbors", "replace", "subgraph_type", "disjoint", "temporal_strategy")
-    return {**given, **{name: getattr(sampler, name) for name in names}, "directed": True}
+            value = getattr(given, name)
+            if value not in (default, sampler._arguments.get(name, default)):
+                raise ConfigError(f"{name}={value!r} has no effect beside neighbor_sampler=; give it to the sampler")
+        graph = sampler._graph if sampler._data is given.data else None
+        seed = sampler._seed if given.seed is None and given.generator is None else given.seed
+        given = replace(given, **sampler._arguments, seed=seed)
+    elif sampler is not None:
+        if type(sampler) is not PygSampler or sampler.sample_direction != "forward":
+            raise ConfigError(
+                f"neighbor_sampler is a {type(sampler).__name__}; give a NeighborSampler of hoploom or of PyG, which "
+                "samples forward; for any other one there is PyG's NodeLoader(data, node_sampler=...)"
+            )
+        for name, found in (("time_attr", sampler.is_temporal), ("weight_attr", sampler.edge_weight is not None)):
+            if found and getattr(given, name) is None:
+                raise ConfigError(f"neighbor_sampler does not know the name of its {name}; give the loader {name}= too")
+        names = ("num_neighbors", "replace", "subgraph_type", "disjoint", "temporal_strategy")
+        given = replace(given, **{name: getattr(sampler, name) for name in names}, directed=True)
+    return given, graph or read_input(given.data, weight_attr=given.weight_attr, time_attr=given.time_attr)
 
 
 def _named(owners: Iterable[Owner], columns: Mapping[str, Sequence[Any] | None]) -> dict[str, dict[Owner, Any] | None]:

@@ -1,23 +1,27 @@
-"""What users hand to a loader, brought to one form: a store with its template, seeds, and PyG's arguments."""
+"""The arguments of a loader, as users write them, and their checks: a store, seeds, fanouts, fields, counts."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
-from torch_geometric.sampler import NegativeSampling, NumNeighbors
+from torch_geometric.sampler import BaseSampler, NegativeSampling, NumNeighbors
+from torch_geometric.sampler.base import SubgraphType
 
 from hoploom.config.values import as_int, as_number, nearest, parse_bytes
 from hoploom.errors import ConfigError, StoreError
-from hoploom.load.assemble import FEATURES, Batch, Fields
+from hoploom.load.assemble import FEATURES, Assembler, Batch, Fields
 from hoploom.load.pipeline import DEADLINE
 from hoploom.ops import Reduce
-from hoploom.sample.hops import Fanouts, Sampling
+from hoploom.sample import SampleFrontier
+from hoploom.sample.hops import Fanouts, Mode, NumSamples, Sampling, Subgraph, Temporal
 from hoploom.schema import (
     DTYPES,
     EDGE_ID,
@@ -36,17 +40,21 @@ from hoploom.store.views import is_text
 from hoploom.system import require_memory
 
 PairOrData: TypeAlias = Data | HeteroData | Store | str | Path | tuple[FeatureStore, GraphStore]
+Parameters = ParamSpec("Parameters")
+Given = TypeVar("Given")
 
-COUNTS = {  # arguments that are counts: the least, and what to give
+COUNTS = {  # arguments that are counts: the least value, and what to give
     "batch_size": (1, "give at least 1"),
     "num_workers": (0, "give a count of threads, 0 for none"),
     "prefetch_factor": (1, "give at least 1"),
     "least_tail": (1, "give a count of seeds, 1 for none to join"),
     "look_ahead": (1, "give a count of steps, 1 for none ahead"),
 }
-SEED_BYTES, ORDER_BYTES = 16, 32  # of an edge that is a seed, and while it comes to the user's own place
 MAY_BE_NONE = ("prefetch_factor", "look_ahead")
-UNSUPPORTED = {  # of torch's DataLoader, then of other libraries; torch's defaults pass
+SEED_BYTES, ORDER_BYTES = 16, 32  # of an edge that is a seed, and while it is put in the user's own order
+UNSUPPORTED = {  # arguments of PyG, of torch's DataLoader, then of other libraries; their defaults pass
+    "transform_sampler_output": "use transform= on the batch instead",
+    "custom_cls": "use transform= on the batch instead",
     "collate_fn": "a batch is made whole, there is nothing to collate; give transform=, a function of the batch",
     "dataset": "leave it out, and say with input_nodes= or edge_label_index= what the seeds are",
     "batch_sampler": "give sampler=, batch_size= and drop_last=, so that ranks share a step; a DynamicBatchSampler "
@@ -61,6 +69,189 @@ UNSUPPORTED = {  # of torch's DataLoader, then of other libraries; torch's defau
     "ddp_seed": "give seed=, the same on every rank",
     "prob": "give weight_attr=, the name of an edge field",
 }
+
+
+@dataclass(kw_only=True)
+class LoaderArguments:
+    """The arguments that all loaders have, checked as far as that needs no graph."""
+
+    loader: ClassVar[str]  # the name in error messages
+    data: Any = field(init=False)
+
+    input_id: Tensor | None = None
+    custom_cls: None = None
+    device: torch.device | str | None = None
+    seed: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    batch_size: int = 1
+    shuffle: bool | None = False
+    sampler: Any = None
+    num_workers: int = 0
+    pin_memory: bool = False
+    drop_last: bool = False
+    timeout: float = 0
+    worker_init_fn: Callable[[int], object] | None = None
+    generator: torch.Generator | None = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    in_order: bool = True
+    least_tail: int = 1
+    locality: Any = False
+    look_ahead: int | None = None
+    fields: Any = None
+    prefetch_bytes: int | str | None = None
+
+    def __post_init__(self) -> None:
+        _check_supported(self.loader, vars(self))
+        if self.in_order is False:
+            raise ConfigError(
+                f"{self.loader} does not support in_order=; leave it out: batches come in order, so that a run repeats"
+            )
+        for name, (least, hint) in COUNTS.items():
+            value = getattr(self, name)
+            if value is not None or name not in MAY_BE_NONE:
+                setattr(self, name, as_int(name, value, least, hint))
+        self.random_seed()
+        if isinstance(self.prefetch_bytes, str):
+            self.prefetch_bytes = parse_bytes("prefetch_bytes", self.prefetch_bytes)
+        elif self.prefetch_bytes is not None:
+            as_int("prefetch_bytes", self.prefetch_bytes, 1, "give bytes, or a size such as '1GB'")
+        self.timeout = as_number("timeout", self.timeout, f"give seconds, or 0 for {DEADLINE:.0f}")
+        for name in ("sample_frontier", "transform", "worker_init_fn"):
+            value = getattr(self, name, None)
+            if value is not None and not callable(value):
+                raise ConfigError(f"{name} is of type {type(value).__name__}; give a function")
+
+    def random_seed(self) -> int:
+        """Return the seed, or the one that torch's generator was made with; 0 if neither is given."""
+        if self.generator is None:
+            return as_int("seed", 0 if self.seed is None else self.seed, None, "give an integer")
+        if not isinstance(self.generator, torch.Generator):
+            raise ConfigError(f"generator is a {type(self.generator).__name__}; give a torch.Generator, or seed=")
+        if self.seed is not None:
+            given = f"seed={self.seed!r:.80}"
+            raise ConfigError(f"generator= stands for its seed, and {given} is given too; leave one of them out")
+        return self.generator.initial_seed()
+
+
+@dataclass(kw_only=True)
+class NeighborArguments(LoaderArguments):
+    """The arguments that loaders of sampled neighbourhoods have in common."""
+
+    labor: bool = False
+    mode: Mode = "subgraph"
+    sample_frontier: SampleFrontier | None = None
+    aggregate: Literal["sum", "mean"] | None = None
+    degrees: bool = False
+    batch_sampler: None = None
+    collate_fn: None = None
+    multiprocessing_context: None = None
+    pin_memory_device: str = ""
+
+
+@dataclass
+class NodeArguments(NeighborArguments):
+    """The arguments of NeighborLoader."""
+
+    loader = "NeighborLoader"
+
+    data: PairOrData
+    num_neighbors: Fanouts | NumNeighbors
+    input_nodes: Any = None
+    input_time: Tensor | None = None
+    replace: bool = False
+    subgraph_type: Subgraph | SubgraphType = "directional"
+    disjoint: bool = False
+    temporal_strategy: Temporal = "uniform"
+    time_attr: str | None = None
+    weight_attr: str | None = None
+    transform: Callable[[Batch], Any] | None = None
+    transform_sampler_output: None = None
+    is_sorted: bool = False
+    filter_per_worker: bool | None = None
+    neighbor_sampler: BaseSampler | None = None
+    directed: bool = True
+
+
+@dataclass
+class LinkArguments(NeighborArguments):
+    """The arguments of LinkNeighborLoader."""
+
+    loader = "LinkNeighborLoader"
+
+    data: PairOrData
+    num_neighbors: Fanouts | NumNeighbors
+    edge_label_index: Any = None
+    edge_label: Tensor | None = None
+    edge_label_time: Tensor | None = None
+    replace: bool = False
+    subgraph_type: Subgraph | SubgraphType = "directional"
+    disjoint: bool = False
+    temporal_strategy: Temporal = "uniform"
+    neg_sampling: NegativeSampling | Literal["binary", "triplet"] | None = None
+    neg_sampling_ratio: float | None = None
+    time_attr: str | None = None
+    weight_attr: str | None = None
+    transform: Callable[[Batch], Any] | None = None
+    transform_sampler_output: None = None
+    is_sorted: bool = False
+    filter_per_worker: bool | None = None
+    neighbor_sampler: BaseSampler | None = None
+    directed: bool = True
+    strict_negatives: bool = field(default=False, kw_only=True)
+
+
+@dataclass
+class HGTArguments(LoaderArguments):
+    """The arguments of HGTLoader."""
+
+    loader = "HGTLoader"
+
+    data: PairOrData
+    num_samples: NumSamples
+    input_nodes: Any
+    is_sorted: bool = False
+    transform: Callable[[Batch], Any] | None = None
+    transform_sampler_output: None = None
+    filter_per_worker: bool | None = None
+
+
+def taking(
+    arguments: Callable[Parameters, Given],
+) -> Callable[[Callable[[Any, Given], None]], Callable[Concatenate[Any, Parameters], None]]:
+    """Give an __init__ the parameters of a dataclass; it is called with the dataclass that they make."""
+    signature = inspect.signature(arguments)
+
+    def decorate(init: Callable[[Any, Given], None]) -> Callable[Concatenate[Any, Parameters], None]:
+        @functools.wraps(init)
+        def made(self: Any, /, *args: Parameters.args, **given: Parameters.kwargs) -> None:
+            unknown = {name: given.pop(name) for name in set(given) - set(signature.parameters)}
+            _check_supported(arguments.loader, unknown)  # type: ignore[attr-defined]
+            for name in sorted(unknown.keys() - UNSUPPORTED.keys()):
+                near = nearest(name, list(signature.parameters))
+                hint = f"; did you mean {near!r}?" if near else ""
+                raise TypeError(f"{arguments.loader}() got an unexpected argument {name!r}{hint}")  # type: ignore[attr-defined]
+            signature.bind(*args, **given)
+            init(self, arguments(*args, **given))
+
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        made.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()], return_annotation=None)  # type: ignore[attr-defined]
+        return made
+
+    return decorate
+
+
+def _check_supported(loader: str, given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an argument of another library that has a value, but no meaning here."""
+    for name, hint in UNSUPPORTED.items():
+        value = given.get(name)
+        is_default = value is None or (isinstance(value, str) and value == "") or (name == "use_ddp" and value is False)
+        if not is_default:
+            raise ConfigError(f"{loader} does not support {name}=; {hint}")
+
+
+# --- the graph, and what is sampled of it ------------------------------------------------------
 
 
 def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | None) -> PygGraph:
@@ -105,48 +296,16 @@ def shown_counts(schema: Schema, sampling: Sampling) -> dict[str, str]:
     return {"num_samples" if sampling.num_samples else "fanouts": shown}
 
 
-def loader_arguments(given: Mapping[str, Any], loader: str) -> dict[str, Any]:
-    """A loader's arguments with counts and sizes read; ConfigError for those of PyG and torch that we do not have."""
-    unknown = given["unknown"]
-    for name, way_out in UNSUPPORTED.items():
-        value = unknown.get(name, given.get(name))
-        is_default = value is None or (isinstance(value, str) and value == "") or (name == "use_ddp" and value is False)
-        if not is_default:
-            raise ConfigError(f"{loader} does not support {name}=; {way_out}")
-    for name in unknown:
-        if name not in UNSUPPORTED:
-            near = nearest(name, [known for known in given if known not in ("self", "unknown")])
-            hint = f"; did you mean {near!r}?" if near else ""
-            raise TypeError(f"{loader}() got an unexpected argument {name!r}{hint}")
-    if given.get("in_order") is False:
-        raise ConfigError(
-            f"{loader} does not support in_order=; leave it out: batches come in order, so that a run repeats"
-        )
-    read = dict(given)
-    for name, (least, way_out) in COUNTS.items():
-        if given[name] is not None or name not in MAY_BE_NONE:
-            read[name] = as_int(name, given[name], least, way_out)
-    read["seed"] = _seed(given["seed"], given["generator"])
-    read["prefetch_bytes"] = _size("prefetch_bytes", given["prefetch_bytes"])
-    read["timeout"] = as_number("timeout", given["timeout"], f"give seconds, or 0 for {DEADLINE:.0f}")
-    return read
-
-
-def _seed(seed: Any, generator: Any) -> int:
-    """Return the seed, or the one that torch's generator was made with; 0 if neither is given."""
-    if generator is None:
-        return as_int("seed", 0 if seed is None else seed, None, "give an integer")
-    if not isinstance(generator, torch.Generator):
-        raise ConfigError(f"generator is a {type(generator).__name__}; give a torch.Generator, or seed=")
-    if seed is not None:
-        raise ConfigError(f"generator= stands for its seed, and seed={seed!r:.80} is given too; leave one of them out")
-    return generator.initial_seed()
-
-
-def _size(what: str, given: Any) -> int | None:
-    if isinstance(given, str):
-        return parse_bytes(what, given)
-    return None if given is None else as_int(what, given, 1, "give bytes, or a size such as '1GB'")
+def assembler_of(given: LoaderArguments, graph: PygGraph, sampling: Sampling) -> Assembler:
+    """Return what assembles the batches that a loader's arguments ask for."""
+    schema, reduce, degrees = graph.store.schema, None, False
+    if isinstance(given, NeighborArguments):
+        reduce, degrees = read_added(schema, sampling, given.aggregate, given.degrees), given.degrees
+    fields = read_fields(schema, given.fields, graph.frames)
+    if fields is not None and sampling.mode == "blocks":
+        check_block_fields(schema, fields)
+    order, frames, deleted = graph.field_order, graph.frames, graph.deleted
+    return Assembler(graph.store, graph.template, order, False, reduce, degrees, fields, frames, deleted)
 
 
 def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degrees: bool) -> Reduce | None:
@@ -366,9 +525,9 @@ def read_negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling |
         raise ConfigError(f"neg_sampling is {neg_sampling!r:.80} ({error}); {way_out}") from error
 
 
-def seeds_name(given: Mapping[str, Any]) -> str:
-    """The split or node type that the seeds were named by, or the relation; nothing for ids and masks."""
-    named = given.get("input_nodes", given.get("edge_label_index"))
+def seeds_name(given: LoaderArguments) -> str:
+    """Return the split or node type that the seeds were named by, or the relation; "" for ids and masks."""
+    named = getattr(given, "input_nodes", getattr(given, "edge_label_index", None))
     words = named if isinstance(named, tuple | list) else [named]
     words = words[0] if words and isinstance(words[0], tuple | list) else words
     return " ".join(word for word in words if isinstance(word, str))

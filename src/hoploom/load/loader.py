@@ -1,9 +1,8 @@
-"""The loader: an order, a pure function from steps to batches, threads, and a position that can be saved."""
+"""The loader: an order of steps, a maker of their batches, a pipeline, and a position that can be saved."""
 
 import sys
-from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, Self
@@ -15,17 +14,22 @@ from torch import Tensor
 from hoploom import html, keys
 from hoploom.config.values import as_int
 from hoploom.errors import BatchError, ConfigError
+from hoploom.load.adapter import Calls
+from hoploom.load.arguments import LoaderArguments, seeds_name, shown_counts
 from hoploom.load.assemble import Batch, Mover, received
+from hoploom.load.fingerprint import Fingerprint
 from hoploom.load.look_ahead import LookAhead
-from hoploom.load.maker import LocalMaker, Maker
-from hoploom.load.order import DividedOrder, DrawnOrder, Order, divided
+from hoploom.load.maker import LocalMaker, Maker, NodeMaker
+from hoploom.load.order import DividedOrder, DrawnOrder, Order, divided, drawn, localised
 from hoploom.load.packed import Packing
-from hoploom.load.pipeline import Pipeline
-from hoploom.ranks.agreement import Agreement, LoaderReading, Meeting, group_here
-from hoploom.ranks.share import DIVIDED, LONE, Share, current_share
+from hoploom.load.pipeline import DEADLINE, ByteLimit, Pipeline
+from hoploom.load.watched_fields import WatchedFields
+from hoploom.ranks.agreement import Agreement, Meeting, group_here
+from hoploom.ranks.share import DIVIDED, LONE, Share, current_share, read_share
 from hoploom.ranks.whereabouts import call_chain
 from hoploom.schema import ID_DTYPES
 from hoploom.store import Sharded
+from hoploom.store.from_pyg import PygGraph
 
 CALLS = -1  # the step that loader([ids]) draws from: no epoch has it
 
@@ -73,26 +77,52 @@ def local_producer(maker: LocalMaker, num_steps: int | None) -> Maker:
 
 
 class Loader:
-    """What all loaders have in common: each loop over a loader yields the batches of one epoch."""
+    """The base class of the loaders: each loop over a loader yields the batches of one epoch."""
 
-    def __init__(self, order: Order, producer: Maker, pipeline: Pipeline, mover: Mover, share: Share) -> None:
+    def __init__(self, given: LoaderArguments, graph: PygGraph, maker: LocalMaker) -> None:
+        """Take the arguments, the graph that their data is, and what makes batches of it in this process."""
+        mover = Mover(given.device)
+        if mover.is_cuda or (given.pin_memory and torch.cuda.is_available()):
+            maker = replace(maker, assembler=replace(maker.assembler, pinned=True))
+        self.data, self.store, self.maker = given.data, graph.store, maker
+        self._given = given
+        self._mover, self._watched = mover, WatchedFields(self.data, graph)
+        self._calls = Calls(given.random_seed(), graph.store)
         self._meeting: Meeting | None = None  # of several ranks that were not told their shares
         self._is_settled = False  # whether that has shown how the seeds are divided
         self._call_chain = call_chain()
-        self._set_order(order, share)
-        self._producer, self._mover = producer, mover
-        self._pipeline = replace(pipeline, num_threads=max(pipeline.num_threads, producer.least_threads))
+        share = read_share(given.rank, given.world_size)
+        self._set_order(self._order_of(share), share)
+        deadline = given.timeout or DEADLINE
+        self._producer = producer_of(self.maker, mover.device, given.look_ahead, deadline)
+        num_threads = max(given.num_workers, self._producer.least_threads)
+        byte_limit = None if given.prefetch_bytes is None else ByteLimit(int(given.prefetch_bytes))
+        self._pipeline = Pipeline(num_threads, given.prefetch_factor or 2, deadline, byte_limit=byte_limit)
         self._next = self._consumed = Position()
         self._num_loops = 0
+        self._meet()
 
     @property
     def share(self) -> Share:
         """The share of the seeds that this rank reads."""
         return self._share
 
-    @abstractmethod
     def _order_of(self, share: Share) -> Order:
         """Return the order in which a rank with this share reads the seeds."""
+        given, (node_type, nodes) = self._given, self.maker.seed_nodes
+        order = Order(
+            nodes.numel(),
+            given.batch_size,
+            bool(given.shuffle),
+            bool(given.drop_last),
+            given.random_seed(),
+            share.rank,
+            share.world_size,
+            least_tail=given.least_tail,
+        )
+        if given.sampler is None:
+            return localised(order, self.store, node_type, nodes, given.locality)
+        return drawn(order, given.sampler, given.locality)
 
     def _set_order(self, order: Order, share: Share) -> None:
         order.check()
@@ -148,7 +178,15 @@ class Loader:
                 )
 
     def _unread(self, num_seeds: int) -> str:
-        """Return how many seeds no rank has, in words, if that is known."""
+        """Return how many seeds of a split no rank has, in words, if the seeds are of a split."""
+        node_type, nodes = self.maker.seed_nodes
+        some = nodes[:: max(1, nodes.numel() // 4096)]
+        for name in self.store.schema.node_type(node_type).splits if isinstance(self.maker, NodeMaker) else ():
+            members = self.store.split(name, node_type)  # [n] int64, ascending
+            if members.numel() > num_seeds:
+                at = torch.searchsorted(members, some).clamp(max=members.numel() - 1)
+                if torch.equal(members[at], some):
+                    return f"; {members.numel() - num_seeds:,} seeds of the split {name!r} are on no rank"
         return ""
 
     def _tell_share(self) -> None:
@@ -211,6 +249,7 @@ class Loader:
 
     def begin_epoch(self) -> EpochSteps:
         """Begin the next epoch, or what is left of it, and return its steps without their batches."""
+        self._watched.renew()
         self.settle()
         self._check_lone()
         self._tell_share()
@@ -254,15 +293,15 @@ class Loader:
         self._consumed = Position(order.epoch + 1) if at_end else after
         return False
 
-    def reading(self) -> LoaderReading:
+    def reading(self) -> Fingerprint:
         """What `steps` reads, for ranks that take whole steps in turn."""
         if isinstance(self._order, DividedOrder):
             return self._reading(self._order.at_epoch(0))
         return self._reading(self._order.for_one_rank().at_epoch(0))
 
-    @abstractmethod
-    def _reading(self, order: Order) -> LoaderReading:
+    def _reading(self, order: Order) -> Fingerprint:
         """Return what the loader reads in this order, as far as the other ranks compare it."""
+        return Fingerprint(type(self).__name__, order, self.maker)
 
     def steps(self, steps: range, *, dealt: bool = True) -> Generator[Batch, None, None]:
         """These steps of epoch 0, wherever the loader is; `dealt=False`: as one process would make them.
@@ -270,6 +309,7 @@ class Loader:
         Ranks that take whole steps in turn see the batches that one process would see:
         `loader.steps(range(rank, loader.num_whole_steps, world_size), dealt=False)`.
         """
+        self._watched.renew()
         order = self._order if dealt else self._order.for_one_rank()
         if len(steps) and not 0 <= min(steps) <= max(steps) < order.num_steps:
             raise ConfigError(f"steps are {steps}, but an epoch has {order.num_steps}; stay within it")
@@ -286,8 +326,8 @@ class Loader:
         return self._order.for_one_rank().num_steps
 
     def stage_seconds(self) -> dict[str, float]:
-        """The seconds spent so far on making batches, by stage, over all threads; empty if others make them."""
-        return {}
+        """Return the seconds spent so far on making batches, by stage, over all threads; none if others make them."""
+        return self.maker.seconds.so_far()
 
     def num_seeds(self, step: int) -> int:
         """The seeds of a step of the newest loop, over all ranks."""
@@ -316,7 +356,30 @@ class Loader:
         """The batch of these positions among the seeds."""
         return self._make_of(index, keys.batch_key(self._order.seed, self._consumed.epoch, CALLS))
 
+    def collate_fn(self, index: Tensor | list[int]) -> Batch:
+        """Return a batch of these positions among the seeds, for PyG's ZipLoader; every call draws again."""
+        if self.share.world_size > 1:
+            raise ConfigError(
+                f"this loader has the share of {self.share}, but a ZipLoader or torch's DataLoader counts positions "
+                "among all seeds; make the loaders with rank=0, world_size=1, and give the ZipLoader "
+                "sampler=DistributedSampler(range(n)) for the n seeds of the shortest loader"
+            )
+        return self._make_of(index, self._calls.key())
+
+    def filter_fn(self, batch: Batch) -> Batch:
+        """Return the batch as it is; ZipLoader calls this after `collate_fn`."""
+        return batch
+
+    def enable_multithreading(self, worker_threads: int | None = None) -> AbstractContextManager[None]:
+        """Do nothing: workers are threads here. PyG's loaders have worker processes."""
+        return nullcontext()
+
+    def enable_cpu_affinity(self, loader_cores: Any = None) -> AbstractContextManager[None]:
+        """Do nothing: workers are threads here, and no core is reserved for them."""
+        return nullcontext()
+
     def _make_of(self, index: Tensor | list[int], key: int) -> Batch:
+        self._watched.renew()
         indices = torch.as_tensor(index)
         if indices.dim() != 1 or indices.dtype not in ID_DTYPES:
             of = f"dtype {indices.dtype} and shape {tuple(indices.shape)}"
@@ -387,9 +450,11 @@ class Loader:
         self._looped = -1
 
     def shown(self) -> dict[str, str]:
-        """What `repr` and a notebook's table say of the loader."""
-        order = self._order
-        return {"seeds": f"{order.num_seeds:,}", "steps": f"{order.num_steps:,}, of {order.batch_size:,} seeds each"}
+        """Return the facts that `repr` and a notebook's table show of the loader."""
+        order, name = self._order, seeds_name(self._given)
+        shown = {"seeds of": name} if name else {}
+        shown |= {"seeds": f"{order.num_seeds:,}", "steps": f"{order.num_steps:,}, of {order.batch_size:,} seeds each"}
+        return shown | shown_counts(self.store.schema, self.maker.sampler.sampling)
 
     def __repr__(self) -> str:
         shown = self.shown()

@@ -104,6 +104,11 @@ class LocalMaker(Maker):
     transform: Callable[[Batch], Any] | None = field(default=None, kw_only=True)
     seconds: StageSeconds = field(default_factory=StageSeconds, kw_only=True, repr=False, compare=False)
 
+    @property
+    @abstractmethod
+    def seed_nodes(self) -> tuple[str, Tensor]:
+        """The type and ids of the seeds; of links, of their destinations."""
+
     @abstractmethod
     def start(self, indices: Tensor, first: int, key: int) -> Seeds:
         """Return the seeds at these positions, with the fields that they give to the batch."""
@@ -135,6 +140,10 @@ class NodeMaker(LocalMaker):
     """Batches for nodes."""
 
     seeds: NodeSeeds
+
+    @property
+    def seed_nodes(self) -> tuple[str, Tensor]:
+        return self.seeds.node_type, self.seeds.nodes
 
     def start(self, indices: Tensor, first: int, key: int) -> Seeds:
         nodes = self.seeds.nodes[indices]
@@ -213,6 +222,10 @@ class LinkMaker(LocalMaker):
     """Batches for links."""
 
     links: LinkInput
+
+    @property
+    def seed_nodes(self) -> tuple[str, Tensor]:
+        return self.links.task.key[2], self.links.ends[1]
 
     def start(self, indices: Tensor, first: int, key: int) -> Seeds:
         given = self.links

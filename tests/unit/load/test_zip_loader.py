@@ -12,7 +12,7 @@ from torch_geometric.loader import NodeLoader, ZipLoader
 from torch_geometric.sampler import NodeSamplerInput
 
 import hoploom
-from hoploom.load.calls import Calls
+from hoploom.load.adapter import Calls
 
 DENSE = random_graph(60, 1200, 5)
 
@@ -95,7 +95,7 @@ def test_workers_of_one_epoch_draw_apart(monkeypatch: pytest.MonkeyPatch) -> Non
     store = hoploom.from_pyg(ring(8))
 
     def in_worker(seed: int) -> int:
-        monkeypatch.setattr("hoploom.load.calls.get_worker_info", lambda: type("Worker", (), {"seed": seed}))
+        monkeypatch.setattr("hoploom.load.adapter.get_worker_info", lambda: type("Worker", (), {"seed": seed}))
         return Calls(0, store).key()
 
     assert len({Calls(0, store).key(), Calls(1, store).key(), in_worker(1), in_worker(2)}) == 4
@@ -107,6 +107,6 @@ def test_a_store_that_cannot_be_forked_says_so(tmp_path: Path, monkeypatch: pyte
     object.__setattr__(store, "deployment", type(store.deployment)())  # of anything but this process
     loader, sampler = hoploom.NeighborLoader(store, [2]), hoploom.NeighborSampler(store, [2])
     assert loader.collate_fn([1]).n_id[0] == 1
-    monkeypatch.setattr("hoploom.load.calls.get_worker_info", lambda: object())
+    monkeypatch.setattr("hoploom.load.adapter.get_worker_info", lambda: object())
     assert_refused(lambda: loader.collate_fn([1]), "forked", "num_workers=0")
     assert_refused(lambda: sampler.sample_from_nodes(NodeSamplerInput(None, torch.arange(2))), "forked")
