@@ -35,6 +35,10 @@ class NodeType:
     fields: Mapping[str, Field] = field(default_factory=dict)
     splits: Mapping[str, int] = field(default_factory=dict)  # name -> number of nodes
 
+    @property
+    def count(self) -> int:
+        return self.num_nodes
+
 
 @dataclass(frozen=True)
 class Relation:
@@ -48,6 +52,10 @@ class Relation:
     @property
     def key(self) -> RelationName:
         return (self.source, self.name, self.destination)
+
+    @property
+    def count(self) -> int:
+        return self.num_edges
 
     @property
     def reverse_key(self) -> RelationName | None:
@@ -90,6 +98,10 @@ class Schema:
     def edge_time(self) -> bool:
         """Times belong to edges, not to nodes."""
         return self.time is not None and any(self.time in r.fields for r in self.relations)
+
+    def described(self, owner: Owner) -> NodeType | Relation:
+        """Return the node type or relation of this key; raise ConfigError if the graph has none."""
+        return self.node_type(owner) if isinstance(owner, str) else self.relation(owner)
 
     def node_type(self, name: str) -> NodeType:
         if name not in self.type_index:

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import Owner
 from hoploom.store import Draw, Part, Sharded, Store, Wanted
-from hoploom.store.base import Location, range_of
+from hoploom.store.base import RowLookup, Tier, range_of
 from support.graphs import cut
 
 Answer = TypeVar("Answer")
@@ -26,20 +26,13 @@ class Elsewhere:
     gathers: list[Asked] = field(default_factory=list)
     samples: int = 0
     error: Exception | None = None  # what finishing raises
+    tier: ClassVar[Tier] = Tier.REMOTE
 
-    @property
-    def is_here(self) -> bool:
+    def in_memory(self, owner: Owner, name: str) -> bool:
         return False
 
-    @property
-    def is_remote(self) -> bool:
-        return True
-
-    def lies_here(self, owner: Owner, name: str) -> bool:
-        return False
-
-    def locate(self, owner: Owner, ids: Tensor, places: Tensor) -> Location:
-        return Location(places[:0], (), places)
+    def look_up(self, owner: Owner, ids: Tensor, positions: Tensor) -> RowLookup:
+        return RowLookup(owner, ids, (positions[:0],), (), positions)
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
         assert any(frontier is not None for frontier in frontiers)

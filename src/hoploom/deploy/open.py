@@ -24,11 +24,11 @@ from hoploom.ranks.environment import LOOPBACK, LaunchSettings, RankPlace
 from hoploom.ranks.rendezvous import address_towards
 from hoploom.store import Store, open_store
 from hoploom.store.base import Part
-from hoploom.store.beside import read_topology
 from hoploom.store.budget import NO_PARTS
 from hoploom.store.format import read_manifest
 from hoploom.store.mapping import held_parts
 from hoploom.store.on_disk import OnDisk
+from hoploom.store.store import check_topology
 
 Serve = bool | Literal["auto"]
 NO_SCRATCH = "scratch is set, but parts are on other hosts; it is for a store of which all parts are here: leave it out"
@@ -115,7 +115,7 @@ class Opening:
         if unknown:
             raise ConfigError(f"hoploom.open got {unknown[0]!r}; besides its own arguments it takes {known}")
         if self.options.get("topology") is not None:
-            read_topology(self.options["topology"])
+            check_topology(self.options["topology"])
         if self.serve not in (True, False, "auto"):
             raise ConfigError(f"serve is {self.serve!r}; give True, False or 'auto'")
         if self.servers and self.serve is True:

@@ -139,7 +139,7 @@ class Slices:
     def are_far(self, node_type: str) -> bool:
         """Whether some features of a type are on the disk, beyond a budget of memory."""
         return self.store.reads is not None and not all(
-            shard.lies_here(node_type, FEATURES) for shard in self.store.shards
+            shard.in_memory(node_type, FEATURES) for shard in self.store.shards
         )
 
     def gather_features(self, node_type: str, ids: Sequence[Tensor], outs: Sequence[Tensor]) -> None:

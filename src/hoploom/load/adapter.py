@@ -32,7 +32,7 @@ from hoploom.sample import Links, make_link_seeds, make_link_task
 from hoploom.sample.hops import Fanouts, Mode, Subgraph, Temporal, make_sampling
 from hoploom.schema import EDGE_ID, Owner
 from hoploom.store import Store, Wanted
-from hoploom.store.base import NOWHERE
+from hoploom.store.base import NOWHERE, Tier
 from hoploom.store.from_pyg import PygGraph
 
 
@@ -45,7 +45,7 @@ class Calls:
 
     def __init__(self, seed: int, store: Store) -> None:
         self._seed, self._numbers = seed, itertools.count()
-        self._can_fork = store.deployment is NOWHERE and not any(shard.is_remote for shard in store.shards)
+        self._can_fork = store.deployment is NOWHERE and all(s.tier > Tier.REMOTE for s in store.shards)
 
     def key(self) -> int:
         """What the picks of the next call derive from."""

@@ -34,6 +34,7 @@ from hoploom.schema import (
     read_permutation,
 )
 from hoploom.store import Store, open_store
+from hoploom.store.base import Tier
 from hoploom.store.from_pyg import PygGraph, read_pair, read_pyg
 from hoploom.store.scan import NODES, sampled_edges, scan_edges, scan_rows
 from hoploom.store.views import is_text
@@ -486,7 +487,7 @@ def all_edges(store: Store, key: RelationName, at_once: int = NODES) -> Tensor:
     """Every edge of a relation [2, e], in the user's own order where he has one."""
     index = store.schema.relation_index[key]
     relation = store.schema.relations[index]
-    all_here = all(shard.is_here for shard in store.shards)
+    all_here = all(shard.tier is Tier.MEMORY for shard in store.shards)
     mapped = sum(part.lists[index].num_edges for part in store.topology) == relation.num_edges
     parts = [scan_edges(part.lists[index], key) for part in store.topology]
     pieces = chain.from_iterable(parts if all_here or mapped else [sampled_edges(store.graph, index, at_once)])

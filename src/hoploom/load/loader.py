@@ -29,6 +29,7 @@ from hoploom.ranks.share import DIVIDED, LONE, Share, current_share, read_share
 from hoploom.ranks.whereabouts import call_chain
 from hoploom.schema import ID_DTYPES
 from hoploom.store import Sharded
+from hoploom.store.base import Tier
 from hoploom.store.from_pyg import PygGraph
 
 CALLS = -1  # the step that loader([ids]) draws from: no epoch has it
@@ -67,10 +68,11 @@ def local_producer(maker: LocalMaker, num_steps: int | None) -> Maker:
     store = maker.assembler.store
     features = store.features
     window = 0 if store.budget is None else store.budget.window
-    waits = isinstance(features, Sharded) and not all(shard.is_here for shard in features.shards)
+    waits = isinstance(features, Sharded) and any(shard.tier < Tier.MEMORY for shard in features.shards)
     if (waits and (num_steps or 0) > 1) or (num_steps is None and window):
         assert isinstance(features, Sharded)
-        if num_steps is None and store.scratch is not None and not any(shard.is_remote for shard in features.shards):
+        has_remote = any(shard.tier is Tier.REMOTE for shard in features.shards)
+        if num_steps is None and store.scratch is not None and not has_remote:
             return Packing(maker, features, window, store.scratch)
         return LookAhead(maker, features, num_steps, window)
     return maker

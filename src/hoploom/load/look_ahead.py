@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from hoploom import ops
 from hoploom.batch import Sampled
 from hoploom.load.assemble import Assembler, Batch
 from hoploom.load.maker import LocalMaker, Maker
 from hoploom.load.order import Order
 from hoploom.load.pipeline import LEAD, Pipeline, Stages
-from hoploom.load.row_window import Known, Located, Sought, Window, known_by
+from hoploom.load.row_window import PrefetchedRows, Window, ids_key
 from hoploom.ops import IdMap
 from hoploom.schema import Owner, Schema
 from hoploom.store import Sharded, Wanted
+from hoploom.store.base import RowLookup
 from hoploom.store.budget import little_idle
 from hoploom.store.row_cache import Cached
 
@@ -63,8 +63,7 @@ class StepSize(NamedTuple):
 
 def id_bytes(schema: Schema, owner: Owner) -> int:
     """What an id of a node or of an edge's position takes, as narrow as it fits."""
-    count = schema.node_type(owner).num_nodes if isinstance(owner, str) else schema.relation(owner).num_edges
-    return 4 if count < 1 << 31 else 8
+    return 4 if schema.described(owner).count < 1 << 31 else 8
 
 
 class LookAhead(Maker):
@@ -126,7 +125,7 @@ class LookAhead(Maker):
         schema = self._features.schema
         num_bytes = num_id_bytes = 0
         for owner, needed in self.missing(sampled).items():
-            fields = (schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)).fields
+            fields = schema.described(owner).fields
             num_bytes += len(needed.ids) * sum(fields[name].row_bytes for name in needed.fields)
             num_id_bytes += len(needed.ids) * id_bytes(schema, owner)
         return StepSize(num_bytes, num_id_bytes)
@@ -139,17 +138,17 @@ class LookAhead(Maker):
         """The rows that these batches need and nobody here has, in one request per peer."""
         fields = self._waiting([self._maker.assembler.wanted(one) for one in batches])
         windows = self._windows(fields, {} if previous is None else previous.windows)
-        sought = [self._sought(one, fields) for one in batches]
+        lookups = [self._look_up(one, fields) for one in batches]
         wanted: list[Wanted] = []
         places: list[Tensor | None] = []
         outs: list[Tensor] = []
         num_fetched = num_reused = num_spared = 0
         for owner, window in windows.items():
             window.begin()
-            of_owner = [(batch, place) for batch in sought for place, one in enumerate(batch) if one.owner == owner]
+            of_owner = [(batch, place) for batch in lookups for place, one in enumerate(batch) if one.owner == owner]
             held, fresh = window.find([batch[place] for batch, place in of_owner])
             for (batch, place), rows in zip(of_owner, held, strict=True):
-                batch[place] = batch[place]._replace(held=(*batch[place].held, rows))
+                batch[place] = batch[place]._replace(cached=(*batch[place].cached, rows))
             if fresh.numel():
                 for want, table in window.wanted():
                     wanted.append(want)
@@ -157,7 +156,7 @@ class LookAhead(Maker):
                     outs.append(table)
             num_fetched += fresh.numel()
             num_reused += window.num_needed - fresh.numel()
-            num_asked = sum(rows.places.numel() for rows in held)
+            num_asked = sum(rows.positions.numel() for rows in held)
             num_spared += (num_asked - fresh.numel()) * len(window.tables)
         self._uncached.gather_at(wanted, places, outs)
         if (reads := self._maker.assembler.store.reads) is not None:
@@ -166,15 +165,14 @@ class LookAhead(Maker):
             self.fetches.num_groups += 1
             self.fetches.num_fetched += num_fetched
             self.fetches.num_reused += num_reused
-        assemblers = {id(one): self._assembler(fields, batch) for one, batch in zip(batches, sought, strict=True)}
+        assemblers = {id(one): self._assembler(fields, batch) for one, batch in zip(batches, lookups, strict=True)}
         return Fetched(windows, assemblers)
 
     def _waiting(self, wanted: Sequence[Sequence[Wanted]]) -> dict[Owner, list[str]]:
         """The fields that are wanted of which some rows cost a wait."""
         fields: dict[Owner, list[str]] = {}
-        shards = self._features.shards
         for owner, name in dict.fromkeys((want.owner, want.field) for of_batch in wanted for want in of_batch):
-            if not all(shard.lies_here(owner, name) for shard in shards):
+            if not self._features.in_memory(owner, name):
                 fields.setdefault(owner, []).append(name)
         return fields
 
@@ -186,29 +184,22 @@ class LookAhead(Maker):
                 windows[owner] = Window(self._features.schema, owner, names, little_memory=self._window > 0)
         return windows
 
-    def _sought(self, sampled: Sampled, fields: Mapping[Owner, Sequence[str]]) -> list[Sought]:
-        """Where the rows are that a batch needs, of these fields: each list of ids is looked up once."""
-        found: dict[Known, Sought] = {}
-        for owner, name, ids in self._maker.assembler.wanted(sampled):
-            if name in fields.get(owner, ()) and known_by(owner, ids) not in found:
-                routed = self._features.route(owner, ids)
-                shards = zip(self._features.shards, routed, strict=True)
-                located = [shard.locate(owner, ids, places) for shard, places in shards]
-                held = [rows for one in located for rows in one.held]
-                missing = ops.joined([one.missing for one in located if one.missing.numel()])
-                found[known_by(owner, ids)] = Sought(owner, ids, [one.near for one in located], held, missing)
-        return list(found.values())
+    def _look_up(self, sampled: Sampled, fields: Mapping[Owner, Sequence[str]]) -> list[RowLookup]:
+        """Look up each list of ids of a batch once, for these fields."""
+        wanted = [want for want in self._maker.assembler.wanted(sampled) if want.field in fields.get(want.owner, ())]
+        lists = {ids_key(want.owner, want.ids): want for want in wanted}
+        return [self._features.look_up(want.owner, want.ids) for want in lists.values()]
 
     def missing(self, sampled: Sampled) -> dict[Owner, Needed]:
         """By owner: the ids whose rows cost a wait, and the fields that are needed of them."""
         fields = self._waiting([self._maker.assembler.wanted(sampled)])
         needed: dict[Owner, Needed] = {}
-        for one in self._sought(sampled, fields):
+        for one in self._look_up(sampled, fields):
             needed.setdefault(one.owner, Needed(IdMap(), fields[one.owner])).ids.add(one.ids, one.missing)
         return {owner: of_owner for owner, of_owner in needed.items() if len(of_owner.ids)}
 
-    def _assembler(self, fields: Mapping[Owner, Sequence[str]], sought: Sequence[Sought]) -> Assembler:
+    def _assembler(self, fields: Mapping[Owner, Sequence[str]], lookups: Sequence[RowLookup]) -> Assembler:
         known = {(owner, name) for owner, names in fields.items() for name in names}
         assembler = self._maker.assembler
-        located = Located(self._features, known, sought)
-        return replace(assembler, store=replace(assembler.store, features=located))
+        rows = PrefetchedRows(self._features, known, lookups)
+        return replace(assembler, store=replace(assembler.store, features=rows))

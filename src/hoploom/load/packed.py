@@ -32,7 +32,7 @@ from hoploom.schema import Owner
 from hoploom.store import Sharded, Wanted
 from hoploom.store.budget import little_idle
 from hoploom.store.on_disk import BLOCK, SHARE, FarRows, OnDisk, ScratchFile, cut
-from hoploom.store.row_cache import Finish, Wrapped
+from hoploom.store.sharded import Finish, ShardWrapper
 
 Key = tuple[int, Owner, str]  # a table: the shard that has it, whose rows they are, and the field
 Ids = NDArray[np.int64] | NDArray[np.int32]  # narrow where they fit: they are what limits a stretch
@@ -67,13 +67,13 @@ Stretch = Mapping[int, Mapping[Key, PackedRows]]  # by step
 
 
 @dataclass(frozen=True)
-class PackedShard(Wrapped):
+class PackedShard(ShardWrapper):
     """A shard of which one step's far rows lie in scratch space."""
 
     tables: Mapping[tuple[Owner, str], tuple[FarRows, PackedRows]]
     reads: Reads
 
-    def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish:
+    def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish[None]:
         rest, requests = list(places), list[RowRequest]()
         found: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
         for index, ((owner, name, ids), place, out) in enumerate(zip(wanted, places, outs, strict=True)):
@@ -94,7 +94,7 @@ class PackedShard(Wrapped):
             except DiskError as error:
                 raise StoreError(f"rows in scratch space cannot be read: {error.args[2]}; check its disk") from error
 
-        return self._finish([read] if requests else [], wanted, rest, outs)
+        return self._copy_and_gather([read] if requests else [], wanted, rest, outs)
 
 
 def _located(far: FarRows, packed: PackedRows, ids: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:

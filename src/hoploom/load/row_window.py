@@ -3,7 +3,6 @@ needed. A row that no step needs any more gives its place to another, so nothing
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -11,25 +10,16 @@ from hoploom import ops
 from hoploom.ops import Empty, SlotMap
 from hoploom.schema import Owner, Schema
 from hoploom.store import Sharded, Wanted
-from hoploom.store.base import HeldAt, Triple, read_wanted
+from hoploom.store.base import CachedPositions, RowLookup, Triple, read_wanted
 from hoploom.store.sharded import empty_rows
 
 SPARE = 16  # a table that grows has one place in so many to spare
 Field = tuple[Owner, str]
-Known = tuple[Owner, int, int]  # ids are known by their owner, where they lie and how many they are
+IdsKey = tuple[Owner, int, int]
 
 
-class Sought(NamedTuple):
-    """Ids of one owner whose rows one batch needs, and where they are."""
-
-    owner: Owner
-    ids: Tensor  # [n] int64
-    near: Sequence[Tensor]  # by shard: the places that it has in memory
-    held: Sequence[HeldAt]
-    missing: Tensor  # [m] int64 places
-
-
-def known_by(owner: Owner, ids: Tensor) -> Known:
+def ids_key(owner: Owner, ids: Tensor) -> IdsKey:
+    """Return the key of a tensor of ids: its owner, address and length."""
     return owner, ids.data_ptr(), ids.numel()
 
 
@@ -38,7 +28,7 @@ class Window:
 
     def __init__(self, schema: Schema, owner: Owner, fields: Collection[str], *, little_memory: bool) -> None:
         self._schema, self._owner = schema, owner
-        num_ids = schema.node_type(owner).num_nodes if isinstance(owner, str) else schema.relation(owner).num_edges
+        num_ids = schema.described(owner).count
         self._slots = SlotMap(num_ids, 0) if little_memory else SlotMap(num_ids)
         self.tables = {name: empty_rows(schema, owner, name, 0) for name in fields}
 
@@ -46,13 +36,13 @@ class Window:
         """Begin the next group: what the group before the last one needed may go."""
         self._slots.begin()
 
-    def find(self, sought: Sequence[Sought]) -> tuple[list[HeldAt], Tensor]:
+    def find(self, lookups: Sequence[RowLookup]) -> tuple[list[CachedPositions], Tensor]:
         """Where the rows of a group's batches will be, and the places in the tables that are still to be written."""
-        found = [self._slots.find(one.ids, one.missing) for one in sought]
-        fresh = [self._slots.add(one.ids, new, slots) for one, (slots, new) in zip(sought, found, strict=True)]
+        found = [self._slots.find(one.ids, one.missing) for one in lookups]
+        fresh = [self._slots.add(one.ids, new, slots) for one, (slots, new) in zip(lookups, found, strict=True)]
         self._grow(len(self._slots))
-        held = [HeldAt(self.tables, slots, one.missing) for one, (slots, _) in zip(sought, found, strict=True)]
-        return held, ops.joined(fresh)
+        slots_of = zip(lookups, (slots for slots, _ in found), strict=True)
+        return [CachedPositions(self.tables, slots, one.missing) for one, slots in slots_of], ops.joined(fresh)
 
     @property
     def num_needed(self) -> int:
@@ -76,12 +66,12 @@ class Window:
         self.tables = grown
 
 
-class Located:
-    """A FeatureStore over shards of which it is known where the rows of some ids are: none is looked up again."""
+class PrefetchedRows:
+    """A FeatureStore over shards that uses earlier lookups: no ids of these fields are looked up again."""
 
-    def __init__(self, features: Sharded, fields: Collection[Field], sought: Iterable[Sought]) -> None:
-        self._features, self._fields = features, fields  # those fields are meant
-        self._sought = {known_by(one.owner, one.ids): one for one in sought}
+    def __init__(self, features: Sharded, fields: Collection[Field], lookups: Iterable[RowLookup]) -> None:
+        self._features, self._fields = features, fields  # the fields that the lookups are for
+        self._lookups = {ids_key(one.owner, one.ids): one for one in lookups}
 
     @property
     def schema(self) -> Schema:
@@ -90,16 +80,16 @@ class Located:
     def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
         wanted = read_wanted(self.schema, wanted)
         outs = [empty_rows(self.schema, owner, name, ids.numel(), empty) for owner, name, ids in wanted]
-        routed: dict[Known, Sequence[Tensor]] = {}
-        owned = []
+        others: dict[IdsKey, Sequence[Tensor]] = {}
+        routed = []
         for (owner, name, ids), out in zip(wanted, outs, strict=True):
-            known = known_by(owner, ids)
-            sought = self._sought.get(known) if (owner, name) in self._fields else None
-            if sought is not None:
-                for held in sought.held:
-                    held.copy(name, out)
-            elif known not in routed:
-                routed[known] = self._features.route(owner, ids)
-            owned.append(routed[known] if sought is None else sought.near)
-        self._features.gather_owned(wanted, owned, outs)
+            key = ids_key(owner, ids)
+            lookup = self._lookups.get(key) if (owner, name) in self._fields else None
+            if lookup is not None:
+                for rows in lookup.cached:
+                    rows.copy(name, out)
+            elif key not in others:
+                others[key] = self._features.route(owner, ids)
+            routed.append(others[key] if lookup is None else lookup.in_memory)
+        self._features.gather_routed(wanted, routed, outs)
         return outs

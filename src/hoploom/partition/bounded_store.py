@@ -23,7 +23,7 @@ from hoploom.schema import EDGE_ID, NodeType, Owner, Relation, Schema
 from hoploom.store import Draw, GraphStore, Part, Store, open_store
 from hoploom.store.base import range_of
 from hoploom.store.scan import destinations
-from hoploom.store.sharded import select_frontier, stitch_picks
+from hoploom.store.sharded import merge_picks, select_frontier
 from hoploom.system import resident_bytes
 
 CHUNK_BYTES = 4 << 20
@@ -164,7 +164,7 @@ class BoundedGraph:
         for index, destination in enumerate(self.schema.destinations):
             frontier = frontiers[destination]
             picks = [answer[index] for answer in answers][: len(places[destination])]
-            joined.append(None if frontier is None else stitch_picks(picks, places[destination], frontier))
+            joined.append(None if frontier is None else merge_picks(picks, places[destination], frontier))
         return joined
 
     def _picks(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:

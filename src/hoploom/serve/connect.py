@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from hoploom import ops
-from hoploom.config.values import as_number, read_addresses
+from hoploom.config.values import as_int, as_number, read_addresses
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.maker import LocalMaker, Maker
 from hoploom.serve.batch_client import served
@@ -23,9 +23,11 @@ from hoploom.serve.remote import RemotePart
 from hoploom.serve.security import ClientSecurity, read_client_security
 from hoploom.store import Store
 from hoploom.store.base import Deployment
-from hoploom.store.beside import Topology, join_parts, open_own, read_look_ahead, read_topology, steps_ahead
 from hoploom.store.budget import NO_PARTS
 from hoploom.store.sharded import Sharded
+from hoploom.store.store import Topology, check_topology, join_parts, open_own
+
+LOOK_AHEAD = 4  # batches whose missing rows are fetched together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,7 @@ def connect(
         raise ConfigError(f"made is {made!r}; batches are made on the 'servers' or 'here'")
     if made == "servers" and path is not None:
         raise ConfigError("made='servers' needs no store here; leave path out")
-    read_topology(topology)
+    check_topology(topology)
     if memory is not None and path is None:
         raise ConfigError(NO_PARTS)
     if security is not None and (token_file, ca, cert, key) != (None,) * 4:
@@ -99,7 +101,7 @@ def connect(
     mapped = None
     if path is not None:
         mapped, own = open_own(Path(path), parts, topology, memory)
-    ahead = read_look_ahead(look_ahead)
+    ahead = None if look_ahead is None else as_int("look_ahead", look_ahead, 1, "give a count of batches")
     return join(Peers(addresses, shown, seconds, own=own), mapped, own, look_ahead=ahead)
 
 
@@ -108,8 +110,9 @@ def join(peers: Peers, mapped: Store | None, own: Sequence[int] | None, *, look_
     the peers make the batches."""
     try:
         store = _without_graph(peers) if mapped is None else _beside(peers, mapped, own or [])
-        ahead = steps_ahead(store, look_ahead)
-        return replace(store, deployment=Connected(peers=peers, by_servers=own is None, look_ahead=ahead))
+        if look_ahead is None and (store.budget is None or store.budget.window == 0):
+            look_ahead = LOOK_AHEAD  # else as many as fit the budget
+        return replace(store, deployment=Connected(peers=peers, by_servers=own is None, look_ahead=look_ahead))
     except BaseException:
         peers.close()
         raise

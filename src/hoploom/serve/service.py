@@ -144,7 +144,7 @@ class Service:
         wanted = requests.read_wanted(request, part)
         if shard is part:  # all of it is in memory
             return Message({}, _gathered(part, wanted, call))
-        far = {n: want for n, want in enumerate(wanted) if not shard.lies_here(want.owner, want.field)}
+        far = {n: want for n, want in enumerate(wanted) if not shard.in_memory(want.owner, want.field)}
         size = sum(_described(part, want).num_bytes for want in far.values())
         with Reservation(self.rows, call) as reservation:
             free = max(PIECE, reservation.take_some(min(size, self.rows.size // SHARE)))

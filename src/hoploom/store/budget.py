@@ -112,10 +112,10 @@ def largest_file(folder: Path, manifest: Manifest) -> Path:
     return layout.inside(folder, max(here, key=lambda name: manifest.files[name].bytes))
 
 
-def plan_budget(topology: Sequence[Part], parts: Sequence[Part], num_bytes: int) -> Budget:
+def plan_budget(parts: Sequence[Part], num_bytes: int) -> Budget:
     """How a budget is spent on the edges of some parts and the rows of some; ConfigError where it is too small."""
-    begins = sum(lists.indptr.nbytes for part in topology for lists in part.lists)
-    lists = sum(column.nbytes for part in topology for lists in part.lists for column in lists.columns) - begins
+    begins = sum(lists.indptr.nbytes for part in parts for lists in part.lists)
+    lists = sum(column.nbytes for part in parts for lists in part.lists for column in lists.columns) - begins
     small = sum(table.rows.nbytes for part in parts for table in part.tables.values() if table.raw.shape[1] <= SMALL)
     wide = sum(table.rows.nbytes for part in parts for table in part.tables.values()) - small
     return spend(num_bytes, begins, lists, small, wide)
@@ -145,7 +145,7 @@ def spend(num_bytes: int, begins: int, lists: int, small: int, wide: int) -> Bud
     return Budget(num_bytes, share_of_lists, holds_small, share, window, max(far, 1))
 
 
-def on_disk(folder: Path, manifest: Manifest, number: int, part: Part, budget: Budget, reads: Reads) -> OnDisk:
+def open_on_disk(folder: Path, manifest: Manifest, number: int, part: Part, budget: Budget, reads: Reads) -> OnDisk:
     """A part within a budget."""
     return OnDisk(
         part,

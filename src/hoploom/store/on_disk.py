@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from hoploom.config.values import as_bytes
 from hoploom.errors import StoreError
 from hoploom.ops import DiskFile, EdgeLists, FileRows, Frontier, ListColumn, Picks, Reads, RowRequest, Rule, SparseArray
 from hoploom.schema import Owner
-from hoploom.store.base import Draw, Location, Part, Wanted
+from hoploom.store.base import Draw, Part, RowLookup, Tier, Wanted
 
 
 class FarRows(NamedTuple):
@@ -84,24 +84,15 @@ class OnDisk:
     tables: Mapping[tuple[Owner, str], FarRows]
     lists: Mapping[int, FarLists]  # by relation
     reads: Reads
+    tier: ClassVar[Tier] = Tier.DISK
 
-    @property
-    def is_here(self) -> bool:
-        return False
-
-    @property
-    def is_remote(self) -> bool:
-        return False
-
-    def lies_here(self, owner: Owner, name: str) -> bool:
+    def in_memory(self, owner: Owner, name: str) -> bool:
         return (owner, name) not in self.tables
 
-    def locate(self, owner: Owner, ids: Tensor, places: Tensor) -> Location:
+    def look_up(self, owner: Owner, ids: Tensor, positions: Tensor) -> RowLookup:
         bounds = [far.first_far for (far_owner, _), far in self.tables.items() if far_owner == owner]
-        if not bounds:
-            return Location(places, (), places[:0])
-        near, far = ops.route(ids, torch.tensor([min(bounds)]), places)
-        return Location(near, (), far)
+        near, far = ops.route(ids, torch.tensor([min(bounds)]), positions) if bounds else (positions, positions[:0])
+        return RowLookup(owner, ids, (near,), (), far)
 
     def split(self, node_type: str, name: str) -> Tensor:
         return self.part.split(node_type, name)

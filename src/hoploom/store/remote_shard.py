@@ -4,7 +4,7 @@ A hop is one question, and all rows are one, but for those that are too many.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from hoploom import ops
 from hoploom.errors import PeerError
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import Owner, Schema
-from hoploom.store.base import Draw, Location, Part, Shard, Wanted
+from hoploom.store.base import Draw, Part, RowLookup, Shard, Tier, Wanted
 from hoploom.store.format import PartRange
 
 
@@ -35,24 +35,18 @@ class Target(NamedTuple):
 class RemoteShard:
     """The questions for one part. Subclasses send them."""
 
+    tier: ClassVar[Tier] = Tier.REMOTE
+
     def __init__(self, schema: Schema, number: int, held: PartRange, most: int) -> None:
         self.schema, self.number = schema, number
         self._narrowing = Narrowing(schema, held)
         self._most = most  # what the rows of one question may cost
 
-    @property
-    def is_here(self) -> bool:
+    def in_memory(self, owner: Owner, name: str) -> bool:
         return False
 
-    @property
-    def is_remote(self) -> bool:
-        return True
-
-    def lies_here(self, owner: Owner, name: str) -> bool:
-        return False
-
-    def locate(self, owner: Owner, ids: Tensor, places: Tensor) -> Location:
-        return Location(places[:0], (), places)
+    def look_up(self, owner: Owner, ids: Tensor, positions: Tensor) -> RowLookup:
+        return RowLookup(owner, ids, (positions[:0],), (), positions)
 
     # --- how they are sent ---------------------------------------------------------------------
 

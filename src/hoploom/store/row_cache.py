@@ -5,7 +5,7 @@ nodes alone: an edge is rarely in two batches.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
@@ -15,17 +15,15 @@ from torch import Tensor
 
 from hoploom.config.values import as_bytes, as_count, as_share, parse_share_or_bytes
 from hoploom.errors import ConfigError
-from hoploom.ops import Frontier, IdMap, IdRanks, Picks
+from hoploom.ops import IdMap, IdRanks
 from hoploom.schema import DTYPES, NodeType, Owner
-from hoploom.store.base import Draw, HeldAt, Location, Shard, Wanted
-from hoploom.store.sharded import Sharded
+from hoploom.store.base import CachedPositions, RowLookup, Tier, Wanted
+from hoploom.store.sharded import Finish, Sharded, ShardWrapper
 from hoploom.store.store import Store
-
-Finish = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class HeldRows:
+class CachedRows:
     """Rows of one node type or relation, by id."""
 
     ids: IdMap | IdRanks
@@ -34,11 +32,6 @@ class HeldRows:
     @property
     def num_bytes(self) -> int:
         return self.ids.num_bytes + sum(table.nbytes for table in self.tables.values())
-
-    def find(self, ids: Tensor, places: Tensor) -> tuple[HeldAt, Tensor]:
-        """What is held of the ids at these places, and the places of the others."""
-        slots, hits, misses = self.ids.find(ids, places)
-        return HeldAt(self.tables, slots, hits), misses
 
 
 @dataclass
@@ -56,99 +49,41 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Wrapped:
-    """A shard of which some rows are nearer; hops and splits are what it answers."""
+class Cached(ShardWrapper):
+    """A shard of which some rows are cached here: those are copied while the others are fetched."""
 
-    shard: Shard
-
-    @property
-    def is_here(self) -> bool:
-        return self.shard.is_here
-
-    @property
-    def is_remote(self) -> bool:
-        return self.shard.is_remote
-
-    def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
-        return self.shard.begin_sample(frontiers, draw)
-
-    def lies_here(self, owner: Owner, name: str) -> bool:
-        return self.shard.lies_here(owner, name)
-
-    def locate(self, owner: Owner, ids: Tensor, places: Tensor) -> Location:
-        return self.shard.locate(owner, ids, places)
-
-    def split(self, node_type: str, name: str) -> Tensor:
-        return self.shard.split(node_type, name)
-
-    def _finish(
-        self, copies: Sequence[Finish], wanted: Sequence[Wanted], rest: Sequence[Tensor], outs: Sequence[Tensor]
-    ) -> Finish:
-        """Ask for the rest; when it is finished, copy first: the copies need no answer."""
-        remote = self.shard.begin_gather(wanted, rest, outs) if any(place.numel() for place in rest) else None
-
-        def finish() -> None:
-            try:
-                for copy in copies:
-                    copy()
-            finally:
-                if remote is not None:
-                    remote()
-
-        return finish
-
-
-@dataclass(frozen=True)
-class Cached(Wrapped):
-    """A shard of which some rows are held here: those are copied while the others are fetched."""
-
-    held: Mapping[Owner, HeldRows]
+    cached: Mapping[Owner, CachedRows]
     tally: Tally = field(default_factory=Tally)
 
-    def locate(self, owner: Owner, ids: Tensor, places: Tensor) -> Location:
-        rows = self.held.get(owner)
-        if rows is None:
-            return self.shard.locate(owner, ids, places)
-        held, misses = self._find(rows, ids, places)
-        near, others, missing = self.shard.locate(owner, ids, misses)
-        return Location(near, (held, *others), missing)
+    def look_up(self, owner: Owner, ids: Tensor, positions: Tensor) -> RowLookup:
+        if owner not in self.cached:
+            return self.shard.look_up(owner, ids, positions)
+        hits, misses = self._find(owner, ids, positions)
+        found = self.shard.look_up(owner, ids, misses)
+        return found._replace(cached=(hits, *found.cached))
 
-    def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish:
-        looked_up: dict[tuple[Owner, int, int], tuple[HeldAt, Tensor]] = {}
-        copies: list[Finish] = []
-        rest = list(places)
-        for index, ((owner, name, ids), place, out) in enumerate(zip(wanted, places, outs, strict=True)):
-            rows = self.held.get(owner)
-            if rows is None or name not in rows.tables or place.numel() == 0:
+    def begin_gather(
+        self, wanted: Sequence[Wanted], positions: Sequence[Tensor], outs: Sequence[Tensor]
+    ) -> Finish[None]:
+        looked_up: dict[tuple[Owner, int, int], tuple[CachedPositions, Tensor]] = {}
+        copies: list[Finish[None]] = []
+        rest = list(positions)
+        for index, ((owner, name, ids), own, out) in enumerate(zip(wanted, positions, outs, strict=True)):
+            if owner not in self.cached or name not in self.cached[owner].tables or own.numel() == 0:
                 continue
-            key = owner, id(ids), id(place)
+            key = owner, id(ids), id(own)
             if key not in looked_up:
-                looked_up[key] = self._find(rows, ids, place)
-            held, rest[index] = looked_up[key]
-            copies.append(partial(held.copy, name, out))
-        return self._finish(copies, wanted, rest, outs)
+                looked_up[key] = self._find(owner, ids, own)
+            hits, rest[index] = looked_up[key]
+            copies.append(partial(hits.copy, name, out))
+        return self._copy_and_gather(copies, wanted, rest, outs)
 
-    def _find(self, rows: HeldRows, ids: Tensor, places: Tensor) -> tuple[HeldAt, Tensor]:
-        held, misses = rows.find(ids, places)
-        self.tally.add(held.places.numel(), misses.numel())
-        return held, misses
-
-
-@dataclass(frozen=True)
-class Nearer(Wrapped):
-    """A remote shard of which some fields are on this host: those of edges, which come with the topology."""
-
-    near: Shard
-    fields: Collection[tuple[Owner, str]]  # that `near` has
-
-    def lies_here(self, owner: Owner, name: str) -> bool:
-        return (self.near if (owner, name) in self.fields else self.shard).lies_here(owner, name)
-
-    def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish:
-        here = [(want.owner, want.field) in self.fields for want in wanted]
-        own = [place if is_here else place[:0] for place, is_here in zip(places, here, strict=True)]
-        rest = [place[:0] if is_here else place for place, is_here in zip(places, here, strict=True)]
-        return self._finish([self.near.begin_gather(wanted, own, outs)], wanted, rest, outs)
+    def _find(self, owner: Owner, ids: Tensor, positions: Tensor) -> tuple[CachedPositions, Tensor]:
+        """Return the cached positions and the others, and count both."""
+        rows = self.cached[owner]
+        slots, hits, misses = rows.ids.find(ids, positions)
+        self.tally.add(hits.numel(), misses.numel())
+        return CachedPositions(rows.tables, slots, hits), misses
 
 
 # --- the rows that are needed most --------------------------------------------------------
@@ -216,9 +151,9 @@ def cached(
     if spared is not None and (why := _does_not_pay(remote, chosen, counts, spared)):
         warnings.warn(f"the cache of {size} stays off: {why}", stacklevel=2)
         return store
-    held: dict[Owner, HeldRows] = {name: _fill(features, name, ids, bytes_at_once) for name, ids in chosen.items()}
+    held: dict[Owner, CachedRows] = {name: _fill(features, name, ids, bytes_at_once) for name, ids in chosen.items()}
     tally = Tally()
-    shards = tuple(Cached(shard, held, tally) if shard.is_remote else shard for shard in features.shards)
+    shards = tuple(Cached(shard, held, tally) if shard.tier is Tier.REMOTE else shard for shard in features.shards)
     return replace(store, features=features.over(shards), shards=shards)
 
 
@@ -226,7 +161,7 @@ def report(store: Store) -> CacheReport | None:
     """What the cache of a store holds and how often that was enough; None where it has none."""
     for shard in store.shards:
         if isinstance(shard, Cached):
-            rows = shard.held.values()
+            rows = shard.cached.values()
             num_bytes = sum(of_type.num_bytes for of_type in rows)
             return CacheReport(sum(len(r.ids) for r in rows), num_bytes, shard.tally.hits, shard.tally.misses)
     return None
@@ -243,7 +178,7 @@ class Remote:
 
 def _remote(store: Store) -> list[Remote]:
     found = []
-    away = [held for held, shard in zip(store.ranges, store.shards, strict=False) if shard.is_remote]
+    away = [held for held, shard in zip(store.ranges, store.shards, strict=False) if shard.tier is Tier.REMOTE]
     for index, node_type in enumerate(store.schema.node_types):
         spans = tuple((h.first_nodes[index], h.first_nodes[index] + h.num_nodes[index]) for h in away)
         row_bytes = _row_bytes(node_type)
@@ -340,7 +275,7 @@ def _levels(of_type: Remote, counts: Mapping[str, Tensor], most: int) -> Iterato
         yield first, of_span.clamp(max=most)
 
 
-def _fill(features: Sharded, name: str, ids: Tensor, num_bytes: int) -> HeldRows:
+def _fill(features: Sharded, name: str, ids: Tensor, num_bytes: int) -> CachedRows:
     """Fetch rows, at most so many bytes at a time."""
     of_type = features.schema.node_type(name)
     fields = of_type.fields.items()
@@ -350,7 +285,7 @@ def _fill(features: Sharded, name: str, ids: Tensor, num_bytes: int) -> HeldRows
         some = ids[begin : begin + at_once]
         wanted = [Wanted(name, field, some) for field in tables]
         features.gather_at(wanted, [None] * len(wanted), [rows[begin : begin + at_once] for rows in tables.values()])
-    return HeldRows(_numbered(ids), tables)
+    return CachedRows(_numbered(ids), tables)
 
 
 def _numbered(ids: Tensor) -> IdMap | IdRanks:

@@ -76,8 +76,7 @@ def scan_rows(
     features: FeatureStore, owner: Owner, name: str, count: int, at_once: int | None = None
 ) -> Iterator[Tensor]:
     """All `count` rows of a field wherever they are, some at a time."""
-    described = features.schema.node_type(owner) if isinstance(owner, str) else features.schema.relation(owner)
-    step = at_once or max(1, ROW_BYTES // max(1, described.fields[name].row_bytes))
+    step = at_once or max(1, ROW_BYTES // max(1, features.schema.described(owner).fields[name].row_bytes))
     for first in range(0, max(1, count), step):
         _read_soon(features, owner, name, first, min(first + step, count))
         yield features.gather([Wanted(owner, name, torch.arange(first, min(first + step, count)))])[0]

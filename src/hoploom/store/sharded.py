@@ -1,11 +1,12 @@
-"""Several parts as one store: route ids to their part, ask, stitch the answers in order.
+"""Several shards as one store: route ids to their shard, send all requests, merge the responses in order.
 
-Costs one pass over the ids to route and one over the answers to stitch; a single part pays neither.
+Costs one pass over the ids to route and one over the answers to merge; a single part pays neither.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -15,128 +16,133 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.ops import Empty, Frontier, Picks
 from hoploom.schema import DTYPES, Owner, Schema
-from hoploom.store.base import NO_IDS, Draw, Shard, Triple, Wanted, read_wanted
+from hoploom.store.base import NO_IDS, Draw, RowLookup, Shard, Tier, Triple, Wanted, read_wanted
 from hoploom.store.format import PartRange
 
 Answer = TypeVar("Answer")
-Begin: TypeAlias = Callable[[], Callable[[], Answer]]
+Finish: TypeAlias = Callable[[], Answer]
 
 
 class Sharded:
-    """A GraphStore and FeatureStore over parts, wherever each of them lives."""
+    """A GraphStore and FeatureStore over shards of any tier."""
 
     def __init__(self, schema: Schema, shards: Sequence[Shard], ranges: Sequence[PartRange]) -> None:
         self.schema = schema
         self.shards = tuple(shards)
-        self._cuts: dict[Owner, Tensor] = {}  # where the second part begins, the third and so on
+        self._cuts: dict[Owner, Tensor] = {}  # the first ids of the second part, the third and so on
         for index, node_type in enumerate(schema.node_types):
-            self._cuts[node_type.name] = torch.tensor([held.first_nodes[index] for held in ranges[1:]]).long()
+            self._cuts[node_type.name] = torch.tensor([part.first_nodes[index] for part in ranges[1:]]).long()
         for index, relation in enumerate(schema.relations):
-            self._cuts[relation.key] = torch.tensor([held.first_edges[index] for held in ranges[1:]]).long()
+            self._cuts[relation.key] = torch.tensor([part.first_edges[index] for part in ranges[1:]]).long()
 
     def over(self, shards: Sequence[Shard]) -> "Sharded":
-        """Other shards, cut at the same places."""
+        """Return a store with other shards of the same ranges."""
         other = copy.copy(self)
         other.shards = tuple(shards)
         return other
 
-    def route(self, owner: Owner, ids: Tensor, places: Tensor | None = None) -> list[Tensor]:
-        """Per part: the positions in `ids`, or those among `places`, that it owns."""
-        return ops.route(ids, self._cuts[owner], places)
+    def route(self, owner: Owner, ids: Tensor, positions: Tensor | None = None) -> list[Tensor]:
+        """Return, per shard, the positions of its ids: of all ids, or of those at `positions`."""
+        return ops.route(ids, self._cuts[owner], positions)
+
+    def look_up(self, owner: Owner, ids: Tensor) -> RowLookup:
+        """Look up ids in all shards."""
+        routed = zip(self.shards, self.route(owner, ids), strict=True)
+        found = [shard.look_up(owner, ids, positions) for shard, positions in routed]
+        in_memory = tuple(positions for one in found for positions in one.in_memory)
+        missing = ops.joined([one.missing for one in found if one.missing.numel()])
+        return RowLookup(owner, ids, in_memory, tuple(rows for one in found for rows in one.cached), missing)
+
+    def in_memory(self, owner: Owner, name: str) -> bool:
+        """Return whether all rows of a field are in memory or mapped."""
+        return all(shard.in_memory(owner, name) for shard in self.shards)
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """One hop: one request to every shard, for all relations."""
-        places = [
+        """Sample one hop: one request to every shard, for all relations."""
+        positions = [
             None if frontier is None else self.route(node_type.name, frontier.nodes)
             for node_type, frontier in zip(self.schema.node_types, frontiers, strict=True)
         ]
-        begins: dict[int, Begin[list[Picks | None]]] = {}
+        requests: dict[int, Callable[[], Finish[list[Picks | None]]]] = {}
         for index, shard in enumerate(self.shards):
-            own = [select_frontier(f, None if p is None else p[index]) for f, p in zip(frontiers, places, strict=True)]
+            own = [
+                select_frontier(f, None if p is None else p[index]) for f, p in zip(frontiers, positions, strict=True)
+            ]
             if any(frontier is not None for frontier in own):
-                begins[index] = partial(shard.begin_sample, own, draw)
-        answers = self._ask(begins)
+                requests[index] = partial(shard.begin_sample, own, draw)
+        answers = self._send(requests)
         out: list[Picks | None] = []
         for relation, destination in enumerate(self.schema.destinations):
-            frontier, owned = frontiers[destination], places[destination]
+            frontier, routed = frontiers[destination], positions[destination]
             picks = [answers[index][relation] if index in answers else None for index in range(len(self.shards))]
-            if frontier is None or not owned:
+            if frontier is None or not routed:
                 out.append(None)
             else:
-                out.append(stitch_picks(picks, owned, frontier, counts_only=draw.counts_only))
+                out.append(merge_picks(picks, routed, frontier, counts_only=draw.counts_only))
         return out
 
     def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
-        """Rows: one request to every shard, for all fields."""
+        """Return rows: one request to every shard, for all fields."""
         wanted = read_wanted(self.schema, wanted)
         outs = [empty_rows(self.schema, owner, name, ids.numel(), empty) for owner, name, ids in wanted]
         self.gather_at(wanted, [None] * len(wanted), outs)
         return outs
 
-    def gather_at(self, wanted: Sequence[Wanted], places: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
-        """The same, straight to where they belong: outs[i], for all of wanted[i].ids or those at places[i]."""
-        self.gather_owned(wanted, self._owned(wanted, places), outs)
+    def gather_at(self, wanted: Sequence[Wanted], positions: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
+        """Write rows to outs[i], for all of wanted[i].ids or those at positions[i]."""
+        routed: dict[tuple[Owner, int, int], list[Tensor]] = {}  # once for all fields of the same ids
+        keys = [(w.owner, id(w.ids), id(own)) for w, own in zip(wanted, positions, strict=True)]
+        for key, want, own in zip(keys, wanted, positions, strict=True):
+            if key not in routed:
+                routed[key] = self.route(want.owner, want.ids, own)
+        self.gather_routed(wanted, [routed[key] for key in keys], outs)
 
-    def gather_owned(self, wanted: Sequence[Wanted], owned: Sequence[Sequence[Tensor]], outs: Sequence[Tensor]) -> None:
-        """The same, where it is known which places of wanted[i].ids each part is asked for: owned[i]."""
-        begins: dict[int, Begin[None]] = {}
+    def gather_routed(
+        self, wanted: Sequence[Wanted], routed: Sequence[Sequence[Tensor]], outs: Sequence[Tensor]
+    ) -> None:
+        """Write rows to outs[i]; routed[i] are the positions in wanted[i].ids by shard."""
+        requests: dict[int, Callable[[], Finish[None]]] = {}
         for index, shard in enumerate(self.shards):
-            own = [of_parts[index] for of_parts in owned]
-            if any(place.numel() for place in own):
-                begins[index] = partial(shard.begin_gather, wanted, own, outs)
-        self._ask(begins)
+            own = [by_shard[index] for by_shard in routed]
+            if any(positions.numel() for positions in own):
+                requests[index] = partial(shard.begin_gather, wanted, own, outs)
+        self._send(requests)
 
-    def _ask(self, begins: Mapping[int, Begin[Answer]]) -> dict[int, Answer]:
-        """The answers of these shards: remote ones have their requests first, and work while disks and memory do.
+    def _send(self, requests: Mapping[int, Callable[[], Finish[Answer]]]) -> dict[int, Answer]:
+        """Return the responses by shard. Peers get their requests first, and work while disks and memory do.
 
-        Every call begun is finished, whatever another one raises, so that no answer is left unread.
+        Every request begun is finished, even after an error, so that no response stays unread.
         """
         answers: dict[int, Answer] = {}
-        under_way: list[tuple[int, Callable[[], Answer]]] = []
+        in_flight: list[tuple[int, Finish[Answer]]] = []
         try:
-            for index in begins if len(begins) == 1 else sorted(begins, key=self._nearness):
-                under_way.append((index, begins[index]()))
-            while under_way:  # from the last one begun to the first
-                index, answer = under_way.pop()
-                answers[index] = answer()
+            for index in sorted(requests, key=lambda number: self.shards[number].tier):
+                in_flight.append((index, requests[index]()))
+            while in_flight:  # last begun, first finished
+                index, finish = in_flight.pop()
+                answers[index] = finish()
         finally:
-            if under_way:
-                with ExitStack() as left:
-                    for _, answer in under_way:
-                        left.callback(answer)
+            with ExitStack() as left:
+                for _, finish in in_flight:
+                    left.callback(finish)
         return answers
 
-    def _nearness(self, index: int) -> tuple[bool, bool]:
-        """Peers come before disks, and disks before memory."""
-        shard = self.shards[index]
-        return not shard.is_remote, shard.is_here
 
-    def _owned(self, wanted: Sequence[Wanted], places: Sequence[Tensor | None]) -> list[list[Tensor]]:
-        """Per want and part: the places that it owns, found once for all fields of the same ids."""
-        found: dict[tuple[Owner, int, int], list[Tensor]] = {}
-        owned = []
-        for (owner, _, ids), place in zip(wanted, places, strict=True):
-            key = owner, id(ids), id(place)
-            if key not in found:
-                found[key] = self.route(owner, ids, place)
-            owned.append(found[key])
-        return owned
-
-
-def select_frontier(frontier: Frontier | None, places: Tensor | None) -> Frontier | None:
-    """A part's share of a frontier; None if it has none."""
-    if frontier is None or places is None or places.numel() == 0:
+def select_frontier(frontier: Frontier | None, positions: Tensor | None) -> Frontier | None:
+    """Return a part's share of a frontier; None if it has none."""
+    if frontier is None or positions is None or positions.numel() == 0:
         return None
-    if _are_all(places, frontier):
+    if _are_all(positions, frontier):
         return frontier
-    return Frontier(*(None if column is None else ops.select(column, places) for column in frontier))  # type: ignore[arg-type]
+    columns = (None if column is None else ops.select(column, positions) for column in frontier)
+    return Frontier(*columns)  # type: ignore[arg-type]
 
 
-def stitch_picks(
-    parts: Sequence[Picks | None], places: Sequence[Tensor], frontier: Frontier, *, counts_only: bool = False
+def merge_picks(
+    parts: Sequence[Picks | None], positions: Sequence[Tensor], frontier: Frontier, *, counts_only: bool = False
 ) -> Picks | None:
-    """The parts' picks in the frontier's order."""
-    answered = [(place, picks) for picks, place in zip(parts, places, strict=True) if picks is not None]
+    """Return the picks of all parts in the frontier's order."""
+    answered = [(own, picks) for picks, own in zip(parts, positions, strict=True) if picks is not None]
     if not answered:
         return None
     if _are_all(answered[0][0], frontier):
@@ -144,18 +150,78 @@ def stitch_picks(
     if not counts_only:
         return ops.stitch(answered, frontier.nodes.numel())
     counts = torch.zeros_like(frontier.nodes)
-    for place, picks in answered:
-        ops.scatter_rows(picks.counts, place, counts)
+    for own, picks in answered:
+        ops.scatter_rows(picks.counts, own, counts)
     return Picks(counts, NO_IDS, NO_IDS)
 
 
-def _are_all(places: Tensor, frontier: Frontier) -> bool:
-    """Whether places are all those of a frontier, in order."""
-    return places.numel() == frontier.nodes.numel() and ops.is_counting(places)
+def _are_all(positions: Tensor, frontier: Frontier) -> bool:
+    """Return whether positions are all those of a frontier, in order."""
+    return positions.numel() == frontier.nodes.numel() and ops.is_counting(positions)
 
 
 def empty_rows(schema: Schema, owner: Owner, name: str, count: int, empty: Empty = ops.empty) -> Tensor:
-    """Memory for rows of a field."""
-    described = schema.node_type(owner) if isinstance(owner, str) else schema.relation(owner)
-    of_field = described.fields[name]
-    return empty((count, *of_field.shape), DTYPES[of_field.dtype])
+    """Allocate memory for `count` rows of a field."""
+    field = schema.described(owner).fields[name]
+    return empty((count, *field.shape), DTYPES[field.dtype])
+
+
+# --- shards over other shards ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ShardWrapper:
+    """A shard of which some rows are also stored nearer; hops and splits are the inner shard's."""
+
+    shard: Shard
+
+    @property
+    def tier(self) -> Tier:
+        return self.shard.tier
+
+    def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Finish[list[Picks | None]]:
+        return self.shard.begin_sample(frontiers, draw)
+
+    def in_memory(self, owner: Owner, name: str) -> bool:
+        return self.shard.in_memory(owner, name)
+
+    def look_up(self, owner: Owner, ids: Tensor, positions: Tensor) -> RowLookup:
+        return self.shard.look_up(owner, ids, positions)
+
+    def split(self, node_type: str, name: str) -> Tensor:
+        return self.shard.split(node_type, name)
+
+    def _copy_and_gather(
+        self, copies: Sequence[Finish[None]], wanted: Sequence[Wanted], rest: Sequence[Tensor], outs: Sequence[Tensor]
+    ) -> Finish[None]:
+        """Request the rest from the inner shard; the returned function makes the copies, then finishes the request."""
+        inner = self.shard.begin_gather(wanted, rest, outs) if any(own.numel() for own in rest) else None
+
+        def finish() -> None:
+            try:
+                for copy_rows in copies:
+                    copy_rows()
+            finally:
+                if inner is not None:
+                    inner()
+
+        return finish
+
+
+@dataclass(frozen=True)
+class LocalEdgeFields(ShardWrapper):
+    """A remote shard whose edge fields are on this host, beside the topology."""
+
+    local: Shard
+    fields: Collection[tuple[Owner, str]]  # that `local` has
+
+    def in_memory(self, owner: Owner, name: str) -> bool:
+        return (self.local if (owner, name) in self.fields else self.shard).in_memory(owner, name)
+
+    def begin_gather(
+        self, wanted: Sequence[Wanted], positions: Sequence[Tensor], outs: Sequence[Tensor]
+    ) -> Finish[None]:
+        are_local = [(want.owner, want.field) in self.fields for want in wanted]
+        own = [p if is_local else p[:0] for p, is_local in zip(positions, are_local, strict=True)]
+        rest = [p[:0] if is_local else p for p, is_local in zip(positions, are_local, strict=True)]
+        return self._copy_and_gather([self.local.begin_gather(wanted, own, outs)], wanted, rest, outs)

@@ -1,6 +1,6 @@
 """What a user holds: a graph with its features, labels and splits, wherever they live."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -34,22 +34,27 @@ from hoploom.store.budget import (
     Budget,
     disk_figures,
     largest_file,
-    on_disk,
+    open_on_disk,
     plan_budget,
     read_memory,
     read_scratch,
     warm_up,
 )
 from hoploom.store.format import Manifest, PartRange
-from hoploom.store.mapping import check_manifest, exceeds_memory, open_part, open_topology
-from hoploom.store.on_disk import OnDisk
+from hoploom.store.mapping import (
+    check_manifest,
+    exceeds_memory,
+    held_parts,
+    open_part,
+    open_topology,
+    topology_fits,
+)
 from hoploom.store.scan import Loops, covers, loops_of
-from hoploom.store.sharded import Sharded
+from hoploom.store.sharded import LocalEdgeFields, Sharded
 from hoploom.store.views import Explored
 from hoploom.store.write import write_parts
 
 if TYPE_CHECKING:
-    import networkx
     from torch_geometric.data import Data, HeteroData
 
 
@@ -213,10 +218,6 @@ class Store(Explored):
         """The whole graph as PyG's own Data or HeteroData, in memory."""
         return to_pyg.to_pyg(self)
 
-    def to_networkx(self, fields: Sequence[str] = ()) -> "networkx.Graph":
-        """The whole graph for NetworkX, up to 100,000 nodes and edges, with these fields of nodes and edges."""
-        return to_pyg.to_networkx(self, fields)
-
     def save(self, path: str | Path) -> "Store":
         """Save the store in a new directory, and return it opened from there."""
         owners: list[tuple[Owner, NodeType | Relation]] = [(t.name, t) for t in self.schema.node_types]
@@ -245,41 +246,33 @@ def open_store(
     memory: int | str | None = None,
     scratch: str | Path | None = None,
 ) -> Store:
-    """Open a store from a directory. It is mapped and not loaded, so this is fast for any size.
-
-    With `parts`, only these parts are opened, and only their folders are needed. Ids and schema stay those of the whole
-    store. Splits have the members in these parts. Reading anything of another part raises a StoreError. With
-    `topology="all"`, the edges of the other parts are opened too, so sampling sees every edge; their fields are not.
-
-    `memory` is for a graph larger than memory: what this process may hold of the store, beside the batches. What does
-    not fit is read from the disk as batches need it, many reads at once. Batches stay the same. `scratch` is a folder
-    on a disk with room: what coming batches read is copied there in the order in which they need it.
-
-    >>> store = hoploom.open("papers.store")
-    >>> store = hoploom.open("papers.store", parts=[2])
-    >>> store = hoploom.open("papers.store", parts=[2], topology="all")
-    >>> store = hoploom.open("papers.store", memory="6GB")
-    >>> store = hoploom.open("papers.store", memory="6GB", scratch="/mnt/nvme")
-    """
+    """Open a store from a directory: `hoploom.open` without a context, which explains the arguments."""
     folder = Path(path)
     manifest = layout.read_manifest(folder)
     check_manifest(folder, manifest)
     if topology not in ("own", "all"):
         raise ConfigError(f"topology is {topology!r:.80}; choose 'own' or 'all'")
-    everything = range(len(manifest.parts))
+    schema, everything = manifest.schema, range(len(manifest.parts))
     numbers = tuple(everything) if parts is None else _checked_parts(parts, len(everything))
-    whole_topology = topology == "all"
-    scattered = exceeds_memory(manifest, numbers, whole_topology=whole_topology)
-    held = {number: open_part(folder, manifest, number, scattered=scattered) for number in numbers}
-    if len(held) == len(everything):
-        opened = replace(assemble(manifest.schema, list(held.values())), identity=manifest.identity, path=folder)
+    all_lists = topology == "all"
+    scattered = exceeds_memory(manifest, numbers, whole_topology=all_lists)
+    own = {number: open_part(folder, manifest, number, scattered=scattered) for number in numbers}
+    if len(own) == len(everything):
+        store = replace(assemble(schema, list(own.values())), identity=manifest.identity, path=folder)
     else:
-        opened = _open_some(folder, manifest, held, whole_topology=whole_topology, scattered=scattered)
+        shards = tuple(own.get(number) or Absent(schema, number, numbers) for number in everything)
+        lists = tuple(own.values())
+        if all_lists:
+            lists = tuple(own.get(n) or open_topology(folder, manifest, n, scattered=scattered) for n in everything)
+        features = Sharded(schema, shards, manifest.parts)
+        graph = features.over(lists) if all_lists else features
+        store = Store(schema, graph, features, tuple(own.values()), manifest.identity, manifest.parts, shards, lists)
+        store = replace(store, path=folder)
     if memory is None:
         if scratch is not None:
             raise ConfigError("scratch is for a store with a budget of memory; give memory too, or leave scratch out")
-        return opened
-    return replace(_within(opened, manifest, memory), scratch=None if scratch is None else read_scratch(scratch))
+        return store
+    return replace(_within(store, manifest, memory), scratch=None if scratch is None else read_scratch(scratch))
 
 
 def _checked_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:
@@ -293,52 +286,67 @@ def _checked_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:
     return numbers
 
 
-def _open_some(
-    folder: Path, manifest: Manifest, held: Mapping[int, Part], *, whole_topology: bool, scattered: bool
-) -> Store:
-    """Some parts of several, and of the others their topology or nothing."""
-    schema, everything = manifest.schema, range(len(manifest.parts))
-    shards = [held.get(number) or Absent(schema, number, tuple(held)) for number in everything]
-    graph = features = Sharded(schema, shards, manifest.parts)
-    topology = tuple(held.values())
-    if whole_topology:
-        topology = tuple(
-            held.get(number) or open_topology(folder, manifest, number, scattered=scattered) for number in everything
-        )
-        graph = features.over(topology)
-    return Store(
-        schema,
-        graph,
-        features,
-        tuple(held.values()),
-        identity=manifest.identity,
-        path=folder,
-        ranges=manifest.parts,
-        shards=tuple(shards),
-        topology=topology,
-    )
-
-
 def _within(store: Store, manifest: Manifest, memory: int | str) -> Store:
-    """The store with what does not fit a budget read from the disk."""
-    budget = plan_budget(store.topology, store.topology, read_memory(memory))
-    if budget.holds_all or store.path is None:
+    """Return the store with a budget: what does not fit is read from the disk."""
+    assert store.path is not None
+    budget = plan_budget(store.topology, read_memory(memory))
+    if budget.holds_all:
         columns = [column for part in store.topology for lists in part.lists for column in lists.columns]
         warm_up(columns + [table.rows for part in store.parts for table in part.tables.values()])
         return replace(store, budget=budget)
     figures = disk_figures(largest_file(store.path, manifest))
     reads = Reads(figures.gap, figures.bytes_per_second)
-
-    def far_of(number: int, part: Part) -> OnDisk:
-        assert store.path is not None
-        return on_disk(store.path, manifest, number, part, budget, reads)
-
-    shards = [far_of(number, s) if isinstance(s, Part) else s for number, s in enumerate(store.shards)]
+    all_lists = len(store.topology) > len(store.parts)
+    on_disk = {
+        id(part): open_on_disk(store.path, manifest, number, part, budget, reads)
+        for number, part in enumerate(store.topology if all_lists else store.shards)
+        if isinstance(part, Part)
+    }
+    shards = tuple(on_disk.get(id(shard), shard) for shard in store.shards)
     features = graph = Sharded(store.schema, shards, store.ranges)
-    if len(store.topology) == len(shards) > len(store.parts):  # the edges of all parts, the rows of some
-        own = {id(part) for part in store.parts}
-        lists = enumerate(store.topology)
-        graph = features.over([shards[n] if id(part) in own else far_of(n, part) for n, part in lists])
-    opened = {id(shard): shard for shard in (*graph.shards, *shards) if isinstance(shard, OnDisk)}
-    warm_up([tensor for shard in opened.values() for tensor in shard.near()])
-    return replace(store, graph=graph, features=features, shards=tuple(shards), budget=budget, reads=reads)
+    if all_lists:
+        graph = features.over([on_disk[id(part)] for part in store.topology])
+    warm_up([tensor for shard in on_disk.values() for tensor in shard.near()])
+    return replace(store, graph=graph, features=features, shards=shards, budget=budget, reads=reads)
+
+
+# --- some parts here, the others on other hosts ---------------------------------------------
+
+Topology = Literal["auto", "local", "parted"]
+
+
+def check_topology(topology: object) -> None:
+    """Raise ConfigError for a topology that is not one of these words."""
+    if topology not in ("auto", "local", "parted"):
+        raise ConfigError(f"topology is {topology!r}; choose 'auto', 'local' or 'parted'")
+
+
+def open_own(
+    folder: Path, parts: Sequence[int] | None, topology: Topology, memory: int | str | None
+) -> tuple[Store, list[int]]:
+    """Open these parts, or those whose files are here, and the edges of all parts if `topology` says so.
+
+    Also return the numbers of the parts.
+    """
+    budget = None if memory is None else read_memory(memory)
+    given = held_parts(folder) if parts is None else parts
+    all_lists = topology == "local" or (topology == "auto" and topology_fits(folder, budget))
+    mapped = open_store(folder, parts=given, topology="all" if all_lists else "own", memory=budget)
+    return mapped, sorted(set(map(int, given)))  # open_store has checked them
+
+
+def join_parts(local: Store, own: Sequence[int], remote: Callable[[int], Shard]) -> Store:
+    """Return the store of this host's `own` parts and of the shards that `remote` makes for the other numbers."""
+    all_lists = len(local.topology) == len(local.ranges)
+    shards: list[Shard] = []
+    for number, shard in enumerate(local.shards):
+        if number in own:
+            shards.append(shard)
+        elif all_lists:
+            assert isinstance(local.graph, Sharded)
+            fields = local.topology[number].tables.keys()
+            shards.append(LocalEdgeFields(remote(number), local.graph.shards[number], fields))
+        else:
+            shards.append(remote(number))
+    sharded = Sharded(local.schema, shards, local.ranges)
+    return replace(local, graph=local.graph if all_lists else sharded, features=sharded, shards=tuple(shards))

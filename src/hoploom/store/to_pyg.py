@@ -1,10 +1,10 @@
-"""A store, or the part of it between some nodes, as PyG's Data or HeteroData in memory, and as a NetworkX graph.
+"""A store, or the part of it between some nodes, as PyG's Data or HeteroData in memory.
 
 Edges come in your own order where the store has one, else in the store's. Everything is copied: this is for looking at
 a graph, and for graphs that fit into memory; training goes through a loader.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,6 @@ from hoploom.system import require_memory
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
-MOST_DRAWN = 100_000  # nodes and edges that NetworkX is given
 LESS = "take a part of it with store.subgraph(ids), or batches from hoploom.NeighborLoader(store, ...)"
 
 
@@ -30,48 +29,6 @@ def to_pyg(store: Explored) -> "Data | HeteroData":
     nodes = {t.name: torch.arange(t.num_nodes) for t in store.schema.node_types}
     _require_memory(_node_bytes(store, nodes) + sum(edges))
     return _data(store, nodes)
-
-
-def to_networkx(store: Explored, fields: Sequence[str]) -> Any:
-    """The whole graph for NetworkX, every edge of it; ConfigError beyond MOST_DRAWN nodes and edges."""
-    if store.num_nodes + store.num_edges > MOST_DRAWN:
-        raise ConfigError(
-            f"the graph has {store.num_nodes:,} nodes and {store.num_edges:,} edges, more than {MOST_DRAWN:,} together "
-            "for NetworkX; take a part of it: torch_geometric.utils.to_networkx(store.subgraph(ids))"
-        )
-    schema = store.schema
-    known = {name for t in schema.node_types for name in t.fields} - {EDGE_ID}
-    known |= {name for relation in schema.relations for name in relation.fields} - {EDGE_ID}
-    if isinstance(fields, str) or not set(fields) <= known:
-        raise ConfigError(f"fields is {fields!r:.80}; give a list of names, of {sorted(known)}")
-    import networkx  # torch brings it along
-
-    data: Any = to_pyg(store)
-    nodes: list[tuple[int, dict[str, Any]]] = []
-    edges: list[tuple[int, int, dict[str, Any]]] = []
-    first: dict[str, int] = {}
-    kind: dict[str, Any]
-    for of in schema.node_types:
-        first[of.name] = len(nodes)
-        holder, kind = (data, {}) if schema.homogeneous else (data[of.name], {"type": of.name})
-        attributes = _attributes(holder, [name for name in fields if name in of.fields], of.num_nodes, kind)
-        nodes += enumerate(attributes, len(nodes))
-    for relation in schema.relations:
-        holder, kind = (data, {}) if schema.homogeneous else (data[relation.key], {"type": relation.key})
-        ends = (holder.edge_index + torch.tensor([[first[relation.source]], [first[relation.destination]]])).tolist()
-        names = [name for name in fields if name in relation.fields]
-        edges += zip(*ends, _attributes(holder, names, relation.num_edges, kind), strict=True)
-    has_parallel = len({edge[:2] for edge in edges}) < len(edges)
-    graph = networkx.MultiDiGraph() if has_parallel else networkx.DiGraph()
-    graph.add_nodes_from(nodes)
-    graph.add_edges_from(edges)
-    return graph
-
-
-def _attributes(holder: Any, names: Sequence[str], count: int, kind: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What NetworkX keeps of every node or edge: its type, if there are several, and these fields."""
-    columns = {name: holder[name].tolist() for name in names}
-    return [{**kind, **{name: column[row] for name, column in columns.items()}} for row in range(count)]
 
 
 def _node_bytes(store: Explored, nodes: Mapping[str, Tensor]) -> int:

@@ -91,7 +91,7 @@ def test_types_share_the_bytes_by_how_often_their_rows_are_asked_for(library_sto
     held = cached(store, 10 * (_row_bytes(store, "paper") + 24), counts)
     (shard, *_) = held.shards
     assert isinstance(shard, Cached)
-    assert {name: rows.ids.ids.tolist() for name, rows in shard.held.items()} == {"paper": list(range(10))}
+    assert {name: rows.ids.ids.tolist() for name, rows in shard.cached.items()} == {"paper": list(range(10))}
 
 
 def _row_bytes(store: Store, name: str) -> int:

@@ -46,7 +46,7 @@ def _batches(store: Store, **options: object) -> list[object]:
 def test_memory_takes_edges_then_small_fields_then_the_first_rows(path: Path) -> None:
     begins, lists, rows = _sizes(path)
     whole = hoploom.open(path)
-    few, half = (plan_budget(whole.topology, whole.parts, begins + int(share * lists)) for share in (0.2, 2.5))
+    few, half = (plan_budget(whole.parts, begins + int(share * lists)) for share in (0.2, 2.5))
     assert 0.1 < few.lists < 0.2  # the window has a quarter
     assert (few.rows, few.small_fields) == (0.0, False)
     assert half.lists == 1

@@ -123,7 +123,6 @@ def test_rows_iterate_and_are_an_array(store: Store) -> None:
         (lambda s: s.neighbors(12), ["node is 12", "below 12"]),
         (lambda s: s.subgraph([1, 1]), ["twice", "unique()"]),
         (lambda s: s.subgraph("training"), ["'training'", "'train'"]),
-        (lambda s: s.to_networkx(["z"]), ["'z'", "'edge_attr'"]),
     ],
 )
 def test_what_a_store_does_not_have_is_named(store: Store, ask: Callable[[Store], Any], words: list[str]) -> None:
@@ -228,32 +227,6 @@ def test_a_subgraph_is_pygs(store: Store, books: Store) -> None:
         assert torch.equal(found[key].edge_index, expected[key].edge_index)
         assert torch.equal(found[key].edge_attr, expected[key].edge_attr)
     assert torch.equal(store.subgraph("train").n_id, store.split("train"))
-
-
-def test_small_graphs_go_to_networkx_and_large_ones_say_how(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = store.to_networkx(["y"])
-    assert (graph.number_of_nodes(), graph.number_of_edges()) == (12, 24)
-    assert graph.nodes[3] == {"y": 3}
-    monkeypatch.setattr("hoploom.store.to_pyg.MOST_DRAWN", 30)
-    with pytest.raises(ConfigError, match=r"12 nodes and 24 edges, more than 30 .*store.subgraph"):
-        store.to_networkx()
-
-
-def test_every_edge_goes_to_networkx_with_the_fields_of_its_type(books: Store) -> None:
-    twice = hoploom.from_tensors({"x": torch.zeros(3, 1)}, torch.tensor([[0, 0, 1], [1, 1, 2]])).to_networkx()
-    assert sorted(twice.edges()) == [(0, 1), (0, 1), (1, 2)]
-    graph = books.to_networkx(["year", "edge_attr"])
-    assert (graph.number_of_nodes(), graph.number_of_edges()) == (books.num_nodes, books.num_edges)
-    years = [given["year"] for _, given in graph.nodes(data=True) if given["type"] == "paper"]
-    assert years == library()["paper"].year.tolist()
-    assert not any("year" in given for _, given in graph.nodes(data=True) if given["type"] != "paper")
-    writes = library()[AUTHORS]
-    kept = [(given["edge_attr"], of) for *of, given in graph.edges(data=True) if given["type"] == AUTHORS]
-    ends = writes.edge_index + torch.tensor([[0], [books["author"].num_nodes]])
-    assert sorted(kept) == sorted(zip(writes.edge_attr.tolist(), ends.t().tolist(), strict=True))
-    for wrong in ("year", ["edge_id"], ["z"]):
-        with pytest.raises(ConfigError, match="give a list of names"):
-            books.to_networkx(wrong)
 
 
 def test_what_does_not_fit_into_memory_is_not_begun(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

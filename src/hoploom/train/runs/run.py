@@ -24,7 +24,7 @@ from hoploom.gpu.whole_step.recordable import prepare
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
 from hoploom.ranks.context import Context
 from hoploom.store import Store
-from hoploom.store.base import Part
+from hoploom.store.base import Part, Tier
 from hoploom.store.check import Verification
 from hoploom.store.format import write_whole
 from hoploom.store.on_disk import OnDisk
@@ -275,7 +275,7 @@ def _check_kernels_run(run_file: RunFile, name: str, device: torch.device) -> No
 def with_cache(run_file: RunFile, goal: Goal, context: Context) -> Goal:
     """The goal, with a cache of the remote rows that this rank will need most."""
     size, store = run_file.cluster.cache, goal.store
-    if size is None or not any(shard.is_remote for shard in store.shards):
+    if size is None or all(shard.tier > Tier.REMOTE for shard in store.shards):
         return goal
     return replace(goal, store=cached(store, size, _counts(run_file, goal, context)))
 
