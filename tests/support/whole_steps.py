@@ -92,7 +92,7 @@ def taken(
 
 
 def end_epoch(learner: Learner) -> None:
-    standing = learner.standing
+    standing = learner.progress
     standing.epoch, standing.loss_sum, standing.rows = standing.epoch + 1, 0.0, 0
 
 

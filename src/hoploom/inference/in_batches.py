@@ -18,7 +18,7 @@ from hoploom.inference.layerwise import Predict, Progress, folder_of, ids_of
 from hoploom.load import NeighborLoader
 from hoploom.load.loader import Loader
 from hoploom.store import Store
-from hoploom.train.calling import called
+from hoploom.train.batch_adapter import adapted
 from hoploom.train.tasks import NodeTask, Task
 
 MakeLoader = Callable[[str | None], Loader]  # of `input_nodes`: all nodes of a type; None: of a store with one type
@@ -48,7 +48,7 @@ class InBatches:
 
     def __post_init__(self) -> None:
         for name, loader in self.loaders.items():
-            if loader.drop_last or getattr(called(self.model, loader), "takes_links", False):
+            if loader.drop_last or getattr(adapted(self.model, loader), "takes_links", False):
                 why = (
                     "the loader has drop_last=True" if loader.drop_last else f"{type(self.model).__name__} scores links"
                 )
@@ -100,7 +100,7 @@ class InBatches:
     def _rows(self, name: str, steps: range) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield nodes [n] and the model's rows of them [n, channels], batch by batch."""
         loader = self.loaders[name]
-        model = called(self.model, loader)
+        model = adapted(self.model, loader)
         for batch in loader.steps(steps, dealt=False):
             storage = batch[name] if isinstance(batch, HeteroData) else batch
             count = int(storage.batch_size)

@@ -31,7 +31,7 @@ from hoploom.store import Store
 from hoploom.store.budget import little_idle
 from hoploom.store.format import sync_folder
 from hoploom.train.evaluation import evaluating
-from hoploom.train.journal import bar
+from hoploom.train.journal import progress_bar
 from hoploom.train.tasks import NodeTask, Task
 
 Column = Literal["embedding", "output", "prediction"]
@@ -248,7 +248,7 @@ def _publish(folder: Path, target: Path) -> None:
 @contextmanager
 def _bar(*, shown: bool, unit: str = "rows") -> Iterator[Progress]:
     """What shows how far this rank is with its share."""
-    with bar(sys.stderr, 0, shown=shown) as drawn:
+    with progress_bar(sys.stderr, 0, shown=shown) as drawn:
         drawn.bar_format = f"[{{bar:20}}]  {{n:,}} of {{total:,}} {unit}  {{remaining}} left"
 
         def show(done: int, total: int) -> None:

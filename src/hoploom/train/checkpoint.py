@@ -1,33 +1,61 @@
-"""Checkpoints: the state of a run's parts in one file, written by rank 0, read whole by every rank.
+"""Checkpoints: the state of a run's parts as one safetensors file, written by rank 0 and read whole by every rank.
 
-They are apart from the learner since who only saves them need not import PyG, which takes seconds.
+Any safetensors reader sees the tensors; the structure around them is JSON in the file's metadata: keys of any scalar
+type, tuples, NaN and infinity survive, aliased tensors are written twice. A checksum covers all of it, which costs one
+more pass over the bytes. Models cut by torch's fully_shard are saved whole, so every rank holds the state once.
+
+This module imports no PyG, which takes seconds: a program that only saves checkpoints does without it.
 """
 
+import json
 import math
+import numbers
 import time
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from hoploom.errors import ConfigError, HoploomError, StoreError
 from hoploom.ranks.collectives import all_or_none
 from hoploom.ranks.context import Context, unwrap
-from hoploom.train import tensorfile
-from hoploom.train.sharding import cut_as, is_sharded, whole
+from hoploom.store.format import regular, write_whole
 
 FORMAT = 1
 MINUTES = 5.0  # between two checkpoints
-MALFORMED = (ValueError, RuntimeError, LookupError, TypeError, AttributeError)  # raised for states of wrong types
 COST = 0.01  # the largest share of the time that writing them may take
+MALFORMED = (ValueError, RuntimeError, LookupError, TypeError, AttributeError)  # raised for states of wrong types
+SAVED_KINDS = {"TrainingProgress": "Standing"}  # classes that have another name in checkpoints
+DEPTH_LIMIT = 64  # of the nesting of a state that is written
+DTYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Stateful(Protocol):
-    """What can be saved: a model, an optimizer, a scheduler, a loader, ..."""
+    """An object that can be saved: a model, an optimizer, a scheduler, a loader, ..."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
     def load_state_dict(self, state: Any, /) -> Any: ...
@@ -45,7 +73,7 @@ class Checkpoint:
         self.folder, self._context = Path(folder), context
 
     def path(self, name: str) -> Path:
-        """The path of the checkpoint with this name; the file need not exist."""
+        """Return the path of the checkpoint with this name; the file need not exist."""
         if name != Path(name).name or name.startswith(".") or not name:
             raise ConfigError(f"a checkpoint cannot be called {name!r}; give a plain name, e.g. 'last'")
         return self.folder / f"{name}.safetensors"
@@ -59,11 +87,11 @@ class Checkpoint:
         random = _random_states(self._context)
         with all_or_none(self._context, f"writing {path}"):
             if self._context.is_main or any(is_sharded(owner) for owner in parts.values()):
-                states = {part: whole(dict(_unwrapped(owner).state_dict())) for part, owner in parts.items()}
+                states = {part: _whole(dict(_unwrapped(owner).state_dict())) for part, owner in parts.items()}
             if self._context.is_main:
                 kinds = {part: _kind(owner) for part, owner in parts.items()}
                 state = {"format": FORMAT, "parts": states, "kinds": kinds, "extra": extra, "random": random}
-                tensorfile.write(path, state, first=second[0] if second else None)
+                write_state(path, state, first=second[0] if second else None)
 
     def restore(self, name: str, parts: Mapping[str, Stateful]) -> dict[str, Any] | None:
         """Restore the parts and return `extra`; None if there is no such checkpoint. All ranks call.
@@ -80,12 +108,13 @@ class Checkpoint:
                 "put the folder on a file system that all ranks share"
             )
         with all_or_none(self._context, f"reading {path}"):
-            state = _checked(path, tensorfile.read(path))
+            state = read_state(path)
             try:
-                for part in parts:
-                    _check_part(path, state, part, _unwrapped(parts[part]))
+                _check_format(path, state)
                 for part, owner in parts.items():
-                    _load(path, part, _unwrapped(owner), cut_as(owner, state["parts"][part]))
+                    _check_part(path, state, part, _unwrapped(owner))
+                for part, owner in parts.items():
+                    _load(path, part, _unwrapped(owner), _cut_as(owner, state["parts"][part]))
                 _set_random_states(self._context, state["random"])
             except HoploomError:
                 raise
@@ -95,34 +124,19 @@ class Checkpoint:
         return extra
 
 
-@dataclass(frozen=True)
-class SavedAt:
-    """Where training stood when it was saved; both count from 1."""
-
-    epoch: int
-    step: int
-
-
-def saved_place(path: Path) -> SavedAt | None:
-    """Where training stood, from the header alone; None where nothing whole is there."""
-    with suppress(StoreError, *MALFORMED):
-        standing = tensorfile.read_tree(path)["parts"]["standing"]
-        return SavedAt(int(standing["epoch"]) + (int(standing["rows"]) > 0), int(standing["steps"]))
-    return None
-
-
 def last_good(path: Path | None) -> str:
-    """What there is to go on from, for messages."""
-    place = None if path is None else saved_place(path)
-    if place is None:
-        return "there is no checkpoint"
-    return f"the last good checkpoint is {path}, of epoch {place.epoch}, step {place.step}"
+    """Return words for an error message: the checkpoint that training can continue from, with its epoch and step."""
+    with suppress(StoreError, *MALFORMED):
+        saved = _read_structure(path)["parts"]["standing"] if path is not None else {}
+        epoch, step = int(saved["epoch"]) + (int(saved["rows"]) > 0), int(saved["steps"])
+        return f"the last good checkpoint is {path}, of epoch {epoch}, step {step}"
+    return "there is no checkpoint"
 
 
 class SaveClock:
-    """When a checkpoint within an epoch is due, by this process's clock: after the first step, then every few minutes.
+    """The time of the next checkpoint within an epoch: after the first step, then every few minutes; 0 minutes: never.
 
-    Less often where writing one takes more than 1 % of that time. 0 minutes: never.
+    The pause grows if writing a checkpoint takes more than 1 % of it.
     """
 
     def __init__(self, minutes: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -135,7 +149,7 @@ class SaveClock:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Within: a checkpoint is written."""
+        """Measure how long this block takes to write a checkpoint, and set the time of the next one."""
         began = self._clock()
         yield
         ended = self._clock()
@@ -148,19 +162,18 @@ def _unwrapped(part: Any) -> Any:
 
 
 def _kind(part: Any) -> str:
-    """What must be the same to be restored; a model is compared by its parameters."""
-    return "" if isinstance(part, nn.Module) else type(part).__name__
+    """Return the class of a part, which must be the same to be restored; a model is compared by its parameters."""
+    name = type(part).__name__
+    return "" if isinstance(part, nn.Module) else SAVED_KINDS.get(name, name)
 
 
-def _checked(path: Path, state: Any) -> dict[str, Any]:
+def _check_format(path: Path, state: Any) -> None:
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
         raise StoreError(f"{path} is no checkpoint; give another one")
     if state["format"] > FORMAT:
         raise StoreError(f"{path} has format {state['format']}, this Hoploom reads up to {FORMAT}; update Hoploom")
-    names = ("parts", "kinds", "extra", "random")
-    if not all(isinstance(state.get(name), dict) for name in names):
+    if not all(isinstance(state.get(name), dict) for name in ("parts", "kinds", "extra", "random")):
         raise StoreError(f"{path} is incomplete; take another checkpoint")
-    return state
 
 
 def _check_part(path: Path, state: dict[str, Any], part: str, owner: Any) -> None:
@@ -205,7 +218,7 @@ def _load(path: Path, part: str, owner: Any, state: Any) -> None:
 
 
 def _random_states(context: Context) -> dict[str, list[Tensor]]:
-    """The state of torch's generators on every rank."""
+    """Return the state of torch's generators on every rank."""
     states = {"cpu": context.gather(torch.get_rng_state())}
     if context.device.type == "cuda":
         states["cuda"] = context.gather(torch.cuda.get_rng_state(context.device))
@@ -218,3 +231,206 @@ def _set_random_states(context: Context, states: Mapping[str, list[Tensor]]) -> 
     torch.set_rng_state(states["cpu"][context.rank])
     if context.device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"][context.rank], context.device)
+
+
+# --- sharded models ------------------------------------------------------------------------------
+
+
+def check_sharding(model: nn.Module) -> None:
+    """Raise ConfigError for the older FSDP, whose state and forward need calls of its own on all ranks."""
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise ConfigError(
+            "the model is a FullyShardedDataParallel, which neither fit, evaluate nor Checkpoint can take; use "
+            "torch.distributed.fsdp.fully_shard(model), or context.wrap(model) where the model fits on every rank"
+        )
+
+
+def is_sharded(part: Any) -> bool:
+    """Return whether each rank holds a share of the parameters of this model or optimizer."""
+    if isinstance(part, nn.Module):
+        check_sharding(part)
+    return any(_is_cut(parameter) for parameter in _parameters(part))
+
+
+def _parameters(part: Any) -> list[Tensor]:
+    if isinstance(part, nn.Module):
+        return list(part.parameters())
+    if isinstance(part, torch.optim.Optimizer):
+        return [parameter for group in part.param_groups for parameter in group["params"]]
+    return []
+
+
+def _is_cut(value: Any) -> bool:
+    """Return whether a value is a DTensor, without the import, which takes a while."""
+    return hasattr(value, "full_tensor")
+
+
+def _whole(state: Any) -> Any:
+    """Return a state with whole tensors. All ranks call."""
+    if isinstance(state, dict) and not isinstance(state, Counter):
+        return {key: _whole(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(map(_whole, state))
+    return state.full_tensor() if _is_cut(state) else state
+
+
+def _cut_as(part: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a saved state in which the sharded tensors of a model or an optimizer are this rank's shares."""
+    if not is_sharded(part):
+        return state
+    if isinstance(part, nn.Module):
+        mine = part.state_dict()
+        return {name: _cut(value, mine[name]) for name, value in state.items()}
+    kept = {
+        number: {name: _cut(value, parameter) for name, value in state["state"][number].items()}
+        for number, parameter in enumerate(_parameters(part))
+        if number in state["state"]
+    }
+    return {**state, "state": kept}
+
+
+def _cut(value: Any, like: Any) -> Any:
+    if not (_is_cut(like) and isinstance(value, Tensor) and value.shape == like.shape):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def write_state(path: Path, state: Any, *, first: Path | None = None) -> None:
+    """Write a nested state with tensors; the old file stays until the new one is whole and on the disk.
+
+    `first` is a second file with the same bytes, written before `path`; it is no link, so one damage leaves the other.
+    """
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_encoded(state, (), tensors), separators=(",", ":"))
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPE_NAMES:
+            raise ConfigError(f"the state holds a tensor of {tensor.dtype} at {name!r}; convert it, e.g. to float64")
+    entries, raw = _entries(tensors), [*map(_raw, tensors.values())]
+    metadata = {"tree": text, "crc32": _checksum(text, entries, raw)}
+    header = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # the data begin at a multiple of eight bytes
+    for file in filter(None, (first, path)):
+        write_whole(file, (len(header).to_bytes(8, "little"), header, *raw))
+
+
+def read_state(path: Path) -> Any:
+    """Return the state in a file; raise StoreError if the file is missing, damaged, or of another program."""
+    try:
+        with safe_open(regular(path), framework="pt", backend="pread") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
+        if not {"tree", "crc32"} <= set(metadata):
+            raise StoreError("its header holds no state, it is not from Hoploom")
+        if not set(DTYPE_NAMES).issuperset(tensor.dtype for tensor in tensors.values()):
+            raise StoreError("it holds tensors of a dtype that Hoploom does not write")
+        if _checksum(metadata["tree"], _entries(tensors), map(_raw, tensors.values())) != metadata["crc32"]:
+            raise StoreError("its checksum does not match")
+        return _decoded(json.loads(metadata["tree"]), tensors)
+    except (StoreError, SafetensorError, *MALFORMED) as error:
+        raise StoreError(f"{path} is damaged: {error}; take another checkpoint, or copy it again") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error}") from error
+
+
+def _read_structure(path: Path) -> Any:
+    """Return the state in a file with empty tensors, from the header alone and without the checksum."""
+    try:
+        with safe_open(regular(path), framework="pt", backend="pread") as file:
+            return _decoded(json.loads(file.metadata()["tree"]), dict.fromkeys(file.offset_keys(), torch.empty(0)))
+    except (OSError, SafetensorError, *MALFORMED) as error:
+        raise StoreError(f"cannot read {path}: {error}") from error
+
+
+def _entries(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the header's entries for tensors stored one after another."""
+    entries, offset = {}, 0
+    for name, tensor in tensors.items():
+        end = offset + tensor.nbytes
+        entries[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    return entries
+
+
+def _checksum(tree: str, entries: dict[str, Any], raw: Iterable[memoryview]) -> str:
+    """Return the checksum of the structure, the header's entries and the data."""
+    checksum = zlib.crc32(json.dumps([tree, entries], sort_keys=True).encode())
+    for piece in raw:
+        checksum = zlib.crc32(piece, checksum)
+    return f"{checksum:08x}"
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+
+
+def _encoded(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
+    """Return a state as JSON values; put its tensors into `tensors`, contiguous, on the CPU, named by their paths."""
+    at = "/".join(path)
+    if len(path) > DEPTH_LIMIT:
+        raise ConfigError(f"the state is nested more than {DEPTH_LIMIT} deep at {at!r:.80}; make it flatter")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else {"float": str(float(value))}
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_quantized:
+            raise ConfigError(f"the state holds a tensor of {value.dtype}, {value.layout} at {at!r}; convert it")
+        while at in tensors or at == "__metadata__":
+            at += "'"  # a key "a/b" beside a key "a" that holds "b"
+        tensors[at] = value.detach().cpu().contiguous().resolve_conj().resolve_neg()
+        return {"tensor": at}
+    if isinstance(value, list | tuple):
+        entries = [_encoded(entry, (*path, str(i)), tensors) for i, entry in enumerate(value)]
+        return entries if isinstance(value, list) else {"tuple": entries}
+    if isinstance(value, Mapping):
+        kind = "counter" if isinstance(value, Counter) else "dict"  # MultiStepLR keeps its milestones in one
+        return {kind: [[_key(key, at), _encoded(entry, (*path, str(key)), tensors)] for key, entry in value.items()]}
+    raise ConfigError(
+        f"the state holds a {type(value).__name__} at {at!r}; "
+        "only tensors, numbers, strings, lists, tuples and dictionaries can be saved"
+    )
+
+
+def _key(key: Any, at: str) -> Any:
+    if key is None or isinstance(key, str | numbers.Real):
+        return _encoded(key, (), {})
+    raise ConfigError(f"the state has the key {key!r:.80} at {at!r}; keys are numbers or strings")
+
+
+def _decoded(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the state that `_encoded` was given."""
+    if node is None or isinstance(node, bool | int | float | str):
+        return node
+    if isinstance(node, list):
+        return [_decoded(entry, tensors) for entry in node]
+    if isinstance(node, dict) and len(node) == 1:
+        ((kind, content),) = node.items()
+        if kind == "tensor" and isinstance(content, str) and content in tensors:
+            return tensors[content]
+        if kind == "float" and content in ("nan", "inf", "-inf"):
+            return float(content)
+        if kind == "tuple" and isinstance(content, list):
+            return tuple(_decoded(entry, tensors) for entry in content)
+        if kind in ("dict", "counter") and isinstance(content, list):
+            entries = dict(_decoded_item(item, tensors) for item in content)
+            return Counter(entries) if kind == "counter" else entries
+    raise StoreError(f"its state has an entry {node!r:.80} that nobody wrote")
+
+
+def _decoded_item(item: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
+    if not isinstance(item, list) or len(item) != 2 or isinstance(item[0], list):
+        raise StoreError(f"its state has an item {item!r:.80} that nobody wrote")
+    key = _decoded(item[0], tensors)
+    if not (key is None or isinstance(key, bool | int | float | str)):
+        raise StoreError(f"its state has a key {key!r:.80} that nobody wrote")
+    return key, _decoded(item[1], tensors)

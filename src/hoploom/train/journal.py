@@ -1,16 +1,21 @@
-"""How training goes: what a run writes down, and what it shows.
+"""The journal of a run, and the progress it shows.
 
-Written: a JSON line per step and rank, one per validation, what `records.py` adds and what loggers get; a power cut may
-lose the newest lines. Shown: a bar by tqdm on a terminal or in a notebook, else a plain line at times.
+Written: a JSON line per step and rank, one per validation, the lines of `records.py`, and what loggers get; a power cut
+may lose the newest lines. Shown: a bar by tqdm on a terminal or in a notebook, else a plain line now and then.
 """
 
 import json
 import math
+import os
+import platform
+import socket
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,21 +24,23 @@ from tqdm.auto import tqdm
 
 from hoploom.errors import StoreError
 from hoploom.ranks.context import Context
-from hoploom.train.disk_use import DiskMeter
+from hoploom.system import num_cores
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loggers import Logger, make_loggers
-from hoploom.train.records import EVENTS, Times, Warned, disk, machine, times_file, versions, warnings_kept
+from hoploom.train.records import EVENTS, DiskMeter, Times, disk, times_file
 from hoploom.train.step import StepReport
 
 EPOCHS = "metrics.jsonl"
 WRITTEN = ("epoch", "step", "loss", "seeds", "rows", "learning_rate", "seconds", "wait_seconds")  # of a step
+LOGGED = ("loss", "learning_rate", "seconds", "wait_seconds")  # of a step
+MOST_WARNINGS = 100  # different ones that a run keeps
+LIBRARIES = ("hoploom", "torch", "torch-geometric", "numpy", "triton")
 REDRAW_SECONDS = 0.1
-PLAIN_SECONDS = 30.0  # between lines where there is no terminal
+PLAIN_SECONDS = 30.0  # between lines if there is no terminal
 WIDEST, WITH_DISK = 100, 180  # columns of what is shown
 BAR = 1  # columns that are left to the bar at least
 FIGURE = 8  # characters of a metric
 HEADER_EVERY = 25  # lines of epochs
-LOGGED = ("loss", "learning_rate", "seconds", "wait_seconds")  # of a step
 SMOOTHING = 0.05  # weight of the newest step in the loss that is shown
 
 
@@ -43,8 +50,8 @@ class Journal:
     >>> with Journal("runs/papers", context, loggers=["tensorboard", "wandb", MyLogger()]) as journal:
     ...     fit(learner, training, context, journal=journal)
 
-    `with` lets the journal tell of what follows `fit`, too; without it, the run ends for the journal where `fit` does.
-    `loggers` are names, or objects with the three methods of `Logger`; None: TensorBoard, where it is installed.
+    A `with` block also records what follows `fit`; without it, the run ends for the journal when `fit` does.
+    `loggers` are names, or objects with the three methods of `Logger`; None: TensorBoard, if it is installed.
     `settings` is what W&B and MLflow show of the run, such as `{"optimizer.lr": 0.01}`.
     """
 
@@ -57,30 +64,28 @@ class Journal:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._folder, self._context = Path(folder), context
-        self._times = Times(self._write_times, partial(_gpu_bytes, context.device))
+        self.steps_file, self.epochs_file = self._folder / f"steps-rank{context.rank}.jsonl", self._folder / EPOCHS
+        self._times_file = self._folder / times_file(context.rank)
+        self._times = Times(lambda line: self._append(self._times_file, line), self._gpu_bytes)
         self._files: dict[str, TextIO] = {}
-        self._warned = Warned()
+        self._warnings = _WarningLog()
         self._outcome: dict[str, Any] | None = None  # of training; its event follows when the journal is closed
-        self._listening, self._is_entered = ExitStack(), False
+        self._block, self._is_entered = ExitStack(), False
         self._loggers = make_loggers(loggers if context.is_main else [], self._folder, settings or {})
 
-    @property
-    def steps_file(self) -> Path:
-        return self._folder / f"steps-rank{self._context.rank}.jsonl"
-
-    @property
-    def epochs_file(self) -> Path:
-        return self._folder / EPOCHS
+    def _gpu_bytes(self) -> dict[str, int]:
+        device = self._context.device
+        return {} if device.type != "cuda" else {"gpu": torch.cuda.max_memory_allocated(device)}
 
     @contextmanager
     def recording(self, learner: Learner, machines: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-        """Inside this block, the learner trains from where it is. Lines of steps after that point are removed first.
+        """Record the training of a learner in this block. Lines of steps after its progress are removed first.
 
         `machines` are those of all ranks, as `machine_of` describes each.
         """
-        standing, loader = learner.standing, learner.loader
-        self.rewind(standing.steps, standing.epoch)
-        if standing.steps == 0 and self._context.is_main:
+        progress, loader = learner.progress, learner.loader
+        self.rewind(progress.steps, progress.epoch)
+        if progress.steps == 0 and self._context.is_main:
             (self._folder / EVENTS).unlink(missing_ok=True)
         store = getattr(loader, "store", None)
         sources: dict[str, Callable[[], Mapping[str, float]]] = {"loader": loader.stage_seconds, "disk": disk}
@@ -88,45 +93,46 @@ class Journal:
             sources["traffic"] = store.deployment.traffic
         if store is not None and store.reading():
             sources["reads"] = store.reading
-        self._times.watch(sources, standing.steps)
-        threads = {"threads": loader.num_workers, "steps_per_epoch": len(loader)}
-        monitor = list(learner.task.monitor)
+        self._times.watch(sources, progress.steps)
         self.event(
-            "start", step=standing.steps, machines=list(machines), versions=versions(), monitor=monitor, **threads
+            "start",
+            step=progress.steps,
+            machines=list(machines),
+            versions=versions(),
+            monitor=list(learner.task.monitor),
+            threads=loader.num_workers,
+            steps_per_epoch=len(loader),
         )
         self._outcome = {}
         try:
-            with nullcontext() if self._is_entered else warnings_kept(self._warned.add):
+            with nullcontext() if self._is_entered else self._warnings.kept():
                 yield
         except BaseException as error:
-            with suppress(StoreError):  # the first error is the one to tell
+            with suppress(StoreError):  # the first error is the one to raise
                 self._times.flush()
-                self._outcome["step"] = standing.steps
+                self._outcome["step"] = progress.steps
                 self._end(error)
-                self._leave(failed=True)
+                if not self._is_entered:
+                    self.close(failed=True)
             raise
         self._times.flush()
-        self._leave()
-
-    def _leave(self, *, failed: bool = False) -> None:
-        """Close a journal that no `with` will close."""
         if not self._is_entered:
-            self.close(failed=failed)
+            self.close()
 
     def ended(self, ending: str, *, step: int) -> None:
-        """Training has ended. The event is written when the journal is closed, because a test may follow and fail."""
+        """Note the end of training. The event is written when the journal is closed: a test may follow, and fail."""
         self._outcome = {"stopped": ending, "step": step}
 
     def checkpoint(self) -> None:
-        """A checkpoint was saved: a run that is resumed from it keeps what was measured so far."""
+        """Write the measurements so far, which a run keeps that is resumed from the checkpoint just saved."""
         self._times.flush()
 
     def _end(self, error: BaseException | None = None) -> None:
-        """Write how a run ended that began and has no end yet."""
+        """Write how training ended, if it has begun and its end is not written."""
         outcome, self._outcome = self._outcome, None
         if outcome is None or (error is None and "stopped" not in outcome):
             return
-        self._write_warnings(self._warned.take_rest())
+        self._write_warnings(self._warnings.take_rest())
         if error is not None:
             outcome = {"error": f"{type(error).__name__}: {error}", "step": outcome.get("step", 0)}
         self.event("end", **outcome)
@@ -141,23 +147,20 @@ class Journal:
             self._append(self._folder / EVENTS, {"event": kind, "at": round(time.time(), 3), **content})
 
     def timed(self, name: str) -> AbstractContextManager[None]:
-        """The time of this block counts as spent between two steps, such as on a validation."""
+        """Count the time of this block as spent between two steps, such as on a validation."""
         return self._times.timed(name)
-
-    def _write_times(self, line: Mapping[str, Any]) -> None:
-        self._append(self._folder / times_file(self._context.rank), line)
 
     def rewind(self, steps: int, epochs: int) -> None:
         """Remove what was written after this many steps and whole epochs, because they will run again."""
         self.close()
-        for path in (self.steps_file, self._folder / times_file(self._context.rank)):
-            _shorten(path, "step", steps)
-        if self._context.is_main:
+        paths = {self.steps_file, self._times_file}
+        if self._context.is_main:  # also those of ranks that exist no more
             for name in ("steps-rank{}.jsonl", times_file("{}")):
-                present = {self._folder / name.format(rank) for rank in range(self._context.world_size)}
-                for path in set(self._folder.glob(name.format("*"))) - present:
-                    _shorten(path, "step", steps)
+                others = {self._folder / name.format(rank) for rank in range(1, self._context.world_size)}
+                paths |= set(self._folder.glob(name.format("*"))) - others
             _shorten(self.epochs_file, None, epochs)
+        for path in paths:
+            _shorten(path, "step", steps)
         for logger in self._loggers:
             logger.begin(steps)
 
@@ -167,19 +170,17 @@ class Journal:
         line["epoch"] += 1
         self._append(self.steps_file, line)
         self._times.add_step(report)
-        self._write_warnings(self._warned.take())
-        if self._loggers:
-            self._log(report.step, "step", {name: line[name] for name in LOGGED})
+        self._write_warnings(self._warnings.take())
+        self._log(report.step, "step", {name: line[name] for name in LOGGED})
 
     def epoch(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Write the metrics of an epoch. Only those of rank 0 are written."""
-        if not self._context.is_main:
-            return
-        self._append(self.epochs_file, {"step": step, **metrics})
-        self._log(step, "epoch", metrics)
+        if self._context.is_main:
+            self._append(self.epochs_file, {"step": step, **metrics})
+            self._log(step, "epoch", metrics)
 
     def test(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Tell the loggers how the best model did on the test split."""
+        """Send the metrics of the test split to the loggers."""
         if metrics:
             self._log(step, "test", metrics)
 
@@ -208,36 +209,112 @@ class Journal:
             logger.close(failed=failed)
 
     def __enter__(self) -> "Journal":
-        self._listening.enter_context(warnings_kept(self._warned.add))
+        self._block.enter_context(self._warnings.kept())
         self._is_entered = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *trace: object) -> None:
-        self._listening.close()
+        self._block.close()
         self._is_entered = False
         if error is not None:
-            with suppress(StoreError):  # the first error is the one to tell
+            with suppress(StoreError):  # the first error is the one to raise
                 self._end(error)
         self.close(failed=error is not None)
 
 
+class _WarningLog:
+    """Different warnings of a run. Any thread adds them; the training thread takes them and writes them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a garbage collection may warn in a thread that holds it
+        self._known: set[str] = set()
+        self._waiting: list[str] = []
+        self._num_more = 0
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep each different warning of this block, and show it as before."""
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            self._add(f"{category.__name__}: {message}")
+            shown(message, category, *rest, **more)
+
+        warnings.showwarning = show
+        try:
+            yield
+        finally:
+            if warnings.showwarning is show:
+                warnings.showwarning = shown
+
+    def _add(self, text: str) -> None:
+        with self._lock:
+            if text not in self._known and len(self._known) < MOST_WARNINGS:
+                self._known.add(text)
+                self._waiting.append(text)
+            elif text not in self._known:
+                self._num_more += 1
+
+    def take(self) -> list[str]:
+        """Return the warnings since the last call."""
+        with self._lock:
+            taken, self._waiting = self._waiting, []
+        return taken
+
+    def take_rest(self) -> list[str]:
+        """Return the warnings since the last call, with the number of those left out, and forget all."""
+        with self._lock:
+            more = f"and {self._num_more:,} more warnings: the first {MOST_WARNINGS} different ones are kept"
+            rest = self.take() + [more] * (self._num_more > 0)
+            self._known, self._num_more = set(), 0
+        return rest
+
+
 def machine_of(context: Context) -> dict[str, Any]:
-    """Where this rank runs."""
+    """Return a description of the machine that this rank runs on."""
+    found = {
+        "rank": context.rank,
+        "host": socket.gethostname(),
+        "cpu": _cpu_model(),
+        "cores": context.num_cores,
+        "host_cores": num_cores(),
+    }
+    with suppress(OSError, ValueError, AttributeError):
+        found["memory"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     device = torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else "cpu"
-    return machine(context.rank, device, context.num_cores)
+    return found | {"system": platform.platform(terse=True), "device": device}
 
 
-def _gpu_bytes(device: torch.device) -> dict[str, int]:
-    return {} if device.type != "cuda" else {"gpu": torch.cuda.max_memory_allocated(device)}
+def _cpu_model() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, model = line.partition(":")
+            if name.strip() in ("model name", "Model"):
+                return " ".join(model.split())
+    return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that compute."""
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def _shorten(path: Path, counted: str | None, last: int) -> None:
-    """Keep the whole lines up to this step, or so many of them; a line that a crash cut short goes too."""
+    """Keep the whole lines up to this step, or this many; remove the rest, and a line that a crash cut short."""
     try:
         with path.open("rb+") as file:
             kept = 0
             for number, line in enumerate(file, 1):
-                if not _is_kept(line, counted, number, last):
+                try:
+                    content = json.loads(line)
+                    at = number if counted is None else int(content[counted])
+                except (ValueError, KeyError, TypeError):
+                    break
+                if at > last or not line.endswith(b"\n"):
                     break
                 kept += len(line)
             file.truncate(kept)
@@ -245,14 +322,6 @@ def _shorten(path: Path, counted: str | None, last: int) -> None:
         return
     except OSError as error:
         raise StoreError(f"cannot shorten the journal {path}: {error}; move it away") from error
-
-
-def _is_kept(line: bytes, counted: str | None, number: int, last: int) -> bool:
-    try:
-        content = json.loads(line)
-        return line.endswith(b"\n") and (number if counted is None else int(content[counted])) <= last
-    except (ValueError, KeyError, TypeError):
-        return False
 
 
 # --- what is shown --------------------------------------------------------------------------
@@ -267,13 +336,13 @@ class Bar(tqdm):  # type: ignore[misc]
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        """No wider than a line that people read."""
+        """The values of a line, which is no wider than people read."""
         found: dict[str, Any] = super().format_dict
         return found | {"ncols": min(found["ncols"] or self.widest, self.widest)}
 
 
-def bar(stream: TextIO, total: int, *, shown: bool, initial: int = 0, redraw: float = REDRAW_SECONDS) -> Bar:
-    """A bar, drawn where the stream is a terminal or this is a notebook; `bar_format` says how."""
+def progress_bar(stream: TextIO, total: int, *, shown: bool, initial: int = 0, redraw: float = REDRAW_SECONDS) -> Bar:
+    """Return a bar that is drawn if the stream is a terminal or this is a notebook; set its `bar_format`."""
     in_notebook = any(kind.__name__ == "tqdm_notebook" for kind in tqdm.__mro__)
     drawn = shown and not stream.closed and (in_notebook or stream.isatty())
     return Bar(
@@ -290,8 +359,8 @@ def bar(stream: TextIO, total: int, *, shown: bool, initial: int = 0, redraw: fl
     )
 
 
-class Progress:
-    """Shows steps and epochs on a stream. One rank shows, the others are silent."""
+class ProgressLine:
+    """Shows steps and epochs on a stream, if `shown`: one rank shows, the others are silent."""
 
     def __init__(
         self,
@@ -307,12 +376,12 @@ class Progress:
         self._stream, self._shown, self._clock = stream, shown and not stream.closed, clock
         steps = training.epochs * -(-len(learner.loader) // training.accumulate)
         self._num_steps = steps if training.max_steps is None else min(steps, training.max_steps)
-        self._num_epochs, self._first_step = training.epochs, learner.standing.steps
-        self._bar = bar(stream, self._num_steps, shown=shown, initial=self._first_step, redraw=0.0)
+        self._num_epochs, self._first_step = training.epochs, learner.progress.steps
+        self._bar = progress_bar(stream, self._num_steps, shown=shown, initial=self._first_step, redraw=0.0)
         self._pause = PLAIN_SECONDS if self._bar.disable else redraw
         self._began = self._last_shown = clock()
         self._loss, self._num_lines, self._meter = 0.0, 0, meter
-        self._columns: tuple[str, ...] = ()  # of the header that stands above
+        self._columns: tuple[str, ...] = ()  # of the header above
         self.doing("waiting for the first step")
         self._seeds = self._seconds = self._wait_seconds = 0.0
 
@@ -339,19 +408,19 @@ class Progress:
             return
         if use is not None:
             self._bar.widest = WITH_DISK
-            room = self._bar.format_dict["ncols"] - len(f"{place}  []  {figures}  {left}") - BAR
-            figures += next((text for text in use.texts if len(text) <= room), "")
+            num_free = self._bar.format_dict["ncols"] - len(f"{place}  []  {figures}  {left}") - BAR
+            figures += next((text for text in use.texts if len(text) <= num_free), "")
         self._bar.bar_format = f"{place}  [{{bar}}]  {figures}  {left}"
         self._bar.update(report.step - self._bar.n)
 
     def doing(self, what: str) -> None:
-        """Show what takes time between two steps; a stream that is no terminal does without."""
+        """Show on a terminal what takes time between two steps."""
         if not self._bar.disable:
             self._bar.bar_format = f"{what}  [{{bar:20}}]"
             self._bar.refresh()
 
     def epoch(self, metrics: Mapping[str, float], *, is_best: bool, note: str = "") -> None:
-        """Show an epoch's metrics, and a note if there is one, as a row of a table that stays."""
+        """Show an epoch's metrics and a note as a row of a table that stays."""
         if not self._shown:
             return
         columns = tuple(name for name in metrics if name != "epoch" and "/" not in name)  # no entries of a matrix
@@ -367,10 +436,10 @@ class Progress:
         try:
             self._bar.write(line, file=self._stream)
             self._stream.flush()
-        except (OSError, ValueError):  # the terminal is gone; training is not
+        except (OSError, ValueError):  # the terminal is gone; training continues
             self._shown = False
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressLine":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -378,10 +447,10 @@ class Progress:
 
 
 def _of(number: int, total: int) -> str:
-    """3 of 10, as wide as 10 of 10."""
+    """Return 3/10, as wide as 10/10."""
     return f"{number:>{len(str(total))}}/{total}"
 
 
 def _figure(value: float) -> str:
-    """A metric in FIGURE characters."""
+    """Return a metric in FIGURE characters."""
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.2e}"

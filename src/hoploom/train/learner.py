@@ -1,4 +1,4 @@
-"""What learns, from what, and how far it has come."""
+"""The model, its optimizer, task and loader; the settings of training; and how far training has come."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from hoploom.train.tasks import Mode, Task
 Precision = Literal["fp32", "bf16", "fp16"]
 HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Ending = Literal["done", "early", "asked"]
-MARGIN = 0.1  # of what sampled batches took
+MARGIN = 0.1  # of the largest sampled batch
 
 
 @dataclass(frozen=True)
@@ -60,24 +60,24 @@ class Training:
 
 
 def check_precision(precision: str) -> None:
-    """Raise ConfigError for what is no precision."""
+    """Raise ConfigError for an unknown precision."""
     if precision not in ("fp32", *HALF):
         raise ConfigError(f"precision is {precision!r:.80}; give one of 'fp32', 'bf16', 'fp16'")
 
 
 def mixed(precision: str, device: torch.device, **options: Any) -> AbstractContextManager[Any]:
-    """Within, the model computes in this precision."""
+    """Return a context manager in which the model computes in this precision."""
     half = HALF.get(precision)
     return nullcontext() if half is None else torch.autocast(device.type, half, **options)
 
 
 @dataclass
-class Standing:
-    """How far training has come."""
+class TrainingProgress:
+    """How far training has come. Checkpoints keep it as the part `standing`."""
 
     epoch: int = 0  # epochs that are complete, their validation included
     steps: int = 0
-    loss_sum: float = 0.0  # of the epoch that is running, over all ranks
+    loss_sum: float = 0.0  # of the current epoch, over all ranks
     rows: int = 0
     best: float | None = None
     best_epoch: int | None = None
@@ -92,22 +92,21 @@ class Standing:
         for name in asdict(self):
             setattr(self, name, state.get(name) if name == "first_loss" else state[name])
 
-    def is_over(self, training: Training) -> Ending | None:
-        """Why there is no next step, if there is none."""
+    def ending(self, training: Training) -> Ending | None:
+        """Return why there is no next step; None if there is one."""
         if training.patience is not None and self.stale >= training.patience:
             return "early"
         out_of_steps = training.max_steps is not None and self.steps >= training.max_steps
         return "done" if out_of_steps or self.epoch >= training.epochs else None
 
-    def judge(self, value: float, mode: Mode) -> bool:
-        """Whether the monitored metric of the epoch is the best so far."""
+    def update_best(self, value: float, mode: Mode) -> bool:
+        """Note an epoch's value of the monitored metric, and return whether it is the best so far."""
         better = self.best is None or (value > self.best if mode == "max" else value < self.best)
-        better = better and not math.isnan(value)
-        if better:
+        if better and not math.isnan(value):
             self.best, self.best_epoch, self.stale = value, self.epoch, 0
-        else:
-            self.stale += 1
-        return better
+            return True
+        self.stale += 1
+        return False
 
 
 @dataclass
@@ -122,7 +121,7 @@ class Learner:
     task: Task
     loader: Loader
     scheduler: LRScheduler | ReduceLROnPlateau | None = None
-    standing: Standing = field(default_factory=Standing, init=False)
+    progress: TrainingProgress = field(default_factory=TrainingProgress, init=False)
     scaler: torch.amp.GradScaler = field(init=False)  # works for fp16 only
 
     def __post_init__(self) -> None:
@@ -130,20 +129,20 @@ class Learner:
         self.scaler = torch.amp.GradScaler(device)
 
     def parts(self) -> dict[str, Stateful]:
-        """What a checkpoint must save so that training continues at the very next step."""
+        """Return the parts that a checkpoint must save so that training continues at the very next step."""
         parts: dict[str, Any] = {
             "model": self.model,
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
             "scaler": self.scaler,
             "loader": self.loader,
-            "standing": self.standing,
+            "standing": self.progress,
         }
         return {name: part for name, part in parts.items() if part is not None}
 
     @property
     def plateau(self) -> ReduceLROnPlateau | None:
-        """The scheduler, if it wants a metric per epoch instead of a step per step."""
+        """The scheduler, if it takes a metric after each epoch instead of a call after each step."""
         return self.scheduler if isinstance(self.scheduler, ReduceLROnPlateau) else None
 
     @property

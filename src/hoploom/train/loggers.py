@@ -1,4 +1,4 @@
-"""Where a run's numbers go besides its journal: TensorBoard, W&B, MLflow, or a logger of your own.
+"""Loggers, which get a run's numbers besides its journal: TensorBoard, W&B, MLflow, or your own.
 
 Each logger has a thread of its own, so that a slow network holds up no step. Training waits for it before the first
 step and after the last, a minute at most. One that fails is left out for the rest of the run, with one warning: the
@@ -18,11 +18,10 @@ from typing import Any, Protocol
 from hoploom.config.extras import check_installed
 from hoploom.errors import ConfigError
 
-NAMES = ("tensorboard", "wandb", "mlflow")  # and so are their packages called
+NAMES = ("tensorboard", "wandb", "mlflow")  # also those of their packages
 MOST_WAITING = 100_000  # entries that a slow logger may be behind
-BEGIN_SECONDS, LOOK_SECONDS = 60.0, 0.5  # that training waits for a logger to begin, and for a look at signals
-CLOSE_SECONDS = 60.0  # and for it to end
-FAILED_SECONDS = 10.0  # and for it to end where training failed
+BEGIN_SECONDS, POLL_SECONDS = 60.0, 0.5  # that training waits for a logger to begin, and between looks at signals
+CLOSE_SECONDS, FAILED_SECONDS = 60.0, 10.0  # that it waits for a logger to end; if training failed
 METHODS = ("begin", "log", "close")
 SEND_SECONDS, MOST_SENT = 1.0, 500  # MLflow takes many numbers in one request
 
@@ -30,16 +29,16 @@ Values = Mapping[str, float]
 
 
 class Logger(Protocol):
-    """Where numbers go. Rank 0 calls these, one after the other, in a thread of the logger's own."""
+    """A receiver of numbers. Rank 0 calls its methods one after the other, in a thread of the logger's own."""
 
     def begin(self, step: int) -> None:
-        """Training begins, or goes on, after this many steps."""
+        """Begin, or continue, after this many steps."""
 
     def log(self, step: int, values: Values) -> None:
-        """What was measured at this step: `step/loss`, `epoch/accuracy`, `test/accuracy`, ..."""
+        """Take the values of a step: `step/loss`, `epoch/accuracy`, `test/accuracy`, ..."""
 
     def close(self, *, failed: bool) -> None:
-        """Training has ended, or failed. `begin` may come again."""
+        """End, because training has ended or failed. `begin` may be called again."""
 
 
 def check_loggers(names: Sequence[str]) -> None:
@@ -53,7 +52,7 @@ def check_loggers(names: Sequence[str]) -> None:
 def make_loggers(
     loggers: Sequence[str | Logger] | None, folder: Path, settings: Mapping[str, Any]
 ) -> list["LoggerThread"]:
-    """Loggers by name, or as they are; None: TensorBoard, where it is installed."""
+    """Return loggers, given by name or as objects, in threads. None means TensorBoard, if it is installed."""
     if loggers is None:
         loggers = ["tensorboard"] if find_spec("tensorboard") is not None else []
     if isinstance(loggers, str) or not isinstance(loggers, Sequence):
@@ -75,10 +74,7 @@ def make_loggers(
 
 
 class LoggerThread:
-    """One logger in a thread of its own: it holds up no step and never ends training.
-
-    Training waits at most BEGIN_SECONDS until it is ready, and CLOSE_SECONDS until it has taken everything.
-    """
+    """One logger in a thread of its own, which holds up no step and never ends training."""
 
     def __init__(self, logger: Logger) -> None:
         self._logger, self._name = logger, type(logger).__name__
@@ -86,10 +82,10 @@ class LoggerThread:
         self._thread: Thread | None = None
         self._ready = Event()
         self._failure: str | None = None
-        self._is_told = False
+        self._has_warned = False
 
     def begin(self, step: int) -> None:
-        """Start the thread, and wait a while until the logger is ready: it may ask for a login."""
+        """Start the thread, and wait at most BEGIN_SECONDS until the logger is ready: it may ask for a login."""
         if self._failure is not None:
             return
         self._calls, self._ready = queue.Queue(MOST_WAITING), Event()
@@ -97,18 +93,18 @@ class LoggerThread:
         self._thread.start()
         self._put(lambda: self._logger.begin(step))
         deadline = time.monotonic() + BEGIN_SECONDS
-        while not self._ready.wait(LOOK_SECONDS) and time.monotonic() < deadline:
+        while not self._ready.wait(POLL_SECONDS) and time.monotonic() < deadline:
             pass  # a Ctrl-C just before a wait does not end it, but is seen after it
-        self._tell()
+        self._warn()
 
     def log(self, step: int, values: Values) -> None:
-        """Hand numbers over; the thread passes them on."""
+        """Queue numbers for the logger."""
         if self._thread is not None:
             self._put(lambda: self._logger.log(step, values))
-            self._tell()
+            self._warn()
 
     def close(self, *, failed: bool = False) -> None:
-        """Wait a while until the logger has taken everything, unless it is not even ready."""
+        """Wait at most CLOSE_SECONDS until the logger has taken everything, unless it is not even ready."""
         if self._thread is None:
             return
         thread, self._thread = self._thread, None
@@ -121,7 +117,7 @@ class LoggerThread:
             self._failure = "its begin() had not returned when training ended"
         if thread.is_alive() and self._failure is None:
             self._failure = f"it had not taken all numbers {seconds:g} seconds after the last one"
-        self._tell(goes_on=False)
+        self._warn(goes_on=False)
 
     def _put(self, call: Callable[[], None] | None) -> None:
         if self._failure is not None:
@@ -136,22 +132,22 @@ class LoggerThread:
             while self._failure is None and (call := calls.get()) is not None:
                 call()
                 ready.set()
-        except Exception as error:  # whatever a logger raises, training goes on: _tell says it in the main thread
+        except Exception as error:  # whatever a logger raises, training goes on: _warn reports it in the main thread
             self._failure = f"{type(error).__name__}: {error}"
         finally:
             ready.set()
 
-    def _tell(self, *, goes_on: bool = True) -> None:
-        if self._failure is None or self._is_told:
+    def _warn(self, *, goes_on: bool = True) -> None:
+        if self._failure is None or self._has_warned:
             return
-        self._is_told, self._thread = True, None
+        self._has_warned, self._thread = True, None
         message = f"{self._name} failed and gets nothing more of this run ({self._failure:.500})"
         way_on = "training goes on, and the" if goes_on else "the"
         warnings.warn(f"{message}; {way_on} journal in the run's folder has all numbers", stacklevel=_users_level())
 
 
 def _users_level() -> int:
-    """How many calls lie between the user's line and the caller of this."""
+    """Return the stack level of the user's line, as seen by the caller."""
     level, frame = 0, sys._getframe()
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(("hoploom.", "contextlib")):
         level, frame = level + 1, frame.f_back
@@ -182,7 +178,7 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """One run of W&B. Its own variables say where: WANDB_PROJECT, WANDB_MODE, ..."""
+    """One run of W&B, which reads its own variables: WANDB_PROJECT, WANDB_MODE, ..."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self._id_file, self._settings = folder / "wandb.id", settings
@@ -205,7 +201,7 @@ class WandbLogger:
 
 
 class MlflowLogger:
-    """One run of MLflow. Its own variables say where: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ..."""
+    """One run of MLflow, which reads its own variables: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ..."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self._id_file, self._settings = folder / "mlflow.id", settings
@@ -243,7 +239,7 @@ class MlflowLogger:
 
 
 def _read_id(path: Path, step: int) -> str | None:
-    """The run that this one continues."""
+    """Return the id of the run to continue, if there is one."""
     return path.read_text().strip() if step and path.exists() else None
 
 

@@ -1,43 +1,43 @@
-"""What a run writes besides steps and epochs: where time and memory go, a line a second, and what happened when.
+"""Where the time and memory of a run go: sums of about a second, written for `hoploom report`; and its use of the disk.
 
-Sums of about a second, not a line per step: reading a clock costs nothing, a line does. Everything here is for
-`hoploom report`; nothing reads it to train.
+Threads wait for the disk while others compute, so no clock says what bounds a run. It is what is busy longest: the
+disk, the loader's threads (sampling, gathering, transforms), the servers, or the model if few steps wait.
 """
 
-import os
-import platform
 import resource
-import socket
-import sys
-import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import metadata
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError
 from hoploom.store.format import STORE_FILE
-from hoploom.system import num_cores
 
 if TYPE_CHECKING:
+    from hoploom.load.loader import Loader
     from hoploom.train.step import StepReport
 
 EVENTS = "events.jsonl"
 PAUSE = 1.0  # seconds of training between two lines
 DIGITS = 6  # of seconds that are written
-MOST_WARNINGS = 100  # different ones that a run keeps
-LIBRARIES = ("hoploom", "torch", "torch-geometric", "numpy", "triton")
-MEMORY = {"RssAnon": "private", "RssShmem": "shared", "RssFile": "mapped"}  # as the kernel calls it, and we do
+MEMORY_KINDS = {"RssAnon": "private", "RssShmem": "shared", "RssFile": "mapped"}  # the kernel's names, and ours
+WAITS = 0.2  # share of a step from which waiting for batches is reported
 
-Write = Callable[[Mapping[str, Any]], None]
 Counts = Mapping[str, float]
 
 
 def times_file(rank: int | str) -> str:
     return f"times-rank{rank}.jsonl"
+
+
+def no_run(folder: Path, missing: str) -> ConfigError:
+    """Return the error of a path that is not the output folder of a run."""
+    what = "is a store, not a run" if (folder / STORE_FILE).is_file() else f"is no run: {missing}"
+    what = what if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
+    return ConfigError(f"{folder} {what}; give the output folder of `hoploom train`, e.g. run")
 
 
 class Times:
@@ -46,7 +46,7 @@ class Times:
     `loader`, `traffic`, `disk` and `reads` are counts since the run began; a line has what they grew by.
     """
 
-    def __init__(self, write: Write, gpu_bytes: Callable[[], Counts] = dict) -> None:
+    def __init__(self, write: Callable[[Mapping[str, Any]], None], gpu_bytes: Callable[[], Counts] = dict) -> None:
         self._write, self._gpu_bytes = write, gpu_bytes
         self._sources: Mapping[str, Callable[[], Counts]] = {}
         self._before: dict[str, Counts] = {}
@@ -54,17 +54,14 @@ class Times:
         self._step, self._num_steps, self._since = 0, 0, 0.0
 
     def watch(self, sources: Mapping[str, Callable[[], Counts]], step: int) -> None:
-        """Which counts to read from now on, by name; training stands at this step."""
+        """Read these counts from now on; training is at this step."""
         self._sources, self._step = sources, step
         self._before = {name: read() for name, read in sources.items()}
 
     def add_step(self, report: "StepReport") -> None:
         """Add a step's seconds."""
-        seconds = self._seconds
-        seconds["step"] = seconds.get("step", 0.0) + report.seconds
-        seconds["wait"] = seconds.get("wait", 0.0) + report.wait_seconds
-        for name, spent in report.parts.items():
-            seconds[name] = seconds.get(name, 0.0) + spent
+        for name, spent in {"step": report.seconds, "wait": report.wait_seconds, **report.parts}.items():
+            self._seconds[name] = self._seconds.get(name, 0.0) + spent
         self._step, self._num_steps = report.step, self._num_steps + 1
         self._since += report.seconds
         if self._since >= PAUSE:
@@ -72,7 +69,7 @@ class Times:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Within: what is spent between two steps, on a validation, say. What a validation reads is no step's."""
+        """Add the time of this block, such as a validation, whose reads belong to no step."""
         began = time.perf_counter()
         held = {source: read() for source, read in self._sources.items()} if name == "validation" else {}
         try:
@@ -84,7 +81,7 @@ class Times:
                 self._before[source] = {key: before.get(key, 0) + now[key] - counts.get(key, 0) for key in now}
 
     def flush(self) -> None:
-        """Write what there is, if there is any."""
+        """Write a line, if there is anything to write."""
         if not self._seconds:
             return
         line: dict[str, Any] = {"at": round(time.time(), 3), "step": self._step, "steps": self._num_steps}
@@ -100,19 +97,19 @@ class Times:
 
 
 def memory(status: Path = Path("/proc/self/status")) -> dict[str, int]:
-    """Bytes of this process by kind; nothing where the system does not say. `mapped` is mostly the graph, which all
-    processes of a host share."""
+    """Return the bytes of this process by kind, as far as the system knows them. `mapped` is mostly the graph, which
+    all processes of a host share."""
     found = {}
     with suppress(OSError, ValueError):
         for line in status.read_text().splitlines():
             name, _, rest = line.partition(":")
-            if name in MEMORY:
-                found[MEMORY[name]] = 1024 * int(rest.split()[0])
+            if name in MEMORY_KINDS:
+                found[MEMORY_KINDS[name]] = 1024 * int(rest.split()[0])
     return found
 
 
 def disk(io: Path = Path("/proc/self/io")) -> dict[str, float]:
-    """What this process has read from disks so far: bytes, where the system says, and page faults that had to read.
+    """Return the bytes that this process has read from disks, if the system knows them, and its major page faults.
 
     No seconds: the kernel counts them per thread, if at all, and forgets a thread that ends."""
     found: dict[str, float] = {"faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt}
@@ -121,85 +118,96 @@ def disk(io: Path = Path("/proc/self/io")) -> dict[str, float]:
     return found
 
 
-def machine(rank: int, device: str, cores: int) -> dict[str, Any]:
-    """Where a rank runs."""
-    found = {"rank": rank, "host": socket.gethostname(), "cpu": cpu_model(), "cores": cores, "host_cores": num_cores()}
-    with suppress(OSError, ValueError, AttributeError):
-        found["memory"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return found | {"system": platform.platform(terse=True), "device": device}
+# --- use of the disk -----------------------------------------------------------------------------
 
 
-def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
-    """As the kernel names it, else the kind of processor."""
-    with suppress(OSError):
-        for line in info.read_text().splitlines():
-            name, _, model = line.partition(":")
-            if name.strip() in ("model name", "Model"):
-                return " ".join(model.split())
-    return platform.processor() or platform.machine()
+@dataclass(frozen=True)
+class DiskUse:
+    """The reads of one rank, or the mean of several."""
+
+    bytes_per_step: float
+    wanted: float  # share of these bytes
+    found: float  # share of the requested rows and edges that were in memory
+    busy: float  # share of the time in which a read was in flight
+    bound: str  # disk, sampling, servers or model
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Ends of a progress line, the longest first."""
+        return f"  {self}", f"  {self.short}", f" ({self.bound})"
+
+    @property
+    def short(self) -> str:
+        return f"disk {100 * self.busy:.0f} % busy, bound by {self.bound}"
+
+    def __str__(self) -> str:
+        shares = f"{100 * self.wanted:.0f} % wanted, {100 * self.found:.0f} % hits"
+        return f"{as_bytes(self.bytes_per_step)}/batch read, {shares}, {self.short}"
 
 
-def versions() -> dict[str, str]:
-    """Of what computes, where it is installed."""
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for name in LIBRARIES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+def disk_use(
+    num_steps: int, seconds: Counts, reads: Counts, stages: Counts, waits: float = 0.0, *, threads: int
+) -> DiskUse | None:
+    """Return the use of the disk from counts of some steps; None if nothing was requested from it.
+
+    `seconds` are those of steps and their waits, `waits` those for servers; `stages` and `waits` are of all threads.
+    """
+    if not reads.get("asked") or not num_steps or not seconds.get("step"):
+        return None
+    waited, at_once = seconds.get("wait", 0.0), max(1, threads)
+    busy = {
+        "disk": reads["busy_seconds"],
+        "servers": waits / at_once,
+        "sampling": (sum(stages.values()) - reads["seconds"] - waits) / at_once,
+    }
+    in_turn = not threads and 2 * waited < seconds["step"]  # nothing runs beside the model
+    few_wait = waited < WAITS * seconds["step"] or in_turn
+    return DiskUse(
+        reads["bytes"] / num_steps,
+        reads["wanted_bytes"] / reads["bytes"] if reads["bytes"] else 1.0,
+        reads["found"] / reads["asked"],
+        min(1.0, reads["busy_seconds"] / seconds["step"]),
+        "model" if few_wait else max(busy, key=lambda name: busy[name]),
+    )
 
 
-class Warned:
-    """Different warnings of a run. Any thread adds them; the thread that trains takes them and writes them."""
+class DiskMeter:
+    """Adds up what the steps of a loader cost the disk, if its store reads from disk."""
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # a collection of garbage may warn in a thread that holds it
-        self._known: set[str] = set()
-        self._waiting: list[str] = []
-        self._num_more = 0
+    def __init__(self, loader: "Loader") -> None:
+        store = getattr(loader, "store", None)
+        self._loader, self._num_steps = loader, 0
+        self._seconds = {"step": 0.0, "wait": 0.0}
+        self._sources: dict[str, Callable[[], Counts]] = {}
+        if store is not None and store.reads is not None:
+            self._sources = {"reads": store.reading, "stages": loader.stage_seconds, "traffic": store.traffic}
+        self._last = self._read()
+        self._grown: dict[str, dict[str, float]] = {name: {} for name in self._sources}
 
-    def add(self, text: str) -> None:
-        """Keep a warning, each once."""
-        with self._lock:
-            if text not in self._known and len(self._known) < MOST_WARNINGS:
-                self._known.add(text)
-                self._waiting.append(text)
-            elif text not in self._known:
-                self._num_more += 1
+    def step(self, report: "StepReport") -> None:
+        """Add what was read since the last step."""
+        if not self._sources:
+            return
+        self._num_steps += 1
+        self._seconds["step"] += report.seconds
+        self._seconds["wait"] += report.wait_seconds
+        now = self._read()
+        for name, grown in self._grown.items():
+            for key, value in now[name].items():
+                grown[key] = grown.get(key, 0.0) + value - self._last[name].get(key, 0.0)
+        self._last = now
 
-    def take(self) -> list[str]:
-        """Those that nobody took yet."""
-        with self._lock:
-            taken, self._waiting = self._waiting, []
-        return taken
+    def skip(self) -> None:
+        """Leave out what was read since the last step, for a validation."""
+        self._last = self._read()
 
-    def take_rest(self) -> list[str]:
-        """Those, and how many more there were; a run that begins after this keeps all texts again."""
-        with self._lock:
-            more = f"and {self._num_more:,} more warnings: the first {MOST_WARNINGS} different ones are kept"
-            rest = self.take() + [more] * (self._num_more > 0)
-            self._known, self._num_more = set(), 0
-        return rest
+    def use(self) -> DiskUse | None:
+        """Return the use of the disk by all steps so far; None if the store reads nothing from it."""
+        if not self._sources:
+            return None
+        grown, threads = self._grown, self._loader.num_workers
+        waits = grown["traffic"].get("wait_seconds", 0.0)
+        return disk_use(self._num_steps, self._seconds, grown["reads"], grown["stages"], waits, threads=threads)
 
-
-@contextmanager
-def warnings_kept(keep: Callable[[str], None]) -> Iterator[None]:
-    """Within, warnings are kept too, and shown as before."""
-    shown = warnings.showwarning
-
-    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-        keep(f"{category.__name__}: {message}")
-        shown(message, category, *rest, **more)
-
-    warnings.showwarning = show
-    try:
-        yield
-    finally:
-        if warnings.showwarning is show:
-            warnings.showwarning = shown
-
-
-def no_run(folder: Path, missing: str) -> ConfigError:
-    """Return the error of a path that is not the output folder of a run."""
-    what = "is a store, not a run" if (folder / STORE_FILE).is_file() else f"is no run: {missing}"
-    what = what if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
-    return ConfigError(f"{folder} {what}; give the output folder of `hoploom train`, e.g. run")
+    def _read(self) -> dict[str, Counts]:
+        return {name: read() for name, read in self._sources.items()}

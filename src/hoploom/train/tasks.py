@@ -1,10 +1,10 @@
-"""What is learned: which outputs meet which targets, the loss of every seed, and torchmetrics' metrics.
+"""Tasks: which outputs of a model meet which targets, the loss of every seed, and torchmetrics' metrics.
 
-Labels are checked on every batch; on a GPU, where each look waits for the device, once before all of them if they are
-known then.
+Labels are checked on every batch. On a GPU, reading them would wait for the device, so they are checked once before
+all batches if they are known then.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -19,48 +19,49 @@ from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.load.maker import LinkMaker, NodeMaker
 from hoploom.ranks.context import unwrap
-from hoploom.store import Store
-from hoploom.train.labels import check_all, targets_of
+from hoploom.schema import ORIGINAL_ID, holds_text
+from hoploom.store import Store, Wanted
 
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
 
 Mode = Literal["max", "min"]
-VAL_LOSS = "val_loss"  # what the `loss` of evaluate() is called beside the `train_loss` of an epoch
+VAL_LOSS = "val_loss"  # the name of the `loss` of evaluate() beside the `train_loss` of an epoch
 SMALLER_IS_BETTER = frozenset((VAL_LOSS, "mae", "mse", "rmse"))
+LABELS_AT_ONCE = 1 << 20  # read together
 
 
 class Task(Protocol):
-    """What `fit` and `evaluate` need from a task."""
+    """A task, as `fit` and `evaluate` need it."""
 
     @property
     def monitor(self) -> tuple[str, Mode]:
-        """The metric that decides which model is best."""
+        """The metric that decides which model is best, and whether it is to be large or small."""
         ...
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The outputs of the model, one row per target."""
+        """Return the outputs of the model, one row per target."""
         ...
 
     def targets(self, batch: Batch) -> Tensor:
-        """What the outputs should be."""
+        """Return the values that the outputs should have."""
         ...
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of every row [n]."""
+        """Return the loss of every row [n]."""
         ...
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """The values that the metrics compare with the targets."""
+        """Return the values that the metrics compare with the targets."""
         ...
 
     def metrics(self, device: torch.device) -> "MetricCollection":
-        """Fresh metrics."""
+        """Return new metrics."""
         ...
 
 
-class Judged:
-    """A task whose best model is the best in one metric."""
+class MonitoredTask:
+    """A task whose best model is the best in one of its metrics."""
 
     best: str
 
@@ -77,7 +78,7 @@ class Judged:
             )
 
     def metrics(self, device: torch.device) -> "MetricCollection":
-        """Fresh metrics, by name."""
+        """Return new metrics by name."""
         raise NotImplementedError
 
     @property
@@ -87,7 +88,8 @@ class Judged:
 
 
 def _collection(device: torch.device, **metrics: Any) -> "MetricCollection":
-    """Sums are kept in float64. No groups: they form by comparing states, which may differ between ranks."""
+    """Return metrics that sum in float64. They share no state: torchmetrics groups them by values, which may differ
+    between ranks."""
     from torchmetrics import MetricCollection
 
     collection = MetricCollection(metrics, compute_groups=False).to(device)
@@ -95,7 +97,7 @@ def _collection(device: torch.device, **metrics: Any) -> "MetricCollection":
 
 
 def _full(outputs: Tensor) -> Tensor:
-    """Losses are never computed in half precision."""
+    """Return outputs in a precision that losses are computed in: never half."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
@@ -105,7 +107,7 @@ def _binary_losses(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _class_metrics(kind: str, count: int) -> dict[str, Any]:
-    """Those of Multiclass or Multilabel."""
+    """Return the metrics of a kind of torchmetrics, Multiclass or Multilabel."""
     from torchmetrics import classification
 
     def metric(name: str, **options: Any) -> Any:
@@ -123,24 +125,28 @@ def _class_metrics(kind: str, count: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeTask(Judged):
-    """What the tasks on nodes share: where the labels of the seeds are."""
+class NodeTask(MonitoredTask):
+    """A task on nodes: the labels of the seeds are in a field of their type."""
 
     label: str = "y"
-    node_type: str | None = None  # of the seeds; None: the only type that has seeds
+    node_type: str | None = None  # of the seeds; None: the only type with seeds
 
     @property
     def columns(self) -> tuple[int, str]:
-        """How many outputs a seed has, and what they are."""
+        """The number of outputs of a seed, and a word for them."""
         raise NotImplementedError
 
     def judge(self, labels: Tensor) -> tuple[Tensor, Tensor, str]:
-        """The labels as targets, where they cannot be one, and what can be one."""
+        """Return labels as targets, a mask of those that cannot be learned, and what can be."""
         raise NotImplementedError
 
     def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
-        """The labels of these nodes as targets; an error names the first that cannot be one."""
-        return targets_of(self.judge, self.label, labels, nodes)
+        """Return the labels of these nodes as targets; raise DataError for one that cannot be learned, on the CPU."""
+        targets, bad, wanted = self.judge(labels)
+        if not bad.is_cuda and bad.any():
+            row = int(_bad_rows(bad)[0])
+            raise self._bad_label(str(int(nodes[row])), labels[row], wanted)
+        return targets
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         _, node_type, num_seeds = _seeds(batch, self.node_type)
@@ -167,14 +173,14 @@ class NodeTask(Judged):
         return self.read(storage[self.label][:num_seeds], storage["n_id"][:num_seeds])
 
     def _matrix(self, labels: Tensor, width: int, way_out: str) -> Tensor:
-        """The labels with this many columns."""
+        """Return labels with this many columns."""
         rows = labels.view(-1, 1) if labels.dim() == 1 else labels
         if rows.shape[1:] != (width,):
             raise ConfigError(f"{self.label!r} has rows of shape {tuple(rows.shape[1:])}{way_out}")
         return rows
 
     def check(self, store: Store, nodes: Tensor, node_type: str | None = None) -> None:
-        """Raise if one of these nodes has no label that can be learned: once, before training."""
+        """Raise an error if one of these nodes has no label that can be learned."""
         schema = store.schema
         having = [node_type.name for node_type in schema.node_types if self.label in node_type.fields]
         node_type = node_type or self.node_type or (schema.node_types[0].name if schema.homogeneous else None)
@@ -184,10 +190,51 @@ class NodeTask(Judged):
             raise ConfigError(f"the label {self.label!r} is in {having or 'no node type'}; name the seeds' node_type")
         if node_type not in having:
             raise self._no_label(node_type, sorted(schema.node_type(node_type).fields))
-        check_all(self.judge, store, node_type, self.label, nodes)
+        found, count = None, 0
+        for some in torch.split(nodes, LABELS_AT_ONCE):
+            labels = store.features.gather([Wanted(node_type, self.label, some)])[0]
+            _, bad, wanted = self.judge(labels)
+            rows = _bad_rows(bad)
+            count += len(rows)
+            if found is None and len(rows):
+                found = some[rows[0]], labels[rows[0]], wanted
+        if found is not None:
+            node, label, wanted = found
+            more = f", the first of {count:,} such labels" if count > 1 else ""
+            raise self._bad_label(f"{int(node)}{_original_id(store, node_type, node)}", label, wanted, more)
+
+    def _bad_label(self, node: str, label: Tensor, wanted: str, more: str = "") -> DataError:
+        what = f"node {node} is a seed with the label {self.label}={label.squeeze().tolist()!r:.80}{more}"
+        is_null = bool((label.eq(-1) | label.isnan()).all())
+        null = f" (a null label in a table becomes {label.flatten()[0].item()})" if is_null else ""
+        return DataError(f"{what}; {wanted}{null}, or leave it out of the split")
 
     def _no_label(self, node_type: str, fields: list[str]) -> ConfigError:
         return ConfigError(f"the seeds' type {node_type!r} has no field {self.label!r} to learn; it has {fields}")
+
+
+def _bad_rows(bad: Tensor) -> Tensor:
+    """Return the rows with a label that cannot be learned."""
+    return (bad if bad.dim() == 1 else bad.flatten(1).any(1)).nonzero()[:, 0]
+
+
+def _original_id(store: Store, node_type: str, node: Tensor) -> str:
+    """Return the user's own id of a node in words; empty if the store has no other ids."""
+    field = store.schema.node_type(node_type).fields.get(ORIGINAL_ID)
+    if field is None:
+        return ""
+    row = store.features.gather([Wanted(node_type, ORIGINAL_ID, node.view(1))])[0][0]
+    own = bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") if holds_text(field) else int(row)
+    return f" (your id {own!r})"
+
+
+def largest_label(store: Store, node_type: str, label: str, splits: Sequence[Tensor]) -> float:
+    """Return the largest label of these nodes; -1 if there is none."""
+    largest = -1.0
+    for some in (piece for nodes in splits for piece in torch.split(nodes, LABELS_AT_ONCE) if piece.numel()):
+        labels = store.features.gather([Wanted(node_type, label, some)])[0].double()
+        largest = max(largest, float(labels.nan_to_num(-1.0).max()))
+    return largest
 
 
 def _check_tensor(found: Any, wanted: str) -> None:
@@ -196,7 +243,7 @@ def _check_tensor(found: Any, wanted: str) -> None:
 
 
 def _seeds(batch: Batch, node_type: str | None) -> tuple[Any, str, int]:
-    """Where a batch keeps its seeds, their type and number: they stand first in their type."""
+    """Return a batch's storage of the seeds' type, that type, and the number of seeds, which are its first nodes."""
     if not isinstance(batch, HeteroData):
         return batch, "node", int(batch.batch_size)
     having = [storage for storage in batch.node_stores if "batch_size" in storage]
@@ -227,7 +274,7 @@ class NodeClassification(NodeTask):
         return functional.cross_entropy(_full(outputs), targets, reduction="none")
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """The class of every node [n]."""
+        """Return the class of every node [n]."""
         return outputs.argmax(dim=1)
 
     def scores(self, outputs: Tensor) -> Tensor:
@@ -264,7 +311,7 @@ class MultiLabel(NodeTask):
         return _binary_losses(outputs, targets).mean(dim=1)
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """Whether a node has each label [n, num_labels]."""
+        """Return whether a node has each label [n, num_labels]."""
         return outputs > 0
 
     def scores(self, outputs: Tensor) -> Tensor:
@@ -300,7 +347,7 @@ class NodeRegression(NodeTask):
         return (errors.square() if self.loss == "mse" else errors.abs()).mean(dim=1)
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """The number of every node [n], or its numbers [n, num_targets]."""
+        """Return the number of every node [n], or its numbers [n, num_targets]."""
         return outputs[:, 0] if self.num_targets == 1 else outputs
 
     def scores(self, outputs: Tensor) -> Tensor:
@@ -322,16 +369,15 @@ class NodeRegression(NodeTask):
 
 
 @dataclass(frozen=True)
-class LinkPrediction(Judged):
-    """Whether there is a link: from the model's score(z, edge_label_index) if it has one, else from the dot product.
+class LinkPrediction(MonitoredTask):
+    """Links that exist or not, scored by the model's score(z, edge_label_index) if it has one, else by dot products.
 
-    A forward that takes `edge_label_index` returns the scores itself.
-
-    For LinkNeighborLoader(neg_sampling="binary") or links with labels 0 and 1: AUROC, average precision.
+    A forward that takes `edge_label_index` returns the scores itself. For LinkNeighborLoader(neg_sampling="binary") or
+    links with labels 0 and 1. Metrics: AUROC, average precision.
     """
 
     best: str = "auroc"
-    looks: bool = field(default=True, repr=False, kw_only=True)  # at the labels of batches on a GPU, too
+    checks_on_gpu: bool = field(default=True, repr=False, kw_only=True)  # the labels of each batch
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         storage, (source, destination) = _links(batch)
@@ -353,12 +399,12 @@ class LinkPrediction(Judged):
     def targets(self, batch: Batch) -> Tensor:
         storage, _ = _links(batch)
         labels: Tensor = storage["edge_label"].reshape(-1)
-        if self.looks or not labels.is_cuda:
+        if self.checks_on_gpu or not labels.is_cuda:
             self.check(labels, storage["edge_label_index"], " (local ids)")
         return labels.long()
 
     def check(self, labels: Tensor, ends: Tensor, ids: str = "") -> None:
-        """Raise an error for the first label that is neither 0 nor 1."""
+        """Raise DataError for the first label that is neither 0 nor 1."""
         bad = ((labels != 0) & (labels != 1)).reshape(-1)
         if bad.any():
             row = int(bad.nonzero()[0])
@@ -384,7 +430,7 @@ class LinkPrediction(Judged):
 
 
 def _links(batch: Batch) -> tuple[Any, tuple[str, str]]:
-    """Where a batch keeps its links and their labels, and the types of their ends."""
+    """Return a batch's storage with labelled links, and the types of their ends."""
     stores = batch.edge_stores if isinstance(batch, HeteroData) else [batch]
     found = [storage for storage in stores if "edge_label_index" in storage and "edge_label" in storage]
     if len(found) != 1:
@@ -397,9 +443,9 @@ def _links(batch: Batch) -> tuple[Any, tuple[str, str]]:
 
 
 def check_labels(task: Task, loader: Loader, device: torch.device) -> Task:
-    """The task to take for these batches, which looks at labels no more where all have been looked at here.
+    """Return the task for these batches, which on a GPU checks them only if their labels cannot be checked here.
 
-    Raises for a label that cannot be learned. Nobody knows beforehand what a transform or a server makes of links.
+    Raise an error for a label that cannot be learned. Links of a transform or a server are known with the batch only.
     """
     maker = None if device.type == "cpu" else getattr(loader, "maker", None)
     if isinstance(task, NodeTask) and isinstance(maker, NodeMaker):
@@ -407,7 +453,7 @@ def check_labels(task: Task, loader: Loader, device: torch.device) -> Task:
     if not isinstance(task, LinkPrediction):
         return task
     if not isinstance(maker, LinkMaker) or maker.transform is not None:
-        return replace(task, looks=True)
+        return replace(task, checks_on_gpu=True)
     if maker.links.labels is not None:
         task.check(maker.links.labels, maker.links.ends)
-    return replace(task, looks=False)
+    return replace(task, checks_on_gpu=False)

@@ -58,7 +58,7 @@ def assert_same(
     assert losses == pytest.approx(expected, rel=tolerance, abs=tolerance)
     assert_close(whole, own, 10 * tolerance)
     assert whole.loader.state_dict() == own.loader.state_dict()
-    assert whole.standing == own.standing
+    assert whole.progress == own.progress
     return step.counts
 
 

@@ -86,7 +86,7 @@ def test_a_thousand_replays_take_no_more_memory(device: torch.device) -> None:
             while not steps.is_empty:
                 steps.take(requests)
             steps.rest()
-        learner.standing.epoch += 1
+        learner.progress.epoch += 1
         torch.cuda.synchronize()
         reserved.append(torch.cuda.memory_reserved(device))
     assert whole.counts.first == 2 * WARM_UP

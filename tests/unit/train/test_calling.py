@@ -13,7 +13,7 @@ from torch_geometric.data import HeteroData
 import hoploom.nn as hnn
 from hoploom import ConfigError, NeighborLoader
 from hoploom.train import loop
-from hoploom.train.calling import Called, called
+from hoploom.train.batch_adapter import BatchAdapter, adapted
 from hoploom.train.evaluation import evaluate
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import fit
@@ -83,7 +83,7 @@ def learned(model: nn.Module, data: Any = None) -> None:
     torch.manual_seed(2)
     loader, task = loader_of("train", data, shuffle=True), NodeClassification(NUM_CLASSES)
     with torch.no_grad():
-        called(model, loader)(next(iter(loader)))  # lazy layers
+        adapted(model, loader)(next(iter(loader)))  # lazy layers
     learner = Learner(model, torch.optim.Adam(model.parameters(), lr=0.03), task, loader)
     losses = [epoch["train_loss"] for epoch in fit(learner, Training(12, **QUIET), alone()).history]
     assert losses[-1] < 0.95 * losses[0]  # neighbours are noise here, and GCN and GIN see nothing else
@@ -99,7 +99,7 @@ def test_a_model_of_pyg_trains_and_evaluates_as_it_is(name: str) -> None:
 def test_a_compiled_model_is_called_by_the_names_of_the_model_in_it() -> None:
     batch, model = next(iter(loader_of("train"))), Plain()
     compiled = torch.compile(model, backend="eager")
-    torch.testing.assert_close(Called(compiled)(batch), model(batch.x, batch.edge_index))
+    torch.testing.assert_close(BatchAdapter(compiled)(batch), model(batch.x, batch.edge_index))
 
 
 @pytest.mark.parametrize("name", TYPED)
@@ -118,7 +118,7 @@ def test_links_are_learned_from_the_rows_of_a_model_of_pyg() -> None:
 @pytest.mark.parametrize("name", ["GraphSAGE", "GAT", "GIN"])
 def test_what_is_trimmed_away_changes_no_row_of_a_seed(name: str) -> None:
     batch, model = next(iter(loader_of("train"))), MODELS[name]().eval()
-    trimmed, plain = Called(model)(batch), model(batch.x, batch.edge_index)
+    trimmed, plain = BatchAdapter(model)(batch), model(batch.x, batch.edge_index)
     assert trimmed.shape[0] < plain.shape[0]
     torch.testing.assert_close(trimmed[:16], plain[:16])
 
@@ -133,7 +133,7 @@ def test_a_module_that_asks_for_hops_is_given_them() -> None:
             )
 
     batch, model = next(iter(loader_of("train"))), Trimming(6, 8, 2, NUM_CLASSES)
-    assert Called(model)(batch).shape[0] == sum(batch.num_sampled_nodes[:2])
+    assert BatchAdapter(model)(batch).shape[0] == sum(batch.num_sampled_nodes[:2])
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_a_module_that_asks_for_hops_is_given_them() -> None:
 )
 def test_nothing_is_trimmed_where_rows_would_change(kind: str, options: dict[str, Any]) -> None:
     batch, model = next(iter(loader_of("train"))), getattr(pyg, kind)(6, 8, 2, NUM_CLASSES, **options)
-    torch.testing.assert_close(Called(model)(batch), model(batch.x, batch.edge_index))
+    torch.testing.assert_close(BatchAdapter(model)(batch), model(batch.x, batch.edge_index))
 
 
 def test_nothing_is_trimmed_with_fewer_hops_than_layers() -> None:
     batch, model = next(iter(loader_of("train", fanouts=(4,)))), pyg.GraphSAGE(6, 8, 2, NUM_CLASSES)
-    torch.testing.assert_close(Called(model)(batch), model(batch.x, batch.edge_index))
+    torch.testing.assert_close(BatchAdapter(model)(batch), model(batch.x, batch.edge_index))
 
 
 def test_edge_weights_and_features_are_given_where_batches_have_them() -> None:
@@ -157,15 +157,15 @@ def test_edge_weights_and_features_are_given_where_batches_have_them() -> None:
     batch, model = next(iter(loader_of("train", data))), Plain()
     expected = model(batch.x, batch.edge_index, batch.edge_weight)
     assert not torch.allclose(expected, model(batch.x, batch.edge_index))
-    torch.testing.assert_close(Called(model)(batch), expected)
+    torch.testing.assert_close(BatchAdapter(model)(batch), expected)
     data.edge_attr = torch.rand(data.num_edges, 2)
     batch, model = next(iter(loader_of("train", data))), pyg.GAT(6, 8, 2, NUM_CLASSES, edge_dim=2)
     expected = model(batch.x, batch.edge_index, edge_attr=batch.edge_attr)
-    torch.testing.assert_close(Called(model)(batch)[:16], expected[:16])
+    torch.testing.assert_close(BatchAdapter(model)(batch)[:16], expected[:16])
 
 
 def test_edge_features_that_a_built_in_model_leaves_unused_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    loop._tell.cache_clear()
+    loop._print_once.cache_clear()
     data = labelled()
     data.edge_attr = torch.rand(data.num_edges, 2)
     for built_in in (False, True, True):
@@ -174,7 +174,7 @@ def test_edge_features_that_a_built_in_model_leaves_unused_are_told_once(capsys:
         learner = Learner(model, optimizer, NodeClassification(NUM_CLASSES), loader_of("train", data))
         fit(learner, Training(epochs=1), alone())
         told = "the built-in models do not use edge_attr of node to node; PyG's GAT(edge_dim=...) does\n"
-        assert (told in capsys.readouterr().err) == (built_in and loop._tell.cache_info().hits == 0)
+        assert (told in capsys.readouterr().err) == (built_in and loop._print_once.cache_info().hits == 0)
 
 
 class Curious(Plain):

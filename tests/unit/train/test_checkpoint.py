@@ -13,8 +13,7 @@ from torch import nn
 
 from hoploom import ConfigError, HoploomError, StoreError
 from hoploom.load.loader import Loader
-from hoploom.train import tensorfile
-from hoploom.train.checkpoint import Checkpoint, saved_place
+from hoploom.train.checkpoint import Checkpoint, last_good, read_state, write_state
 from hoploom.train.learner import Learner
 from hoploom.train.tasks import Task
 
@@ -167,7 +166,7 @@ def test_parts_that_do_not_fit_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_no_checkpoint_is_refused(state: Any, said: str, tmp_path: Path) -> None:
-    tensorfile.write(tmp_path / "last.safetensors", state)
+    write_state(tmp_path / "last.safetensors", state)
     with pytest.raises(StoreError, match=said):
         Checkpoint(tmp_path, alone()).restore("last", {})
 
@@ -221,15 +220,15 @@ def test_no_value_in_a_checkpoint_raises_anything_but_our_errors(wrong: Any, tmp
     checkpoint = Checkpoint(tmp_path, alone())
     learner = learner_of()
     checkpoint.save("last", learner.parts())
-    state = tensorfile.read(checkpoint.path("last"))
+    state = read_state(checkpoint.path("last"))
     refused = 0
     for path in places_in(state):
-        tensorfile.write(checkpoint.path("wrong"), changed(state, path, wrong))
+        write_state(checkpoint.path("wrong"), changed(state, path, wrong))
         try:
             checkpoint.restore("wrong", learner.parts())
         except HoploomError as error:
             refused += str(checkpoint.path("wrong")) in str(error)
-        saved_place(checkpoint.path("wrong"))
+        last_good(checkpoint.path("wrong"))
     assert refused > 15
 
 
@@ -239,4 +238,4 @@ def test_a_pipe_in_the_place_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
     os.mkfifo(checkpoint.path("last"))
     with pytest.raises(StoreError, match=r"last.safetensors is a directory, pipe, socket or device, not a file"):
         checkpoint.restore("last", learner_of().parts())
-    assert saved_place(checkpoint.path("last")) is None
+    assert last_good(checkpoint.path("last")) == "there is no checkpoint"

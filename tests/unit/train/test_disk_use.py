@@ -14,7 +14,7 @@ import hoploom
 from hoploom import NeighborLoader, Store
 from hoploom.report.reading import RunReader
 from hoploom.report.runs import run_page
-from hoploom.train.disk_use import DiskMeter, DiskUse, disk_use
+from hoploom.train.records import DiskMeter, DiskUse, disk_use
 from hoploom.train.runs.reading import parse_run_file
 from hoploom.train.runs.run import run, summary
 from hoploom.train.step import StepReport
@@ -31,7 +31,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def report(step: int, seconds: float, waited: float) -> StepReport:
-    return StepReport(0, step, 0.5, 100, 50, 0.1, seconds, waited, False)
+    return StepReport(0, step, 0.5, 100, 50, 0.1, seconds, waited)
 
 
 def drained(store: Store, *fanouts: int, threads: int, **options: Any) -> DiskUse:

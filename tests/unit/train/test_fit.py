@@ -73,8 +73,8 @@ def test_accumulated_batches_make_the_step_of_one_bigger_batch(batch: int, accum
         assert outcome.steps == 2 * math.ceil(NUM_TRAIN / (batch * accumulate))
         learners.append(learner)
     assert_close(*map(parameters_of, learners))
-    assert learners[0].standing.history[1]["train_loss"] == pytest.approx(
-        learners[1].standing.history[1]["train_loss"], abs=1e-6
+    assert learners[0].progress.history[1]["train_loss"] == pytest.approx(
+        learners[1].progress.history[1]["train_loss"], abs=1e-6
     )
 
 
@@ -147,7 +147,7 @@ def test_resuming_after_any_step_ends_with_the_same_bits(tmp_path: Path) -> None
     for step in range(1, 2 * STEPS + 1):
         run(learner_of(dropout=0.4), folder=tmp_path / str(step), validate=given(0.5, 0.4), max_steps=step)
         learner = resumed(tmp_path / str(step), dropout=0.4)
-        assert learner.standing.steps == step
+        assert learner.progress.steps == step
         run(learner, validate=given(0.4) if step >= STEPS else given(0.5, 0.4))
         assert_same_run(learner, whole)
 
@@ -170,7 +170,7 @@ def test_a_run_that_died_goes_on_from_its_last_checkpoint(tmp_path: Path) -> Non
     with pytest.raises(StopIteration):
         run(dying, 3, folder=tmp_path, checkpoint_every=3)
     learner = resumed(tmp_path, dropout=0.4)
-    assert learner.standing.steps == 6
+    assert learner.progress.steps == 6
     run(learner, 3)
     assert_same_run(learner, whole)
 
@@ -212,7 +212,7 @@ def test_patience_counts_epochs_without_a_better_value(
     found = Checkpoint(tmp_path, alone()).restore("best", saved.parts())
     assert (found is None) == (best_epoch is None)
     if best_epoch is not None:
-        assert (saved.standing.epoch, saved.standing.best) == (best_epoch, values[best_epoch - 1])
+        assert (saved.progress.epoch, saved.progress.best) == (best_epoch, values[best_epoch - 1])
 
 
 def test_a_metric_to_be_small_is_best_when_it_is_smallest() -> None:
@@ -267,7 +267,7 @@ def test_a_stop_within_a_validation_costs_no_step(numbers: tuple[int, ...], epoc
     values, is_broken_off = iter((0.5, 0.4)), len(numbers) > 1
 
     def validate() -> Mapping[str, float]:
-        if learner.standing.epoch == epoch:
+        if learner.progress.epoch == epoch:
             for number in numbers:
                 signal.raise_signal(number)
         return {"accuracy": next(values)}
@@ -276,7 +276,7 @@ def test_a_stop_within_a_validation_costs_no_step(numbers: tuple[int, ...], epoc
         assert run(learner, folder=tmp_path, validate=validate, max_steps=2 * STEPS).stopped == "asked"
     learner = resumed(tmp_path, dropout=0.4)
     validated = epoch + (not is_broken_off)
-    assert (learner.standing.steps, learner.standing.epoch) == ((epoch + 1) * STEPS, validated)
+    assert (learner.progress.steps, learner.progress.epoch) == ((epoch + 1) * STEPS, validated)
     assert run(learner, validate=given(*(0.5, 0.4)[validated:]), max_steps=2 * STEPS).stopped == "done"
     assert_same_run(learner, whole)
 
@@ -287,7 +287,7 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
     kill_at(learner.model, 2, signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         run(learner)
-    assert learner.standing.steps == 1
+    assert learner.progress.steps == 1
 
 
 @pytest.mark.usefixtures("handlers")
@@ -308,7 +308,7 @@ def test_a_loss_that_is_not_finite_ends_training_and_keeps_the_checkpoint(tmp_pa
     said = rf"the loss is nan at epoch 2 step 7 on rank 0; .* \(0.032\), .*the last good checkpoint is {tmp_path}/last"
     with pytest.raises(TrainError, match=said):
         run(learner, folder=tmp_path)
-    assert resumed(tmp_path).standing.steps == STEPS
+    assert resumed(tmp_path).progress.steps == STEPS
     assert all(parameter.isfinite().all() for parameter in learner.model.parameters())
 
 
@@ -328,19 +328,19 @@ def test_a_loss_that_grows_a_thousandfold_is_told_once_with_its_step_and_learnin
 def test_the_first_loss_is_that_of_the_run_also_after_a_resume(tmp_path: Path) -> None:
     run(learner_of(), 1, folder=tmp_path)
     learner = resumed(tmp_path)
-    first = learner.standing.first_loss
+    first = learner.progress.first_loss
     assert first is not None
     with torch.no_grad():
         for parameter in learner.model.parameters():
             parameter.mul_(1e6)
     with pytest.warns(UserWarning, match="over 1,000 times"):
         run(learner, 2)
-    assert learner.standing.first_loss == first
-    older = {name: value for name, value in learner.standing.state_dict().items() if name != "first_loss"}
+    assert learner.progress.first_loss == first
+    older = {name: value for name, value in learner.progress.state_dict().items() if name != "first_loss"}
     learner = learner_of()
-    learner.standing.load_state_dict(older)  # of an earlier version
-    assert learner.standing.first_loss is None
-    assert learner.standing.epoch == 2
+    learner.progress.load_state_dict(older)  # of an earlier version
+    assert learner.progress.first_loss is None
+    assert learner.progress.epoch == 2
 
 
 def test_parameters_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     bias.register_hook(lambda gradient: gradient * math.inf if next(calls) == STEPS * 2 - 1 else None)
     with pytest.raises(TrainError, match=r"parameter 'convs.1.lin_l.bias' is not finite after step 8"):
         run(learner, folder=tmp_path)
-    assert resumed(tmp_path).standing.steps == STEPS
+    assert resumed(tmp_path).progress.steps == STEPS
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_training_and_keeps_the_one_before(
@@ -366,7 +366,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_training_and_keeps_the_one_bef
         patched.setattr("os.replace", full)
         with pytest.raises(StoreError, match="the disk is full writing"):
             run(learner, 2, folder=tmp_path)
-    assert resumed(tmp_path).standing.epoch == 1
+    assert resumed(tmp_path).progress.epoch == 1
 
 
 @pytest.mark.parametrize(

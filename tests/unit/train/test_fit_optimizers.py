@@ -28,7 +28,7 @@ def test_an_optimizer_that_asks_for_the_loss_again_is_refused_before_training(op
     said = rf"^{optimizer.__name__} asks for a step's loss several times, a step has it once; take AdamW, Adam or SGD"
     with pytest.raises(ConfigError, match=said + ", or train in a loop of your own$"):
         run(learner, 1)
-    assert learner.standing.steps == 0
+    assert learner.progress.steps == 0
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(before, parameters_of(learner), strict=True))
 
 

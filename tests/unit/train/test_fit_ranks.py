@@ -10,8 +10,7 @@ from support.fit_workers import QUIET, alone, assert_close, learner_of, paramete
 
 from hoploom import TrainError
 from hoploom.ranks.spawn import spawn
-from hoploom.train import tensorfile
-from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.checkpoint import Checkpoint, read_state
 from hoploom.train.learner import Training
 from hoploom.train.loop import fit
 
@@ -36,7 +35,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(two: Path) -> Any:
-    return tensorfile.read(two / "found")
+    return read_state(two / "found")
 
 
 def assert_same_curve(ours: Any, theirs: Any) -> None:
@@ -97,14 +96,14 @@ def test_another_number_of_ranks_resumes_to_the_same_numbers(two: Path) -> None:
     fit(whole, Training(2, **QUIET), alone())
     by_two, by_one = learner_of(), learner_of()
     Checkpoint(two / "one-by-two", alone()).restore("last", by_two.parts())
-    assert by_two.standing.epoch == 2
+    assert by_two.progress.epoch == 2
     Checkpoint(two / "two", alone()).restore("last", by_one.parts())
-    assert by_one.standing.steps == 3
+    assert by_one.progress.steps == 3
     fit(by_one, Training(2, **QUIET), alone())
     for learner in (by_two, by_one):
         assert_close(parameters_of(learner), parameters_of(whole), 2e-5)
-        assert [epoch["train_loss"] for epoch in learner.standing.history] == pytest.approx(
-            [epoch["train_loss"] for epoch in whole.standing.history], rel=1e-5
+        assert [epoch["train_loss"] for epoch in learner.progress.history] == pytest.approx(
+            [epoch["train_loss"] for epoch in whole.progress.history], rel=1e-5
         )
 
 
@@ -131,6 +130,6 @@ def test_ddp_and_a_compiler_make_the_checkpoint_of_a_plain_model(name: str, comp
 @pytest.mark.timeout(300)
 def test_four_ranks_have_the_curve_and_the_metrics_of_one_process(tmp_path: Path) -> None:
     spawn(fit_workers.four_ranks, 4, [str(tmp_path)], device="cpu", timeout=100)
-    found = tensorfile.read(tmp_path / "found")
+    found = read_state(tmp_path / "found")
     assert_same_curve(found["curve"], fit_workers.curve(alone()))
     assert_same_metrics(found["metrics"], fit_workers.all_metrics(alone()))

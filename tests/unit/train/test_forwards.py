@@ -10,7 +10,7 @@ from support.fit_workers import NUM_CLASSES, QUIET, Sage, alone, labelled, link_
 from torch import Tensor, nn
 
 from hoploom import ConfigError, NeighborLoader
-from hoploom.train.calling import called
+from hoploom.train.batch_adapter import adapted
 from hoploom.train.evaluation import evaluate
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import fit
@@ -75,7 +75,7 @@ class BatchAndMore(Sage):
 @pytest.mark.parametrize("made", [Defaulted, ByPosition, Anything, BatchAndMore])
 def test_a_forward_of_any_shape_is_called_with_what_it_names(made: Callable[[], nn.Module]) -> None:
     loader, model = loader_of(), made()
-    assert called(model, loader)(next(iter(loader))).shape[1] == NUM_CLASSES
+    assert adapted(model, loader)(next(iter(loader))).shape[1] == NUM_CLASSES
 
 
 class Named(Scripted):
@@ -129,4 +129,4 @@ def test_edge_features_go_only_to_models_of_pyg_that_were_made_for_them() -> Non
     loader, degrees = loader_of(data), torch.ones(9, dtype=torch.long)
     model = pyg.PNA(6, 8, 2, NUM_CLASSES, aggregators=["mean"], scalers=["identity"], deg=degrees)
     batch = next(iter(loader))
-    torch.testing.assert_close(called(model, loader)(batch), model(batch.x, batch.edge_index))
+    torch.testing.assert_close(adapted(model, loader)(batch), model(batch.x, batch.edge_index))

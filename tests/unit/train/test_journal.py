@@ -18,10 +18,10 @@ from tqdm.auto import tqdm
 
 from hoploom import StoreError
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.disk_use import DiskMeter, DiskUse
-from hoploom.train.journal import Journal, Progress
+from hoploom.train.journal import Journal, ProgressLine
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import fit
+from hoploom.train.records import DiskMeter, DiskUse
 from hoploom.train.step import StepReport
 
 
@@ -38,7 +38,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def report(step: int, **changes: Any) -> StepReport:
     fields = {"epoch": 0, "loss": 0.5, "seeds": 100, "rows": 50, "learning_rate": 0.1, "seconds": 0.5}
-    return StepReport(step=step, **fields | {"wait_seconds": 0.01, "asked": False} | changes)
+    return StepReport(step=step, **fields | {"wait_seconds": 0.01} | changes)
 
 
 # --- journal --------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def seen_on(screen: int) -> str:
 def show(stream: TextIO, *, seconds: float = 0.5, redraw: float = 0.0) -> None:
     """Two epochs of four steps; every reading of the clock is as much later as a step takes."""
     now = itertools.count(0.0, seconds)
-    with Progress(stream, learner_of(), Training(2), redraw=redraw, clock=lambda: next(now)) as shown:
+    with ProgressLine(stream, learner_of(), Training(2), redraw=redraw, clock=lambda: next(now)) as shown:
         for step in range(1, 9):
             shown.step(report(step, epoch=(step - 1) // 4, seconds=seconds, wait_seconds=seconds / 50))
             if step % 4 == 0:
@@ -202,7 +202,7 @@ def test_the_line_says_what_is_read_and_what_bounds_the_run_as_far_as_there_is_r
     plain = io.StringIO()
     for stream in (plain, terminal[0]):
         clock = iter([0.0, 100.0])
-        with Progress(stream, learner_of(), Training(2), meter, clock=lambda clock=clock: next(clock)) as shown:
+        with ProgressLine(stream, learner_of(), Training(2), meter, clock=lambda clock=clock: next(clock)) as shown:
             shown.step(report(1, seconds=1.0, wait_seconds=0.5))
     terminal[0].close()
     assert "wait 50 %  2.00 MB/batch read, 75 % wanted, 25 % hits, disk 40 % busy, bound by disk  " in plain.getvalue()
@@ -226,7 +226,7 @@ def test_epochs_are_an_aligned_table_within_80_columns() -> None:
     """Of the task with the most metrics; the header comes again where it is out of sight."""
     names = ["train_loss", "accuracy", "f1_macro", "f1_micro", "auroc", "val_loss"]
     stream = io.StringIO()
-    with Progress(stream, learner_of(), Training(10_000)) as shown:
+    with ProgressLine(stream, learner_of(), Training(10_000)) as shown:
         for epoch in range(1, 31):
             entry = {"epoch": epoch, "confusion/0/0": 9} | dict.fromkeys(names, 10.0 ** (epoch % 11 - 5))
             shown.epoch(entry, is_best=True)
@@ -248,7 +248,7 @@ def test_only_what_is_drawn_is_formatted(terminal: tuple[TextIO, int], monkeypat
 
 def test_a_rank_that_does_not_show_and_a_stream_that_is_gone_are_silent() -> None:
     stream = io.StringIO()
-    with Progress(stream, learner_of(), Training(2), shown=False) as shown:
+    with ProgressLine(stream, learner_of(), Training(2), shown=False) as shown:
         shown.step(report(1))
         shown.epoch({"epoch": 0}, is_best=False)
     assert stream.getvalue() == ""

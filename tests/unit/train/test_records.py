@@ -12,10 +12,10 @@ import pytest
 from support.fit_workers import QUIET, alone, learner_of
 
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.journal import Journal
+from hoploom.train.journal import Journal, versions
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import fit
-from hoploom.train.records import Times, disk, machine, memory, versions
+from hoploom.train.records import Times, disk, memory
 from hoploom.train.step import StepReport
 
 
@@ -29,7 +29,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def report(step: int, **parts: float) -> StepReport:
-    return StepReport(0, step, 0.5, 100, 50, 0.1, 0.4, 0.1, False, parts=parts)
+    return StepReport(0, step, 0.5, 100, 50, 0.1, 0.4, 0.1, parts=parts)
 
 
 def test_a_line_adds_up_about_a_second_of_steps() -> None:
@@ -68,7 +68,7 @@ def test_a_resumed_run_forgets_the_seconds_after_its_checkpoint(tmp_path: Path) 
     learner = learner_of()
     with (tmp_path / "times-rank0.jsonl").open("a") as file:
         file.write(json.dumps({"step": 9, "steps": 3, "seconds": {"step": 1.0}}) + "\n")
-    learner.standing.steps = 6
+    learner.progress.steps = 6
     with Journal(tmp_path, alone(), loggers=[]) as journal, journal.recording(learner, []):
         assert [line["step"] for line in lines(tmp_path / "times-rank0.jsonl")] == [6]
     events = lines(tmp_path / "events.jsonl")
@@ -103,7 +103,6 @@ def test_what_the_system_does_not_say_is_left_out(tmp_path: Path) -> None:
     assert memory(tmp_path / "none") == {}
     (tmp_path / "status").write_text("Name:\tpython\nRssAnon:\t  12 kB\nRssFile:\t 3 kB\n")
     assert memory(tmp_path / "status") == {"private": 12288, "mapped": 3072}
-    assert machine(3, "cpu", 2)["rank"] == 3
     assert list(disk(tmp_path / "none")) == ["faults"]
     (tmp_path / "io").write_text("rchar: 9\nread_bytes: 4096\n")
     assert disk(tmp_path / "io")["read_bytes"] == 4096

@@ -9,8 +9,8 @@ from support.fit_workers import alone, assert_same_run, given, learner_of, resum
 
 from hoploom import ConfigError, StoreError, TrainError
 from hoploom.ranks.spawn import spawn
-from hoploom.train import tensorfile
-from hoploom.train.checkpoint import Checkpoint, SaveClock, SavedAt, saved_place
+from hoploom.train import checkpoint as checkpoints
+from hoploom.train.checkpoint import Checkpoint, SaveClock, last_good
 from hoploom.train.learner import Training
 
 
@@ -18,7 +18,7 @@ def test_a_killed_run_goes_on_after_its_first_step_and_ends_with_the_same_bits(t
     with pytest.raises(TrainError, match="rank 0 was killed by SIGKILL"):
         spawn(fit_workers.killed_in_step_3, 1, [str(tmp_path)], device="cpu", timeout=60)
     learner, whole = resumed(tmp_path, dropout=0.4), learner_of(dropout=0.4)
-    assert learner.standing.steps == 1
+    assert learner.progress.steps == 1
     run(learner)
     run(whole)
     assert_same_run(learner, whole)
@@ -57,26 +57,26 @@ def test_without_an_interval_epochs_alone_are_saved(tmp_path: Path) -> None:
 
 def test_where_training_stood_is_in_a_checkpoints_header(tmp_path: Path) -> None:
     path = Checkpoint(tmp_path, alone()).path("last")
-    assert saved_place(path) is None
+    assert last_good(path) == "there is no checkpoint"
     run(learner_of(), folder=tmp_path, max_steps=3)
-    assert saved_place(path) == SavedAt(1, 3)
+    assert last_good(path) == f"the last good checkpoint is {path}, of epoch 1, step 3"
     run(learner_of(), folder=tmp_path, max_steps=4)  # all of an epoch
-    assert saved_place(path) == SavedAt(1, 4)
+    assert last_good(path).endswith("of epoch 1, step 4")
     path.write_bytes(path.read_bytes()[:100])
-    assert saved_place(path) is None
+    assert last_good(path) == "there is no checkpoint"
 
 
 def test_a_checkpoint_that_cannot_be_written_says_what_there_is_to_go_on_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, written = tensorfile.write, iter([True, False])
+    whole, written = checkpoints.write_state, iter([True, False])
 
     def full_at_the_second(path: Path, state: Any, **also: Any) -> None:
         if not next(written):
             raise StoreError(f"cannot write {path}: File too large")
         whole(path, state, **also)
 
-    monkeypatch.setattr(tensorfile, "write", full_at_the_second)
+    monkeypatch.setattr(checkpoints, "write_state", full_at_the_second)
     said = (
         r"after step 2: cannot write .*another folder.*last good checkpoint is .*last.safetensors, of epoch 1, step 1"
     )
@@ -89,5 +89,5 @@ def test_the_best_and_the_last_state_are_two_files_also_when_they_are_the_same(t
     for values, is_same in (((0.1, 0.2), True), ((0.3, 0.2), False)):
         run(learner_of(), 2, folder=tmp_path, validate=given(*values))
         assert not best.samefile(last)
-        assert saved_place(last) == SavedAt(2, 8)
-        assert saved_place(best) == (SavedAt(2, 8) if is_same else SavedAt(1, 4))
+        assert last_good(last).endswith("of epoch 2, step 8")
+        assert last_good(best).endswith("of epoch 2, step 8" if is_same else "of epoch 1, step 4")

@@ -15,15 +15,14 @@ from support.fit_workers import alone, learner_of
 from torch import Tensor
 
 from hoploom import ConfigError, StoreError
-from hoploom.train import tensorfile
-from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.checkpoint import DTYPES, Checkpoint, _checksum, read_state, write_state
 
 STATE = {"a": torch.arange(6.0).view(2, 3), "b": [torch.tensor(7), "text"]}
 
 
 def there_and_back(state: Any, folder: Path) -> Any:
-    tensorfile.write(folder / "state.safetensors", state)
-    return tensorfile.read(folder / "state.safetensors")
+    write_state(folder / "state.safetensors", state)
+    return read_state(folder / "state.safetensors")
 
 
 def bits(tensor: Tensor) -> list[int]:
@@ -38,7 +37,7 @@ def raw_tensor(kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 @pytest.mark.parametrize("shape", [(2, 3), (), (0, 4), (1,)])
 def test_tensors_of_every_dtype_and_shape_survive_bit_by_bit(shape: tuple[int, ...], tmp_path: Path) -> None:
-    tensors = {name: raw_tensor(kind, shape) for name, kind in tensorfile.DTYPES.items()}
+    tensors = {name: raw_tensor(kind, shape) for name, kind in DTYPES.items()}
     found = there_and_back({"odd": torch.ones(3, dtype=torch.uint8)} | tensors, tmp_path)
     for name, tensor in tensors.items():
         assert (found[name].dtype, found[name].shape, bits(found[name])) == (tensor.dtype, shape, bits(tensor))
@@ -71,7 +70,7 @@ def test_a_transposed_tensor_comes_back_as_it_reads(tmp_path: Path) -> None:
 
 
 def test_the_file_has_the_layout_of_safetensors(tmp_path: Path) -> None:
-    tensorfile.write(tmp_path / "f", STATE)
+    write_state(tmp_path / "f", STATE)
     raw = (tmp_path / "f").read_bytes()
     size = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + size])
@@ -94,7 +93,7 @@ def test_the_file_has_the_layout_of_safetensors(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_saved_is_named_and_nothing_is_written(state: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
-        tensorfile.write(tmp_path / "f", state)
+        write_state(tmp_path / "f", state)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -102,7 +101,7 @@ def test_a_state_that_holds_itself_is_refused(tmp_path: Path) -> None:
     state: list[Any] = []
     state.append(state)
     with pytest.raises(ConfigError, match="nested more than 64 deep"):
-        tensorfile.write(tmp_path / "f", state)
+        write_state(tmp_path / "f", state)
 
 
 # --- damage ---------------------------------------------------------------------------------
@@ -110,24 +109,24 @@ def test_a_state_that_holds_itself_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    tensorfile.write(path, STATE)
+    write_state(path, STATE)
     raw = path.read_bytes()
     for size in (*range(0, len(raw), 7), len(raw) - 1):
         path.write_bytes(raw[:size])
         with pytest.raises(StoreError, match=r"/f is damaged: .*; take another"):
-            tensorfile.read(path)
+            read_state(path)
 
 
 def test_any_changed_byte_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    tensorfile.write(path, STATE)
+    write_state(path, STATE)
     raw = path.read_bytes()
     for position in range(len(raw)):
         changed = bytearray(raw)
         changed[position] ^= 1 << position % 8
         path.write_bytes(changed)
         with pytest.raises(StoreError):
-            tensorfile.read(path)
+            read_state(path)
 
 
 def described(**changes: Any) -> dict[str, Any]:
@@ -156,14 +155,14 @@ def test_a_header_that_lies_is_refused(entries: Any, said: str, tmp_path: Path) 
     header = {"__metadata__": {"tree": "null", "crc32": "0"}} | entries
     write_raw(tmp_path / "f", json.dumps(header).encode(), b"\0" * 4 if "a" in entries else b"")
     with pytest.raises(StoreError, match=rf"/f is damaged: .*{said}.*; take another"):
-        tensorfile.read(tmp_path / "f")
+        read_state(tmp_path / "f")
 
 
 @pytest.mark.parametrize("header", [b"[" * 100000, b"\xff\xfe", b"", b"{", b"[]"])
 def test_a_header_that_is_no_json_object_is_refused(header: bytes, tmp_path: Path) -> None:
     write_raw(tmp_path / "f", header)
     with pytest.raises(StoreError, match=r"is damaged: .*header"):
-        tensorfile.read(tmp_path / "f")
+        read_state(tmp_path / "f")
 
 
 @pytest.mark.parametrize(
@@ -174,15 +173,15 @@ def test_a_header_that_is_no_json_object_is_refused(header: bytes, tmp_path: Pat
     ],
 )
 def test_a_structure_that_nobody_wrote_is_refused(tree: str, tmp_path: Path) -> None:
-    metadata = {"tree": tree, "crc32": tensorfile._checksum(tree, {}, ())}
+    metadata = {"tree": tree, "crc32": _checksum(tree, {}, ())}
     write_raw(tmp_path / "f", json.dumps({"__metadata__": metadata}).encode(), b"")
     with pytest.raises(StoreError, match=r"is damaged: .*; take another"):
-        tensorfile.read(tmp_path / "f")
+        read_state(tmp_path / "f")
 
 
 def test_a_missing_file_is_a_store_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot read .*/f: .*No such file"):
-        tensorfile.read(tmp_path / "f")
+        read_state(tmp_path / "f")
 
 
 # --- writing --------------------------------------------------------------------------------
@@ -190,7 +189,7 @@ def test_a_missing_file_is_a_store_error(tmp_path: Path) -> None:
 
 def test_an_io_error_at_any_write_or_sync_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f"
-    tensorfile.write(path, "old")
+    write_state(path, "old")
     for name, number in (("fsync", errno.EIO), ("replace", errno.ENOSPC)):
 
         def fail(*arguments: object, number: int = number) -> None:
@@ -199,9 +198,9 @@ def test_an_io_error_at_any_write_or_sync_keeps_the_old_file(tmp_path: Path, mon
         with monkeypatch.context() as patched:
             patched.setattr(os, name, fail)
             with pytest.raises(StoreError, match=r"disk is full|Input/output error"):
-                tensorfile.write(path, "new")
+                write_state(path, "new")
         assert [entry.name for entry in tmp_path.iterdir()] == ["f"]
-        assert tensorfile.read(path) == "old"
+        assert read_state(path) == "old"
 
 
 def test_the_file_is_on_the_disk_before_it_has_its_name_and_then_so_is_the_name(
@@ -211,7 +210,7 @@ def test_the_file_is_on_the_disk_before_it_has_its_name_and_then_so_is_the_name(
     replace = os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: happened.append(os.readlink(f"/proc/self/fd/{handle}")))
     monkeypatch.setattr(os, "replace", lambda old, new: happened.append("replace") or replace(old, new))
-    tensorfile.write(tmp_path / "f", STATE)
+    write_state(tmp_path / "f", STATE)
     assert happened == [str(tmp_path / ".f.partial"), "replace", str(tmp_path)]
 
 
@@ -223,12 +222,12 @@ def test_two_names_are_two_files_and_a_damage_to_one_leaves_the_other(
     monkeypatch.setattr(os, "replace", lambda old, new: named.append(Path(new).name) or replace(old, new))
     (tmp_path / ".best.partial").write_text("of a process that was killed")
     for damaged, other in (("last", "best"), ("best", "last")):
-        tensorfile.write(tmp_path / "last", STATE, first=tmp_path / "best")
+        write_state(tmp_path / "last", STATE, first=tmp_path / "best")
         with (tmp_path / damaged).open("r+b") as file:
             file.truncate(100)
         with pytest.raises(StoreError, match=f"{damaged} is damaged"):
-            tensorfile.read(tmp_path / damaged)
-        assert tensorfile.read(tmp_path / other).keys() == STATE.keys()
+            read_state(tmp_path / damaged)
+        assert read_state(tmp_path / other).keys() == STATE.keys()
     assert named == ["best", "last"] * 2
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["best", "last"]
 
@@ -238,14 +237,14 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_else(
     options: str, small_disk: Callable[[str], Path]
 ) -> None:
     disk = small_disk(options)
-    tensorfile.write(disk / "f", {"old": torch.arange(1000)})
+    write_state(disk / "f", {"old": torch.arange(1000)})
     if "inodes" in options:
         (disk / "other").write_text("takes the last inode")
     before = sorted(disk.iterdir())
     with pytest.raises(StoreError, match=r"the disk is full writing .*/disk/f; what was there before is kept; free"):
-        tensorfile.write(disk / "f", {"new": torch.zeros(1 << 20)})
+        write_state(disk / "f", {"new": torch.zeros(1 << 20)})
     assert sorted(disk.iterdir()) == before
-    assert tensorfile.read(disk / "f")["old"].equal(torch.arange(1000))
+    assert read_state(disk / "f")["old"].equal(torch.arange(1000))
 
 
 def test_a_disk_that_fills_while_a_run_saves_keeps_the_checkpoint_before(small_disk: Callable[[str], Path]) -> None:

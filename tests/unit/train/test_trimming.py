@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.transforms import AddSelfLoops, ToUndirected
 
 from hoploom import ConfigError, NeighborLoader
-from hoploom.train.calling import Called, called
+from hoploom.train.batch_adapter import BatchAdapter, adapted
 from hoploom.train.evaluation import evaluate
 from hoploom.train.tasks import NodeClassification
 
@@ -54,7 +54,7 @@ def test_nothing_is_trimmed_of_what_a_transform_made(transform: Callable[[Any], 
 
 def test_counts_that_do_not_add_up_are_not_trimmed_by() -> None:
     batch, model = without_some(next(iter(loader_of()))), model_of()
-    torch.testing.assert_close(Called(model)(batch), model(batch.x, batch.edge_index))
+    torch.testing.assert_close(BatchAdapter(model)(batch), model(batch.x, batch.edge_index))
 
 
 def test_a_forward_that_asks_for_counts_is_told_that_they_do_not_add_up() -> None:
@@ -73,13 +73,13 @@ def test_a_forward_that_asks_for_counts_is_told_that_they_do_not_add_up() -> Non
 def test_nothing_is_trimmed_where_a_layer_may_look_at_all_rows(options: dict[str, Any]) -> None:
     loader, model = loader_of(), model_of(**options)
     batch = next(iter(loader))
-    torch.testing.assert_close(called(model, loader)(batch), model(batch.x, batch.edge_index))
+    torch.testing.assert_close(adapted(model, loader)(batch), model(batch.x, batch.edge_index))
 
 
 @pytest.mark.parametrize("options", [{}, {"norm": nn.LayerNorm(8)}, {"act": "elu"}], ids=["plain", "norm", "elu"])
 def test_three_layers_are_trimmed_where_each_looks_at_its_own_rows(options: dict[str, Any]) -> None:
     loader, model = loader_of(), model_of(**options).eval()
     batch = next(iter(loader))
-    trimmed, plain = called(model, loader)(batch), model(batch.x, batch.edge_index)
+    trimmed, plain = adapted(model, loader)(batch), model(batch.x, batch.edge_index)
     assert trimmed.shape[0] < plain.shape[0]
     torch.testing.assert_close(trimmed[:4], plain[:4])

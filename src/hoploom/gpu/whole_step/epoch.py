@@ -211,7 +211,7 @@ class WholeSteps:
             return step, self._whole.fill_next(indices, key)
 
     def _in_time(self) -> AbstractContextManager[None]:
-        return self._whole.stepper.in_time(self._whole.learner.standing.steps + 1)
+        return self._whole.stepper.in_time(self._whole.learner.progress.steps + 1)
 
     def _known(self, slot: FixedBatch | None) -> list[StepReport]:
         """The reports up to the one whose loss lies in this slot, before it is written over."""
@@ -232,12 +232,12 @@ class WholeSteps:
         return replace(report, loss=loss_sum / report.rows)
 
     def _learn(self, slot: FixedBatch, waited: float) -> StepReport:
-        whole, standing = self._whole, self._whole.learner.standing
+        whole, standing = self._whole, self._whole.learner.progress
         learning_rate, rows = whole.learner.learning_rate, whole.spec.batch_size
         whole.learn(slot)
         whole.stepper.schedule()
         standing.steps += 1
-        return StepReport(standing.epoch, standing.steps, math.nan, rows, rows, learning_rate, 0.0, waited, False)
+        return StepReport(standing.epoch, standing.steps, math.nan, rows, rows, learning_rate, 0.0, waited)
 
     def _own_size(self, step: int, requests: StopRequests, *, overflowed: bool) -> StepReport:
         whole = self._whole
@@ -245,7 +245,7 @@ class WholeSteps:
         whole.counts.shorter += not overflowed
         num_seeds = whole.learner.loader.num_seeds(step)
         batches = ((self._epoch.make(one), num_seeds, True) for one in (step,))
-        return whole.stepper.take(batches, num_seeds, requests)
+        return whole.stepper.take(batches, num_seeds, requests).reports[0]
 
     def __enter__(self) -> "WholeSteps":
         return self

@@ -221,7 +221,7 @@ def _test(
 ) -> Mapping[str, float]:
     if "test" not in goal.seeds:
         return {}
-    if learner.standing.best is not None:
+    if learner.progress.best is not None:
         parts: dict[str, Any] = {"model": learner.model}
         if checkpoint.restore(BEST, parts) is None:
             raise StoreError(

@@ -1,0 +1,280 @@
+"""Call any model with a batch: with the batch itself, or with the fields that forward's arguments name.
+
+The signature of forward is read once; each batch then costs a look-up per argument. A wrong width raises before the
+first matrix product if the model has `in_channels`; else the product that fails is explained by its layer's name.
+"""
+
+import inspect
+import re
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GATConv, GATv2Conv, GINConv, SAGEConv, Sequential
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from hoploom.errors import ConfigError, HoploomError
+from hoploom.load.assemble import FEATURES, Batch
+from hoploom.load.loader import Loader
+from hoploom.nn import GNN
+from hoploom.ranks.context import unwrap
+from hoploom.train.checkpoint import check_sharding
+from hoploom.train.tasks import NodeTask, Task
+
+FIELDS = {"num_sampled_nodes_per_hop": "num_sampled_nodes", "num_sampled_edges_per_hop": "num_sampled_edges"}
+COUNTS = NODES, EDGES = "num_sampled_nodes", "num_sampled_edges"  # per hop, which PyG's models trim by
+TRIMMED_CONVS = (SAGEConv, GATConv, GATv2Conv, GINConv)  # read nothing but a destination's own list
+BY_ROW_NORMS = (nn.Identity, nn.LayerNorm)
+BY_ROW_ACTIVATIONS = (type(None), nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh)
+WEIGHTS = ("edge_weight", "edge_attr")
+INPUTS = frozenset((FEATURES, "edge_index", *WEIGHTS, *COUNTS))
+ABOUT_A_BATCH = re.compile(r"\b(Hetero)?Data\b|'(Global|Base|Node|Edge)Storage'")
+PRODUCT = re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a model's forward."""
+
+    name: str
+    is_required: bool = True
+    is_positional: bool = False  # and cannot be given by name
+
+    @cached_property
+    def field(self) -> str:
+        """The batch's field of that name; `x_dict` means the field `x` of every type."""
+        name = self.name.removesuffix("_dict")
+        return FIELDS.get(name, name)
+
+
+class BatchAdapter(nn.Module):
+    """A model that is called with a batch, whatever its forward takes.
+
+    >>> outputs = BatchAdapter(torch_geometric.nn.GraphSAGE(100, 256, 2, 47))(batch)
+    """
+
+    def __init__(self, model: nn.Module, *, is_transformed: bool = False) -> None:
+        super().__init__()
+        self.called_model = model
+        own = unwrap(model)
+        self._own = (own,)  # a tuple, or torch would list the module a second time
+        arguments = _arguments_of(own)
+        optional = _optional_fields(own, is_transformed=is_transformed)
+        self._arguments = [one for one in arguments if one.is_required or one.field in optional]
+        if _takes_the_batch(arguments):
+            self._arguments = []
+        self._is_known = bool(arguments)
+        self._positional = [one.name for one in arguments if one.is_positional]
+        self.takes_links = any(one.field == "edge_label_index" for one in self._arguments)
+        convs = getattr(own, "convs", None)
+        self._num_layers = len(list(convs.children())) if isinstance(convs, nn.Module) else 0
+        self._is_new = True
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """Return the model's output for a batch; other arguments are passed on as they are."""
+        if named or len(given) != 1 or not isinstance(given[0], (Data, HeteroData)):
+            return self.called_model(*given, **named)
+        batch: Batch = given[0]
+        if self._is_new:
+            _check_width(self._own[0], batch)
+            self._is_new = False
+        values = self._values(batch)
+        try:
+            if not values:
+                return self.called_model(batch)
+            first = list(takewhile(values.__contains__, self._positional))
+            others = {name: value for name, value in values.items() if name not in self._positional}
+            return self.called_model(*(values[name] for name in first), **others)
+        except HoploomError:
+            raise
+        except (RuntimeError, TypeError, AttributeError, ValueError) as error:
+            explained = _explained(error, self._own[0], batch, values)
+            of_the_call = not isinstance(error, RuntimeError) and not values
+            if explained is None and of_the_call and (not self._is_known or ABOUT_A_BATCH.search(str(error))):
+                explained = _not_for_a_batch(error, self._own[0], batch)
+            if explained is None:
+                raise
+            raise explained from error
+
+    def _values(self, batch: Batch) -> dict[str, Any]:
+        """Return the arguments by name."""
+        fields = {one.field: _field_of(batch, one.field) for one in self._arguments}
+        left_out = () if self._can_trim(fields, batch) else COUNTS
+        values = {}
+        for one in self._arguments:
+            if one.is_required and one.field in left_out and not _counts_hold(batch):
+                raise ConfigError(
+                    f"{type(self._own[0]).__name__}.forward takes {one.name!r}, but the loader's transform changed the "
+                    "nodes or edges, so num_sampled_nodes and num_sampled_edges no longer match; leave the argument "
+                    "out, or do not add or remove nodes and edges in the transform"
+                )
+            is_needed = one.is_required or one.field == "edge_index"  # no model means to do without all edges
+            mistyped = one.name.endswith("_dict") and not isinstance(batch, HeteroData)
+            if is_needed and (mistyped or fields[one.field] is None):
+                raise _no_such_field(self._own[0], one.name, batch)
+            if fields[one.field] is not None and (one.is_required or one.field not in left_out):
+                values[one.name] = fields[one.field]
+        return values
+
+    def _can_trim(self, fields: Mapping[str, Any], batch: Batch) -> bool:
+        """Return whether PyG can trim: a hop for every layer, whose counts hold, and one kind of edge weights."""
+        hops = fields.get(EDGES)
+        is_weighed_twice = all(fields.get(name) is not None for name in WEIGHTS)
+        return hops is None or (len(hops) >= self._num_layers and not is_weighed_twice and _counts_hold(batch))
+
+
+def adapted(model: nn.Module, loader: Loader) -> nn.Module:
+    """Return a module to call with the loader's batches: the model itself if it is one of hoploom.nn."""
+    check_sharding(model)
+    is_transformed = getattr(getattr(loader, "maker", None), "transform", None) is not None
+    return model if isinstance(unwrap(model), GNN) else BatchAdapter(model, is_transformed=is_transformed)
+
+
+def without_ddp(model: nn.Module) -> nn.Module:
+    """Return the model without DDP, whose forward may wait for other ranks, but as torch.compile made it."""
+    inner: Any = model
+    while isinstance(getattr(inner, "_orig_mod", None), nn.Module):
+        inner = inner._orig_mod
+    return inner.module if isinstance(inner, DistributedDataParallel) else model
+
+
+def _takes_the_batch(arguments: Sequence[Argument]) -> bool:
+    """Return whether a forward with these arguments is called with the batch itself.
+
+    It is if it names nothing, or needs a single argument that is no field by its name. One that is called `x` gets the
+    features. If all have defaults, one name of a field is enough for fields.
+    """
+    required = [one for one in arguments if one.is_required]
+    return len(required) <= 1 and not any(one.field in INPUTS for one in required or arguments)
+
+
+def _arguments_of(model: nn.Module) -> list[Argument]:
+    """Return the arguments of forward without *args and **kwargs; none if they cannot be known."""
+    if isinstance(model, Sequential):
+        return [Argument(name) for name in model.signature.param_dict]
+    forward: Any = model.forward
+    if isinstance(model, torch.jit.ScriptModule):
+        return [Argument(one.name, not one.has_default_value()) for one in forward.schema.arguments[1:]]
+    parameters = inspect.signature(forward).parameters.values()
+    named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    return [Argument(one.name, one.default is one.empty, one.kind == one.POSITIONAL_ONLY) for one in named]
+
+
+def _optional_fields(model: nn.Module, *, is_transformed: bool) -> frozenset[str]:
+    """Return the fields that arguments with a default are given."""
+    left_out = set() if not is_transformed and _trimming_is_exact(model) else set(COUNTS)
+    is_of_pyg = isinstance(model, (BasicGNN, GraphModule))
+    if is_of_pyg and all(getattr(module, "edge_dim", None) is None for module in model.modules()):
+        left_out.add("edge_attr")
+    return INPUTS.difference(left_out)
+
+
+def _field_of(batch: Batch, field: str) -> Any:
+    """Return a field of a batch, by type if there are several; None if it has none."""
+    if not isinstance(batch, HeteroData):
+        return batch._store.get(field, None)
+    return {storage._key: storage[field] for storage in batch.stores if storage._key and field in storage} or None
+
+
+def _trimming_is_exact(model: nn.Module) -> bool:
+    """Return whether PyG's own model gives the same rows of seeds if it leaves out rows that no seed needs.
+
+    Not for GCN, which needs the sources' degrees, nor if something may read all rows: jumping knowledge, and every
+    norm and activation that is not known to read one row at a time.
+    """
+    if not isinstance(model, BasicGNN) or hasattr(model, "jk") or not isinstance(model.act, BY_ROW_ACTIVATIONS):
+        return False
+    by_row = all(isinstance(norm, BY_ROW_NORMS) for norm in model.norms)
+    by_row = by_row and not any(isinstance(module, _BatchNorm) for module in model.modules())
+    return by_row and all(isinstance(conv, TRIMMED_CONVS) for conv in model.convs)
+
+
+def _counts_hold(batch: Batch) -> bool:
+    """Return whether the counts per hop add up to the batch's rows and edges, which a transform may have changed."""
+    rows = [(NODES, FEATURES, 0, storage) for storage in batch.node_stores]
+    edges = [(EDGES, "edge_index", 1, storage) for storage in batch.edge_stores]
+    return all(
+        sum(storage[counts]) == storage[field].shape[axis]
+        for counts, field, axis, storage in rows + edges
+        if counts in storage and field in storage
+    )
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def check_outputs(model: nn.Module, task: Task) -> None:
+    """Raise ConfigError for a model whose `out_channels` is not the number of outputs of the task."""
+    module = unwrap(model)
+    if not (isinstance(task, NodeTask) and _is_built_in(module)):
+        return
+    (wanted, what), found = task.columns, module.out_channels
+    if found != wanted:
+        raise ConfigError(f"the model has out_channels={found} for {wanted} {what}; give it out_channels={wanted}")
+
+
+def _is_built_in(module: nn.Module) -> bool:
+    """Return whether this is a whole model of hoploom.nn or PyG, with its own forward."""
+    return isinstance(module, (GNN, BasicGNN)) and type(module).forward in (GNN.forward, BasicGNN.forward)
+
+
+def _check_width(module: nn.Module, batch: Batch) -> None:
+    if not _is_built_in(module) or FEATURES not in batch or isinstance(batch, HeteroData):
+        return
+    given: Any = module.in_channels
+    wanted, found = given if isinstance(given, int) else given[0], batch[FEATURES].shape[-1]
+    if wanted not in (-1, found):
+        raise ConfigError(f"the model has in_channels={wanted} for features x of {found}; give it in_channels={found}")
+
+
+def _explained(error: Exception, model: nn.Module, batch: Batch, values: Mapping[str, Any]) -> ConfigError | None:
+    """Return an error that says what is wrong with a call; None if it cannot be known."""
+    if (product := PRODUCT.search(str(error))) is not None:
+        names = {id(module): f" {name!r}" for name, module in model.named_modules() if name}
+        owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        layers = [names[id(owner)] for owner in owners if id(owner) in names]  # the innermost is last
+        widths = ", ".join(
+            f"{storage[FEATURES].shape[-1]}{f' ({storage._key})' * bool(storage._key)}"
+            for storage in batch.node_stores
+            if FEATURES in storage
+        )
+        return ConfigError(
+            f"layer{layers[-1] if layers else ''} of {type(model).__name__} takes rows of {product[2]} and got rows of "
+            f"{product[1]}; x has {widths}"
+        )
+    is_typed = isinstance(model, GraphModule) or any(name.endswith("_dict") for name in values)
+    if not isinstance(batch, HeteroData) or is_typed or not values:
+        return None
+    return ConfigError(
+        f"{type(model).__name__}.forward takes {list(values)} and fails where they are dictionaries by type, as these "
+        f"batches are heterogeneous ({error!s:.200}); make it with torch_geometric.nn.to_hetero(model, data.metadata())"
+    )
+
+
+def _no_such_field(model: nn.Module, name: str, batch: Batch) -> ConfigError:
+    is_dict = isinstance(batch, HeteroData)
+    fields = [key for storage in batch.stores if storage._key or not is_dict for key in storage]
+    known = [f"{field}_dict" if is_dict else field for field in dict.fromkeys(fields)]
+    way_out = "give the loader mode='subgraph', " if "blocks" in batch else ""
+    return ConfigError(
+        f"{type(model).__name__}.forward takes {name!r}, and the batches have {known}; {way_out}name its arguments so, "
+        "or let it take one argument, the batch"
+    )
+
+
+def _not_for_a_batch(error: Exception, model: nn.Module, batch: Batch) -> ConfigError:
+    fields = list(dict.fromkeys(key for storage in batch.stores for key in storage))
+    return ConfigError(
+        f"{type(model).__name__}.forward was called with the batch, which has {fields}, and failed ({error!s:.200}); "
+        "write forward(self, batch), or name the fields to be called with: forward(self, x) for the features alone, "
+        "forward(self, x, edge_index) for the edges, too"
+    )
