@@ -232,12 +232,12 @@ class WholeSteps:
         return replace(report, loss=loss_sum / report.rows)
 
     def _learn(self, slot: FixedBatch, waited: float) -> StepReport:
-        whole, standing = self._whole, self._whole.learner.progress
+        whole, progress = self._whole, self._whole.learner.progress
         learning_rate, rows = whole.learner.learning_rate, whole.spec.batch_size
         whole.learn(slot)
         whole.stepper.schedule()
-        standing.steps += 1
-        return StepReport(standing.epoch, standing.steps, math.nan, rows, rows, learning_rate, 0.0, waited)
+        progress.steps += 1
+        return StepReport(progress.epoch, progress.steps, math.nan, rows, rows, learning_rate, 0.0, waited)
 
     def _own_size(self, step: int, requests: StopRequests, *, overflowed: bool) -> StepReport:
         whole = self._whole
