@@ -1,4 +1,4 @@
-"""Seeds -> subgraph or blocks."""
+"""Sampling: seeds to subgraphs or blocks."""
 
 from hoploom.sample.bidirectional import make_bidirectional
 from hoploom.sample.frontier_hook import SampleFrontier

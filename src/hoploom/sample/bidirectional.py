@@ -1,4 +1,4 @@
-"""Each sampled edge in both directions, as PyG's subgraph_type='bidirectional' means it."""
+"""Add the reverse of each sampled edge, as PyG's subgraph_type='bidirectional'."""
 
 import warnings
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from hoploom.schema import REVERSE, Relation, Schema
 
 
 def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
-    """Every edge and its reverse once, sorted by destination, then source."""
+    """Return every edge and its reverse once, sorted by destination, then source."""
     edge_index, edges = list(sampled.edge_index), list(sampled.edges)
     for index, relation in enumerate(schema.relations):
         if not schema.homogeneous and relation.name.startswith(REVERSE):
@@ -34,7 +34,7 @@ def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
 
 
 def _reverse_of(schema: Schema, index: int, relation: Relation) -> tuple[int | None, bool]:
-    """The relation that holds the reverse edges, and whether it is rewritten too."""
+    """Return the relation of the reverse edges, and whether it is rewritten too."""
     named = (relation.destination, REVERSE + relation.name, relation.source)
     if named in schema.relation_index:
         return schema.relation_index[named], True

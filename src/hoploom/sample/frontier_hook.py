@@ -1,6 +1,6 @@
-"""A frontier of the user's own: `sample_frontier(layer, graph, seeds)` says which edges lead to a layer's seeds.
+"""Custom sampling: call `sample_frontier(layer, graph, seeds)` for the edges that lead to a layer's seeds.
 
-What it returns is checked; a mistake is told with the layer.
+The edges that a hook returns are checked; error messages name the layer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +21,14 @@ EdgeData = Mapping[str, Tensor]  # rows by name, one per edge
 
 
 class Answer(NamedTuple):
-    """The edges of one layer: picks by relation, and what the hook gave with them."""
+    """The picks of one layer by relation, and the edge data that the hook returned."""
 
     picks: list[Picks | None]
     data: dict[RelationName, EdgeData]
 
 
-def ask_hook(hook: SampleFrontier, graph: LayerGraph, frontiers: Sequence[Frontier | None]) -> Answer:
-    """The edges that the hook gives for a layer's frontiers, checked."""
+def call_hook(hook: SampleFrontier, graph: LayerGraph, frontiers: Sequence[Frontier | None]) -> Answer:
+    """Call the hook for a layer's frontiers and return its checked edges."""
     schema, answer = graph.schema, Answer([], {})
     seeds = {
         t.name: LayerSeeds.of(NO_IDS if frontier is None else frontier.nodes)
@@ -56,12 +56,12 @@ def ask_hook(hook: SampleFrontier, graph: LayerGraph, frontiers: Sequence[Fronti
 
 @dataclass(frozen=True)
 class LayerSeeds:
-    """A layer's seeds of one type."""
+    """The seeds of one type in a layer, with and without repetitions."""
 
     distinct: Tensor  # [n] int64: each once, in order of first sight
-    ascending: Tensor  # [n] int64: the same in order
-    order: Tensor  # [n] int64: where each of these is among the distinct ones
-    repeats: Tensor | None  # [seeds] int64: which of the distinct ones each seed is; None where all are distinct
+    ascending: Tensor  # [n] int64: `distinct`, sorted
+    order: Tensor  # [n] int64: the index in `distinct` of each sorted one
+    repeats: Tensor | None  # [seeds] int64: the index in `distinct` of each seed; None if all are distinct
 
     @staticmethod
     def of(nodes: Tensor) -> "LayerSeeds":
@@ -75,9 +75,9 @@ class LayerSeeds:
         return LayerSeeds(nodes[in_order], ascending, order, order[inverse])
 
     def grouped(self, destinations: Tensor, who: str) -> tuple[Tensor, Tensor | None]:
-        """How many edges each seed has, and which; None where they stand by seed already.
+        """Return the number of edges of each seed, and their order by seed; None if they are in order already.
 
-        A repeated seed has the same edges at every place.
+        A repeated seed gets the same edges each time.
         """
         runs, run_of_edge, lengths = torch.unique_consecutive(destinations, return_inverse=True, return_counts=True)
         at = torch.searchsorted(self.ascending, runs).clamp_(max=max(0, self.ascending.numel() - 1))
@@ -101,7 +101,7 @@ class LayerSeeds:
 
 
 def _by_relation(answer: Any, schema: Schema, who: str) -> Mapping[RelationName, Edges]:
-    """A hook's answer by relation."""
+    """Return the edges of a hook by relation."""
     if isinstance(answer, Edges):
         if len(schema.relations) > 1:
             raise ConfigError(
@@ -120,7 +120,7 @@ def _by_relation(answer: Any, schema: Schema, who: str) -> Mapping[RelationName,
 
 
 def _checked(edges: Edges, relation: Relation, schema: Schema, who: str) -> Edges:
-    """The same on the CPU, as int64."""
+    """Return checked edges on the CPU, as int64."""
     ends = [schema.node_type(name).num_nodes for name in (relation.source, relation.destination)]
     sources = _ids(edges.sources, f"{who} gave sources", 0, ends[0])
     destinations = _ids(edges.destinations, f"{who} gave destinations", 0, ends[1])

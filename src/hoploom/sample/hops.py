@@ -1,6 +1,6 @@
-"""How batches are sampled, checked before any loop starts; and the one hop loop: frontier -> picks -> local ids.
+"""Sampling options, checked before any loop starts, and the hop loop: frontier -> picks -> local ids.
 
-Over any store, for any graph, to a subgraph or to blocks.
+One loop for every store and graph, for subgraphs and for blocks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from hoploom.batch import Block, Sampled, Seeds
 from hoploom.config.values import as_fanouts, as_int
 from hoploom.errors import ConfigError
 from hoploom.ops import Frontier, NodeMap, Picks
-from hoploom.sample.frontier_hook import EdgeData, SampleFrontier, ask_hook
+from hoploom.sample.frontier_hook import EdgeData, SampleFrontier, call_hook
 from hoploom.sample.layer_graph import LayerGraph
 from hoploom.schema import RelationName, Schema
 from hoploom.store import Draw, GraphStore
@@ -25,12 +25,12 @@ Temporal = Literal["uniform", "last"]
 Mode = Literal["subgraph", "blocks"]
 Fanouts = Sequence[int] | Mapping[RelationName, Sequence[int]]
 NumSamples = Sequence[int] | Mapping[str, Sequence[int]]
-NEIGHBORS_READ = 50  # in-edges of a node, per relation, that a budget counts: as many as PyG's sampler reads
+NEIGHBORS_READ = 50  # in-edges per node and relation that HGT's budget counts, as in PyG's sampler
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Everything that decides a batch besides the store, the seeds and the key."""
+    """The options that determine a batch, together with the store, the seeds and the key."""
 
     fanouts: tuple[tuple[int, ...], ...]  # [hop][relation]; -1: all
     replace: bool = False
@@ -48,7 +48,7 @@ class Sampling:
 
 
 def resolve_fanouts(schema: Schema, num_neighbors: Fanouts) -> tuple[tuple[int, ...], ...]:
-    """One fanout per hop and relation, of at least one hop.
+    """Return one fanout per hop and relation, for at least one hop.
 
     >>> resolve_fanouts(schema, [15, 10, 5])
     """
@@ -93,7 +93,7 @@ def make_sampling(
     subgraph_type: str = "directional",
     mode: str = "subgraph",
 ) -> Sampling:
-    """Check the options of a loader against each other and against the graph."""
+    """Return a loader's options, checked against each other and against the graph."""
     subgraph = _choice("subgraph_type", subgraph_type, Subgraph.__args__)  # type: ignore[attr-defined]
     _choice("mode", mode, Mode.__args__)  # type: ignore[attr-defined]
     temporal = _choice("temporal_strategy", temporal_strategy, Temporal.__args__)  # type: ignore[attr-defined]
@@ -114,7 +114,7 @@ def make_sampling(
 
 
 def make_hgt_sampling(schema: Schema, num_samples: NumSamples) -> Sampling:
-    """Check the numbers of nodes to draw, for each layer from every node type."""
+    """Return the options of HGT, with checked numbers of nodes to draw per layer and node type."""
     if schema.homogeneous:
         raise ConfigError("HGTLoader draws nodes by their type, but this graph has one; use NeighborLoader")
     names = list(schema.type_index)
@@ -138,7 +138,7 @@ def _counts(name: str, given: object) -> tuple[int, ...]:
 
 
 def _choice(name: str, value: object, allowed: Sequence[str]) -> str:
-    value = getattr(value, "value", value)  # PyG's enums hold their word in .value
+    value = getattr(value, "value", value)  # PyG's enums have their word in .value
     if value not in allowed:
         raise ConfigError(f"{name} is {value!r}; choose one of {list(allowed)}")
     return str(value)
@@ -165,14 +165,14 @@ def _check_combination(sampling: Sampling) -> None:
 
 
 class Workspace:
-    """The node maps of one batch at a time, one per node type; reused, never shared between threads."""
+    """The node maps of one batch, one per node type; reused for the next batch, never shared between threads."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self.maps = [NodeMap(node_type.num_nodes) for node_type in schema.node_types]
 
     def begin(self, seeds: Seeds) -> None:
-        """Start a batch: forget the last one, place the seeds first."""
+        """Start a batch: clear the maps, and add the seeds first."""
         for node_map, nodes, trees in zip(self.maps, seeds.nodes, seeds.trees, strict=True):
             node_map.clear()
             if nodes is not None:
@@ -180,7 +180,7 @@ class Workspace:
 
 
 class HopEdges:
-    """The edges of one relation, hop by hop, until all are known."""
+    """The edges of one relation, collected hop by hop."""
 
     def __init__(self) -> None:
         self._hops: list[tuple[Tensor, Tensor, int]] = []  # local sources, counts, first destination
@@ -191,7 +191,7 @@ class HopEdges:
         self._edges.append(picks.edges)
 
     def edge_index(self) -> Tensor:
-        """All edges [2, e] int64, in the order they were picked."""
+        """Return all edges [2, e] int64, in the order of the picks."""
         total = sum(local.numel() for local, _, _ in self._hops)
         out = ops.empty((2, total), torch.int64)
         offset = 0
@@ -201,7 +201,7 @@ class HopEdges:
         return out
 
     def edges(self) -> Tensor:
-        """The edges' positions [e] int64, -1 where they are not known."""
+        """Return the positions of the edges, [e] int64; -1 for unknown ones."""
         return ops.joined(self._edges)
 
 
@@ -211,7 +211,7 @@ def make_draw(sampling: Sampling, key: int, hop: int) -> Draw:
 
 
 def frontier_of(node_map: NodeMap, begin: int, seeds: Seeds, disjoint: bool) -> Frontier | None:
-    """The nodes from `begin` on, with their trees and times; None if there are none."""
+    """Return the nodes from `begin` on, with their trees and times; None if there are none."""
     if len(node_map) == begin:
         return None
     nodes = node_map.nodes(begin)
@@ -230,8 +230,10 @@ def sample_hops(
     key: int,
     sample_frontier: SampleFrontier | None = None,
 ) -> Sampled:
-    """A subgraph, in which each node is expanded once, at the hop that first reaches it; or blocks, in which every
-    node of a layer is expanded afresh, listed from the input layer on. Edges and nodes in the order of first sight."""
+    """Sample a subgraph, or blocks from the input layer on. Nodes and edges are in order of first sight.
+
+    In a subgraph, each node is expanded once, at the hop that first reaches it; in blocks, once per layer.
+    """
     schema, maps, in_blocks = graph.schema, workspace.maps, sampling.mode == "blocks"
     workspace.begin(seeds)
     if sampling.num_samples:
@@ -249,7 +251,7 @@ def sample_hops(
             answers = graph.sample(frontiers, make_draw(sampling, key, hop))
         else:
             layer_graph = LayerGraph(graph, key, hop, sampling.fanouts[hop])
-            answers, data = ask_hook(sample_frontier, layer_graph, frontiers)
+            answers, data = call_hook(sample_frontier, layer_graph, frontiers)
         for relation, picks in enumerate(answers):
             source, destination = schema.sources[relation], schema.destinations[relation]
             frontier = frontiers[destination]
@@ -278,8 +280,10 @@ def sample_hops(
 def _add_by_budget(
     graph: GraphStore, maps: Sequence[NodeMap], seeds: Seeds, num_samples: Sequence[Sequence[int]], key: int
 ) -> None:
-    """Draw the nodes of each layer as HGT does, from every type. A node is as likely as the square of its budget: the
-    sum, over its edges to nodes of the batch, of 1 / the number of in-edges read of that node."""
+    """Draw the nodes of each layer from every type, as HGT does, with probability proportional to budget squared.
+
+    A node's budget is the sum of 1 / in-degree over the batch's nodes that it has an edge to.
+    """
     schema, budgets, begins = graph.schema, [ops.NodeBudget() for _ in maps], [0] * len(maps)
     for layer, counts in enumerate(num_samples):
         frontiers = [frontier_of(m, begin, seeds, disjoint=False) for m, begin in zip(maps, begins, strict=True)]
@@ -301,7 +305,7 @@ def _block(
     ends: Sequence[int],
     data: Mapping[RelationName, EdgeData],
 ) -> Block:
-    """The block of one layer; its destinations are the nodes before `ends`."""
+    """Return the block of one layer, whose destinations are the nodes before `ends`."""
     names = [node_type.name for node_type in schema.node_types]
     keys = [relation.key for relation in schema.relations]
     return Block(

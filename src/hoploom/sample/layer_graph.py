@@ -1,7 +1,7 @@
-"""What a frontier hook sees of the graph, and what it returns.
+"""The graph as a frontier hook sees it, and the edges that it returns.
 
-All that is drawn here follows from the step, the layer and the number of the call: the same batch arises wherever it is
-made. Numbers drawn for ids belong to the ids, whichever rank asks; numbers drawn by position are the same on all ranks.
+All draws derive from the step, the layer and the number of the call, so a batch is the same wherever it is made. Draws
+for ids depend on the ids, on any rank; draws by position are equal on all ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,11 +32,11 @@ class Edges:
 
     sources: Tensor  # [e] int64
     destinations: Tensor  # [e] int64, each of them one of the seeds
-    positions: Tensor | None = None  # [e] int64 positions in the store, where they are known
-    data: Mapping[str, Tensor] | None = None  # rows [e, ...] that arrive in the block, as block.data[name]
+    positions: Tensor | None = None  # [e] int64 positions in the store; None if unknown
+    data: Mapping[str, Tensor] | None = None  # rows [e, ...], copied to block.data[name]
 
     def __getitem__(self, chosen: Tensor) -> "Edges":
-        """Some of the edges, by a mask or by their places."""
+        """Return some of the edges, by a mask or by indices."""
         return Edges(
             self.sources[chosen],
             self.destinations[chosen],
@@ -45,9 +45,9 @@ class Edges:
         )
 
     def top(self, scores: Tensor, most: int) -> "Edges":
-        """For each destination, the `most` edges with the highest scores, in this order; of equal scores the first.
+        """Return the `most` edges with the highest scores of each destination, sorted by score; -1 returns all.
 
-        -1 keeps all edges, in this order.
+        Of equal scores, the first edge comes first.
         """
         most, num_edges = as_int("most", most, -1, "give a count, or -1 for all edges"), len(self.destinations)
         if not isinstance(scores, Tensor):
@@ -60,11 +60,11 @@ class Edges:
 HookEdges = Edges | Mapping[RelationName, Edges]
 Nodes = Tensor | Mapping[str, Tensor]  # ids; by node type for heterogeneous graphs
 Fanout = int | Mapping[RelationName, int]
-Asked = int | Sequence[int] | Tensor  # how many numbers, their shape, or the ids that they are for
+Size = int | Sequence[int] | Tensor  # a count, a shape, or the ids to draw for
 
 
 class Layer(int):
-    """The number of a layer, 0 for the one at the seeds, with the layer's entry in `num_neighbors`.
+    """The number of a layer (0 next to the seeds), with the layer's entry of `num_neighbors`.
 
     >>> def sample_frontier(layer, graph, seeds):
     ...     return graph.sample_neighbors(seeds, layer.fanout)
@@ -79,7 +79,7 @@ class Layer(int):
 
 
 class LayerGraph:
-    """What a frontier hook sees of the graph, with the layer's randomness bound.
+    """The graph as a frontier hook sees it, with the randomness of the layer.
 
     >>> def sample_frontier(layer, graph, seeds):
     ...     return graph.sample_neighbors(seeds, layer.fanout)
@@ -98,12 +98,12 @@ class LayerGraph:
 
     @property
     def step(self) -> int:
-        """The step of the epoch; -1 for a batch made by `loader([0, 1, 2])`."""
+        """The step within the epoch; -1 for a batch made by `loader([0, 1, 2])`."""
         return self._key.step if isinstance(self._key, keys.BatchKey) else -1
 
     @property
     def fanout(self) -> Fanout:
-        """The `fanout` of the layer."""
+        """The layer's fanout."""
         return self.layer.fanout
 
     # --- edges ------------------------------------------------------------------------------
@@ -118,10 +118,10 @@ class LayerGraph:
         weighted: bool = False,
         independent: bool = False,
     ) -> HookEdges:
-        """Picks of in-edges, as the sampler itself would make them; fanout -1 gives all.
+        """Sample in-edges as the built-in sampler does; fanout -1 returns all.
 
-        A node has the same picks wherever it is asked in a layer. With `independent` every call draws anew, and so
-        does every repetition of a node in it.
+        A node has the same picks in every call of a layer. With `independent`, every call draws again, and so does
+        every repetition of a node within a call.
         """
         if labor and (replace or weighted or independent):
             raise ConfigError("labor=True cannot be combined with replace, weighted or independent; drop one of them")
@@ -150,11 +150,11 @@ class LayerGraph:
         return next(iter(found.values()), Edges(NO_IDS, NO_IDS, NO_IDS))
 
     def in_edges(self, seeds: Nodes) -> HookEdges:
-        """All in-edges of the seeds."""
+        """Return all in-edges of the seeds."""
         return self.sample_neighbors(seeds, -1)
 
     def in_degrees(self, nodes: Tensor, relation: RelationName | None = None) -> Tensor:
-        """How many edges of a relation lead to each of these nodes, loops counted: [n] int64. No edge is read."""
+        """Return the in-degree of each node in a relation, loops included: [n] int64. Reads no edges."""
         index = walks.relation_index(self.schema, "relation", relation)
         frontiers: list[Frontier | None] = [None] * len(self.schema.node_types)
         end = self.schema.destinations[index]
@@ -165,23 +165,23 @@ class LayerGraph:
 
     # --- numbers ----------------------------------------------------------------------------
 
-    def uniform(self, asked: Asked) -> Tensor:
-        """Numbers between 0 and 1, never 0 nor 1: float32, `asked` many, of this shape, or one for each of these ids.
+    def uniform(self, size: Size) -> Tensor:
+        """Return float32 numbers between 0 and 1, both excluded: `size` of them, of this shape, or one per id.
 
-        >>> order = torch.argsort(graph.uniform(found.positions))  # a shuffle that does not depend on who asks
+        >>> order = torch.argsort(graph.uniform(found.positions))  # a shuffle that is equal on every rank
         """
-        ids, shape = _numbered(asked)
+        ids, shape = _numbered(size)
         words = ops.draw_words(self._own_key(), ids, 0).numpy()[:, 0]
         return torch.from_numpy((words >> 9) + 0.5).mul_(2.0**-23).to(torch.float32).view(shape)
 
-    def integers(self, high: int, asked: Asked) -> Tensor:
-        """Integers from 0 to below `high`: int64, `asked` many, of this shape, or one for each of these ids."""
+    def integers(self, high: int, size: Size) -> Tensor:
+        """Return int64 integers from 0 to below `high`: `size` of them, of this shape, or one per id."""
         high = as_int("high", high, 1, "give at least 1")
-        ids, shape = _numbered(asked)
+        ids, shape = _numbered(size)
         return ops.draw_bounded(self._own_key(), ids, 0, 0, high).view(shape)
 
     def generator(self) -> torch.Generator:
-        """For what torch draws, the same on all ranks: `torch.multinomial(p, 10, generator=graph.generator())`."""
+        """Return a generator for torch, equal on all ranks: `torch.multinomial(p, 10, generator=graph.generator())`."""
         return torch.Generator().manual_seed(self._own_key() >> 1)
 
     # --- walks ------------------------------------------------------------------------------
@@ -189,12 +189,11 @@ class LayerGraph:
     def walk(
         self, starts: Tensor, length: int, *, restart: float = 0.0, path: Sequence[RelationName] | None = None
     ) -> Tensor:
-        """Random walks against the direction of edges, from a node to the source of one of its in-edges, all equally
-        likely: [n, length + 1] int64, -1 from where a walk met a node without in-edges. They are independent, also
-        where a start is given twice.
+        """Return random walks [n, length + 1] int64 against the direction of edges; -1 after a node without in-edges.
 
-        `path` names the relation of each step, over and over; the first one leads to the starts' type. Whenever a
-        path begins, a walk goes on from its start with probability `restart`.
+        Each step goes to the source of a uniformly drawn in-edge. Walks are independent, also from equal starts.
+        `path` names the relations of the steps, repeated as needed; the first one leads to the starts' type. Before
+        each repetition of the path, a walk returns to its start with probability `restart`.
         """
         steps = walks.read_path(self.schema, path, length, restart)
         ids = self._ids("starts", self.schema.relations[steps[0]].destination, starts)
@@ -210,10 +209,10 @@ class LayerGraph:
         restart: float = 0.0,
         path: Sequence[RelationName] | None = None,
     ) -> Edges:
-        """PinSAGE's neighbours: for each seed the `fanout` nodes that its random walks visit most, itself left out.
+        """Return PinSAGE's neighbours: for each seed, the `fanout` nodes that its random walks visit most often.
 
-        Only where a whole `path` ends is a visit. The edges' `data` has "visits", a count, and "weight", the share of
-        the visits that were kept: a seed's weights sum to one.
+        Visits count at the ends of whole paths, without the seed itself. The edges' `data` has "visits", a count, and
+        "weight", a visit's share: the weights of a seed sum to one.
         """
         num_walks = as_int("num_walks", num_walks, 1, "give at least 1")
         fanout = as_int("fanout", fanout, 0, "give a count of neighbours")
@@ -230,10 +229,10 @@ class LayerGraph:
         total = torch.zeros_like(seeds).index_add_(0, owners, visits)
         return Edges(nodes, seeds[owners], None, {"visits": visits, "weight": visits / total[owners]})
 
-    # --- what they share --------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------
 
     def _own_key(self) -> int:
-        """What one call draws from."""
+        """Return the key of the next call's draws."""
         return keys.hook_key(self._key, self.layer, next(self._calls))
 
     def _ids(self, what: str, node_type: str, nodes: Tensor) -> Tensor:
@@ -242,16 +241,14 @@ class LayerGraph:
         return read_ids(what, nodes.cpu(), self.schema.node_type(node_type).num_nodes, ConfigError)
 
 
-def _numbered(asked: Asked) -> tuple[Tensor, tuple[int, ...]]:
-    """What numbers are drawn for, each entry by itself, and the shape of the answer."""
-    if isinstance(asked, Tensor):
-        if asked.dim() != 1 or asked.is_floating_point() or asked.dtype == torch.bool:
-            raise ConfigError(
-                f"ids have dtype {asked.dtype} and shape {tuple(asked.shape)}; give a list of integer ids"
-            )
-        return walks.apart(asked.to("cpu", torch.int64).contiguous()), tuple(asked.shape)
-    shape = tuple(asked) if isinstance(asked, list | tuple) else (asked,)
-    shape = tuple(as_int("a size", size, 0, "give a count, a shape, or a tensor of ids") for size in shape)
+def _numbered(size: Size) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the numbers to draw for, one per entry, and the shape of the result."""
+    if isinstance(size, Tensor):
+        if size.dim() != 1 or size.is_floating_point() or size.dtype == torch.bool:
+            raise ConfigError(f"ids have dtype {size.dtype} and shape {tuple(size.shape)}; give a list of integer ids")
+        return walks.apart(size.to("cpu", torch.int64).contiguous()), tuple(size.shape)
+    shape = tuple(size) if isinstance(size, list | tuple) else (size,)
+    shape = tuple(as_int("a size", extent, 0, "give a count, a shape, or a tensor of ids") for extent in shape)
     return torch.arange(prod(shape)), shape
 
 

@@ -1,4 +1,4 @@
-"""Links as seeds: both ends, negatives, and where each link's ends stand in the batch."""
+"""Links as seeds: both ends, negative links, and the position of each end in the batch."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ from hoploom.sample.negatives import (
 from hoploom.schema import RelationName, Schema
 from hoploom.store import GraphStore
 
-NodeTimes = Callable[[RelationName], Mapping[int, Tensor]]  # of a relation's ends: node type -> time of each node
+NodeTimes = Callable[[RelationName], Mapping[int, Tensor]]  # relation -> {node type of an end: time of each node}
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Links:
     destinations: Tensor  # [n] int64
     labels: Tensor | None = None  # [n, ...]
     times: Tensor | None = None  # [n] int64
-    first: int = 0  # the place of the first link within the step, over all ranks
+    first: int = 0  # the index of the first link within the step, over all ranks
 
 
 @dataclass(frozen=True)
 class LinkTask:
-    """What a batch of links is for: a relation, which the graph need not have, and the negatives that go with it."""
+    """A link prediction task: a relation, which the graph need not have, and its negative links."""
 
     key: RelationName
     negatives: NegativeSampling | None = None
@@ -54,11 +54,11 @@ class LinkTask:
 
 @dataclass(frozen=True)
 class LinkSeeds:
-    """Seeds, and the fields that say where the links are in the batch."""
+    """Seeds, and the batch fields that locate the links among them."""
 
     seeds: Seeds
     fields: Mapping[str, Tensor | None]  # edge_label_index, ... or src_index, dst_pos_index, ...
-    link_of: Tensor | None  # [num_trees] int64: of which positive link each tree is; disjoint sampling only
+    link_of: Tensor | None  # [num_trees] int64: the positive link of each tree; disjoint sampling only
 
 
 def make_link_task(
@@ -75,7 +75,7 @@ def make_link_task(
 
 
 class Ends(NamedTuple):
-    """Both ends of all links, positives first. A triplet's negatives are destinations only."""
+    """Both ends of all links, positives first. Negatives of triplets are destinations only."""
 
     sources: Tensor
     destinations: Tensor
@@ -85,7 +85,7 @@ class Ends(NamedTuple):
 
 
 def make_link_seeds(graph: GraphStore, links: Links, task: LinkTask, key: int, *, disjoint: bool) -> LinkSeeds:
-    """Both ends of every link, positives first, as seeds."""
+    """Return the ends of all links, positives first, as seeds."""
     ends = _with_negatives(graph, links, task, key)
     schema = graph.schema
     types = schema.type_index[task.key[0]], schema.type_index[task.key[2]]
@@ -107,7 +107,7 @@ def _with_negatives(graph: GraphStore, links: Links, task: LinkTask, key: int) -
     positives, repeats = _owners(links, task.negatives.amount)
     slot_times = None if times is None else times[positives]
     all_times = None if times is None or slot_times is None else torch.cat([times, slot_times])
-    slots = (links.first + positives) | repeats << 40  # a number that no other negative of the step has
+    slots = (links.first + positives) | repeats << 40  # unique among the negatives of the step
     if task.negatives.is_binary():
         sources, destinations = _negative_pairs(graph, task, key, slots, slot_times)
         sources = torch.cat([links.sources, sources])
@@ -118,8 +118,10 @@ def _with_negatives(graph: GraphStore, links: Links, task: LinkTask, key: int) -
 
 
 def _owners(links: Links, amount: float) -> tuple[Tensor, Tensor]:
-    """Per negative its positive, and which of its own it is. A share of a step has its share of the step's negatives:
-    the fraction of `amount` goes by the positives' places in the step."""
+    """Return each negative's positive link, and its number among that link's negatives.
+
+    A fractional `amount` is spread by the positives' index in the step, so ranks draw their share of its negatives.
+    """
     count, full = links.sources.numel(), math.floor(amount)
     places = torch.arange(links.first, links.first + count + 1, dtype=torch.float64)
     chosen = torch.ceil(places * (amount - full)).diff().nonzero().view(-1)
@@ -128,7 +130,7 @@ def _owners(links: Links, amount: float) -> tuple[Tensor, Tensor]:
 
 
 def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNodes, Tensor | None]:
-    """How nodes of one end are drawn, and their times where negatives must exist at the link's time."""
+    """Return the draw of nodes for one end, and their times if negatives must exist at the link's time."""
     schema = graph.schema
     node_type = schema.type_index[task.key[0 if end == SOURCE else 2]]
     weight = task.weights[end]
@@ -138,7 +140,7 @@ def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNo
 
 
 def _in_time(drawn: Tensor, bad: Tensor, node_times: Tensor | None) -> Tensor:
-    """What no round could mend takes the oldest node, as PyG does."""
+    """Replace negatives that are still too late after all redraws by the oldest node, as PyG does."""
     if bad.numel() and node_times is not None:
         drawn[bad] = node_times.argmin()
     return drawn
@@ -196,7 +198,7 @@ def _too_late(node_times: Tensor | None, times: Tensor | None) -> IsBad:
 
 
 def _unique_seeds(schema: Schema, types: tuple[int, int], ends: Ends) -> tuple[Seeds, Tensor, Tensor]:
-    """Every end once, ascending as in PyG; and the local id of every link's source and destination."""
+    """Return the distinct ends, ascending as in PyG, and the local ids of the links' sources and destinations."""
     nodes: list[Tensor | None] = [None] * len(schema.node_types)
     no_trees = (None,) * len(nodes)
     if types[0] == types[1]:
@@ -211,7 +213,7 @@ def _unique_seeds(schema: Schema, types: tuple[int, int], ends: Ends) -> tuple[S
 def _seeds_with_trees(
     schema: Schema, types: tuple[int, int], ends: Ends, first_link: int
 ) -> tuple[Seeds, Tensor, Tensor]:
-    """Every end of every link grows a tree of its own; numbers are apart from every other rank's."""
+    """Return one tree per link end; the numbers of trees differ between ranks."""
     nodes: list[Tensor | None] = [None] * len(schema.node_types)
     trees: list[Tensor | None] = [None] * len(nodes)
     num_sources, num_destinations = ends.sources.numel(), ends.destinations.numel()

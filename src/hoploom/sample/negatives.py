@@ -11,14 +11,14 @@ from hoploom.errors import DataError
 from hoploom.store import GraphStore
 from hoploom.store.scan import in_edges
 
-ROUNDS = 256  # where nine of ten draws are bad, one in 10^12 is still bad after these
+ROUNDS = 256  # if nine of ten draws are bad, one in 10^12 is still bad after these
 DrawNodes = Callable[[Tensor, int], Tensor]  # (slots, attempt) -> nodes
-IsBad = Callable[[Tensor, Tensor], Tensor]  # (nodes, their places) -> which must be drawn again
+IsBad = Callable[[Tensor, Tensor], Tensor]  # (nodes, their indices) -> mask of draws to repeat
 SOURCE, DESTINATION = 0, 1  # which end of a link is drawn
 
 
 class WeightSums(NamedTuple):
-    """Weights made ready to be inverted: O(nodes) once, O(log nodes) a draw."""
+    """Running sums of weights: O(nodes) once, O(log nodes) per draw."""
 
     sums: Tensor  # [num_nodes] float64, running
     last: int  # the last node with a weight above zero
@@ -29,7 +29,7 @@ def weight_sums(weight: Tensor) -> WeightSums:
 
 
 def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, weight: WeightSums | None) -> Tensor:
-    """One node per slot: uniform by multiply-shift over 64 bits, or by inverting the running sum of weights."""
+    """Draw one node per slot: uniform by multiply-shift over 64 bits, or by inverting the running sum of weights."""
     stream = keys.NEGATIVE_STREAM + end
     if weight is None:
         return ops.draw_bounded(key, slots, stream, attempt, num_nodes)
@@ -40,7 +40,7 @@ def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, 
 
 
 def draw_until(draw: DrawNodes, is_bad: IsBad, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Redraw the bad slots, some rounds long. Returns the draws and the places still bad."""
+    """Redraw bad slots for up to ROUNDS rounds; return the draws and the indices that are still bad."""
     drawn = draw(slots, 0)
     bad = torch.nonzero(is_bad(drawn, torch.arange(slots.numel()))).view(-1)
     for attempt in range(1, ROUNDS):
@@ -52,7 +52,7 @@ def draw_until(draw: DrawNodes, is_bad: IsBad, slots: Tensor) -> tuple[Tensor, T
 
 
 def are_edges(graph: GraphStore, relation: int, sources: Tensor, destinations: Tensor) -> Tensor:
-    """Which of these pairs are edges of a relation: reads the destinations' complete lists."""
+    """Return a mask of the pairs that are edges of a relation. Reads the destinations' complete lists."""
     unique, place = torch.unique(destinations, return_inverse=True)
     picks = in_edges(graph, relation, unique)
     stride = graph.schema.node_types[graph.schema.sources[relation]].num_nodes

@@ -1,6 +1,6 @@
-"""Random walks through the sampling seam, a hop of single picks per step, so that they are the same on any store.
+"""Random walks through GraphStore.sample, one pick per walk and step, so that they are equal on every store.
 
-Costs a round trip per step where parts are remote.
+Each step costs a round trip to remote parts.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from hoploom.store import Draw, GraphStore
 
 
 def apart(ids: Tensor) -> Tensor:
-    """The ids, where every repetition has a number of its own: the second 7 of a list always has the same one."""
+    """Return the ids with repetitions replaced by unique numbers; the second 7 of a list always gets the same one."""
     ordered, order = torch.sort(ids, stable=True)
     nth = torch.arange(ids.numel()) - torch.searchsorted(ordered, ordered)
     again = nth > 0
@@ -30,14 +30,14 @@ def apart(ids: Tensor) -> Tensor:
 
 
 def relation_index(schema: Schema, what: str, relation: RelationName | None) -> int:
-    """A relation's number; None stands for the only one."""
+    """Return the index of a relation; None means the only one."""
     if relation is None and len(schema.relations) > 1:
         raise ConfigError(f"{what} is missing; choose from {list(schema.relation_index)}")
     return 0 if relation is None else schema.relation_index[schema.relation(relation).key]
 
 
 def read_path(schema: Schema, path: Sequence[RelationName] | None, length: int, restart: float) -> list[int]:
-    """The relation of each step of a path, checked: each leads to where the one before it comes from."""
+    """Return the relation index of each step of a path, after checking that they connect."""
     as_int("length", length, 0, "give a count of steps")
     way_out = "give a probability, from 0 to 1"
     if as_number("restart", restart, way_out) > 1:
@@ -59,7 +59,7 @@ def read_path(schema: Schema, path: Sequence[RelationName] | None, length: int, 
 
 
 def walk(graph: GraphStore, key: int, steps: Sequence[int], starts: Tensor, length: int, restart: float) -> Tensor:
-    """Walks [n, length + 1] int64 against the edges, by these relations over and over; -1 where a walk has ended."""
+    """Return walks [n, length + 1] int64 against the edges, repeating these relations; -1 after a walk's end."""
     schema, walkers = graph.schema, apart(starts)
     trace = torch.full((length + 1, starts.numel()), -1)
     trace[0] = starts
@@ -87,7 +87,7 @@ def walk(graph: GraphStore, key: int, steps: Sequence[int], starts: Tensor, leng
 
 
 def top_of_each(owners: Tensor, scores: Tensor, most: int) -> Tensor:
-    """Places of the highest scores of every owner, by owner, no more than so many each."""
+    """Return the indices of the `most` highest scores of every owner, grouped by owner."""
     order = torch.argsort(scores, descending=True, stable=True)
     order = order[torch.argsort(owners[order], stable=True)]
     grouped = owners[order]
@@ -95,9 +95,9 @@ def top_of_each(owners: Tensor, scores: Tensor, most: int) -> Tensor:
 
 
 def most_visited(visited: Tensor, num_nodes: int, fanout: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the nodes in each row, those that stand in it most often: the row, the node, how often.
+    """Return the `fanout` most frequent nodes of each row: rows, nodes, counts.
 
-    By row, the most visited first, of equal ones the lowest id; -1 does not count.
+    Sorted by row, then by descending count, then by id; -1 does not count.
     """
     owners, nodes = torch.arange(visited.shape[0]).repeat_interleave(visited.shape[1]), visited.reshape(-1)
     counts_as = nodes >= 0
