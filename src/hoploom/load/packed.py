@@ -31,7 +31,7 @@ from hoploom.ops import DiskError, FileRows, Reads, RowRequest
 from hoploom.schema import Owner
 from hoploom.store import Sharded, Wanted
 from hoploom.store.budget import little_idle
-from hoploom.store.on_disk import BLOCK, SHARE, FarRows, OnDisk, ScratchFile, cut
+from hoploom.store.on_disk import BLOCK, SHARE, DiskRows, OnDisk, ScratchFile, cut
 from hoploom.store.sharded import Finish, ShardWrapper
 
 Key = tuple[int, Owner, str]  # a table: the shard that has it, whose rows they are, and the field
@@ -70,7 +70,7 @@ Stretch = Mapping[int, Mapping[Key, PackedRows]]  # by step
 class PackedShard(ShardWrapper):
     """A shard of which one step's far rows lie in scratch space."""
 
-    tables: Mapping[tuple[Owner, str], tuple[FarRows, PackedRows]]
+    tables: Mapping[tuple[Owner, str], tuple[DiskRows, PackedRows]]
     reads: Reads
 
     def begin_gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> Finish[None]:
@@ -97,9 +97,9 @@ class PackedShard(ShardWrapper):
         return self._copy_and_gather([read] if requests else [], wanted, rest, outs)
 
 
-def _located(far: FarRows, packed: PackedRows, ids: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _located(far: DiskRows, packed: PackedRows, ids: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Places that scratch space has no rows for, those that it has, and where in its file, by place in `ids`."""
-    near, rest = ops.route(ids, torch.tensor([far.first_far]), place)
+    near, rest = ops.route(ids, torch.tensor([far.first_on_disk]), place)
     found = packed.places(ids.numpy()[rest.numpy()])
     missing = found < 0
     at = np.zeros(len(ids), dtype=np.int64)
@@ -232,14 +232,14 @@ class TablePlan(NamedTuple):
     """One table's rows of several steps, cut into pieces by id."""
 
     key: Key
-    far: FarRows
+    far: DiskRows
     steps: list[int]
     ids: list[Ids]  # by step, ascending
     begins: Ids  # [pieces + 1, steps]: where in a step's ids each piece begins
 
     @staticmethod
-    def of(key: Key, far: FarRows, ids: Mapping[int, Mapping[Owner, Ids]], piece: int) -> "TablePlan":
-        bounds = [far.first_far, far.rows.first + far.rows.num_rows]
+    def of(key: Key, far: DiskRows, ids: Mapping[int, Mapping[Owner, Ids]], piece: int) -> "TablePlan":
+        bounds = [far.first_on_disk, far.rows.first + far.rows.num_rows]
         own = {}
         for step, by_owner in ids.items():
             if key[1] in by_owner:

@@ -1,7 +1,9 @@
-"""A store within a budget of memory: what of it is mapped, and what is read from the disk when it is wanted.
+"""A budget of memory for a store: which rows and edge lists are mapped, and which are read from the disk when needed.
 
-Memory takes, in this order: where each list begins, the lists, small fields, and of the other fields the first rows of
-every part, which are the ones used most in a store that `partition` wrote. A share is kept for the rows of steps ahead.
+Memory takes, in this order: the offsets of the edge lists, the lists, small fields, and of the other fields the first
+rows of every part, which `partition` orders by use. A share is kept for the rows of coming steps. The speed of the disk
+is measured once (0.6 s) and kept in the user's cache folder: a gap between two rows is read if that takes less time
+than another request. So a slow disk is read from beginning to end, and of a fast one single blocks are read.
 """
 
 import errno
@@ -11,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,11 +30,11 @@ from hoploom.schema import Owner
 from hoploom.store import format as layout
 from hoploom.store.base import Part
 from hoploom.store.format import Manifest
-from hoploom.store.on_disk import FarLists, FarRows, OnDisk
+from hoploom.store.on_disk import DiskLists, DiskRows, OnDisk
 
-WINDOW = 0.25  # share of what the topology leaves that is kept for the rows of steps ahead
+WINDOW = 0.25  # the share for rows of coming steps, of what the offsets leave
 WARM = 16 << 20  # bytes that are read at once while a store gets warm
-SMALL = 64  # bytes of a row: holding such a field saves as many reads as holding a wide one
+SMALL = 64  # bytes of a row: keeping such a field in memory saves as many reads as keeping a wide one
 NO_PARTS = (
     "memory limits what this process holds of the parts on this host, and it has none; give path and parts, or limit "
     "the servers: hoploom serve --store-memory, or server.store_memory in a cluster file"
@@ -41,14 +43,14 @@ NO_PARTS = (
 
 @dataclass(frozen=True)
 class Budget:
-    """What lies in memory, of all parts that are open."""
+    """The share of a store that is kept in memory, of all open parts together."""
 
     num_bytes: int
     lists: float  # share of the edges' sources
     small_fields: bool
     rows: float  # share of the rows of the other fields
-    window: int  # bytes for the rows of steps ahead
-    far_bytes: int  # that are read from the disk
+    window: int  # bytes for the rows of coming steps
+    far_bytes: int  # that stay on the disk
 
     @property
     def holds_all(self) -> bool:
@@ -63,15 +65,23 @@ class Budget:
 
 
 def read_memory(memory: int | str) -> int:
-    """What a user gives as a budget, in bytes."""
+    """Return the bytes of a budget as the user gives it."""
     if isinstance(memory, str):
         return parse_bytes("memory", memory)
     return as_int("memory", memory, 1, "give bytes such as '6GB'")
 
 
+def read_scratch(folder: str | Path) -> Path:
+    """Return the scratch folder; raise ConfigError if no files can be made in it."""
+    path = Path(folder)
+    if not path.is_dir() or not os.access(path, os.W_OK):
+        raise ConfigError(f"scratch is {str(folder)!r:.200}, which is no folder that can be written; give one that is")
+    return path
+
+
 @contextmanager
 def little_idle(window: int) -> Iterator[None]:
-    """Within: where memory is little, what is freed is given back, but for a window's."""
+    """Limit the freed memory that is kept for reuse to `window` bytes in this block; 0: no limit."""
     if window:
         ops.pool_keep_at_most(window)
     try:
@@ -81,57 +91,33 @@ def little_idle(window: int) -> Iterator[None]:
             ops.pool_keep_at_most(sys.maxsize)
 
 
-def read_scratch(folder: str | Path) -> Path:
-    """A folder that files can be made in."""
-    path = Path(folder)
-    if not path.is_dir() or not os.access(path, os.W_OK):
-        raise ConfigError(f"scratch is {str(folder)!r:.200}, which is no folder that can be written; give one that is")
-    return path
-
-
 def warm_up(tensors: Iterable[Tensor]) -> None:
-    """Read in the background, in order, what is mapped and fits: else every first use of a page costs a round trip."""
-    slices = [t[i : i + n] for t in tensors for n in [_rows_of(t, WARM)] for i in range(0, len(t), n)]
+    """Read mapped tensors in the background, in order: otherwise every first use of a page waits for the disk."""
 
     def read() -> None:
-        for some in slices:
-            if not threading.main_thread().is_alive():  # the program ends
-                return
-            ops.read_soon(some)
+        for tensor in tensors:
+            rows = max(1, WARM * len(tensor) // max(1, tensor.nbytes))
+            for begin in range(0, len(tensor), rows):
+                if not threading.main_thread().is_alive():  # the program ends
+                    return
+                ops.read_soon(tensor[begin : begin + rows])
 
     threading.Thread(target=read, name="hoploom-warm-up").start()
 
 
-def _rows_of(tensor: Tensor, num_bytes: int) -> int:
-    return max(1, num_bytes * len(tensor) // max(1, tensor.nbytes))
-
-
-def largest_file(folder: Path, manifest: Manifest) -> Path:
-    """What the disk is measured on."""
-    here = [name for name in manifest.files if layout.inside(folder, name).exists()]
-    return layout.inside(folder, max(here, key=lambda name: manifest.files[name].bytes))
-
-
 def plan_budget(parts: Sequence[Part], num_bytes: int) -> Budget:
-    """How a budget is spent on the edges of some parts and the rows of some; ConfigError where it is too small."""
-    begins = sum(lists.indptr.nbytes for part in parts for lists in part.lists)
-    lists = sum(column.nbytes for part in parts for lists in part.lists for column in lists.columns) - begins
+    """Return how the budget is spent on these parts; raise ConfigError if it is too small."""
+    offsets = sum(lists.indptr.nbytes for part in parts for lists in part.lists)
+    lists = sum(column.nbytes for part in parts for lists in part.lists for column in lists.columns) - offsets
     small = sum(table.rows.nbytes for part in parts for table in part.tables.values() if table.raw.shape[1] <= SMALL)
     wide = sum(table.rows.nbytes for part in parts for table in part.tables.values()) - small
-    return spend(num_bytes, begins, lists, small, wide)
-
-
-def spend(num_bytes: int, begins: int, lists: int, small: int, wide: int) -> Budget:
-    """The same from the bytes of where lists begin, of the lists, and of small and other fields."""
-    everything = begins + lists + small + wide
-    if everything <= num_bytes:
+    if offsets + lists + small + wide <= num_bytes:
         return Budget(num_bytes, 1.0, True, 1.0, 0, 0)
-    left = num_bytes - begins
+    left = num_bytes - offsets
     if left <= 0:
-        least = as_bytes(begins * 5 // 4)
         raise ConfigError(
-            f"memory is {as_bytes(num_bytes)}, and where the edge lists begin takes {as_bytes(begins)} of it; "
-            f"give at least {least}, or leave memory out"
+            f"memory is {as_bytes(num_bytes)}, and where the edge lists begin takes {as_bytes(offsets)} of it; "
+            f"give at least {as_bytes(offsets * 5 // 4)}, or leave memory out"
         )
     window = int(left * WINDOW)
     left -= window
@@ -139,80 +125,64 @@ def spend(num_bytes: int, begins: int, lists: int, small: int, wide: int) -> Bud
     left -= int(share_of_lists * lists)
     holds_small = 0 < small <= left
     left -= small if holds_small else 0
-    rest = wide if holds_small or not small else wide + small
+    rest = wide if holds_small else wide + small
     share = min(1.0, left / rest) if rest else 1.0
     far = int((1 - share_of_lists) * lists + (1 - share) * rest)
     return Budget(num_bytes, share_of_lists, holds_small, share, window, max(far, 1))
 
 
 def open_on_disk(folder: Path, manifest: Manifest, number: int, part: Part, budget: Budget, reads: Reads) -> OnDisk:
-    """A part within a budget."""
-    return OnDisk(
-        part,
-        _far_tables(folder, manifest, number, part, budget),
-        _far_lists(folder, manifest, number, part, budget),
-        reads,
-    )
+    """Return a part within a budget: the rows and lists that do not fit are read from the disk."""
 
+    def rows_of_file(name: str, num_rows: int, num_bytes: int, first: int) -> FileRows:
+        try:
+            file = DiskFile(str(layout.inside(folder, name)))
+        except OSError as error:
+            way_out = "; allow more open files: ulimit -n" if error.errno == errno.EMFILE else ""
+            raise StoreError(f"{name} of {folder} cannot be opened: {error.strerror}{way_out}") from error
+        return FileRows(file, manifest.files[name].bytes - num_bytes, num_rows, first)  # values end a .npy file
 
-def _far_tables(
-    folder: Path, manifest: Manifest, number: int, part: Part, budget: Budget
-) -> Mapping[tuple[Owner, str], FarRows]:
-    far: dict[tuple[Owner, str], FarRows] = {}
+    tables: dict[tuple[Owner, str], DiskRows] = {}
     for (owner, name), table in part.tables.items():
         num_rows, row_bytes = table.raw.shape
         if (row_bytes <= SMALL and budget.small_fields) or budget.rows == 1 or not table.rows.nbytes:
             continue
-        relation = None if isinstance(owner, str) else manifest.schema.relation(owner)
-        file = (
-            layout.node_file(number, str(owner), name) if relation is None else layout.edge_file(number, relation, name)
-        )
-        rows = _rows(folder, manifest, file, num_rows, table.rows.nbytes, table.first)
-        far[owner, name] = FarRows(rows, int(budget.rows * num_rows), row_bytes)
-    return far
-
-
-def _far_lists(folder: Path, manifest: Manifest, number: int, part: Part, budget: Budget) -> Mapping[int, FarLists]:
-    far: dict[int, FarLists] = {}
+        if isinstance(owner, str):
+            file = layout.node_file(number, owner, name)
+        else:
+            file = layout.edge_file(number, manifest.schema.relation(owner), name)
+        rows = rows_of_file(file, num_rows, table.rows.nbytes, table.first)
+        tables[owner, name] = DiskRows(rows, int(budget.rows * num_rows), row_bytes)
+    lists_on_disk: dict[int, DiskLists] = {}
     for index, lists in enumerate(part.lists):
         if budget.lists == 1 or not lists.num_edges:
             continue
-        relation = manifest.schema.relations[index]
         columns: dict[str, tuple[FileRows, torch.dtype]] = {}
-        for name, file_name in (("indices", "indices"), ("weight", "weight"), ("edge_time", "time")):
-            column = getattr(lists, name)
+        for attribute, name in (("indices", "indices"), ("weight", "weight"), ("edge_time", "time")):
+            column = getattr(lists, attribute)
             if column is not None:
-                file = layout.topology_file(number, relation, file_name)
-                rows = _rows(folder, manifest, file, lists.num_edges, column.nbytes, lists.first_edge)
-                columns[name] = rows, column.dtype
+                file = layout.topology_file(number, manifest.schema.relations[index], name)
+                rows = rows_of_file(file, lists.num_edges, column.nbytes, lists.first_edge)
+                columns[attribute] = rows, column.dtype
         indices, dtype = columns["indices"]
-        far[index] = FarLists(lists, FarRows(indices, int(budget.lists * lists.num_edges), dtype.itemsize), columns)
-    return far
+        in_memory = int(budget.lists * lists.num_edges)
+        lists_on_disk[index] = DiskLists(lists, DiskRows(indices, in_memory, dtype.itemsize), columns)
+    return OnDisk(part, tables, lists_on_disk, reads)
 
 
-def _rows(folder: Path, manifest: Manifest, name: str, num_rows: int, num_bytes: int, first: int) -> FileRows:
-    """The values of a .npy file stand at its end."""
-    try:
-        file = DiskFile(str(layout.inside(folder, name)))
-    except OSError as error:
-        way_out = "; allow more open files: ulimit -n" if error.errno == errno.EMFILE else ""
-        raise StoreError(f"{name} of {folder} cannot be opened: {error.strerror}{way_out}") from error
-    return FileRows(file, manifest.files[name].bytes - num_bytes, num_rows, first)
+# --- the speed of a disk --------------------------------------------------------------------
 
-
-# --- the speed of a disk -----------------------------------------------------------------------
-
-BLOCK, LONG = 4096, 256 << 10  # bytes of a read: one block, and one of a sweep
-AT_ONCE, LONG_AT_ONCE = 1024, 128  # of each in a round: the disk is never idle
-SECONDS = 0.3  # for each of the two figures
+BLOCK, LONG = 4096, 256 << 10  # bytes of a short and of a long read
+AT_ONCE, LONG_AT_ONCE = 1024, 128  # reads in flight: the disk is never idle
+SECONDS = 0.3  # for each of the two measurements
 LEAST = 64 << 20  # bytes of a file that is worth measuring
-PATIENCE = 10.0  # seconds for another process that measures
+LOCK_TIMEOUT = 10.0  # seconds for another process that measures
 CACHE = Path("~/.cache/hoploom/disks.json")
 
 
 @dataclass(frozen=True)
 class DiskFigures:
-    """Of reads of which many are under way."""
+    """The speed of a disk with many reads in flight."""
 
     requests_per_second: float
     bytes_per_second: float
@@ -223,11 +193,11 @@ class DiskFigures:
         return int(self.bytes_per_second / self.requests_per_second)
 
 
-USUAL = DiskFigures(100_000, 1e9)  # of a small file, which is not measured
+USUAL = DiskFigures(100_000, 1e9)  # for a small file, which is not measured
 
 
 def disk_figures(path: Path, cache: Path = CACHE) -> DiskFigures:
-    """The figures of the disk that a file is on. One process of a host measures, the others wait for it."""
+    """Return the speed of the disk that a file is on. One process of a host measures, the others wait for it."""
     if path.stat().st_size < LEAST:
         return USUAL
     key = f"{path.stat().st_dev}-{os.statvfs(path).f_blocks}"
@@ -242,16 +212,16 @@ def disk_figures(path: Path, cache: Path = CACHE) -> DiskFigures:
                 return known[key]
             found = measure_disk(path)
             file.truncate(0)
-            file.write(json.dumps({of_disk: asdict(figures) for of_disk, figures in {**known, key: found}.items()}))
+            file.write(json.dumps({disk: asdict(figures) for disk, figures in {**known, key: found}.items()}))
             return found
     except OSError:  # no home, or one that cannot be written
         return measure_disk(path)
-    except ops.DiskError:  # which is raised, with a way out, where a batch wants what cannot be read
+    except ops.DiskError:  # a batch that needs this file raises it, with a hint
         return USUAL
 
 
 def _read_known(text: str) -> dict[str, DiskFigures]:
-    """What the cache has; nothing where somebody else has written to it."""
+    """Return the figures in the cache file; none if it is damaged."""
     try:
         return {key: DiskFigures(**kept) for key, kept in json.loads(text).items() if min(kept.values()) > 0}
     except (ValueError, TypeError, AttributeError):
@@ -259,8 +229,8 @@ def _read_known(text: str) -> dict[str, DiskFigures]:
 
 
 def _lock(file: TextIO) -> None:
-    """Wait for who measures now; OSError for one that is stuck."""
-    end = time.monotonic() + PATIENCE
+    """Wait for the process that measures; raise OSError if it is stuck."""
+    end = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -271,33 +241,27 @@ def _lock(file: TextIO) -> None:
 
 
 def measure_disk(path: Path) -> DiskFigures:
-    """Read single blocks at random places, and long ones in order."""
-    file = DiskFile(str(path))
-    blocks = FileRows(file, 0, file.size // BLOCK)
-    draw = torch.Generator().manual_seed(0)
-    reads = Reads()
+    """Read single blocks at random positions, then long runs in order."""
+    file, reads, draw = DiskFile(str(path)), Reads(), torch.Generator().manual_seed(0)
+    blocks, runs = FileRows(file, 0, file.size // BLOCK), FileRows(file, 0, file.size // LONG)
+
+    def read(rows: FileRows, ids: Tensor, row_bytes: int) -> None:
+        out = ops.empty((len(ids), row_bytes), torch.uint8)
+        reads.rows([RowRequest(rows, ids, torch.arange(len(ids)), out)])
 
     def at_random() -> None:
-        _read(reads, blocks, torch.randint(blocks.num_rows, (AT_ONCE,), generator=draw), BLOCK)
+        read(blocks, torch.randint(blocks.num_rows, (AT_ONCE,), generator=draw), BLOCK)
 
     def in_order() -> None:
-        first = int(torch.randint(max(1, long.num_rows - LONG_AT_ONCE), (1,), generator=draw))
-        _read(reads, long, torch.arange(first, min(first + LONG_AT_ONCE, long.num_rows)), LONG)
+        first = int(torch.randint(max(1, runs.num_rows - LONG_AT_ONCE), (1,), generator=draw))
+        read(runs, torch.arange(first, min(first + LONG_AT_ONCE, runs.num_rows)), LONG)
 
-    long = FileRows(file, 0, file.size // LONG)
-    requests, seconds = _repeat(at_random, lambda: reads.requests)
-    num_bytes, long_seconds = _repeat(in_order, lambda: reads.bytes)
-    return DiskFigures(requests / seconds, num_bytes / long_seconds)
+    return DiskFigures(_rate(at_random, lambda: reads.requests), _rate(in_order, lambda: reads.bytes))
 
 
-def _read(reads: Reads, rows: FileRows, ids: torch.Tensor, row_bytes: int) -> None:
-    out = ops.empty((len(ids), row_bytes), torch.uint8)
-    reads.rows([RowRequest(rows, ids, torch.arange(len(ids)), out)])
-
-
-def _repeat(read: Callable[[], None], count: Callable[[], int]) -> tuple[int, float]:
-    """What was read in SECONDS, and how long it really took."""
+def _rate(read: Callable[[], None], count: Callable[[], int]) -> float:
+    """Return how much `count` grows in a second while `read` is repeated for SECONDS."""
     before, began = count(), time.perf_counter()
     while (seconds := time.perf_counter() - began) < SECONDS:
         read()
-    return count() - before, seconds
+    return (count() - before) / seconds

@@ -1,7 +1,7 @@
-"""A part that does not fit in memory: its first rows are mapped, and the others read from the disk when wanted.
+"""A part that does not fit in memory: its first rows are mapped, and the others are read from the disk when needed.
 
-The mapped ones stay in the page cache, once per host, because the reads go past it. Of a hop, only the picked entries
-are read where their positions follow from the degrees; weighted, temporal, LABOR and full picks read whole lists.
+The mapped rows stay in the page cache, once per host, because the reads go past it. Of a hop, only the picked entries
+are read if their positions follow from the degrees; weighted, temporal, LABOR and full picks read whole lists.
 """
 
 import errno
@@ -28,61 +28,62 @@ from hoploom.schema import Owner
 from hoploom.store.base import Draw, Part, RowLookup, Tier, Wanted
 
 
-class FarRows(NamedTuple):
-    """A table of which the rows before `near` are mapped."""
+class DiskRows(NamedTuple):
+    """A table whose first rows are in memory and whose others are on disk."""
 
     rows: FileRows
-    near: int
+    num_in_memory: int
     row_bytes: int
 
     @property
-    def first_far(self) -> int:
-        return self.rows.first + self.near
+    def first_on_disk(self) -> int:
+        return self.rows.first + self.num_in_memory
 
 
 @dataclass(frozen=True)
-class FarLists:
-    """Edge lists of a relation that are on disk; the positions where they begin (indptr) are in memory."""
-
-    mapped: EdgeLists
-    indices: FarRows
-    columns: Mapping[str, tuple[FileRows, torch.dtype]]  # of EdgeLists: indices, weight, edge_time
-    idle: list["Desk"] = field(
-        default_factory=list, repr=False, compare=False
-    )  # as many come to be as are used at once
-
-
-@dataclass(frozen=True)
-class Desk:
-    """Room for lists that one hop reads, at the places that they have in the whole."""
+class ListScratch:
+    """Sparse buffers for the edge lists that one hop reads from disk, at their positions in the whole."""
 
     lists: EdgeLists
     arrays: Mapping[str, SparseArray]
 
-    @staticmethod
-    def of(far: FarLists) -> "Desk":
-        arrays = {name: SparseArray(rows.num_rows * dtype.itemsize) for name, (rows, dtype) in far.columns.items()}
-        columns = {name: torch.frombuffer(array, dtype=far.columns[name][1]) for name, array in arrays.items()}
-        return Desk(
-            EdgeLists(
-                far.mapped.indptr,
-                columns.pop("indices"),
-                far.mapped.first_node,
-                far.mapped.first_edge,
-                columns.get("weight"),
-                columns.get("edge_time"),
-            ),
-            arrays,
-        )
+
+@dataclass(frozen=True)
+class DiskLists:
+    """Edge lists of a relation that are on disk; their offsets (indptr) are in memory."""
+
+    mapped: EdgeLists
+    indices: DiskRows
+    columns: Mapping[str, tuple[FileRows, torch.dtype]]  # of EdgeLists: indices, weight, edge_time
+    idle: list[ListScratch] = field(default_factory=list, repr=False, compare=False)  # as many as hops run at once
+
+    @contextmanager
+    def scratch(self, names: Sequence[str]) -> Iterator[ListScratch]:
+        """Lend a scratch buffer, and clear these columns of it at the end."""
+        try:
+            lent = self.idle.pop()
+        except IndexError:
+            arrays = {name: SparseArray(rows.num_rows * dtype.itemsize) for name, (rows, dtype) in self.columns.items()}
+            columns = {name: torch.frombuffer(array, dtype=self.columns[name][1]) for name, array in arrays.items()}
+            mapped, indices = self.mapped, columns.pop("indices")
+            lent = ListScratch(
+                EdgeLists(mapped.indptr, indices, mapped.first_node, mapped.first_edge, **columns), arrays
+            )
+        try:
+            yield lent
+        finally:
+            for name in names:
+                lent.arrays[name].forget()
+            self.idle.append(lent)
 
 
 @dataclass(frozen=True)
 class OnDisk:
-    """A shard over a part of which some tables or lists are far."""
+    """A shard over a part of which some tables or lists are on disk."""
 
     part: Part
-    tables: Mapping[tuple[Owner, str], FarRows]
-    lists: Mapping[int, FarLists]  # by relation
+    tables: Mapping[tuple[Owner, str], DiskRows]
+    lists: Mapping[int, DiskLists]  # by relation
     reads: Reads
     tier: ClassVar[Tier] = Tier.DISK
 
@@ -90,51 +91,53 @@ class OnDisk:
         return (owner, name) not in self.tables
 
     def look_up(self, owner: Owner, ids: Tensor, positions: Tensor) -> RowLookup:
-        bounds = [far.first_far for (far_owner, _), far in self.tables.items() if far_owner == owner]
-        near, far = ops.route(ids, torch.tensor([min(bounds)]), positions) if bounds else (positions, positions[:0])
-        return RowLookup(owner, ids, (near,), (), far)
+        bounds = [table.first_on_disk for (of, _), table in self.tables.items() if of == owner]
+        near, missing = ops.route(ids, torch.tensor([min(bounds)]), positions) if bounds else (positions, positions[:0])
+        return RowLookup(owner, ids, (near,), (), missing)
 
     def split(self, node_type: str, name: str) -> Tensor:
         return self.part.split(node_type, name)
 
     def near(self) -> Iterator[Tensor]:
-        """What is mapped and fits the budget."""
+        """Yield the mapped tensors that fit the budget."""
         for index, lists in enumerate(self.part.lists):
-            far_lists = self.lists.get(index)
-            yield from lists.columns if far_lists is None else (lists.indptr, lists.indices[: far_lists.indices.near])
+            on_disk = self.lists.get(index)
+            yield from (
+                lists.columns if on_disk is None else (lists.indptr, lists.indices[: on_disk.indices.num_in_memory])
+            )
         for key, table in self.part.tables.items():
-            far_rows = self.tables.get(key)
-            yield table.rows if far_rows is None else table.rows[: far_rows.near]
+            rows = self.tables.get(key)
+            yield table.rows if rows is None else table.rows[: rows.num_in_memory]
 
     # --- rows ---------------------------------------------------------------------------------
 
     def begin_gather(
-        self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]
+        self, wanted: Sequence[Wanted], positions: Sequence[Tensor], outs: Sequence[Tensor]
     ) -> Callable[[], None]:
-        return partial(self._gather, wanted, places, outs)
+        return partial(self._gather, wanted, positions, outs)
 
-    def _gather(self, wanted: Sequence[Wanted], places: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
-        near, far = list(places), list[RowRequest]()
+    def _gather(self, wanted: Sequence[Wanted], positions: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        near, requests = list(positions), list[RowRequest]()
         routed: dict[tuple[int, int, int], list[Tensor]] = {}
-        for index, ((owner, name, ids), place, out) in enumerate(zip(wanted, places, outs, strict=True)):
+        for index, ((owner, name, ids), own, out) in enumerate(zip(wanted, positions, outs, strict=True)):
             table = self.tables.get((owner, name))
-            if table is None or place.numel() == 0:
+            if table is None or own.numel() == 0:
                 continue
-            key = id(ids), id(place), table.first_far
+            key = id(ids), id(own), table.first_on_disk
             if key not in routed:
-                routed[key] = ops.route(ids, torch.tensor([table.first_far]), place)
+                routed[key] = ops.route(ids, torch.tensor([table.first_on_disk]), own)
             near[index] = routed[key][0]
-            self.reads.count_found(near[index].numel(), of=place.numel())
+            self.reads.count_found(near[index].numel(), of=own.numel())
             if routed[key][1].numel():
-                far.append(RowRequest(table.rows, ids, routed[key][1], out))
+                requests.append(RowRequest(table.rows, ids, routed[key][1], out))
         self.part.begin_gather(wanted, near, outs)()
-        if far:
-            self.read_rows(far)
+        if requests:
+            self.read_rows(requests)
 
-    def read_rows(self, wanted: Sequence[RowRequest]) -> None:
-        """Read rows of far tables; StoreError for what cannot be read."""
+    def read_rows(self, requests: Sequence[RowRequest]) -> None:
+        """Read rows from the disk; raise StoreError if one cannot be read."""
         with self._naming():
-            self.reads.rows(wanted)
+            self.reads.rows(requests)
 
     # --- hops ---------------------------------------------------------------------------------
 
@@ -146,56 +149,49 @@ class OnDisk:
             return self.part.sample(frontiers, draw)
         out: list[Picks | None] = []
         for index in range(len(self.part.lists)):
-            frontier, far = frontiers[self.part.schema.destinations[index]], self.lists.get(index)
+            frontier, lists, rule = (
+                frontiers[self.part.schema.destinations[index]],
+                self.lists.get(index),
+                draw.rule(index),
+            )
             if frontier is None or draw.fanouts[index] == 0:
                 out.append(None)
-            elif far is None:
-                out.append(ops.sample(self.part.lists[index], frontier, draw.rule(index)))
+            elif lists is None:
+                out.append(ops.sample(self.part.lists[index], frontier, rule))
             else:
+                whole = rule.labor or rule.weighted or rule.fanout < 0 or frontier.times is not None
                 with self._naming():
-                    out.append(self._sample_far(far, frontier, draw.rule(index)))
+                    out.append((self._from_lists if whole else self._from_entries)(lists, frontier, rule))
         return out
 
-    def _sample_far(self, far: FarLists, frontier: Frontier, rule: Rule) -> Picks:
-        whole = rule.labor or rule.weighted or rule.fanout < 0 or frontier.times is not None
-        return self._from_lists(far, frontier, rule) if whole else self._from_entries(far, frontier, rule)
-
-    def _from_entries(self, far: FarLists, frontier: Frontier, rule: Rule) -> Picks:
-        """The positions of the picks follow from the degrees: only their entries are read."""
-        picks = ops.sample(far.mapped, frontier, rule, positions_only=True)
-        entries = ops.empty((picks.edges.numel(),), far.mapped.indices.dtype)
-        near, rest = ops.route(picks.edges, torch.tensor([far.indices.first_far]))
-        ops.gather(far.mapped.indices, picks.edges, entries, far.mapped.first_edge, near)
+    def _from_entries(self, lists: DiskLists, frontier: Frontier, rule: Rule) -> Picks:
+        """Sample from the degrees, which give the positions of the picks, and read only the entries there."""
+        picks = ops.sample(lists.mapped, frontier, rule, positions_only=True)
+        entries = ops.empty((picks.edges.numel(),), lists.mapped.indices.dtype)
+        near, rest = ops.route(picks.edges, torch.tensor([lists.indices.first_on_disk]))
+        ops.gather(lists.mapped.indices, picks.edges, entries, lists.mapped.first_edge, near)
         self.reads.count_found(near.numel(), of=picks.edges.numel())
         if rest.numel():
-            self.reads.rows([RowRequest(far.indices.rows, picks.edges, rest, entries)])
+            self.reads.rows([RowRequest(lists.indices.rows, picks.edges, rest, entries)])
         return picks._replace(sources=entries.to(torch.int64))
 
-    def _from_lists(self, far: FarLists, frontier: Frontier, rule: Rule) -> Picks:
-        """The lists are read to where they would lie if all of them were in memory."""
-        try:
-            desk = far.idle.pop()
-        except IndexError:
-            desk = Desk.of(far)
+    def _from_lists(self, lists: DiskLists, frontier: Frontier, rule: Rule) -> Picks:
+        """Read whole lists to their positions in scratch buffers, and sample there."""
         names = ["indices"]
-        names += ["weight"] if rule.weighted and "weight" in far.columns else []
-        names += ["edge_time"] if frontier.times is not None and "edge_time" in far.columns else []
-        columns = [
-            ListColumn(rows.file, rows.offset, dtype.itemsize, desk.arrays[name])
-            for name in names
-            for rows, dtype in [far.columns[name]]
-        ]
-        try:
-            self.reads.lists(columns, far.mapped, frontier.nodes)
-            return ops.sample(desk.lists, frontier, rule)
-        finally:
-            for name in names:
-                desk.arrays[name].forget()
-            far.idle.append(desk)
+        names += ["weight"] if rule.weighted and "weight" in lists.columns else []
+        names += ["edge_time"] if frontier.times is not None and "edge_time" in lists.columns else []
+        with lists.scratch(names) as scratch:
+            columns = [
+                ListColumn(rows.file, rows.offset, dtype.itemsize, scratch.arrays[name])
+                for name in names
+                for rows, dtype in [lists.columns[name]]
+            ]
+            self.reads.lists(columns, lists.mapped, frontier.nodes)
+            return ops.sample(scratch.lists, frontier, rule)
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
-        """What cannot be read is an error that names the file, the row and what to do."""
+        """Turn a DiskError in this block into a StoreError that names the file, the row and what to do."""
         try:
             yield
         except ops.DiskError as error:
@@ -205,29 +201,31 @@ class OnDisk:
             ) from error
 
     def _row(self, path: str, byte: int) -> str:
-        for (owner, name), table in self.tables.items():
-            if table.rows.file.path == path:
-                row = table.rows.first + max(0, byte - table.rows.offset) // table.row_bytes
-                return f"row {row} of {name!r} of {owner!r} ({path})"
-        for index, lists in self.lists.items():
-            for name, (rows, dtype) in lists.columns.items():
-                if rows.file.path == path:
-                    edge = rows.first + max(0, byte - rows.offset) // dtype.itemsize
-                    return f"edge {edge} of {name!r} of {self.part.schema.relations[index].key} ({path})"
+        """Return the words for the row or edge that is at a byte of a file."""
+        columns = [("row", of, name, table.rows, table.row_bytes) for (of, name), table in self.tables.items()]
+        columns += [
+            ("edge", self.part.schema.relations[index].key, name, rows, dtype.itemsize)
+            for index, lists in self.lists.items()
+            for name, (rows, dtype) in lists.columns.items()
+        ]
+        for what, owner, name, rows, row_bytes in columns:
+            if rows.file.path == path:
+                row = rows.first + max(0, byte - rows.offset) // row_bytes
+                return f"{what} {row} of {name!r} of {owner!r} ({path})"
         return f"byte {byte} of {path}"
 
 
-# --- files in scratch space --------------------------------------------------------------------
+# --- files in scratch space -----------------------------------------------------------------
 
 BLOCK = 4096  # writes past the page cache begin and end at multiples of it
 SHARE = 0.5  # of what is free in scratch space
-EVERY = 64  # of so many ids one tells where the pieces are cut, or of fewer where there are few
+EVERY = 64  # one of so many ids decides where the pieces are cut
 
 Ids = NDArray[np.int64] | NDArray[np.int32]
 
 
-class RoomInFile(NamedTuple):
-    """Memory for rows that will stand in a file one after the other."""
+class ScratchRows(NamedTuple):
+    """A buffer for rows that will be stored in a file one after the other."""
 
     first_row: int  # of the file
     rows: Tensor  # [num_rows, row_bytes] uint8
@@ -235,11 +233,11 @@ class RoomInFile(NamedTuple):
 
 
 class ScratchFile:
-    """A file without a name that is written past the page cache where its file system allows that."""
+    """A file in scratch space without a name, so nothing is left behind. Written past the page cache if possible."""
 
     def __init__(self, folder: Path, num_bytes: int) -> None:
         self.num_bytes = -(-num_bytes // BLOCK) * BLOCK
-        self.end = 0  # of what is written
+        self.end = 0  # of the bytes written
         descriptor = -1
         try:
             descriptor = _open_without_name(folder)
@@ -260,15 +258,16 @@ class ScratchFile:
     def __exit__(self, *error: object) -> None:
         os.close(self._descriptor)
 
-    def room_for(self, num_rows: int, row_bytes: int) -> RoomInFile:
-        """For the next rows, of a table that begins where the file does."""
+    def room_for(self, num_rows: int, row_bytes: int) -> ScratchRows:
+        """Return a buffer for the next rows of a table whose rows are counted from the file's first byte."""
         first_row = -(-self.end // row_bytes)
         lead = first_row * row_bytes - self.end
         blocks = mmap.mmap(-1, max(1, -(-(lead + num_rows * row_bytes) // BLOCK)) * BLOCK)
         flat = torch.frombuffer(blocks, dtype=torch.uint8)[lead : lead + num_rows * row_bytes]
-        return RoomInFile(first_row, flat.view(num_rows, row_bytes), blocks)
+        return ScratchRows(first_row, flat.view(num_rows, row_bytes), blocks)
 
-    def append(self, room: RoomInFile) -> None:
+    def append(self, room: ScratchRows) -> None:
+        """Write a buffer of `room_for` to the end of the file."""
         blocks = memoryview(room.blocks)
         try:
             while blocks:
@@ -280,16 +279,18 @@ class ScratchFile:
 
 
 def cut(ids: Sequence[Ids], num_rows: int) -> NDArray[np.int64]:
-    """Where lists of ascending ids are cut into pieces of about so many ids, all at the same ids: [pieces + 1, lists],
-    places in each list."""
+    """Cut lists of ascending ids into pieces of about `num_rows` ids, all lists at the same ids.
+
+    Return the position in each list where each piece begins: [pieces + 1, lists].
+    """
     every = min(EVERY, max(1, num_rows // max(1, len(ids))))
     some = np.sort(np.concatenate([one[::every] for one in ids] or [np.empty(0, dtype=np.int64)]))
     cuts = np.unique(some[:: max(1, num_rows // every)][1:])
-    begins = np.zeros((len(cuts) + 2, len(ids)), dtype=np.int64)
-    for place, one in enumerate(ids):
-        begins[1:-1, place] = np.searchsorted(one, cuts)
-        begins[-1, place] = len(one)
-    return begins
+    offsets = np.zeros((len(cuts) + 2, len(ids)), dtype=np.int64)
+    for index, one in enumerate(ids):
+        offsets[1:-1, index] = np.searchsorted(one, cuts)
+        offsets[-1, index] = len(one)
+    return offsets
 
 
 def _open_without_name(folder: Path) -> int:
@@ -298,6 +299,6 @@ def _open_without_name(folder: Path) -> int:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise
-    descriptor, path = tempfile.mkstemp(prefix="hoploom-", dir=folder)  # a file system that knows only names
+    descriptor, path = tempfile.mkstemp(prefix="hoploom-", dir=folder)  # a file system without unnamed files
     os.unlink(path)
     return descriptor

@@ -33,7 +33,6 @@ from hoploom.store.base import (
 from hoploom.store.budget import (
     Budget,
     disk_figures,
-    largest_file,
     open_on_disk,
     plan_budget,
     read_memory,
@@ -294,7 +293,8 @@ def _within(store: Store, manifest: Manifest, memory: int | str) -> Store:
         columns = [column for part in store.topology for lists in part.lists for column in lists.columns]
         warm_up(columns + [table.rows for part in store.parts for table in part.tables.values()])
         return replace(store, budget=budget)
-    figures = disk_figures(largest_file(store.path, manifest))
+    files = [file for name in manifest.files if (file := layout.inside(store.path, name)).exists()]
+    figures = disk_figures(max(files, key=lambda file: file.stat().st_size))
     reads = Reads(figures.gap, figures.bytes_per_second)
     all_lists = len(store.topology) > len(store.parts)
     on_disk = {

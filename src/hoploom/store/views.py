@@ -1,7 +1,8 @@
-"""What you see of a store: types and counts, rows of a field, neighbours of a node. Nothing is read until you ask.
+"""The views of a store: types and counts, rows of a field, neighbours of a node, your own ids. Nothing is read early.
 
-FieldRows come through the store's own `gather`, so they are the same in parts, from servers and beside a GPU, and each
-access is a request of its own: training goes through a loader.
+Rows come through the store's own `gather`, so they are the same in parts, from servers and beside a GPU, and each
+access is a request of its own: training goes through a loader. No index of your ids is kept: a lookup reads the type's
+column once, so look many up at once.
 """
 
 from abc import ABC, abstractmethod
@@ -40,7 +41,7 @@ CHUNK = 1 << 12  # rows that an iteration fetches together
 
 
 class Uncopied:
-    """What is shared instead of copied, because nothing of it changes, and is never sent to another process."""
+    """Base of immutable objects that copies share, and that are never pickled."""
 
     def __copy__(self) -> Self:
         return self
@@ -56,7 +57,7 @@ class Uncopied:
 
 
 class _NotThereError(ConfigError, AttributeError):
-    """An attribute that this store cannot have: `hasattr` says False."""
+    """An attribute that this store cannot have: `hasattr` returns False."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -69,22 +70,24 @@ class FieldRows(Uncopied):
     features: FeatureStore
     owner: Owner
     name: str
-    count: int
-    field: Field
+
+    @property
+    def field(self) -> Field:
+        return self.features.schema.described(self.owner).fields[self.name]
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((self.count, *self.field.shape))
+        return torch.Size((len(self), *self.field.shape))
 
     @property
     def dtype(self) -> torch.dtype:
         return DTYPES[self.field.dtype]
 
     def __len__(self) -> int:
-        return self.count
+        return self.features.schema.described(self.owner).count
 
     def __iter__(self) -> Iterator[Tensor]:
-        for rows in scan_rows(self.features, self.owner, self.name, self.count, CHUNK):
+        for rows in scan_rows(self.features, self.owner, self.name, len(self), CHUNK):
             yield from rows
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -93,72 +96,65 @@ class FieldRows(Uncopied):
         return np.asarray(self[:].numpy(), dtype=dtype)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """What torch.as_tensor asks for: all rows at once, not one by one."""
+        """Return all rows for torch.as_tensor, which otherwise reads them one by one."""
         return self[:].__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
         return torch.empty(0).__dlpack_device__()
 
     def __eq__(self, other: object) -> bool:
-        raise ConfigError(
-            f"{self!r} is not read yet, so it compares with nothing; {self._first(f'[:] == {other!r:.20}')}"
-        )
+        hint = self._read_first(f"[:] == {other!r:.20}")
+        raise ConfigError(f"{self!r} is not read yet, so it compares with nothing; {hint}")
 
     __hash__ = object.__hash__
 
     def __getitem__(self, index: Any) -> Tensor:
-        if isinstance(index, tuple):
-            return self._part_of_rows(index)
+        if isinstance(index, tuple):  # x[ids, columns]
+            first, rest = index[0] if index else None, index[1:]
+            if first is None or first is Ellipsis:
+                raise ConfigError(f"index of {self.name!r} is {index!r:.80}; {self._read_first('[ids][..., 0]')}")
+            rows = self[first]
+            if not _is_one(first):
+                rest = (slice(None) if isinstance(first, slice) else torch.arange(len(rows)), *rest)
+            return rows[rest]
         ids = self._ids([index] if _is_one(index) else index)
         (rows,) = self.features.gather([(self.owner, self.name, ids)])
         return rows[0] if _is_one(index) else rows
 
-    def _part_of_rows(self, index: tuple[Any, ...]) -> Tensor:
-        """x[ids, columns]: the rows of the first index, of which torch takes the rest."""
-        first, rest = index[0] if index else None, index[1:]
-        if first is None or first is Ellipsis:
-            raise ConfigError(f"index of {self.name!r} is {index!r:.80}; {self._first('[ids][..., 0]')}")
-        rows = self[first]
-        return (
-            rows[rest]
-            if _is_one(first)
-            else rows[(slice(None) if isinstance(first, slice) else torch.arange(len(rows)), *rest)]
-        )
-
-    def _first(self, then: str) -> str:
+    def _read_first(self, then: str) -> str:
         return f"read the rows first: store.{self.name}{then}"
 
     def _ids(self, index: Any) -> Tensor:
-        """The ids that an index means; those below zero count from the end."""
+        """Return the ids of an index; negative ones count from the end."""
         if isinstance(index, FieldRows):
             index = index[:]
         if index is Ellipsis:
             index = slice(None)
         if isinstance(index, slice):
-            found = range(self.count)[index]
+            found = range(len(self))[index]
             return torch.arange(len(found)) * found.step + found.start
         what = f"index of {self.name!r}"
-        if isinstance(index, bool | np.bool_):  # of a comparison that went wrong
-            raise ConfigError(f"{what} is {index}; to select rows by value, {self._first('[:] == 3')}")
+        if isinstance(index, bool | np.bool_):  # the result of comparing FieldRows
+            raise ConfigError(f"{what} is {index}; to select rows by value, {self._read_first('[:] == 3')}")
         try:
             ids = torch.as_tensor(index).cpu()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"{what} is {index!r:.80}; give an id, a slice, a list of ids or a mask") from error
         if ids.dtype == torch.bool:
-            return read_members(what, ids, self.count, ConfigError)
+            return read_members(what, ids, len(self), ConfigError)
         if ids.is_floating_point():
             return ids
         wide = ids.to(torch.int64)
-        from_end = (wide < 0) & (wide >= -self.count) & ids.dtype.is_signed
-        return torch.where(from_end, wide + self.count, wide)
+        from_end = (wide < 0) & (wide >= -len(self)) & ids.dtype.is_signed
+        return torch.where(from_end, wide + len(self), wide)
 
     def __repr__(self) -> str:
         shape = ", ".join(f"{extent:,}" for extent in self.shape)
-        return printable(f"FieldRows({_named(self.owner)}.{self.name}: {self.field.dtype} [{shape}])")
+        return printable(f"FieldRows({_shown(self.owner)}.{self.name}: {self.field.dtype} [{shape}])")
 
 
 def _is_one(index: Any) -> bool:
-    """Whether an index means one row: an integer of any type, no truth value."""
+    """Return whether an index selects one row: an integer of any type, but no bool."""
     return not isinstance(index, bool | np.bool_) and (
         isinstance(index, int | np.integer)
         or (isinstance(index, Tensor | np.ndarray) and index.ndim == 0 and "bool" not in str(index.dtype))
@@ -167,54 +163,46 @@ def _is_one(index: Any) -> bool:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TypeView(Uncopied):
-    """What a store has of one node type or relation; fields are attributes: `store["paper"].x`."""
+    """One node type or relation of a store; fields are attributes: `store["paper"].x`."""
 
-    schema: Schema
     graph: GraphStore
     features: FeatureStore
     owner: Owner
 
     @property
     def described(self) -> NodeType | Relation:
-        return self.schema.node_type(self.owner) if isinstance(self.owner, str) else self.schema.relation(self.owner)
-
-    @property
-    def num_nodes(self) -> int:
-        if isinstance(self.owner, tuple):
-            raise AttributeError
-        return self.schema.node_type(self.owner).num_nodes
-
-    @property
-    def num_edges(self) -> int:
-        if isinstance(self.owner, str):
-            raise AttributeError
-        return self.schema.relation(self.owner).num_edges
-
-    @property
-    def _count(self) -> int:
-        return self.num_nodes if isinstance(self.owner, str) else self.num_edges
+        return self.features.schema.described(self.owner)
 
     def keys(self) -> list[str]:
-        """The names of the fields."""
+        """Return the names of the fields."""
         return [name for name in self.described.fields if name != EDGE_ID]
 
     def neighbors(self, node: int) -> Any:
-        """The sources of a node's in-edges, which sampling draws from; by relation for a node type."""
-        if isinstance(self.owner, tuple):
-            return neighbors_of(self.schema, self.graph, self.owner, node)
-        relations = [r.key for r in self.schema.relations if r.destination == self.owner]
-        return {key: neighbors_of(self.schema, self.graph, key, node) for key in relations}
+        """Return the sources of a node's in-edges in the store's order, [n] int64; by relation for a node type."""
+        schema = self.features.schema
+        if isinstance(self.owner, str):
+            keys = [relation.key for relation in schema.relations if relation.destination == self.owner]
+            return {key: TypeView(self.graph, self.features, key).neighbors(node) for key in keys}
+        destination = self.owner[2]
+        limit = schema.node_type(destination).num_nodes
+        hint = f"give one id of {destination!r}, below {limit}"
+        node = as_int("node", node, 0, hint)
+        if node >= limit:
+            raise ConfigError(f"node is {node}; {hint}")
+        picks = in_edges(self.graph, schema.relation_index[self.owner], torch.tensor([node]))
+        return picks.sources.to(torch.int64)
 
     def __getitem__(self, name: str) -> FieldRows:
-        fields = self.described.fields
-        if name not in fields:
+        if name not in self.described.fields:
             raise ConfigError(f"{self.owner!r} has no field {name!r}; it has {sorted(self.keys())}")
-        return FieldRows(self.features, self.owner, name, self._count, fields[name])
+        return FieldRows(self.features, self.owner, name)
 
-    def __getattr__(self, name: str) -> FieldRows:
+    def __getattr__(self, name: str) -> Any:
+        count = "num_nodes" if isinstance(self.owner, str) else "num_edges"
+        if name == count:
+            return self.described.count
         if name.startswith("__") or name not in self.described.fields:
-            only = "num_edges" if isinstance(self.owner, tuple) else "num_nodes"
-            raise AttributeError(f"{self.owner!r} has no {name!r}; it has {only} and the fields {self.keys()}")
+            raise AttributeError(f"{self.owner!r} has no {name!r}; it has {count} and the fields {self.keys()}")
         return self[name]
 
     def __contains__(self, name: object) -> bool:
@@ -224,24 +212,15 @@ class TypeView(Uncopied):
         return iter(self.keys())
 
     def __dir__(self) -> list[str]:
-        other = "num_nodes" if isinstance(self.owner, tuple) else "num_edges"
-        return [*(name for name in super().__dir__() if name != other), *self.keys()]
+        return [*super().__dir__(), "num_nodes" if isinstance(self.owner, str) else "num_edges", *self.keys()]
 
     def __repr__(self) -> str:
         what = "nodes" if isinstance(self.owner, str) else "edges"
         fields = ", ".join(self.keys()) or "no fields"
-        return printable(f"TypeView({_named(self.owner)}: {self._count:,} {what}, {fields})")
+        return printable(f"TypeView({_shown(self.owner)}: {self.described.count:,} {what}, {fields})")
 
 
-def neighbors_of(schema: Schema, graph: GraphStore, key: RelationName, node: int) -> Tensor:
-    """The sources of a node's in-edges of one relation, in the order of the store: [n] int64."""
-    relation = schema.relation(key)
-    limit = schema.node_type(relation.destination).num_nodes
-    node = as_int("node", node, 0, f"give one id of {relation.destination!r}, below {limit}")
-    if node >= limit:
-        raise ConfigError(f"node is {node}; give one id of {relation.destination!r}, below {limit}")
-    return in_edges(graph, schema.relation_index[key], torch.tensor([node])).sources.to(torch.int64)
-
+# --- your own ids ---------------------------------------------------------------------------
 
 Ids = NDArray[Any]  # int64, or text
 
@@ -292,7 +271,7 @@ class OriginalIds:
         elif len(asked) == 0:
             found = np.empty(0, np.int64)
         else:
-            found = self._sought(asked)
+            found = self._positions(asked)
         if len(found) and found.min() < 0:
             unknown = asked[found < 0]
             first = unknown[0].decode() if self.are_text else int(unknown[0])
@@ -300,19 +279,17 @@ class OriginalIds:
             raise DataError(f"{self.node_type.name!r} has no node with the id {first!r}{more}; {self._hint()}")
         return torch.from_numpy(found)
 
-    def _sought(self, asked: Ids) -> NDArray[np.int64]:
+    def _positions(self, asked: Ids) -> NDArray[np.int64]:
         """Return the position in the column of each id, or -1."""
         wanted, inverse = np.unique(asked, return_inverse=True)
         found, first = np.full(len(wanted), -1, np.int64), 0
-        for ids in self._column():
+        name, num_nodes = self.node_type.name, self.node_type.num_nodes
+        for ids in map(_values, scan_rows(self.features, name, ORIGINAL_ID, num_nodes)):
             at = np.searchsorted(wanted, ids).clip(max=len(wanted) - 1)
             hit = wanted[at] == ids
             found[at[hit]] = first + np.flatnonzero(hit)
             first += len(ids)
         return found[inverse]
-
-    def _column(self) -> Iterator[Ids]:
-        return map(_values, scan_rows(self.features, self.node_type.name, ORIGINAL_ID, self.node_type.num_nodes))
 
     def _read(self, originals: Any, what: str) -> Ids:
         """Return your ids as they are in the column: int64, or UTF-8 without its padding."""
@@ -322,10 +299,13 @@ class OriginalIds:
                 raise ConfigError(f"{what} of {self.node_type.name!r} have shape {given.shape}; give a list of ids")
             if given.size == 0:
                 return given.astype(np.int64)
-            if not self.are_text and (given.dtype.kind in "iuU" or all(map(_may_be_integer, given))):
+            if self.are_text:
+                if given.dtype.kind == "U" or all(isinstance(one, str) for one in given):
+                    return np.char.encode(given.astype(str), "utf-8")
+            elif given.dtype.kind in "iuU" or not any(
+                isinstance(one, bool) or not isinstance(one, int | np.integer | str) for one in given
+            ):
                 return np.array(given.tolist(), np.int64) if given.dtype == np.uint64 else given.astype(np.int64)
-            if self.are_text and (given.dtype.kind == "U" or all(isinstance(one, str) for one in given)):
-                return np.char.encode(given.astype(str), "utf-8")
         except (ValueError, TypeError, OverflowError) as error:
             if isinstance(error, ConfigError):
                 raise
@@ -338,33 +318,32 @@ class OriginalIds:
         return f"give ids such as {self.original([0]).tolist()[0]!r}, which is node 0 of the store"
 
 
-def _may_be_integer(one: Any) -> bool:
-    return isinstance(one, int | np.integer | str) and not isinstance(one, bool)
-
-
 def _values(rows: Tensor) -> Ids:
     if rows.dim() == 1:
         return rows.to(torch.int64).numpy()
     return rows.contiguous().numpy().view(f"S{rows.shape[1]}").reshape(-1)
 
 
+# --- the store itself -----------------------------------------------------------------------
+
+
 class Explored(Uncopied, ABC):
-    """What a store shows of itself, with PyG's names where PyG has one."""
+    """The attributes by which a store shows its graph, with PyG's names if PyG has one."""
 
     schema: Schema
     graph: GraphStore
     features: FeatureStore
     parts: tuple[Part, ...]
     path: Path | None
-    __iter__ = None  # as `in` would need it, were there no __contains__
+    __iter__ = None  # without it, Python would iterate by __getitem__
 
     @abstractmethod
     def split(self, name: str, node_type: str | None = None) -> Tensor:
-        """The node ids of a split."""
+        """Return the node ids of a split."""
 
     @property
     def num_nodes(self) -> int:
-        """Of all types together; `store["paper"].num_nodes` is of one."""
+        """The nodes of all types together; `store["paper"].num_nodes` are those of one."""
         return sum(node_type.num_nodes for node_type in self.schema.node_types)
 
     @property
@@ -380,60 +359,54 @@ class Explored(Uncopied, ABC):
         return [relation.key for relation in self.schema.relations]
 
     def metadata(self) -> tuple[list[str], list[RelationName]]:
-        """Node types and edge types, as PyG's `to_hetero` takes them."""
+        """Return node types and edge types, as PyG's `to_hetero` takes them."""
         return self.node_types, self.edge_types
 
     @property
     def num_features(self) -> Any:
         """The width of x: a number for one node type, else by node type, as in PyG."""
-        widths = {t.name: _width(t) for t in self.schema.node_types}
+        fields = {t.name: t.fields.get("x") for t in self.schema.node_types}
+        widths = {name: 0 if x is None else x.shape[-1] if x.shape else 1 for name, x in fields.items()}
         return next(iter(widths.values())) if self.schema.homogeneous else widths
 
     @cached_property
     def num_classes(self) -> int:
-        """One more than the largest label y, as in PyG; every label is read, once."""
-        labelled = self._labelled()
+        """One more than the largest label y, as in PyG; reads every label, once."""
+        labelled = [node_type for node_type in self.schema.node_types if "y" in node_type.fields]
         if len(labelled) != 1:
-            raise AttributeError  # __getattr__ says which
-        (owner,) = labelled
-        field = owner.fields["y"]
+            raise AttributeError  # __getattr__ raises the one with a message
+        (node_type,) = labelled
+        field = node_type.fields["y"]
         if len(field.shape) == 1 and field.shape[0] > 1:
             return field.shape[0]  # one column per class
+        labels = scan_rows(self.features, node_type.name, "y", node_type.num_nodes)
         if DTYPES[field.dtype].is_floating_point:
-            return len({value for part in self._labels(owner) for value in torch.unique(part).tolist()})
-        return max((int(part.max()) for part in self._labels(owner) if part.numel()), default=-1) + 1
-
-    def _labelled(self) -> list[NodeType]:
-        return [node_type for node_type in self.schema.node_types if "y" in node_type.fields]
-
-    def _labels(self, owner: NodeType) -> Iterator[Tensor]:
-        return scan_rows(self.features, owner.name, "y", owner.num_nodes)
+            return len({value for part in labels for value in torch.unique(part).tolist()})
+        return max((int(part.max()) for part in labels if part.numel()), default=-1) + 1
 
     def ids(self, node_type: str | None = None) -> OriginalIds:
-        """The ids of a node type in your tables and in the store: `store.ids("user").stored(["ann", "bob"])`."""
+        """Return the ids of a node type in your tables and in the store: `store.ids("user").stored(["ann", "bob"])`."""
         if node_type is None and len(self.schema.node_types) > 1:
             raise ConfigError(f"the store has several node types; name one of {self.node_types}")
         return OriginalIds(self.features, self.schema.node_type(node_type or self.schema.node_types[0].name))
 
     @property
     def splits(self) -> Mapping[str, Any]:
-        """The number of nodes of every split; by node type where there are several."""
+        """The number of nodes of every split; by node type if there are several."""
         counts = {t.name: dict(t.splits) for t in self.schema.node_types}
         return next(iter(counts.values())) if self.schema.homogeneous else counts
 
     def __getitem__(self, key: Any) -> Any:
-        """A node type, a relation (or its two ends), or for one node type a field."""
+        """Return a node type, a relation (also by its two ends), or for one node type a field."""
         schema = self.schema
-        if isinstance(key, str) and key in schema.type_index:
-            return TypeView(schema, self.graph, self.features, key)
-        if isinstance(key, str) and schema.homogeneous:
-            return self._only(key)[key]
+        if isinstance(key, str) and schema.homogeneous and key not in schema.type_index:
+            return self._with_field(key)[key]
         if isinstance(key, tuple) and len(key) == 2:
             found = [r.key for r in schema.relations if (r.source, r.destination) == key]
             key = found[0] if len(found) == 1 else key
-        if not isinstance(key, tuple) or key not in schema.relation_index:
+        if not isinstance(key, str | tuple) or (key not in schema.type_index and key not in schema.relation_index):
             raise ConfigError(f"the store has no {key!r:.80}; it has {[*self.node_types, *self.edge_types]}")
-        return TypeView(schema, self.graph, self.features, key)
+        return TypeView(self.graph, self.features, key)
 
     def __contains__(self, key: object) -> bool:
         try:
@@ -441,18 +414,18 @@ class Explored(Uncopied, ABC):
         except ConfigError:
             return False
 
-    def _only(self, name: str) -> TypeView:
-        """Of one node type and relation: that which has a field."""
+    def _with_field(self, name: str) -> TypeView:
+        """Return the node type or the relation of a homogeneous store, whichever has a field."""
         relation, node_type = self.schema.relations[0], self.schema.node_types[0]
-        owner: Owner = relation.key if name in relation.fields and name not in node_type.fields else node_type.name
-        return TypeView(self.schema, self.graph, self.features, owner)
+        is_edges = name in relation.fields and name not in node_type.fields
+        return TypeView(self.graph, self.features, relation.key if is_edges else node_type.name)
 
     def __getattr__(self, name: str) -> FieldRows:
-        """For one node type: a field, `store.x[:10]`."""
+        """Return a field of a homogeneous store: `store.x[:10]`."""
         if not name.startswith("_") and self.schema.homogeneous and name in self._field_names():
-            return self._only(name)[name]
-        if name == "num_classes":  # the property has none to give
-            have = [node_type.name for node_type in self._labelled()]
+            return self._with_field(name)[name]
+        if name == "num_classes":  # after the property's own AttributeError
+            have = [node_type.name for node_type in self.schema.node_types if "y" in node_type.fields]
             raise _NotThereError(f"num_classes needs labels y of one node type; {have or 'none'} have them")
         way_out = f"it has the fields {self._field_names()}" if self.schema.homogeneous else "name a type: store[type]"
         raise AttributeError(f"the store has no attribute {name!r}; {way_out}")
@@ -468,7 +441,7 @@ class Explored(Uncopied, ABC):
         return [*self.node_types, *self.edge_types]
 
     def neighbors(self, node: int, of: str | RelationName | None = None) -> Any:
-        """The sources of a node's in-edges, which sampling draws from: [n] int64.
+        """Return the sources of a node's in-edges, which sampling draws from: [n] int64.
 
         With several types name the relation, `of=("author", "writes", "paper")`, or a node type for all its relations.
         """
@@ -479,27 +452,19 @@ class Explored(Uncopied, ABC):
         return self[of].neighbors(node)
 
     def _repr_html_(self) -> str:
-        """The table that a notebook shows."""
-        rows = [(t.name, f"{t.num_nodes:,}", _fields(t), _splits(t)) for t in self.schema.node_types]
-        rows += [(" ".join(r.key), f"{r.num_edges:,}", _fields(r), "") for r in self.schema.relations]
+        """Return the table that a notebook shows."""
+        splits = [", ".join(f"{name} {n:,}" for name, n in t.splits.items()) for t in self.schema.node_types]
+        rows = [(t.name, f"{t.count:,}", _fields(t), s) for t, s in zip(self.schema.node_types, splits, strict=True)]
+        rows += [(" ".join(r.key), f"{r.count:,}", _fields(r), "") for r in self.schema.relations]
         where = self.path or ("in memory" if self.parts else "on servers")
         title = f"Store {where}: {as_count(self.num_nodes)} nodes, {as_count(self.num_edges)} edges"
         return html.table(title, ["type", "count", "fields", "splits"], rows)
 
 
-def _named(owner: Owner) -> str:
+def _shown(owner: Owner) -> str:
     return owner if isinstance(owner, str) else "(" + ", ".join(owner) + ")"
-
-
-def _width(node_type: NodeType) -> int:
-    field = node_type.fields.get("x")
-    return 0 if field is None else field.shape[-1] if field.shape else 1
 
 
 def _fields(of: NodeType | Relation) -> str:
     shown = {name: f"[{', '.join(map(str, f.shape))}]" if f.shape else "" for name, f in of.fields.items()}
     return ", ".join(f"{name} {of.fields[name].dtype}{shape}" for name, shape in shown.items() if name != EDGE_ID)
-
-
-def _splits(node_type: NodeType) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in node_type.splits.items())

@@ -18,7 +18,7 @@ import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError
 from hoploom.load.packed import STRETCHES, Packing, TablePlan
 from hoploom.ops import DiskFile, FileRows
-from hoploom.store.on_disk import BLOCK, FarRows
+from hoploom.store.on_disk import BLOCK, DiskRows
 
 NUM_NODES, WIDTH, BATCH = 20_000, 128, 100
 MEMORY = "8MB"
@@ -161,7 +161,7 @@ def test_no_piece_takes_much_more_than_it_may() -> None:
     draw = np.random.default_rng(0)
     ids = {step: {"node": np.sort(draw.choice(1_000_000, 60, replace=False))} for step in range(1024)}
     with tempfile.NamedTemporaryFile() as file:
-        far = FarRows(FileRows(DiskFile(file.name), 0, 1_000_000), 0, 4096)
+        far = DiskRows(FileRows(DiskFile(file.name), 0, 1_000_000), 0, 4096)
     plan = TablePlan.of((0, "node", "x"), far, ids, 4 << 20)
     rows = np.diff(plan.begins.sum(axis=1))
     assert rows.sum() == 1024 * 60

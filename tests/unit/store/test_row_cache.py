@@ -13,7 +13,7 @@ from torch import Tensor
 import hoploom
 from hoploom import ConfigError, Store
 from hoploom.load.presample import Presampling, count_visits
-from hoploom.store import Wanted
+from hoploom.store import Wanted, row_cache
 from hoploom.store.base import Deployment
 from hoploom.store.row_cache import Cached, Visits, cached, report
 
@@ -91,16 +91,17 @@ def test_types_share_the_bytes_by_how_often_their_rows_are_asked_for(library_sto
     held = cached(store, 10 * (_row_bytes(store, "paper") + 24), counts)
     (shard, *_) = held.shards
     assert isinstance(shard, Cached)
-    assert {name: rows.ids.ids.tolist() for name, rows in shard.cached.items()} == {"paper": list(range(10))}
+    assert {name: ids.ids.tolist() for name, ids in shard.cache.ids.items()} == {"paper": list(range(10))}
 
 
 def _row_bytes(store: Store, name: str) -> int:
     return sum(of_field.row_bytes for of_field in store.schema.node_type(name).fields.values())
 
 
-def test_a_cache_is_filled_in_pieces() -> None:
+def test_a_cache_is_filled_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     store = _ring()
-    held = cached(store, 1.0, {}, bytes_at_once=4 * _row_bytes(store, "node"))
+    monkeypatch.setattr(row_cache, "BYTES_AT_ONCE", 4 * _row_bytes(store, "node"))
+    held = cached(store, 1.0, {})
     sizes = [len(asked["node", "x"]) for shard in elsewhere_of(store) for asked in shard.gathers]
     assert max(sizes) == 4
     assert sum(sizes) == 30

@@ -13,7 +13,7 @@ import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError
 from hoploom.ops import Frontier, Reads
 from hoploom.store import Draw, Sharded, Wanted
-from hoploom.store.on_disk import FarRows, OnDisk
+from hoploom.store.on_disk import DiskRows, OnDisk
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 EVERY = Draw(1, 0, [-1])
@@ -49,7 +49,7 @@ def test_a_shard_of_which_nothing_is_wanted_is_not_asked(ring_store: Store) -> N
 def test_a_disk_is_read_while_peers_work(ring_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store = spread(ring_store, 2, here=[0])
     (away,) = elsewhere_of(store)
-    x = FarRows(None, 0, 4)  # type: ignore[arg-type]
+    x = DiskRows(None, 0, 4)  # type: ignore[arg-type]
     disk = OnDisk(store.parts[0], {("node", "x"): x}, {}, Reads())
     monkeypatch.setattr(OnDisk, "_gather", lambda *asked: away.log.append("disk"))
     features = Sharded(store.schema, [disk, away], store.ranges)

@@ -61,7 +61,7 @@ def blocks_of(store: Store, rows: torch.Tensor) -> int:
 @pytest.mark.parametrize("look_ahead", [1, STEPS])
 def test_bytes_and_hits_are_those_of_the_batches_rows(path: Path, by_threads: bool, look_ahead: int) -> None:
     store = opened(path, 0.4, by_threads=by_threads)
-    near = shard_of(store).tables["node", "x"].near
+    near = shard_of(store).tables["node", "x"].num_in_memory
     assert 0 < near < NUM_NODES
     began = time.perf_counter()
     batches = loaded(store, look_ahead=look_ahead)
@@ -80,7 +80,7 @@ def test_bytes_and_hits_are_those_of_the_batches_rows(path: Path, by_threads: bo
 
 def test_edges_that_are_read_count_too(path: Path) -> None:
     store = opened(path)
-    near = shard_of(store).lists[0].indices.near
+    near = shard_of(store).lists[0].indices.num_in_memory
     batches = loaded(store, fields=[], look_ahead=1)
     edges = torch.cat([batch.e_id for batch in batches])
     said = store.reading()
@@ -103,7 +103,9 @@ def test_rows_that_are_aggregated_are_read_too(path: Path) -> None:
     options = {"mode": "blocks", "aggregate": "mean", "look_ahead": STEPS}
     batches = loaded(store, **options)
     rows = torch.cat([batch.n_id for batch in batches]).unique()
-    assert store.reading()["wanted_bytes"] == ROW * int((rows >= shard_of(store).tables["node", "x"].near).sum())
+    assert store.reading()["wanted_bytes"] == ROW * int(
+        (rows >= shard_of(store).tables["node", "x"].num_in_memory).sum()
+    )
     asked = sum(len(batch.n_id) + len(batch.x) for batch in batches)  # aggregated, and inner nodes' own rows
     assert store.reading()["asked"] == asked
     assert_same_batches(loaded(hoploom.open(path), **options), batches)
