@@ -23,7 +23,6 @@ GROUPS = {
     "core": ("sampling", "gathering", "loading", "small_batches", "scaling", "opening"),
     "training": ("stepping", "aggregating"),
     "building": ("csc_building", "tables_to_store", "partitioning"),
-    "cutting": ("shared_cuts", "shared_order", "spark_cutting"),
     "scale": ("scale_model",),
     "checkpoints": ("checkpoints",),
     "cluster": ("serving", "worker_mode", "server_client", "glt"),
@@ -91,7 +90,6 @@ def main() -> int:
             "disk": is_root,
             "lines": is_root,
             "spark": has_java,
-            "cutting": has_java,
         }
         runs_by_itself = needs.get(group, True)
         whole = (not arguments.names and runs_by_itself) or group in arguments.names

@@ -64,11 +64,10 @@ def on_spark(cluster: SparkCluster, side: str, folder: Path, cores: int) -> Ende
     return taken
 
 
-def in_process(folder: Path, environment: Mapping[str, str], side: str = "build") -> Ended:
-    """The same without Spark."""
+def in_process(folder: Path, environment: Mapping[str, str]) -> Ended:
+    """Build the same without Spark."""
     begin = time.perf_counter()
-    threads = {"threads": report.CORES} if side == "build" else {}
-    with _started(side, folder, threads, environment) as process:
+    with _started("build", folder, {"threads": report.CORES}, environment) as process:
         stages = _said(process)
     return Ended(stages, time.perf_counter() - begin)
 

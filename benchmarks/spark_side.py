@@ -1,74 +1,25 @@
 """A driver of its own for benchmarks: builds a store, or has Spark do only its joins and one shuffle of the same rows.
 
-    spark_side.py build|joins|cut|stages ASKED   (JSON: folder, out, options; prints the seconds of its stages, as JSON)
+    spark_side.py build|joins ASKED   (JSON: folder, out, options; prints the seconds of its stages, as JSON)
 
 `joins` numbers the nodes as the build does, keeps that map, joins it to both ends of every edge, and has the joined
-rows moved to as many ranges of destinations as the build makes; they are written nowhere. `cut` partitions graph.store
-in the folder by `stream`, and `stages` has Spark run stages of tasks that do nothing.
+rows moved to as many ranges of destinations as the build makes; they are written nowhere.
 """
 
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hoploom.ingest.tables.build import BuildOptions, build
 from hoploom.ingest.tables.graph_file import read_graph
 
-STAGES, RUNS = 10, 4  # without work
-
 
 def build_store(folder: Path, out: Path, given: Mapping[str, Any]) -> dict[str, float]:
     return build(read_graph(folder / "graph.toml"), out, BuildOptions(**given)).seconds
-
-
-def cut_store(folder: Path, out: Path, given: Mapping[str, Any]) -> dict[str, float]:
-    """In one process, unless it is told of a cluster."""
-    begun: list[tuple[str, float]] = []
-
-    def progress(said: str) -> None:
-        stage = said.partition(":")[0]
-        if not begun or begun[-1][0] != stage:
-            begun.append((stage, time.monotonic()))
-
-    if given.get("engine") == "spark":
-        from hoploom.partition.spark.partition import SparkOptions, partition_on_spark
-
-        options = SparkOptions(master=given["master"], conf=given["conf"], memory=given["memory"])
-        partition_on_spark(folder / "graph.store", out, given["parts"], options, progress=progress)
-    else:
-        from hoploom.partition import partition  # takes memory that a build would be measured with
-
-        partition(folder / "graph.store", out, given["parts"], progress=progress)
-    ends = [at for _, at in begun[1:]] + [time.monotonic()]
-    seconds: dict[str, float] = {}
-    for (stage, at), end in zip(begun, ends, strict=True):
-        seconds[stage] = seconds.get(stage, 0.0) + end - at
-    return seconds
-
-
-def empty_stages(folder: Path, out: Path, given: Mapping[str, Any]) -> dict[str, float]:
-    """The least of several runs, for one stage."""
-    from hoploom.ingest.spark.session import spark_session
-    from hoploom.partition.spark.exchange import OnSpark
-
-    with (
-        tempfile.TemporaryDirectory(dir=out.parent) as name,
-        spark_session(Path(name), given["memory"], given["master"], given["conf"]) as session,
-    ):
-        exchange, seconds = OnSpark(session), list[float]()
-        for _ in range(RUNS):
-            begin = time.monotonic()
-            exchange.run(session.sparkContext.defaultParallelism, [_nothing] * STAGES)
-            seconds.append((time.monotonic() - begin) / STAGES)
-    return {"stage": min(seconds)}
-
-
-def _nothing(bucket: int, received: Iterator[Any]) -> Iterator[Any]:
-    yield from ()
 
 
 def only_join(folder: Path, out: Path, given: Mapping[str, Any]) -> dict[str, float]:
@@ -110,7 +61,7 @@ def only_join(folder: Path, out: Path, given: Mapping[str, Any]) -> dict[str, fl
     return seconds
 
 
-SIDES = {"build": build_store, "joins": only_join, "cut": cut_store, "stages": empty_stages}
+SIDES = {"build": build_store, "joins": only_join}
 
 
 def main() -> None:

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "bindings.h"
-#include "clusters.h"
 #include "partition.h"
 
 namespace hoploom {
@@ -76,30 +75,6 @@ void cut(nb::list lists, Array<int64_t> bounds, Array<int16_t> parts, int thread
   read_maps(arrays_of(topology), [&] { count_cut(topology, parts.data(), threads, out.data()); });
 }
 
-// Loads are [num_clusters, num_kinds]; sizes are all kinds in one number; links have two ends and a weight each.
-void place(Array<int64_t> loads, Array<int64_t> sizes, Array<uint32_t> firsts, Array<uint32_t> seconds,
-           Array<int32_t> weights, Array<int64_t> most, int64_t num_parts, uint64_t key, Output<uint16_t> out) {
-  const int64_t num_clusters = int64_t(sizes.shape(0)), num_kinds = int64_t(most.shape(0));
-  const size_t num_links = weights.shape(0);
-  require(num_clusters >= 1 && num_clusters < UINT32_MAX && num_kinds >= 1, "there are no clusters, or too many");
-  require(int64_t(loads.shape(0)) == num_clusters * num_kinds && int64_t(out.shape(0)) == num_clusters,
-          "one load of each kind and one part per cluster are needed");
-  require(num_parts >= 1 && num_parts <= kMostParts, "a number is out of range");
-  require(firsts.shape(0) == num_links && seconds.shape(0) == num_links, "links need two ends and a weight");
-  std::vector<Link> links(num_links);
-  for (size_t i = 0; i < num_links; ++i) {
-    links[i] = {firsts.data()[i], seconds.data()[i], weights.data()[i]};
-    require(links[i].a < links[i].b && int64_t(links[i].b) < num_clusters, "links lead from a cluster to a later one");
-  }
-  nb::gil_scoped_release release;
-  ClusterGraph graph = cluster_graph({loads.data(), loads.data() + loads.shape(0)},
-                                     {sizes.data(), sizes.data() + sizes.shape(0)}, num_kinds, links);
-  Loads limits{num_parts, num_kinds, {most.data(), most.data() + num_kinds}, {}};
-  limits.held.resize(size_t(num_parts * num_kinds));
-  const auto parts = place_clusters(std::move(graph), limits, key);
-  std::copy(parts.begin(), parts.end(), out.data());
-}
-
 // Whole pages of an array that is a map of a file to which nobody wrote; they come back from the file when read.
 void drop_pages(nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> mapped) {
   drop(mapped.data(), 0, int64_t(mapped.nbytes()));
@@ -112,9 +87,6 @@ void bind_partitioning(nb::module_& m) {
         "num_parts"_a, "passes"_a, "imbalance"_a, "threads"_a, "key"_a, nb::arg("out").noconvert());
   m.def("count_cut", &cut, "lists"_a, nb::arg("bounds").noconvert(), nb::arg("parts").noconvert(), "threads"_a,
         nb::arg("out").noconvert());
-  m.def("place_clusters", &place, nb::arg("loads").noconvert(), nb::arg("sizes").noconvert(),
-        nb::arg("firsts").noconvert(), nb::arg("seconds").noconvert(), nb::arg("weights").noconvert(),
-        nb::arg("most").noconvert(), "num_parts"_a, "key"_a, nb::arg("out").noconvert());
   m.def("drop_pages", &drop_pages, nb::arg("mapped").noconvert());
 }
 

@@ -229,15 +229,4 @@ def count_cut(
     threads: int,
     out: NDArray[Any],
 ) -> None: ...
-def place_clusters(
-    loads: NDArray[Any],
-    sizes: NDArray[Any],
-    firsts: NDArray[Any],
-    seconds: NDArray[Any],
-    weights: NDArray[Any],
-    most: NDArray[Any],
-    num_parts: int,
-    key: int,
-    out: NDArray[Any],
-) -> None: ...
 def drop_pages(mapped: NDArray[Any]) -> None: ...

@@ -27,8 +27,7 @@ pytest.importorskip("pyspark")
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java")
 pytestmark = [needs_java, pytest.mark.slow, pytest.mark.timeout(900)]
 NUM_PARTS = 3
-# Files that the rounds keep: what is there tells how far they are.
-MOMENTS = {"label propagation": "cut/labels-3/", "refinement": "cut/wishes-1/", "writing": "/pieces/"}
+NUMBERED, WRITING = "/new/", "/pieces/"  # folders in the staging folder: they show how far the cut is
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """So many nodes that executors do the rounds of the first level, in two buckets."""
+    """A graph of two buckets."""
     folder = tmp_path_factory.mktemp("graph") / "graph.store"
     hoploom.generate(folder, num_nodes=80_000, avg_degree=10, num_features=2, num_classes=4)
     return folder
@@ -64,7 +63,7 @@ def folder(graph: Path, tmp_path: Path) -> Path:
 
 def until_moment(cutting: SparkBuilds, folder: Path, moment: str) -> None:
     deadline = time.monotonic() + 300
-    while not any(MOMENTS[moment] in str(path) for path in unfinished(folder)):
+    while not any(moment in str(path) for path in unfinished(folder)):
         assert cutting.process.poll() is None, cutting.errors.read_text()
         assert time.monotonic() < deadline, cutting.stages
         time.sleep(0.002)
@@ -75,13 +74,10 @@ def unfinished(folder: Path) -> Iterator[Path]:
         yield from (Path(root, name) for root, _, names in os.walk(staging) for name in names)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_killed_executor_changes_nothing(
-    moment: str, cluster: SparkCluster, folder: Path, wanted: dict[str, bytes]
-) -> None:
+def test_a_killed_executor_changes_nothing(cluster: SparkCluster, folder: Path, wanted: dict[str, bytes]) -> None:
     cluster.idle()
     with spark_cut(cluster, folder, NUM_PARTS) as cutting:
-        until_moment(cutting, folder, moment)
+        until_moment(cutting, folder, WRITING)
         os.kill(busy_executor(cluster).pid, signal.SIGKILL)
         assert not (folder / "out.store").exists()
         (ended,) = cutting.finish()
@@ -96,7 +92,7 @@ def test_a_killed_driver_leaves_what_the_next_one_removes(
 ) -> None:
     cluster.idle()
     with spark_cut(cluster, folder, NUM_PARTS) as cutting:
-        until_moment(cutting, folder, "refinement")
+        until_moment(cutting, folder, NUMBERED)
         cutting.kill()
         (left,) = {path.name for path in folder.iterdir()} - {"graph.store"}
         assert left.startswith(".out.store.partial-")

@@ -22,7 +22,7 @@ def spark_cut(cluster: SparkCluster, folder: Path, num_parts: int) -> Iterator[S
 
 def main() -> None:
     from hoploom import HoploomError
-    from hoploom.partition.spark.partition import SparkOptions, partition_on_spark
+    from hoploom.partition.on_spark import SparkOptions, partition_on_spark
 
     folder, num_parts, master = json.loads(sys.argv[1])
     given = SparkOptions(master=master, memory=MEMORY)

@@ -266,7 +266,7 @@ def _partition_on_spark(arguments: Arguments, show: Callable[[str], None]) -> "P
     from hoploom.store.storage_path import StoragePath
 
     with needs("spark"):
-        from hoploom.partition.spark.partition import SparkOptions, partition_on_spark
+        from hoploom.partition.on_spark import SparkOptions, partition_on_spark
 
     _, manifest = manifest_at(StoragePath(str(arguments.store)))
     return partition_on_spark(

@@ -17,13 +17,11 @@ from hoploom.ops.disk import (
 )
 from hoploom.ops.edges import Csc, InEdges, build_csc
 from hoploom.ops.partition import (
-    ClusterLinks,
     PartitionRule,
     RelationLists,
     Topology,
     assign_parts,
     count_cut,
-    place_clusters,
 )
 from hoploom.ops.relabel import Found, IdMap, IdRanks, NodeMap, SlotMap, fill_edges
 from hoploom.ops.rows import (
@@ -70,7 +68,6 @@ from hoploom.ops.spool import KEY_BYTES, order_edges, pack, place, take
 __all__ = [
     "ELEMENTS",
     "KEY_BYTES",
-    "ClusterLinks",
     "Csc",
     "DiskError",
     "DiskFile",
@@ -120,7 +117,6 @@ __all__ = [
     "pack",
     "permute",
     "place",
-    "place_clusters",
     "pool_keep_at_most",
     "pool_trim",
     "pool_use",

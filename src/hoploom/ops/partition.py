@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -72,35 +71,6 @@ def count_cut(topology: Topology, parts: Tensor, threads: int) -> Tensor:
     except IndexError as error:
         raise StoreError(f"{error}; the store is damaged, run hoploom check on it") from error
     return cut
-
-
-class ClusterLinks(NamedTuple):
-    """How many edges lead from one cluster to another, in either direction."""
-
-    firsts: Tensor  # [n] int64
-    seconds: Tensor  # [n] int64, greater than `firsts`
-    weights: Tensor  # [n] int64
-
-
-def place_clusters(loads: Tensor, sizes: Tensor, links: ClusterLinks, most: Tensor, rule: PartitionRule) -> Tensor:
-    """[num_clusters] int16: the part of every cluster, with few links between parts.
-
-    `loads` [num_clusters, num_kinds] int64 is what a cluster holds of every kind, `most` [num_kinds] what a part may
-    hold, and `sizes` [num_clusters] counts all kinds together. A part gets too much only where no part has room.
-    """
-    parts = np.empty(sizes.numel(), np.uint16)
-    _core.place_clusters(
-        loads.reshape(-1).numpy(),
-        sizes.numpy(),
-        links.firsts.numpy().astype(np.uint32),
-        links.seconds.numpy().astype(np.uint32),
-        links.weights.numpy().clip(max=2**20).astype(np.int32),
-        most.numpy(),
-        rule.num_parts,
-        rule.key,
-        parts,
-    )
-    return torch.from_numpy(parts.astype(np.int16))
 
 
 def drop_pages(mapped: Sequence[Tensor]) -> None:

@@ -23,6 +23,7 @@ from hoploom.ops.partition import MOST_NODES, MOST_PARTS
 from hoploom.partition.bounded_store import BoundedStore, opened_parts
 from hoploom.partition.frequency import frequency_parts
 from hoploom.partition.metis import metis_parts
+from hoploom.partition.store_files import StoreFiles
 from hoploom.sample.hops import Fanouts
 from hoploom.schema import RelationName, Schema
 from hoploom.store import Store, open_store
@@ -36,7 +37,7 @@ USUAL_SPLIT = "train"
 
 
 def assign(
-    store: Store | str | Path,
+    store: Store | StoreFiles | str | Path,
     num_parts: int,
     method: str = "stream",
     *,
@@ -58,27 +59,29 @@ def assign(
     >>> sum(edge_cut(store, parts).values())
     """
     path, mapped = store, not isinstance(store, Store)
-    store = store if isinstance(store, Store) else open_store(store)
-    _check(store, num_parts, method, passes, imbalance)
-    if method == "hash":
-        return _by_hash(store, num_parts)
-    if method == "range":
-        return _by_range(store, num_parts)
+    store = store if isinstance(store, Store | StoreFiles) else open_store(store)
+    _check(store.schema, num_parts, method, passes, imbalance)
+    if method in ("hash", "range"):
+        by_id = parts_by_hash if method == "hash" else parts_by_range
+        return {t.name: by_id(store.schema, i, num_parts) for i, t in enumerate(store.schema.node_types)}
     if method == "frequency":
+        assert not isinstance(store, StoreFiles)
+        assert not isinstance(path, StoreFiles)
         if seeds is None or fanouts is None:
             raise ConfigError(
                 "method 'frequency' samples batches of the seeds, and there are no seeds or no fanouts; give both"
             )
         return frequency_parts(BoundedStore(path, memory), num_parts, _seeds_by_type(store, seeds), fanouts)
     rule = PartitionRule(num_parts, passes, imbalance, _threads(threads), KEY)
-    topology, is_seed = topology_of(store, mapped=mapped), _marks(store, seeds)
+    is_seed = _marks(store, seeds)
+    topology = store.topology() if isinstance(store, StoreFiles) else topology_of(store, mapped=mapped)
     if num_parts == 1:
         parts = torch.zeros(topology.bounds[-1], dtype=torch.int16)
     elif method == "stream":
         parts = ops.assign_parts(topology, is_seed, rule)
     else:
         parts = metis_parts(topology, is_seed, rule)
-    return dict(zip(store.schema.type_index, parts.tensor_split(_bounds(store)[1:-1]), strict=True))
+    return dict(zip(store.schema.type_index, parts.tensor_split(topology.bounds[1:-1]), strict=True))
 
 
 def edge_cut(store: Store, parts: Mapping[str, Tensor], *, threads: int | None = None) -> Mapping[RelationName, int]:
@@ -91,12 +94,12 @@ def edge_cut(store: Store, parts: Mapping[str, Tensor], *, threads: int | None =
     return {relation.key: int(count) for relation, count in zip(store.schema.relations, cut, strict=True)}
 
 
-def _check(store: Store, num_parts: int, method: str, passes: int, imbalance: float) -> None:
+def _check(schema: Schema, num_parts: int, method: str, passes: int, imbalance: float) -> None:
     if method not in METHODS:
         near = nearest(str(method), METHODS)
         hint = f"did you mean {near!r}? " if near else ""
         raise ConfigError(f"unknown method {method!r}; {hint}There are {', '.join(METHODS)}")
-    num_nodes, num_parts = _bounds(store)[-1], as_int("num_parts", num_parts, 1, f"give 1 to {MOST_PARTS}")
+    num_nodes, num_parts = bounds_of(schema)[-1], as_int("num_parts", num_parts, 1, f"give 1 to {MOST_PARTS}")
     if num_parts > min(MOST_PARTS, num_nodes):
         raise ConfigError(f"num_parts is {num_parts} for {num_nodes} nodes; give 1 to {min(MOST_PARTS, num_nodes)}")
     as_int("passes", passes, 1, f"give 1 or more, e.g. {PASSES}")
@@ -111,36 +114,28 @@ def _threads(threads: int | None) -> int:
     return min(threads or num_cores(), 64)
 
 
-def _bounds(store: Store) -> list[int]:
-    """The first id of every type where ids count through all of them, and the end."""
-    return list(accumulate((t.num_nodes for t in store.schema.node_types), initial=0))
+def bounds_of(schema: Schema) -> list[int]:
+    """Return the first id of every type where ids count through all types, and the end."""
+    return list(accumulate((t.num_nodes for t in schema.node_types), initial=0))
 
 
 # --- by id alone ---------------------------------------------------------------------------------
 
 
-def _by_hash(store: Store, num_parts: int) -> Mapping[str, Tensor]:
-    return {t.name: parts_by_hash(store.schema, i, num_parts) for i, t in enumerate(store.schema.node_types)}
-
-
-def parts_by_hash(schema: Schema, index: int, num_parts: int, span: tuple[int, int] | None = None) -> Tensor:
+def parts_by_hash(schema: Schema, index: int, num_parts: int) -> Tensor:
     """A keyed permutation dealt out like cards, on from type to type: nodes differ by one at most."""
     first = sum(t.num_nodes for t in schema.node_types[:index])
     num_nodes = schema.node_types[index].num_nodes
-    order = ops.permute(keys.mix(KEY, index), num_nodes, *(span or (0, num_nodes)))
+    order = ops.permute(keys.mix(KEY, index), num_nodes, 0, num_nodes)
     return order.add_(first % num_parts).remainder_(num_parts).to(torch.int16)
 
 
-def _by_range(store: Store, num_parts: int) -> Mapping[str, Tensor]:
-    return {t.name: parts_by_range(store.schema, i, num_parts) for i, t in enumerate(store.schema.node_types)}
-
-
-def parts_by_range(schema: Schema, index: int, num_parts: int, span: tuple[int, int] | None = None) -> Tensor:
+def parts_by_range(schema: Schema, index: int, num_parts: int) -> Tensor:
     """Equal ranges of every type. Types with fewer nodes than parts are cut as if they were one type."""
     small = [t.num_nodes if t.num_nodes < num_parts else 0 for t in schema.node_types]
     num_nodes = schema.node_types[index].num_nodes
     before, total = (sum(small[:index]), sum(small)) if small[index] else (0, num_nodes)
-    ids = torch.arange(*(span or (0, num_nodes))) + before
+    ids = torch.arange(num_nodes) + before
     return ids.mul_(num_parts).div_(max(1, total), rounding_mode="floor").to(torch.int16)
 
 
@@ -155,15 +150,22 @@ def topology_of(store: Store, *, mapped: bool = False) -> Topology:
         )
         for i, relation in enumerate(schema.relations)
     ]
-    return Topology(_bounds(store), relations, mapped)
+    return Topology(bounds_of(schema), relations, mapped)
 
 
-def _marks(store: Store, seeds: Any) -> Tensor | None:
-    """[nodes of all types] bool: which are seeds; None if none are given."""
+def _marks(store: Store | StoreFiles, seeds: Any) -> Tensor | None:
+    """Return which nodes are seeds: [nodes of all types] bool; None if no seeds are given.
+
+    If the store is not opened, `seeds` is (node type, split).
+    """
     if seeds is None:
         return None
-    bounds = _bounds(store)
+    bounds = bounds_of(store.schema)
     marks = torch.zeros(bounds[-1], dtype=torch.bool)
+    if isinstance(store, StoreFiles):
+        node_type, split = seeds
+        marks[torch.from_numpy(store.members(node_type, split, 0, bounds[-1]))] = True
+        return marks
     for name, ids in _seeds_by_type(store, seeds):
         marks[ids + bounds[store.schema.type_index[name]]] = True
     return marks

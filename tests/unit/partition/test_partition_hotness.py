@@ -1,4 +1,4 @@
-"""The most used nodes of a store that is cut in buckets: the visits expected of them, and the numbers they get."""
+"""Expected visits: those of the definition, and as good for a cache as sampled ones."""
 
 from pathlib import Path
 
@@ -6,20 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("pyspark")
-
 import hoploom
-from hoploom.load.presample import Presampling, count_visits
-from hoploom.partition.spark.exchange import Array, InProcess
-from hoploom.partition.spark.hotness import ONE, ExpectedVisits, expect_visits
-from hoploom.partition.spark.level import log_class
-from hoploom.partition.spark.numbers import PER_DOUBLING, NewNumbers, number_nodes
-from hoploom.partition.spark.read import Buckets, StoreOnPlace
-from hoploom.partition.spark.state import State
-from hoploom.partition.spark.stream import SeedSplit
+from hoploom.load.presample import BATCH_SIZE, Presampling, count_visits
+from hoploom.partition.hotness import ONE, expected_visits, visit_classes
+from hoploom.partition.store_files import StoreFiles
 from hoploom.sample.hops import resolve_fanouts
 from hoploom.store import Store, open_store
-from hoploom.store.format import read_manifest
 from hoploom.store.storage_path import StoragePath
 
 
@@ -28,22 +20,14 @@ def quick_disk(no_sync: None) -> None:
     """Nothing here outlives the test."""
 
 
-def visits_of(folder: Path, work: Path, fanouts: object, size: int = 1000) -> ExpectedVisits:
-    work.mkdir(exist_ok=True)
-    manifest = read_manifest(folder)
-    store = StoreOnPlace(StoragePath(str(folder)), manifest.schema, manifest.parts)
-    hops = resolve_fanouts(manifest.schema, fanouts)  # type: ignore[arg-type]
-    state = State(StoragePath(str(work)), f"of-{size}")
-    visits = ExpectedVisits(store, Buckets(store.bounds[-1], size), state, SeedSplit(0, "train"), hops)
-    expect_visits(InProcess(), visits)
-    return visits
+def visits_of(folder: Path, fanouts: object) -> np.ndarray:
+    files = StoreFiles.at(StoragePath(str(folder)))
+    hops = resolve_fanouts(files.schema, fanouts)  # type: ignore[arg-type]
+    node_type = files.schema.node_types[0].name
+    return expected_visits(files, node_type, "train", hops)
 
 
-def all_of(visits: ExpectedVisits) -> Array:
-    return np.concatenate([visits.visits(bucket) for bucket in range(visits.buckets.count)])
-
-
-def by_definition(store: Store, hops: tuple[tuple[int, ...], ...], num_batches: int) -> Array:
+def by_definition(store: Store, hops: tuple[tuple[int, ...], ...], num_batches: int) -> np.ndarray:
     """Edge by edge, with numpy's own exponential."""
     schema = store.schema
     firsts = np.cumsum([0, *(t.num_nodes for t in schema.node_types)])
@@ -71,22 +55,18 @@ def several_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("fanouts", [[3, 2], [-1, 4, 1], [2]])
-def test_visits_are_those_of_the_definition(several_types: Path, tmp_path: Path, fanouts: list[int]) -> None:
-    visits = visits_of(several_types, tmp_path, fanouts)
-    wanted = by_definition(open_store(several_types), visits.fanouts, visits.num_batches)  # type: ignore[arg-type]
-    assert np.allclose(all_of(visits) / ONE, wanted, rtol=1e-3, atol=1e-3)
+def test_visits_are_those_of_the_definition(several_types: Path, fanouts: list[int]) -> None:
+    store = open_store(several_types)
+    num_batches = -(-store.schema.node_types[0].splits["train"] // BATCH_SIZE)
+    wanted = by_definition(store, resolve_fanouts(store.schema, fanouts), num_batches)  # type: ignore[arg-type]
+    assert np.allclose(visits_of(several_types, fanouts) / ONE, wanted, rtol=1e-3, atol=1e-3)
     assert wanted.max() > 1.5
 
 
-def test_a_relation_that_is_not_sampled_leads_to_no_visits(several_types: Path, tmp_path: Path) -> None:
+def test_a_relation_that_is_not_sampled_leads_to_no_visits(several_types: Path) -> None:
     store = open_store(several_types)
     fanouts = {relation.key: [0] for relation in store.schema.relations}
-    assert all_of(visits_of(several_types, tmp_path, fanouts)).sum() == ONE * store.schema.node_types[0].splits["train"]
-
-
-def test_buckets_do_not_change_the_visits(several_types: Path, tmp_path: Path) -> None:
-    one, many = (all_of(visits_of(several_types, tmp_path, [5, 5], size)) for size in (10_000, 170))
-    assert (one == many).all()
+    assert visits_of(several_types, fanouts).sum() == ONE * store.schema.node_types[0].splits["train"]
 
 
 def test_a_cache_of_the_first_nodes_is_as_good_as_one_by_sampling(tmp_path: Path) -> None:
@@ -100,31 +80,9 @@ def test_a_cache_of_the_first_nodes_is_as_good_as_one_by_sampling(tmp_path: Path
     store, fanouts = open_store(tmp_path / "graph"), [5, 3]
     asked = count_visits(store, fanouts, "train", Presampling(seed=9, batches=range(100)))["node"].numpy()
     sampled = count_visits(store, fanouts, "train", Presampling(batches=range(100)))["node"].numpy()
-    expected = all_of(visits_of(tmp_path / "graph", tmp_path / "work", fanouts, 6000))
+    expected = visits_of(tmp_path / "graph", fanouts)
     found = {
-        name: asked[np.argsort(-log_class(order, PER_DOUBLING), kind="stable")[: num_nodes // 10]].sum() / asked.sum()
+        name: asked[np.argsort(-visit_classes(order), kind="stable")[: num_nodes // 10]].sum() / asked.sum()
         for name, order in (("sampled", sampled), ("expected", expected), ("as they are", np.zeros(num_nodes, int)))
     }
     assert found["expected"] > 0.99 * found["sampled"] > 3 * found["as they are"]
-
-
-@pytest.mark.parametrize("size", [10_000, 170])
-@pytest.mark.parametrize("is_hot", [False, True])
-def test_numbers_go_by_part_then_visits_then_the_number_before(
-    several_types: Path, tmp_path: Path, size: int, is_hot: bool
-) -> None:
-    visits = visits_of(several_types, tmp_path, [4, 4], size)
-    store, buckets, state = visits.store, visits.buckets, visits.state
-    parts = np.random.default_rng(3).integers(0, 3, buckets.num_ids).astype(np.int16)
-    for bucket in range(buckets.count):
-        state.save("parts", bucket, part=parts[slice(*buckets.span(bucket))])
-    numbers = NewNumbers(store, buckets, state, 3, visits if is_hot else None)
-    bounds, changed = number_nodes(InProcess(), numbers)
-    new = np.concatenate([numbers.new(bucket) for bucket in range(buckets.count)])
-    classes = log_class(all_of(visits), PER_DOUBLING) if is_hot else np.zeros(buckets.num_ids, int)
-    assert not is_hot or np.unique(classes).size > 20
-    for index, (begin, end) in enumerate(zip(store.bounds[:-1], store.bounds[1:], strict=True)):
-        order = np.lexsort((np.arange(end - begin), -classes[begin:end], parts[begin:end]))
-        assert (new[begin:end][order] == np.arange(end - begin)).all()
-        assert bounds[index] == [0, *np.cumsum(np.bincount(parts[begin:end], minlength=3)).tolist()]
-    assert changed == set(range(len(bounds)))

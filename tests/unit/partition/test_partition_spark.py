@@ -1,4 +1,4 @@
-"""A store cut on Spark is the one that a single process makes, or as good."""
+"""A store that Spark cuts has the bytes that one process writes."""
 
 import shutil
 from pathlib import Path
@@ -12,10 +12,10 @@ pytest.importorskip("pyspark")
 
 import hoploom
 from hoploom.cli import main
+from hoploom.errors import ConfigError
 from hoploom.load.presample import Presampling, count_visits
-from hoploom.partition.spark import partition as cutting
-from hoploom.partition.spark import placing
-from hoploom.partition.spark.partition import SparkOptions, partition_on_spark
+from hoploom.partition import on_spark
+from hoploom.partition.on_spark import SparkOptions, partition_on_spark
 from hoploom.store import open_store
 from hoploom.store.check import problems
 
@@ -25,16 +25,10 @@ MEMORY = 1 << 30
 
 
 @pytest.fixture(autouse=True)
-def short_lived_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A JVM of seconds: to compile well what runs once takes longer than to run it."""
+def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java that compiles little, as it runs for seconds; several tasks, however small the graph."""
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", prepend=" ")
-
-
-@pytest.fixture(autouse=True)
-def several_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task for every core, however small the graph; and clusters are not so few that the driver does the rest."""
-    monkeypatch.setattr(cutting, "LEAST_NODES", 64)
-    monkeypatch.setattr(placing, "MOST_CLUSTERS", 40)
+    monkeypatch.setattr(on_spark, "LEAST_NODES", 64)
 
 
 @pytest.fixture
@@ -45,7 +39,7 @@ def graph(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("method", ["hash", "range"])
+@pytest.mark.parametrize("method", ["hash", "range", "stream"])
 def test_the_bytes_are_those_of_one_process(method: str, graph: Path, tmp_path: Path) -> None:
     told = hoploom.partition(graph, tmp_path / "one", 3, method=method, fanouts=None)
     given = SparkOptions(master="local[2]", memory=MEMORY)
@@ -53,8 +47,7 @@ def test_the_bytes_are_those_of_one_process(method: str, graph: Path, tmp_path: 
     assert contents(tmp_path / "shared") == contents(tmp_path / "one")
 
 
-@pytest.mark.parametrize("method", ["hash", "stream"])
-def test_types_and_relations_may_be_empty(method: str, tmp_path: Path) -> None:
+def test_types_and_relations_may_be_empty(tmp_path: Path) -> None:
     data = HeteroData()
     data["a"].x, data["b"].x, data["c"].x = torch.rand(30, 2), torch.rand(20, 2), torch.rand(0, 2)
     data["a", "to", "b"].edge_index = torch.tensor([[v % 30 for v in range(80)], [v % 20 for v in range(80)]])
@@ -62,11 +55,10 @@ def test_types_and_relations_may_be_empty(method: str, tmp_path: Path) -> None:
         data[ends[0], "none", ends[1]].edge_index = torch.empty(2, 0, dtype=torch.int64)
     hoploom.from_pyg(data).save(tmp_path / "graph")
     given = SparkOptions(master="local[2]", memory=MEMORY)
-    partition_on_spark(tmp_path / "graph", tmp_path / "shared", 3, given, method=method, fanouts=None)
+    partition_on_spark(tmp_path / "graph", tmp_path / "shared", 3, given, method="hash", fanouts=None)
     assert list(problems(tmp_path / "shared")) == []
-    if method == "hash":
-        hoploom.partition(tmp_path / "graph", tmp_path / "one", 3, method="hash", fanouts=None)
-        assert contents(tmp_path / "shared") == contents(tmp_path / "one")
+    hoploom.partition(tmp_path / "graph", tmp_path / "one", 3, method="hash", fanouts=None)
+    assert contents(tmp_path / "shared") == contents(tmp_path / "one")
 
 
 def test_edges_have_the_new_times_of_their_source_nodes(tmp_path: Path) -> None:
@@ -76,20 +68,6 @@ def test_edges_have_the_new_times_of_their_source_nodes(tmp_path: Path) -> None:
     given = SparkOptions(master="local[2]", memory=MEMORY)
     partition_on_spark(tmp_path / "out.store", tmp_path / "shared", 3, given, method="hash", fanouts=None)
     assert contents(tmp_path / "shared") == contents(tmp_path / "one")
-
-
-def test_executors_do_not_change_what_stream_makes(graph: Path, tmp_path: Path) -> None:
-    made = {}
-    for cores in (1, 2):
-        given = SparkOptions(master=f"local[{cores}]", memory=cores * MEMORY)
-        told = partition_on_spark(graph, tmp_path / f"by-{cores}", 3, given)
-        made[cores] = told, contents(tmp_path / f"by-{cores}")
-    assert made[1] == made[2]
-    assert list(problems(tmp_path / "by-2")) == []
-    sizes = [sum(part.num_nodes.values()) for part in told.parts]
-    assert max(sizes) <= sum(sizes) / 3 * 1.06
-    one = hoploom.partition(graph, tmp_path / "one", 3, fanouts=None)
-    assert told.edge_cut <= 1.3 * one.edge_cut
 
 
 def test_the_most_used_nodes_come_first_in_their_part(graph: Path, tmp_path: Path) -> None:
@@ -128,9 +106,29 @@ def test_the_command_cuts_on_spark(graph: Path, tmp_path: Path, capsys: pytest.C
     assert contents(tmp_path / "out") == contents(tmp_path / "one")
 
 
-def test_an_error_in_a_task_is_ours_and_nothing_is_left(graph: Path, tmp_path: Path) -> None:
-    damaged = next(graph.rglob("csc.indptr.npy"))
+@pytest.mark.parametrize(("method", "file"), [("stream", "csc.indptr.npy"), ("hash", "x.npy")])
+def test_a_damaged_file_is_our_error_and_nothing_is_left(method: str, file: str, graph: Path, tmp_path: Path) -> None:
+    damaged = next(graph.rglob(file))
     damaged.write_bytes(damaged.read_bytes()[:-8])
+    given = SparkOptions(master="local[2]", memory=MEMORY)
     with pytest.raises(hoploom.errors.StoreError, match="copy the store again"):
-        partition_on_spark(graph, tmp_path / "out", 2, SparkOptions(master="local[2]", memory=MEMORY))
+        partition_on_spark(graph, tmp_path / "out", 2, given, method=method, fanouts=None)
     assert [path.name for path in tmp_path.iterdir()] == ["graph"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "metis"}, "needs one process"),
+        ({"method": "best"}, "unknown method"),
+        ({"num_parts": 40_000}, "give 1 to"),
+        ({"seeds": "tran"}, "name of a split"),
+    ],
+)
+def test_a_wrong_option_is_an_error_before_spark_starts(
+    graph: Path, tmp_path: Path, options: dict[str, object], words: str
+) -> None:
+    given = {"num_parts": 4, "method": "stream", "seeds": None} | options
+    num_parts = given.pop("num_parts")
+    with pytest.raises(ConfigError, match=words):
+        partition_on_spark(graph, tmp_path / "out", num_parts, SparkOptions(), **given)  # type: ignore[arg-type]

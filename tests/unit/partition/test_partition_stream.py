@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 import hoploom
-from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
-from hoploom.ops import ClusterLinks, PartitionRule
 from hoploom.partition import METHODS, assign, edge_cut, partition
 from hoploom.store import Store
 
@@ -273,23 +271,3 @@ def test_a_damaged_list_is_an_error() -> None:
     begins[5] = 10**12
     with pytest.raises(StoreError, match="node to node, list 4: its list runs from 64 to 1000000000000"):
         assign(store, 2)
-
-
-# --- clusters that come with their loads ---------------------------------------------------------
-
-
-def test_clusters_are_placed_with_those_they_have_most_links_to() -> None:
-    """Four clusters in two pairs: a part takes two of them."""
-    links = ClusterLinks(torch.tensor([0, 1, 0]), torch.tensor([2, 3, 1]), torch.tensor([9, 9, 1]))
-    rule = PartitionRule(2, 1, 0.05, 1, 7)
-    parts = ops.place_clusters(
-        torch.ones(4, 1, dtype=torch.int64), torch.ones(4).long(), links, torch.tensor([2]), rule
-    )
-    assert parts[0] == parts[2] != parts[1] == parts[3]
-
-
-def test_a_link_to_no_cluster_is_refused() -> None:
-    links = ClusterLinks(torch.tensor([0]), torch.tensor([4]), torch.tensor([1]))
-    ones, rule = torch.ones(4, dtype=torch.int64), PartitionRule(2, 1, 0.05, 1, 7)
-    with pytest.raises(ValueError, match="links lead"):
-        ops.place_clusters(ones[:, None], ones, links, torch.tensor([2]), rule)

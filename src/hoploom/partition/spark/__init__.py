@@ -1,1 +1,0 @@
-"""Cut a store into parts on Spark: nodes in buckets, bucket by bucket in executors; the driver holds sums alone."""
