@@ -24,7 +24,7 @@ from hoploom.partition.assign import METHODS, USUAL, assign, named_seeds
 from hoploom.partition.hotness import expected_visits, visit_classes
 from hoploom.partition.renumber import NewOrder, order_nodes
 from hoploom.partition.report import FANOUTS, Cut, PartCost, PartitionReport
-from hoploom.partition.spark_rewrite import Buckets, Renumbering, count_inside, edge_streams, node_streams
+from hoploom.partition.spark_rewrite import Buckets, NewIds, count_inside, edge_streams, node_streams
 from hoploom.partition.store_files import StoreFiles
 from hoploom.sample.hops import Fanouts, resolve_fanouts
 from hoploom.schema import Schema
@@ -78,7 +78,7 @@ def partition_on_spark(
     with opened_target(out) as opened_out:
         target, renumbering = (
             _DescribedTarget(opened_out),
-            Renumbering(files, _buckets(files, options), opened_out.staging),
+            NewIds(files, _buckets(files, options), opened_out.staging),
         )
         gigabytes = files.bounds[-1] * DRIVER_NODE_BYTES / 1e9
         show.begin(f"assigning nodes by {method} in this process, in about {gigabytes:.1f} GB")
@@ -105,7 +105,7 @@ def partition_on_spark(
             show.begin("counting cut edges")
             assert target.described is not None
             result = StoreFiles(target.place, *target.described)
-            counting = Renumbering(result, renumbering.buckets, target.staging)
+            counting = NewIds(result, renumbering.buckets, target.staging)
             with watching(session, show.detail):
                 count = counting.buckets.count
                 counts = returned(numbers(session, count), count, partial(count_inside, counting), target.staging)

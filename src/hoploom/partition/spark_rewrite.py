@@ -50,7 +50,7 @@ class Buckets:
 
 
 @dataclass(frozen=True)
-class Renumbering:
+class NewIds:
     """A store and the new ids of its nodes, within their types, in one file per bucket."""
 
     store: StoreFiles
@@ -77,7 +77,7 @@ class Renumbering:
 
 
 def node_streams(
-    session: SparkSession, to: Renumbering, bounds: Sequence[Sequence[int]], changed: Sequence[bool]
+    session: SparkSession, to: NewIds, bounds: Sequence[Sequence[int]], changed: Sequence[bool]
 ) -> list[NodeStream]:
     """Return a stream of each node type with its new ids.
 
@@ -101,7 +101,7 @@ def node_streams(
     return streams
 
 
-def edge_streams(session: SparkSession, to: Renumbering) -> list[EdgeStream]:
+def edge_streams(session: SparkSession, to: NewIds) -> list[EdgeStream]:
     """Return a stream of each relation with its new ids and its fields, in the order of its edges."""
     streams = []
     for index, relation in enumerate(to.store.schema.relations):
@@ -116,7 +116,7 @@ def edge_streams(session: SparkSession, to: Renumbering) -> list[EdgeStream]:
     return streams
 
 
-def count_inside(to: Renumbering, bucket: int, batches: Batches) -> list[int]:
+def count_inside(to: NewIds, bucket: int, batches: Batches) -> list[int]:
     """Return by relation how many in-edges of a bucket's nodes have their source in the same part; a task of Spark."""
     inside = [0] * len(to.store.schema.relations)
     for lists in to.store.in_lists(*to.buckets.span(bucket)):
@@ -131,7 +131,7 @@ def count_inside(to: Renumbering, bucket: int, batches: Batches) -> list[int]:
 # --- rows, in the tasks --------------------------------------------------------------------------
 
 
-def _frame(session: SparkSession, to: Renumbering, rows_of: Callable[[int], Batches], schema: str) -> DataFrame:
+def _frame(session: SparkSession, to: NewIds, rows_of: Callable[[int], Batches], schema: str) -> DataFrame:
     """Return the frame of the rows that `rows_of` makes of every bucket."""
     return numbers(session, to.buckets.count).mapInArrow(partial(_run, rows_of), schema)
 
@@ -155,7 +155,7 @@ def _batch(ids: Mapping[str, Array], values: Sequence[Array]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _node_rows(to: Renumbering, index: int, fields: Mapping[str, Field], bucket: int) -> Batches:
+def _node_rows(to: NewIds, index: int, fields: Mapping[str, Field], bucket: int) -> Batches:
     low, high, new_ids = to.nodes_of(bucket, index)
     node_type = to.store.schema.node_types[index]
     step = max(1, CHUNK_BYTES // (8 + sum(field.row_bytes for field in fields.values())))
@@ -176,13 +176,13 @@ def _node_rows(to: Renumbering, index: int, fields: Mapping[str, Field], bucket:
                 yield _batch({"node": new_ids[span.offset + at : span.offset + end]}, values)
 
 
-def _members(to: Renumbering, index: int, split: str, bucket: int) -> Batches:
+def _members(to: NewIds, index: int, split: str, bucket: int) -> Batches:
     low, high, new_ids = to.nodes_of(bucket, index)
     node_type = to.store.schema.node_types[index].name
     yield _batch({"node": new_ids[to.store.members(node_type, split, low, high)]}, [])
 
 
-def _source_ids(to: Renumbering, index: int, bucket: int) -> Batches:
+def _source_ids(to: NewIds, index: int, bucket: int) -> Batches:
     low, high, new_ids = to.nodes_of(bucket, index)
     for at in range(low, high, CHUNK_BYTES // 16):
         end = min(high, at + CHUNK_BYTES // 16)
@@ -190,7 +190,7 @@ def _source_ids(to: Renumbering, index: int, bucket: int) -> Batches:
         yield _batch({"id": old, "source": new_ids[at - low : end - low]}, [])
 
 
-def _edge_rows(to: Renumbering, index: int, bucket: int) -> Batches:
+def _edge_rows(to: NewIds, index: int, bucket: int) -> Batches:
     relation = to.store.schema.relations[index]
     low, high, new_ids = to.nodes_of(bucket, to.store.schema.destinations[index])
     step = max(1, CHUNK_BYTES // (ENDS + sum(field.row_bytes for field in relation.fields.values())))
