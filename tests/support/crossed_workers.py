@@ -1,10 +1,8 @@
 """What ranks that disagree do in tests: every function ends in one error, or leaves it for the test in a file."""
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from torch import nn
 
 import hoploom
 from hoploom import ConfigError
-from hoploom.ranks import agreement
 from hoploom.ranks.context import Context
 from hoploom.train import NodeClassification, evaluate
 from support.fit_workers import Sage, val_loader
@@ -41,8 +38,7 @@ def cross(context: Context, folder: str) -> None:
     ):
         assert on_two_lines[context.rank]() == 3
     model, other = context.wrap(Sage()), context.wrap(Sage())
-    with mock.patch.object(agreement, "Waits", partial(agreement.Waits, dealt=0.1)):
-        val = val_loader(rank=context.rank, world_size=2, batch_size=16)
+    val = val_loader(rank=context.rank, world_size=2, batch_size=16)
     _refused(folder, context, "loader", lambda: list(val), lambda: _step(other))
     began = time.monotonic()
     _refused(folder, context, "evaluate", lambda: _evaluate(model, context), lambda: _step(model))

@@ -24,9 +24,9 @@ from hoploom.load.order import DividedOrder, DrawnOrder, Order, divided, drawn, 
 from hoploom.load.packed import Packing
 from hoploom.load.pipeline import DEADLINE, ByteLimit, Pipeline
 from hoploom.load.watched_fields import WatchedFields
-from hoploom.ranks.agreement import Agreement, Meeting, group_here
+from hoploom.ranks.agreement import ALONE, Meeting, agree
+from hoploom.ranks.deadlock import call_chain, detector_here
 from hoploom.ranks.share import DIVIDED, LONE, Share, current_share, read_share
-from hoploom.ranks.whereabouts import call_chain
 from hoploom.schema import ID_DTYPES
 from hoploom.store import Sharded
 from hoploom.store.base import Tier
@@ -50,7 +50,7 @@ class EpochSteps:
 
     order: Order
     make: Callable[[int], Batch]  # returns the batch that the loop would have yielded
-    done: Callable[[int], bool]  # returns whether the loop must begin again, with all seeds on this rank
+    done: Callable[[int], None]
 
 
 def producer_of(maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float) -> Maker:
@@ -131,17 +131,16 @@ class Loader:
         is_divided = isinstance(order, DividedOrder)
         self._share = Share(share.rank, share.world_size, DIVIDED) if is_divided else share
         self._order = self._looping = order  # of the newest loop: its order, and its epoch if that stands
-        self._agreement, self._looped = Agreement(self._share), -1
+        self._is_compared, self._looped = False, -1  # with the loaders of other ranks; the epoch of the newest loop
 
     def _meet(self) -> None:
         """Take the share that holds now, and post the seeds for the other ranks."""
         share = current_share(self._share)
         if share != self._share:
             self._set_order(self._order_of(share), share)
-        group = group_here()
-        if group is not None and self._meeting is None and not share.is_given and share.world_size == group.size:
-            told = self._reading(self._order).told()
-            self._meeting = Meeting(group, told, self._call_chain, self._order.num_seeds)
+        here = detector_here()
+        if here is not None and self._meeting is None and not share.is_given and share.world_size == here.size:
+            self._meeting = Meeting(here, self._reading(self._order), self._call_chain, self._order.num_seeds)
 
     def settle(self, *, together: bool = False) -> None:
         """Find out whether the ranks were given the same seeds or have divided them.
@@ -154,10 +153,10 @@ class Loader:
         if meeting is None or self._is_settled:
             return
         seeds = meeting.seeds(may_be_lone=not together)
-        self._is_settled = seeds is not None or meeting.is_lone
+        self._is_settled = True
         if meeting.is_lone:
             self._read_all()
-        elif seeds is not None and len(set(seeds)) > 1:
+        elif len(set(seeds)) > 1:
             counts = [int(text.partition(" ")[0]) for text in seeds]
             self._set_order(divided(self._order, counts, repr(seeds)), self._share)
 
@@ -254,14 +253,18 @@ class Loader:
         self._watched.renew()
         self.settle()
         self._check_lone()
-        self._tell_share()
         start = self._next
+        order = self._order.at_epoch(start.epoch).after(start.step, start.num_seeds)
+        if self.share.world_size > 1 or isinstance(order, DrawnOrder) or not self._is_compared:
+            compared = agree(self.share, partial(self._reading, order))
+            if compared == ALONE:
+                self._read_all()
+                return self.begin_epoch()
+            self._is_compared = bool(compared)
+        self._tell_share()
         self._next, self._consumed = Position(start.epoch + 1), start
         self._num_loops += 1
-        self._looped = start.epoch
-        self._looping = order = self._order.at_epoch(start.epoch).after(start.step, start.num_seeds)
-        if self.share.world_size > 1 or isinstance(order, DrawnOrder):  # a rank may be in another epoch by now
-            self._agreement = Agreement(self.share)
+        self._looped, self._looping = start.epoch, order
         return EpochSteps(order, partial(self._make_step, order), partial(self._pass, order, self._num_loops))
 
     def rehearsal(self) -> Order:
@@ -269,31 +272,17 @@ class Loader:
         return self._order.at_epoch(0)
 
     def _epoch(self, epoch: EpochSteps) -> Iterator[Batch]:
-        order = epoch.order
-        with closing(self._made(order, order.steps)) as made:
-            for step, batch in zip(order.steps, made, strict=True):
-                if epoch.done(step):
-                    break
+        with closing(self._made(epoch.order, epoch.order.steps)) as made:
+            for step, batch in zip(epoch.order.steps, made, strict=True):
+                epoch.done(step)
                 yield batch
-            else:
-                return
-        self._read_all()
-        self._next = Position(order.epoch, order.first_step, order.first_seed)
-        yield from self._epoch(self.begin_epoch())
 
-    def _pass(self, order: Order, loop: int, step: int) -> bool:
-        """Note that a step is done; return whether it turned out that no other rank reads this loader.
-
-        Only the newest loop sets the position, and compares itself with those of the other ranks.
-        """
-        if loop != self._num_loops:
-            return False
-        at_end = step == order.num_steps - 1
-        if not self._agreement.is_settled and self._agreement.pass_batch(self._reading(order), is_last=at_end):
-            return True
-        after = Position(order.epoch, step + 1, order.step_span(step)[1])
-        self._consumed = Position(order.epoch + 1) if at_end else after
-        return False
+    def _pass(self, order: Order, loop: int, step: int) -> None:
+        """Note that a step is done. Only the newest loop sets the position."""
+        if loop == self._num_loops:
+            at_end = step == order.num_steps - 1
+            after = Position(order.epoch, step + 1, order.step_span(step)[1])
+            self._consumed = Position(order.epoch + 1) if at_end else after
 
     def reading(self) -> Fingerprint:
         """What `steps` reads, for ranks that take whole steps in turn."""

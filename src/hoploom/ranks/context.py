@@ -24,14 +24,13 @@ from hoploom import ops
 from hoploom.config.values import as_number
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.ranks import environment
-from hoploom.ranks.averaging import Averaging
 from hoploom.ranks.collectives import gather_json
+from hoploom.ranks.deadlock import detector_here
 from hoploom.ranks.devices import chosen_backend, chosen_device
 from hoploom.ranks.environment import LOOPBACK, RankPlace
 from hoploom.ranks.one_report import report_once
 from hoploom.ranks.rendezvous import RankNotes, adopted, interface_of, meet
-from hoploom.ranks.shared_calls import MAX, SUM, SharedCalls
-from hoploom.ranks.whereabouts import whereabouts
+from hoploom.ranks.shared_calls import MAX, SUM, GradientAveraging, SharedCalls
 
 Value = TypeVar("Value", Tensor, int, float)
 DEADLINE = 600.0  # seconds that ranks wait for each other where the user gives no timeout
@@ -191,9 +190,9 @@ class Context:
         with self.guard("wrapping the model"):
             wrapped = DistributedDataParallel(model, device_ids=devices, find_unused_parameters=find_unused_parameters)
         wrapped.broadcast_buffers = False
-        here = whereabouts()
+        here = detector_here()
         if here is not None and self.device.type == "cpu":  # NCCL runs beside the host, which waits for nobody here
-            Averaging(wrapped, here, self.guard).register()
+            GradientAveraging(wrapped, here, self.guard)
         return wrapped
 
     def _check_alike(self, model: nn.Module) -> None:
@@ -318,7 +317,7 @@ class Context:
                 store, size = self._peers.store, self.world_size
                 dist.init_process_group(backend, store=store, timeout=wait, rank=self.rank, world_size=size)
                 self._group = dist.group.WORLD
-            besides, here = dist.new_group(backend="gloo", timeout=wait), whereabouts()
+            besides, here = dist.new_group(backend="gloo", timeout=wait), detector_here()
             assert here is not None
             self._group = self._group or besides
             self._calls = SharedCalls(besides, here, self.guard)

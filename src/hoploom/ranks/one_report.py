@@ -22,7 +22,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.ranks import environment
 from hoploom.ranks.environment import RankPlace
-from hoploom.ranks.rendezvous import PAUSES, meeting_point, within
+from hoploom.ranks.rendezvous import PAUSES, meeting_point, with_timeout
 
 PACKAGE = str(Path(__file__).parents[1])
 WAIT = 5.0  # seconds for rank 0 to come to the same error
@@ -53,8 +53,8 @@ class OneReport:
                 print(f"hoploom: {_line_of(trace)}{text}", file=sys.stderr, flush=True)
             else:
                 self.before(kind, error, trace)
-            within(WAIT, lambda: self._errors().set(FIRST, text))
-        elif not (is_mistake and within(WAIT + 1, self._first_error) == text):
+            with_timeout(WAIT, lambda: self._errors().set(FIRST, text))
+        elif not (is_mistake and with_timeout(WAIT + 1, self._first_error) == text):
             self.before(kind, error, trace)
 
     def _errors(self) -> PrefixStore:

@@ -82,7 +82,7 @@ class RankNotes:
                     threading.Event().wait(ROLL_CALL / 20)
 
         self._note("lost", "")
-        within(FAREWELL, tell)
+        with_timeout(FAREWELL, tell)
 
     def _why_not(self, deadline: float) -> str:
         """Why not all can be here any more; "": they still can."""
@@ -114,15 +114,15 @@ class RankNotes:
     def leave(self, farewell: str, close: Callable[[], object] = lambda: None) -> None:
         """Say why, unless it is because the others are lost; then close what connects the ranks."""
         if not self._lost:
-            within(FAREWELL, lambda: self._note("ended", farewell))
-        within(FAREWELL, close)
+            with_timeout(FAREWELL, lambda: self._note("ended", farewell))
+        with_timeout(FAREWELL, close)
         if self._lost and self._keeps:  # the others notice after this one, and want to know whom they lost
             self._stay(FAREWELL)
 
     def missing(self) -> str:
         """Return which peer ended, or else which ones give no sign of life while this rank waits a moment for one."""
         self._lost = True
-        return within(FAREWELL, self._roll_call) or f"{self._keeper} does not answer"
+        return with_timeout(FAREWELL, self._roll_call) or f"{self._keeper} does not answer"
 
     def _how_ended(self, rank: int) -> str:
         if not self.store.check([f"ended/{rank}"]):
@@ -160,7 +160,7 @@ class RankNotes:
 
     def _stay(self, seconds: float) -> None:
         ended = threading.Event()
-        within(seconds, lambda: self._watch_the_others(ended))
+        with_timeout(seconds, lambda: self._watch_the_others(ended))
         ended.set()
         threading.Event().wait(ROLL_CALL / 10)  # for the thread: one that asks when Python ends would abort the process
 
@@ -277,12 +277,19 @@ def interface_of(address: str) -> str | None:
 
 
 def own_client(store: Store) -> Store:
-    """The same notes through a connection of its own, so that no long call of another thread is waited for."""
+    """Return the store with a connection of its own, which does not wait for long calls of other threads."""
     return store.clone() if hasattr(store, "clone") else store  # older versions of torch have no such method
 
 
-def within(seconds: float, call: Callable[[], Answer]) -> Answer | None:
-    """What it returns, or None after so many seconds: these calls of torch have no deadline where a peer hangs."""
+def is_reachable(store: Store) -> bool:
+    """Return whether the process that holds the store is there: otherwise torch would print a page of warnings."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return not isinstance(store, TCPStore) or _listens(store.host, store.port)
+
+
+def with_timeout(seconds: float, call: Callable[[], Answer]) -> Answer | None:
+    """Return the result of `call`, or None after a timeout or a RuntimeError: some calls of torch have no deadline."""
     answers: list[Answer] = []
 
     def calling() -> None:
@@ -378,7 +385,7 @@ def _made_within(seconds: float, make: Callable[[], TCPStore]) -> TCPStore:
         except (RuntimeError, OSError) as error:
             return error
 
-    made = within(seconds, attempt)
+    made = with_timeout(seconds, attempt)
     if isinstance(made, TCPStore):
         return made
     raise made or TimeoutError("no answer")

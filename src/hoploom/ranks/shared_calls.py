@@ -1,56 +1,63 @@
-"""What all ranks do together: each call begins with a label, and calls that do not belong together raise on every rank.
+"""Calls that all ranks make together, such as sums: each begins with a label, and different labels are an error.
 
-They go through a Gloo group of their own, so that they never pair with DDP's or with yours. The label and what fits
-beside it travel in one all-gather: numbers and small tensors need no second one. Costs a quarter of a KiB per rank.
+The calls use a Gloo group of their own, so they never pair with DDP's or with the user's. The label and up to 64 bytes
+beside it travel in one all-gather of 256 bytes per rank: numbers and small tensors need no second one.
+Gradients are averaged by DDP itself, bucket by bucket during the backward pass; only the wait at its end is here.
 """
 
+import time
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import partial
 from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Variable
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
 
 from hoploom.errors import ConfigError
-from hoploom.ranks.whereabouts import SAME_CALLS, Whereabouts, calling
+from hoploom.ranks.deadlock import SAME_CALLS, DeadlockDetector, calling
 
-LABEL, PLACE, CONTENT = 128, 48, 64  # bytes of a message: what must be alike, where the call stands, what it carries
+LABEL, LINE, CONTENT = 144, 48, 64  # bytes of a message: what must be equal, the script's line, a small value
 CHANNEL = "calls"
-NUMBER = "a number"
 SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 DOING = {SUM: "summing over all ranks", MAX: "finding the maximum over all ranks"}
+AVERAGING = "averaging gradients"
 
 Guard = Callable[[str], AbstractContextManager[None]]
 
 
-class SharedCall(NamedTuple):
-    """One of them, as this rank makes it."""
+class _Label(NamedTuple):
+    """The label of a call, the number of which is in front of it."""
 
-    doing: str  # what the ranks do, e.g. "summing over all ranks"
-    of: str  # the dtype and shape that it is done with
-    function: str  # of Hoploom, that the user called
-    place: str  # where the user called it
+    doing: str  # e.g. "summing over all ranks"
+    value: str  # "a number", or the dtype and shape of a tensor
+    function: str  # of Hoploom, that the script called
+    line: str  # of the script
 
     def __str__(self) -> str:
-        return f"{self.doing} ({self.function} at {self.place})"
+        return f"{self.doing} ({self.function} at {self.line})"
 
 
 class SharedCalls:
-    """Those of this rank. `guard` turns the ways in which a lost peer shows into a PeerError."""
+    """The shared calls of this rank. `guard` turns the ways in which a lost peer shows into a PeerError."""
 
-    def __init__(self, group: dist.ProcessGroup, whereabouts: Whereabouts, guard: Guard) -> None:
+    def __init__(self, group: dist.ProcessGroup, here: DeadlockDetector, guard: Guard) -> None:
         self._open: dist.ProcessGroup | None = group  # until this rank leaves
-        self._whereabouts, self._guard = whereabouts, guard
+        self._here, self._guard = here, guard
 
     def leave(self, *, for_good: bool) -> None:
-        """This rank will make no more of them, nor average gradients if `for_good`."""
-        self._open = None  # the group would keep alive where the ranks have met
+        """Make no more shared calls, and average no more gradients if `for_good`."""
+        self._open = None  # the group would keep the rendezvous store alive
         if for_good:
-            self._whereabouts.leave()
+            self._here.leave()
 
     @property
     def _group(self) -> dist.ProcessGroup:
@@ -60,80 +67,130 @@ class SharedCalls:
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
-        self._agree(_call("waiting at a barrier"))
+        self._agree(_label("waiting at a barrier"))
 
     def reduce_number(self, value: Any, operation: dist.ReduceOp.RedOpType) -> int | float:
-        """Integers exactly, others in float64 and in the order of ranks; as floats where one rank has a float."""
+        """Reduce integers exactly, others in float64 and in the order of ranks; to a float if one rank has a float."""
         text = repr(int(value) if isinstance(value, Integral) else float(value))
         if len(text) > CONTENT:
             raise ConfigError(f"the number {value} has more than {CONTENT} digits, and ranks cannot exchange it")
-        texts = [each.decode().strip() for each in self._agree(_call(DOING[operation], NUMBER), text.encode())]
+        texts = [each.decode().strip() for each in self._agree(_label(DOING[operation], "a number"), text.encode())]
         is_float = any(not each.lstrip("-").isdecimal() for each in texts)
         numbers = [float(each) if is_float else int(each) for each in texts]
         return sum(numbers) if operation == SUM else max(numbers)
 
     def reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
-        """A tensor of this process's memory, which may be overwritten."""
-        call = _call(DOING[operation], _kind(tensor))
-        rows = self._small(call, tensor)
+        """Reduce a tensor in the memory of this process, which may be overwritten."""
+        label = _label(DOING[operation], tensor)
+        rows = self._small(label, tensor)
         if rows is None:
-            self._talk(call, lambda: dist.all_reduce(tensor, operation, group=self._group, async_op=True))
+            self._call(label, lambda: dist.all_reduce(tensor, operation, group=self._group, async_op=True))
             return tensor
         return torch.stack(rows).sum(dim=0) if operation == SUM else torch.stack(rows).amax(dim=0)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor, in the order of ranks."""
-        call = _call("gathering from all ranks", _kind(tensor))
-        received = self._small(call, tensor)
+        """Return the tensors of all ranks, in the order of ranks."""
+        label = _label("gathering from all ranks", tensor)
+        received = self._small(label, tensor)
         if received is not None:
             return received
         sent = _bytes_of(tensor)
         rows = [torch.empty_like(sent) for _ in range(self._group.size())]
-        self._talk(call, lambda: dist.all_gather(rows, sent, group=self._group, async_op=True))
+        self._call(label, lambda: dist.all_gather(rows, sent, group=self._group, async_op=True))
         return [_tensor_of(row, tensor) for row in rows]
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """Rank 0's tensor."""
-        call = _call("receiving from rank 0", _kind(tensor))
-        received = self._small(call, tensor)
+        """Return the tensor of rank 0."""
+        label = _label("receiving from rank 0", tensor)
+        received = self._small(label, tensor)
         if received is not None:
             return received[0]
         sent = _bytes_of(tensor).clone()
-        self._talk(call, lambda: dist.broadcast(sent, src=0, group=self._group, async_op=True))
+        self._call(label, lambda: dist.broadcast(sent, src=0, group=self._group, async_op=True))
         return _tensor_of(sent, tensor)
 
-    def _small(self, call: SharedCall, tensor: Tensor) -> list[Tensor] | None:
-        """Agree on the call; every rank's tensor where it fits beside the label."""
+    def _small(self, label: _Label, tensor: Tensor) -> list[Tensor] | None:
+        """Agree on the call; return the tensors of all ranks if they fit beside the label."""
         if tensor.nbytes > CONTENT:
-            self._agree(call)
+            self._agree(label)
             return None
-        contents = self._agree(call, bytes(_bytes_of(tensor).tolist()))
+        contents = self._agree(label, bytes(_bytes_of(tensor).tolist()))
         return [_tensor_of(torch.tensor(list(each[: tensor.nbytes]), dtype=torch.uint8), tensor) for each in contents]
 
-    def _agree(self, call: SharedCall, content: bytes = b"") -> list[bytes]:
-        """What every rank says with this call, once all are seen to make the same one."""
-        number = self._whereabouts.begin(CHANNEL)
-        label = f"{number}|{call.doing}|{call.of}|{call.function}".encode()[:LABEL].ljust(LABEL)
-        place = call.place.encode()[-PLACE:].ljust(PLACE)
-        sent = torch.frombuffer(bytearray(label + place + content.ljust(CONTENT)), dtype=torch.uint8)
+    def _agree(self, label: _Label, content: bytes = b"") -> list[bytes]:
+        """Return the content of every rank. Raise ConfigError on all ranks if they do not make the same call."""
+        number = self._here.begin(CHANNEL)
+        text = "|".join((str(number), label.doing, label.value, label.function)).encode()[:LABEL].ljust(LABEL)
+        line = label.line.encode()[-LINE:].ljust(LINE)
+        sent = torch.frombuffer(bytearray(text + line + content.ljust(CONTENT)), dtype=torch.uint8)
         received = torch.empty(self._group.size(), len(sent), dtype=torch.uint8)
         rows = list(received.unbind())
-        self._talk(call, lambda: dist.all_gather(rows, sent, group=self._group, async_op=True))
-        said = [bytes(row) for row in received.numpy()]
-        places = [each[LABEL:-CONTENT].decode(errors="replace").strip() for each in said]
-        _compare([each[:LABEL] for each in said], places)
-        if call.doing in DOING.values():
-            _compare_lines(call.function, places)
-        return [each[-CONTENT:] for each in said]
+        self._call(label, lambda: dist.all_gather(rows, sent, group=self._group, async_op=True))
+        messages = [bytes(row) for row in received.numpy()]
+        other = next((rank for rank, each in enumerate(messages) if each[:LABEL] != messages[0][:LABEL]), None)
+        if other is not None:
+            raise ConfigError(_difference(messages[0], messages[other], other))
+        lines = [_text(each[LABEL:-CONTENT]) for each in messages]
+        if label.doing in DOING.values() and len(set(lines)) > 1:  # in both branches of an if, or one call too many
+            other = next(rank for rank, line in enumerate(lines) if line != lines[0])
+            warnings.warn(
+                f"rank 0 calls {label.function} at {lines[0]}, but rank {other} at {lines[other]}: if these are not "
+                "the same value of different ranks, one rank makes more calls than the others; to avoid this warning, "
+                "make the call on one line for all ranks",
+                stacklevel=2,
+            )
+        return [each[-CONTENT:] for each in messages]
 
-    def _talk(self, call: SharedCall, begin: Callable[[], dist.Work]) -> None:
-        with self._guard(str(call)):
-            work = begin()
-            self._whereabouts.wait(CHANNEL, str(call), lambda seconds: is_over(work, seconds))
+    def _call(self, label: _Label, begin: Callable[[], dist.Work]) -> None:
+        with self._guard(str(label)):
+            self._here.wait(CHANNEL, str(label), partial(_is_over, begin()))
 
 
-def is_over(work: dist.Work, seconds: float) -> bool:
-    """Wait for it, at most so long; raises if it failed."""
+class GradientAveraging:
+    """DDP's communication hook for one model on Gloo: a rank that waits in backward() posts it, and learns who left."""
+
+    def __init__(self, model: DistributedDataParallel, here: DeadlockDetector, guard: Guard) -> None:
+        self._model = weakref.proxy(model)  # it holds this hook in a way that no garbage collection sees through
+        self._here, self._guard = here, guard
+        self._channel = f"gradients {here.begin('models')}"
+        self._pending: list[dist.Work] = []
+        self._is_first = True
+        model.register_comm_hook(self, _hook)
+
+    def begin(self, bucket: GradBucket) -> None:
+        """Start to average these gradients; the first bucket of a backward pass asks for a wait at its end."""
+        if bucket.index() == 0:
+            self._pending = []
+            self._here.begin(self._channel)
+            Variable._execution_engine.queue_callback(self._finish)
+        gradients = bucket.buffer().div_(self._here.size)
+        self._pending.append(dist.all_reduce(gradients, group=self._model.process_group, async_op=True))
+
+    def _finish(self) -> None:
+        doing, began = "{} ({} at {})".format(AVERAGING, *calling("backward")), time.perf_counter()
+        with self._guard(doing):
+            for work in self._pending:
+                self._here.wait(self._channel, doing, partial(_is_over, work))
+        self._pending = []
+        self._here.averaging_seconds += time.perf_counter() - began
+        if self._is_first:  # DDP itself chooses its buckets anew in the next forward pass, and would wait there
+            self._is_first = False
+            Variable._execution_engine.queue_callback(self._rebuild_buckets)
+
+    def _rebuild_buckets(self) -> None:
+        with self._guard(AVERAGING):
+            self._model.reducer._rebuild_buckets()
+
+
+def _hook(averaging: GradientAveraging, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    averaging.begin(bucket)
+    begun: torch.futures.Future[Tensor] = torch.futures.Future()
+    begun.set_result(bucket.buffer())  # DDP looks at it after `_finish`
+    return begun
+
+
+def _is_over(work: dist.Work, seconds: float) -> bool:
+    """Wait for the work, at most so long; return whether it is done. Raise its error if it failed."""
     try:
         work.wait(timedelta(seconds=seconds))
     except RuntimeError:
@@ -143,45 +200,26 @@ def is_over(work: dist.Work, seconds: float) -> bool:
     return True
 
 
-def _call(doing: str, of: str = "") -> SharedCall:
-    return SharedCall(doing, of, *calling(doing))
+def _label(doing: str, value: Tensor | str = "") -> _Label:
+    if isinstance(value, Tensor):
+        value = f"a {value.dtype} tensor of shape {list(value.shape)}"
+    return _Label(doing, value, *calling(doing))
 
 
-def _kind(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {list(tensor.shape)}"
+def _difference(first: bytes, other: bytes, rank: int) -> str:
+    """Return the error about the calls of rank 0 and another rank."""
+    ours, theirs = (_text(message[:LABEL]).split("|") for message in (first, other))
+    if [*ours[:2], *ours[3:]] == [*theirs[:2], *theirs[3:]]:
+        return f"rank 0 was {ours[1]}: {ours[2]}, but rank {rank} has {theirs[2]}; give all ranks the same"
+    one, another = (
+        f"{doing}{value and ': '}{value} ({function} at {_text(message[LABEL:-CONTENT])}, call {number})"
+        for (number, doing, value, function), message in ((ours, first), (theirs, other))
+    )
+    return f"rank 0 was {one}, but rank {rank} was {another}; {SAME_CALLS}"
 
 
-def _in_words(of: str) -> str:
-    """What a call is about: a number, or a tensor of this kind."""
-    dtype, _, shape = of.partition(" ")
-    return f"a {dtype} tensor of shape {shape}" if shape.startswith("[") else of
-
-
-def _compare(labels: list[bytes], places: list[str]) -> None:
-    """Raise if the ranks do not all make the same call: the same error on all of them."""
-    if labels.count(labels[0]) < len(labels):
-        other = next(rank for rank, label in enumerate(labels) if label != labels[0])
-        ours, theirs = (labels[rank].decode(errors="replace").strip().split("|") for rank in (0, other))
-        if [*ours[:2], *ours[3:]] == [*theirs[:2], *theirs[3:]]:
-            one, another = _in_words(ours[2]), _in_words(theirs[2])
-            raise ConfigError(f"rank 0 was {ours[1]}: {one}, but rank {other} has {another}; give all ranks the same")
-        told = [
-            f"rank {rank} was {doing}{of and ': '}{_in_words(of)} ({function} at {places[rank]}, call {number})"
-            for rank, (number, doing, of, function) in ((0, ours), (other, theirs))
-        ]
-        raise ConfigError(f"{told[0]}, but {told[1]}; {SAME_CALLS}")
-
-
-def _compare_lines(function: str, places: list[str]) -> None:
-    """A sum may be written twice, in both branches of an if; it may also be another one that is added by mistake."""
-    other = next((rank for rank, place in enumerate(places) if place != places[0]), None)
-    if other is not None:
-        warnings.warn(
-            f"rank 0 calls {function} at {places[0]}, but rank {other} at {places[other]}: if these are not the same "
-            "value of different ranks, one rank makes more calls than the others; to avoid this warning, "
-            "make the call on one line for all ranks",
-            stacklevel=2,
-        )
+def _text(padded: bytes) -> str:
+    return padded.decode(errors="replace").strip()
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def _shares_steps(loader: Loader) -> bool:
 
 def _check_same_loaders(loader: Loader, context: Context) -> None:
     """Raise ConfigError if ranks have different loaders, which would leave out some seeds, and count others twice."""
-    described = [] if context.world_size == 1 else gather_json(context, dict(loader.reading().told()))
+    described = [] if context.world_size == 1 else gather_json(context, dict(loader.reading().settings))
     other = next((rank for rank, one in enumerate(described) if one != described[0]), None)
     if other is not None:
         raise ConfigError(difference_of((0, described[0]), (other, described[other]), context.world_size))

@@ -22,8 +22,8 @@ from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.ops.deadline import BUSY, reached
 from hoploom.ranks.context import Context
+from hoploom.ranks.deadlock import detector_here
 from hoploom.ranks.stopping import StopRequests
-from hoploom.ranks.whereabouts import whereabouts
 from hoploom.train.batch_adapter import adapted
 from hoploom.train.checkpoint import Checkpoint, last_good
 from hoploom.train.learner import Learner, Training, mixed
@@ -165,7 +165,7 @@ class Stepper:
         self._checkpoint, self._model = checkpoint, adapted(learner.model, learner.loader)
         self._parameters = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
         self._scaler = learner.scaler if training.precision == "fp16" else None
-        self._whereabouts = whereabouts()
+        self._detector = detector_here()
 
     def steps(self) -> "EagerSteps":
         """Return the steps left in the epoch of the loader."""
@@ -221,7 +221,7 @@ class Stepper:
         return StepResult([report], num_asked > 0, num_due > 0)
 
     def _averaging_seconds(self) -> float:
-        return 0.0 if self._whereabouts is None else self._whereabouts.averaging_seconds
+        return 0.0 if self._detector is None else self._detector.averaging_seconds
 
     def reseed(self) -> None:
         """Seed torch's generator, which dropout draws from, by the step number and the rank."""

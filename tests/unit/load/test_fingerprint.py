@@ -9,7 +9,7 @@ from hoploom import NeighborLoader
 
 
 def told(**options: Any) -> dict[str, str]:
-    return dict(NeighborLoader(ring(12), [2], **options).reading().told())
+    return dict(NeighborLoader(ring(12), [2], **options).reading().settings)
 
 
 def hook(layer: int, graph: Any, seeds: Any) -> Any:
