@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hoploom.train.evaluation import evaluate
     from hoploom.train.learner import Learner, Training
     from hoploom.train.loop import fit
-    from hoploom.train.runs.finished import load_run
+    from hoploom.train.runs.run import load_run
     from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression
 
 __version__ = "0.1.0"
@@ -91,7 +91,7 @@ _HOMES |= {
     "spawn": "ranks.spawn",
 }
 _HOMES |= {"Checkpoint": "train.checkpoint", "evaluate": "train.evaluation", "fit": "train.loop"}
-_HOMES |= {"load_run": "train.runs.finished", "Learner": "train.learner", "Training": "train.learner"}
+_HOMES |= {"load_run": "train.runs.run", "Learner": "train.learner", "Training": "train.learner"}
 _HOMES |= dict.fromkeys(("LinkPrediction", "MultiLabel", "NodeClassification", "NodeRegression"), "train.tasks")
 _HOMES |= {name: "errors" for name in __all__ if name.endswith("Error")}
 _PUBLIC = {"inference", "load", "nn", "ops", "partition", "sample", "scale", "store", "train"}  # each has an __all__

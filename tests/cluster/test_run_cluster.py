@@ -16,9 +16,9 @@ from hoploom import ConfigError
 from hoploom.ingest.synthetic import generate
 from hoploom.nn import GNN, Shape
 from hoploom.train import init
-from hoploom.train.runs.reading import parse_run_file
 from hoploom.train.runs.run import Result, run, summary
 from hoploom.train.runs.run_file import RunFile
+from hoploom.train.runs.run_toml import parse_run_file
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_sync")
 

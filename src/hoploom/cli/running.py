@@ -20,11 +20,19 @@ from hoploom.ranks.environment import RankPlace
 from hoploom.ranks.spawn import spawn
 from hoploom.train.checkpoint import last_good
 from hoploom.train.evaluation import evaluate
-from hoploom.train.runs.finished import read_finished, trained_model
-from hoploom.train.runs.problem import eval_loader, goal_of, infer_loader
-from hoploom.train.runs.reading import check_packages, check_world, read_run_file
-from hoploom.train.runs.run import LAST, RESULT_FILE, as_json, check_folder, open_graph, run, summary, with_placement
+from hoploom.train.runs.run import (
+    RESULT_FILE,
+    open_graph,
+    read_finished,
+    result_json,
+    run_checked,
+    summary,
+    trained_model,
+    with_placement,
+)
 from hoploom.train.runs.run_file import RunFile
+from hoploom.train.runs.run_toml import LAST, check_run, read_run_file
+from hoploom.train.runs.setup import eval_loader, infer_loader, training_setup
 
 
 def train(arguments: Arguments) -> int:
@@ -32,11 +40,9 @@ def train(arguments: Arguments) -> int:
     run_file = read_run_file(arguments.file, arguments.set)
     started = environment.read()
     num_processes = _num_processes(arguments, run_file, started)
-    check_world(run_file, num_processes)
-    check_packages(run_file)
     resume = arguments.resume or started.restarts > 0
+    check_run(run_file, num_processes, resume=resume)
     if started.rank == 0:
-        check_folder(run_file, resume=resume)
         _announce(run_file, num_processes, quiet=arguments.quiet)
     work = (resume, not arguments.quiet, arguments.json)
     try:
@@ -55,12 +61,12 @@ def train(arguments: Arguments) -> int:
 
 def train_rank(context: Context, run_file: RunFile, resume: bool, progress: bool, as_object: bool) -> bool:
     """Train on this rank; return False if the run was stopped early."""
-    result = run(run_file, context, resume=resume, progress=progress)
+    result = run_checked(run_file, context, resume=resume, progress=progress)
     if context.is_main:
         try:
             print(summary(result), file=sys.stderr if as_object else sys.stdout, flush=True)
             if as_object and result.is_complete:  # else the command prints how to continue
-                print(json.dumps({"folder": str(result.folder), **json.loads(as_json(result))}), flush=True)
+                print(json.dumps({"folder": str(result.folder), **json.loads(result_json(result))}), flush=True)
         except OSError as error:  # a full disk, or a pipe without a reader
             raise OSError(error.errno, f"{error.strerror}; the run is complete, see {result.folder}") from error
     return result.is_complete
@@ -103,18 +109,18 @@ def evaluate_run(arguments: Arguments) -> int:
     return 0
 
 
-def evaluate_rank(context: Context, run_file: RunFile, checkpoint: str, split: str, as_object: bool) -> None:
+def evaluate_rank(context: Context, run_file: RunFile, checkpoint: Path, split: str, as_object: bool) -> None:
     """Evaluate on this rank; rank 0 prints the metrics."""
-    goal = goal_of(run_file, open_graph(run_file, context))
-    if split not in goal.seeds:
-        raise ConfigError(f"--split is {split!r}, but the run has only {', '.join(goal.seeds)}; give one of these")
-    goal = with_placement(run_file, goal, context)
-    model = trained_model(run_file, goal, context, checkpoint)
-    loader = eval_loader(run_file, goal, context, model, split)
-    found = evaluate(model, loader, goal.task, context, precision=run_file.train.precision)
+    setup = training_setup(run_file, open_graph(run_file, context))
+    if split not in setup.seeds:
+        raise ConfigError(f"--split is {split!r}, but the run has only {', '.join(setup.seeds)}; give one of these")
+    setup = with_placement(run_file, setup, context)
+    model = trained_model(run_file, setup, context, checkpoint)
+    loader = eval_loader(run_file, setup, context, model, split)
+    found = evaluate(model, loader, setup.task, context, precision=run_file.train.precision)
     if context.is_main:
         shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if "/" not in name)
-        result = {"checkpoint": _path_of(run_file, checkpoint), "split": split, "metrics": found}
+        result = {"checkpoint": str(checkpoint), "split": split, "metrics": found}
         print(json.dumps(result) if as_object else f"{split}: {shown}", flush=True)
 
 
@@ -132,25 +138,21 @@ def infer_run(arguments: Arguments) -> int:
 
 
 def infer_rank(
-    context: Context, run_file: RunFile, checkpoint: str, out: str, options: dict[str, Any], as_object: bool
+    context: Context, run_file: RunFile, checkpoint: Path, out: str, options: dict[str, Any], as_object: bool
 ) -> None:
     """Write this rank's share of the rows; rank 0 prints where they are."""
-    goal = goal_of(run_file, open_graph(run_file, context))
-    model = trained_model(run_file, goal, context, checkpoint)
-    options["node_types"] = options["node_types"] or (goal.out_types if as_layered(model) is None else None)
-    make = partial(infer_loader, run_file, goal, context, model)
-    inference = Inference(task=goal.task, loader=make, **options)
-    infer(model, goal.store, out, context, inference=inference)
+    setup = training_setup(run_file, open_graph(run_file, context))
+    model = trained_model(run_file, setup, context, checkpoint)
+    options["node_types"] = options["node_types"] or (setup.out_types if as_layered(model) is None else None)
+    make = partial(infer_loader, run_file, setup, context, model)
+    inference = Inference(task=setup.task, loader=make, **options)
+    infer(model, setup.store, out, context, inference=inference)
     if context.is_main:
         print(f"written to {out}", file=sys.stderr if as_object else sys.stdout, flush=True)
         if as_object:
-            rows = {t.name: t.num_nodes for t in goal.store.schema.node_types if Path(out, folder_of(t.name)).exists()}
-            result = {"checkpoint": _path_of(run_file, checkpoint), "out": out}
+            rows = {t.name: t.num_nodes for t in setup.store.schema.node_types if Path(out, folder_of(t.name)).exists()}
+            result = {"checkpoint": str(checkpoint), "out": out}
             print(json.dumps({**result, "columns": list(inference.written_of(model)), "rows": rows}), flush=True)
-
-
-def _path_of(run_file: RunFile, checkpoint: str) -> str:
-    return str(run_file.output.folder / f"{checkpoint}.safetensors")
 
 
 def _on_ranks_of_run(

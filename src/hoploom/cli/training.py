@@ -106,13 +106,12 @@ def _init(arguments: Arguments) -> int:
 
 
 def _template(path: Path, arguments: Arguments) -> tuple[str, str]:
-    from hoploom.store import open_store
-    from hoploom.train.runs.template import template, template_for, why_task
+    from hoploom.train.runs.run_toml import template, template_for
 
     if arguments.store is None:
         return template(), f"hoploom train {path}"
-    text = template_for(arguments.store, beside=path.parent)
-    print(printable(why_task(open_store(arguments.store).schema), "\n"), file=sys.stderr)
+    text, why = template_for(arguments.store, beside=path.parent)
+    print(printable(why, "\n"), file=sys.stderr)
     return text, f"hoploom train {path}"
 
 
@@ -135,6 +134,6 @@ COMMANDS = {
         _init_arguments,
         _init,
         lambda a: f"reading {a.tables or a.store}" if a.tables or a.store else "",
-        lambda a: "hoploom.ingest.tables.draft" if a.tables else "hoploom.train.runs.template",
+        lambda a: "hoploom.ingest.tables.draft" if a.tables else "hoploom.train.runs.run_toml",
     ),
 }

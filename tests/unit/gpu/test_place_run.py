@@ -13,9 +13,9 @@ from hoploom import ConfigError
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place import request
 from hoploom.ranks.context import init
-from hoploom.train.runs.reading import parse_run_file, to_toml
 from hoploom.train.runs.run import Result, run
 from hoploom.train.runs.run_file import RunFile
+from hoploom.train.runs.run_toml import parse_run_file, to_toml
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 

@@ -31,8 +31,8 @@ from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import Outcome, fit
-from hoploom.train.runs.reading import check_whole_steps, parse_run_file
 from hoploom.train.runs.run import run, summary
+from hoploom.train.runs.run_toml import check_run, parse_run_file
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 STEPS = -(-NUM_TRAIN // BATCH)
@@ -301,11 +301,11 @@ def test_hoploom_train_takes_whole_steps(device: torch.device, tmp_path: Path) -
 def test_a_run_file_that_whole_steps_do_not_fit_is_refused(override: str, said: str, tmp_path: Path) -> None:
     run_file = parse_run_file(RUN_FILE, ["train.whole_steps=true", override], folder=tmp_path)
     with pytest.raises(hoploom.ConfigError, match=rf"whole steps .*{said}.*leave train.whole_steps out"):
-        check_whole_steps(run_file, 1)
+        check_run(run_file, 1, resume=False)
     run_file = parse_run_file(RUN_FILE, ["train.whole_steps=true"], folder=tmp_path)
-    check_whole_steps(run_file, 1)
+    check_run(run_file, 1, resume=False)
     with pytest.raises(hoploom.ConfigError, match="one process, this is one of 2"):
-        check_whole_steps(run_file, 2)
+        check_run(run_file, 2, resume=False)
 
 
 def test_no_replay_reads_a_closed_store(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from hoploom import NeighborLoader, Store
 from hoploom.report.reading import RunReader
 from hoploom.report.runs import run_page
 from hoploom.train.records import DiskMeter, DiskUse, disk_use
-from hoploom.train.runs.reading import parse_run_file
 from hoploom.train.runs.run import run, summary
+from hoploom.train.runs.run_toml import parse_run_file
 from hoploom.train.step import StepReport
 
 NUM_NODES, WIDTH = 20_000, 512

@@ -21,7 +21,7 @@ from hoploom.train import loggers
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Training
 from hoploom.train.loop import Outcome, fit
-from hoploom.train.runs.reading import check_packages, parse_run_file
+from hoploom.train.runs.run_toml import check_run, parse_run_file
 
 
 @dataclass
@@ -155,8 +155,8 @@ def test_a_missing_package_is_one_error_with_the_line_to_type(tmp_path: Path, mo
     run_file = parse_run_file('store = "graph.store"\n[output]\nloggers = ["wandb"]\n')
     monkeypatch.setattr(extras, "find_spec", lambda package: None)
     with pytest.raises(ConfigError, match=r"^run.toml:3: the logger 'wandb' needs wandb, .*: pip install wandb, or"):
-        check_packages(run_file)
-    check_packages(parse_run_file('store = "graph.store"\n'))
+        check_run(run_file, 1, resume=False)
+    check_run(parse_run_file('store = "graph.store"\n'), 1, resume=False)
     with pytest.raises(ConfigError, match=r"no logger 'wandbb'; give one of .*'wandb'"):
         Journal(tmp_path, alone(), loggers=["wandbb"])
 

@@ -13,17 +13,17 @@ from hoploom.config.rules import REQUIRED, default_of
 from hoploom.config.values import as_toml
 from hoploom.deploy.resolve import read_cluster
 from hoploom.ingest.tables.graph_file import read_graph
-from hoploom.train.runs.reading import (
+from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, RunFile
+from hoploom.train.runs.run_toml import (
     applies,
-    check_world,
+    check_run,
     parse_run_file,
     read_run_file,
-    reference,
+    run_reference,
+    template,
     to_toml,
     values_of,
 )
-from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, RunFile
-from hoploom.train.runs.template import template
 
 STORE = 'store = "s"\n'
 
@@ -359,7 +359,7 @@ def test_every_default_passes_its_own_rule() -> None:
 
 def test_the_page_has_the_table_of_every_key() -> None:
     page = ROOT / "docs" / "training.md"
-    assert reference() in page.read_text()
+    assert run_reference() in page.read_text()
 
 
 # --- the world -----------------------------------------------------------------------------------
@@ -368,10 +368,10 @@ def test_the_page_has_the_table_of_every_key() -> None:
 def test_a_step_gives_every_process_a_seed_or_is_refused() -> None:
     run_file = parse_run_file(STORE + "[loader]\nbatch_size = 10\n")
     for world_size in (1, 3, 10):
-        check_world(run_file, world_size)
+        check_run(run_file, world_size, resume=False)
     message = r"^run.toml:3: loader.batch_size is 10 for 11 processes; give at least 11$"
     with pytest.raises(ConfigError, match=message):
-        check_world(run_file, 11)
+        check_run(run_file, 11, resume=False)
 
 
 def test_a_run_file_can_be_made_in_python() -> None:

@@ -14,9 +14,9 @@ from hoploom import ConfigError, Store, StoreError
 from hoploom.ingest.synthetic import generate
 from hoploom.ranks.context import init
 from hoploom.train.runs.link_splits import LinkShares, hold_out, write_links
-from hoploom.train.runs.problem import goal_of, model_of, train_loader
-from hoploom.train.runs.reading import parse_run_file
 from hoploom.train.runs.run import run
+from hoploom.train.runs.run_toml import parse_run_file
+from hoploom.train.runs.setup import make_model, train_loader, training_setup
 
 
 @pytest.fixture(scope="module")
@@ -106,16 +106,16 @@ def test_links_can_be_given_as_files(graph: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "links" / "train.npy", ends)
     np.save(tmp_path / "links" / "test.npy", ends[:, :50] + 1)
     text = 'store = "graph.store"\n[task]\nkind = "link-prediction"\nlinks = "links"\n'
-    goal = goal_of(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
-    assert {split: ends.shape[1] for split, ends in goal.seeds.items()} == {"train": 300, "test": 50}
-    assert torch.equal(goal.seeds["test"], torch.from_numpy(ends[:, :50] + 1))
+    setup = training_setup(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
+    assert {split: ends.shape[1] for split, ends in setup.seeds.items()} == {"train": 300, "test": 50}
+    assert torch.equal(setup.seeds["test"], torch.from_numpy(ends[:, :50] + 1))
     for bad, message in ((ends.T, r"holds int64 \[300, 2\]"), (ends * 1.0, "holds float64"), (ends[:, :0], "no link")):
         np.save(tmp_path / "links" / "val.npy", bad)
         with pytest.raises(ConfigError, match=rf"^run.toml:4: .*val.npy {message}|^run.toml:4: .*{message}"):
-            goal_of(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
+            training_setup(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
     (tmp_path / "links" / "val.npy").write_bytes(b"no array")
     with pytest.raises(ConfigError, match=r"val.npy: it is no .npy file"):
-        goal_of(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
+        training_setup(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
 
 
 # --- the reverse ---------------------------------------------------------------------------------
@@ -152,19 +152,19 @@ def messages(batch: Any, key: tuple[str, str, str]) -> set[tuple[int, int]]:
 @pytest.mark.parametrize("reverse", ["rev_buys", "bought_by"])
 def test_no_batch_has_a_held_out_link_in_either_direction(reverse: str) -> None:
     store, run_file = shop(reverse=reverse), parse_run_file(PREDICT)
-    goal = goal_of(run_file, store)
-    held_out = pairs(goal.seeds["val"][1]) | pairs(goal.seeds["test"][1])
+    setup = training_setup(run_file, store)
+    held_out = pairs(setup.seeds["val"][1]) | pairs(setup.seeds["test"][1])
     assert len(held_out) > 50
     context: Any = SimpleNamespace(rank=0, world_size=1, num_cores=2, device=torch.device("cpu"))
     passed = set[tuple[int, int]]()
-    for batch in train_loader(run_file, goal, context, model_of(run_file, goal)):
+    for batch in train_loader(run_file, setup, context, make_model(run_file, setup)):
         passed |= messages(batch, KEY) | {(b, a) for a, b in messages(batch, ("item", reverse, "user"))}
-    assert passed == pairs(goal.seeds["train"][1])
+    assert passed == pairs(setup.seeds["train"][1])
     assert not passed & held_out
     assert re.fullmatch(
-        rf"(\d+) edges of 'user buys item' .*; in the opposite direction, \1 of 'item {reverse} user'", *goal.notes
+        rf"(\d+) edges of 'user buys item' .*; in the opposite direction, \1 of 'item {reverse} user'", *setup.notes
     )
-    leaking = goal_of(parse_run_file(PREDICT, ['task.reverse=""']), store)
+    leaking = training_setup(parse_run_file(PREDICT, ['task.reverse=""']), store)
     assert {(b, a) for a, b in edges_of(leaking.store, 1)} >= held_out
 
 
@@ -183,12 +183,12 @@ def test_held_out_links_leave_every_relation_that_leads_back(kind: str) -> None:
         edges = {KEY: torch.cat([buys, TWICE], dim=1), BACK: back}
     store = hoploom.from_tensors({"user": {}, "item": {}}, edges, num_nodes={"user": 40, "item": 30})
     assert [relation.reverse for relation in store.schema.relations] == [None] * len(edges)  # names prove nothing
-    goal = goal_of(parse_run_file(PREDICT), store)
-    held_out = {(b, a) for a, b in pairs(torch.cat([goal.seeds["val"][1], goal.seeds["test"][1]], dim=1))}
+    setup = training_setup(parse_run_file(PREDICT), store)
+    held_out = {(b, a) for a, b in pairs(torch.cat([setup.seeds["val"][1], setup.seeds["test"][1]], dim=1))}
     for index, (key, given) in list(enumerate(edges.items()))[1:]:
         kept = sorted(edge for edge in pairs_with_copies(given) if edge not in held_out)
-        assert sorted(edges_of(goal.store, index)) == kept
-        assert f"{given.shape[1] - len(kept)} of '{' '.join(key)}'" in goal.notes[0]
+        assert sorted(edges_of(setup.store, index)) == kept
+        assert f"{given.shape[1] - len(kept)} of '{' '.join(key)}'" in setup.notes[0]
 
 
 def pairs_with_copies(links: torch.Tensor) -> list[tuple[int, int]]:
@@ -218,8 +218,11 @@ def test_the_drawn_split_is_written_with_original_ids_and_can_be_given_back(
             parquet.write_table(pandas.read_csv(path), path.with_suffix(".parquet"))
             path.unlink()
     store = hoploom.open(tmp_path / "s")
-    drawn, text = goal_of(run_file, store), PREDICT.replace("val_share = 0.1\ntest_share = 0.2", 'links = "run/links"')
-    given = goal_of(parse_run_file(text, folder=tmp_path), store)
+    drawn, text = (
+        training_setup(run_file, store),
+        PREDICT.replace("val_share = 0.1\ntest_share = 0.2", 'links = "run/links"'),
+    )
+    given = training_setup(parse_run_file(text, folder=tmp_path), store)
     assert list(given.seeds) == list(drawn.seeds)
     assert all(torch.equal(given.seeds[split][1], drawn.seeds[split][1]) for split in drawn.seeds)
     assert all(edges_of(given.store, index) == edges_of(drawn.store, index) for index in range(2))
@@ -243,8 +246,8 @@ def test_links_are_written_whole_once(tmp_path: Path, one_thread: None, no_sync:
         more = parse_run_file(PREDICT, [*options, "train.max_steps=2"], folder=tmp_path)
         run(more, context, resume=True, progress=False)
     assert ((links / "val.csv").read_text(), (links / "test.csv").read_text()) == ("kept", text)
-    store, goal = hoploom.open(tmp_path / "s"), goal_of(more, hoploom.open(tmp_path / "s"))
-    outside = (goal.seeds["val"][0], torch.full((2, 1), 99))
+    store, setup = hoploom.open(tmp_path / "s"), training_setup(more, hoploom.open(tmp_path / "s"))
+    outside = (setup.seeds["val"][0], torch.full((2, 1), 99))
     with pytest.raises(ConfigError, match="out of range"):
         write_links(tmp_path / "out", store, {"val": outside})
     assert not list((tmp_path / "out").iterdir())
@@ -257,10 +260,10 @@ def test_given_links_that_are_edges_of_the_graph_leave_it(tmp_path: Path) -> Non
     for split, ends in {"train": ring[:, :5], "test": ring[:, 8:]}.items():
         np.save(tmp_path / f"{split}.npy", ends.numpy())
     text = f'store = "s"\n[task]\nkind = "link-prediction"\nlinks = "{tmp_path}"\n'
-    goal = goal_of(parse_run_file(text), store)
-    assert pairs(goal.seeds["train"]) == {(v, v + 1) for v in range(5)}
-    assert set(edges_of(goal.store, 0)) == {e for v in range(8) for e in ((v, v + 1), (v + 1, v))}
-    assert goal.notes == ("4 edges of 'node to node' are held out of the graph, in both directions",)
+    setup = training_setup(parse_run_file(text), store)
+    assert pairs(setup.seeds["train"]) == {(v, v + 1) for v in range(5)}
+    assert set(edges_of(setup.store, 0)) == {e for v in range(8) for e in ((v, v + 1), (v + 1, v))}
+    assert setup.notes == ("4 edges of 'node to node' are held out of the graph, in both directions",)
 
 
 WRONG = [
@@ -284,4 +287,4 @@ def test_links_in_a_file_that_will_not_do_are_named(tmp_path: Path, name: str, c
     (tmp_path / name).write_text(content)
     text = PREDICT.replace("val_share = 0.1\ntest_share = 0.2", f'links = "{tmp_path}"')
     with pytest.raises(ConfigError, match=rf"^run.toml:6: .*{name}.*{message}|^run.toml:6: .*{message}"):
-        goal_of(parse_run_file(text), shop())
+        training_setup(parse_run_file(text), shop())

@@ -10,7 +10,7 @@ import torch
 import hoploom
 from hoploom import Store
 from hoploom.train.runs import parse_run_file
-from hoploom.train.runs.problem import eval_loader, goal_of, model_of, train_loader
+from hoploom.train.runs.setup import eval_loader, make_model, train_loader, training_setup
 
 ALONE: Any = SimpleNamespace(rank=0, world_size=1, num_cores=2, device=torch.device("cpu"))
 
@@ -27,11 +27,11 @@ def random_store(x: torch.Tensor) -> Store:
 def test_a_step_has_the_same_seeds_for_any_number_of_processes(world_size: int) -> None:
     """16 seeds go to 3 processes as 5, 5 and 6."""
     run_file = parse_run_file('store = "s"\n[loader]\nfanouts = [2, 2]\nbatch_size = 16\n')
-    goal = goal_of(run_file, random_store(torch.randn(60, 8)))
+    setup = training_setup(run_file, random_store(torch.randn(60, 8)))
 
     def steps(world_size: int, rank: int) -> list[list[int]]:
         place: Any = SimpleNamespace(**vars(ALONE) | {"rank": rank, "world_size": world_size})
-        loader = train_loader(run_file, goal, place, model_of(run_file, goal))
+        loader = train_loader(run_file, setup, place, make_model(run_file, setup))
         return [batch.n_id[: batch.batch_size].tolist() for batch in loader]
 
     shares = [steps(world_size, rank) for rank in range(world_size)]
@@ -43,9 +43,9 @@ def test_a_step_has_the_same_seeds_for_any_number_of_processes(world_size: int) 
 
 def made(store: Store, *overrides: str) -> tuple[Any, Any, Any]:
     run_file = parse_run_file('store = "s"\n[loader]\nfanouts = [2, 2]\nbatch_size = 16\n', overrides)
-    goal = goal_of(run_file, store)
-    model = model_of(run_file, goal)
-    return model, train_loader(run_file, goal, ALONE, model), eval_loader(run_file, goal, ALONE, model, "val")
+    setup = training_setup(run_file, store)
+    model = make_model(run_file, setup)
+    return model, train_loader(run_file, setup, ALONE, model), eval_loader(run_file, setup, ALONE, model, "val")
 
 
 @pytest.mark.parametrize("kind", ["node-classification", "link-prediction"])

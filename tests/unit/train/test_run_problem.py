@@ -1,4 +1,4 @@
-"""What a run makes of run.toml and its store: the goal, the model, held-out links, schedules."""
+"""What a run makes of run.toml and its store: the setup, the model, held-out links, schedules."""
 
 import json
 import sys
@@ -13,17 +13,17 @@ import hoploom
 from hoploom import ConfigError, DataError, HoploomError, Store
 from hoploom.ingest.synthetic import generate
 from hoploom.ranks.context import init
-from hoploom.train.runs.problem import (
-    goal_of,
-    model_of,
-    optimizer_of,
-    relation_of,
-    scheduler_of,
-    train_loader,
-)
-from hoploom.train.runs.reading import parse_run_file
 from hoploom.train.runs.run import run
 from hoploom.train.runs.run_file import RunFile
+from hoploom.train.runs.run_toml import parse_run_file
+from hoploom.train.runs.setup import (
+    make_model,
+    make_optimizer,
+    make_scheduler,
+    relation_of,
+    train_loader,
+    training_setup,
+)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_run_file_that_does_not_fit_the_store_is_refused(
     overrides: list[str], fields: dict[str, Any], kind: type[HoploomError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        goal_of(run_file_with(*overrides), small_store(**fields))
+        training_setup(run_file_with(*overrides), small_store(**fields))
 
 
 def test_a_mistyped_short_name_of_a_relation_gets_a_hint() -> None:
@@ -122,16 +122,16 @@ def test_a_mistyped_short_name_of_a_relation_gets_a_hint() -> None:
 def test_the_classes_of_all_splits_are_counted() -> None:
     labels = torch.zeros(10, dtype=torch.int64)
     labels[9] = 5  # in the test split only
-    assert goal_of(run_file_with(), small_store(y=labels)).num_outputs == 6
-    assert goal_of(run_file_with("task.num_classes=9"), small_store(y=labels)).num_outputs == 9
+    assert training_setup(run_file_with(), small_store(y=labels)).num_outputs == 6
+    assert training_setup(run_file_with("task.num_classes=9"), small_store(y=labels)).num_outputs == 9
 
 
 def test_more_ranks_than_seeds_are_refused(graph: Path) -> None:
     run_file = parse_run_file('store = "graph.store"', ["loader.batch_size=4096"])
-    goal = goal_of(run_file, hoploom.open(graph))
+    setup = training_setup(run_file, hoploom.open(graph))
     context: Any = SimpleNamespace(rank=0, world_size=2048, num_cores=2, device=torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"seeds cannot feed 2048 ranks; use fewer ranks"):
-        train_loader(run_file, goal, context, model_of(run_file, goal))
+        train_loader(run_file, setup, context, make_model(run_file, setup))
 
 
 FACTORIES = [  # my_model.py, what the message says
@@ -152,9 +152,9 @@ def test_a_factory_that_makes_no_model_is_named(
     (tmp_path / f"{name}.py").write_text(code)
     text = f'store = "graph.store"\n[model]\nfactory = "{name}:make"\n'
     run_file = parse_run_file(text, folder=tmp_path)
-    goal = goal_of(run_file, hoploom.open(graph))
+    setup = training_setup(run_file, hoploom.open(graph))
     with pytest.raises(ConfigError, match=message.replace("my_model", name)) as raised:
-        model_of(run_file, goal)
+        make_model(run_file, setup)
     assert str(raised.value).startswith("run.toml:3: ")
 
 
@@ -182,8 +182,8 @@ def test_warnings_while_the_model_is_made_are_kept(
 def rates(*overrides: str, num_batches: int = 10, steps: int = 40) -> list[float]:
     """The learning rate of every step."""
     run_file = run_file_with("train.epochs=4", "optimizer.lr=1.0", *overrides)
-    optimizer = optimizer_of(run_file, torch.nn.Linear(1, 1))
-    scheduler: Any = scheduler_of(run_file, optimizer, num_batches, "max")
+    optimizer = make_optimizer(run_file, torch.nn.Linear(1, 1))
+    scheduler: Any = make_scheduler(run_file, optimizer, num_batches, "max")
     found = []
     for _ in range(steps):
         found.append(float(optimizer.param_groups[0]["lr"]))

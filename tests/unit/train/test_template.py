@@ -9,8 +9,8 @@ import torch
 
 import hoploom
 from hoploom.cli import main
-from hoploom.train.runs.reading import read_run_file
 from hoploom.train.runs.run_file import KEYS
+from hoploom.train.runs.run_toml import read_run_file
 
 
 def test_no_drafted_file_holds_a_deprecated_key(tmp_path: Path) -> None:

@@ -23,10 +23,9 @@ from hoploom.ranks import environment
 from hoploom.ranks.context import init
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
-from hoploom.train.runs.problem import eval_loader, goal_of, model_of
-from hoploom.train.runs.reading import parse_run_file, read_run_file
 from hoploom.train.runs.run import run
-from hoploom.train.runs.template import template_for
+from hoploom.train.runs.run_toml import parse_run_file, read_run_file, template_for
+from hoploom.train.runs.setup import eval_loader, make_model, training_setup
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 
@@ -168,11 +167,11 @@ def test_the_test_split_is_evaluated_with_the_best_checkpoint(here: Path) -> Non
     with init() as context:
         found = run(run_file, context, progress=False)
         assert (found.outcome.steps, found.outcome.best_epoch) == (10, 1)
-        goal = goal_of(run_file, hoploom.open(here / "graph.store"))
-        model = model_of(run_file, goal)
+        setup = training_setup(run_file, hoploom.open(here / "graph.store"))
+        model = make_model(run_file, setup)
         assert Checkpoint(here / "run", context).restore("best", {"model": model}) is not None
-        assert found.test == evaluate(model, eval_loader(run_file, goal, context, model, "test"), goal.task, context)
-        val = evaluate(model, eval_loader(run_file, goal, context, model, "val"), goal.task, context)
+        assert found.test == evaluate(model, eval_loader(run_file, setup, context, model, "test"), setup.task, context)
+        val = evaluate(model, eval_loader(run_file, setup, context, model, "val"), setup.task, context)
     assert found.outcome.best == val["accuracy"] == max(epoch["accuracy"] for epoch in found.outcome.history)
 
 
@@ -353,7 +352,7 @@ def learned(here: Path, run_file: str, *overrides: str) -> dict[str, float]:
 
 @pytest.mark.parametrize(("graph", "kind"), MODELS)
 def test_every_model_finds_the_communities_of_a_graph(here: Path, graph: str, kind: str) -> None:
-    run_file = template_for(here / f"{graph}.store", beside=here).replace("node_type =", "# node_type =")
+    run_file = template_for(here / f"{graph}.store", beside=here)[0].replace("node_type =", "# node_type =")
     found = learned(here, run_file, f"model.name={kind}", "model.norm=true", "optimizer.lr=0.01")
     assert found["accuracy"] > (0.45 if kind == "gin" else 0.65)  # of four classes; sums of neighbours learn slowest
 
@@ -386,7 +385,7 @@ def test_init_writes_what_trains(
 
 
 def test_init_fills_in_what_the_store_knows(here: Path, tmp_path: Path) -> None:
-    run_file = parse_run_file(template_for(here / "papers.store", beside=here), folder=here)
+    run_file = parse_run_file(template_for(here / "papers.store", beside=here)[0], folder=here)
     assert (run_file.model.name, run_file.task.node_type, run_file.task.label) == ("rsage", "paper", "y")
     edges = torch.zeros(2, 4, dtype=torch.int64)
     splits = {"training": torch.arange(6), "valid": torch.arange(6, 8)}
@@ -394,6 +393,6 @@ def test_init_fills_in_what_the_store_knows(here: Path, tmp_path: Path) -> None:
     for field, kind in expected.items():
         store = hoploom.from_tensors({"x": torch.randn(10, 3), field: torch.zeros(10, 5)}, edges, splits=splits)
         store.save(tmp_path / f"{field}.store")
-        task = parse_run_file(template_for(tmp_path / f"{field}.store", beside=tmp_path)).task
+        task = parse_run_file(template_for(tmp_path / f"{field}.store", beside=tmp_path)[0]).task
         assert task.kind == kind
     assert (task.train, task.val, task.test) == ("training", "valid", "")

@@ -1,4 +1,4 @@
-"""One run: run.toml becomes a store, a goal, a learner; then fit, and evaluate with the best checkpoint.
+"""A run of `hoploom train`: run.toml becomes a store, a task, a model, loaders and an optimizer; then fit and evaluate.
 
 There is no training in here: the pieces are public, and a script can put them together in the same way.
 """
@@ -6,23 +6,23 @@ There is no training in here: the pieces are public, and a script can put them t
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hoploom.config.values import as_toml
 from hoploom.deploy.open import CONNECT
 from hoploom.deploy.open import open as open_store
 from hoploom.errors import ConfigError, StoreError
 from hoploom.gpu.place import place, request
 from hoploom.gpu.whole_step.recordable import prepare
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
-from hoploom.ranks.context import Context
+from hoploom.ranks.context import DEADLINE, Context
+from hoploom.ranks.environment import RankPlace
 from hoploom.store import Store
 from hoploom.store.base import Part, Tier
 from hoploom.store.check import Verification
@@ -33,51 +33,48 @@ from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
 from hoploom.train.journal import Journal
 from hoploom.train.learner import Learner, Training
-from hoploom.train.loop import Outcome, Validate, fit
+from hoploom.train.loop import Outcome, fit
+from hoploom.train.records import no_run
 from hoploom.train.runs.link_splits import write_links
-from hoploom.train.runs.problem import (
-    Goal,
-    eval_loader,
-    goal_of,
-    model_of,
-    optimizer_of,
-    per_relation,
-    scheduler_of,
-    train_loader,
-)
-from hoploom.train.runs.reading import (
+from hoploom.train.runs.run_file import LINKS, RunFile
+from hoploom.train.runs.run_toml import (
+    BEST,
+    LAST,
     NO_CACHE,
+    RUN_FILE,
     applies,
-    check_packages,
-    check_whole_steps,
-    check_world,
+    check_run,
     read_run_file,
     to_toml,
     values_of,
 )
-from hoploom.train.runs.run_file import FIELDS, LINKS, RunFile
+from hoploom.train.runs.setup import (
+    TrainingSetup,
+    eval_loader,
+    make_model,
+    make_optimizer,
+    make_scheduler,
+    per_relation,
+    train_loader,
+    training_setup,
+)
 from hoploom.train.step import MakeStepper
+from hoploom.train.tasks import Task
 
-RUN_FILE, RESULT_FILE, LINKS_FOLDER = "run.toml", "result.json", "links"
-LAST, BEST = "last", "best"
+RESULT_FILE, LINKS_FOLDER = "result.json", "links"
 POLL = 5.0  # seconds between two meetings of ranks while the rest of a store is verified
 NUM_BATCHES = 64  # that are sampled to find the nodes whose rows are cached
-CONNECT_KEYS = tuple(name for name in CONNECT if name != "made")  # where batches are made, follows from who holds what
-# What may differ between a run and its continuation: how long and where, not what is learned.
-MAY_CHANGE = {"store", "verify", "loader.threads", "loader.eval_fanouts", "loader.eval_batch_size"}
-MAY_CHANGE |= {name for name in FIELDS if name.startswith(("cluster.", "placement.", "output.", "train."))}
-MAY_CHANGE -= {"cluster.locality", "placement.dtype"}
-MAY_CHANGE -= {"train.precision", "train.accumulate", "train.clip_norm", "train.monitor"}
+CONNECT_KEYS = tuple(name for name in CONNECT if name != "made")  # where batches are made, depends on the stores
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to."""
+    """The result of a run."""
 
     folder: Path
     outcome: Outcome
     monitor: str  # the metric that `outcome.best` is of
-    test: Mapping[str, float]  # of the best checkpoint; empty without a test split, and where training was stopped
+    test: Mapping[str, float]  # of the best checkpoint; empty without a test split, or if training was stopped
     num_parameters: int
     seconds: float
     cache: CacheReport | None = None  # of all ranks; None: nothing was cached
@@ -88,106 +85,96 @@ class Result:
 
 
 def run(run_file: RunFile, context: Context, *, resume: bool = False, progress: bool = True) -> Result:
-    """Train and evaluate as run.toml says. All ranks call.
+    """Check a run, train and evaluate as run.toml describes. All ranks call.
 
     >>> with hoploom.init() as context:
     ...     result = run(read_run_file("run.toml"), context)
     """
-    began = time.perf_counter()
-    check_world(run_file, context.world_size)
-    check_whole_steps(run_file, context.world_size)
-    check_packages(run_file)
-    check_folder(run_file, resume=resume)
-    with _journal(run_file, context) as journal, ExitStack() as placed:
+    check_run(run_file, context.world_size, resume=resume)
+    return run_checked(run_file, context, resume=resume, progress=progress)
+
+
+def run_checked(run_file: RunFile, context: Context, *, resume: bool = False, progress: bool = True) -> Result:
+    """Train and evaluate, after `check_run`. All ranks call."""
+    began, shown = time.perf_counter(), progress and context.is_main
+    with _journal(run_file, context) as journal, ExitStack() as closing:
         store = open_graph(run_file, context)
-        goal = with_cache(run_file, goal_of(run_file, store), context)
-        goal = with_placement(run_file, goal, context)
-        for note in goal.notes if progress and context.is_main else ():
-            print(f"hoploom: {note}", file=sys.stderr, flush=True)
-        if goal.store.placed is not None:
-            placed.enter_context(goal.store.placed)
-            if progress and context.is_main:
-                print(goal.store.placed, file=sys.stderr)
-        learner = make_learner(run_file, goal, context)
-        verified = _verifying(store, context, placed) if run_file.verify else None
-        check = None if verified is None else verified.check
-        outcome, test = _learn(run_file, goal, learner, context, journal, check, resume=resume, progress=progress)
+        setup = training_setup(run_file, store)
+        setup = with_placement(run_file, with_cache(run_file, setup, context), context)
+        if setup.store.placed is not None:
+            closing.enter_context(setup.store.placed)
+        if shown:
+            _print_notes(setup)
+        own = run_file.model.factory is not None  # a user's model may leave parameters unused
+        model = context.wrap(make_model(run_file, setup), find_unused_parameters=own)
+        loader = train_loader(run_file, setup, context, model)
+        optimizer = make_optimizer(run_file, model)
+        scheduler = make_scheduler(run_file, optimizer, len(loader), setup.task.monitor[1])
+        learner = Learner(model, optimizer, setup.task, loader, scheduler)
+
+        verification = _verification(store, context, closing) if run_file.verify else None
+        checkpoint = Checkpoint(run_file.output.folder, context)
+        _restore(run_file, learner, checkpoint, context, resume=resume)
+        if context.is_main:
+            _begin_folder(run_file, setup, resume=resume)
+        outcome = fit(
+            learner,
+            _training(run_file, progress=progress),
+            context,
+            validate=_evaluation(run_file, setup, context, model, "val") if "val" in setup.seeds else None,
+            checkpoint=checkpoint,
+            journal=journal,
+            check=None if verification is None else verification.check,
+            stepper=_stepper(run_file),
+        )
+        test = {} if outcome.stopped == "asked" else _test(run_file, setup, learner, checkpoint, context)
+        journal.test(test, step=outcome.steps)
         if run_file.verify:
-            _verify_rest(verified, context, told=not (progress and context.is_main))
-        num_parameters = sum(parameter.numel() for parameter in learner.model.parameters())
-        seconds, kept = time.perf_counter() - began, cache_report(run_file, goal, context)
-        folder = run_file.output.folder
-        result = Result(folder, outcome, goal.task.monitor[0], test, num_parameters, seconds, kept)
+            _verify_rest(verification, context, shown=shown)
+        folder, num_parameters = run_file.output.folder, sum(p.numel() for p in model.parameters())
+        seconds, cache = time.perf_counter() - began, cache_report(run_file, setup, context)
+        result = Result(folder, outcome, setup.task.monitor[0], test, num_parameters, seconds, cache)
         if context.is_main and result.is_complete:
-            write_whole(folder / RESULT_FILE, [as_json(result).encode()])
+            write_whole(folder / RESULT_FILE, [result_json(result).encode()])
     return result
 
 
-def _verifying(store: Store, context: Context, stack: ExitStack) -> Verification | None:
-    """Check the files of the parts that this rank has opened, but for those that another rank of its host checks."""
-    parts = {number for number, shard in enumerate(store.shards) if isinstance(shard, Part | OnDisk)}
-    homes, first = store.deployment.homes, context.rank - context.local_rank
-    parts -= (
-        parts if not homes and context.local_rank else {part for home in homes[first : context.rank] for part in home}
-    )
-    return stack.enter_context(Verification(store.path, sorted(parts))) if store.path is not None and parts else None
-
-
-def _verify_rest(verified: Verification | None, context: Context, *, told: bool) -> None:
-    """Wait until all hosts' files are read. All ranks call; they meet now and then, so none takes another for lost."""
-    while context.max(int(verified is not None and not verified.finish(POLL))):
-        if not told:
-            print("hoploom: training is over; verify = true: reading the rest of the store's files", file=sys.stderr)
-        told = True
-
-
 def _journal(run_file: RunFile, context: Context) -> Journal:
-    """The journal of a run, from before its graph is opened: it keeps the warnings about the graph and the model."""
+    """Return the journal of a run, made before its graph is opened: it keeps warnings about the graph and the model."""
     loggers = run_file.output.loggers if run_file.output.tensorboard else ()
     values = values_of(run_file)
     settings = {name: str(v) if isinstance(v, Path) else v for name, v in values.items() if applies(name, values)}
     return Journal(run_file.output.folder, context, loggers=loggers, settings=settings)
 
 
-def _learn(
-    run_file: RunFile,
-    goal: Goal,
-    learner: Learner,
-    context: Context,
-    journal: Journal,
-    check: Callable[[], None] | None,
-    *,
-    resume: bool,
-    progress: bool,
-) -> tuple[Outcome, Mapping[str, float]]:
-    """Fit, and test the best model; the journal says where that failed."""
-    checkpoint = Checkpoint(run_file.output.folder, context)
+def _print_notes(setup: TrainingSetup) -> None:
+    for note in setup.notes:
+        print(f"hoploom: {note}", file=sys.stderr, flush=True)
+    if setup.store.placed is not None:
+        print(setup.store.placed, file=sys.stderr)
+
+
+def _restore(run_file: RunFile, learner: Learner, checkpoint: Checkpoint, context: Context, *, resume: bool) -> None:
+    """Restore the last checkpoint of a run that continues, and prepare the optimizer to be recorded or not."""
     if resume:
         checkpoint.restore(LAST, learner.parts())
     recorded = run_file.train.whole_steps and context.device.type == "cuda"
     if recorded or resume:  # the run before may have been the other way
         prepare(learner.optimizer, recorded=recorded)
-    if context.is_main:
-        write_whole(run_file.output.folder / RUN_FILE, [to_toml(run_file).encode()])
-        if run_file.task.kind == LINKS and run_file.task.links is None:
-            write_links(run_file.output.folder / LINKS_FOLDER, goal.store, goal.seeds, keep=resume)
-        (run_file.output.folder / RESULT_FILE).unlink(missing_ok=True)  # of the run that this one continues
-    validate = _validation(run_file, goal, learner, context)
+
+
+def _begin_folder(run_file: RunFile, setup: TrainingSetup, *, resume: bool) -> None:
+    """Write what a run begins with into its folder, and remove the result of the run that this one continues."""
+    folder = run_file.output.folder
+    write_whole(folder / RUN_FILE, [to_toml(run_file).encode()])
+    if run_file.task.kind == LINKS and run_file.task.links is None:
+        write_links(folder / LINKS_FOLDER, setup.store, setup.seeds, keep=resume)
+    (folder / RESULT_FILE).unlink(missing_ok=True)
+
+
+def _training(run_file: RunFile, *, progress: bool) -> Training:
     given: dict[str, Any] = {field.name: getattr(run_file.train, field.name, None) for field in fields(Training)}
-    training = Training(**given | {"seed": run_file.seed, "progress": progress})
-    outcome = fit(
-        learner,
-        training,
-        context,
-        validate=validate,
-        checkpoint=checkpoint,
-        journal=journal,
-        check=check,
-        stepper=_stepper(run_file),
-    )
-    test = {} if outcome.stopped == "asked" else _test(run_file, goal, learner, checkpoint, context)
-    journal.test(test, step=outcome.steps)
-    return outcome, test
+    return Training(**given | {"seed": run_file.seed, "progress": progress})
 
 
 def _stepper(run_file: RunFile) -> MakeStepper | None:
@@ -198,45 +185,52 @@ def _stepper(run_file: RunFile) -> MakeStepper | None:
     return WholeStep
 
 
-def make_learner(run_file: RunFile, goal: Goal, context: Context) -> Learner:
-    """Model, optimizer, schedule and this rank's loader."""
-    plain = model_of(run_file, goal)
-    loader = train_loader(run_file, goal, context, plain)
-    own = run_file.model.factory is not None  # a user's model may leave parameters unused
-    model = context.wrap(plain, find_unused_parameters=own)
-    optimizer = optimizer_of(run_file, model)
-    scheduler = scheduler_of(run_file, optimizer, len(loader), goal.task.monitor[1])
-    return Learner(model, optimizer, goal.task, loader, scheduler)
-
-
-def _validation(run_file: RunFile, goal: Goal, learner: Learner, context: Context) -> Validate | None:
-    if "val" not in goal.seeds:
-        return None
-    loader = eval_loader(run_file, goal, context, learner.model, "val")
-    return lambda: evaluate(learner.model, loader, goal.task, context, precision=run_file.train.precision)
+def _evaluation(
+    run_file: RunFile, setup: TrainingSetup, context: Context, model: nn.Module, split: str
+) -> Callable[[], dict[str, float]]:
+    """Return a function that evaluates the model on a split."""
+    loader = eval_loader(run_file, setup, context, model, split)
+    return lambda: evaluate(model, loader, setup.task, context, precision=run_file.train.precision)
 
 
 def _test(
-    run_file: RunFile, goal: Goal, learner: Learner, checkpoint: Checkpoint, context: Context
+    run_file: RunFile, setup: TrainingSetup, learner: Learner, checkpoint: Checkpoint, context: Context
 ) -> Mapping[str, float]:
-    if "test" not in goal.seeds:
+    """Return the metrics of the best model on the test split, if there is one."""
+    if "test" not in setup.seeds:
         return {}
-    if learner.progress.best is not None:
-        parts: dict[str, Any] = {"model": learner.model}
-        if checkpoint.restore(BEST, parts) is None:
-            raise StoreError(
-                f"{checkpoint.path(BEST)} is gone, so the best model cannot be tested; put it back and go on with "
-                "--resume, or start anew in another output.folder"
-            )
-    loader = eval_loader(run_file, goal, context, learner.model, "test")
-    return evaluate(learner.model, loader, goal.task, context, precision=run_file.train.precision)
+    if learner.progress.best is not None and checkpoint.restore(BEST, {"model": learner.model}) is None:
+        raise StoreError(
+            f"{checkpoint.path(BEST)} is gone, so the best model cannot be tested; put it back and go on with "
+            "--resume, or start anew in another output.folder"
+        )
+    return _evaluation(run_file, setup, context, learner.model, "test")()
+
+
+def _verification(store: Store, context: Context, closing: ExitStack) -> Verification | None:
+    """Start to check the files of the parts that this rank has opened, except those that another rank of its host
+    checks."""
+    parts = {number for number, shard in enumerate(store.shards) if isinstance(shard, Part | OnDisk)}
+    homes, first = store.deployment.homes, context.rank - context.local_rank
+    parts -= (
+        parts if not homes and context.local_rank else {part for home in homes[first : context.rank] for part in home}
+    )
+    return closing.enter_context(Verification(store.path, sorted(parts))) if store.path is not None and parts else None
+
+
+def _verify_rest(verification: Verification | None, context: Context, *, shown: bool) -> None:
+    """Wait until all hosts' files are read. All ranks call; they meet now and then, so none takes another for lost."""
+    while context.max(int(verification is not None and not verification.finish(POLL))):
+        if shown:
+            print("hoploom: training is over; verify = true: reading the rest of the store's files", file=sys.stderr)
+        shown = False
 
 
 # --- the graph -----------------------------------------------------------------------------------
 
 
 def open_graph(run_file: RunFile, context: Context) -> Store:
-    """The store of a run; its context closes it."""
+    """Return the store of a run, which the context closes."""
     section = run_file.cluster
     options = {name: getattr(section, name) for name in CONNECT_KEYS}
     options |= {"memory": run_file.memory, "scratch": run_file.scratch}
@@ -246,23 +240,23 @@ def open_graph(run_file: RunFile, context: Context) -> Store:
     return store
 
 
-def with_placement(run_file: RunFile, goal: Goal, context: Context) -> Goal:
-    """The goal, with its store placed where the run's device reads it. All ranks call."""
+def with_placement(run_file: RunFile, setup: TrainingSetup, context: Context) -> TrainingSetup:
+    """Return the setup with its store placed in memory that the run's device reads. All ranks call."""
     section = run_file.placement
     if section.topology is None and section.features is None:
-        return goal
+        return setup
     name = "placement.features" if section.topology is None else "placement.topology"
     _check_kernels_run(run_file, name, context.device)
     try:
         device, dtype = context.device, section.dtype
-        store = place(goal.store, section.topology, section.features, dtype=dtype, device=device, among=context)
+        store = place(setup.store, section.topology, section.features, dtype=dtype, device=device, among=context)
     except ConfigError as error:
         raise run_file.problem(name, f"the store cannot be placed: {error}; or leave [placement] out") from error
-    return replace(goal, store=store)
+    return replace(setup, store=store)
 
 
 def _check_kernels_run(run_file: RunFile, name: str, device: torch.device) -> None:
-    """Raise ConfigError on a CPU, unless kernels are interpreted there and no GPU is named."""
+    """Raise ConfigError on a CPU, unless kernels are interpreted and no GPU is named."""
     names_gpu = "cuda" in f"{run_file.placement.topology} {run_file.placement.features}"
     with suppress(ConfigError):  # there is no Triton
         if device.type != "cpu" or (request.kernels_are_interpreted() and not names_gpu):
@@ -272,18 +266,18 @@ def _check_kernels_run(run_file: RunFile, name: str, device: torch.device) -> No
     raise run_file.problem(name, f"{name} has no effect: this run is on cpu ({why}); leave [placement] out")
 
 
-def with_cache(run_file: RunFile, goal: Goal, context: Context) -> Goal:
-    """The goal, with a cache of the remote rows that this rank will need most."""
-    size, store = run_file.cluster.cache, goal.store
+def with_cache(run_file: RunFile, setup: TrainingSetup, context: Context) -> TrainingSetup:
+    """Return the setup with a cache of the remote rows that this rank will need most."""
+    size, store = run_file.cluster.cache, setup.store
     if size is None or all(shard.tier > Tier.REMOTE for shard in store.shards):
-        return goal
-    return replace(goal, store=cached(store, size, _counts(run_file, goal, context)))
+        return setup
+    return replace(setup, store=cached(store, size, _counts(run_file, setup, context)))
 
 
-def _counts(run_file: RunFile, goal: Goal, context: Context) -> Visits:
-    """In how many of this rank's first batches each node is, by type."""
-    section, schema = run_file.loader, goal.store.schema
-    is_local = run_file.cluster.locality  # seeds are those near this rank, else all ranks share them
+def _counts(run_file: RunFile, setup: TrainingSetup, context: Context) -> Visits:
+    """Count in how many of this rank's first batches each node is, by type."""
+    section, schema = run_file.loader, setup.store.schema
+    is_local = run_file.cluster.locality  # seeds are in the parts of this rank, else all ranks share them
     plan = Presampling(
         batch_size=section.batch_size // context.world_size,
         rank=0 if is_local else context.rank,
@@ -297,22 +291,22 @@ def _counts(run_file: RunFile, goal: Goal, context: Context) -> Visits:
             "weight_attr": schema.weight if section.weighted else None,
         },
     )
-    counts = no_visits(goal.store)
-    for node_type, ids in _seeds(run_file, goal):
-        near = _own(goal.store, node_type, ids) if is_local else ids
-        seeds = near if schema.homogeneous else (node_type, near)
-        visits = count_visits(goal.store, per_relation(run_file, goal), seeds, plan)
+    counts = no_visits(setup.store)
+    for node_type, ids in _seeds(run_file, setup):
+        own = _own(setup.store, node_type, ids) if is_local else ids
+        seeds = own if schema.homogeneous else (node_type, own)
+        visits = count_visits(setup.store, per_relation(run_file, setup), seeds, plan)
         for name, found in visits.items():
             counts[name] += found
         counts.num_batches = visits.num_batches
     return counts
 
 
-def _seeds(run_file: RunFile, goal: Goal) -> Iterator[tuple[str, Tensor]]:
-    """The nodes that batches are made around, by type; of links both ends."""
-    schema, given = goal.store.schema, goal.seeds["train"]
+def _seeds(run_file: RunFile, setup: TrainingSetup) -> Iterator[tuple[str, Tensor]]:
+    """Yield the training nodes by type; those of links are both ends."""
+    schema, given = setup.store.schema, setup.seeds["train"]
     if run_file.task.kind != LINKS:
-        yield read_seeds(goal.store, given)
+        yield read_seeds(setup.store, given)
         return
     (source, _, destination), ends = (schema.relations[0].key, given) if schema.homogeneous else given
     for node_type in dict.fromkeys((source, destination)):
@@ -321,7 +315,7 @@ def _seeds(run_file: RunFile, goal: Goal) -> Iterator[tuple[str, Tensor]]:
 
 
 def _own(store: Store, node_type: str, ids: Tensor) -> Tensor:
-    """Those in the parts that this process maps; all, where none is."""
+    """Return the ids in the parts that this process maps; all of them if none is."""
     index, own = store.schema.type_index[node_type], torch.zeros(ids.numel(), dtype=torch.bool)
     for part in store.parts:
         first = part.first_nodes[index]
@@ -329,44 +323,20 @@ def _own(store: Store, node_type: str, ids: Tensor) -> Tensor:
     return ids[own] if bool(own.any()) else ids
 
 
-def cache_report(run_file: RunFile, goal: Goal, context: Context) -> CacheReport | None:
-    """How the caches of all ranks did. All ranks call."""
+def cache_report(run_file: RunFile, setup: TrainingSetup, context: Context) -> CacheReport | None:
+    """Return the use of the caches, added up over all ranks. All ranks call."""
     if run_file.cluster.cache is None:
         return None
-    own = report(goal.store) or CacheReport(0, 0, 0, 0)
+    own = report(setup.store) or CacheReport(0, 0, 0, 0)
     found = context.sum(torch.tensor([own.num_rows, own.num_bytes, own.hits, own.misses]))
     return CacheReport(*found.tolist()) if bool(found.any()) else None
-
-
-# --- the output folder ---------------------------------------------------------------------------
-
-
-def check_folder(run_file: RunFile, *, resume: bool) -> None:
-    """Raise ConfigError if the folder holds a run that must not be overwritten, or that this one cannot continue."""
-    folder = run_file.output.folder
-    if not (folder / f"{LAST}.safetensors").exists():
-        return
-    if not resume:
-        message = f"{folder} holds a run already; continue it with --resume, or name another output.folder"
-        raise run_file.problem("output.folder", message)
-    if (folder / RUN_FILE).exists():
-        _check_same(run_file, read_run_file(folder / RUN_FILE))
-
-
-def _check_same(run_file: RunFile, before: RunFile) -> None:
-    earlier = values_of(before)
-    for key, value in values_of(run_file).items():
-        if key not in MAY_CHANGE and value != earlier[key]:
-            was, now = (as_toml(entry) if entry is not None else "left out" for entry in (earlier[key], value))
-            message = f"{key} is {now}, but was {was} when the run in {run_file.output.folder} began"
-            raise run_file.problem(key, f"{message}; leave it so, or start anew in another output.folder")
 
 
 # --- the result ----------------------------------------------------------------------------------
 
 
-def as_json(result: Result) -> str:
-    """result.json: what a table of runs is made from."""
+def result_json(result: Result) -> str:
+    """Return the text of result.json."""
     outcome = result.outcome
     content: dict[str, Any] = {
         "stopped": outcome.stopped,
@@ -395,7 +365,7 @@ def as_json(result: Result) -> str:
 
 
 def summary(result: Result) -> str:
-    """A few lines for the terminal."""
+    """Return a few lines for the terminal."""
     outcome = result.outcome
     endings = {"done": "trained for", "early": "stopped early after", "asked": "interrupted after"}
     epochs = f"{outcome.epochs} epoch{'s' * (outcome.epochs > 1)}" if outcome.epochs else "less than an epoch"
@@ -415,3 +385,65 @@ def summary(result: Result) -> str:
     if result.cache is not None:
         lines.append(f"cache: {result.cache}")
     return "\n".join([*lines, f"written to {result.folder}"])
+
+
+# --- a finished run ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run as `load_run` returns it."""
+
+    model: nn.Module  # with the weights of the checkpoint, in evaluation mode
+    store: Store  # the graph of the run, without the links that it held out
+    task: Task
+    run_file: RunFile  # the settings in the run's run.toml
+    checkpoint: Path
+
+
+def load_run(
+    folder: str | Path,
+    context: Context | None = None,
+    *,
+    checkpoint: str | None = None,
+    overrides: Sequence[str] = (),
+) -> LoadedRun:
+    """Load a run of `hoploom train` from its output folder: the model with its best weights, the graph, the settings.
+
+    >>> run = hoploom.load_run("run")
+    >>> hoploom.infer(run.model, run.store, "predictions", inference=Inference(task=run.task))
+
+    `checkpoint` is "best" or "last"; by default, it is the best one, or the last if the run did not validate.
+    `overrides` are `section.key=value`, such as `["store=moved.store"]`. With a context, all ranks call. Without one,
+    the model is on the CPU.
+    """
+    run_file, path = read_finished(folder, overrides, checkpoint)
+    context = context or Context(RankPlace(), torch.device("cpu"), "gloo", DEADLINE)
+    setup = training_setup(run_file, open_graph(run_file, context))
+    with torch.random.fork_rng(devices=[]):  # a model is made from the run's seed, which is not the caller's
+        model = trained_model(run_file, setup, context, path).eval()
+    return LoadedRun(model, setup.store, setup.task, run_file, path)
+
+
+def read_finished(folder: str | Path, overrides: Sequence[str], checkpoint: str | None) -> tuple[RunFile, Path]:
+    """Return the settings of a run in its output folder, and the path of its best checkpoint or of the one named."""
+    folder = Path(folder)
+    path = folder / RUN_FILE
+    if not path.exists():
+        raise no_run(folder, f"it has no {RUN_FILE}")
+    run_file = read_run_file(path, [f"output.folder={json.dumps(str(folder.absolute()))}", *overrides])
+    names = [checkpoint] if checkpoint else [BEST, LAST]
+    if not {*names} <= {BEST, LAST}:
+        raise ConfigError(f"checkpoint is {checkpoint!r}; give {BEST!r} or {LAST!r}")
+    paths = [run_file.output.folder / f"{name}.safetensors" for name in names]
+    found = next(filter(Path.exists, paths), None)
+    if found is None:
+        raise ConfigError(f"{folder} has no {paths[0].name}; train first: hoploom train {path} --resume")
+    return run_file, found
+
+
+def trained_model(run_file: RunFile, setup: TrainingSetup, context: Context, checkpoint: Path) -> nn.Module:
+    """Return the model of a run with the weights of a checkpoint."""
+    model = make_model(run_file, setup).to(context.device)
+    Checkpoint(checkpoint.parent, context).restore(checkpoint.stem, {"model": model})
+    return model

@@ -1,13 +1,12 @@
-"""What run.toml wants learned of a store (the task, the graph to sample, the seeds of every split), and what learns it:
-model, loaders, optimizer and schedule. All that the run file and the store must agree on is checked before any is made.
+"""The pieces of a run, made from run.toml and a store: task and seeds, model, loaders, optimizer and schedule.
 
-Schedules are closed forms of the step, so that a resumed run follows the same curve; they take the number of steps
-from run.toml and know nothing of an early stop.
+Run.toml is checked against the store before any of them is made. Schedules are closed forms of the step, so that a
+resumed run follows the same curve; they take the number of steps from run.toml and ignore an early stop.
 """
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -25,35 +24,47 @@ from hoploom.nn import GNN, Shape
 from hoploom.nn.kinds import KINDS
 from hoploom.ranks.context import Context, unwrap
 from hoploom.schema import DTYPES, NodeType, RelationName, Schema
-from hoploom.store import Store, Wanted
+from hoploom.store import Store
 from hoploom.train.runs.link_splits import SPLITS, LinkShares, given_links, hold_out, in_graph, read_links, reverses_of
 from hoploom.train.runs.run_file import LINKS, RunFile
-from hoploom.train.tasks import LinkPrediction, Mode, MultiLabel, NodeClassification, NodeRegression, Task
+from hoploom.train.tasks import (
+    LinkPrediction,
+    Mode,
+    MultiLabel,
+    NodeClassification,
+    NodeRegression,
+    Task,
+    largest_label,
+)
 
 Fanouts = list[int] | dict[RelationName, list[int]]
-LEAST_TAIL = 64  # seeds; fewer join the step before them, whatever the number of ranks, as long as it is not above
-READ_AT_ONCE = 1 << 20  # labels
-NODES = "nodes"  # in place of a split: nodes whose outputs are written
+LEAST_TAIL = 64  # seeds of a last step; fewer join the step before, for any number of ranks up to this
+NODES = "nodes"  # takes the place of a split for nodes whose outputs are written
 MOST_CLASSES = 1_000_000
 
 
 @dataclass(frozen=True)
-class Goal:
-    """What is learned, on which graph, around which seeds."""
+class TrainingSetup:
+    """The task of a run, its graph, and the seeds of every split."""
 
     store: Store  # the graph to sample
     task: Task
     num_outputs: int
-    seeds: Mapping[str, Any]  # split -> what its loader takes; no "val" or "test" where there is none
-    out_types: tuple[str, ...]  # whose rows the loss needs
+    seeds: Mapping[str, Any]  # split -> the seeds of its loader; no "val" or "test" if the run has none
+    out_types: tuple[str, ...]  # node types whose rows the loss needs
     notes: tuple[str, ...] = ()  # to be printed when the run begins
 
 
-def goal_of(run_file: RunFile, store: Store) -> Goal:
-    """Bring run.toml and store together; ConfigError, with its line, where they do not agree."""
+def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
+    """Return what a run learns from a store; raise ConfigError, with its line, if run.toml does not fit the store."""
     _check_sampling(run_file, store.schema)
-    goal = _link_goal(run_file, store) if run_file.task.kind == LINKS else _node_goal(run_file, store)
-    return _with_monitor(run_file, goal)
+    setup = _link_setup(run_file, store) if run_file.task.kind == LINKS else _node_setup(run_file, store)
+    if run_file.train.monitor is None:
+        return setup
+    try:
+        return replace(setup, task=replace(setup.task, best=run_file.train.monitor))  # type: ignore[type-var]
+    except ConfigError as error:
+        raise run_file.problem("train.monitor", str(error).replace("best is", "train.monitor is", 1)) from error
 
 
 def _check_sampling(run_file: RunFile, schema: Schema) -> None:
@@ -67,16 +78,6 @@ def _check_sampling(run_file: RunFile, schema: Schema) -> None:
         relation_of(run_file, "loader.relation_fanouts", schema, name)
 
 
-def _with_monitor(run_file: RunFile, goal: Goal) -> Goal:
-    """Return the goal with the metric of train.monitor, if one is given."""
-    if run_file.train.monitor is None:
-        return goal
-    try:
-        return replace(goal, task=replace(goal.task, best=run_file.train.monitor))  # type: ignore[type-var]
-    except ConfigError as error:
-        raise run_file.problem("train.monitor", str(error).replace("best is", "train.monitor is", 1)) from error
-
-
 def _unknown(
     run_file: RunFile, key: str, what: str, name: str, known: Sequence[str], short: Sequence[str] = ()
 ) -> ConfigError:
@@ -86,7 +87,7 @@ def _unknown(
 
 
 def relation_of(run_file: RunFile, key: str, schema: Schema, name: str) -> RelationName:
-    """A relation by its three words, or by the middle one where that is enough."""
+    """Return a relation named by its three words, or by the middle one if that is enough."""
     words = {" ".join(r.key): r.key for r in schema.relations}
     found = [words[name]] if name in words else [r.key for r in schema.relations if r.name == name]
     if len(found) == 1:
@@ -99,7 +100,7 @@ def relation_of(run_file: RunFile, key: str, schema: Schema, name: str) -> Relat
 # --- nodes ---------------------------------------------------------------------------------------
 
 
-def _node_goal(run_file: RunFile, store: Store) -> Goal:
+def _node_setup(run_file: RunFile, store: Store) -> TrainingSetup:
     node_type = _labelled_type(run_file, store.schema)
     names = {split: getattr(run_file.task, split) for split in SPLITS}
     nodes = {split: store.split(name, node_type.name) for split, name in names.items() if name}
@@ -108,11 +109,11 @@ def _node_goal(run_file: RunFile, store: Store) -> Goal:
         task.check(store, ids)
     homogeneous = store.schema.homogeneous
     seeds = {split: names[split] if homogeneous else (node_type.name, names[split]) for split in nodes}
-    return Goal(store, task, task.columns[0], seeds, (node_type.name,))
+    return TrainingSetup(store, task, task.columns[0], seeds, (node_type.name,))
 
 
 def _labelled_type(run_file: RunFile, schema: Schema) -> NodeType:
-    """The type of the seeds: it has the splits and the label."""
+    """Return the type of the seeds, which has the splits and the label."""
     wanted, task = run_file.task.node_type, run_file.task
     if wanted is not None and wanted not in schema.type_index:
         message = f"task.node_type names {wanted!r}, no node type"
@@ -161,7 +162,7 @@ def _node_task(
 
 
 def _count_classes(run_file: RunFile, store: Store, node_type: NodeType, splits: Sequence[Tensor]) -> int:
-    """One more than the largest label of all splits."""
+    """Return one more than the largest label of all splits."""
     label, field = run_file.task.label, node_type.fields[run_file.task.label]
     if field.shape not in ((), (1,)):
         message = f"{label!r} of {node_type.name!r} has rows of shape {list(field.shape)}, not one class each"
@@ -173,21 +174,10 @@ def _count_classes(run_file: RunFile, store: Store, node_type: NodeType, splits:
     return int(largest) + 1
 
 
-def largest_label(store: Store, node_type: str, label: str, splits: Sequence[Tensor]) -> float:
-    """The largest label of these nodes; -1 where there is none."""
-    largest = -1.0
-    for nodes in splits:
-        for begin in range(0, nodes.numel(), READ_AT_ONCE):
-            some = nodes[begin : begin + READ_AT_ONCE]
-            labels = store.features.gather([Wanted(node_type, label, some)])[0].double()
-            largest = max(largest, float(labels.nan_to_num(-1.0).max()))
-    return largest
-
-
 # --- links ---------------------------------------------------------------------------------------
 
 
-def _link_goal(run_file: RunFile, store: Store) -> Goal:
+def _link_setup(run_file: RunFile, store: Store) -> TrainingSetup:
     key = _learned_relation(run_file, store.schema)
     reverses = _reverses(run_file, store.schema, key)
     graph, links, notes = store, dict[str, Tensor](), list[str]()
@@ -208,7 +198,7 @@ def _link_goal(run_file: RunFile, store: Store) -> Goal:
         message = f"no edge of {' '.join(key)!r} is left to train on; take another relation"
         raise run_file.problem("task.relation", message)
     seeds = {split: ends if store.schema.homogeneous else (key, ends) for split, ends in links.items()}
-    return Goal(graph, LinkPrediction(), run_file.model.hidden, seeds, (key[0], key[2]), tuple(notes))
+    return TrainingSetup(graph, LinkPrediction(), run_file.model.hidden, seeds, (key[0], key[2]), tuple(notes))
 
 
 def _reverses(run_file: RunFile, schema: Schema, key: RelationName) -> tuple[RelationName, ...]:
@@ -249,31 +239,31 @@ def _learned_relation(run_file: RunFile, schema: Schema) -> RelationName:
 # --- model ---------------------------------------------------------------------------------------
 
 
-def model_of(run_file: RunFile, goal: Goal) -> nn.Module:
-    """The model, with weights that follow from the file's seed."""
+def make_model(run_file: RunFile, setup: TrainingSetup) -> nn.Module:
+    """Return the model, with weights drawn from the file's seed."""
     torch.manual_seed(run_file.seed)
     if run_file.model.factory is not None:
-        return _from_factory(run_file, goal)
+        return _from_factory(run_file, setup)
     section = run_file.model
     shape = Shape(
         hidden=section.hidden,
         num_layers=len(run_file.loader.fanouts),
-        out=goal.num_outputs,
+        out=setup.num_outputs,
         dropout=section.dropout,
         heads=section.heads if KINDS[section.name].has_heads else 1,
         norm=section.norm,
         residual=section.residual,
     )
     try:
-        return GNN(section.name, goal.store.schema, shape, goal.out_types)
+        return GNN(section.name, setup.store.schema, shape, setup.out_types)
     except ConfigError as error:
         raise run_file.problem(
             "model.name", f"model.name = {section.name!r} does not fit the store: {error}"
         ) from error
 
 
-def _from_factory(run_file: RunFile, goal: Goal) -> nn.Module:
-    """What the user's function makes of the store."""
+def _from_factory(run_file: RunFile, setup: TrainingSetup) -> nn.Module:
+    """Return the model that the user's function makes for the store."""
     address, folder, options = str(run_file.model.factory), run_file.model.modules, run_file.model.options
     if folder is not None and str(folder) not in sys.path:  # its modules come first
         sys.path.insert(0, str(folder))
@@ -288,11 +278,11 @@ def _from_factory(run_file: RunFile, goal: Goal) -> nn.Module:
         message = f"{module_name} ({module.__file__}) has no function {name!r}; write one"
         raise run_file.problem("model.factory", message)
     try:
-        model = make(goal.store, goal.num_outputs, **options)
+        model = make(setup.store, setup.num_outputs, **options)
     except HoploomError:
         raise
     except Exception as error:
-        message = f"{address}(store, {goal.num_outputs}, **{options}) failed: {_one_line(error)}; mend it"
+        message = f"{address}(store, {setup.num_outputs}, **{options}) failed: {_one_line(error)}; mend it"
         raise run_file.problem("model.factory", message) from error
     if not isinstance(model, nn.Module):
         message = f"{address} returned a {type(model).__name__}; return a torch.nn.Module"
@@ -307,14 +297,14 @@ def _one_line(error: Exception) -> str:
 # --- loaders -------------------------------------------------------------------------------------
 
 
-def train_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Module) -> Loader:
-    """This rank's share of the training seeds, shuffled."""
+def train_loader(run_file: RunFile, setup: TrainingSetup, context: Context, model: nn.Module) -> Loader:
+    """Return a loader of this rank's share of the training seeds, shuffled."""
     return _loader(
         run_file,
-        goal,
+        setup,
         model,
         "train",
-        per_relation(run_file, goal),
+        per_relation(run_file, setup),
         batch_size=run_file.loader.batch_size // context.world_size,
         rank=context.rank,
         world_size=context.world_size,
@@ -326,31 +316,39 @@ def train_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Modu
     ).share_steps(run_file.loader.batch_size)
 
 
-def eval_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Module, split: str) -> Loader:
-    """All seeds of a split, in order; `evaluate` shares its steps out."""
+def eval_loader(run_file: RunFile, setup: TrainingSetup, context: Context, model: nn.Module, split: str) -> Loader:
+    """Return a loader of all seeds of a split, in order, whose steps `evaluate` distributes over ranks."""
+    fanouts = _eval_fanouts(run_file, setup)
+    return _loader(run_file, setup, model, split, fanouts, device=context.device, **_whole(run_file, context))
+
+
+def infer_loader(run_file: RunFile, setup: TrainingSetup, context: Context, model: nn.Module, nodes: Any) -> Loader:
+    """Return batches of some nodes for a model's outputs, the same for any number of ranks.
+
+    They have all neighbours if the model has `num_layers`, else the fanouts of evaluation.
+    """
+    hops = getattr(model, "num_layers", None)
+    fanouts = [-1] * hops if isinstance(hops, int) and hops > 0 else _eval_fanouts(run_file, setup)
+    only_nodes = replace(setup, seeds={NODES: nodes})
+    return _loader(run_file, only_nodes, model, NODES, fanouts, **_whole(run_file, context))
+
+
+def _eval_fanouts(run_file: RunFile, setup: TrainingSetup) -> Fanouts:
+    given = run_file.loader.eval_fanouts
+    return list(given) if given else per_relation(run_file, setup)
+
+
+def _whole(run_file: RunFile, context: Context) -> dict[str, Any]:
+    """Return the arguments of a loader that reads all seeds on every rank."""
     section = run_file.loader
-    fanouts = list(section.eval_fanouts) if section.eval_fanouts else per_relation(run_file, goal)
-    batch_size = section.eval_batch_size or section.batch_size
-    placement = {"rank": 0, "world_size": 1, "device": context.device}
-    threads = section.num_threads(context.num_cores)
-    return _loader(run_file, goal, model, split, fanouts, batch_size=batch_size, num_workers=threads, **placement)
+    batch_size, threads = section.eval_batch_size or section.batch_size, section.num_threads(context.num_cores)
+    return {"rank": 0, "world_size": 1, "batch_size": batch_size, "num_workers": threads}
 
 
-def infer_loader(run_file: RunFile, goal: Goal, context: Context, model: nn.Module, nodes: Any) -> Loader:
-    """Return batches of some nodes for a model's outputs: with all neighbours if it says how many layers it has, else
-    with the fanouts of evaluation; the same for any number of ranks."""
-    section, hops = run_file.loader, getattr(model, "num_layers", None)
-    fanouts: Fanouts = list(section.eval_fanouts) if section.eval_fanouts else per_relation(run_file, goal)
-    if isinstance(hops, int) and hops > 0:
-        fanouts = [-1] * hops
-    given = {"rank": 0, "world_size": 1, "num_workers": section.num_threads(context.num_cores)}
-    batch_size = section.eval_batch_size or section.batch_size
-    return _loader(run_file, replace(goal, seeds={NODES: nodes}), model, NODES, fanouts, batch_size=batch_size, **given)
-
-
-def _loader(run_file: RunFile, goal: Goal, model: nn.Module, split: str, fanouts: Fanouts, **given: Any) -> Loader:
-    section, task = run_file.loader, run_file.task
-    schema = goal.store.schema
+def _loader(
+    run_file: RunFile, setup: TrainingSetup, model: nn.Module, split: str, fanouts: Fanouts, **given: Any
+) -> Loader:
+    section, task, schema = run_file.loader, run_file.task, setup.store.schema
     options: dict[str, Any] = given | {
         "seed": run_file.seed,
         "replace": section.replace,
@@ -359,32 +357,31 @@ def _loader(run_file: RunFile, goal: Goal, model: nn.Module, split: str, fanouts
         "weight_attr": schema.weight if section.weighted else None,
     }
     module = unwrap(model)
-    if isinstance(module, GNN):  # layer one is aggregated where its rows lie
+    if isinstance(module, GNN):  # layer one is aggregated where its rows are stored
         floats = [DTYPES[t.fields["x"].dtype].is_floating_point for t in schema.node_types if "x" in t.fields]
-        is_whole = split == "train" and run_file.train.whole_steps  # then layer one is part of what is recorded
+        is_whole = split == "train" and run_file.train.whole_steps  # then layer one is part of the recorded step
         reduce = module.first_reduce if all(floats) and not is_whole else None
-        options |= {"aggregate": reduce, "degrees": _needs_degrees(run_file, goal, module)}
+        options |= {"aggregate": reduce, "degrees": module.needs_degrees}
+        _check_degrees(run_file, setup.store, module)
     if task.kind == LINKS and split != NODES:
         options |= {"neg_sampling_ratio": task.negatives, "strict_negatives": task.strict_negatives}
-        return LinkNeighborLoader(goal.store, fanouts, goal.seeds[split], **options)
+        return LinkNeighborLoader(setup.store, fanouts, setup.seeds[split], **options)
     if section.temporal is not None:
         options |= {"temporal_strategy": section.temporal, "time_attr": schema.time}
-    return NeighborLoader(goal.store, fanouts, goal.seeds[split], **options)
+    return NeighborLoader(setup.store, fanouts, setup.seeds[split], **options)
 
 
-def _needs_degrees(run_file: RunFile, goal: Goal, module: GNN) -> bool:
-    store = goal.store
+def _check_degrees(run_file: RunFile, store: Store, module: GNN) -> None:
+    """Raise ConfigError if the model needs in-degrees that this process does not know."""
     if module.needs_degrees and not store.deployment.makes_batches and len(store.topology) < len(store.ranges):
-        message = (
-            f'model.name = "{run_file.model.name}" needs in-degrees, and a process maps the edges of its parts only'
-        )
-        raise run_file.problem("cluster.topology", f'{message}; set cluster.topology = "local", or take another model')
-    return module.needs_degrees
+        message = f'model.name = "{run_file.model.name}" needs in-degrees, and a process maps the edges of its parts'
+        way_out = 'set cluster.topology = "local", or take another model'
+        raise run_file.problem("cluster.topology", f"{message} only; {way_out}")
 
 
-def per_relation(run_file: RunFile, goal: Goal) -> Fanouts:
-    """One list for all relations, or one for each where run.toml sets some apart."""
-    fanouts, others, schema = run_file.loader.fanouts, run_file.loader.relation_fanouts, goal.store.schema
+def per_relation(run_file: RunFile, setup: TrainingSetup) -> Fanouts:
+    """Return one list of fanouts for all relations, or one for each if run.toml has `relation_fanouts`."""
+    fanouts, others, schema = run_file.loader.fanouts, run_file.loader.relation_fanouts, setup.store.schema
     if not others:
         return list(fanouts)
     apart = {relation_of(run_file, "loader.relation_fanouts", schema, name): counts for name, counts in others.items()}
@@ -394,36 +391,29 @@ def per_relation(run_file: RunFile, goal: Goal) -> Fanouts:
 # --- optimizer and schedule ----------------------------------------------------------------------
 
 
-def optimizer_of(run_file: RunFile, model: nn.Module) -> Optimizer:
-    """The optimizer of all parameters that are learned."""
+def make_optimizer(run_file: RunFile, model: nn.Module) -> Optimizer:
+    """Return the optimizer of all parameters that are learned."""
     section = run_file.optimizer
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if section.name == "sgd":
         return SGD(learned, section.lr, section.momentum, weight_decay=section.weight_decay)
-    if section.name == "adamw":
-        return AdamW(learned, section.lr, weight_decay=section.weight_decay)
-    return Adam(learned, section.lr, weight_decay=section.weight_decay)
+    kind = AdamW if section.name == "adamw" else Adam
+    return kind(learned, section.lr, weight_decay=section.weight_decay)
 
 
-def scheduler_of(
+def make_scheduler(
     run_file: RunFile, optimizer: Optimizer, num_batches: int, mode: Mode
 ) -> LRScheduler | ReduceLROnPlateau | None:
-    """The schedule, for epochs of that many batches. A plateau is judged per epoch, all others go by the step."""
+    """Return the schedule for epochs of this many batches; `mode` is the one of the metric that a plateau watches."""
     section = run_file.scheduler
     if section.name == "none":
         return None
     if section.name == "plateau":
         return ReduceLROnPlateau(optimizer, mode, section.factor, section.wait, min_lr=section.min_lr)
     steps_per_epoch = math.ceil(num_batches / run_file.train.accumulate)
-    return LambdaLR(optimizer, _curve(run_file, steps_per_epoch))
-
-
-def _curve(run_file: RunFile, steps_per_epoch: int) -> Callable[[int], float]:
-    """What the learning rate is multiplied by at a step."""
-    section = run_file.scheduler
     if section.name == "step":
         cut_every = section.every * steps_per_epoch
-        return lambda step: float(section.factor ** (step // cut_every))
+        return LambdaLR(optimizer, lambda step: float(section.factor ** (step // cut_every)))
     num_steps = run_file.train.epochs * steps_per_epoch
     if run_file.train.max_steps is not None:
         num_steps = min(num_steps, run_file.train.max_steps)
@@ -436,4 +426,4 @@ def _curve(run_file: RunFile, steps_per_epoch: int) -> Callable[[int], float]:
         progress = min(1.0, (step - num_warm) / max(1, num_steps - num_warm))
         return least + (1 - least) * (1 + math.cos(math.pi * progress)) / 2
 
-    return cosine
+    return LambdaLR(optimizer, cosine)
