@@ -1,7 +1,7 @@
 """A folder that every host reaches: a path on a shared file system, or s3:// and gs:// through pyarrow.
 
 A file appears under its name when it is complete, or not at all, unless it is written in ranges. An upload that fails
-is never finished: what it has sent stays in the bucket, and nobody sees it. A lifecycle rule of the bucket removes it.
+is never finished: the bytes that it has sent stay in the bucket, invisible, until a lifecycle rule removes them.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from errno import ENOENT
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -23,7 +23,7 @@ from hoploom.config.extras import needs
 from hoploom.errors import ConfigError, StoreError
 from hoploom.store.format import DISK_FULL, regular, sync_folder
 
-OBJECT_STORES = {"s3": "", "gs": "?retry_limit_seconds=60"}  # pyarrow's options: without this one, gs waits 15 minutes
+OBJECT_STORES = {"s3": "", "gs": "?retry_limit_seconds=60"}  # pyarrow's options: by default, gs retries for 15 minutes
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 BUCKET = re.compile(r"[A-Za-z0-9._-]+")
 BUFFER = 1 << 20
@@ -39,10 +39,8 @@ DENIED = re.compile(
     r"ACCESS_DENIED|ACCESS_KEY|SIGNATURE|TOKEN|CREDENTIALS|HTTP status 40[13]|PERMISSION|UNAUTHENTICATED|access token"
 )
 UNREACHABLE = re.compile(r"NETWORK_CONNECTION|UNAVAILABLE|DEADLINE_EXCEEDED|curlCode|resolve host")
-
-
 MOUNTS = Path("/proc/self/mountinfo")
-SHARED_MOUNTS = ("fuse.glusterfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.juicefs")  # of file systems made for many hosts
+SHARED_MOUNTS = ("fuse.glusterfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.juicefs")  # file systems made for many hosts
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,7 @@ class StoragePath:
 
     def __post_init__(self) -> None:
         url = re.sub(r"^file:(//)?(?=/)", "", self.url)
-        found = SCHEME.match(url)
-        if found is None:
+        if SCHEME.match(url) is None:
             url = os.path.abspath(url)
         else:
             scheme, bucket, path = _split(url)
@@ -79,27 +76,28 @@ class StoragePath:
 
     @property
     def path(self) -> Path | None:
-        """Where the folder is on this host; None for an object store."""
+        """The folder on this host; None for an object store."""
         return None if SCHEME.match(self.url) else Path(self.url)
 
     def open(self, name: str) -> BinaryIO:
-        """Read a file; it can seek."""
+        """Open a file for reading and seeking."""
         with self._explained("read", name):
             if self.path is not None:
                 return regular(self.path / name).open("rb", buffering=BUFFER)
             file = self._objects.open_input_file(self._key(name))
-        return io.BufferedReader(_Reader(file, lambda: self._explained("read", name)), BUFFER)
+        return io.BufferedReader(_ExplainedFile(file, partial(self._explained, "read", name), reads=True), BUFFER)
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
-        """Write a file, or replace it. It appears when the block ends; not at all after an error in it."""
-        made = self._create_local if self.path is not None else self._create_object
-        yield from made(name)
+        """Write a file, or replace it. It appears when the block ends, and not at all after an error in the block."""
+        make = self._create_local if self.path is not None else self._create_object
+        yield from make(name)
 
     def takes_ranges(self) -> bool:
-        """Whether processes of several hosts may write into one file. False in object stores, and where one is mounted.
+        """Return whether processes of several hosts may write ranges of one file; False in object stores.
 
-        Mounts by FUSE often send the whole file when it is closed, so that one host's ranges replace another's.
+        Also False on most FUSE mounts: they often send the whole file when it is closed, so that one host's ranges
+        replace another's.
         """
         name, half = f".ranges-{secrets.token_hex(8)}", mmap.PAGESIZE
         if self.path is None or _is_user_mount(self.path):
@@ -118,29 +116,23 @@ class StoragePath:
 
     @contextmanager
     def write_range(self, name: str, size: int, begin: int) -> Iterator[BinaryIO]:
-        """Write bytes of a file from a position on; other processes may write other bytes of it at the same time.
+        """Write bytes of a file from `begin` on, while other processes may write other bytes of it.
 
-        The file has its whole size from the beginning. It is in a folder that exists, on a path.
+        The file is in an existing folder on a path, and has `size` bytes from the beginning.
         """
         assert self.path is not None
-        with self._explained("write", name):  # write-only: else a client of NFS may write back a whole page
+        with self._explained("write", name):  # write-only: otherwise an NFS client may write back a whole page
             handle = os.open(self.path / name, os.O_WRONLY | os.O_CREAT, 0o666)
-            file = os.fdopen(handle, "wb", buffering=BUFFER)
-        try:
+        file = os.fdopen(handle, "wb", buffering=BUFFER)
+        with self._synced(file, name) as writer:
             with self._explained("write", name):
                 if os.fstat(handle).st_size != size:
                     os.ftruncate(handle, size)
                 file.seek(begin)
-            yield self._writer(file, name)
-            with self._explained("write", name):
-                file.flush()
-                os.fsync(handle)
-        finally:
-            with suppress(OSError):  # of a write that failed, once more
-                file.close()
+            yield writer
 
     def size(self, name: str) -> int | None:
-        """In bytes; None where there is no such file."""
+        """Return the bytes of a file; None if there is none."""
         with self._explained("read", name):
             if self.path is not None:
                 path = self.path / name
@@ -149,9 +141,14 @@ class StoragePath:
         return int(about.size) if about.is_file else None
 
     def names(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """The files in a folder and in the folders below it: their names in this place, and their bytes."""
+        """Yield the names and bytes of the files in a folder and in the folders below it."""
         if self.path is not None:
-            yield from self._names_local(self.path, prefix)
+            for folder, folders, files in os.walk(self.path / prefix):
+                folders.sort()
+                for path in (Path(folder, name) for name in sorted(files)):
+                    with suppress(FileNotFoundError):  # removed in the meantime
+                        if not path.name.startswith(".") and path.is_file():  # hidden files are being written
+                            yield str(path.relative_to(self.path)), path.stat().st_size
             return
         from pyarrow.fs import FileSelector
 
@@ -163,7 +160,7 @@ class StoragePath:
         yield from sorted((one.path.removeprefix(base), int(one.size)) for one in listed if one.is_file)
 
     def remove(self, prefix: str) -> None:
-        """Remove a file, or a folder with all that is in it; nothing happens where there is none."""
+        """Remove a file, or a folder with its contents; do nothing if there is none."""
         if not prefix.strip("/"):
             raise ConfigError(f"a whole place is never removed; name what to remove in {self.url}")
         with self._explained("remove", prefix):
@@ -172,8 +169,7 @@ class StoragePath:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
                 return
             key = self._key(prefix).rstrip("/")
-            about = self._objects.get_file_info(key)
-            if about.is_file:
+            if self._objects.get_file_info(key).is_file:
                 self._objects.delete_file(key)
             else:
                 with suppress(FileNotFoundError):
@@ -182,27 +178,21 @@ class StoragePath:
     def _create_local(self, name: str) -> Iterator[BinaryIO]:
         assert self.path is not None
         path = self.path / name
-        partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(8)}")
+        temporary = path.with_name(f".{path.name}.partial-{secrets.token_hex(8)}")
         try:
             with self._explained("write", name):
-                if not self.path.exists():  # who is late, after all has been removed, makes no folder again
+                if not self.path.exists():  # a late process must not recreate a folder that was removed
                     raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(self.path))
                 path.parent.mkdir(parents=True, exist_ok=True)
-                file = partial.open("wb", buffering=BUFFER)
-            try:
-                yield self._writer(file, name)
-                with self._explained("write", name):
-                    file.flush()
-                    os.fsync(file.fileno())
-            finally:
-                with suppress(OSError):  # of a write that failed, once more
-                    file.close()
+                file = temporary.open("wb", buffering=BUFFER)
+            with self._synced(file, name) as writer:
+                yield writer
             with self._explained("write", name):
-                os.replace(partial, path)
+                os.replace(temporary, path)
                 sync_folder(path.parent)
         except BaseException:
             with suppress(OSError):
-                partial.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
             raise
 
     def _create_object(self, name: str) -> Iterator[BinaryIO]:
@@ -213,22 +203,24 @@ class StoragePath:
             with self._explained("write", name):
                 upload.close()
         except BaseException:
-            # An upload that is closed, or collected, is complete for the object store: this one never is.
+            # pyarrow completes an upload that is closed or collected: leak this one, so that it never is.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(upload))
             raise
 
-    def _writer(self, file: Any, name: str) -> BinaryIO:
-        return cast(BinaryIO, _Writer(file, lambda: self._explained("write", name)))
+    @contextmanager
+    def _synced(self, file: BinaryIO, name: str) -> Iterator[BinaryIO]:
+        """Yield a writer of this file; at the end of the block, flush it to the disk. Close it in any case."""
+        try:
+            yield self._writer(file, name)
+            with self._explained("write", name):
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            with suppress(OSError):  # after a failed write, close fails again
+                file.close()
 
-    @staticmethod
-    def _names_local(root: Path, prefix: str) -> Iterator[tuple[str, int]]:
-        for folder, folders, files in os.walk(root / prefix):
-            folders.sort()
-            for name in sorted(files):
-                path = Path(folder, name)
-                with suppress(FileNotFoundError):  # removed meanwhile
-                    if not name.startswith(".") and path.is_file():  # else one that is being written
-                        yield str(path.relative_to(root)), path.stat().st_size
+    def _writer(self, file: Any, name: str) -> BinaryIO:
+        return cast(BinaryIO, _ExplainedFile(file, partial(self._explained, "write", name), reads=False))
 
     @property
     def _objects(self) -> Any:
@@ -236,12 +228,13 @@ class StoragePath:
         return _file_system(scheme, bucket)
 
     def _key(self, name: str) -> str:
-        """What pyarrow calls a file in a bucket."""
+        """Return pyarrow's name of a file in a bucket."""
         _, bucket, path = _split(self.url)
         return "/".join(filter(None, (bucket, path))) + "/" + name
 
     @contextmanager
     def _explained(self, verb: str, name: str) -> Iterator[None]:
+        """Turn an OSError in this block into a StoreError with a hint."""
         try:
             yield
         except StoreError:
@@ -251,40 +244,47 @@ class StoragePath:
 
     def _reason(self, error: OSError) -> str:
         reason = str(error).split(" (Request ID")[0].splitlines()[0].rstrip(".: ")
-        if self.path is not None:
-            if error.errno in DISK_FULL:
-                return "the disk is full; free some space"
-            return "there is no such file" if isinstance(error, FileNotFoundError) else reason
-        scheme, bucket, _ = _split(self.url)
-        if DENIED.search(reason):
-            return f"access was denied ({reason}); {CREDENTIALS[scheme]}"
-        if UNREACHABLE.search(reason):
-            return f"the server does not answer ({reason}); {ENDPOINT[scheme]}"
-        if "NO_SUCH_BUCKET" in reason or (isinstance(error, FileNotFoundError) and not self._has_bucket()):
-            return f"there is no bucket {bucket!r}; create it, or correct the URL"
-        return "there is no such file" if isinstance(error, FileNotFoundError) else reason
+        is_missing = isinstance(error, FileNotFoundError)
+        if self.path is None:
+            scheme, bucket, _ = _split(self.url)
+            if DENIED.search(reason):
+                return f"access was denied ({reason}); {CREDENTIALS[scheme]}"
+            if UNREACHABLE.search(reason):
+                return f"the server does not answer ({reason}); {ENDPOINT[scheme]}"
+            if "NO_SUCH_BUCKET" in reason or (is_missing and not self._has_bucket()):
+                return f"there is no bucket {bucket!r}; create it, or correct the URL"
+        elif error.errno in DISK_FULL:
+            return "the disk is full; free some space"
+        return "there is no such file" if is_missing else reason
 
     def _has_bucket(self) -> bool:
         with suppress(OSError):
             return bool(self._objects.get_file_info(_split(self.url)[1]).type.value)
-        return True  # what it said first is the better message
+        return True  # unknown: report the first error
 
 
-class _Reader(io.RawIOBase):
-    """An object of pyarrow's, whose errors are explained."""
+class _ExplainedFile(io.RawIOBase):
+    """A file whose errors are explained. A writer leaves the file open: its creator finishes it."""
 
-    def __init__(self, file: Any, explained: Callable[[], Any]) -> None:
-        self._file, self._explained = file, explained
+    def __init__(self, file: Any, explained: Callable[[], Any], *, reads: bool) -> None:
+        self._file, self._explained, self._reads = file, explained, reads
 
     def readable(self) -> bool:
-        return True
+        return self._reads
 
     def seekable(self) -> bool:
-        return True
+        return self._reads
+
+    def writable(self) -> bool:
+        return not self._reads
 
     def readinto(self, buffer: Any) -> int:
         with self._explained():
             return int(self._file.readinto(buffer))
+
+    def write(self, piece: Any) -> int:
+        with self._explained():
+            return int(self._file.write(piece))
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         return int(self._file.seek(offset, whence))
@@ -293,30 +293,14 @@ class _Reader(io.RawIOBase):
         return int(self._file.tell())
 
     def close(self) -> None:
-        with suppress(OSError):  # of a read that failed, once more
-            self._file.close()
+        if self._reads:
+            with suppress(OSError):  # after a failed read, close fails again
+                self._file.close()
         super().close()
 
 
-class _Writer(io.RawIOBase):
-    """A file that is being made, and whose errors are explained. Whoever made it finishes it."""
-
-    def __init__(self, file: Any, explained: Callable[[], Any]) -> None:
-        self._file, self._explained = file, explained
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, piece: Any) -> int:
-        with self._explained():
-            return int(self._file.write(piece))
-
-    def tell(self) -> int:
-        return int(self._file.tell())
-
-
 def _is_user_mount(path: Path) -> bool:
-    """Whether FUSE mounts the folder, and not one of the file systems that many hosts write."""
+    """Return whether FUSE mounts the folder, except for file systems that many hosts write."""
     with suppress(OSError):
         device = path.stat().st_dev
         number = f"{os.major(device)}:{os.minor(device)}"
@@ -328,7 +312,7 @@ def _is_user_mount(path: Path) -> bool:
 
 
 def _split(url: str) -> tuple[str, str, str]:
-    """Scheme, bucket and path."""
+    """Return scheme, bucket and path."""
     scheme, _, rest = url.partition(":")
     bucket, _, path = rest.removeprefix("//").partition("/")
     return scheme, bucket, path

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.graphs import random_graph, save_in_parts
 from support.object_store import ObjectStore
 
 import hoploom
-from hoploom.cli import fetching, main
+from hoploom.cli import main, stores
 from hoploom.errors import ConfigError, StoreError
 from hoploom.store import fetch as fetch_module
 from hoploom.store.check import problems
@@ -94,6 +95,7 @@ def test_pieces_of_any_size_make_the_same_files(
 STOPPED = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from hoploom.store import fetch
 from hoploom.store.storage_path import StoragePath
 fetch.PIECE = 1000
@@ -225,7 +227,7 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_came(
 ) -> None:
     disk, source = small_disk("size=24k"), StoragePath(str(store))
     with monkeypatch.context() as patched:
-        patched.setattr(fetch_module, "_check_space", lambda folder, size: None)
+        patched.setattr(fetch_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 30))
         with pytest.raises(StoreError, match=r"the disk is full writing .* run the same command again"):
             fetch(source, disk)
     subprocess.run(["mount", "-o", "remount,size=16m", disk], check=True)
@@ -244,7 +246,7 @@ def test_the_command_says_what_came_and_how_fast(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fetching, "EVERY", 0.0)
+    monkeypatch.setattr(stores, "SECONDS_BETWEEN_LINES", 0.0)
     words = ["fetch", source.url, "--to", str(tmp_path / "here"), "--part", "1", "--part", "2"]
     assert main(words) == 0
     out, err = capsys.readouterr()
