@@ -27,7 +27,7 @@ class RemotePart(RemoteShard):
     def _header(self, kind: str) -> dict[str, object]:
         return {"ask": kind, "identity": self._peers.identity, "part": self.number}
 
-    def _ask_hop(self, header: dict[str, Any], columns: list[Tensor]) -> Callable[[], tuple[Any, list[Any]]]:
+    def _request_hop(self, header: dict[str, Any], columns: list[Tensor]) -> Callable[[], tuple[Any, list[Any]]]:
         request = Message(self._header("sample") | header, columns)
         finish = self._peers.begin(request, self.number, read_message)
 
@@ -37,18 +37,18 @@ class RemotePart(RemoteShard):
 
         return picks
 
-    def _ask_rows(self, listed: list[list[Any]], ids: list[Tensor], targets: list[Target]) -> Callable[[], None]:
+    def _request_rows(self, listed: list[list[Any]], ids: list[Tensor], targets: list[Target]) -> Callable[[], None]:
         message = Message({**self._header("gather"), "wanted": listed}, ids)
         return self._peers.begin(message, self.number, lambda incoming: self._place(incoming, targets))
 
     def _place(self, incoming: Incoming, targets: Sequence[Target]) -> None:
-        """Write rows to their places as they come."""
-        if incoming.described != [(out.dtype, (places.numel(), *out.shape[1:])) for places, out in targets]:
+        """Write rows to their positions as they come."""
+        if incoming.described != [(out.dtype, (positions.numel(), *out.shape[1:])) for positions, out in targets]:
             raise self._wrong("rows of another dtype or shape")
         for index, row, rows in incoming.pieces():
-            places, out = targets[index]
+            positions, out = targets[index]
             num_rows = rows.shape[0]
-            ops.scatter_rows(rows, places if num_rows == places.numel() else places[row : row + num_rows], out)
+            ops.scatter_rows(rows, positions if num_rows == positions.numel() else positions[row : row + num_rows], out)
 
     def split(self, node_type: str, name: str) -> Tensor:
         """The part's own members of a split."""

@@ -70,7 +70,7 @@ def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
     fits = ids.dtype in (torch.int32, torch.int64) and ids.dim() == 1
     require(fits, f"ids of {what}", shown, "int32 or int64 [n]")
     try:
-        return IdRange(first, count).come(ids)
+        return IdRange(first, count).decode(ids)
     except IndexError as error:
         raise ConfigError(f"ids of {what}: {error}, what the part holds; is it another store?") from error
 

@@ -23,7 +23,7 @@ from hoploom.serve.wire import PIECE, PROTOCOL, Described, Message, Streamed
 from hoploom.store import Part, Store
 from hoploom.store.base import Shard, Wanted
 from hoploom.store.format import Manifest, manifest_to_json
-from hoploom.store.remote_shard import Narrowing, read_all
+from hoploom.store.remote_shard import IdEncoding, read_all
 from hoploom.store.sharded import empty_rows
 
 Answer = Callable[[Message, Call], Message]
@@ -128,9 +128,9 @@ class Service:
         with Reservation(self.budget, call, of="a hop", beside=call.requested) as reservation:
             reservation.take(most if most > self._limits.free else 0)
             picks = shard.begin_sample(frontiers, draw)()
-            narrowing = Narrowing(schema, self.store.ranges[request.header["part"]])
+            encoding = IdEncoding(schema, self.store.ranges[request.header["part"]])
             columns = [
-                column for n, one in enumerate(picks) if one is not None for column in narrowing.picks_sent(n, one)
+                column for n, one in enumerate(picks) if one is not None for column in encoding.encode_picks(n, one)
             ]
             reservation.settle(min(reservation.taken, sum(column.nbytes for column in columns)))
         relations = [index for index, one in enumerate(picks) if one is not None]

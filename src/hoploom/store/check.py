@@ -1,4 +1,4 @@
-"""Reading every byte of a store to say which file is wrong, and what is wrong with it."""
+"""Read every byte of a store to name the damaged file and its problem: at once, or slowly in the background."""
 
 import os
 import sys
@@ -23,6 +23,8 @@ from hoploom.store.sharded import Sharded
 CHUNK_BYTES = 4 << 20
 CHUNK_EDGES = 1 << 20
 SEEN_IDS = 1 << 28  # edge ids that are marked in one pass, a byte each
+RATE = 100 << 20  # bytes a second in the background: about a tenth of a core, and of a disk
+LOWEST = 19  # niceness
 
 
 def problems(path: str | Path) -> Iterator[str]:
@@ -38,21 +40,15 @@ def problems(path: str | Path) -> Iterator[str]:
     except HoploomError as error:
         yield str(error)
         return
-    damaged = False
-    for name, entry in manifest.files.items():
-        for problem in file_problems(folder, name, entry):
-            damaged = True
-            yield problem
-    if damaged:
-        return
+    found = [problem for name, entry in manifest.files.items() for problem in file_problems(folder, name, entry)]
     parts = []
-    for number in range(len(manifest.parts)):
+    for number in range(len(manifest.parts)) if not found else ():
         try:
             parts.append(open_part(folder, manifest, number))
         except HoploomError as error:
-            damaged = True
-            yield str(error)
-    if damaged:
+            found.append(str(error))
+    yield from found
+    if found:
         return
     store = Sharded(manifest.schema, parts, manifest.parts)
     for number, part in enumerate(parts):
@@ -68,23 +64,21 @@ def file_problems(
 ) -> Iterator[str]:
     """Yield the problem of a file, if it has one. `pause` is called after every read."""
     try:
-        path = layout.inside(folder, name)
         size, crc = 0, 0
-        with layout.regular(path).open("rb") as file:
+        with layout.regular(layout.inside(folder, name)).open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
                 size += len(chunk)
                 crc = zlib.crc32(chunk, crc)
                 pause(len(chunk))
     except FileNotFoundError:
         yield f"{name}: missing"
-        return
     except (OSError, HoploomError) as error:
         yield f"{name}: {error}"
-        return
-    if size != entry.bytes:
-        yield f"{name}: {size} bytes, {entry.bytes} expected (truncated or changed)"
-    elif crc != entry.crc32:
-        yield f"{name}: checksum {crc:08x}, {entry.crc32:08x} expected (a bit has flipped, or it was changed)"
+    else:
+        if size != entry.bytes:
+            yield f"{name}: {size} bytes, {entry.bytes} expected (truncated or changed)"
+        elif crc != entry.crc32:
+            yield f"{name}: checksum {crc:08x}, {entry.crc32:08x} expected (a bit has flipped, or it was changed)"
 
 
 def _list_problems(number: int, part: Part, index: int, store: Sharded) -> Iterator[str]:
@@ -95,50 +89,54 @@ def _list_problems(number: int, part: Part, index: int, store: Sharded) -> Itera
     falls = lists.indptr[1:] < lists.indptr[:-1]
     if falls.any():
         yield f"{files['indptr']}: decreases at node {_first(falls) + lists.first_node}"
-    sound = True
-    for begin, ids in _chunks(lists.indices):
-        bad = (ids < 0) | (ids >= source.num_nodes)
-        if sound := not bad.any():
-            continue
-        at = _first(bad)
-        yield f"{files['indices']}: position {begin + at} is {int(ids[at])}, out of range [0, {source.num_nodes})"
-        break
+    out_of_range = next(_out_of_range(files["indices"], lists.indices, source.num_nodes), None)
+    if out_of_range is not None:
+        yield out_of_range
     for begin, some in () if lists.weight is None else _chunks(lists.weight):
         bad = ~(torch.isfinite(some) & (some >= 0))
         if bad.any():
             yield f"{files['weight']}: position {begin + _first(bad)}: a weight is negative or not finite"
             break
-        fields = part.tables[relation.key, str(schema.weight)].rows[begin : begin + len(some)]
-        bad = fields.reshape(-1).to(some.dtype) != some
-        if bad.any():
-            yield _differs(files["weight"], begin, bad, some, fields, schema.weight)
+        rows = part.tables[relation.key, str(schema.weight)].rows[begin : begin + len(some)]
+        if (difference := _difference(files["weight"], begin, some, rows, schema.weight)) is not None:
+            yield difference
             break
     for begin, some in () if lists.edge_time is None else _chunks(lists.edge_time, overlap=1):
+        rows = some
         if schema.time in relation.fields:
-            fields = part.tables[relation.key, str(schema.time)].rows[begin : begin + len(some)]
-        elif sound:
+            rows = part.tables[relation.key, str(schema.time)].rows[begin : begin + len(some)]
+        elif out_of_range is None:
             sources = lists.indices[begin : begin + len(some)].long()
-            (fields,) = store.gather([Wanted(source.name, str(schema.time), sources)])
-        else:
-            fields = some
-        bad = fields.reshape(-1).to(some.dtype) != some
-        if bad.any():
-            yield _differs(files["time"], begin, bad, some, fields, schema.time)
+            (rows,) = store.gather([Wanted(source.name, str(schema.time), sources)])
+        if (difference := _difference(files["time"], begin, some, rows, schema.time)) is not None:
+            yield difference
             break
         bad = some[1:] < some[:-1]
         low, high = (int(torch.searchsorted(lists.indptr, at)) for at in (begin + 1, begin + some.numel()))
-        starts = lists.indptr[low:high]  # of lists; of damaged ones anything
+        starts = lists.indptr[low:high]  # of lists; in a damaged file, any numbers
         bad[starts[(starts > begin) & (starts < begin + some.numel())] - begin - 1] = False
         if bad.any():
             yield f"{files['time']}: position {begin + _first(bad) + 1} is earlier than the one before it"
             break
 
 
-def _differs(file: str, begin: int, bad: Tensor, values: Tensor, fields: Tensor, name: str | None) -> str:
+def _difference(file: str, begin: int, values: Tensor, rows: Tensor, name: str | None) -> str | None:
+    """Return the first difference between a column of the lists and the field that it copies; None if there is none."""
+    rows = rows.reshape(-1)
+    bad = rows.to(values.dtype) != values
+    if not bad.any():
+        return None
     at = _first(bad)
-    return (
-        f"{file}: position {begin + at} is {values[at].item()}, but field {name!r} says {fields.reshape(-1)[at].item()}"
-    )
+    return f"{file}: position {begin + at} is {values[at].item()}, but field {name!r} says {rows[at].item()}"
+
+
+def _out_of_range(file: str, column: Tensor, limit: int) -> Iterator[str]:
+    """Yield the first id that is out of range, of each chunk."""
+    for begin, ids in _chunks(column):
+        bad = (ids < 0) | (ids >= limit)
+        if bad.any():
+            at = _first(bad)
+            yield f"{file}: position {begin + at} is {int(ids[at])}, out of range [0, {limit})"
 
 
 def _split_problems(number: int, part: Part) -> Iterator[str]:
@@ -165,22 +163,21 @@ def _edge_id_problems(parts: Sequence[Part], index: int) -> Iterator[str]:
     """Yield the first edge id that is out of range or that two edges have. Large relations are read several times."""
     relation = parts[0].schema.relations[index]
     columns = [part.tables[relation.key, EDGE_ID].rows for part in parts if EDGE_ID in relation.fields]
-    for low in range(0, relation.num_edges, SEEN_IDS):
+    files = [layout.edge_file(number, relation, EDGE_ID) for number in range(len(columns))]
+    for file, column in zip(files, columns, strict=True):
+        for problem in _out_of_range(file, column, relation.num_edges):
+            yield problem
+            return
+    for low in range(0, relation.num_edges if columns else 0, SEEN_IDS):
         seen = torch.zeros(min(SEEN_IDS, relation.num_edges - low), dtype=torch.bool)
-        for number, column in enumerate(columns):
-            file = layout.edge_file(number, relation, EDGE_ID)
+        for file, column in zip(files, columns, strict=True):
             for begin, ids in _chunks(column):
-                bad = (ids < 0) | (ids >= relation.num_edges)
-                if bad.any():
-                    at = _first(bad)
-                    yield f"{file}: position {begin + at} is {int(ids[at])}, out of range [0, {relation.num_edges})"
-                    return
-                places = torch.nonzero((ids >= low) & (ids < low + len(seen))).view(-1)
-                own, order = (ids[places] - low).long().sort()  # counting them in bytes would overflow
+                positions = torch.nonzero((ids >= low) & (ids < low + len(seen))).view(-1)
+                own, order = (ids[positions] - low).long().sort()  # counting them in bytes would overflow
                 twice = seen[own]
                 twice[:-1] |= own[1:] == own[:-1]
                 if twice.any():
-                    at = int(places[order[twice]].min())
+                    at = int(positions[order[twice]].min())
                     yield f"{file}: position {begin + at} is {int(ids[at])}, which another edge has too"
                     return
                 seen[own] = True
@@ -198,31 +195,24 @@ def _chunks(column: Tensor, overlap: int = 0) -> Iterator[tuple[int, Tensor]]:
         yield begin, some
 
 
-# --- in the background -------------------------------------------------------------------------
-
-RATE = 100 << 20  # bytes a second: about a tenth of a core, and of a disk
-LOWEST = 19  # niceness
-
-
 class _ClosedError(Exception):
-    """The rest need not be checked."""
+    """Raised in the background thread when it must end early."""
 
 
 class Verification(Closing):
-    """A thread that compares the files of some parts with their checksums, and keeps the first problem.
+    """A background thread that compares the files of some parts with their checksums, and keeps the first problem.
 
     >>> with Verification(Path("papers.store"), [0]) as verification:
     ...     verification.finish()
     """
 
     def __init__(self, folder: Path, parts: Sequence[int], rate: float = RATE) -> None:
-        """The topology of other parts is compared, too, where it is on this host."""
+        """Also compare the topology of other parts that is on this host."""
         self._folder, self._rate, self._problem = folder, rate, ""
         own = {layout.part_folder(part) for part in parts}
-        listed = layout.read_manifest(folder).files
         self._files = {
             name: entry
-            for name, entry in listed.items()
+            for name, entry in layout.read_manifest(folder).files.items()
             if name.partition("/")[0] in own or ("/csc." in name and layout.inside(folder, name).exists())
         }
         self._closed, self._hurry = threading.Event(), threading.Event()
@@ -230,7 +220,7 @@ class Verification(Closing):
         self._thread.start()
 
     def _run(self) -> None:
-        if sys.platform == "linux":  # where threads have a niceness, which the disk's scheduler heeds, too
+        if sys.platform == "linux":  # where threads have a niceness, which the disk's scheduler uses too
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
         with suppress(_ClosedError):
@@ -240,7 +230,7 @@ class Verification(Closing):
                     return
 
     def _pause(self, num_bytes: int) -> None:
-        """Keep to the rate."""
+        """Wait as long as the rate asks for."""
         self._hurry.wait(num_bytes / self._rate)
         if self._closed.is_set():
             raise _ClosedError
@@ -254,9 +244,9 @@ class Verification(Closing):
             )
 
     def finish(self, seconds: float | None = None) -> bool:
-        """Wait for the end, at full speed from now on, but no longer than this; return whether all files are read.
+        """Wait up to `seconds` for the end, at full speed; return whether all files are read.
 
-        StoreError if a file is damaged.
+        Raise StoreError if a file is damaged.
         """
         self._hurry.set()
         self._thread.join(seconds)
@@ -264,7 +254,7 @@ class Verification(Closing):
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """End the thread, wherever it is."""
+        """End the thread early."""
         self._closed.set()
         self._hurry.set()
         self._thread.join()

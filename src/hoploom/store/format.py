@@ -1,6 +1,6 @@
 """The format on disk: file names, store.json, .npy headers (docs/format.md is its specification).
 
-And files and folders that survive a power cut, complete or not there. They cost waiting for the disk.
+Also files and folders that are complete or absent after a power cut. They cost waiting for the disk.
 """
 
 import errno
@@ -31,14 +31,14 @@ FORMAT, VERSION = "hoploom-store", 1
 ID_LIMIT = 2**31
 STORE_FILE = "store.json"
 MOST_BYTES = 256 << 20  # of store.json
-LATER_KEYS = ("reverse",)  # of store.json, null in stores of earlier versions, which do not have them
+LATER_KEYS = ("reverse",)  # of store.json, missing in stores of earlier versions
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NPY_DTYPES = {"bfloat16": "<u2", "bool": "|b1", "uint8": "|u1", "int8": "|i1"}
 
 
 @dataclass(frozen=True)
 class PartRange:
-    """What one part holds, by node type and by relation: contiguous ranges, so that ownership is a short search."""
+    """The contiguous ranges of one part, by node type and by relation: the part of an id is a short search."""
 
     first_nodes: tuple[int, ...]
     num_nodes: tuple[int, ...]
@@ -49,6 +49,8 @@ class PartRange:
 
 @dataclass(frozen=True)
 class FileEntry:
+    """The size and checksum of a file."""
+
     bytes: int
     crc32: int
 
@@ -60,7 +62,7 @@ class Manifest:
     schema: Schema
     parts: tuple[PartRange, ...]
     files: Mapping[str, FileEntry]
-    identity: str = ""  # SHA-256 of store.json as it was read, in hex: two copies of a store have the same
+    identity: str = ""  # SHA-256 of the bytes of store.json, in hex: equal for two copies of a store
 
 
 def _plain(name: str) -> str:
@@ -80,12 +82,12 @@ def split_file(part: int, node_type: str, split: str) -> str:
 
 
 def edge_file(part: int, relation: Relation, field: str) -> str:
-    """A field of a relation's edges, in CSC order."""
+    """Return the file of a field of edges, in CSC order."""
     return f"{relation_folder(part, relation)}/{_plain(field)}.npy"
 
 
 def topology_file(part: int, relation: Relation, column: str) -> str:
-    """Columns the sampler reads: indptr, indices, weight, time."""
+    """Return the file of a column that the sampler reads: indptr, indices, weight or time."""
     return f"{relation_folder(part, relation)}/csc.{column}.npy"
 
 
@@ -94,7 +96,7 @@ def relation_folder(part: int, relation: Relation) -> str:
 
 
 def id_dtype(num_nodes: int) -> str:
-    """Ids take 32 bits while they fit."""
+    """Return the dtype of node ids: 32 bits if they fit."""
     return "int32" if num_nodes < ID_LIMIT else "int64"
 
 
@@ -110,12 +112,12 @@ def write_npy_header(file: BinaryIO, dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def read_npy_header(file: BinaryIO, name: str, dtype: str, shape: tuple[int, ...]) -> int:
-    """Check a header against what is expected; returns where the values begin."""
+    """Return the offset of the values; raise StoreError if dtype or shape is not the expected one."""
     try:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("not .npy version 1.0")
         found, fortran, descr = np.lib.format.read_array_header_1_0(file)
-    except Exception as error:  # NumPy evaluates a literal: whatever Python's parser raises may come
+    except Exception as error:  # NumPy evaluates a literal, so Python's parser may raise anything
         raise StoreError(f"{name} has no readable .npy header ({error}); copy the file again") from error
     if fortran or descr != np.dtype(npy_descr(dtype)) or found != shape:
         raise StoreError(f"{name} holds {descr} {found}, but store.json says {dtype} {shape}; copy the store again")
@@ -165,7 +167,7 @@ def _why_no_store(folder: Path) -> str:
 
 
 def parse_manifest(written: bytes, path: str) -> Manifest:
-    """Check what store.json holds; `path` is what messages call it."""
+    """Return the contents of store.json, checked; `path` is its name in messages."""
     if len(written) > MOST_BYTES:
         raise StoreError(f"{path} has more than {MOST_BYTES >> 20} MiB, so it is no store.json; copy the store again")
     try:
@@ -197,7 +199,7 @@ def manifest_from_json(contents: Mapping[str, Any]) -> Manifest:
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
-    """A value of the kind that a dataclass declares; integers are counts. `name` is what messages call it."""
+    """Return a value of the type that a dataclass declares; integers are counts. `name` is for messages."""
     if is_dataclass(kind) and isinstance(value, Mapping):
         hints = _hints(kind)  # type: ignore[arg-type]
         missing = [key for key in hints if key not in value and key not in LATER_KEYS]
@@ -222,7 +224,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object; readers differ on which of two equal keys counts."""
+    """Return the JSON object; raise ValueError for a repeated key, which readers treat differently."""
     contents = dict(pairs)
     if len(contents) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -231,14 +233,14 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def regular(path: Path) -> Path:
-    """Return the path; raise StoreError unless it is a regular file: opening a pipe may wait for ever."""
+    """Return the path; raise StoreError unless it is a regular file, as opening a pipe may block for ever."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise StoreError(f"{path} is a directory, pipe, socket or device, not a file; copy the store again")
     return path
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of a store's file; StoreError if it leads out of the store."""
+    """Return the path of a store's file; raise StoreError if it is outside of the store."""
     pure = PurePosixPath(name)
     path = folder / name
     try:
@@ -254,34 +256,27 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def write_whole(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write a file; the one that was there stays until the new one is complete and on the disk."""
+    """Write a file, replacing an old one only when the new one is complete and on the disk."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _write_synced(partial, pieces)
+            with partial.open("wb", buffering=0) as file:  # no buffer whose flush could fail in close()
+                for piece in pieces:
+                    left = memoryview(piece)
+                    while left:
+                        left = left[file.write(left) :]
+                os.fsync(file.fileno())
             os.replace(partial, path)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
     except OSError as error:
-        raise StoreError(_explained(path, error)) from error
-
-
-def _write_synced(partial: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    with partial.open("wb", buffering=0) as file:  # no buffer that could fail to be flushed in close()
-        for piece in pieces:
-            left = memoryview(piece)
-            while left:
-                left = left[file.write(left) :]
-        os.fsync(file.fileno())
-
-
-def _explained(path: Path, error: OSError) -> str:
-    if error.errno in DISK_FULL:
-        return f"the disk is full writing {path}; what was there before is kept; free some space"
-    return f"cannot write {path}: {error}"
+        if error.errno in DISK_FULL:
+            what = f"the disk is full writing {path}; what was there before is kept; free some space"
+            raise StoreError(what) from error
+        raise StoreError(f"cannot write {path}: {error}") from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -294,10 +289,10 @@ def sync_folder(folder: Path) -> None:
 
 
 class WorkFolder:
-    """A new folder beside a target, in which that is made. close() removes it, unless it was renamed.
+    """A new temporary folder next to a target. close() removes it, unless it was renamed.
 
-    Its owner holds a lock on it that the kernel drops with the process: one without a lock was left by a process that
-    was killed, and the next one removes it.
+    Its process holds a lock on it, which the kernel drops when the process ends. A folder without a lock was left by a
+    process that was killed, and the next WorkFolder removes it.
     """
 
     def __init__(self, target: Path) -> None:
@@ -314,18 +309,18 @@ class WorkFolder:
                 return
 
     def close(self) -> None:
-        """Remove what is left of the folder, then let go of it."""
+        """Remove the rest of the folder, then unlock it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def _locked(folder: Path) -> int | None:
-    """A lock on the folder, None if somebody took it for a left one before it was locked."""
+    """Return a lock on the folder; None if another process removed the folder before it was locked."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return None
-    with suppress(OSError):  # a file system without locks: nothing is removed there either
+    with suppress(OSError):  # a file system without locks, where nothing is removed either
         fcntl.flock(handle, fcntl.LOCK_EX)
     if folder.exists():
         return handle
@@ -337,11 +332,11 @@ def _remove_unless_locked(folder: Path) -> None:
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
-        return  # renamed or removed meanwhile
+        return  # renamed or removed in the meantime
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)
     except OSError:
-        pass  # another process is at work in it, or the file system knows no locks
+        pass  # locked by another process, or a file system without locks
     finally:
         os.close(handle)

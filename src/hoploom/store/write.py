@@ -1,4 +1,4 @@
-"""Writing a store out of core: arrays stream into a temporary directory that is renamed when complete.
+"""Write a store out of core: arrays stream into a temporary directory that is renamed when complete.
 
 A crash, an error or a full disk leaves no half store.
 """
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import StoreError
-from hoploom.ops import EdgeLists, read_soon
-from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Relation, Schema
+from hoploom.ops import read_soon
+from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Schema
 from hoploom.store import format as layout
 from hoploom.store.base import Part, range_of
 from hoploom.store.format import DISK_FULL, FileEntry, Manifest, PartRange, WorkFolder, id_dtype, sync_folder
@@ -27,7 +27,7 @@ POLYNOMIAL = 0xEDB88320
 
 
 class ArrayWriter:
-    """One .npy file, appended to in chunks of rows. The header is written last: it holds their number."""
+    """A .npy file that grows by chunks of rows. Its header, which has the number of rows, is written last."""
 
     def __init__(self, path: Path, field: Field) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class ArrayWriter:
         return FileEntry(self._begin + self._bytes, combine(zlib.crc32(header), self._crc, self._bytes))
 
     def close(self) -> None:
-        """Close without complaint: what is buffered on a full disk is lost, and so is the directory."""
+        """Close the file; ignore a full disk, as the directory is lost anyway."""
         try:
             self._file.close()
         except OSError as error:
@@ -67,7 +67,7 @@ class ArrayWriter:
 
 
 class StoreWriter:
-    """Writes a store; complete or not there at all.
+    """A store that is being written: complete at the end of the block, or absent.
 
     >>> with StoreWriter("out.store") as writer:
     ...     writer.write("part-00000/nodes/node/x.npy", "float32", (n, 100), chunks)
@@ -100,20 +100,21 @@ class StoreWriter:
 
     @property
     def scratch(self) -> Path:
-        """A folder on the same disk for files on the way; it goes when the writer closes."""
+        """A folder on the same disk for temporary files; it is removed when the writer closes."""
         folder = self._folder / SCRATCH
         folder.mkdir(exist_ok=True)
         return folder
 
     def path_of(self, name: str) -> Path:
-        """Where an array that is finished lies, while the store is written."""
+        """Return the path of a finished array while the store is written."""
         return layout.inside(self._folder, name)
 
     def describe(self, schema: Schema, parts: Sequence[PartRange]) -> None:
-        """Say what the arrays are, where that was not known before they were written."""
+        """Set the schema and the ranges of the parts, if they were not known before."""
         self._schema, self._parts = schema, tuple(parts)
 
     def write(self, name: str, dtype: str, shape: tuple[int, ...], chunks: Iterable[Tensor]) -> None:
+        """Write a whole array from chunks of its rows."""
         with self._explaining():
             for chunk in chunks:
                 self.append(name, Field(dtype, shape[1:]), chunk)
@@ -122,7 +123,7 @@ class StoreWriter:
             raise StoreError(f"{name} got {rows} rows of {shape[0]}")
 
     def add(self, name: str, entry: FileEntry) -> None:
-        """An array that somebody else has written where `path_of` says, flushed to the disk."""
+        """Add an array that is already at `path_of(name)`, flushed to the disk."""
         self._files[name] = entry
 
     def append(self, name: str, field: Field, rows: Tensor) -> None:
@@ -133,7 +134,7 @@ class StoreWriter:
             self._open[name].append(rows)
 
     def finish(self, name: str, field: Field) -> int:
-        """Complete an array, empty if nothing was appended; returns its number of rows."""
+        """Complete an array, empty if nothing was appended; return its number of rows."""
         self.append(name, field, torch.empty((0, *field.shape), dtype=DTYPES[field.dtype]))
         with self._explaining():
             array = self._open[name]
@@ -180,61 +181,60 @@ class StoreWriter:
             os.fsync(file.fileno())
         for inner in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
             sync_folder(inner)
-        self._refuse_existing()  # rename would take the place of an empty directory
+        self._refuse_existing()  # a rename would replace an empty directory
         try:
             os.rename(folder, self._target)
         except OSError:
-            self._refuse_existing()  # another writer was first
+            self._refuse_existing()  # if another writer was first
             raise
         sync_folder(self._target.absolute().parent)
 
 
 def write_parts(path: str | Path, schema: Schema, parts: Sequence[Part]) -> None:
-    """Write parts that this process can read."""
-    ranges = [range_of(part) for part in parts]
-    with StoreWriter(path, schema, ranges) as writer:
+    """Write parts that are in this process."""
+    with StoreWriter(path, schema, [range_of(part) for part in parts]) as writer:
         for number, part in enumerate(parts):
-            _write_part(writer, number, part)
+            _write_nodes(writer, number, part)
+            for index in range(len(schema.relations)):
+                _write_edges(writer, number, part, index)
             part.require_whole()
 
 
-def _write_part(writer: StoreWriter, number: int, part: Part) -> None:
-    schema = part.schema
-    for node_type in schema.node_types:
+def _write_nodes(writer: StoreWriter, number: int, part: Part) -> None:
+    for node_type in part.schema.node_types:
         for name in node_type.fields:
-            table = part.tables[node_type.name, name]
-            _write_table(writer, layout.node_file(number, node_type.name, name), table.rows, None)
+            rows = part.tables[node_type.name, name].rows
+            _write_rows(writer, layout.node_file(number, node_type.name, name), rows)
     for (type_name, split), ids in part.splits.items():
-        _write_table(writer, layout.split_file(number, type_name, split), ids, None)
-    for index, relation in enumerate(schema.relations):
-        order = part.tables.get((relation.key, EDGE_ID))
-        for name in relation.fields:
-            table = part.tables[relation.key, name]
-            in_order = order.rows if table.by_edge_id and order is not None else None
-            _write_table(writer, layout.edge_file(number, relation, name), table.rows, in_order)
-        source_nodes = schema.node_types[schema.sources[index]].num_nodes
-        _write_lists(writer, number, relation, part.lists[index], source_nodes)
+        _write_rows(writer, layout.split_file(number, type_name, split), ids)
 
 
-def _write_lists(writer: StoreWriter, number: int, relation: Relation, lists: EdgeLists, num_sources: int) -> None:
-    _write_table(writer, layout.topology_file(number, relation, "indptr"), lists.indptr, None)
-    indices = layout.topology_file(number, relation, "indices")
-    writer.write(indices, id_dtype(num_sources), tuple(lists.indices.shape), _chunks(lists.indices, None))
+def _write_edges(writer: StoreWriter, number: int, part: Part, index: int) -> None:
+    relation, lists = part.schema.relations[index], part.lists[index]
+    order = part.tables.get((relation.key, EDGE_ID))
+    for name in relation.fields:
+        table = part.tables[relation.key, name]
+        in_order = order.rows if table.by_edge_id and order is not None else None
+        _write_rows(writer, layout.edge_file(number, relation, name), table.rows, in_order)
+    files = {name: layout.topology_file(number, relation, name) for name in ("indptr", "indices", "weight", "time")}
+    _write_rows(writer, files["indptr"], lists.indptr)
+    dtype, shape = id_dtype(part.schema.node_types[part.schema.sources[index]].num_nodes), tuple(lists.indices.shape)
+    writer.write(files["indices"], dtype, shape, _chunks(lists.indices))
     if lists.weight is not None:
-        _write_table(writer, layout.topology_file(number, relation, "weight"), lists.weight, None)
-    times = layout.topology_file(number, relation, "time")
+        _write_rows(writer, files["weight"], lists.weight)
     if lists.edge_time is not None:
-        _write_table(writer, times, lists.edge_time, None)
+        _write_rows(writer, files["time"], lists.edge_time)
     elif lists.source_time is not None:
-        chunks = (lists.source_time[sources.to(torch.int64)] for sources in _chunks(lists.indices, None))
-        writer.write(times, "int64", tuple(lists.indices.shape), chunks)
+        chunks = (lists.source_time[sources.to(torch.int64)] for sources in _chunks(lists.indices))
+        writer.write(files["time"], "int64", shape, chunks)
 
 
-def _write_table(writer: StoreWriter, name: str, rows: Tensor, order: Tensor | None) -> None:
+def _write_rows(writer: StoreWriter, name: str, rows: Tensor, order: Tensor | None = None) -> None:
     writer.write(name, DTYPE_NAMES[rows.dtype], tuple(rows.shape), _chunks(rows, order))
 
 
-def _chunks(rows: Tensor, order: Tensor | None) -> Iterator[Tensor]:
+def _chunks(rows: Tensor, order: Tensor | None = None) -> Iterator[Tensor]:
+    """Yield the rows some at a time, in their order or in the given one."""
     count = rows.shape[0]
     row_bytes = max(1, rows[0].numel() * rows.element_size()) if count else 1
     step = max(1, CHUNK_BYTES // row_bytes)
@@ -247,7 +247,7 @@ def _chunks(rows: Tensor, order: Tensor | None) -> Iterator[Tensor]:
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
-    """The CRC-32 of a + b, where `first` is that of a, `second` that of b.
+    """Return the CRC-32 of the bytes a + b from `first`, the CRC of a, and `second`, the CRC of b.
 
     >>> combine(zlib.crc32(b"hop"), zlib.crc32(b"loom"), 4) == zlib.crc32(b"hoploom")
     True
@@ -261,7 +261,7 @@ def combine(first: int, second: int, second_bytes: int) -> int:
 
 
 def _product(one: int, other: int) -> int:
-    """Of two polynomials over bits, modulo that of the CRC; the highest bit is the power 0."""
+    """Multiply two polynomials over bits, modulo that of the CRC; the highest bit is the power 0."""
     out = 0
     for bit in range(31, -1, -1):
         if one >> bit & 1:

@@ -19,7 +19,7 @@ from hoploom.serve.service import Service
 from hoploom.serve.wire import Described, Message
 from hoploom.store import Store, Wanted
 from hoploom.store.base import Draw, range_of
-from hoploom.store.remote_shard import IdRange, Narrowing
+from hoploom.store.remote_shard import IdEncoding, IdRange
 from hoploom.store.sharded import Sharded
 
 SPAN = 1 << 31
@@ -30,10 +30,10 @@ SPAN = 1 << 31
 def test_the_first_and_the_last_id_of_a_part_arrive_as_they_were(first: int, size: int, dtype: torch.dtype) -> None:
     own, ids = IdRange(first, size), torch.tensor([first, first + size - 1, 0])
     for places in (torch.tensor([1, 0]), torch.tensor([0, 0, 1])):
-        sent = own.sent(ids, places)
+        sent = own.encode(ids, places)
         assert sent.dtype is dtype
         assert torch.equal(read_owned("node", sent, first, size), ids[places])
-    assert torch.equal(own.come(own.sent(ids[:2])), ids[:2])
+    assert torch.equal(own.decode(own.encode(ids[:2])), ids[:2])
 
 
 def test_a_server_takes_ids_of_either_width_and_names_one_that_is_not_its_own() -> None:
@@ -86,11 +86,11 @@ def test_frontiers_and_picks_of_remote_parts_travel_as_int32() -> None:
 
 def test_answers_with_no_picks_are_told_apart() -> None:
     store = hoploom.from_pyg(ring(40))
-    narrowing = Narrowing(store.schema, range_of(cut(store, 3)[1]))
+    encoding = IdEncoding(store.schema, range_of(cut(store, 3)[1]))
     column = torch.zeros(2, dtype=torch.int32)
-    assert narrowing.picks_come(0, [column, column, column]) is not None
+    assert encoding.decode_picks(0, [column, column, column]) is not None
     for wrong in (column.float(), column.view(1, 2), column.short()):
-        assert narrowing.picks_come(0, [column, wrong, column]) is None
+        assert encoding.decode_picks(0, [column, wrong, column]) is None
 
 
 def test_rows_arrive_as_the_store_holds_them(tmp_path: Path) -> None:
