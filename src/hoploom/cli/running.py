@@ -16,7 +16,7 @@ from hoploom.inference.layered import as_layered
 from hoploom.inference.layerwise import folder_of
 from hoploom.ranks import environment
 from hoploom.ranks.context import Context, init
-from hoploom.ranks.environment import RankPlace
+from hoploom.ranks.environment import RankInfo
 from hoploom.ranks.spawn import spawn
 from hoploom.train.checkpoint import last_good
 from hoploom.train.evaluation import evaluate
@@ -83,7 +83,7 @@ def _announce(run_file: RunFile, num_processes: int, *, quiet: bool) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _way_on(error: str, arguments: Arguments, run_file: RunFile, started: RankPlace) -> list[str]:
+def _way_on(error: str, arguments: Arguments, run_file: RunFile, started: RankInfo) -> list[str]:
     """Return the last checkpoint, unless `error` names it, and the command that continues from it."""
     path = run_file.output.folder / f"{LAST}.safetensors"
     saved = last_good(path)
@@ -167,7 +167,7 @@ def _on_ranks_of_run(
 # --- ranks ---------------------------------------------------------------------------------------
 
 
-def _num_processes(arguments: Arguments, run_file: RunFile, started: RankPlace) -> int:
+def _num_processes(arguments: Arguments, run_file: RunFile, started: RankInfo) -> int:
     """Return how many processes the command or run.toml asks for, or a launcher has started."""
     wanted: int | None = arguments.processes
     if started.source == "single":
@@ -178,7 +178,7 @@ def _num_processes(arguments: Arguments, run_file: RunFile, started: RankPlace) 
 
 
 def _on_ranks(
-    work: Callable[..., Any], run_file: RunFile, given: tuple[Any, ...], started: RankPlace, num_processes: int
+    work: Callable[..., Any], run_file: RunFile, given: tuple[Any, ...], started: RankInfo, num_processes: int
 ) -> Any:
     """Call work(context, run_file, *given) on every rank; return its result if this process is one of them."""
     device = None if run_file.train.device == "auto" else run_file.train.device

@@ -20,7 +20,7 @@ from hoploom.errors import ConfigError
 from hoploom.ranks import environment
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.context import Context
-from hoploom.ranks.environment import LOOPBACK, LaunchSettings, RankPlace
+from hoploom.ranks.environment import LOOPBACK, LaunchSettings, RankInfo
 from hoploom.ranks.rendezvous import address_towards
 from hoploom.store import Store, open_store
 from hoploom.store.base import Part
@@ -126,7 +126,7 @@ class Opening:
             raise ConfigError(NO_SCRATCH)
 
 
-def open_for(context: Context, place: RankPlace, opening: Opening, closing: ExitStack) -> Store:
+def open_for(context: Context, place: RankInfo, opening: Opening, closing: ExitStack) -> Store:
     """The store; what has to be closed with it is put on `closing`. All ranks call."""
     opening.check()
     deployment = environment.read_launch_settings()
@@ -138,9 +138,7 @@ def open_for(context: Context, place: RankPlace, opening: Opening, closing: Exit
     return store
 
 
-def _open(
-    context: Context, place: RankPlace, deployment: LaunchSettings, opening: Opening, closing: ExitStack
-) -> Store:
+def _open(context: Context, place: RankInfo, deployment: LaunchSettings, opening: Opening, closing: ExitStack) -> Store:
     if opening.servers:
         return _with_homes(context, _connected(opening, closing))
     if opening.path is None:
@@ -217,7 +215,7 @@ class Hosts:
         return address_towards(others[0], self.meeting[1]) if others else address_towards(*self.meeting)
 
 
-def _hosts(place: RankPlace, deployment: LaunchSettings) -> Hosts:
+def _hosts(place: RankInfo, deployment: LaunchSettings) -> Hosts:
     if place.on_one_host:
         return Hosts(place.rank, None)  # each rank stands for a host of its own
     told = deployment.node if place.node is None else place.node

@@ -25,7 +25,7 @@ from hoploom.inference.slices import Costs, Slices
 from hoploom.load.assemble import FEATURES
 from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, Context, unwrap
-from hoploom.ranks.environment import RankPlace
+from hoploom.ranks.environment import RankInfo
 from hoploom.schema import ORIGINAL_ID, Schema, holds_text
 from hoploom.store import Store
 from hoploom.store.budget import little_idle
@@ -176,7 +176,7 @@ def _alone() -> Context:
     place = environment.read()
     if place.world_size > 1:
         raise ConfigError(f"this is rank {place.rank} of {place.world_size}; give infer the context of hoploom.init()")
-    return Context(RankPlace(), torch.device("cpu"), "gloo", DEADLINE)
+    return Context(RankInfo(), torch.device("cpu"), "gloo", DEADLINE)
 
 
 def _refuse_existing(target: Path) -> None:

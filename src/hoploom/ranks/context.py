@@ -27,9 +27,9 @@ from hoploom.ranks import environment
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.deadlock import detector_here
 from hoploom.ranks.devices import chosen_backend, chosen_device
-from hoploom.ranks.environment import LOOPBACK, RankPlace
+from hoploom.ranks.environment import LOOPBACK, RankInfo
 from hoploom.ranks.one_report import report_once
-from hoploom.ranks.rendezvous import RankNotes, adopted, interface_of, meet
+from hoploom.ranks.rendezvous import Rendezvous, adopted, interface_of, meet
 from hoploom.ranks.shared_calls import MAX, SUM, GradientAveraging, SharedCalls
 
 Value = TypeVar("Value", Tensor, int, float)
@@ -90,7 +90,7 @@ def read_timeout(timeout: float) -> float:
     return seconds
 
 
-def _place(rank: int | None, world_size: int | None, address: str | None) -> RankPlace:
+def _place(rank: int | None, world_size: int | None, address: str | None) -> RankInfo:
     """By the process group of the user's own, else by the arguments, else by the environment."""
     named = (rank, world_size, address) != (None, None, None)
     if not dist.is_initialized():
@@ -104,7 +104,7 @@ def _place(rank: int | None, world_size: int | None, address: str | None) -> Ran
     return adopted(environment.in_group(*own))
 
 
-def _counted(place: RankPlace, notes: RankNotes, device: str | torch.device | None) -> RankPlace:
+def _counted(place: RankInfo, notes: Rendezvous, device: str | torch.device | None) -> RankInfo:
     """With its number among the ranks of its host. Variables without it are half a set: other libraries read it too."""
     hosts = notes.said()
     neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[place.rank]]
@@ -132,7 +132,7 @@ class Context:
     """One rank of a job: its number, its device, and what it does together with the other ranks. Made by `init`."""
 
     def __init__(
-        self, place: RankPlace, device: torch.device, backend: str, timeout: float, notes: RankNotes | None = None
+        self, place: RankInfo, device: torch.device, backend: str, timeout: float, notes: Rendezvous | None = None
     ) -> None:
         self.rank = place.rank
         self.local_rank = place.local_rank
@@ -305,7 +305,7 @@ class Context:
             self.closing.callback(torch.set_num_threads, before)
         return had_more
 
-    def _join(self, place: RankPlace, backend: str) -> None:
+    def _join(self, place: RankInfo, backend: str) -> None:
         """The group that DDP uses, unless the user made it, and one for what ranks do besides."""
         wait = timedelta(seconds=self.timeout)
         assert self._peers is not None

@@ -4,10 +4,10 @@ import torch
 import torch.distributed as dist
 
 from hoploom.errors import ConfigError
-from hoploom.ranks.environment import RankPlace
+from hoploom.ranks.environment import RankInfo
 
 
-def chosen_device(wanted: str | torch.device | None, place: RankPlace) -> torch.device:
+def chosen_device(wanted: str | torch.device | None, place: RankInfo) -> torch.device:
     """What the user wants, else this rank's GPU, else the CPU."""
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted is None else wanted)

@@ -33,7 +33,7 @@ FIRST_PORT, NUM_PORTS = 15000, 15000  # below the ports that systems hand out by
 
 
 @dataclass(frozen=True)
-class RankPlace:
+class RankInfo:
     """Where a process stands among the ranks, and where they meet."""
 
     rank: int = 0
@@ -59,7 +59,7 @@ class RankPlace:
         return self.local_world_size == 1 and (self.source == "slurm" or "LOCAL_RANK" in self.uncounted)
 
 
-def read(variables: Variables | None = None) -> RankPlace:
+def read(variables: Variables | None = None) -> RankInfo:
     """The place that torchrun, else Slurm gave this process."""
     variables = os.environ if variables is None else variables
     if "RANK" not in variables and _in_slurm_step(variables):
@@ -67,35 +67,35 @@ def read(variables: Variables | None = None) -> RankPlace:
     present = [name for name in (*REQUIRED, *LOCALS) if name in variables]
     if "RANK" not in variables and "SLURM_JOB_ID" in variables:
         present = []  # batch scripts export the rest of them for srun
-    return _from_torchrun(variables, present[0]) if present else RankPlace()
+    return _from_torchrun(variables, present[0]) if present else RankInfo()
 
 
-def read_started(variables: Variables | None = None) -> RankPlace:
+def read_started(variables: Variables | None = None) -> RankInfo:
     """The same for who asks without wanting to meet others: an address without a rank starts nobody."""
     variables = os.environ if variables is None else variables
     is_started = any(name in variables for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")) or _in_slurm_step(variables)
-    return read(variables) if is_started else RankPlace()
+    return read(variables) if is_started else RankInfo()
 
 
-def given(rank: int | None, world_size: int | None, address: str | None) -> RankPlace:
+def given(rank: int | None, world_size: int | None, address: str | None) -> RankInfo:
     """The place that the caller gives this process, whatever the variables say."""
     size = as_int("world_size", world_size, 1, "give the number of ranks, with rank and address")
     place = as_int("rank", rank, 0, f"give this process's number, from 0 to {size - 1}")
     if place >= size:
         raise ConfigError(f"rank is {place}, but world_size is {size}, and ranks count from 0")
     if size == 1:
-        return RankPlace(source="arguments")
+        return RankInfo(source="arguments")
     host, port = meeting_address(address)
-    return RankPlace(place, 0, size, 1, "arguments", address=host, port=port, uncounted=LOCALS)
+    return RankInfo(place, 0, size, 1, "arguments", address=host, port=port, uncounted=LOCALS)
 
 
-def in_group(rank: int, world_size: int) -> RankPlace:
+def in_group(rank: int, world_size: int) -> RankInfo:
     """The place of a rank whose process group exists: the variables tell the rest where they say the same."""
     with suppress(ConfigError):  # a script that makes the group itself may set MASTER_ADDR alone
         place = read_started()
         if (place.rank, place.world_size) == (rank, world_size):
             return replace(place, source="group", hosted=False)
-    return RankPlace(rank, 0, world_size, 1, "group", uncounted=LOCALS)
+    return RankInfo(rank, 0, world_size, 1, "group", uncounted=LOCALS)
 
 
 def meeting_address(address: str | None) -> tuple[str, int]:
@@ -106,7 +106,7 @@ def meeting_address(address: str | None) -> tuple[str, int]:
     return LOOPBACK if is_loopback(host) else host, port
 
 
-def counted(place: RankPlace, hosts: Sequence[str]) -> RankPlace:
+def counted(place: RankInfo, hosts: Sequence[str]) -> RankInfo:
     """The place of a rank that has found out on which host each rank is."""
     neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[place.rank]]
     node = list(dict.fromkeys(hosts)).index(hosts[place.rank])
@@ -157,7 +157,7 @@ def _parts(variables: Variables) -> tuple[int, ...]:
     return tuple(sorted({int(word) for word in words}))
 
 
-def enter(place: RankPlace) -> None:
+def enter(place: RankInfo) -> None:
     """Make `read` in this process return this place, which a launcher of ours gives it."""
     os.environ.update(
         RANK=str(place.rank),
@@ -228,7 +228,7 @@ def run_token() -> str | None:
     return os.environ.get(RUN_TOKEN)
 
 
-def _from_torchrun(variables: Variables, present: str) -> RankPlace:
+def _from_torchrun(variables: Variables, present: str) -> RankInfo:
     missing = [name for name in REQUIRED if name not in variables]
     if missing:
         raise ConfigError(
@@ -244,7 +244,7 @@ def _from_torchrun(variables: Variables, present: str) -> RankPlace:
         raise ConfigError(
             f"LOCAL_WORLD_SIZE is {local_world_size}, but WORLD_SIZE is {world_size}; start the script with torchrun"
         )
-    return RankPlace(
+    return RankInfo(
         rank,
         local_rank,
         world_size,
@@ -264,16 +264,16 @@ def _in_slurm_step(variables: Variables) -> bool:
     return "SLURM_PROCID" in variables and not in_batch_script
 
 
-def _from_slurm(variables: Variables) -> RankPlace:
+def _from_slurm(variables: Variables) -> RankInfo:
     rank, world_size = _rank_of(variables, "SLURM_PROCID", _present(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
     restarts = _number(variables, "SLURM_RESTART_COUNT", 0, default=0)
     if world_size == 1:
-        return RankPlace(source="slurm", restarts=restarts)
+        return RankInfo(source="slurm", restarts=restarts)
     node_list = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
     local_rank = _number(variables, "SLURM_LOCALID", 0)
     num_tasks = world_size if re.fullmatch(r"[^\[,]+", node_list) else _tasks_of_this_host(variables)
     local_world_size = min(world_size, max(local_rank + 1, num_tasks))
-    return RankPlace(
+    return RankInfo(
         rank,
         local_rank,
         world_size,
@@ -325,7 +325,7 @@ def names_threads() -> bool:
     return "OMP_NUM_THREADS" in os.environ
 
 
-def share_of_cores(place: RankPlace, variables: Variables | None = None) -> int:
+def share_of_cores(place: RankInfo, variables: Variables | None = None) -> int:
     """Cores of this host for each of its ranks. Slurm binds a task to cores of its own; one may start several ranks."""
     of_task = (os.environ if variables is None else variables).get("SLURM_CPUS_PER_TASK", "")
     cores = min(num_cores(), int(of_task)) if of_task.isdecimal() else num_cores()

@@ -21,7 +21,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.ranks import environment
-from hoploom.ranks.environment import RankPlace
+from hoploom.ranks.environment import RankInfo
 from hoploom.ranks.rendezvous import PAUSES, meeting_point, with_timeout
 
 PACKAGE = str(Path(__file__).parents[1])
@@ -41,7 +41,7 @@ def report_once() -> None:
 class OneReport:
     """A `sys.excepthook`."""
 
-    place: RankPlace
+    place: RankInfo
     before: Callable[[type[BaseException], BaseException, TracebackType | None], object]  # Python's hook, or torch's
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

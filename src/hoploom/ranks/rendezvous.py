@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from hoploom.config.values import is_loopback, join_address
 from hoploom.errors import ConfigError, PeerError
-from hoploom.ranks.environment import LOOPBACK, LOOPBACK_INTERFACES, RankPlace
+from hoploom.ranks.environment import LOOPBACK, LOOPBACK_INTERFACES, RankInfo
 
 Answer = TypeVar("Answer")
 
@@ -40,13 +40,13 @@ READ_ADDRESS, IFREQ = 0x8915, struct.Struct("16sHH4s16x")  # SIOCGIFADDR, and wh
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-class RankNotes:
+class Rendezvous:
     """Short notes that ranks leave for each other where they met, to say who is to blame when talking fails.
 
     `kind` is what messages call those who meet.
     """
 
-    def __init__(self, place: RankPlace, notes: PrefixStore, kind: str = "rank") -> None:
+    def __init__(self, place: RankInfo, notes: PrefixStore, kind: str = "rank") -> None:
         self.store = notes
         self._rank, self._world_size, self._kind = place.rank, place.world_size, kind
         self._keeper, self._keeps = _keeper(place, kind), place.rank == 0 and not place.hosted
@@ -97,7 +97,7 @@ class RankNotes:
         """What all said when they arrived."""
         return [text.decode() for text in self.store.multi_get([f"here/{i}" for i in range(self._world_size)])]
 
-    def own_address(self, place: RankPlace) -> str:
+    def own_address(self, place: RankInfo) -> str:
         """Return the address at which the other hosts reach this one. All ranks call.
 
         It is the one that packets to the meeting point leave from. On the first host, whose name may be loopback there,
@@ -180,14 +180,14 @@ class RankNotes:
                 self.store.set("gone", f"{self._rank} {text}")
 
 
-def meet(place: RankPlace, seconds: float, *, kind: str = "rank", saying: str | None = None) -> RankNotes:
+def meet(place: RankInfo, seconds: float, *, kind: str = "rank", saying: str | None = None) -> Rendezvous:
     """Wait until all ranks are here, and keep their notes: beside the user's own process group, or where they meet."""
-    notes = RankNotes(place, _notes_of_this_time(place, seconds, kind), kind)
+    notes = Rendezvous(place, _notes_of_this_time(place, seconds, kind), kind)
     notes.arrive(this_host() if saying is None else saying, seconds)
     return notes
 
 
-def _notes_of_this_time(place: RankPlace, seconds: float, kind: str) -> PrefixStore:
+def _notes_of_this_time(place: RankInfo, seconds: float, kind: str) -> PrefixStore:
     """Apart from those of earlier times: a process may close its context and make another."""
     deadline = time.monotonic() + seconds
     while True:
@@ -203,7 +203,7 @@ def _notes_of_this_time(place: RankPlace, seconds: float, kind: str) -> PrefixSt
         threading.Event().wait(PAUSES[1])
 
 
-def _joined(store: PrefixStore, place: RankPlace, kind: str, *, is_last: bool) -> int:
+def _joined(store: PrefixStore, place: RankInfo, kind: str, *, is_last: bool) -> int:
     """How often this rank has come here; 0: what is here is of the last time, and rank 0 is closing it."""
     is_another = place.hosted or place.source == "group" or is_last
     try:
@@ -220,7 +220,7 @@ def _joined(store: PrefixStore, place: RankPlace, kind: str, *, is_last: bool) -
     return times if times == 1 or is_another else 0
 
 
-def _claim(store: PrefixStore, place: RankPlace, kind: str = "rank") -> None:
+def _claim(store: PrefixStore, place: RankInfo, kind: str = "rank") -> None:
     """Refuse a second process with the same rank."""
     own = f"{os.getpid()} on {this_host()}"
     holder = store.compare_set(f"process/{place.rank}", "", own).decode()
@@ -232,7 +232,7 @@ def _claim(store: PrefixStore, place: RankPlace, kind: str = "rank") -> None:
         )
 
 
-def adopted(place: RankPlace) -> RankPlace:
+def adopted(place: RankInfo) -> RankInfo:
     """With the address where the user's own group has met, as far as that is known."""
     store = _get_default_store()
     while isinstance(store, PrefixStore):
@@ -323,7 +323,7 @@ def _held_again(port: int, wait: timedelta) -> TCPStore:
         return hold_meeting_point(port, wait)
 
 
-def meeting_point(place: RankPlace, wait: timedelta, kind: str = "rank") -> TCPStore:
+def meeting_point(place: RankInfo, wait: timedelta, kind: str = "rank") -> TCPStore:
     """The store that all ranks reach, held by rank 0 where no launcher holds it."""
     holds = place.rank == 0 and not place.hosted
     is_near = (place.on_one_host or is_loopback(place.address)) and not place.hosted
@@ -406,5 +406,5 @@ def _resolves(host: str) -> bool:
         return False
 
 
-def _keeper(place: RankPlace, kind: str) -> str:
+def _keeper(place: RankInfo, kind: str) -> str:
     return "the launcher" if place.hosted else f"{kind} 0"

@@ -28,7 +28,7 @@ from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, PeerError, TrainError
 from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, init, read_timeout
-from hoploom.ranks.environment import LOOPBACK, RankPlace
+from hoploom.ranks.environment import LOOPBACK, RankInfo
 from hoploom.ranks.rendezvous import hold_meeting_point, meet
 from hoploom.ranks.stopping import die_with, terminated_as_interrupted
 from hoploom.system import keep_imports
@@ -89,22 +89,22 @@ def spawn(
 def start(num_ranks: int, work: Work, grace: Grace) -> None:
     """Start the ranks of one host and wait for them."""
     store = hold_meeting_point(0, timedelta(seconds=DEADLINE))
-    _run(RankPlace(0, 0, num_ranks, num_ranks, port=store.port, hosted=True), work, grace)
+    _run(RankInfo(0, 0, num_ranks, num_ranks, port=store.port, hosted=True), work, grace)
 
 
-def _node(num_nodes: int, node_rank: int | None, address: str | None) -> RankPlace:
+def _node(num_nodes: int, node_rank: int | None, address: str | None) -> RankInfo:
     """This host among the hosts, as if it were a rank."""
     size = as_int("num_nodes", num_nodes, 1, "give the number of hosts that call spawn")
     if size == 1 and node_rank is None:
-        return RankPlace()
+        return RankInfo()
     rank = as_int("node_rank", node_rank, 0, f"give this host's number, from 0 to {size - 1}")
     if rank >= size:
         raise ConfigError(f"node_rank is {rank}, but num_nodes is {size}, and hosts count from 0")
     host, port = (LOOPBACK, 0) if size == 1 else environment.meeting_address(address)
-    return RankPlace(rank, 0, size, 1, "arguments", address=host, port=port)
+    return RankInfo(rank, 0, size, 1, "arguments", address=host, port=port)
 
 
-def _start_among_nodes(num_ranks: int, work: Work, node: RankPlace) -> None:
+def _start_among_nodes(num_ranks: int, work: Work, node: RankInfo) -> None:
     """Meet the other hosts, start this one's ranks; the first host keeps the meeting point a little longer."""
     seconds = work[2]["timeout"]
     notes = meet(node, seconds, kind="node", saying=str(num_ranks))
@@ -113,7 +113,7 @@ def _start_among_nodes(num_ranks: int, work: Work, node: RankPlace) -> None:
         if len(set(counts)) > 1:
             raise ConfigError(f"the nodes start {', '.join(counts)} processes; give all of them the same nprocs")
         size, first = num_ranks * node.world_size, num_ranks * node.rank
-        _run(RankPlace(first, 0, size, num_ranks, address=node.address, port=node.port, hosted=True), work, Grace())
+        _run(RankInfo(first, 0, size, num_ranks, address=node.address, port=node.port, hosted=True), work, Grace())
     except BaseException as error:
         notes.leave(f"ended with {type(error).__name__}: {error}"[:300])
         notes.outlast()
@@ -122,7 +122,7 @@ def _start_among_nodes(num_ranks: int, work: Work, node: RankPlace) -> None:
     notes.outlast(Grace().after_failure)  # what ranks still talk about would have held up those of this host, too
 
 
-def _run(first: RankPlace, work: Work, grace: Grace) -> None:
+def _run(first: RankInfo, work: Work, grace: Grace) -> None:
     """Start this host's ranks from the first one on, and wait for them."""
     with _Ranks(grace) as ranks:
         for number in range(first.local_world_size):
@@ -147,7 +147,7 @@ class _Ranks:
     ranks: list[_Rank] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)  # in the order in which they came in
 
-    def start(self, place: RankPlace, work: Work) -> None:
+    def start(self, place: RankInfo, work: Work) -> None:
         reports, report = multiprocessing.Pipe(duplex=False)
         spawning = multiprocessing.get_context("spawn")
         process = spawning.Process(
@@ -260,7 +260,7 @@ def _interrupts_wait() -> Iterator[None]:
 
 
 def _run_rank(
-    place: RankPlace,
+    place: RankInfo,
     parent: int,
     report: Connection,
     fn: Callable[..., object],
@@ -326,7 +326,7 @@ def _check_callable(fn: object) -> None:
         raise ConfigError(f"fn {name} was typed into Python, so other processes cannot import it; put it into a file")
 
 
-def _check_alone(node: RankPlace) -> None:
+def _check_alone(node: RankInfo) -> None:
     """Ranks start no ranks. One process on each host, of Slurm's or of pods, may: the hosts then count alike."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError("spawn was called while a rank imported the script; call it under if __name__ == '__main__':")

@@ -33,10 +33,10 @@ def put_back(handlers: Mapping[int, Any]) -> None:
 
 
 class StopRequests:
-    """While entered, SIGINT (if not ignored) and SIGTERM set `asked`; a second SIGINT raises KeyboardInterrupt."""
+    """A context manager in which SIGINT and SIGTERM set `stop_requested`; a second SIGINT raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.stop_requested = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequests":
@@ -45,9 +45,9 @@ class StopRequests:
         return self
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
+        if self.stop_requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = True
+        self.stop_requested = True
 
     def __exit__(self, *raised: object) -> None:
         put_back(self._before)

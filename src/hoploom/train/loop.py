@@ -271,7 +271,7 @@ class _Loop:
             self.journal.epoch(progress.history[-1], step=progress.steps)
         progress.epoch, progress.loss_sum, progress.rows = progress.epoch + 1, 0.0, 0
         self._save(("last", "best") if is_best else "last")
-        return self.context.sum(int(self.requests.asked)) > 0
+        return self.context.sum(int(self.requests.stop_requested)) > 0
 
     def _timed(self, name: str) -> AbstractContextManager[None]:
         return nullcontext() if self.journal is None else self.journal.timed(name)

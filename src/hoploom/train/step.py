@@ -251,7 +251,7 @@ class Stepper:
         with self.in_time(self._learner.progress.steps + 1):
             loss_sum = sum(value.wait(self._context.timeout) for value in loss_sums)
         finite, is_due = math.isfinite(loss_sum), is_due and self._context.is_main
-        mine = [loss_sum if finite else 0.0, rows, requests.asked, is_due, not finite]
+        mine = [loss_sum if finite else 0.0, rows, requests.stop_requested, is_due, not finite]
         *totals, num_broken = self._context.sum(torch.tensor(mine, dtype=torch.float64)).tolist()
         if num_broken:
             sums = [float(each) for each in self._context.gather(torch.tensor([loss_sum], dtype=torch.float64))]

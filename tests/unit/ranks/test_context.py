@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 from hoploom import ConfigError, PeerError
 from hoploom.ranks.collectives import all_or_none
 from hoploom.ranks.context import Context, init, unwrap
-from hoploom.ranks.environment import RankPlace, first_host, read, share_of_cores
+from hoploom.ranks.environment import RankInfo, first_host, read, share_of_cores
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 TORCHRUN |= {"MASTER_ADDR": "gpu7", "MASTER_PORT": "29400"}
@@ -27,7 +27,7 @@ SLURM |= {"SLURM_JOB_NODELIST": "gpu[003-004]", "SLURM_TASKS_PER_NODE": "4(x2)",
 
 def test_torchruns_variables_say_where_a_rank_stands() -> None:
     restarted = {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    assert read(TORCHRUN | restarted) == RankPlace(3, 1, 8, 2, "torchrun", 2, "gpu7", 29400, hosted=True)
+    assert read(TORCHRUN | restarted) == RankInfo(3, 1, 8, 2, "torchrun", 2, "gpu7", 29400, hosted=True)
 
 
 def test_torchrun_inside_slurm_has_the_last_word() -> None:
@@ -36,7 +36,7 @@ def test_torchrun_inside_slurm_has_the_last_word() -> None:
 
 def test_slurms_variables_say_where_a_rank_stands() -> None:
     place = read(SLURM)
-    assert place == RankPlace(5, 1, 8, 4, "slurm", 0, "gpu003", place.port, is_task=True)
+    assert place == RankInfo(5, 1, 8, 4, "slurm", 0, "gpu003", place.port, is_task=True)
     assert 1024 < place.port < 32768  # below the ports that Linux hands out by itself
 
 
@@ -52,7 +52,7 @@ def test_a_batch_script_may_choose_the_meeting_point() -> None:
 
 def test_tasks_that_are_told_their_meeting_point_need_no_list_of_nodes() -> None:
     told = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "MASTER_ADDR": "h0", "MASTER_PORT": "2000"}
-    assert read(told) == RankPlace(1, 0, 4, 1, "slurm", 0, "h0", 2000, is_task=True)
+    assert read(told) == RankInfo(1, 0, 4, 1, "slurm", 0, "h0", 2000, is_task=True)
 
 
 def test_an_empty_list_of_a_steps_nodes_leaves_that_of_the_job() -> None:
@@ -134,7 +134,7 @@ def test_a_wrong_variable_is_named_with_its_value_and_the_way_out(variables: dic
 
 def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)))
-    assert [share_of_cores(RankPlace(0, 0, count, count), {}) for count in (1, 2, 5, 24)] == [12, 6, 2, 1]
+    assert [share_of_cores(RankInfo(0, 0, count, count), {}) for count in (1, 2, 5, 24)] == [12, 6, 2, 1]
 
 
 def test_a_task_has_its_cores_alone_unless_it_starts_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,8 +143,8 @@ def test_a_task_has_its_cores_alone_unless_it_starts_several_ranks(monkeypatch: 
     assert share_of_cores(read(SLURM), five) == 5
     assert share_of_cores(replace(read(SLURM), source="group"), five) == 5
     assert share_of_cores(read(SLURM | TORCHRUN), five) == 2
-    assert share_of_cores(RankPlace(1, 1, 4, 4, "arguments"), five) == 1
-    assert share_of_cores(RankPlace(0, 0, 2, 2), {"SLURM_CPUS_PER_TASK": "99"}) == 6
+    assert share_of_cores(RankInfo(1, 1, 4, 4, "arguments"), five) == 1
+    assert share_of_cores(RankInfo(0, 0, 2, 2), {"SLURM_CPUS_PER_TASK": "99"}) == 6
 
 
 def alone() -> Context:

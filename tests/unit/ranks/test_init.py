@@ -22,9 +22,9 @@ from torch.torch_version import TorchVersion
 from hoploom import ConfigError, PeerError
 from hoploom.config.values import is_loopback
 from hoploom.ranks.context import init
-from hoploom.ranks.environment import LOCALS, RankPlace, counted, given
+from hoploom.ranks.environment import LOCALS, RankInfo, counted, given
 from hoploom.ranks.rendezvous import (
-    RankNotes,
+    Rendezvous,
     _claim,
     _listens,
     address_towards,
@@ -138,7 +138,7 @@ def test_a_rank_that_never_comes_is_named() -> None:
 
 
 def test_ranks_on_hosts_in_turn_count_those_of_their_own() -> None:
-    place = RankPlace(3, 0, 5, 1, "arguments", uncounted=LOCALS)
+    place = RankInfo(3, 0, 5, 1, "arguments", uncounted=LOCALS)
     found = counted(place, ["a", "b", "a", "b", "a"])
     assert (found.local_rank, found.local_world_size, found.node) == (1, 2, 1)
     found = counted(replace(place, local_rank=2, uncounted=LOCALS[1:]), ["a", "a", "a", "a", "b"])
@@ -147,7 +147,7 @@ def test_ranks_on_hosts_in_turn_count_those_of_their_own() -> None:
 
 def test_those_who_came_all_name_the_one_who_did_not() -> None:
     store = PrefixStore("test", HashStore())
-    notes = [RankNotes(RankPlace(rank, rank, 3, 3), store) for rank in range(2)]
+    notes = [Rendezvous(RankInfo(rank, rank, 3, 3), store) for rank in range(2)]
 
     def reason(rank: int) -> str:
         with pytest.raises(PeerError) as raised:
@@ -164,9 +164,9 @@ def test_those_who_came_all_name_the_one_who_did_not() -> None:
 
 def test_a_rank_that_fails_before_all_have_met_ends_the_waiting_of_all() -> None:
     store = PrefixStore("test", HashStore())
-    RankNotes(RankPlace(1, 1, 2, 2), store).leave("ended with ConfigError: no GPU 1")
+    Rendezvous(RankInfo(1, 1, 2, 2), store).leave("ended with ConfigError: no GPU 1")
     with pytest.raises(PeerError, match="was meeting the others, and rank 1 ended with ConfigError: no GPU 1"):
-        RankNotes(RankPlace(0, 0, 2, 2), store).arrive("here", 600)
+        Rendezvous(RankInfo(0, 0, 2, 2), store).arrive("here", 600)
 
 
 def test_a_second_process_with_the_same_rank_is_refused() -> None:
@@ -176,7 +176,7 @@ def test_a_second_process_with_the_same_rank_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"rank 1 of 2 is taken already: by process 4711 on gpu7, and this is process"
     ):
-        _claim(store, RankPlace(1, 1, 2, 2))
+        _claim(store, RankInfo(1, 1, 2, 2))
 
 
 def test_a_rank_that_reaches_the_last_meeting_as_it_closes_comes_to_the_next_one(

@@ -156,9 +156,9 @@ def test_an_ignored_ctrl_c_stays_ignored_and_sigterm_asks_to_stop() -> None:
     try:
         with StopRequests() as requests:
             os.kill(os.getpid(), signal.SIGINT)
-            assert not requests.asked
+            assert not requests.stop_requested
             os.kill(os.getpid(), signal.SIGTERM)
-            assert requests.asked
+            assert requests.stop_requested
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)

@@ -273,7 +273,7 @@ def test_a_run_may_be_made_longer(here: Path, capsys: pytest.CaptureFixture[str]
 def test_a_restarted_run_resumes_by_itself(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "trap").write_text("0 7 self SIGINT")
     assert train(here) == 130
-    place = replace(environment.RankPlace(), source="torchrun", restarts=1)
+    place = replace(environment.RankInfo(), source="torchrun", restarts=1)
     monkeypatch.setattr(environment, "read", lambda: place)
     assert train(here) == 0
     monkeypatch.undo()

@@ -198,7 +198,7 @@ class WholeSteps:
             self._begun = self._begin()
         report = replace(report, seconds=time.perf_counter() - began)
         self._open.append((report, slot if fits else None))
-        return StepResult(known, requests.asked, is_due)
+        return StepResult(known, requests.stop_requested, is_due)
 
     def rest(self) -> list[StepReport]:
         """Wait for all losses."""

@@ -22,7 +22,7 @@ from hoploom.gpu.place import place, request
 from hoploom.gpu.whole_step.recordable import prepare
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
 from hoploom.ranks.context import DEADLINE, Context
-from hoploom.ranks.environment import RankPlace
+from hoploom.ranks.environment import RankInfo
 from hoploom.store import Store
 from hoploom.store.base import Part, Tier
 from hoploom.store.check import Verification
@@ -418,7 +418,7 @@ def load_run(
     the model is on the CPU.
     """
     run_file, path = read_finished(folder, overrides, checkpoint)
-    context = context or Context(RankPlace(), torch.device("cpu"), "gloo", DEADLINE)
+    context = context or Context(RankInfo(), torch.device("cpu"), "gloo", DEADLINE)
     setup = training_setup(run_file, open_graph(run_file, context))
     with torch.random.fork_rng(devices=[]):  # a model is made from the run's seed, which is not the caller's
         model = trained_model(run_file, setup, context, path).eval()
