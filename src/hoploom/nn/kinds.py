@@ -1,4 +1,4 @@
-"""The families of models: which convolution a layer has, how large it is, and what stands between two layers."""
+"""The families of models: convolution, size, and the operations between layers."""
 
 import copy
 from collections.abc import Callable
@@ -21,7 +21,7 @@ OTHER_ACT = "name one of torch.nn's activations, or give a module or None"
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a model, and what is between its layers."""
+    """The size of a model, and the operations between its layers."""
 
     hidden: int
     num_layers: int
@@ -29,10 +29,10 @@ class Shape:
     dropout: float = 0.0
     heads: int = 1  # attention only
     norm: bool | None = False  # a layer norm before each convolution's input
-    residual: bool = False  # every layer adds to its input; then a linear layer stands at both ends
+    residual: bool = False  # layers add to their input; a linear layer at both ends
     aggr: Aggr = "mean"  # of "sage", "rsage" and "rgcn"; "sum" for edge weights that sum to one
-    act: Act = "relu"  # between layers, as PyG names them; residual takes GELU
-    jk: Jumping | None = None  # every layer's rows join before a last linear layer
+    act: Act = "relu"  # between layers, by PyG's names; residual models use GELU
+    jk: Jumping | None = None  # combine all layers' rows before a last linear layer
 
     def __post_init__(self) -> None:
         for name in ("hidden", "num_layers", "out", "heads"):
@@ -67,7 +67,7 @@ class _Applied(nn.Module):
 
 
 def activation(act: Act) -> nn.Module:
-    """PyG's activations by name; a module, or any other function, as it is."""
+    """Return PyG's activation of a name, or the given module or function as a module."""
     if act is None:
         return nn.Identity()
     if act == "relu":
@@ -75,7 +75,7 @@ def activation(act: Act) -> nn.Module:
     try:
         found = activation_resolver(act)
         found = found() if isinstance(found, type) else found
-    except (ValueError, TypeError) as error:  # unknown, or made from arguments only
+    except (ValueError, TypeError) as error:  # unknown, or one that needs arguments
         raise ConfigError(f"act is {act!r}; {OTHER_ACT}") from error
     if not callable(found):
         raise ConfigError(f"act is {act!r}; {OTHER_ACT}")
@@ -83,8 +83,8 @@ def activation(act: Act) -> nn.Module:
 
 
 def check_activation(act: Act, module: nn.Module, width: int) -> None:
-    """ConfigError unless rows of this width stay as wide."""
-    tried = copy.deepcopy(module).eval()  # it may count what it has seen, or draw
+    """Raise ConfigError unless the activation keeps the width of rows."""
+    tried = copy.deepcopy(module).eval()  # it may have state or randomness
     rows = torch.zeros(2, width)
     try:
         with torch.no_grad():
@@ -107,7 +107,7 @@ def _gin(ends: Ends, out: int, shape: Shape, *_: Any) -> Conv:
 
 
 def _gat(ends: int | Ends, out: int, shape: Shape, is_last: bool, **options: bool) -> Conv:
-    """Heads stand beside each other, those of the last layer are averaged."""
+    """Return a GATConv with concatenated heads, or averaged ones in the last layer."""
     if is_last and not shape.has_output:
         return GATConv(ends, out, shape.heads, concat=False, **options)
     if out % shape.heads:
@@ -119,10 +119,10 @@ def _gat(ends: int | Ends, out: int, shape: Shape, is_last: bool, **options: boo
 class Kind:
     """A family of models."""
 
-    make: Callable[[Ends, int, Shape, bool], Conv]  # from a relation's channels, the outputs', and whether it is last
-    has_root: bool = False  # a linear layer of its own for the destination
+    make: Callable[[Ends, int, Shape, bool], Conv]  # (relation's channels, output channels, shape, is last layer)
+    has_root: bool = False  # has a linear layer for the destination
     any_relations: bool = True  # works between different node types
-    any_aggr: bool = False  # aggregates as its shape says
+    any_aggr: bool = False  # uses the `aggr` of its shape
     has_heads: bool = False  # of attention
 
 

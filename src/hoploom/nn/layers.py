@@ -1,9 +1,8 @@
-"""What a layer sees of a batch, and PyG's convolutions over `ops.aggregate`: same arguments, parameters and results.
+"""PyG's convolutions over `ops.aggregate`, with equal arguments, parameters and results; and a layer's view of a batch.
 
-A view has what the layers after it still need, whatever the batch is: blocks, a sampled subgraph, a whole graph. A
-convolution has two halves: `project` acts on every source by itself, `propagate` aggregates projected sources into
-destinations. There are no messages in memory and no edge features; sums and means take edge weights. torch.compile
-leaves aggregation as it is.
+A view has the edges that the remaining layers need, from blocks, a sampled subgraph or a whole graph. A convolution has
+two halves: `project` maps each source, `propagate` aggregates projected sources into destinations. No messages are
+stored, and there are no edge features; sums and means take edge weights. torch.compile skips aggregation.
 """
 
 import math
@@ -27,7 +26,7 @@ from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
 
 Ends = tuple[int, int]  # channels of sources and destinations
 Aggr = Literal["sum", "add", "mean", "max"]
-EDGE_WEIGHT = "weight"  # what a frontier hook calls the data of its edges that layers multiply by
+EDGE_WEIGHT = "weight"  # edge data of a frontier hook that layers multiply by
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -41,26 +40,26 @@ class LayerView:
 
 
 def by_type(batch: Data | HeteroData, name: str) -> dict[str, Any]:
-    """A node field by node type, of those types that have it."""
+    """Return a node field by node type, for the types that have it."""
     if isinstance(batch, Data):
         return {HOMOGENEOUS_TYPE: batch[name]} if name in batch else {}
     return {node_type: batch[node_type][name] for node_type in batch.node_types if name in batch[node_type]}
 
 
 def by_relation(batch: Data | HeteroData, name: str) -> dict[RelationName, Any]:
-    """An edge field by relation, of those relations that have it."""
+    """Return an edge field by relation, for the relations that have it."""
     if isinstance(batch, Data):
         return {HOMOGENEOUS_RELATION: batch[name]} if name in batch else {}
     return {key: batch[key][name] for key in batch.edge_types if name in batch[key]}
 
 
 def views_of(batch: Data | HeteroData, num_layers: int) -> list[LayerView]:
-    """The edges of each layer of a batch, from the input layer on.
+    """Return the edges of each layer of a batch, from the input layer on.
 
     >>> for view in views_of(batch, 3): ...
     """
     edge_index, counts = by_relation(batch, "edge_index"), by_type(batch, "num_sampled_nodes")
-    if "views" in batch:  # of a padded batch, which only its maker can make
+    if "views" in batch:  # set by the maker of a padded batch
         views = list(one_per_layer(batch.views, num_layers))
     elif "blocks" in batch:
         views = [_of_block(block) for block in one_per_layer(batch.blocks, num_layers)]
@@ -79,7 +78,7 @@ def views_of(batch: Data | HeteroData, num_layers: int) -> list[LayerView]:
 
 
 def one_per_layer(hops: Sequence[Any], num_layers: int) -> Sequence[Any]:
-    """The same hops; ConfigError unless there is one for each layer."""
+    """Return `hops` unchanged; raise ConfigError unless there is one per layer."""
     if len(hops) != num_layers:
         raise ConfigError(
             f"the batch was sampled with {len(hops)} fanouts, the model has {num_layers} layers; give num_neighbors "
@@ -89,7 +88,7 @@ def one_per_layer(hops: Sequence[Any], num_layers: int) -> Sequence[Any]:
 
 
 def _with_degrees(view: LayerView, degrees: Tensor) -> LayerView:
-    """The same with the sources' in-degrees in the whole graph."""
+    """Return the view with the sources' in-degrees in the whole graph."""
     edges = {key: replace(one, source_degrees=degrees[: one.num_sources]) for key, one in view.edges.items()}
     return replace(view, edges=edges)
 
@@ -120,7 +119,7 @@ def _weighted(edges: InEdges, data: Mapping[str, Tensor]) -> InEdges:
 def _of_subgraph(
     edge_index: Mapping[RelationName, Tensor], running: Mapping[str, list[int]], num_layers: int
 ) -> list[LayerView]:
-    """Grouped once; every layer has a head of it. Its destinations lie within as many hops as layers follow."""
+    """Return one view per layer. Edges are grouped once; each layer takes a prefix of the destinations."""
     within = [
         {name: counts[min(hops, len(counts) - 1)] for name, counts in running.items()}
         for hops in range(num_layers, -1, -1)
@@ -138,9 +137,9 @@ def _of_subgraph(
 
 
 def eager(function: Function) -> Function:
-    """The same function, which torch.compile leaves as it is: its kernels are compiled, its shapes depend on values."""
-    same: Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return same
+    """Exclude a function from torch.compile: its kernels are compiled already, and its shapes depend on values."""
+    excluded: Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return excluded
 
 
 aggregate = eager(ops.aggregate)
@@ -152,9 +151,9 @@ group = eager(InEdges.of)
 class Conv(nn.Module):
     """The base class of all convolutions."""
 
-    reduce: ops.Reduce | None = None  # how sources are aggregated where `propagate` takes them aggregated already
-    needs_degrees = False  # works best with the sources' in-degrees in the whole graph
-    in_channels: int | None = None  # of sources, where a layer knows
+    reduce: ops.Reduce | None = None  # the aggregation of `propagate`, if it accepts aggregated rows
+    needs_degrees = False  # uses the sources' in-degrees in the whole graph if they are given
+    in_channels: int | None = None  # of sources, if known
 
     def forward(
         self,
@@ -164,7 +163,7 @@ class Conv(nn.Module):
         aggregated: Tensor | None = None,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """The rows of the destinations [num_destinations, out_channels] from the sources x [num_sources, in_channels].
+        """Return rows of the destinations [num_destinations, out_channels] from the sources x [num_sources, in_channels].
 
         `edges` may be an edge_index of PyG: then all nodes are destinations. `x_dst` are the rows of the destinations
         themselves, by default their rows in x. `aggregated` [num_destinations, in_channels] replaces aggregating x.
@@ -192,11 +191,11 @@ class Conv(nn.Module):
         return type(self).project is not Conv.project
 
     def project(self, x: Tensor) -> Tensor:
-        """The row of every source that is aggregated."""
+        """Return the rows of the sources to aggregate."""
         return x
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
-        """The rows of the destinations from the projected sources z."""
+        """Return the rows of the destinations from the projected sources z."""
         raise NotImplementedError
 
 
@@ -217,7 +216,7 @@ def _ends(in_channels: int | Ends) -> Ends:
 
 
 def _plus_linear(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
-    """out + linear(x); in place where precision is not mixed, which spares a pass over fresh memory."""
+    """Return out + linear(x), in place unless precision is mixed: this saves a pass over new memory."""
     if linear.bias is not None or torch.is_autocast_enabled(x.device.type):
         return out + linear(x)  # type: ignore[no-any-return]
     added: Tensor = out.addmm_(x, linear.weight.t())
@@ -225,7 +224,7 @@ def _plus_linear(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _plus_bias(out: Tensor, bias: Tensor | None) -> Tensor:
-    """out + bias, as narrow as out."""
+    """Return out + bias in the dtype of `out`."""
     return out if bias is None else out + bias.to(out.dtype)
 
 
@@ -238,7 +237,7 @@ def _refuse_weights(conv: Conv, edges: InEdges) -> None:
 
 
 def _inverse_root(degrees: Tensor) -> Tensor:
-    """1 / sqrt(degree), a loop counted."""
+    """Return 1 / sqrt(degree + 1): self-loops count."""
     return (degrees + 1).to(torch.float32).rsqrt()
 
 
@@ -303,7 +302,7 @@ class GCNConv(Conv):
 
 @eager
 def _normalised(edges: InEdges) -> tuple[InEdges, Tensor]:
-    """The edges with a loop at every node, and the weight of each."""
+    """Return the edges with a self-loop at every node, and the weight of each edge."""
     looped = edges.with_loops
     degrees = edges.in_degrees_of_sources
     own = degrees[edges.first : edges.first + edges.num_destinations]
@@ -357,7 +356,7 @@ class GATConv(Conv):
             nn.init.uniform_(att, -(bound := math.sqrt(6.0 / (heads + out_channels))), bound)
 
     def project(self, x: Tensor) -> Tensor:
-        """The rows [num_sources, heads * width], and a column of scores per head beside them."""
+        """Return the rows [num_sources, heads * width], followed by one column of scores per head."""
         weight = self.lin_src.weight if self.is_bipartite else self.lin.weight
         return F.linear(x, torch.cat([weight, self._scorer(weight, self.att_src)]))
 
@@ -380,7 +379,7 @@ class GATConv(Conv):
         return aggregate(rows, edges, "sum", F.dropout(softmax(scores, edges), self.dropout))
 
     def _scorer(self, weight: Tensor, att: Tensor) -> Tensor:
-        """What maps x to the heads' scores: [heads, in_channels]."""
+        """Return the matrix from x to the heads' scores: [heads, in_channels]."""
         return torch.einsum("hci,hc->hi", weight.view(self.heads, self.width, -1), att[0])
 
 

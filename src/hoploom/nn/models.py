@@ -17,17 +17,17 @@ from hoploom.ops import InEdges
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field, NodeType, Relation, RelationName, Schema
 
 Rows = Mapping[str, Tensor]  # by node type: [num_nodes, channels]
-NEUTRAL = {"act_first": False, "act_kwargs": None, "norm_kwargs": None}  # PyG's defaults, which change nothing
+NEUTRAL = {"act_first": False, "act_kwargs": None, "norm_kwargs": None}  # PyG's defaults: accepted, without effect
 WIDTHS = "make it with in_channels=x.shape[1], or as GNN(kind, store.schema, ...)"
 
 
 def _module_name(name: str | RelationName) -> str:
-    """ModuleDict's keys hold no dots."""
+    """Return a key for ModuleDict, which allows no dots."""
     return ("__".join(name) if isinstance(name, tuple) else name).replace(".", "_")
 
 
 class RelationLayer(nn.Module):
-    """One convolution per relation. The results of all relations to a node type are summed."""
+    """One convolution per relation, with the results summed per destination type."""
 
     def __init__(self, convs: Mapping[RelationName, Conv], roots: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class RelationLayer(nn.Module):
         return self.convs[_module_name(key)]  # type: ignore[return-value]
 
     def project(self, key: RelationName, x: Tensor) -> Tensor:
-        """The rows of the sources of a relation that are aggregated."""
+        """Return the rows of a relation's sources to aggregate."""
         return self.conv(key).project(x)
 
     def propagate(
@@ -49,7 +49,7 @@ class RelationLayer(nn.Module):
         edges: Mapping[RelationName, InEdges],
         aggregated: Mapping[RelationName, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """The rows of the destinations, by type; types without a relation to them are left out."""
+        """Return the rows of the destinations by type, for the types that a relation leads to."""
         out = {name: self.roots[_module_name(name)](x) for name, x in x_dst.items() if _module_name(name) in self.roots}
         for key in self.relations:
             if key in edges and key[2] in x_dst:
@@ -105,11 +105,11 @@ class GNN(nn.Module):
 
     @property
     def out_channels(self) -> int:
-        """The width of the output rows."""
+        """Width of the output rows."""
         return self.shape.out
 
     def _channels(self, node_type: NodeType) -> int:
-        """The width of a type's input rows."""
+        """Return the width of a type's input rows."""
         if "x" not in node_type.fields:
             self.embeddings[_module_name(node_type.name)] = nn.Embedding(node_type.num_nodes, self.shape.hidden)
             return self.shape.hidden
@@ -126,14 +126,16 @@ class GNN(nn.Module):
         out = self.shape.out if is_last and not self.shape.has_output else self.shape.hidden
         keys = [r.key for r in self.schema.relations if r.source in channels and r.destination in kept]
         convs = {key: kind.make((channels[key[0]], channels[key[2]]), out, self.shape, is_last) for key in keys}
-        reached = dict.fromkeys(key[2] for key in keys)  # in the schema's order: parameters follow from it
+        reached = dict.fromkeys(
+            key[2] for key in keys
+        )  # in the order of the schema, which the order of parameters follows
         roots = {name: nn.Linear(channels[name], out) for name in reached} if kind.has_root else {}
         self.layers.append(RelationLayer(convs, roots))
         return dict.fromkeys(kept, out)
 
     @property
     def first_reduce(self) -> ops.Reduce | None:
-        """The loader's `aggregate=` for this model: how features are aggregated for layer one; None if they are not."""
+        """The loader's `aggregate=` for this model: the aggregation of features for layer one; None if there is none."""
         convs = [self.stage(0).conv(key) for key in self.stage(0).relations]
         reduces = {None if conv.projects or conv.reduce == "max" else conv.reduce for conv in convs}
         bare = not (self.shape.norm or self.shape.residual or self.embeddings)
@@ -141,7 +143,7 @@ class GNN(nn.Module):
 
     @property
     def needs_degrees(self) -> bool:
-        """The loader's `degrees=` for this model: whether it uses the in-degrees in the whole graph."""
+        """The loader's `degrees=` for this model: whether it uses in-degrees in the whole graph."""
         return any(
             self.stage(depth).conv(key).needs_degrees
             for depth in range(self.num_layers)
@@ -149,7 +151,7 @@ class GNN(nn.Module):
         )
 
     def forward(self, batch: Data | HeteroData) -> Any:
-        """One row per seed."""
+        """Return one row per seed."""
         views, given, n_id, aggregated = self._read(batch)
         x = self.prepare(given, n_id)
         for depth, view in enumerate(views):
@@ -166,7 +168,7 @@ class GNN(nn.Module):
     def _read(
         self, batch: Data | HeteroData
     ) -> tuple[list[LayerView], Rows, Rows, Mapping[RelationName, Tensor] | None]:
-        """A batch's views, features and node ids, and what its loader has aggregated."""
+        """Return a batch's views, features and node ids, and the rows that its loader aggregated."""
         if self.needs_degrees and "blocks" in batch and "in_degree" not in batch:
             raise ConfigError("GCN on blocks needs the nodes' in-degrees; give the loader degrees=True")
         views = views_of(batch, self.num_layers)
@@ -175,7 +177,7 @@ class GNN(nn.Module):
         return views, x, n_id, by_relation(batch, "aggregated")
 
     def _check_rows(self, counts: Mapping[str, int], x: Rows, n_id: Rows) -> None:
-        """ConfigError where the batch has nodes of a type that layer one reads, and no rows for them."""
+        """Raise ConfigError if the batch lacks rows for nodes of a type that layer one reads."""
         for name in self.types[0]:
             is_learned = _module_name(name) in self.embeddings
             if counts.get(name) and name not in (n_id if is_learned else x):
@@ -183,7 +185,7 @@ class GNN(nn.Module):
                 raise ConfigError(f"the batch has no {what} of {name!r}, which the model reads; {way_out}")
 
     def prepare(self, x: Rows, n_id: Rows) -> dict[str, Tensor]:
-        """The input rows of every type: features, or the learned rows of these nodes."""
+        """Return the input rows of every type: features, or the learned rows of these nodes."""
         dtype = next(self.parameters()).dtype
         known = {name: value for name, value in x.items() if name in self.types[0]}
         for name, value in known.items():
@@ -201,18 +203,18 @@ class GNN(nn.Module):
         return rows
 
     def stage(self, depth: int) -> RelationLayer:
-        """The convolutions of a layer."""
+        """Return the convolutions of a layer."""
         return self.layers[depth]  # type: ignore[return-value]
 
     def enter(self, depth: int, x: Rows) -> Rows:
-        """The rows as the convolutions of a layer take them."""
+        """Return the rows in the form that the convolutions of a layer take."""
         if self.shape.jk is not None and depth:
             x = {name: rows[:, -self.shape.hidden :] for name, rows in x.items()}
         norms: Any = self.norms[depth]
         return {name: norms[_module_name(name)](rows) for name, rows in x.items()} if norms else x
 
     def close(self, depth: int, rows: Rows, own: Rows) -> dict[str, Tensor]:
-        """The rest of a layer after its convolutions; `own` are the rows of the destinations before the layer."""
+        """Return a layer's output from its convolutions' rows; `own` are the destinations' rows before the layer."""
         if self.shape.residual:
             added = {name: self._dropped(F.gelu(value)) for name, value in rows.items()}
             kept = {name: value for name, value in own.items() if name in self.types[depth + 1]}
@@ -226,7 +228,7 @@ class GNN(nn.Module):
         return done
 
     def _join(self, rows: Mapping[str, Tensor], own: Rows) -> dict[str, Tensor]:
-        """A layer's rows, and to their left what jumping knowledge needs of the layers before."""
+        """Return a layer's rows, preceded by the columns that jumping knowledge keeps of earlier layers."""
         if self.shape.jk == "cat":
             return {name: torch.cat([own[name], value], dim=1) for name, value in rows.items()}
         if self.shape.jk == "max":
@@ -235,7 +237,7 @@ class GNN(nn.Module):
         return dict(rows)
 
     def finish(self, x: Rows) -> dict[str, Tensor]:
-        """The output rows."""
+        """Return the output rows."""
         return dict(x) if self.output is None else {name: self.output(rows) for name, rows in x.items()}
 
     def _dropped(self, x: Tensor) -> Tensor:
@@ -243,9 +245,9 @@ class GNN(nn.Module):
 
 
 def _types_by_layer(schema: Schema, shape: Shape, out_types: Collection[str] | None) -> list[list[str]]:
-    """Per layer the types whose rows it is given, and at last those whose rows come out, in the schema's order."""
+    """Return the input types of each layer, then the output types, in the order of the schema."""
     relations = [(r.source, r.destination) for r in schema.relations]
-    there = [{t.name for t in schema.node_types}]  # what there can be, from the input on
+    there = [{t.name for t in schema.node_types}]  # available types, from the input on
     for _ in range(shape.num_layers):
         reached = {destination for source, destination in relations if {source, destination} <= there[-1]}
         there.append(there[-1] if shape.residual else reached)
@@ -255,7 +257,7 @@ def _types_by_layer(schema: Schema, shape: Shape, out_types: Collection[str] | N
             f"{sorted(wanted - there[-1]) or 'every type'} has no rows after {shape.num_layers} layers: too few "
             "relations lead there; use residual=True, or add reverse relations"
         )
-    needed = [wanted]  # from the output back
+    needed = [wanted]  # needed types, from the output back
     for before in reversed(there[:-1]):
         ends = {end for pair in relations if set(pair) <= before and pair[1] in needed[0] for end in pair}
         needed.insert(0, ends | (needed[0] if shape.residual else set()))
@@ -263,7 +265,7 @@ def _types_by_layer(schema: Schema, shape: Shape, out_types: Collection[str] | N
 
 
 def _is_fit(x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether layers take these rows as they are: in the parameters' type, or in the one that autocast goes down to."""
+    """Return whether layers accept these rows: in the parameters' dtype, or in autocast's."""
     device = x.device.type
     return x.dtype == dtype or (torch.is_autocast_enabled(device) and x.dtype == torch.get_autocast_dtype(device))
 
