@@ -163,7 +163,7 @@ class Conv(nn.Module):
         aggregated: Tensor | None = None,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """Return rows of the destinations [num_destinations, out_channels] from the sources x [num_sources, in_channels].
+        """Return the destinations' rows [num_destinations, out_channels] from the sources x [num_sources, in_channels].
 
         `edges` may be an edge_index of PyG: then all nodes are destinations. `x_dst` are the rows of the destinations
         themselves, by default their rows in x. `aggregated` [num_destinations, in_channels] replaces aggregating x.

@@ -135,7 +135,7 @@ class GNN(nn.Module):
 
     @property
     def first_reduce(self) -> ops.Reduce | None:
-        """The loader's `aggregate=` for this model: the aggregation of features for layer one; None if there is none."""
+        """The loader's `aggregate=` for this model: the aggregation of features for layer one, or None."""
         convs = [self.stage(0).conv(key) for key in self.stage(0).relations]
         reduces = {None if conv.projects or conv.reduce == "max" else conv.reduce for conv in convs}
         bare = not (self.shape.norm or self.shape.residual or self.embeddings)

@@ -1,7 +1,7 @@
-"""Operations on tensors, one function each. CPU tensors go to the C++ core, layers' reductions of others to kernels.
+"""Operations on tensors: CPU tensors use the C++ core; reductions of layers on other devices use Triton kernels.
 
-`ops.kernels`, imported where a store is placed, does the same in Triton. There only the device knows how much there is
-of anything, so what goes in and out are arrays of some capacity that the caller keeps, and sizes in tensors.
+`ops.kernels`, imported when a store is placed on a device, has the other operations in Triton. There, sizes are known
+on the device only, so inputs and outputs are arrays of fixed capacity, with sizes in tensors.
 """
 
 from hoploom.ops.aggregate import Reduce, aggregate, softmax

@@ -1,8 +1,8 @@
 """Sums, means, maxima and attention over the in-edges of every destination, differentiable.
 
-Messages are never made: rows are added where they are, by the core on the CPU and by kernels elsewhere. Half precision
-is widened in memory for the core alone; kernels widen what they have read. Results do not depend on the number of
-threads, nor on the order in which a device runs its programs. There is no second derivative.
+No messages are stored: the core (CPU) or kernels (other devices) add rows in place. Half precision is widened in memory
+for the core; kernels widen after reading. Results do not depend on the number of threads, nor on the order in which a
+device runs its programs. Second derivatives are not supported.
 """
 
 from types import ModuleType
@@ -21,7 +21,7 @@ Reduce = Literal["sum", "mean", "max", "softmax"]
 
 
 def aggregate(x: Tensor, edges: InEdges, reduce: Reduce = "sum", weights: Tensor | None = None) -> Tensor:
-    """One row per destination out of the rows of its sources: [num_destinations, ...]. Empty lists give zeros.
+    """Aggregate the rows of each destination's sources: [num_destinations, ...]. Empty lists give zeros.
 
     `x` is [num_sources, heads * width] or [num_sources, heads, width]. `weights` [num_edges] or [num_edges, heads], in
     the order of `edges`, multiply the rows; with "softmax" they are scores, and each list's weights sum to one.
@@ -38,12 +38,12 @@ def aggregate(x: Tensor, edges: InEdges, reduce: Reduce = "sum", weights: Tensor
 
 
 def softmax(scores: Tensor, edges: InEdges) -> Tensor:
-    """Scores [num_edges, heads] to weights that sum to one within every list, per head."""
+    """Return weights that sum to one within every list, per head, from scores [num_edges, heads]."""
     return _apply(_Softmax, _native(scores), edges).to(scores.dtype)
 
 
 def add_ends(of_sources: Tensor, of_destinations: Tensor, edges: InEdges) -> Tensor:
-    """For every edge the row of its source and the row of its destination, added: [num_edges, width]."""
+    """Return, for every edge, the sum of its source's and its destination's row: [num_edges, width]."""
     return _apply(_Ends, of_sources, of_destinations, edges)
 
 
@@ -71,7 +71,7 @@ def _check(x: Tensor, edges: InEdges, reduce: str, weights: Tensor | None) -> No
 
 
 def _reductions(tensor: Tensor) -> ModuleType:
-    """Who reduces rows: both modules have the same functions."""
+    """Return the module that reduces this tensor's rows: both have the same functions."""
     if rows.runs_in_core(tensor):
         return rows
     from hoploom.ops.kernels import aggregate as kernels  # imports Triton
@@ -80,17 +80,17 @@ def _reductions(tensor: Tensor) -> ModuleType:
 
 
 def _native(tensor: Tensor) -> Tensor:
-    """As narrow as whoever reduces it can read."""
+    """Return the tensor in a dtype that its reductions support."""
     return tensor if tensor.dtype in _reductions(tensor).NATIVE else tensor.float()
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What values of a type are added up in."""
+    """Return the dtype in which values are summed."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _weights(weights: Tensor, edges: InEdges, dtype: torch.dtype, reduce: Reduce) -> Tensor:
-    """Weights as wide as sums of rows are; one per edge and head are few numbers beside the rows."""
+    """Return the weights in the dtype of sums; for softmax, calculate them from scores."""
     if reduce == "softmax":
         scores = weights if _wide(weights.dtype) == _wide(dtype) else weights.to(_wide(dtype))
         return _apply(_Softmax, _native(scores), edges)
@@ -124,7 +124,7 @@ class _Sum(Function):
 
 
 def _spread(grad: Tensor, edges: InEdges, weights: Tensor | None, share: Tensor | None) -> Tensor:
-    """To every source the weighted sum of its destinations' gradients."""
+    """Return, for every source, the weighted sum of its destinations' gradients."""
     indptr, destinations, places = edges.transposed
     if share is not None and weights is None:
         weights, places = share.index_select(0, destinations).unsqueeze(1), None
@@ -165,7 +165,7 @@ class _Softmax(Function):
 
 
 class _Ends(Function):
-    """Its gradients are sums over lists: those of torch's own indexing depend on the order that a device works in."""
+    """Sum of both ends' rows, with gradients summed over lists: torch's indexing sums in no fixed order on a device."""
 
     @staticmethod
     def forward(ctx: Any, of_sources: Tensor, of_destinations: Tensor, edges: InEdges) -> Tensor:

@@ -1,7 +1,7 @@
-"""Waiting for a device, but not for ever: its events are asked again and again, where synchronize() would not return.
+"""Waits for a device with a timeout: poll its events, because synchronize() may never return.
 
-After a moment there are pauses, as asking takes the interpreter from threads that start kernels: a wait is longer by
-the least pause, or by a hundredth.
+After a moment, polling pauses, because it takes the interpreter from threads that start kernels: a wait may be longer
+by the shortest pause, or by one percent.
 """
 
 import threading
@@ -11,24 +11,24 @@ from typing import Protocol
 
 import torch
 
-DEADLINE = 600.0  # seconds, where the user gives no timeout
-CLOSE_DEADLINE = 60.0  # seconds, for what is closed: hardly anything is under way then
+DEADLINE = 600.0  # seconds, if the user gives no timeout
+CLOSE_DEADLINE = 60.0  # seconds, for closing: little is in flight then
 BUSY = "see what else keeps it busy (nvidia-smi)"
-EAGER = 20e-6  # seconds of asking without a pause
-LEAST = 50e-6  # seconds, the next pause at least;
-SHARE = 0.01  # of what was waited so far,
-LONGEST = 0.02  # seconds, at most
+EAGER = 20e-6  # seconds of polling without pauses
+LEAST = 50e-6  # seconds: the shortest pause
+SHARE = 0.01  # the next pause, as a share of the wait so far
+LONGEST = 0.02  # seconds: the longest pause
 
 
 class Event(Protocol):
-    """A point in what a device has to do."""
+    """An event recorded on a device's stream."""
 
     def query(self) -> bool:
-        """Whether it is reached."""
+        """Return whether the device has reached the event."""
 
 
 def reached(event: Event, seconds: float) -> bool:
-    """Hold this thread until an event is reached; False if it is not in so many seconds."""
+    """Wait until an event is reached; return False after `seconds`."""
     began = time.monotonic()
     while not event.query():
         waited = time.monotonic() - began
@@ -40,9 +40,9 @@ def reached(event: Event, seconds: float) -> bool:
 
 
 def idle(device: torch.device, seconds: float) -> bool:
-    """Hold this thread until a device has nothing left to do, on any stream; False if it has after so many seconds.
+    """Wait until a device is idle on all streams; return False after `seconds`.
 
-    No event stands for all streams: a thread waits, and is left behind if that takes too long.
+    No event covers all streams, so a daemon thread synchronizes; it is abandoned on a timeout.
     """
     if device.type != "cuda":
         return True
@@ -52,12 +52,12 @@ def idle(device: torch.device, seconds: float) -> bool:
         try:
             torch.cuda.synchronize(device)
             done.set_result(None)
-        except BaseException as error:  # it belongs to who waits
+        except BaseException as error:  # raised in the waiting thread
             done.set_exception(error)
 
     try:
         threading.Thread(target=wait, name="hoploom-idle", daemon=True).start()
-    except RuntimeError:  # from Python 3.12 on none starts while the interpreter ends
+    except RuntimeError:  # since Python 3.12, no thread starts at interpreter exit
         torch.cuda.synchronize(device)
         return True
     try:

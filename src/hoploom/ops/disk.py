@@ -1,6 +1,6 @@
-"""Rows and lists of files that are not in memory: read when they are wanted, many at once, past the page cache.
+"""Read rows and edge lists of files on demand, many at once, past the page cache.
 
-Costs a copy of every row, and the memory of the reads under way (16 MiB a call).
+Costs a copy of every row, and the memory of the reads in flight (16 MiB per call).
 """
 
 import threading
@@ -16,25 +16,25 @@ from hoploom import _core
 from hoploom.ops.rows import byte_rows
 from hoploom.ops.sample import EdgeLists
 
-DiskFile = _core.DiskFile  # opened for reads past the page cache
-DiskError = _core.DiskError  # (path, byte, what went wrong)
-SparseArray = _core.SparseArray  # an array of which only what is written takes memory
+DiskFile = _core.DiskFile  # a file opened for reads past the page cache
+DiskError = _core.DiskError  # (path, byte, message)
+SparseArray = _core.SparseArray  # an array whose unwritten pages take no memory
 has_read_queue = _core.has_read_queue  # whether the kernel and the container allow io_uring
 
-DEPTH = 128  # reads under way: more are no faster on the disks we know
+DEPTH = 128  # reads in flight: more are no faster on the disks we measured
 
 
 class FileRows(NamedTuple):
     """A table in a file."""
 
     file: DiskFile
-    offset: int  # the byte where its values begin
+    offset: int  # the byte of the first value
     num_rows: int
     first: int = 0  # the id of the first row
 
 
 class RowRequest(NamedTuple):
-    """out[places] = the rows of ids[places]."""
+    """A request to read the rows of ids[places] into out[places]."""
 
     rows: FileRows
     ids: Tensor  # [n] int64
@@ -43,7 +43,7 @@ class RowRequest(NamedTuple):
 
 
 class ListColumn(NamedTuple):
-    """A column of edge lists in a file, and the array that takes those which are read, each at its own place."""
+    """A column of edge lists in a file, and the sparse array that takes the lists that are read."""
 
     file: DiskFile
     offset: int
@@ -53,37 +53,37 @@ class ListColumn(NamedTuple):
 
 @dataclass
 class Reads:
-    """How a disk is read, and what was read so far, over all threads."""
+    """Options for reading a disk, and counts of its reads over all threads."""
 
-    gap: int = 0  # bytes between two rows that cost less to read than another request
+    gap: int = 0  # bytes between two rows that take less time than another request
     bytes_per_second: float = 1e9  # in long reads
-    by_threads: bool = False  # even where io_uring is allowed
+    by_threads: bool = False  # even if io_uring is allowed
     requests: int = 0
     bytes: int = 0
-    seconds: float = 0.0  # spent in reads, added up over the threads
-    wanted_bytes: int = 0  # of the rows and entries asked for: what else was read lay between them, or in their blocks
-    asked: int = 0  # rows and entries of tables and lists of which some are on disk
-    found: int = 0  # of these, in memory
-    _busy_seconds: float = field(default=0.0, init=False, repr=False)  # until the last time that no read was under way
-    _num_under_way: int = field(default=0, init=False, repr=False)
+    seconds: float = 0.0  # spent in reads, summed over threads
+    wanted_bytes: int = 0  # of the requested rows and entries; the rest were gaps and parts of blocks
+    asked: int = 0  # requested rows and entries of tables and lists that are partly on disk
+    found: int = 0  # of these, found in memory
+    _busy_seconds: float = field(default=0.0, init=False, repr=False)  # until the last time without reads in flight
+    _num_in_flight: int = field(default=0, init=False, repr=False)
     _busy_since: float = field(default=0.0, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def rows(self, wanted: Sequence[RowRequest]) -> None:
-        """Read rows to their places."""
+        """Read rows into their output tensors."""
         wants = [
             (rows.file, rows.offset, rows.num_rows, rows.first, ids.numpy(), places.numpy(), byte_rows(out).numpy())
             for rows, ids, places, out in wanted
         ]
         wanted_bytes = sum(places.size * out.shape[1] for *_, places, out in wants)
-        with self._under_way():
+        with self._in_flight():
             self._count(wanted_bytes, *_core.read_rows(wants, self.gap, DEPTH, self.by_threads))
 
     def lists(self, columns: Sequence[ListColumn], lists: EdgeLists, nodes: Tensor) -> None:
-        """Read the lists of these nodes, in every column."""
+        """Read all columns of these nodes' edge lists."""
         own = nodes - lists.first_node
         num_entries = int((lists.indptr[own + 1] - lists.indptr[own]).sum())
-        with self._under_way():
+        with self._in_flight():
             read = _core.read_lists(
                 list(columns), lists.indptr.numpy(), lists.first_node, nodes.numpy(), self.gap, DEPTH, self.by_threads
             )
@@ -91,15 +91,15 @@ class Reads:
         self.count_found(0, of=num_entries)
 
     def count_found(self, found: int, *, of: int) -> None:
-        """So many rows or entries were in memory, of so many that were asked for."""
+        """Count `found` rows or entries in memory, out of `of` requested ones."""
         with self._lock:
             self.found += found
             self.asked += of
 
     def so_far(self) -> dict[str, float]:
-        """Everything that was counted; a read that is under way now adds to `busy_seconds` alone."""
+        """Return all counts; reads in flight add to `busy_seconds` only."""
         with self._lock:
-            under_way = time.perf_counter() - self._busy_since if self._num_under_way else 0.0
+            current = time.perf_counter() - self._busy_since if self._num_in_flight else 0.0
             return {
                 "requests": self.requests,
                 "bytes": self.bytes,
@@ -107,31 +107,31 @@ class Reads:
                 "asked": self.asked,
                 "found": self.found,
                 "seconds": self.seconds,
-                "busy_seconds": self._busy_seconds + under_way,
+                "busy_seconds": self._busy_seconds + current,
             }
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Within: what was read is written to a disk, which is busy with that too."""
+        """Count the time of this block, which writes rows to the disk, as busy time."""
         begin = time.perf_counter()
-        with self._under_way():
+        with self._in_flight():
             yield
         with self._lock:
             self.seconds += time.perf_counter() - begin
 
     @contextmanager
-    def _under_way(self) -> Iterator[None]:
-        """Within: a request is at the disk. Times at which several are count once."""
+    def _in_flight(self) -> Iterator[None]:
+        """Count this block as a request in flight; overlapping ones count once in busy time."""
         with self._lock:
-            if not self._num_under_way:
+            if not self._num_in_flight:
                 self._busy_since = time.perf_counter()
-            self._num_under_way += 1
+            self._num_in_flight += 1
         try:
             yield
         finally:
             with self._lock:
-                self._num_under_way -= 1
-                if not self._num_under_way:
+                self._num_in_flight -= 1
+                if not self._num_in_flight:
                     self._busy_seconds += time.perf_counter() - self._busy_since
 
     def _count(self, wanted_bytes: int, requests: int, num_bytes: int, seconds: float) -> None:

@@ -1,8 +1,8 @@
-"""The in-edges of one relation, grouped by destination: what layers aggregate over.
+"""The in-edges of one relation, grouped by destination, for layers to aggregate over.
 
-Grouping costs one pass where edges come sorted, as our loaders yield them, else a counting sort. On a GPU only a
-loader's note spares the sort. There the host never waits: shapes depend on shapes alone, so lists may end before their
-array does.
+Grouping takes one pass if edges are sorted, as our loaders yield them, else a counting sort. On a GPU, only a loader's
+note avoids the sort. There the host never waits for values: output shapes depend on input shapes only, so lists may end
+before their array.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from hoploom.ops.rows import tensor_of
 from hoploom.system import num_cores
 
 INT32_MAX = 2**31 - 1
-EDGES_PER_THREAD = 1 << 15  # fewer are sorted before another thread has started
+EDGES_PER_THREAD = 1 << 15  # below this, starting a thread takes longer than sorting
 
 
 class Csc(NamedTuple):
@@ -38,7 +38,7 @@ def build_csc(
     edge_time: Tensor | None = None,
     source_time: Tensor | None = None,
 ) -> Csc:
-    """Sort edges by destination (and by time within a list, where a time is given)."""
+    """Sort edges by destination, and by time within each list if a time is given."""
     sources, destinations = edge_index.to(torch.int64).contiguous()
     try:
         indptr, indices, permutation, wide = _core.build_csc(
@@ -62,18 +62,18 @@ def build_csc(
 
 
 class OutEdges(NamedTuple):
-    """The same edges grouped by source. Only indptr decides how many there are."""
+    """Edges grouped by source. Their number is indptr[-1]; arrays may be longer."""
 
     indptr: Tensor  # [num_sources + 1] int64
     destinations: Tensor  # [num_edges] int32 or int64
-    places: Tensor | None  # [num_edges] int64: where each stands among the in-edges; None: there
+    places: Tensor | None  # [num_edges] int64: the index of each among the in-edges; None: equal
 
 
 @dataclass(frozen=True, eq=False)
 class InEdges:
-    """Edges by destination. Where both ends are of one type, destination d is source `first` + d.
+    """Edges by destination. If both ends have one type, destination d is source `first` + d.
 
-    `sources` may be longer than the lists are: what stands beyond indptr[-1] does not matter, and has gradient zero.
+    `sources` may be longer than indptr[-1]: entries beyond it are ignored, and have gradient zero.
 
     >>> edges = InEdges.of(torch.tensor([[1, 2], [0, 0]]), num_sources=3, num_destinations=1)
     >>> ops.aggregate(x, edges, "mean")
@@ -82,21 +82,21 @@ class InEdges:
     indptr: Tensor  # [num_destinations + 1] int64
     sources: Tensor  # [num_edges] int32 or int64
     num_sources: int
-    permutation: Tensor | None = None  # [num_edges] int64: where each edge stood before; None: there
+    permutation: Tensor | None = None  # [num_edges] int64: the input index of each edge; None: sorted input
     first: int = 0
-    source_degrees: Tensor | None = None  # [num_sources] int64 in-degrees in the whole graph; None: by these edges
-    whole: "InEdges | None" = None  # of which these are the head
-    num_edges_below: Mapping[int, int] | None = None  # how many edges the first so many lists have, where that is known
-    weights: Tensor | None = None  # [num_edges] or [num_edges, heads]: what sums and means of layers multiply rows by
+    source_degrees: Tensor | None = None  # [num_sources] int64 in-degrees in the whole graph; None: count these edges
+    whole: "InEdges | None" = None  # the edges of which these are a prefix
+    num_edges_below: Mapping[int, int] | None = None  # number of lists -> their edges, if known
+    weights: Tensor | None = None  # [num_edges] or [num_edges, heads]: factors in sums and means
 
     def __post_init__(self) -> None:
-        """Where there is no node at one end there is no edge, and places for some would lead nowhere."""
+        """Drop the capacity for edges if one end has no nodes."""
         if self.num_edges and not (self.num_sources and self.num_destinations):
             object.__setattr__(self, "sources", self.sources[:0])
 
     @staticmethod
     def of(edge_index: Tensor, num_sources: int, num_destinations: int) -> "InEdges":
-        """Group edge_index [2, num_edges], sources above destinations, in whatever order."""
+        """Group edge_index [2, num_edges] (sources, destinations) in any order."""
         if rows.runs_in_core(edge_index):
             indptr, sources, permutation = build_csc(edge_index, num_sources, num_destinations)
             return InEdges(indptr, sources, num_sources, permutation)
@@ -108,13 +108,13 @@ class InEdges:
         # stops the device, not the host
         torch._assert_async(is_there.all(), "edge_index: an end is out of range, or was changed through .data")
         if known is not None:
-            indptr = _begins(destinations, num_destinations)
+            indptr = _offsets(destinations, num_destinations)
             return InEdges(indptr, sources.clone(), num_sources, num_edges_below=known)
         indptr, order = _sorted(destinations, num_destinations)
         return InEdges(indptr, sources.index_select(0, order), num_sources, order)
 
     def weighted(self, weights: Tensor) -> "InEdges":
-        """The same with a weight for every edge, in the order of the edges that they were made `of`."""
+        """Return the edges with a weight each, given in the order of the edge_index passed to `of`."""
         if weights.shape[:1] != (self.num_edges,):
             raise ConfigError(
                 f"weights have shape {tuple(weights.shape)} for {self.num_edges} edges; give one for each edge"
@@ -128,17 +128,17 @@ class InEdges:
 
     @property
     def num_edges(self) -> int:
-        """The length of the arrays of edges."""
+        """Length of the edge arrays."""
         return self.sources.numel()
 
     @cached_property
     def degrees(self) -> Tensor:
-        """The length of every list: [num_destinations] int64."""
+        """Length of every list: [num_destinations] int64."""
         return self.indptr[1:] - self.indptr[:-1]
 
     @cached_property
     def destinations(self) -> Tensor:
-        """The destination of every edge: [num_edges] int64; any one where there is no edge."""
+        """Destination of every edge: [num_edges] int64; arbitrary beyond the last edge."""
         if not rows.runs_in_core(self.indptr):
             places = torch.arange(self.num_edges, device=self.indptr.device)
             return torch.searchsorted(self.indptr[1:], places, right=True).clamp_(max=self.num_destinations - 1)
@@ -148,18 +148,18 @@ class InEdges:
 
     @cached_property
     def senders(self) -> Tensor:
-        """`sources`; some source where there is no edge: [num_edges] int32 or int64."""
+        """`sources` with a valid source beyond the last edge: [num_edges] int32 or int64."""
         return self.sources if self._are_edges is None else self.sources.masked_fill(~self._are_edges, 0)
 
     @cached_property
     def are_loops(self) -> Tensor:
-        """Which edges lead from a node to itself: [num_edges] bool."""
+        """Mask of self-loops: [num_edges] bool."""
         loops = self.sources == self.destinations + self.first
         return loops if self._are_edges is None else loops & self._are_edges
 
     @cached_property
     def transposed(self) -> OutEdges:
-        """Grouped by source; made once, for the backward pass."""
+        """The edges grouped by source, cached for the backward pass."""
         if rows.runs_in_core(self.indptr):
             length = int(self.indptr[-1])
             flipped = torch.stack([self.destinations[:length], self.sources[:length].to(torch.int64)])
@@ -169,10 +169,10 @@ class InEdges:
         return OutEdges(indptr, self.destinations.index_select(0, order), order)
 
     def head(self, num_destinations: int, num_sources: int) -> "InEdges":
-        """The lists of the first destinations alone; no copy.
+        """Return the lists of the first destinations, without a copy.
 
-        Elsewhere than on the CPU nobody asks the device for the number of their edges: the array of sources stays as
-        long as it is, unless `num_edges_below` tells.
+        On other devices than the CPU, the host does not wait for their number of edges: unless `num_edges_below` has
+        it, the array of sources keeps its length.
         """
         if num_destinations == self.num_destinations and num_sources == self.num_sources:
             return self
@@ -183,7 +183,7 @@ class InEdges:
         return InEdges(indptr, self.sources[:num_edges], num_sources, permutation, self.first, whole=whole)
 
     def _num_edges_of(self, indptr: Tensor) -> int:
-        """How long the array of edges has to be for a head of the lists."""
+        """Return the length of the edge array for a prefix of the lists."""
         if rows.runs_in_core(indptr):
             return int(indptr[-1])
         known = (self.num_edges_below or {}).get(indptr.numel() - 1)
@@ -194,7 +194,7 @@ class InEdges:
 
     @cached_property
     def in_degrees_of_sources(self) -> Tensor:
-        """How many edges lead to each source, loops not counted: [num_sources] int64; 0 where it is no destination."""
+        """In-degree of each source without self-loops: [num_sources] int64; 0 if it is no destination."""
         if self.source_degrees is not None:
             return self.source_degrees
         if self.whole is not None:
@@ -205,12 +205,12 @@ class InEdges:
 
     @cached_property
     def with_loops(self) -> "InEdges":
-        """One loop at the end of every list, in place of those that are there."""
+        """The edges with one self-loop at the end of every list, instead of existing ones."""
         num_lists, most = self.num_destinations, self.num_edges + self.num_destinations
         lists = torch.arange(num_lists + 1, device=self.indptr.device)
         indptr = self._kept_before[self.indptr] + lists
         places = (self._kept_before[:-1] + self.destinations).masked_fill(~self._are_kept, most)
-        sources = self.sources.new_zeros(most + 1)  # the last place takes what is not kept
+        sources = self.sources.new_zeros(most + 1)  # the last entry takes edges that are dropped
         sources.scatter_(0, places, self.sources)
         sources.scatter_(0, indptr[1:] - 1, (lists[:-1] + self.first).to(sources.dtype))
         length = int(indptr[-1]) if rows.runs_in_core(indptr) else most
@@ -218,56 +218,55 @@ class InEdges:
 
     @cached_property
     def _are_edges(self) -> Tensor | None:
-        """Which places hold edges: [num_edges] bool. None: all of them."""
+        """Mask of entries that are edges: [num_edges] bool; None: all."""
         if rows.runs_in_core(self.indptr) and int(self.indptr[-1]) == self.num_edges:
             return None
         return torch.arange(self.num_edges, device=self.indptr.device) < self.indptr[-1]
 
     @cached_property
     def _are_kept(self) -> Tensor:
-        """Which edges lead from another node: [num_edges] bool."""
+        """Mask of edges that are no self-loops: [num_edges] bool."""
         return ~self.are_loops if self._are_edges is None else ~self.are_loops & self._are_edges
 
     @cached_property
     def _kept_before(self) -> Tensor:
-        """How many of them there are before each place: [num_edges + 1] int64."""
+        """Number of kept edges before each entry: [num_edges + 1] int64."""
         before = torch.zeros(self.num_edges + 1, dtype=torch.int64, device=self.indptr.device)
         torch.cumsum(self._are_kept, 0, out=before[1:])
         return before
 
 
 def _sorted(keys: Tensor, num_lists: int) -> tuple[Tensor, Tensor]:
-    """Where the list of each key begins, and the entries in the order of lists. Keys beyond the lists fall behind."""
+    """Return the offsets of the lists by key, and the order of entries. Keys beyond the lists come last."""
     narrow = torch.int32 if num_lists < INT32_MAX else torch.int64
     ordered, order = torch.sort(keys.to(narrow), stable=True)
-    return _begins(ordered, num_lists), order
+    return _offsets(ordered, num_lists), order
 
 
-def _begins(ordered: Tensor, num_lists: int) -> Tensor:
-    """Where the list of each key begins among keys that ascend."""
+def _offsets(ordered: Tensor, num_lists: int) -> Tensor:
+    """Return the offset of each key's list among ascending keys."""
     return torch.searchsorted(ordered, torch.arange(num_lists + 1, dtype=ordered.dtype, device=ordered.device))
 
 
 class _Note(NamedTuple):
-    state: tuple[object, ...]  # of the tensor, when this was noted
+    state: tuple[object, ...]  # of the tensor at the time of the note
     num_edges_below: Mapping[int, int]
 
 
-# State of a module, as layers get a tensor and nothing else of its loader. An entry goes with its tensor, keeps no
-# memory, and counts for that object as it was: whatever torch writes into it or into a view of it raises _version, and
-# `tensor.data = other` moves data_ptr. What shows in neither (a write through .data, a stranger's kernel) is met by
-# assertions of InEdges, on the device.
+# Module-level, because layers receive edge_index but not its loader. An entry is dropped with its tensor, and is valid
+# while the tensor is unchanged: torch's writes raise _version, `tensor.data = other` changes data_ptr. Writes that do
+# neither (through .data, or by foreign kernels) are found by assertions of InEdges on the device.
 _NOTES: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def note_grouped(edge_index: Tensor, num_edges_below: Mapping[int, int]) -> None:
-    """These edges, with all that is enqueued done, ascend by destination; so many have one below so many nodes."""
+    """Note that edge_index is sorted by destination, with the number of edges to the first n nodes, by n."""
     if not edge_index.is_inference():  # has no version
         _NOTES[edge_index] = _Note(_state(edge_index), num_edges_below)
 
 
 def noted(edge_index: Tensor) -> Mapping[int, int] | None:
-    """What was noted of these edges; None where they may be in any order."""
+    """Return the note about edge_index; None if its edges may be in any order."""
     note: _Note | None = _NOTES.get(edge_index)  # type: ignore[no-untyped-call]
     return note.num_edges_below if note is not None and note.state == _state(edge_index) else None
 

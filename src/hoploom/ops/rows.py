@@ -1,9 +1,8 @@
-"""Tensors over the core's recycled memory, and rows in it: gathered by id, put together again, added up over lists.
+"""Tensors in the core's recycled memory, and operations on rows: gather by id, stitch, reduce over lists.
 
 Memory returns to the pool with its last reader. Tables of rows are bytes: see byte_rows. ops.kernels.aggregate has the
-reductions for other devices, function by function. List i is the entries indptr[i] to indptr[i + 1]; entry e is row
-rows[e] of a matrix, or row e where `rows` is None, and its weight stands at places[e], or at e. Only indptr decides:
-what follows its last value is no entry.
+reductions for other devices. List i has the entries indptr[i] to indptr[i + 1]; entry e is row rows[e] of a matrix (row
+e if `rows` is None), with weight places[e] (weight e if `places` is None). Entries from indptr[-1] on are ignored.
 """
 
 import math
@@ -16,24 +15,24 @@ from torch import Tensor
 
 from hoploom import _core
 
-Empty: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]  # memory for a tensor: empty is one
-MappedFile = _core.MappedFile  # a file's pages, kept without a descriptor
-any_damaged = _core.any_damaged  # whether any file that is mapped can no longer be read
+Empty: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]  # an allocator of tensors, such as `empty`
+MappedFile = _core.MappedFile  # a mapped file without a descriptor
+any_damaged = _core.any_damaged  # () -> whether reading any mapped file has failed
 pool_use = _core.pool_use  # () -> (idle bytes, live bytes)
 pool_trim = _core.pool_trim
-pool_keep_at_most = _core.pool_keep_at_most  # idle bytes, from now on; sys.maxsize: as before
-wait_readable = _core.wait_readable  # whether a descriptor has something to read within some microseconds
-keep_freed_memory = _core.keep_freed_memory  # malloc's too, from now on: pages are faulted in once
-give_back_freed_memory = _core.give_back_freed_memory  # the pool's and malloc's, to the system
+pool_keep_at_most = _core.pool_keep_at_most  # (idle bytes); sys.maxsize: no limit
+wait_readable = _core.wait_readable  # (descriptor, microseconds) -> whether it is readable
+keep_freed_memory = _core.keep_freed_memory  # malloc's too, so that pages fault in once
+give_back_freed_memory = _core.give_back_freed_memory  # of the pool and of malloc, to the system
 
 
 NO_PLACES = torch.empty(0, dtype=torch.int64)
 
 
 def require_whole(tensors: Iterable[Tensor]) -> None:
-    """StoreError if a file that one of these is a map of can no longer be read; what was read from it is zeros.
+    """Raise StoreError if reading a mapped file of these tensors has failed, which yields zeros.
 
-    The core asks by itself, for what it reads. This is for what others read. Cheap while all files are whole.
+    The core checks its own reads; this is for reads by others. Cheap while no read has failed.
     """
     if _core.any_damaged():
         for tensor in tensors:
@@ -41,21 +40,21 @@ def require_whole(tensors: Iterable[Tensor]) -> None:
 
 
 def read_soon(tensor: Tensor) -> None:
-    """The kernel begins to read what a tensor is a map of. For who goes through a file in order: see MappedFile."""
+    """Ask the kernel to start reading a mapped tensor's file, for sequential access: see MappedFile."""
     if tensor.nbytes:
         _core.read_soon(tensor.data_ptr(), tensor.nbytes)
 
 
 def tensor_of(buffer: _core.Buffer, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A tensor over a buffer, no copy."""
+    """Return a tensor over a buffer, without a copy."""
     try:
         return torch.frombuffer(buffer, dtype=dtype)
-    except ValueError:  # torch takes none without bytes
+    except ValueError:  # torch rejects empty buffers
         return torch.empty(0, dtype=dtype)
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool = False) -> Tensor:
-    """An uninitialised tensor: recycled, or pinned (recycled by torch's own host cache)."""
+    """Return an uninitialized tensor in recycled memory, or in pinned memory (which torch's host cache recycles)."""
     if pinned:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
     size = math.prod(shape) * dtype.itemsize
@@ -63,12 +62,12 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool = False) -
 
 
 def empty_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The same in pinned memory, which a GPU copies from while both go on."""
+    """Return an uninitialized tensor in pinned memory, for asynchronous copies to a GPU."""
     return empty(shape, dtype, pinned=True)
 
 
 def joined(columns: Sequence[Tensor]) -> Tensor:
-    """Columns [n] int64 one after the other, by NumPy: torch's cat would start a team of threads in every thread."""
+    """Concatenate columns [n] int64 with NumPy: torch.cat would start a thread team in every thread."""
     if len(columns) == 1:
         return columns[0]
     out = empty((sum(column.numel() for column in columns),), torch.int64)
@@ -78,7 +77,7 @@ def joined(columns: Sequence[Tensor]) -> Tensor:
 
 
 def runs_in_core(tensor: Tensor) -> bool:
-    """Whether the core works on a tensor: where it lies in the CPU's memory. Elsewhere nobody waits for a value."""
+    """Return whether the C++ core handles this tensor (CPU). On other devices, callers avoid host synchronization."""
     return tensor.device.type == "cpu"
 
 
@@ -86,19 +85,19 @@ def runs_in_core(tensor: Tensor) -> bool:
 
 
 def gather(table: Tensor, ids: Tensor, out: Tensor, first: int = 0, places: Tensor | None = None) -> Tensor:
-    """out[i] = table[ids[i] - first], for all i or those in `places`. Rows of any dtype and shape; out has the same."""
+    """Copy table[ids[i] - first] to out[i], for all i or those in `places`. Rows of any dtype and shape."""
     at = None if places is None else places.numpy()
     _core.gather(_array(table), ids.numpy(), at, first, _array(out))
     return out
 
 
 def _array(rows: Tensor) -> Any:
-    """The same memory as the core takes it: any bytes are rows."""
+    """Return rows as a NumPy array for the core, which copies bytes."""
     return (rows if rows.dtype is not torch.bfloat16 else rows.view(torch.int16)).numpy()
 
 
 def route(ids: Tensor, bounds: Tensor, places: Tensor | None = None) -> list[Tensor]:
-    """Per part: the positions in `ids`, or among `places`, that it owns, in order; part p begins at bounds[p - 1]."""
+    """Return, per part, the positions in `ids` (or in `places`) of its ids; part p begins at bounds[p - 1]."""
     routed, counts = _core.route(ids.numpy(), bounds.numpy(), None if places is None else places.numpy())
     positions, begin, owned = tensor_of(routed), 0, []
     for count in memoryview(counts).cast("q"):
@@ -108,33 +107,33 @@ def route(ids: Tensor, bounds: Tensor, places: Tensor | None = None) -> list[Ten
 
 
 def select(ids: Tensor, places: Tensor) -> Tensor:
-    """ids[places], [n] int64, by the core: torch would start a team of threads."""
+    """Return ids[places], [n] int64, by the core: torch would start a thread team."""
     return tensor_of(_core.select(ids.numpy(), places.numpy()))
 
 
 def narrow(ids: Tensor, first: int, places: Tensor | None = None) -> Tensor:
-    """The ids, or those at some places, counted from the first one: [n] int32."""
+    """Return the ids (or those at `places`) minus `first`: [n] int32."""
     return tensor_of(_core.narrow(ids.numpy(), None if places is None else places.numpy(), first), torch.int32)
 
 
 def owned(ids: Tensor, first: int, size: int) -> Tensor:
-    """What `narrow` has made, as it was: [n] int64. IndexError for ids that are not in [first, first + size)."""
+    """Return narrowed ids plus `first`: [n] int64. Raise IndexError for ids not in [first, first + size)."""
     return tensor_of(_core.owned(ids.numpy(), first, size))
 
 
 def is_counting(places: Tensor) -> bool:
-    """Whether places are 0, 1, 2 and so on."""
+    """Return whether places are 0, 1, 2, ..."""
     return _core.is_counting(places.numpy())
 
 
 def byte_rows(rows: Tensor) -> Tensor:
-    """The same memory as rows of bytes: [rows, row bytes] uint8."""
+    """Return a view as rows of bytes: [rows, row bytes] uint8."""
     shape = rows.shape[0], math.prod(rows.shape[1:]) * rows.element_size()
     return rows.reshape(-1).view(torch.uint8).view(shape) if rows.numel() else torch.empty(shape, dtype=torch.uint8)
 
 
 def scatter_rows(rows: Tensor, places: Tensor, out: Tensor) -> None:
-    """out[places[i]] = rows[i], as bytes."""
+    """Copy rows[i] to out[places[i]], as bytes."""
     _core.scatter(_array(rows), places.numpy(), _array(out))
 
 
@@ -146,7 +145,7 @@ NATIVE = (torch.float32, torch.float64)  # wider ones first
 def sum_rows(
     indptr: Tensor, rows: Tensor | None, places: Tensor | None, x: Tensor, weights: Tensor | None, mean: bool
 ) -> Tensor:
-    """The sum of every list's rows, times weights [num_entries, heads]; divided by the list's length for a mean."""
+    """Return every list's sum of rows, times weights [num_entries, heads]; divided by its length for a mean."""
     length = int(indptr[-1])
     out = empty((indptr.numel() - 1, x.shape[1]), x.dtype)
     entries = torch.arange(length) if rows is None else rows[:length]
@@ -158,7 +157,7 @@ def sum_rows(
 
 
 def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The greatest of every list and column, and which entry it was, the first of equals: int32, -1 for no entry."""
+    """Return every list's maximum per column, and its first entry: int32, -1 for an empty list."""
     out = empty((indptr.numel() - 1, x.shape[1]), x.dtype)
     winners = empty((indptr.numel() - 1, x.shape[1]), torch.int32)
     lists = (indptr.numpy(), rows[: int(indptr[-1])].numpy())
@@ -169,7 +168,7 @@ def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def max_rows_backward(
     indptr: Tensor, rows: Tensor, places: Tensor | None, starts: Tensor, grad: Tensor, winners: Tensor
 ) -> Tensor:
-    """Over the transposed lists: the sum of those rows whose entry had won. `starts` is the indptr of the lists."""
+    """Sum, over the transposed lists, the gradient rows whose entry was the maximum. `starts` is the lists' indptr."""
     length = int(indptr[-1])
     out = empty((indptr.numel() - 1, grad.shape[1]), grad.dtype)
     at = None if places is None else places[:length].numpy()
@@ -179,7 +178,7 @@ def max_rows_backward(
 
 
 def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tensor, heads: int) -> Tensor:
-    """For every entry and head, the dot product of its row in x and its list's in y; `lists_of` has each one's list."""
+    """Return, per entry and head, the dot product of its row in x and its list's row in y; `lists_of` has the lists."""
     length = int(indptr[-1])
     out = empty((rows.numel(), heads), x.dtype)
     lists = (indptr.numpy(), rows[:length].numpy())
@@ -189,7 +188,7 @@ def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tenso
 
 
 def softmax_lists(indptr: Tensor, scores: Tensor, grad: Tensor | None) -> Tensor:
-    """Scores [num_entries, heads] to weights that sum to one in every list. With `grad` it is the backward of that."""
+    """Return weights that sum to one in every list, from scores [num_entries, heads]; with `grad`, its backward."""
     length = int(indptr[-1])
     out = empty(tuple(scores.shape), scores.dtype)
     given = None if grad is None else grad[:length].contiguous().numpy()
@@ -200,7 +199,7 @@ def softmax_lists(indptr: Tensor, scores: Tensor, grad: Tensor | None) -> Tensor
 
 
 def _matrix(tensor: Tensor) -> Any:
-    """For the core: columns beside each other, rows as far apart as they are."""
+    """Return a matrix for the core, with contiguous columns and any row stride."""
     if tensor.shape[1] > 1 and tensor.stride(1) != 1:
         tensor = tensor.contiguous()
     return tensor.detach().numpy()
@@ -212,7 +211,7 @@ ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as csrc/ta
 def aggregate_tables(
     tables: Sequence[tuple[Tensor, int]], ids: Tensor, indptr: Tensor, reduce: Literal["sum", "mean"]
 ) -> Tensor:
-    """The rows `ids` summed or averaged per list: [num_lists, width] float32.
+    """Sum or average the rows `ids` per list: [num_lists, width] float32.
 
     `tables` are (rows [n, width], id of the first row), ascending by that id, all of one dtype of ELEMENTS.
     """

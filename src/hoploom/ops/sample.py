@@ -1,4 +1,4 @@
-"""One hop of picks from one relation's adjacency lists, and what else is drawn: order, and raw random words."""
+"""Sample one hop of one relation's adjacency lists; keyed permutations, bounded integers and random words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,9 +28,9 @@ class Picks(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How one hop of one relation is drawn."""
+    """The options of one hop of one relation."""
 
-    key: Any  # int; on a device its bits, [] int64, which may change from replay to replay
+    key: Any  # int; on a device, [] int64, which may change between replays
     stream: int
     fanout: int
     replace: bool = False
@@ -65,7 +65,7 @@ class EdgeLists:
 
     @property
     def columns(self) -> list[Tensor]:
-        """All that there is."""
+        """All columns that are present."""
         optional = (self.weight, self.edge_time, self.source_time)
         return [self.indptr, self.indices, *(column for column in optional if column is not None)]
 
@@ -75,7 +75,7 @@ class EdgeLists:
 
 
 def sample(lists: EdgeLists, frontier: Frontier, rule: Rule, *, positions_only: bool = False) -> Picks:
-    """Pick edges for every node of a frontier. With `positions_only`, the sources are not read: they are zeros.
+    """Sample edges for every node of a frontier. With `positions_only`, sources are not read and are zeros.
 
     >>> sample(lists, Frontier(torch.tensor([0, 7])), Rule(key=1, stream=0, fanout=5))
     """
@@ -92,42 +92,42 @@ def sample(lists: EdgeLists, frontier: Frontier, rule: Rule, *, positions_only: 
 
 
 def widen_picks(counts: Tensor, sources: Tensor, edges: Tensor, first_edge: int) -> Picks:
-    """Picks of int32 columns as they were: their edges are counted from the first one. Columns may be int64, too."""
+    """Return picks as int64, with `first_edge` added to the edges. Columns are int32 or int64."""
     widened = _core.widen_picks(counts.numpy(), sources.numpy(), edges.numpy(), first_edge)
     return Picks(*map(tensor_of, widened))
 
 
 def stitch(parts: Sequence[tuple[Tensor, Picks]], frontier_size: int) -> Picks:
-    """The picks of several parts, each with its places in the frontier, in the frontier's order."""
+    """Return the picks of several parts in the frontier's order; each part has its positions in the frontier."""
     columns = [(places.numpy(), *(column.numpy() for column in picks)) for places, picks in parts]
     return Picks(*map(tensor_of, _core.stitch(columns, frontier_size)))  # type: ignore[arg-type]
 
 
 class NodeBudget:
-    """HGT's weights of the nodes of one type that a batch may still draw."""
+    """HGT's weights of the nodes of one type that are not in the batch yet."""
 
     def __init__(self) -> None:
         self._core = _core.NodeBudget()
 
     def add(self, picks: Picks, local: Tensor) -> None:
-        """Add 1 / its number of picks for each pick of a node; not for sources of the batch, which have local ids."""
+        """Add 1 / the node's number of picks to each picked source, except sources with a local id."""
         self._core.add(picks.sources.numpy(), local.numpy(), picks.counts.numpy())
 
     def draw(self, key: int, stream: int, count: int) -> Tensor:
-        """Return up to `count` nodes, drawn by their squared sums without replacement; they are not drawn again."""
+        """Draw up to `count` nodes by their squared weights, without replacement, and remove them."""
         return tensor_of(self._core.draw(key, stream, count))
 
 
 def permute(key: int, size: int, begin: int, end: int) -> Tensor:
-    """Positions [begin, end) of a keyed permutation of [0, size), in O(1) memory."""
+    """Return entries [begin, end) of a keyed permutation of [0, size), in O(1) memory."""
     return tensor_of(_core.permute(key, size, begin, end))
 
 
 def draw_bounded(key: int, ids: Tensor, stream: int, draw: int, bound: int) -> Tensor:
-    """One integer in [0, bound) per id: [n] int64, the draw-th of its stream."""
+    """Return one integer in [0, bound) per id, the draw-th of its stream: [n] int64."""
     return tensor_of(_core.draw_bounded(key, ids.numpy(), stream, draw, bound))
 
 
 def draw_words(key: int, ids: Tensor, stream: int, block: int = 0) -> Tensor:
-    """Four random 32-bit words per id: [n, 4] uint32."""
+    """Return four random 32-bit words per id: [n, 4] uint32."""
     return tensor_of(_core.draw_words(key, ids.numpy(), stream, block), torch.uint32).view(-1, 4)

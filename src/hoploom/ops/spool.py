@@ -1,7 +1,7 @@
-"""Rows on their way to a place known only by range: packed into records by bucket, put in order bucket by bucket.
+"""External sort of rows by key: pack them into records by bucket (a range of keys), then sort bucket by bucket.
 
-A record is bytes: its key less the bucket's first in 32 bits, then its columns. Costs a pass over the bytes, and needs
-no more memory than one bucket.
+A record is bytes: its key minus the bucket's first, in 32 bits, then its columns. Costs a pass over the bytes, and
+memory for one bucket.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ class Packed(NamedTuple):
 
 class Ordered(NamedTuple):
     indptr: Tensor  # [num_lists + 1] int64
-    order: Tensor  # [num_edges] uint32: which record stands where
+    order: Tensor  # [num_edges] uint32: the record of each entry
 
 
 def pack(keys: Tensor, columns: Sequence[Tensor], bounds: Tensor) -> Packed:
-    """Group rows by bucket: bucket b takes the keys bounds[b] to bounds[b + 1] - 1. Columns: [n, bytes] uint8."""
+    """Group rows by bucket: bucket b has the keys bounds[b] to bounds[b + 1] - 1. Columns: [n, bytes] uint8."""
     width = KEY_BYTES + sum(column.shape[1] for column in columns)
     records = empty((keys.numel(), width), torch.uint8)
     counts = torch.empty(bounds.numel() - 1, dtype=torch.int64)
@@ -44,7 +44,7 @@ def pack(keys: Tensor, columns: Sequence[Tensor], bounds: Tensor) -> Packed:
 
 
 def place(records: Tensor, offset: int, out: Tensor) -> None:
-    """out[key] = the bytes at an offset of its record; every key must be there once."""
+    """Copy the bytes at an offset of each record to out[key]; every key must occur once."""
     try:
         _core.place_column(records.numpy(), offset, out.numpy())
     except IndexError as error:
@@ -52,7 +52,7 @@ def place(records: Tensor, offset: int, out: Tensor) -> None:
 
 
 def take(records: Tensor, order: Tensor, offset: int, row_bytes: int) -> Tensor:
-    """The bytes at an offset of the records, in order: [n, row_bytes] uint8."""
+    """Return the bytes at an offset of the records, in `order`: [n, row_bytes] uint8."""
     out = empty((order.numel(), row_bytes), torch.uint8)
     _core.take_column(records.numpy(), order.numpy(), offset, out.numpy())
     return out
@@ -67,7 +67,7 @@ def order_edges(
     canonical: bool = True,
     deduplicate: bool = False,
 ) -> Ordered:
-    """Lists of records by key: by time where there is one, then by source and the rest, or as they came."""
+    """Group records by key; sort each list by time, if given, then by source and the rest, or keep input order."""
     indptr = torch.empty(num_lists + 1, dtype=torch.int64)
     order = empty((records.shape[0],), torch.uint32)
     kept = _core.order_records(
