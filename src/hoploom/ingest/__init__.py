@@ -1,1 +1,1 @@
-"""Getting data in: from tensors, from PyG, from tables, from archives, or made up."""
+"""Graphs from tables, archives, other tools' folders and generators as stores."""

@@ -1,13 +1,15 @@
-"""Synthetic graphs of any size, written out of core and the same to the bit on every machine.
+"""Generate synthetic graphs of any size, written out of core, and the same to the bit on every machine.
 
 Every number is drawn from a counter (a node's or an edge's id) under the seed's key, so that any chunk can be made
-alone: memory holds one chunk, and neither its size nor the number of parts changes the graph. The price of drawing
-each edge by itself: a pair may be linked twice, a node may link to itself, and the two directions of a relation
-(writes, rev_writes) are drawn afresh, between the same communities but not between the same nodes.
+alone: memory holds one chunk, and neither its size nor the number of parts changes the graph. Only integers and float
+operations that IEEE 754 rounds exactly (+ - * / sqrt) are used. As edges are drawn one by one, a pair may be linked
+twice, a node may link to itself, and the two directions of a relation (writes, rev_writes) are between the same
+communities, but not between the same nodes.
 """
 
+import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hoploom import keys
+from hoploom import keys, ops
 from hoploom.errors import ConfigError
-from hoploom.ingest.synthetic_draws import (
-    MAX_DEGREE,
-    MAX_NODES,
-    SPLITS,
-    EdgeRun,
-    NodeDraws,
-    RelationDraws,
-    pieces,
-)
 from hoploom.schema import (
     HOMOGENEOUS_RELATION,
     HOMOGENEOUS_TYPE,
@@ -48,6 +41,18 @@ CHUNK = 1 << 18  # edges, or feature values, made at a time: few enough for the 
 FEATURE_DTYPES = ("float32", "float16", "bfloat16")
 GRAPH = 0x6772617068  # folded into the seed's key, to stay apart from what samplers draw
 
+Integers = NDArray[np.int64]
+Words = NDArray[np.uint32]
+
+SPLITS = {"train": (0.0, 0.6), "val": (0.6, 0.8), "test": (0.8, 1.0)}  # name -> its part of [0, 1)
+LABEL_NOISE = 0.05  # share of the labels that are drawn afresh
+SIGNAL = 1.0  # the distance of a community's features from the origin, in standard deviations of the noise
+MAX_DEGREE = 1 << 17  # so that the edges of one node are no more than a chunk
+MAX_NODES = 1 << 31  # of one type, so that SCATTER times a rank takes 64 bits
+MAX_TIME = 1_000_000
+SCATTER = 2654435761  # a prime above MAX_NODES: multiplying by it permutes a community of any size
+NODE, DEGREE, EDGE, FEATURE, CENTRE = range(5)  # the purposes of draws
+
 # Node types in multiples of num_nodes, relations in multiples of avg_degree. The first type is labelled.
 HOMOGENEOUS: tuple[Mapping[str, float], Mapping[RelationName, float]] = (
     {HOMOGENEOUS_TYPE: 1.0},
@@ -65,9 +70,163 @@ HETEROGENEOUS: tuple[Mapping[str, float], Mapping[RelationName, float]] = (
 )
 
 
+# --- draws -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NodeDraws:
+    """The random properties of the nodes of one type. Node v belongs to community v % num_classes."""
+
+    name: str
+    key: int
+    type_index: int
+    num_nodes: int
+    num_classes: int
+    num_features: int
+
+    def labels(self, ids: range) -> Integers:
+        """Return the labels [n]: the community, with a few exceptions."""
+        words = self._words(ids)
+        drawn = (words[:, 1].astype(np.int64) * self.num_classes) >> 32
+        return np.where(_below(words[:, 0], LABEL_NOISE), drawn, self._communities(ids))
+
+    def members(self, split: str, ids: range) -> Integers:
+        """Return the ids that are in the split."""
+        begin, end = SPLITS[split]
+        word = self._words(ids)[:, 2]
+        return np.flatnonzero(_below(word, end) & ~_below(word, begin)) + ids.start
+
+    def features(self, ids: range, centres: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return features [n, num_features]: the community's centre, plus noise of variance 1 in every feature."""
+        blocks = -(-self.num_features // 4)
+        words = _words(self.key, FEATURE, self.type_index, range(ids.start * blocks, ids.stop * blocks))
+        words = words.reshape(len(ids), 4 * blocks)[:, : self.num_features]
+        noise = ((words >> 16) + (words & 0xFFFF)).astype(np.float32)  # two uniform draws make a hill
+        noise -= np.float32(65535)
+        noise *= np.float32(math.sqrt(6) / 65536)
+        noise += centres[self._communities(ids)]
+        return noise
+
+    def centres(self) -> NDArray[np.float32]:
+        """Return the centres [num_classes, num_features]: the corner of a cube for each community."""
+        ids = range(self.num_classes * self.num_features)
+        word = _words(self.key, CENTRE, self.type_index, ids)[:, 0]
+        side = np.float32(SIGNAL / math.sqrt(self.num_features))
+        return np.where(word & 1, side, -side).reshape(self.num_classes, self.num_features)
+
+    def _communities(self, ids: range) -> Integers:
+        return np.arange(ids.start, ids.stop) % self.num_classes
+
+    def _words(self, ids: range) -> Words:
+        """Return words [n, 4]: for whether the label is noise, and which; the split; unused."""
+        return _words(self.key, NODE, self.type_index, ids)
+
+
+@dataclass(frozen=True)
+class EdgeRun:
+    """The edges into consecutive nodes."""
+
+    nodes: range
+    degrees: Integers  # [n]
+    edges: range  # their ids in the relation
+
+    def spread(self, values: Integers) -> Integers:
+        """Return values per edge from values per node."""
+        return np.repeat(values, self.degrees)
+
+
+@dataclass(frozen=True)
+class RelationDraws:
+    """The random edges of one relation, list by list."""
+
+    name: RelationName
+    key: int
+    relation_index: int
+    num_sources: int
+    num_destinations: int
+    num_classes: int
+    avg_degree: float
+    homophily: float
+
+    def degrees(self, nodes: range) -> Integers:
+        """Return degrees [n]. The share of nodes with more than d edges falls as 1 / d^2."""
+        word = _words(self.key, DEGREE, self.relation_index, nodes)[:, 0]
+        cap = min(MAX_DEGREE, max(math.ceil(2 * self.avg_degree), self.num_sources // 4))
+        drawn = np.floor(_scale(self.avg_degree, cap) / np.sqrt((word + 1.0) / 2**32) + 0.5)
+        return np.clip(drawn, 1, cap).astype(np.int64)
+
+    def runs(self, nodes: range, first_edge: int, chunk: int) -> Iterator[EdgeRun]:
+        """Yield the lists of these nodes, about `chunk` edges at a time."""
+        for piece in _spans(nodes, chunk / self.avg_degree):
+            degrees = self.degrees(piece)
+            run = EdgeRun(piece, degrees, range(first_edge, first_edge + int(degrees.sum())))
+            yield run
+            first_edge = run.edges.stop
+
+    def sources(self, run: EdgeRun) -> NDArray[np.signedinteger[Any]]:
+        """Return source ids [num_edges], mostly from the destination's community; in each, a few are popular."""
+        words = self._words(run)
+        own = run.spread(np.arange(run.nodes.start, run.nodes.stop) % self.num_classes)
+        outside = int(self.homophily * 2**32)  # where words that leave the community begin
+        draw = words[:, 1].astype(np.int64) - outside
+        community = np.where(draw < 0, own, draw * self.num_classes // max(1, 2**32 - outside))
+        sizes, offsets = self._communities()
+        word, size = words[:, 0].astype(np.uint64), sizes[community]
+        rank = (((word * word) >> 32) * size) >> 32  # the square favours low ranks
+        member = (rank * SCATTER + offsets[community]) % size
+        return (member.astype(np.int64) * self.num_classes + community).astype(id_dtype(self.num_sources))
+
+    def _communities(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Return for each community of the source type its size, and the member with rank 0."""
+        sizes = [(self.num_sources - 1 - c) // self.num_classes + 1 for c in range(self.num_classes)]
+        offsets = [keys.mix(self.key, c) % size for c, size in enumerate(sizes)]
+        return np.array(sizes, dtype=np.uint64), np.array(offsets, dtype=np.uint64)
+
+    def weights(self, run: EdgeRun) -> NDArray[np.float32]:
+        """Return weights [num_edges] in (0, 1]."""
+        return ((self._words(run)[:, 2] + 1.0) / 2**32).astype(np.float32)
+
+    def times(self, run: EdgeRun) -> Integers:
+        """Return times [num_edges] in [0, MAX_TIME), ascending in every list: one in each of its equal intervals."""
+        first = np.cumsum(run.degrees) - run.degrees
+        place = np.arange(len(run.edges)) - run.spread(first)
+        share = (place + self._words(run)[:, 3] / 2**32) / run.spread(run.degrees)
+        return (share * MAX_TIME).astype(np.int64)
+
+    def _words(self, run: EdgeRun) -> Words:
+        """Return words [num_edges, 4]: the source's rank, whether it is in the community, the weight, the time."""
+        return _words(self.key, EDGE, self.relation_index, run.edges)
+
+
+def _words(key: int, purpose: int, index: int, ids: range) -> Words:
+    """Return random words [n, 4] for ids of a node type or relation."""
+    counters = torch.from_numpy(np.arange(ids.start, ids.stop))  # torch's arange would wake a pool of threads
+    return ops.draw_words(key, counters, purpose << 16 | index).numpy()
+
+
+def _below(word: Words, chance: float) -> NDArray[np.bool_]:
+    return word < np.uint64(chance * 2**32)
+
+
+def _scale(avg_degree: float, cap: int) -> float:
+    """Return the least degree before rounding that gives this mean, corrected for rounding and for the cap."""
+    if avg_degree < 3:
+        return math.sqrt((avg_degree - 1) / (math.pi * math.pi / 2 - 4))
+    return avg_degree / (1 + math.sqrt(1 - avg_degree / cap))
+
+
+def _spans(ids: range, size: float) -> Iterator[range]:
+    """Return consecutive ranges of about `size` ids."""
+    step = max(1, int(size))
+    return (ids[begin : begin + step] for begin in range(0, len(ids), step))
+
+
+# --- the graph -------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class SyntheticGraph:
-    """All that a synthetic graph and its files follow from."""
+    """The settings of a synthetic graph and its files."""
 
     nodes: tuple[NodeDraws, ...]  # the first type is labelled
     edges: tuple[RelationDraws, ...]
@@ -83,17 +242,17 @@ class SyntheticGraph:
         return self.nodes[0]
 
     def node_fields(self, nodes: NodeDraws) -> dict[str, Field]:
-        """Labels are of the first type alone."""
+        """Return the fields of a node type; only the first has labels."""
         fields = {"x": Field(self.feature_dtype, (nodes.num_features,))}
         return {**fields, "y": IDS} if nodes is self.labelled else fields
 
     def edge_fields(self) -> dict[str, Field]:
-        """Of every relation."""
+        """Return the fields of every relation."""
         fields = {"weight": Field("float32")} if self.weights else {}
         return {**fields, "time": IDS} if self.times else fields
 
     def held(self, part: int, num_nodes: int) -> range:
-        """Which nodes of a type a part holds."""
+        """Return the nodes of a type that a part holds."""
         return range(num_nodes * part // self.num_parts, num_nodes * (part + 1) // self.num_parts)
 
 
@@ -149,7 +308,7 @@ def generate(
 
 
 def _check(num_nodes: int, limits: Mapping[str, tuple[float, float, float]], feature_dtype: str) -> None:
-    """`limits`: what was given, the least and the most that may be given."""
+    """Raise ConfigError unless each value is between its least and its most."""
     for name, (value, least, most) in limits.items():
         if not least <= value <= most:
             raise ConfigError(f"{name} is {value} for {num_nodes} nodes; give {least} to {most}")
@@ -190,7 +349,7 @@ def _write_nodes(
 ) -> None:
     fields, centres = graph.node_fields(nodes), nodes.centres()
     files = {name: layout.node_file(part, nodes.name, name) for name in fields}
-    for ids in pieces(held, graph.chunk / nodes.num_features):
+    for ids in _spans(held, graph.chunk / nodes.num_features):
         writer.append(files["x"], fields["x"], torch.from_numpy(nodes.features(ids, centres)))
         if "y" in fields:
             writer.append(files["y"], fields["y"], torch.from_numpy(nodes.labels(ids)))
@@ -200,9 +359,9 @@ def _write_nodes(
 
 
 def _write_split(writer: StoreWriter, graph: SyntheticGraph, split: str, part: int) -> int:
-    """Returns the number of members."""
+    """Write the members of a split; return their number."""
     name = layout.split_file(part, graph.labelled.name, split)
-    for ids in pieces(graph.held(part, graph.labelled.num_nodes), graph.chunk):
+    for ids in _spans(graph.held(part, graph.labelled.num_nodes), graph.chunk):
         writer.append(name, IDS, torch.from_numpy(graph.labelled.members(split, ids)))
     return writer.finish(name, IDS)
 
@@ -210,7 +369,7 @@ def _write_split(writer: StoreWriter, graph: SyntheticGraph, split: str, part: i
 def _write_edges(
     writer: StoreWriter, graph: SyntheticGraph, edges: RelationDraws, part: int, first_edge: int, advance: Advance
 ) -> int:
-    """Returns the number of edges. Weights and times are written once for the sampler, once as a field."""
+    """Write a relation; return its number of edges. Weights and times are written for the sampler and as fields."""
     fields, relation = graph.edge_fields(), Relation(*edges.name, 0)
     columns: list[tuple[str, Field, Callable[[EdgeRun], NDArray[Any]]]] = [
         (layout.topology_file(part, relation, "indices"), Field(id_dtype(edges.num_sources)), edges.sources)

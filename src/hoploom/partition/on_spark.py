@@ -13,11 +13,9 @@ from pyspark.sql import SparkSession
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.ingest.spark import write_shared
-from hoploom.ingest.spark.checks import check_java, check_master
-from hoploom.ingest.spark.frames import numbers, returned
-from hoploom.ingest.spark.session import spark_session
+from hoploom.ingest.spark.frames import one_row_each, run_tasks
+from hoploom.ingest.spark.session import check_java, check_master, spark_session, watching
 from hoploom.ingest.spark.target import StoreTarget, opened_target
-from hoploom.ingest.spark.watch_jobs import watching
 from hoploom.ingest.stream import Progress, StoreOptions
 from hoploom.ops.partition import MOST_PARTS
 from hoploom.partition.assign import METHODS, USUAL, assign, named_seeds
@@ -108,7 +106,7 @@ def partition_on_spark(
             counting = NewIds(result, renumbering.buckets, target.staging)
             with watching(session, show.detail):
                 count = counting.buckets.count
-                counts = returned(numbers(session, count), count, partial(count_inside, counting), target.staging)
+                counts = run_tasks(one_row_each(session, count), count, partial(count_inside, counting), target.staging)
             return _report(result, [sum(of_relation) for of_relation in zip(*counts, strict=True)], split)
 
 

@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from torch import Tensor
 
 from hoploom.errors import HoploomError
-from hoploom.ingest.spark.frames import SharedRows, binary_column, freeze_imports, numbers, rows_of_binary
-from hoploom.ingest.spark.session import sent
+from hoploom.ingest.spark.frames import SharedRows, binary_column, freeze_imports, one_row_each, rows_of_binary
+from hoploom.ingest.spark.session import sendable
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Rows
 from hoploom.ingest.stream.streams import SOURCE_TIME, TIME_COLUMN
 from hoploom.partition.store_files import CHUNK_EDGES, Array, StoreFiles
@@ -133,7 +133,7 @@ def count_inside(to: NewIds, bucket: int, batches: Batches) -> list[int]:
 
 def _frame(session: SparkSession, to: NewIds, rows_of: Callable[[int], Batches], schema: str) -> DataFrame:
     """Return the frame of the rows that `rows_of` makes of every bucket."""
-    return numbers(session, to.buckets.count).mapInArrow(partial(_run, rows_of), schema)
+    return one_row_each(session, to.buckets.count).mapInArrow(partial(_run, rows_of), schema)
 
 
 def _run(rows_of: Callable[[int], Batches], batches: Batches) -> Batches:
@@ -144,7 +144,7 @@ def _run(rows_of: Callable[[int], Batches], batches: Batches) -> Batches:
     try:
         yield from rows_of(context.partitionId())
     except HoploomError as error:
-        raise sent(error) from error
+        raise sendable(error) from error
 
 
 def _batch(ids: Mapping[str, Array], values: Sequence[Array]) -> pa.RecordBatch:

@@ -11,9 +11,9 @@ from hoploom.ingest.tables.graph_file import (
     EdgeTable,
     GraphFile,
     NodeTable,
+    key_reference,
     parse_graph,
     read_graph,
-    reference,
 )
 
 NODES = '[nodes.paper]\nfiles = "p.parquet"\nid = "paper_id"\n'  # three lines
@@ -233,7 +233,7 @@ def test_one_type_node_and_one_relation_to_are_homogeneous() -> None:
 
 def test_the_page_has_the_table_of_every_key() -> None:
     page = ROOT / "docs" / "tables.md"
-    assert reference() in page.read_text()
+    assert key_reference() in page.read_text()
 
 
 def test_a_file_is_read_and_its_folder_kept(tmp_path: Path) -> None:

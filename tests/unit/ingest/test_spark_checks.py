@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hoploom.errors import ConfigError
-from hoploom.ingest.spark.checks import check_java, check_master, python_problem, reason_of
+from hoploom.ingest.spark.session import check_java, check_master, python_problem, reason_of
 
 OLD = """#!/bin/sh
 echo 'openjdk version "1.8.0_392"' >&2

@@ -4,6 +4,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,16 @@ from hoploom.store.storage_path import StoragePath
 
 pytest.importorskip("pyspark")
 from hoploom.ingest.spark import joining
-from hoploom.ingest.spark.joining import JoinTask, WholeFile, join_tasks, joined_files, task_bytes, write_plan
-from hoploom.ingest.spark.pieces import Piece, PieceWriter
+from hoploom.ingest.spark.joining import (
+    JoinTask,
+    Piece,
+    PieceWriter,
+    WholeFile,
+    join_tasks,
+    joined_files,
+    task_bytes,
+    write_plan,
+)
 
 FEATURES, IDS = Field("float32", (3,)), Field("int64")
 PIECE = 10 * FEATURES.row_bytes  # bytes of the features that a task has written
@@ -58,13 +67,13 @@ def pieces(staging: StoragePath) -> list[WholeFile]:
                 writer.append("one/split.npy", IDS, torch.arange(7))
                 writer.finish("one/split.npy", IDS)
         edges.append(int(counts.sum()))
-        for name, piece in writer.made.items():
+        for name, piece in writer.pieces.items():
             found[name].append(piece)
     return [
         WholeFile("x.npy", FEATURES, tuple(found["x.npy"])),
-        joining.whole_indptr("csc.indptr.npy", tuple(found["csc.indptr.npy"]), edges),
+        WholeFile("csc.indptr.npy", IDS, tuple(found["csc.indptr.npy"]), tuple(accumulate(edges[:-1], initial=0))),
         WholeFile("one/split.npy", IDS, tuple(found["one/split.npy"])),
-        joining.whole_indptr("none/csc.indptr.npy", (), []),
+        WholeFile("none/csc.indptr.npy", IDS, ()),
         WholeFile("none/split.npy", IDS, ()),
     ]
 

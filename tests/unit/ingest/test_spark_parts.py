@@ -37,7 +37,7 @@ count = 30
 [nodes.paper]
 files = "papers*.parquet"
 id = "id"
-features_npy = ["x0.npy", "x1.npy"]
+features = "emb"
 dtype = "float16"
 time = "year"
 split = { train = 0.6, test = 0.4 }
@@ -103,12 +103,8 @@ def write_graph(folder: Path, *, dangling: bool = False) -> None:
     """Papers with text ids, some of them cited by themselves; what authors write has ids of no table, if asked for."""
     folder.mkdir()
     ids = [IDS["text"](v) for v in range(40)]
-    write_table(
-        folder / "papers.parquet", {"id": ids, "year": [1990 + v % 9 for v in range(40)]}, files=2, row_groups=9
-    )
-    rows = np.arange(80, dtype=np.float32).reshape(40, 2)
-    np.save(folder / "x0.npy", rows[:13])
-    np.save(folder / "x1.npy", rows[13:])
+    papers = {"id": ids, "year": [1990 + v % 9 for v in range(40)], "emb": [[2.0 * v, 2.0 * v + 1] for v in range(40)]}
+    write_table(folder / "papers.parquet", papers, files=2, row_groups=9)
     writes = {"author": [v % 30 for v in range(90)], "paper": [ids[v * 7 % 40] for v in range(90)]}
     writes["w"] = [v / 8 for v in range(90)]
     if dangling:
@@ -199,7 +195,7 @@ def test_spark_tries_again_where_that_may_help(tmp_path: Path) -> None:
             (folder / "staging").mkdir(parents=True)
             task = partial(once_bad, error, folder)
             with pytest.raises(error, match=r"^row 3 of it is bad$"):
-                frames.returned(frames.numbers(session, 3), 3, task, StoragePath(str(folder / "staging")))
+                frames.run_tasks(frames.one_row_each(session, 3), 3, task, StoragePath(str(folder / "staging")))
             assert (folder / "task-1").read_text().count("ran") == runs
 
 
@@ -245,10 +241,10 @@ def test_what_a_killed_writer_left_in_a_bucket_is_removed_by_the_next(
             file.write(b"left")
     with pytest.raises(StoreError, match="holds parts of no store"), target.opened_target(place.url):
         pass
-    with place.create(target.SIGN) as file:
+    with place.create(target.LEASE) as file:
         file.write(b"0123 7")
     with target.opened_target(place.url) as opened:
-        assert {name for name, _ in place.names()} == {table, target.SIGN, "staging-4/mine.txt"}
+        assert {name for name, _ in place.names()} == {table, target.LEASE, "staging-4/mine.txt"}
         with opened.staging.create("pieces/a") as file:
             file.write(b"a")
         with pytest.raises(StoreError, match="another process is writing"), target.opened_target(place.url):
@@ -266,12 +262,12 @@ def test_a_writer_that_another_has_taken_over_from_removes_nothing(
     opened = target.PrefixTarget(place)
     opened.__enter__()
     opened.describe(Schema((), (), homogeneous=False), [])
-    for name in (target.SIGN, "part-00000/x.npy"):
+    for name in (target.LEASE, "part-00000/x.npy"):
         with place.create(name) as file:
             file.write(b"theirs 1")
     with pytest.raises(StoreError, match="another process writes"):
         opened.__exit__(None, None, None)
-    assert {name for name, _ in place.names()} == {target.SIGN, "part-00000/x.npy"}
+    assert {name for name, _ in place.names()} == {target.LEASE, "part-00000/x.npy"}
 
 
 @needs_spark

@@ -13,7 +13,7 @@ from torch import Tensor
 import hoploom
 from hoploom import ConfigError, Store, StoreError, keys
 from hoploom.ingest import synthetic
-from hoploom.ingest import synthetic_draws as draws
+from hoploom.ingest import synthetic as draws
 from hoploom.ingest.synthetic import generate
 from hoploom.store.check import problems
 

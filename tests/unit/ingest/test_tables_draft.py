@@ -1,6 +1,5 @@
 """A drafted graph.toml says what the tables say, is read back, and builds as it stands."""
 
-import gzip
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,31 +96,14 @@ def test_columns_find_their_roles(tmp_path: Path) -> None:
         "node",
         files=("papers.parquet",),
         id="paper_id",
-        features=("year", "emb"),
+        features=("emb",),
         label="label",
         split="fold",
         time="published",
-        columns={"label": ColumnRule(categories="codes"), "year": ColumnRule(fill=0)},
+        columns={"label": ColumnRule(categories="codes")},
     )
-    assert "# not used: title (string), venue_id (int64), uneven (list<" in draft(tmp_path, tmp_path)
-
-
-def test_a_column_of_classes_with_nulls_may_be_the_label_and_is_never_filled(tmp_path: Path) -> None:
-    customers = {
-        "customer_id": TEXT,
-        "age": NUMBERS,
-        "country": ["de", "fr"] * 3,
-        "churned": [0, 1, None, 0, 1, None],
-        "stage": [1.0, 2.0, None, 0.0, 1.0, None],  # as pandas writes integers with nulls
-    }
-    graph = _drafted(tmp_path, {"customers.parquet": customers, "pays.parquet": {"from_id": TEXT, "to_id": TEXT}})
-    assert graph.nodes["node"] == NodeTable("node", files=("customers.parquet",), id="customer_id", features=("age",))
-    lines = draft(tmp_path, tmp_path).splitlines()
-    assert '# label = "churned"  # 0/1 with nulls: is this what you predict?' in lines
-    assert '# label = "stage"  # 0 to 2 with nulls: is this what you predict?' in lines
-    assert '# columns.country.categories = "one-hot"  # and add "country" to features' in lines
-    chosen = "\n".join(line.removeprefix("# ") if "churned" in line or "split =" in line else line for line in lines)
-    assert parse_graph(chosen, folder=tmp_path).nodes["node"].split == SHARES
+    said = "# not used: title (string), venue_id (int64), year (int64, some null), uneven (list<"
+    assert said in draft(tmp_path, tmp_path)  # a null may be a class that is not known: no value stands for it
 
 
 def test_times_are_of_edges_where_both_have_some(tmp_path: Path) -> None:
@@ -145,22 +127,10 @@ def test_shards_are_one_table(tmp_path: Path, names: list[str], files: str) -> N
     assert graph.nodes["node"].files == (files,)
 
 
-def test_files_in_a_folder_with_other_columns_are_tables_of_their_own(tmp_path: Path) -> None:
-    graph = _drafted(tmp_path, {"in/nodes.csv": {"id": NUMBERS, "a": NUMBERS}, "in/edges.csv": RING})
-    assert graph.nodes["node"].files == ("in/nodes.csv",)
-    assert graph.edges["node", "to", "node"].files == ("in/edges.csv",)
-
-
 def test_nodes_without_a_table_are_counted(tmp_path: Path) -> None:
     graph = _drafted(tmp_path, {"rated.csv": {"user_id": [0, 1, 7], "item_id": [2, 2, 3], "stars": [1, 2, 3]}})
     assert graph.nodes == {"user": NodeTable("user", count=8), "item": NodeTable("item", count=4)}
     assert graph.edges["user", "rated", "item"].features == ("stars",)
-
-
-def test_edges_alone_are_homogeneous(tmp_path: Path) -> None:
-    graph = _drafted(tmp_path, {"edges.csv": RING})
-    assert graph.homogeneous
-    assert graph.nodes["node"].count == 6
 
 
 MOVIES = {"movieId": [0, 1, 2, 3, 4, 5], "year": [1990] * 6}
@@ -178,15 +148,6 @@ def test_users_without_a_table_are_not_taken_for_the_movies_that_they_rate(tmp_p
     assert "by their values" not in text
 
 
-def test_text_is_found_among_the_ids_of_a_type_whatever_the_column_is_called(tmp_path: Path) -> None:
-    authors, papers = [f"a{i}" for i in NUMBERS], {"paper_id": TEXT, "year": NUMBERS}
-    wrote = {"writer_id": authors, "paper_id": TEXT}
-    graph = _drafted(tmp_path, {"authors.csv": {"id": authors, "h": NUMBERS}, "papers.csv": papers, "wrote.csv": wrote})
-    assert list(graph.edges) == [("author", "wrote", "paper")]
-    said = 'source = "writer_id"  # guessed: these are ids of author, by their values'
-    assert said in draft(tmp_path, tmp_path).splitlines()
-
-
 @pytest.mark.parametrize("more", [{}, {"since": NUMBERS}], ids=["alone", "with a feature"])
 def test_friends_are_edges_even_if_nobody_has_two(tmp_path: Path, more: dict[str, Any]) -> None:
     friends = {"user_id": NUMBERS, "friend_id": [1, 2, 3, 4, 5, 0]} | more
@@ -196,17 +157,6 @@ def test_friends_are_edges_even_if_nobody_has_two(tmp_path: Path, more: dict[str
     assert 'destination = "friend_id"  # guessed: these are ids of node' in draft(tmp_path, tmp_path)
     _write(tmp_path, {"movies.csv": MOVIES})  # with the same ids
     assert list(parse_graph(draft(tmp_path, tmp_path)).edges) == [("user", "friends", "user")]
-
-
-def test_a_table_of_pairs_of_ids_of_another_table_is_edges(tmp_path: Path) -> None:
-    follows = {"user_id": NUMBERS, "follow_id": [1, 2, 3, 4, 5, 0]}
-    graph = _drafted(tmp_path, {"users.csv": USERS, "follows.csv": follows, "likes.csv": follows | {"w": NUMBERS}})
-    assert [table.files for table in graph.nodes.values() if table.files] == [("users.csv",)]
-    papers = {"paper_id": TEXT, "venue_id": NUMBERS}
-    (tmp_path / "in").mkdir()
-    tables = {"papers.csv": papers, "venues.csv": {"venue_id": NUMBERS, "rank": NUMBERS}}
-    graph = _drafted(tmp_path / "in", tables | {"cites.csv": {"src": TEXT, "dst": TEXT}})
-    assert list(graph.nodes) == ["paper", "venue"]
 
 
 USERS_, ITEMS_ = [f"u{i}" for i in range(30)], [f"i{i}" for i in range(20)]
@@ -300,22 +250,6 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     assert "# likes.csv is left out: no table has the ids of user_id; add one as [nodes.user]" in text
 
 
-@pytest.mark.parametrize("name", ["extra.csv", "edges_1.csv", "extra.csv.gz", "more/extra.tsv"])
-@pytest.mark.parametrize("text", [b"", b" \n\n"])
-def test_an_empty_file_is_left_out(tmp_path: Path, name: str, text: bytes) -> None:
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
-    graph = _drafted(tmp_path, {"nodes.csv": {"id": NUMBERS}, "edges_0.csv": RING})
-    assert graph.edges["node", "to", "node"].files == ("edges_0.csv",)
-    assert f"# {name} is left out: it is empty\n" in draft(tmp_path, tmp_path)
-
-
-def test_a_relation_of_one_type_may_be_undirected(tmp_path: Path) -> None:
-    _drafted(tmp_path, {"nodes.csv": {"id": NUMBERS}, "edges.csv": RING})
-    assert "\n# undirected = true  # every edge counts in both directions\n" in draft(tmp_path, tmp_path)
-
-
 def test_paths_are_relative_to_where_the_text_is_written(tmp_path: Path) -> None:
     _write(tmp_path / "tables", {"edges.csv": RING})
     for beside, files in (tmp_path, "tables/edges.csv"), (tmp_path / "other", "../tables/edges.csv"):
@@ -324,10 +258,10 @@ def test_paths_are_relative_to_where_the_text_is_written(tmp_path: Path) -> None
 
 
 def test_names_that_need_quotes_are_read_back(tmp_path: Path) -> None:
-    nodes = {'é "id"_id': NUMBERS, "a.b": [None, *NUMBERS[1:]], "y": NUMBERS}
+    nodes = {'é "id"_id': NUMBERS, "label": TEXT[:2] * 3, "a.b": NUMBERS}
     graph = _drafted(tmp_path, {'é "1" x.parquet': nodes, "edges.csv": RING})
     assert graph.nodes["node"].id == 'é "id"_id'
-    assert graph.nodes["node"].columns == {"a.b": ColumnRule(fill=0)}
+    assert graph.nodes["node"].features == ("a.b",)
 
 
 def test_no_folder_and_no_tables_are_refused(tmp_path: Path) -> None:
@@ -337,4 +271,7 @@ def test_no_folder_and_no_tables_are_refused(tmp_path: Path) -> None:
         draft(tmp_path, tmp_path)
     (tmp_path / "a.csv").write_text("x,y\n1\n")
     with pytest.raises(ValueError, match=r"a.csv, row 1: it has 1 fields"):
+        draft(tmp_path, tmp_path)
+    (tmp_path / "a.csv").write_text("x,y\n")
+    with pytest.raises(ValueError, match=r"a.csv has no rows; give a table with rows, or remove it"):
         draft(tmp_path, tmp_path)

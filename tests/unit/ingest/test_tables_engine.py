@@ -13,7 +13,7 @@ from support.tables import EDGES, IDS, NODES, build_here, by_id, contents, edges
 
 from hoploom.errors import ConfigError, DataError, StoreError
 from hoploom.ingest.tables.build import fitting_threads, open_engine
-from hoploom.ingest.tables.engine import Engine, _explained, batch_rows, rows_of
+from hoploom.ingest.tables.engine import Engine, _explained, result_rows
 from hoploom.ingest.tables.graph_file import parse_graph
 from hoploom.ingest.tables.sources import ReadLimits, read_sources
 from hoploom.ingest.tables.table_files import TableFile, group_bytes, parquet_batches
@@ -39,32 +39,18 @@ def write(path: Path, rows: int = 1000) -> str:
     return str(path)
 
 
-def test_rows_are_streamed_kept_and_ordered(duck: Engine, tmp_path: Path) -> None:
+def test_rows_are_streamed_in_order_by_several_at_once(duck: Engine, tmp_path: Path) -> None:
     table = duck.read([write(tmp_path / "x.parquet")])
-    kept = duck.keep(table.filter(table["b"] == 3), "threes")
-    assert sorted(row["a"] for row in rows_of(duck, kept)) == list(range(3, 1000, 7))
-    ordered = [a for batch in duck.stream(kept.order_by(kept["a"].desc())) for a in batch.column("a").to_pylist()]
-    assert ordered == list(range(997, 0, -7))[: len(ordered)]
-    read = [a for batch in duck.stream(table, as_read=True) for a in batch.column("a").to_pylist()]
-    assert read == list(range(1000))
-
-
-def test_several_streams_may_be_under_way(duck: Engine, tmp_path: Path) -> None:
-    table = duck.read([write(tmp_path / "x.parquet")])
+    threes = table.filter(table["b"] == 3)
+    assert [row["a"] for row in result_rows(duck, threes.order_by(threes["a"].desc()))] == list(range(997, 0, -7))
     streams = [duck.stream(table, row_bytes=1 << 14, as_read=True) for _ in range(3)]
-    assert [next(stream).column("a")[0].as_py() for stream in streams] == [0, 0, 0]
-    assert sum(batch.num_rows for stream in streams for batch in stream) == 3 * (1000 - batch_rows(1 << 14))
-
-
-def test_batches_are_small_however_wide_the_rows() -> None:
-    assert batch_rows(16) * 16 <= 8 << 20
-    assert batch_rows(4096) * 4096 <= 8 << 20
-    assert batch_rows(1 << 30) == 256
+    first = [next(stream).column("a").to_pylist() for stream in streams]
+    assert first == [list(range(256))] * 3
+    assert [a for batch in streams[0] for a in batch.column("a").to_pylist()] == list(range(256, 1000))
 
 
 def test_the_folder_of_an_engine_is_removed(tmp_path: Path) -> None:
-    with open_engine(tmp_path, 256 << 20) as engine:
-        engine.keep(engine.read([write(tmp_path / "x.parquet")]), "copy")
+    with open_engine(tmp_path, 256 << 20):
         assert (tmp_path / "engine").exists()
     assert not (tmp_path / "engine").exists()
 
@@ -72,10 +58,12 @@ def test_the_folder_of_an_engine_is_removed(tmp_path: Path) -> None:
 def test_a_file_that_is_no_table_is_named(duck: Engine, tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"PAR1" + b"\0" * 100 + b"PAR1")
     with pytest.raises((DataError, OSError), match=r"x\.parquet"):
-        rows_of(duck, duck.read([str(tmp_path / "x.parquet")]))
+        result_rows(duck, duck.read([str(tmp_path / "x.parquet")]))
 
 
-def test_parquet_in_large_row_groups_is_rewritten_and_gives_the_same_store(tmp_path: Path) -> None:
+def test_parquet_in_large_row_groups_is_rewritten_and_gives_the_same_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count = 1000
     nodes = {
         "id": [v * 7 for v in range(count)],
@@ -101,7 +89,8 @@ def test_parquet_in_large_row_groups_is_rewritten_and_gives_the_same_store(tmp_p
         pq.write_table(pa.table(nodes), folder / "nodes [a].parquet")  # the engine sees it by a link
         write_table(folder / "edges.parquet", {"src": [0, 7], "dst": [7, 14]})
         before = contents(folder)
-        store, _ = build_here(folder, text + EDGES, largest_group=largest)
+        monkeypatch.setattr("hoploom.ingest.tables.build.ReadLimits", lambda **_: ReadLimits(largest_group=largest))  # noqa: B023
+        store, _ = build_here(folder, text + EDGES)
         assert {name: contents(folder)[name] for name in before} == before
         made.append(contents(folder / "out.store"))
         scratch = folder / "scratch"
@@ -339,7 +328,7 @@ def test_too_little_memory_is_told_with_the_way_out(tmp_path: Path) -> None:
         r"^the memory given is too small for DuckDB; raise --memory by 200 MB, .* \(Out of Memory Error: [^\n]*\)$"
     )
     with open_engine(tmp_path / "scratch", 2 << 20, threads=1) as engine, pytest.raises(ConfigError, match=message):
-        engine.keep(engine.read([str(tmp_path / "wide.parquet")]).order_by("a"), "kept")
+        list(engine.stream(engine.read([str(tmp_path / "wide.parquet")]).order_by("a")))
     with pytest.raises(ConfigError, match=message), _explained():
         raise OSError(
             "Out of Memory Error: failed to allocate data (81.1 MiB/81.6 MiB used)\n\nPossible solutions:\n* SET"

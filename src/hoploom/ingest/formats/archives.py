@@ -1,7 +1,7 @@
-"""NumPy and SciPy archives as stores: the layouts that graphs are commonly shared in.
+"""Import NumPy and SciPy archives in the layouts in which graphs are commonly shared.
 
-The names of its arrays say what an archive holds; nothing is unpickled. An array of numbers that fits no
-name and has a row neither per node nor per edge is an error, so that nothing is left behind unseen.
+Arrays are recognized by their names; nothing is unpickled. An unknown array of numbers with a row neither per node nor
+per edge is an error, so that nothing is left out silently.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ LABELS = ("y", "labels", "node_labels", "label")
 ENDS = (("row", "col"), ("src", "dst"), ("edge_src", "edge_dst"))
 EDGE_FIELDS = {"edge_attr": "edge_attr", "edge_weight": "weight", "weight": "weight"}
 SPLITS = {"train": "train", "val": "val", "valid": "val", "test": "test"}
-SIZES = ("num_nodes", "num_edges", "num_classes")  # single numbers that may stand beside
+SIZES = ("num_nodes", "num_edges", "num_classes")  # single numbers that may be there
 
 
 def import_archive(
@@ -62,7 +62,7 @@ def import_archive(
 ) -> Store:
     """Write a store from an .npz and open it: arrays saved by `numpy.savez`, or a matrix by `scipy.save_npz`.
 
-    `rule` says what becomes of the edges (undirected, without loops or repeats), `ignore` names arrays to leave out.
+    `rule` changes the edges (undirected, without loops or repeats); `ignore` names arrays to leave out.
 
     >>> import_archive("graph.npz", "graph.store", rule=EdgeRule(undirected=True, deduplicate=True))
     """
@@ -97,7 +97,7 @@ def import_archive(
 
 
 def _take_nodes(left: dict[str, NpzArray]) -> dict[str, RowSource]:
-    """Features and labels."""
+    """Remove and return features and labels."""
     fields = {}
     for prefix in SPARSE_FEATURES:
         matrix = take_matrix(left, prefix)
@@ -113,14 +113,14 @@ def _take_nodes(left: dict[str, NpzArray]) -> dict[str, RowSource]:
 
 
 def _labels(array: NpzArray) -> RowSource:
-    """Classes are integers, -1 where not known; numbers, and several labels a node, are kept as they are."""
+    """Return integers as classes, -1 if unknown; fractions, and several labels a node, unchanged."""
     table = npz_table(array)
     classes = array.dtype.kind in "iu" and table.field.shape in ((), (1,))
     return labels(table, None) if classes else table
 
 
 def _size(array: NpzArray) -> int:
-    """A single number."""
+    """Return a single number."""
     if array.dtype.kind not in "iu":
         raise DataError(f"{array.label} has dtype {array.dtype}; save it as an integer, or leave it out with ignore")
     return int(npz_values(array).item())
@@ -147,7 +147,7 @@ def _count_nodes(
 
 
 def _take_splits(left: dict[str, NpzArray], nodes: Count) -> dict[str, Members]:
-    """Masks and lists of ids; several masks under one name, a row each, become train0, train1, ..."""
+    """Remove and return splits, from masks or lists of ids; several masks under one name become train0, train1, ..."""
     found: dict[str, Members] = {}
     for theirs, ours in SPLITS.items():
         for array in (left.pop(f"{theirs}_{name}", None) for name in ("mask", "masks")):
@@ -159,7 +159,7 @@ def _take_splits(left: dict[str, NpzArray], nodes: Count) -> dict[str, Members]:
 
 
 def _masks(array: NpzArray, name: str, nodes: Count) -> dict[str, Members]:
-    """One mask, or several: of shape [number of masks, num_nodes], or the other way round."""
+    """Return the splits of an array of one mask, or of several: [number of masks, num_nodes], or transposed."""
     if nodes.rows not in array.shape or len(array.shape) > 2 or not array.is_numeric:
         hint = f"give masks of one entry per node ({nodes.rows})"
         raise DataError(f"{array.label} has shape {array.shape} and dtype {array.dtype}; {hint}")
@@ -171,7 +171,7 @@ def _masks(array: NpzArray, name: str, nodes: Count) -> dict[str, Members]:
 
 
 def _marked(array: NpzArray, number: int, *, by_row: bool) -> Iterator[Tensor]:
-    """The nodes of a mask, which is a row or a column."""
+    """Yield the nodes of a mask, which is a row or a column."""
     first = 0
     for rows in npz_table(array).chunks():
         if not by_row:
@@ -186,7 +186,7 @@ def _marked(array: NpzArray, number: int, *, by_row: bool) -> Iterator[Tensor]:
 
 
 def _take_ends(path: str | Path, left: dict[str, NpzArray]) -> EdgeSource:
-    """Edges as edge_index [2, e], as edges [e, 2], or as two arrays."""
+    """Remove and return the edges: edge_index [2, e], edges [e, 2], or two arrays."""
     if "edge_index" in left:
         array = left.pop("edge_index")
         return EdgeSource(npz_pairs(array), Count("edges", array.shape[1], array.name))
@@ -205,9 +205,9 @@ def _take_ends(path: str | Path, left: dict[str, NpzArray]) -> EdgeSource:
 def _take_rest(
     left: dict[str, NpzArray], nodes: Count, edges: Count, edge_fields: dict[str, RowSource]
 ) -> dict[str, RowSource]:
-    """What else has a row per node is a field of nodes, or a row per edge a field of edges; text is left out.
+    """Return other arrays with a row per node as fields; add those with a row per edge to the fields of edges.
 
-    Where there are as many nodes as edges, the name must begin with node_ or edge_.
+    Text is left out. If there are as many nodes as edges, the name must begin with node_ or edge_.
     """
     fields: dict[str, RowSource] = {}
     owners = {"node": (nodes, fields), "edge": (edges, edge_fields)}

@@ -1,6 +1,6 @@
-"""DGL's graphs as stores in memory: ids stay the user's own, features are not copied.
+"""Make stores in memory from DGL's graphs: ids stay as they are, features are not copied.
 
-Written to DGL's public interface; nothing here imports dgl, a graph that the user holds brings it along.
+Uses DGL's public interface on the user's graph, and never imports dgl.
 """
 
 from collections.abc import Mapping

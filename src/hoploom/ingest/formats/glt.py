@@ -1,24 +1,37 @@
-"""Partition folders of GraphLearn-for-PyTorch as stores of as many parts.
+"""Import partition folders of GraphLearn-for-PyTorch (GLT) as stores with the same number of parts.
 
-A store numbers the nodes of a part in a row, so nodes get new ids, and their own are kept in the field original_id.
-That takes an integer per node in memory, and two for a while.
+The nodes of a part get consecutive ids, and GLT's are kept in the field original_id. That takes one integer per node in
+memory, and two for a while. META, a pickle, is not read: the names of files say the same. Tensors are loaded with
+weights only, so that nothing is unpickled.
 """
 
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError, DataError
-from hoploom.ingest.formats.glt_folder import GltFolder, read_folder, read_ids, read_tensor
-from hoploom.ingest.formats.row_source import CHUNK_BYTES, check_values, write_graph
+from hoploom.ingest.formats.row_source import CHUNK_BYTES, check_values, require_files, write_graph
 from hoploom.ingest.stream import EdgeRows, EdgeStream, NodeFields, NodeStream, Progress, Rows, StoreOptions
-from hoploom.schema import DTYPE_NAMES, EDGE_ID, HOMOGENEOUS_TYPE, ORIGINAL_ID, Field, RelationName
+from hoploom.schema import (
+    DTYPE_NAMES,
+    EDGE_ID,
+    HOMOGENEOUS_RELATION,
+    HOMOGENEOUS_TYPE,
+    ORIGINAL_ID,
+    Field,
+    RelationName,
+)
 from hoploom.store import Store
+
+PICKLED = "is a pickle, which Hoploom never loads; rewrite it with torch.save as a .pt (docs/importing.md shows how)"
+COMPUTED = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # torch lacks operations for other integers
 
 
 def import_glt(
@@ -37,7 +50,7 @@ def import_glt(
 
     >>> import_glt("products-partitions", "products.store", labels="label.pt", splits={"train": "train-partitions"})
     """
-    layout = read_folder(Path(folder))
+    layout = _read_folder(Path(folder))
     labels, splits = ({} if given is None else given for given in (labels, splits))
     if layout.homogeneous:
         labels = labels if isinstance(labels, Mapping) else {HOMOGENEOUS_TYPE: labels}
@@ -54,12 +67,155 @@ def import_glt(
     return write_graph(out, nodes, edges, options, progress)
 
 
+# --- the folder -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _GltFolder:
+    """The partition folder, its number of parts, and its types."""
+
+    root: Path
+    num_parts: int
+    books: dict[str, Tensor]  # node type -> [num_nodes], the part of every node
+    relations: Sequence[RelationName]
+    homogeneous: bool
+    cached: bool  # the topology is in one folder for all parts
+
+    def graph_folders(self, key: RelationName) -> list[Path]:
+        """Return the folders with the edges of a relation."""
+        if self.cached:
+            return [self._of_relation(self.root / "graph", key)]
+        return [self._of_relation(part / "graph", key) for part in self._parts()]
+
+    def edge_features(self, key: RelationName) -> list[Path]:
+        """Return folders with feats.pt and ids.pt, one per part; none if edges have no features."""
+        return _with_features([self._of_relation(part / "edge_feat", key) for part in self._parts()])
+
+    def node_features(self, name: str) -> list[Path]:
+        """Return folders with feats.pt and ids.pt, one per part that has nodes; none if nodes have no features."""
+        sizes = torch.bincount(self.books[name].to(torch.int64), minlength=self.num_parts).tolist()
+        folders = [part / "node_feat" for part, size in zip(self._parts(), sizes, strict=True) if size]
+        return _with_features([folder if self.homogeneous else folder / name for folder in folders])
+
+    def edge_book(self, key: RelationName) -> Path:
+        return self.root / "edge_pb.pt" if self.homogeneous else self.root / "edge_pb" / f"{'__'.join(key)}.pt"
+
+    def _parts(self) -> list[Path]:
+        return [self.root / f"part{number}" for number in range(self.num_parts)]
+
+    def _of_relation(self, folder: Path, key: RelationName) -> Path:
+        return folder if self.homogeneous else folder / "__".join(key)
+
+
+def _read_folder(root: Path) -> _GltFolder:
+    """Find the types and parts of a folder; raise DataError if files are missing."""
+    homogeneous = not (root / "node_pb").is_dir()
+    if homogeneous:
+        require_files([root / "node_pb.pt"], str(root))
+        files = {HOMOGENEOUS_TYPE: root / "node_pb.pt"}
+    else:
+        files = {path.stem: path for path in sorted((root / "node_pb").glob("*.pt"))}
+    books = {name: _read_ids(path) for name, path in files.items()}
+    for name, book in books.items():
+        if book.numel() and int(book.min()) < 0:
+            raise DataError(f"{files[name]} holds {int(book.min())}; the part of every node was expected")
+    found = len([path for path in root.glob("part*") if path.is_dir() and path.name[4:].isdigit()])
+    named = max((int(book.max()) + 1 for book in books.values() if book.numel()), default=0)
+    cached = (root / "graph").is_dir()
+    relations = [HOMOGENEOUS_RELATION]
+    if not homogeneous:
+        topologies = [root / "graph", *root.glob("part*/graph")]
+        named_folders = {path for top in topologies if top.is_dir() for path in top.iterdir() if path.is_dir()}
+        relations = [_relation(root, name, list(books)) for name in sorted({path.name for path in named_folders})]
+    folder = _GltFolder(root, max(found, named, 1), books, relations, homogeneous, cached)
+    graphs = [
+        graph / name for key in relations for graph in folder.graph_folders(key) for name in ("rows.pt", "cols.pt")
+    ]
+    require_files(graphs, str(root))
+    return folder
+
+
+def _with_features(folders: Sequence[Path]) -> list[Path]:
+    present = [folder for folder in folders if folder.is_dir()]
+    if not present:
+        return []
+    for path in (folder / name for folder in present for name in ("feats.pkl", "ids.pkl")):
+        if path.exists() and not path.with_suffix(".pt").exists():
+            raise DataError(f"{path} {PICKLED}")
+    require_files([folder / name for folder in folders for name in ("feats.pt", "ids.pt")], "the features")
+    return list(folders)
+
+
+def _relation(root: Path, name: str, types: Sequence[str]) -> RelationName:
+    """Return the relation named source__name__destination, where all three may contain underscores."""
+    found = [
+        (source, name[len(source) + 2 : -len(destination) - 2], destination)
+        for source in types
+        for destination in types
+        if name.startswith(f"{source}__")
+        and name.endswith(f"__{destination}")
+        and len(name) > len(source) + len(destination) + 4
+    ]
+    if len(found) != 1:
+        meant = f"it may mean {found}" if found else f"no two of the node types {list(types)} are its ends"
+        raise DataError(f"{root} has edges named {name!r}, but {meant}; rename the folder and its files")
+    return found[0]
+
+
+# --- tensors --------------------------------------------------------------------------------
+
+
+def _read_tensor(path: Path) -> Tensor:
+    """Return the rows in a .pt or .npy file, mapped if its format allows."""
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; give the path of a tensor that torch.save wrote")
+    rows = _read_npy(path) if path.suffix == ".npy" else _read_pt(path)
+    if rows.dim() == 0:
+        raise DataError(f"{path} holds a single value; rows were expected, so save a tensor with one per node or edge")
+    return rows
+
+
+def _read_ids(path: Path) -> Tensor:
+    """Return the ids in a .pt or .npy file, [n]: integers, in a list or in one column."""
+    ids = _read_tensor(path)
+    is_integer = not (ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex())
+    if ids.shape[1:] not in ((), (1,)) or (ids.numel() and not is_integer):
+        found = f"dtype {ids.dtype} and shape {tuple(ids.shape)}"
+        raise DataError(f"{path} has {found}; ids are integers in a list, so save it as int64")
+    return (ids if ids.dtype in COMPUTED else ids.to(torch.int64)).reshape(-1)
+
+
+def _read_pt(path: Path) -> Tensor:
+    try:
+        value = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # torch raises what its unpickler, its reader or the system do
+        reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+        if "weights only" in reason.lower() or type(error).__name__ == "UnpicklingError":
+            what = "cannot be read without unpickling, which Hoploom never does"
+            raise DataError(f"{path} {what}; save a plain tensor with torch.save ({reason:.100})") from error
+        raise DataError(f"{path} is cut short or damaged ({reason:.100}); get it again") from error
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        raise DataError(f"{path} holds a {type(value).__name__}; save a plain tensor with torch.save")
+    return value.detach()
+
+
+def _read_npy(path: Path) -> Tensor:
+    try:
+        values = np.load(path, mmap_mode="c", allow_pickle=False)
+        if not values.dtype.isnative:
+            values = values.astype(values.dtype.newbyteorder("="))
+        return torch.from_numpy(values)
+    except (TypeError, ValueError, OSError, EOFError) as error:
+        reason = str(error).split(". ", 1)[0]
+        raise DataError(f"{path} cannot be read ({reason}); save an array of plain numbers with numpy.save") from error
+
+
 # --- nodes ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Renumbering:
-    """GLT's ids and the store's."""
+    """The map from GLT's ids to store ids."""
 
     store_ids: Tensor  # [num_nodes] int64, by GLT's id
     bounds: Sequence[int]  # of the parts
@@ -68,8 +224,8 @@ class Renumbering:
     def num_nodes(self) -> int:
         return self.store_ids.numel()
 
-    def of(self, ids: Tensor, path: Path, first: int = 0) -> Tensor:
-        """The store's ids of these of GLT's, in a file from row `first` on."""
+    def renumbered(self, ids: Tensor, path: Path, first: int = 0) -> Tensor:
+        """Return the store ids of GLT's ids, which are in a file from row `first` on."""
         check_values(ids, self.num_nodes, str(path), first, "node")
         return self.store_ids[ids.to(torch.int64)]
 
@@ -81,12 +237,12 @@ def _renumber(book: Tensor, num_parts: int) -> Renumbering:
     return Renumbering(store_ids, [0, *torch.cumsum(sizes, 0).tolist()])
 
 
-def _nodes(layout: GltFolder, name: str, new: Renumbering, labels: Any, splits: Mapping[str, Any]) -> NodeStream:
+def _nodes(layout: _GltFolder, name: str, new: Renumbering, labels: Any, splits: Mapping[str, Any]) -> NodeStream:
     blocks = []
     if folders := layout.node_features(name):
         blocks.append(_feature_block(folders, new))
     if labels is not None:
-        values = read_tensor(Path(labels))
+        values = _read_tensor(Path(labels))
         if len(values) != new.num_nodes:
             raise DataError(f"{labels} has {len(values)} rows for {new.num_nodes} nodes; give one row per node")
         values = values.view(-1) if values.shape[1:] == (1,) else values
@@ -98,7 +254,7 @@ def _nodes(layout: GltFolder, name: str, new: Renumbering, labels: Any, splits: 
 
 
 def _in_order(name: str, field: Field, new: Renumbering, values: Tensor | None = None) -> NodeFields:
-    """Values by GLT's ids, or these ids themselves, in the store's order: rows that come so need no spool."""
+    """Return a field of values by GLT's ids, or of these ids, in the store's order, so that rows need no spool."""
 
     def rows() -> Iterator[Rows]:
         originals = torch.empty_like(new.store_ids)
@@ -110,14 +266,14 @@ def _in_order(name: str, field: Field, new: Renumbering, values: Tensor | None =
 
 
 def _feature_block(folders: Sequence[Path], new: Renumbering) -> NodeFields:
-    files = [(read_tensor(folder / "feats.pt"), read_ids(folder / "ids.pt")) for folder in folders]
+    files = [(_read_tensor(folder / "feats.pt"), _read_ids(folder / "ids.pt")) for folder in folders]
     field = _field(files[0][0], folders[0] / "feats.pt")
     counts = torch.zeros(new.num_nodes, dtype=torch.int64)
     for (feats, ids), folder in zip(files, folders, strict=True):
         if _field(feats, folder / "feats.pt") != field or len(feats) != len(ids):
             shape = tuple(feats.shape)
             raise DataError(f"{folder / 'feats.pt'} has {feats.dtype} {shape}; as many rows as ids.pt of {field} fit")
-        counts += torch.bincount(new.of(ids, folder / "ids.pt"), minlength=new.num_nodes)
+        counts += torch.bincount(new.renumbered(ids, folder / "ids.pt"), minlength=new.num_nodes)
     wrong = torch.nonzero(counts[new.store_ids] != 1).view(-1)
     if wrong.numel():
         times = int(counts[new.store_ids[wrong[0]]])
@@ -132,7 +288,7 @@ def _feature_block(folders: Sequence[Path], new: Renumbering) -> NodeFields:
 
 
 def _id_files(split: str, given: Any) -> list[Path]:
-    """The files of a split: of a file, a folder of them, or a list of either."""
+    """Return the files of a split, given as a file, a folder of them, or a list of either."""
     paths = given if isinstance(given, list | tuple) else [given]
     if not paths or not all(isinstance(path, str | Path) for path in paths):
         what = f"{given!r:.80}" if isinstance(given, list | tuple) else f"a {type(given).__name__}"
@@ -151,7 +307,7 @@ def _id_files(split: str, given: Any) -> list[Path]:
 
 
 def _members(files: Sequence[Path], new: Renumbering) -> Iterator[Tensor]:
-    found = [new.of(read_ids(file), file) for file in files]
+    found = [new.renumbered(_read_ids(file), file) for file in files]
     counts = torch.bincount(torch.cat(found), minlength=new.num_nodes)[new.store_ids]
     if (counts > 1).any():
         node = int(counts.argmax())
@@ -164,19 +320,19 @@ def _members(files: Sequence[Path], new: Renumbering) -> Iterator[Tensor]:
 # --- edges ----------------------------------------------------------------------------------
 
 
-def _edges(layout: GltFolder, key: RelationName, sources: Renumbering, destinations: Renumbering) -> EdgeStream:
+def _edges(layout: _GltFolder, key: RelationName, sources: Renumbering, destinations: Renumbering) -> EdgeStream:
     folders = layout.graph_folders(key)
     features = layout.edge_features(key)
     parts = [_edge_columns(folder) for folder in folders]
     if features:
-        tables = [(read_tensor(folder / "feats.pt"), read_ids(folder / "ids.pt")) for folder in features]
+        tables = [(_read_tensor(folder / "feats.pt"), _read_ids(folder / "ids.pt")) for folder in features]
         if layout.cached:
             tables = [(torch.cat([feats for feats, _ in tables]), torch.cat([ids for _, ids in tables]))]
         for columns, folder, (feats, ids) in zip(parts, folders, tables, strict=True):
             columns["edge_attr"] = _by_edge(feats, ids, columns, folder)
     described = _same_fields(parts, folders)
     book, found = layout.edge_book(key), sum(len(columns["rows"]) for columns in parts)
-    if book.is_file() and (counted := len(read_tensor(book))) != found:
+    if book.is_file() and (counted := len(_read_tensor(book))) != found:
         raise DataError(f"{book} counts {counted} edges, the parts hold {found}; partition again")
 
     def rows() -> Iterator[EdgeRows]:
@@ -187,10 +343,10 @@ def _edges(layout: GltFolder, key: RelationName, sources: Renumbering, destinati
 
 
 def _edge_columns(folder: Path) -> dict[str, Tensor]:
-    """rows, cols, and what else is there, each with an entry per edge."""
+    """Return rows, cols, and the ids and weights if there are some, each with an entry per edge."""
     names = {"rows": "rows.pt", "cols": "cols.pt", EDGE_ID: "eids.pt", "weight": "weights.pt"}
     columns = {
-        ours: (read_tensor if ours == "weight" else read_ids)(folder / file)
+        ours: (_read_tensor if ours == "weight" else _read_ids)(folder / file)
         for ours, file in names.items()
         if (folder / file).is_file()
     }
@@ -202,7 +358,7 @@ def _edge_columns(folder: Path) -> dict[str, Tensor]:
 
 
 def _by_edge(feats: Tensor, ids: Tensor, columns: Mapping[str, Tensor], folder: Path) -> Tensor:
-    """Features in the order of the edges."""
+    """Return features in the order of the edges."""
     if EDGE_ID not in columns:
         raise DataError(f"{folder} has no eids.pt, so that edges cannot find their features; partition with edge ids")
     wanted = columns[EDGE_ID]
@@ -234,13 +390,13 @@ def _edge_rows(
     row_bytes = sum(max(1, values[:1].numel()) * values.element_size() for values in columns.values())
     for first, rows in _pieces(columns["rows"], row_bytes):
         piece = {name: values[first : first + len(rows)] for name, values in columns.items()}
-        from_ids = sources.of(piece.pop("rows"), folder / "rows.pt", first)
-        to_ids = destinations.of(piece.pop("cols"), folder / "cols.pt", first)
+        from_ids = sources.renumbered(piece.pop("rows"), folder / "rows.pt", first)
+        to_ids = destinations.renumbered(piece.pop("cols"), folder / "cols.pt", first)
         yield EdgeRows(from_ids, to_ids, piece)
 
 
 def _pieces(values: Tensor, row_bytes: int) -> Iterator[tuple[int, Tensor]]:
-    """Consecutive rows, with the number of the first."""
+    """Yield consecutive rows, with the number of the first."""
     step = max(1, CHUNK_BYTES // max(1, row_bytes))
     for begin in range(0, len(values), step):
         yield begin, values[begin : begin + step]

@@ -1,6 +1,6 @@
-"""Arrays of an .npz, streamed from the zip without unpacking it, and the sparse matrices among them, row by row.
+"""Stream the arrays of an .npz from the zip file, and its sparse matrices row by row.
 
-Headers are parsed by NumPy; an array that would have to be unpickled is refused. A matrix takes an offset per row.
+Headers are parsed by NumPy; pickled arrays are refused. A matrix takes an offset per row in memory.
 """
 
 import math
@@ -58,7 +58,7 @@ class NpzArray:
 
 
 def read_arrays(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Mapping[str, NpzArray]:
-    """Every array of an archive, by name."""
+    """Return every array of an archive, by name."""
     found = {}
     with _opened(path) as archive:
         for member in archive.infolist():
@@ -71,7 +71,7 @@ def read_arrays(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Mapping[str, NpzA
 
 
 def npz_table(array: NpzArray) -> RowSource:
-    """The rows of an array."""
+    """Return the rows of an array."""
     _check_numeric(array)
     if not array.shape:
         raise DataError(f"{array.label} is a single value; rows were expected")
@@ -80,7 +80,7 @@ def npz_table(array: NpzArray) -> RowSource:
 
 
 def npz_pairs(array: NpzArray) -> tuple[RowSource, ...]:
-    """The two rows of an array [2, n], as a table each, or both in one [n, 2], as they are stored."""
+    """Return an array [2, n] as two tables [n], or as one [n, 2], depending on how it is stored."""
     _check_numeric(array)
     if len(array.shape) != 2 or array.shape[0] != 2:
         raise DataError(f"{array.label} has shape {array.shape}; give [2, number of edges]")
@@ -96,7 +96,7 @@ def npz_pairs(array: NpzArray) -> tuple[RowSource, ...]:
 
 
 def npz_values(array: NpzArray) -> NDArray[Any]:
-    """All values of an array that is small, or that has an entry per node."""
+    """Return all values of an array that is small, or that has an entry per node."""
     if array.dtype.hasobject:
         raise _pickled(array)
     with _opened(array.path), np.load(array.path, allow_pickle=False) as archive:
@@ -163,7 +163,7 @@ def _pickled(array: NpzArray) -> DataError:
 
 
 def _chunks(array: NpzArray, dtype: str, skip: int = 0) -> Iterator[Tensor]:
-    """The rows in pieces, from the value `skip` on."""
+    """Yield the rows in chunks, after `skip` values."""
     row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
     if array.by_column:
         if row_bytes * array.shape[0] > MOST_AT_ONCE:
@@ -200,7 +200,7 @@ class Matrix:
 
 
 def take_adjacency(left: dict[str, NpzArray]) -> Matrix | None:
-    """The matrix that `scipy.sparse.save_npz` wrote, or one under the names adj_data, adj_indices, ..."""
+    """Remove and return the matrix that `scipy.sparse.save_npz` wrote, or one named adj_data, adj_indices, ..."""
     if "format" not in left:
         return take_matrix(left, "adj")
     stated = left.pop("format")
@@ -219,7 +219,7 @@ def take_adjacency(left: dict[str, NpzArray]) -> Matrix | None:
 
 
 def take_matrix(left: dict[str, NpzArray], prefix: str) -> Matrix | None:
-    """A csr matrix whose arrays share the beginning of their names."""
+    """Remove and return a csr matrix whose arrays have a common prefix; None if there is none."""
     value = next((f"{prefix}_{name}" for name in VALUES if f"{prefix}_{name}" in left), None)
     names = [f"{prefix}_{name}" for name in ("shape", "indices", "indptr")]
     if value is None or any(name not in left for name in names):
@@ -229,7 +229,7 @@ def take_matrix(left: dict[str, NpzArray], prefix: str) -> Matrix | None:
 
 
 def _text(array: NpzArray) -> str:
-    """A short text."""
+    """Return a short text."""
     if array.dtype.kind not in "SU" or array.shape not in ((), (1,)) or array.dtype.itemsize > MOST_TEXT:
         raise DataError(f"{array.label} holds {array.dtype} {array.shape}; a short text was expected")
     text = npz_values(array).item()
@@ -247,7 +247,7 @@ def _shape(array: NpzArray) -> tuple[int, int]:
 
 
 def matrix_ends(matrix: Matrix, nodes: Count) -> EdgeSource:
-    """Entry [i, j] is an edge from i to j. Its value is the field weight, unless all are 1."""
+    """Return the edges of a matrix: entry [i, j] is one from i to j. Values are weights, unless all are 1."""
     if matrix.shape != (nodes.rows, nodes.rows):
         raise DataError(f"the matrix of {matrix.label} is {matrix.shape} for {nodes.rows} nodes; give a square one")
     count = _count(matrix, "edges")
@@ -263,7 +263,7 @@ def matrix_ends(matrix: Matrix, nodes: Count) -> EdgeSource:
 
 
 def _major(matrix: Matrix) -> RowSource:
-    """The row of every entry of a csr (the column of a csc)."""
+    """Return the row of every entry of a csr (the column of a csc)."""
     assert matrix.indptr is not None
     indptr, step = _indptr(matrix), max(1, matrix.values.chunk_bytes // 8)
 
@@ -276,7 +276,7 @@ def _major(matrix: Matrix) -> RowSource:
 
 
 def _indptr(matrix: Matrix) -> NDArray[np.int64]:
-    """[rows + 1], checked."""
+    """Return the checked offsets [rows + 1]."""
     assert matrix.indptr is not None
     integers(npz_table(matrix.indptr), "offsets")
     indptr = npz_values(matrix.indptr).astype(np.int64)
@@ -299,7 +299,7 @@ def _as_float(table: RowSource) -> RowSource:
 
 
 def dense_rows(matrix: Matrix) -> RowSource:
-    """The rows of a csr matrix as float32, zeros and all; entries of the same place add up."""
+    """Return the dense rows of a csr matrix as float32; repeated entries add up."""
     num_rows, columns = matrix.shape
     step = max(1, matrix.values.chunk_bytes // max(1, 4 * columns))
     indices = integers(npz_table(matrix.indices[0]), "columns")

@@ -1,7 +1,7 @@
-"""The raw folders of the Open Graph Benchmark as stores: what OGB's own reader gives, without holding it in memory.
+"""Import the raw folders of the Open Graph Benchmark: the graphs of OGB's own reader, in bounded memory.
 
-Nodes keep their ids. What OGB's reader does is done here: inverse edges where a dataset lists one direction only,
-labels that are not known, the names of splits ("valid" is "val" here).
+Nodes keep their ids. As in OGB's reader, inverse edges are added if a dataset lists one direction only, and unknown
+labels are marked. The split "valid" is called "val".
 """
 
 import csv
@@ -30,7 +30,7 @@ from hoploom.ingest.formats.row_source import (
     labels,
     members,
     node_stream,
-    require,
+    require_files,
     write_graph,
 )
 from hoploom.ingest.stream import EdgeRule, EdgeStream, NodeStream, Progress, StoreOptions
@@ -46,13 +46,13 @@ EDGES, NUM_EDGES = "edge.csv.gz", "num-edge-list.csv.gz"  # of a relation
 
 @dataclass(frozen=True)
 class Dataset:
-    """What OGB's reader knows of a dataset besides its files."""
+    """The properties of a dataset that are not in its files, but in OGB's reader."""
 
     read: Callable[["Dataset", Path, bool], Streams]
     num_classes: int
     split: str  # the folder of the split
     has_year: bool = False
-    both_ways: bool = False  # the reader adds the inverse of every edge
+    both_ways: bool = False  # the inverse of every edge is added
 
 
 def import_ogb(
@@ -82,7 +82,7 @@ def import_ogb(
 
 
 def _root(name: str, folder: Path) -> Path:
-    """The folder with `raw` inside: the one given, or the one that OGB made in it."""
+    """Return the folder with `raw` inside: the given one, or the one that OGB made in it."""
     made = name.replace("-", "_")
     inside = [folder, folder / made, folder / f"{made}_pyg", folder / name.removeprefix("ogbn-")]
     return next((path for path in inside if (path / "raw").is_dir()), folder)
@@ -97,7 +97,7 @@ def _read_csv(dataset: Dataset, root: Path, undirected: bool) -> Streams:
     names += ["node_year"] if dataset.has_year else []
     files = {name: raw / f"{name}.csv.gz" for name in names}
     splits = _split_files(root / "split" / dataset.split)
-    require([*files.values(), *splits.values()], str(root))
+    require_files([*files.values(), *splits.values()], str(root))
     nodes, edges = _count("nodes", files["num-node-list"]), _count("edges", files["num-edge-list"])
     fields = _node_fields(dataset, files["node-feat"], files["node-label"], files.get("node_year"))
     ends = EdgeSource([_two_columns(csv_table(files["edge"], "int64"))], edges, both_ways=dataset.both_ways)
@@ -115,7 +115,7 @@ def _node_fields(dataset: Dataset, features: Path, classes: Path, years: Path | 
 def _read_binary(dataset: Dataset, root: Path, undirected: bool) -> Streams:
     files = [root / "raw" / name for name in ("data.npz", "node-label.npz")]
     splits = _split_files(root / "split" / dataset.split)
-    require([*files, *splits.values()], str(root))
+    require_files([*files, *splits.values()], str(root))
     data, classes = map(read_arrays, files)
     wanted = ["edge_index", "num_nodes_list", "num_edges_list", "node_feat", "node_year"]
     missing = [f"{files[0]}:{name}" for name in wanted if name not in data]
@@ -165,9 +165,9 @@ def _two_columns(table: RowSource) -> RowSource:
 
 
 def _read_mag(dataset: Dataset, root: Path, undirected: bool) -> Streams:
-    """Papers have features, labels, years and splits; the other types have nodes only.
+    """Return the streams of ogbn-mag: papers with features, labels, years and splits, and other types without fields.
 
-    The field edge_reltype is left out: it numbers the relations, and each stands by itself here.
+    The field edge_reltype is left out: it numbers the relations, which are separate in a store.
     """
     raw, labelled = root / "raw", "paper"
     sizes_file, relations_file = raw / "num-node-dict.csv.gz", raw / "triplet-type-list.csv.gz"
@@ -180,7 +180,7 @@ def _read_mag(dataset: Dataset, root: Path, undirected: bool) -> Streams:
     relations = _relations(relations_file) if relations_file.is_file() else []
     folders = {key: raw / "relations" / "___".join(key) for key in relations}
     files_of_edges = [folder / name for folder in folders.values() for name in (EDGES, NUM_EDGES)]
-    require([sizes_file, relations_file, *files, *splits.values(), *files_of_edges], str(root))
+    require_files([sizes_file, relations_file, *files, *splits.values(), *files_of_edges], str(root))
     sizes = _sizes(sizes_file, [*(end for key in relations for end in (key[0], key[2])), labelled])
     nodes = []
     for name, size in sizes.items():
@@ -201,7 +201,7 @@ def _rule(key: RelationName, undirected: bool) -> EdgeRule:
 
 
 def _relations(path: Path) -> list[RelationName]:
-    """In OGB's order, which is that of the names."""
+    """Return the relations in OGB's order, sorted by name."""
     found = []
     for number, row in enumerate(small_csv(path), 1):
         if len(row) != 3 or any("/" in name or not name for name in row):
@@ -211,7 +211,7 @@ def _relations(path: Path) -> list[RelationName]:
 
 
 def _sizes(path: Path, named: Sequence[str]) -> dict[str, int]:
-    """The number of nodes of every type, in OGB's order."""
+    """Return the number of nodes of every type, in OGB's order."""
     rows = small_csv(path)
     if len(rows) != 2 or len(rows[0]) != len(rows[1]) or not all(size.strip().isdigit() for size in rows[1]):
         raise DataError(f"{path} holds {rows[:3]}; the names of the types and one row of sizes were expected")
@@ -233,12 +233,12 @@ DATASETS = {
 # --- files ----------------------------------------------------------------------------------
 
 BLOCK_BYTES = 1 << 20  # of text; Arrow reads up to 32 blocks ahead
-PARSED = {"float32": "float64", "float64": "float64", "int64": "int64"}  # OGB's readers round twice: so do we
+PARSED = {"float32": "float64", "float64": "float64", "int64": "int64"}  # rounded twice, as by OGB's reader
 DAMAGE = (OSError, EOFError, zlib.error, UnicodeError, csv.Error)
 
 
 def csv_table(path: Path, dtype: str, block: int = BLOCK_BYTES) -> RowSource:
-    """The rows of a file, [n, columns] of this dtype. Empty and NA are NaN among floats, errors among integers."""
+    """Return the rows of a file, [n, columns]. Empty and NA are NaN among floats, errors among integers."""
     with _reading(path), gzip.open(path, "rb") as file:
         line = file.readline()
     columns = line.count(b",") + 1
@@ -250,13 +250,13 @@ def csv_table(path: Path, dtype: str, block: int = BLOCK_BYTES) -> RowSource:
 
 
 def small_csv(path: Path) -> list[list[str]]:
-    """All rows of a small file, header and all."""
+    """Return all rows of a small file, with its header."""
     with _reading(path), gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         return [row for row in csv.reader(file) if row]
 
 
 def _count(of: str, path: Path) -> Count:
-    """The number in a file that lists the size of every graph, where there is one graph."""
+    """Return the number in a file that lists the sizes of graphs, of which there must be one."""
     rows = small_csv(path)
     if len(rows) != 1 or not rows[0][0].strip().isdigit():
         raise DataError(f"{path} holds {rows[:2]}; one number was expected, the size of the one graph")

@@ -1,6 +1,6 @@
-"""What every importer reads, and how it becomes a store: sources of rows in order, checked as they pass.
+"""Stream the rows of files into stores, and check them on the way: the common part of all importers.
 
-Rows are seen once, in the order of the file: memory holds a chunk, and what is wrong is found where it stands.
+Rows are read once, in the order of the file. Memory holds a chunk, and errors name the row.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,19 +36,19 @@ INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 class RowSource:
     """Rows of a file, in order."""
 
-    name: str  # the file, and the array inside it
+    name: str  # the file, and the array in it
     field: Field
     chunks: Callable[[], Iterator[Tensor]]  # [n, ...] each
-    num_rows: int | None = None  # where that is known before the file is read
+    num_rows: int | None = None  # if it is known before the file is read
 
     def mapped(self, field: Field, change: Callable[[Tensor], Tensor]) -> "RowSource":
-        """The same rows, each chunk changed."""
+        """Return the rows with a function applied to each chunk."""
         return replace(self, field=field, chunks=lambda: map(change, self.chunks()))
 
 
 @dataclass(frozen=True)
 class Count:
-    """How many rows there must be, and what says so."""
+    """The number of rows that a file must have, and the source of this number."""
 
     of: str  # nodes or edges
     rows: int
@@ -65,8 +65,8 @@ class EdgeSource:
     both_ways: bool = False  # every edge is followed by its inverse, loops too
 
 
-def require(paths: Sequence[Path], what: str) -> None:
-    """Raise unless all of these files are there."""
+def require_files(paths: Sequence[Path], what: str) -> None:
+    """Raise DataError unless all files exist."""
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
         raise DataError(f"{what} is incomplete; these files are missing: {', '.join(missing)}")
@@ -76,7 +76,7 @@ def require(paths: Sequence[Path], what: str) -> None:
 
 
 def in_step(tables: Sequence[RowSource], count: Count) -> Iterator[tuple[int, list[Tensor]]]:
-    """The same rows of several tables at a time, and the number of the first; raise unless all have that many."""
+    """Yield rows of several tables in step, with the number of the first; raise unless all have `count` rows."""
     for table in tables:
         check_count(table, count)
     readers = [filter(len, table.chunks()) for table in tables]
@@ -99,7 +99,7 @@ def in_step(tables: Sequence[RowSource], count: Count) -> Iterator[tuple[int, li
 
 
 def check_count(table: RowSource, count: Count) -> None:
-    """Raise if the file says already that it has more or fewer rows than counted."""
+    """Raise DataError if the file declares another number of rows."""
     if table.num_rows not in (None, count.rows):
         raise _miscounted(table, str(table.num_rows), count)
 
@@ -109,14 +109,14 @@ def _miscounted(table: RowSource, rows: str, count: Count) -> DataError:
 
 
 def integers(table: RowSource, what: str) -> RowSource:
-    """The table itself; raise unless it holds integers. An empty one may be of any dtype, as NumPy makes it."""
+    """Return the table; raise DataError unless it holds integers. An empty one may have any dtype, as NumPy has."""
     if table.field.dtype not in INTEGERS and table.num_rows != 0:
         raise DataError(f"{table.name} has dtype {table.field.dtype}; {what} are integers, so save it as int64")
     return table
 
 
 def check_values(rows: Tensor, limit: int, name: str, first: int, what: str) -> None:
-    """Raise if a value is out of [0, limit): name the file, the row and the value."""
+    """Raise DataError that names file, row and value, if a value is not in [0, limit)."""
     bad = ~((rows >= 0) & (rows < limit))  # so that NaN is out as well
     if bad.any():
         index = int(torch.nonzero(bad)[0])
@@ -129,7 +129,7 @@ def check_values(rows: Tensor, limit: int, name: str, first: int, what: str) -> 
 
 
 def node_stream(name: str, fields: Mapping[str, RowSource], count: Count, splits: Mapping[str, Members]) -> NodeStream:
-    """A node type in one part, row i of every field for node i."""
+    """Return a node type in one part, with row i of every field for node i."""
     for table in fields.values():
         check_count(table, count)
     return NodeStream(name, [0, count.rows], [_node_field(*field, count) for field in fields.items()], splits)
@@ -144,14 +144,14 @@ def _node_field(name: str, table: RowSource, count: Count) -> NodeFields:
 
 
 def flat(table: RowSource) -> RowSource:
-    """A table of one column as plain values."""
+    """Return a table of one column as plain values."""
     if table.field.shape in ((), (1,)):
         return table.mapped(Field(table.field.dtype), lambda rows: rows.view(-1))
     raise DataError(f"{table.name} has rows of shape {table.field.shape}; give one value each")
 
 
 def labels(table: RowSource, num_classes: int | None) -> RowSource:
-    """Classes, int64, as the store keeps them: a label that is not known (NaN, or -1) is -1."""
+    """Return classes as int64; a label that is not known (NaN, or -1) is -1."""
     plain = flat(table)
 
     def chunks() -> Iterator[Tensor]:
@@ -171,7 +171,7 @@ def labels(table: RowSource, num_classes: int | None) -> RowSource:
 
 
 def members(table: RowSource, num_nodes: int) -> Members:
-    """The nodes of a split, from their ids; which of them come twice is found by who writes them."""
+    """Return the nodes of a split from their ids; repeated ids are found when they are written."""
     plain = flat(integers(table, "ids of nodes"))
 
     def chunks() -> Iterator[Tensor]:
@@ -188,7 +188,7 @@ def members(table: RowSource, num_nodes: int) -> Members:
 
 
 def edge_stream(key: RelationName, ends: EdgeSource, sizes: tuple[int, int], rule: EdgeRule) -> EdgeStream:
-    """The edges of a relation between this many sources and destinations."""
+    """Return a relation; `sizes` are the numbers of its source and destination nodes."""
     for table in ends.tables:
         integers(table, "ends of edges")
     fields = {name: table.field for name, table in ends.fields.items()}

@@ -1,7 +1,7 @@
-"""Rows of a frame to tasks: shuffled by ranges of store ids, or as they lie; what each task returns is collected.
+"""Run a task on each partition of a frame, after rows are shuffled into ranges of store ids, and collect the results.
 
-A range is a partition: its number says which ids its rows have. Spark places a row by the hash of a column; the column
-here holds, for every range, a number with the hash that leads there.
+A range is a partition, so the partition's number gives its ids. Spark assigns a row to a partition by the hash of a
+column; the column here has, for each range, a number whose hash is that partition.
 """
 
 import gc
@@ -23,41 +23,40 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.errors import DataError, HoploomError, StoreError
-from hoploom.ingest.spark.session import explained, sent
+from hoploom.ingest.spark.session import explained, sendable
 from hoploom.ingest.stream.spill import from_bytes
 from hoploom.schema import Field
 from hoploom.store.storage_path import StoragePath
 
 BATCH_BYTES, MOST_ROWS = 4 << 20, 1 << 17
 RETURNED = "made string"
-FAILED = "failed"  # tasks whose rows are bad, in the staging place
+FAILED = "failed"  # the folder of tasks with bad rows, in the staging place
 JOIN_TASKS = "spark.sql.shuffle.partitions"
 JOINED_BYTES, JOIN_BYTES = 32, 128 << 20  # of a row, and of a task
 LEAST_ROWS = 1 << 16  # of a range, about
 MOST_RANGES = 1 << 14
-Task = Callable[[int, Iterator[pa.RecordBatch]], Any]  # number of the partition, rows -> what JSON can hold
+Task = Callable[[int, Iterator[pa.RecordBatch]], Any]  # number of the partition, rows -> a value for JSON
 
 
 @dataclass(frozen=True)
 class SharedRows:
-    """The rows of a frame, and what a batch of them becomes; `decode` is sent to the executors.
+    """The rows of a frame, and the function that decodes a batch of them on the executors.
 
-    Rows of nodes have a column `node`; those of edges have `source` and `destination`, and `position` where lists keep
-    the order in which edges come.
+    Rows of nodes have a column `node`; those of edges have `source` and `destination`, and `position` if lists keep
+    the order in which edges arrive.
     """
 
     frame: DataFrame
     decode: Callable[[pa.RecordBatch], Any]
-    num_rows: int | None  # about; of edges
+    num_rows: int | None  # of edges, about
     row_bytes: int = 16
-    counted: Callable[[int, int], None] | None = None  # called with the rows that came, and those that were left out
-    # what only the driver can say of a task's error, if it can say more
-    explained: Callable[[HoploomError], HoploomError | None] | None = None
+    counted: Callable[[int, int], None] | None = None  # called with the numbers of rows, and of those left out
+    explained: Callable[[HoploomError], HoploomError | None] | None = None  # returns a better error than the task's
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """Ids from 0 on, in ranges of equal span."""
+    """The ids 0 to num_ids - 1 in ranges of equal span."""
 
     num_ids: int
     span: int
@@ -67,16 +66,16 @@ class Ranges:
         return -(-self.num_ids // self.span)
 
     def limits(self, number: int) -> tuple[int, int]:
-        """The first id of a range, and the end."""
+        """Return the first id of a range, and the end."""
         return number * self.span, min(self.num_ids, (number + 1) * self.span)
 
     def number_of(self, column: str) -> Column:
-        """The range of an id; an id that is unknown is below 0, and goes to the first range."""
+        """Return the range of the ids in a column; unknown ids are negative, and are in the first range."""
         return sql.expr(f"cast(greatest({column}, 0) div {self.span} as int)")
 
 
 def ranges_for(num_ids: int, num_rows: int, row_bytes: int, memory: int, tasks: int, step: int = 1) -> Ranges:
-    """Ranges of whole steps: enough that each fits a task's memory and that all tasks have some."""
+    """Return ranges of whole steps: enough that each fits a task's memory and that all tasks have some."""
     fitting = -(-num_rows * row_bytes // max(1, memory // 8))
     wanted = max(fitting, min(2 * tasks, -(-num_rows // LEAST_ROWS)), 1)
     span = max(1, -(-num_ids // min(wanted, MOST_RANGES)))
@@ -84,44 +83,44 @@ def ranges_for(num_ids: int, num_rows: int, row_bytes: int, memory: int, tasks: 
 
 
 def shuffled(frame: DataFrame, number: Column, count: int, order: Sequence[str] = ()) -> DataFrame:
-    """The frame in `count` partitions, each row in that of its number; in order inside a partition, if one is given."""
+    """Return the frame in `count` partitions, each row in that of its number, sorted by the columns in `order`."""
     columns = frame.columns
     leading = sql.expr(f"array({','.join(map(str, leading_there(count)))})")
     moved = frame.withColumn("range", sql.element_at(leading, number + 1)).repartition(count, "range")
     return (moved.sortWithinPartitions(*order) if order else moved).select(*columns)
 
 
-def numbers(session: SparkSession, count: int) -> DataFrame:
-    """One row in each of `count` partitions."""
+def one_row_each(session: SparkSession, count: int) -> DataFrame:
+    """Return a frame with one row in each of `count` partitions."""
     return session.range(0, count, 1, count)
 
 
-def returned(frame: DataFrame, count: int, task: Task, staging: StoragePath, row_bytes: int = 16) -> list[Any]:
-    """What the task returns for each of `count` partitions. In `staging` it writes what is wrong with its rows."""
+def run_tasks(frame: DataFrame, count: int, task: Task, staging: StoragePath, row_bytes: int = 16) -> list[Any]:
+    """Return the task's result for each of `count` partitions. Errors of bad rows are kept in `staging`."""
     set_batch_rows(frame.sparkSession, row_bytes)
     with explained("Spark cannot write the store", DataError):
         found = frame.mapInArrow(partial(_run, task, staging), RETURNED).collect()
-    answers = dict(json.loads(row[0]) for row in found)
-    if len(answers) != count:
-        raise StoreError(f"Spark ran {len(answers):,} tasks of {count:,}, so that rows may be missing; try again")
-    return [answers[number] for number in range(count)]
+    results = dict(json.loads(row[0]) for row in found)
+    if len(results) != count:
+        raise StoreError(f"Spark ran {len(results):,} tasks of {count:,}, so that rows may be missing; try again")
+    return [results[number] for number in range(count)]
 
 
 def set_join_tasks(session: SparkSession, num_rows: int) -> None:
-    """Enough tasks for the largest join: Spark may merge small ones, but never splits one."""
+    """Set the number of tasks for the largest join: Spark may merge small tasks, but never splits one."""
     wanted, now = min(MOST_RANGES, num_rows * JOINED_BYTES // JOIN_BYTES), session.conf.get(JOIN_TASKS, "200")
     if str(now).isdecimal() and wanted > int(str(now)):
         session.conf.set(JOIN_TASKS, str(wanted))
 
 
 def set_batch_rows(session: SparkSession, row_bytes: int) -> None:
-    """How many rows a task gets at once."""
+    """Set how many rows a task gets at once."""
     rows = max(256, min(MOST_ROWS, BATCH_BYTES // max(1, row_bytes)))
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows))
 
 
 def freeze_imports() -> None:
-    """pyspark collects garbage after every task: leave out the objects that imports have made, 0.15 s a task."""
+    """Exclude imported objects from garbage collection, which pyspark runs after every task; saves 0.15 s a task."""
     if not gc.get_freeze_count():
         gc.freeze()
 
@@ -136,18 +135,18 @@ def _run(task: Task, staging: StoragePath, batches: Iterator[pa.RecordBatch]) ->
         with staging.open(found) as file:
             raise RuntimeError(file.read().decode())
     try:
-        answer = task(number, batches)
+        result = task(number, batches)
         deque(batches, maxlen=0)  # a process that leaves rows unread is not used again
     except HoploomError as error:
-        told = sent(error)
-        if isinstance(error, DataError):  # Spark tries it again, and the rows will be as bad as they are
+        encoded = sendable(error)
+        if isinstance(error, DataError):  # Spark runs the task again, which raises this at once
             with suppress(StoreError), staging.create(found) as file:
-                file.write(str(told).encode())
-        raise told from error
-    yield pa.RecordBatch.from_pydict({"made": [json.dumps([number, answer])]})
+                file.write(str(encoded).encode())
+        raise encoded from error
+    yield pa.RecordBatch.from_pydict({"made": [json.dumps([number, result])]})
 
 
-# --- the hash that Spark places rows by ----------------------------------------------------------
+# --- columns -------------------------------------------------------------------------------------
 
 
 def binary_column(rows: Tensor) -> pa.Array:
@@ -167,9 +166,12 @@ def rows_of_binary(column: pa.Array, field: Field) -> Tensor:
     return from_bytes(torch.from_numpy(raw.copy()).view(len(column), field.row_bytes), field)
 
 
+# --- the hash by which Spark assigns rows --------------------------------------------------------
+
+
 @cache
 def leading_there(count: int) -> list[int]:
-    """For every partition of `count` an integer that Spark's hash puts there."""
+    """Return, for each of `count` partitions, an integer that Spark's hash assigns to it."""
     found = np.full(count, -1)
     begin, step = 0, 1 << 16
     while (found < 0).any():
@@ -182,7 +184,7 @@ def leading_there(count: int) -> list[int]:
 
 
 def murmur3(values: "np.ndarray[Any, np.dtype[np.int32]]", seed: int = 42) -> "np.ndarray[Any, np.dtype[np.int32]]":
-    """Murmur3 of 32-bit integers, as Spark's `hash` computes it."""
+    """Return Murmur3 hashes of 32-bit integers, as Spark's `hash` computes them."""
 
     def turned(word: Any, by: int) -> Any:
         return (word << np.uint32(by)) | (word >> np.uint32(32 - by))

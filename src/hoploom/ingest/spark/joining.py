@@ -1,32 +1,80 @@
-"""Pieces become the files of a store: each task writes ranges of files, at their places in them.
+"""Write pieces of a store's files, one for each range of ids, and join them into the files.
 
-A large file is written by several tasks, and a task writes several small files. Where a place takes no ranges, as an
-object store does not, a file is always written by one task.
+Each joining task writes byte ranges of files: a large file is written by several tasks, and a task writes several small
+files. An object store takes no ranges, so one task writes a whole file there. A task that runs twice writes the same
+bytes to the same places.
 """
 
 import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from hoploom.errors import StoreError
-from hoploom.ingest.spark.pieces import COPY_BYTES, Piece
-from hoploom.schema import Field
+from hoploom.schema import DTYPES, Field
 from hoploom.store import format as layout
 from hoploom.store.format import FileEntry
 from hoploom.store.storage_path import StoragePath
 from hoploom.store.write import combine
 
+COPY_BYTES = 8 << 20
+PIECES = "pieces"  # the folder of pieces in the staging place
 INDPTR = "csc.indptr.npy"
 TASK_BYTES = 256 << 20  # that a task writes, about
-ALIGNED = 1 << 20  # ranges begin at multiples of it: two hosts that write the same page may lose what one has written
-SMALL = 2 << 20  # to open and flush a file takes as long as to write so many bytes
+ALIGNED = 1 << 20  # ranges begin at multiples of it: two hosts that write one page may lose each other's bytes
+SMALL = 2 << 20  # opening and flushing a file takes as long as writing so many bytes
 NUMBER = 8  # bytes of an int64
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of a file, without a header."""
+
+    name: str  # in the staging place
+    rows: int
+    bytes: int
+    crc32: int
+
+
+class PieceWriter:
+    """Writes the pieces of one range; implements ArraySink. An unfinished piece never appears."""
+
+    def __init__(self, staging: StoragePath, number: int) -> None:
+        self._staging, self._number = staging, number
+        self._open: dict[str, tuple[BinaryIO, ExitStack, Piece]] = {}
+        self.pieces: dict[str, Piece] = {}  # finished ones, by file
+
+    def __enter__(self) -> "PieceWriter":
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        for _, stack, _ in self._open.values():
+            stack.__exit__(*failure)
+
+    def append(self, name: str, field: Field, rows: Tensor) -> None:
+        """Append rows to a file's piece."""
+        if name not in self._open:
+            stack, path = ExitStack(), f"{PIECES}/{name}/{self._number:06d}"
+            self._open[name] = stack.enter_context(self._staging.create(path)), stack, Piece(path, 0, 0, 0)
+        (file, stack, piece), raw = self._open[name], rows.to(DTYPES[field.dtype]).contiguous()
+        values = raw.reshape(-1).view(torch.uint8).numpy().data if raw.numel() else memoryview(b"")
+        for begin in range(0, len(values), COPY_BYTES):
+            file.write(values[begin : begin + COPY_BYTES])
+        num_rows, num_bytes = piece.rows + rows.shape[0], piece.bytes + len(values)
+        self._open[name] = file, stack, Piece(piece.name, num_rows, num_bytes, zlib.crc32(values, piece.crc32))
+
+    def finish(self, name: str, field: Field) -> int:
+        """Complete a piece, empty if nothing was appended; return its number of rows."""
+        self.append(name, field, torch.empty((0, *field.shape), dtype=DTYPES[field.dtype]))
+        _, stack, self.pieces[name] = self._open.pop(name)
+        stack.close()
+        return self.pieces[name].rows
 
 
 class PieceSlice(NamedTuple):
@@ -43,7 +91,7 @@ class PieceSlice(NamedTuple):
 
 
 class FileRange(NamedTuple):
-    """Consecutive bytes of a file: of its head, and then of pieces."""
+    """Consecutive bytes of a file: of its head, then of pieces."""
 
     name: str
     size: int  # of the whole file
@@ -58,12 +106,12 @@ class FileRange(NamedTuple):
 
 @dataclass(frozen=True)
 class WholeFile:
-    """A file of the store, and the pieces that it consists of, in order."""
+    """A file of the store, and its pieces in order."""
 
     name: str
     field: Field
     pieces: tuple[Piece, ...]
-    before: tuple[int, ...] = ()  # of an indptr: the edges of its part before each piece
+    before: tuple[int, ...] = ()  # for an indptr: the edges of its part before each piece
 
     @property
     def is_indptr(self) -> bool:
@@ -76,17 +124,17 @@ class WholeFile:
 
     @property
     def head(self) -> bytes:
-        """What comes before the pieces."""
+        """The bytes before the pieces."""
         out = io.BytesIO()
         layout.write_npy_header(out, self.field.dtype, (max(self.rows, int(self.is_indptr)), *self.field.shape))
         return out.getvalue() + bytes(NUMBER if self.is_indptr and not self.pieces else 0)
 
     def skipped(self, index: int) -> int:
-        """The bytes at the beginning of a piece that do not go into the file: zeros."""
+        """Return the number of leading bytes of a piece that are left out: the zero of an indptr."""
         return NUMBER if self.is_indptr and index else 0
 
     def ranges(self, most: int | None) -> Iterator[FileRange]:
-        """The file in ranges of so many bytes, or in one."""
+        """Yield the file in ranges of `most` bytes, or as one."""
         left = [
             PieceSlice(piece.name, self.skipped(index), piece.bytes, self.before[index] if self.is_indptr else 0)
             for index, piece in enumerate(self.pieces)
@@ -105,39 +153,34 @@ class WholeFile:
             yield FileRange(self.name, size, begin, head[begin:end], tuple(one for one in taken if one.bytes))
 
 
-def whole_indptr(name: str, pieces: tuple[Piece, ...], edges: list[int]) -> WholeFile:
-    """An indptr; `edges` are those of its pieces."""
-    return WholeFile(name, Field("int64"), pieces, tuple(accumulate(edges, initial=0))[:-1])
-
-
 # --- tasks -----------------------------------------------------------------------------------------
 
 Tasks = Sequence[Sequence[FileRange]]
 
 
 def task_bytes(files: Sequence[WholeFile], cores: int) -> int:
-    """What a task writes, so that every core has something to do."""
+    """Return how many bytes a task writes, so that every core has work."""
     each = sum(piece.bytes for file in files for piece in file.pieces) // cores
     return min(TASK_BYTES, -(-max(1, each) // ALIGNED) * ALIGNED)
 
 
 def join_tasks(files: Sequence[WholeFile], most: int, *, in_ranges: bool) -> Tasks:
-    """What each task writes: about so many bytes, of one file or of several. A multiple of 8 bytes."""
+    """Return the ranges of each task: about `most` bytes, a multiple of 8, of one file or of several."""
     tasks: list[list[FileRange]] = []
-    room = 0
+    left = 0
     for file in files:
         for one in file.ranges(most if in_ranges else None):
             cost = max(one.bytes, SMALL)
-            if cost > room:
+            if cost > left:
                 tasks.append([])
-                room = most
+                left = most
             tasks[-1].append(one)
-            room -= cost
+            left -= cost
     return tasks
 
 
 def write_plan(staging: StoragePath, name: str, tasks: Tasks) -> None:
-    """Write what each task does, where a task finds its own without reading the others'."""
+    """Write the ranges of all tasks, so that a task can read its own alone."""
     lines = [json.dumps(task).encode() for task in tasks]
     ends = np.cumsum([NUMBER * (len(lines) + 1), *map(len, lines)], dtype=np.int64)
     with staging.create(name) as file:
@@ -146,18 +189,9 @@ def write_plan(staging: StoragePath, name: str, tasks: Tasks) -> None:
             file.write(line)
 
 
-def _planned(staging: StoragePath, name: str, number: int) -> list[FileRange]:
-    with staging.open(name) as file:
-        file.seek(NUMBER * number)
-        begin, end = np.frombuffer(file.read(2 * NUMBER), np.int64)
-        file.seek(int(begin))
-        task = json.loads(file.read(int(end - begin)))
-    return [FileRange(*one)._replace(slices=tuple(PieceSlice(*part) for part in one[-1])) for one in task]
-
-
 @dataclass(frozen=True)
 class JoinTask:
-    """Writes the ranges that the plan has for a task. One that runs twice writes the same bytes to the same places."""
+    """Writes the ranges that the plan has for a task."""
 
     staging: StoragePath
     target: StoragePath
@@ -165,8 +199,14 @@ class JoinTask:
     in_ranges: bool
 
     def write(self, number: int, batches: Any) -> list[tuple[int, list[int]]]:
-        """Returns the checksum of each range, and those of the bytes that were read for it, by piece."""
-        return [self._write(one) for one in _planned(self.staging, self.plan, number)]
+        """Return the checksum of each range, and those of the bytes that were read for it, by piece."""
+        with self.staging.open(self.plan) as file:
+            file.seek(NUMBER * number)
+            begin, end = np.frombuffer(file.read(2 * NUMBER), np.int64)
+            file.seek(int(begin))
+            task = json.loads(file.read(int(end - begin)))
+        ranges = [FileRange(*one)._replace(slices=tuple(PieceSlice(*part) for part in one[-1])) for one in task]
+        return [self._write(one) for one in ranges]
 
     def _write(self, one: FileRange) -> tuple[int, list[int]]:
         if self.in_ranges:
@@ -185,7 +225,7 @@ class JoinTask:
 
 
 def _copy(staging: StoragePath, part: PieceSlice, out: BinaryIO) -> tuple[int, int]:
-    """Returns the checksums of what is read, and of what is written."""
+    """Copy a slice; return the checksums of what was read, and of what was written."""
     given, made, left = 0, 0, part.bytes
     with staging.open(part.piece) as file:
         file.seek(part.begin)
@@ -204,7 +244,7 @@ def _copy(staging: StoragePath, part: PieceSlice, out: BinaryIO) -> tuple[int, i
 def joined_files(
     staging: StoragePath, files: Sequence[WholeFile], tasks: Tasks, answers: Sequence[Any]
 ) -> Mapping[str, FileEntry]:
-    """What the files have become; StoreError where a piece was not read as it was written."""
+    """Return the entries of the files; raise StoreError if a piece was not read as it was written."""
     made: dict[str, FileEntry] = {}
     read: dict[str, int] = {}
     for task, answer in zip(tasks, answers, strict=True):

@@ -1,54 +1,77 @@
-"""A Spark session, in the Spark that this process has already or else in one of our own; Spark's errors as ours."""
+"""Open a Spark session, in this process's Spark or a new one; check that executors can work; show their progress.
+
+Checks cost a second and one small job: Java runs, the master answers, executors have this version of Hoploom. Without
+them, a mistake shows after minutes, as a trace of Java's. Spark's errors are raised as Hoploom's.
+"""
 
 import base64
+import importlib
 import json
 import re
+import secrets
+import socket
+import subprocess
 import sys
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from hoploom import errors
+import hoploom
 from hoploom.errors import ConfigError, DataError, HoploomError
-from hoploom.ingest.spark.checks import (
-    check_executors,
-    check_java,
-    check_master,
-    check_session,
-    python_problem,
-    reason_of,
-    unreadable_file,
-)
 from hoploom.ranks.environment import spark_driver_options
 
-STATIC = {  # of a process
+STATIC = {  # settings of a process
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.catalogImplementation": "in-memory",  # no Hive: nothing is written into the folder we are in
+    "spark.sql.catalogImplementation": "in-memory",  # no Hive: nothing is written into the working directory
 }
 SETTINGS = {  # of a session
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.caseSensitive": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.legacy.parquet.nanosAsLong": "true",  # else such columns are refused
-    "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",  # small frames that are kept: fewer tasks
+    "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",  # fewer tasks for small frames that are kept
     # a frame without rows keeps its partitions: each has a task that writes an empty piece
     "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }
-QUICK_JAVA = "-XX:TieredStopAtLevel=1"  # a driver only plans: to compile that well takes longer than to run it
-PYTHON = "spark.pyspark.python"  # what executors run
+QUICK_JAVA = "-XX:TieredStopAtLevel=1"  # a driver only plans: compiling better takes longer than it saves
+PYTHON = "spark.pyspark.python"  # the Python of executors
+LEAST_JAVA, LEAST_SPARK = 17, 4
+ANSWER_SECONDS = 5.0
+EXECUTOR_SECONDS = 180.0  # a cluster may start hosts first
+WATCH_SECONDS = 0.5
+JAVA = '"${JAVA_HOME:+$JAVA_HOME/bin/}java" -version'  # the one that Spark starts
+GET_JAVA = f"install Java {LEAST_JAVA} or later, and set JAVA_HOME to its folder if it is not the `java` on your PATH"
+SHIP = (
+    "install it on every host, or ship an environment that has it: pack one with venv-pack or conda-pack, and give "
+    "--conf spark.archives=environment.tar.gz#environment --conf spark.pyspark.python=./environment/bin/python"
+)
 MARK = re.compile(r"hoploom-error:([A-Za-z0-9+/=]+):")
+NOT_BEGUN = re.compile(  # a Python process that ended before it had a pid
+    r"java\.io\.EOFException(\s+at \S+){0,9}\s+at org\.apache\.spark\.api\.python\."
+)
+UNREADABLE_FILE = re.compile(r"while reading file (\S+?)\.(?:\s|$)")
+NO_REASON = (  # lines of a trace that do not say what went wrong
+    "An error occurred while",
+    "An exception was thrown",
+    "Traceback (",
+    "Driver stacktrace",
+    "Caused by",
+    "SQLSTATE",
+)
 
 
 @contextmanager
 def spark_session(folder: Path, memory: int, master: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """A session with the settings that the same bytes need. `folder` is for what one process keeps on its disk."""
+    """Return a session with the settings that the same bytes need. `folder` is for the files of this process."""
     active = SparkSession.getActiveSession()
     if active is None and SparkContext._active_spark_context is not None:  # begun by another thread
         active = SparkSession.builder.getOrCreate()
@@ -56,19 +79,22 @@ def spark_session(folder: Path, memory: int, master: str, conf: Mapping[str, str
         check_java()
         check_master(master)
     with warnings.catch_warnings(), ExitStack() as stack:
-        warnings.filterwarnings(
-            "ignore", category=FutureWarning, module="pyspark"
-        )  # of pandas, which nothing here uses
+        # pyspark warns of pandas, which is not used here
+        warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
         with explained(f"Spark at {master!r} does not start", ConfigError):
             started = _started(folder, memory, master, conf) if active is None else active
             if active is None:
                 stack.callback(started.stop)
-            check_session(started)
+            _check_session(started)
             session = started.newSession()
-            _set_python(session)
+            context = session.sparkContext
+            is_local = str(context.master).startswith("local")
+            ours = sys.executable if is_local and context.pythonExec == "python3" else None
+            # Spark itself obeys this setting only if spark-submit started it.
+            context.pythonExec = context.getConf().get(PYTHON) or ours or context.pythonExec
             for name, value in SETTINGS.items():
                 session.conf.set(name, value)
-        if not str(session.sparkContext.master).startswith("local"):
+        if not is_local:
             check_executors(session)
         yield session
 
@@ -76,7 +102,7 @@ def spark_session(folder: Path, memory: int, master: str, conf: Mapping[str, str
 def _started(folder: Path, memory: int, master: str, conf: Mapping[str, str]) -> SparkSession:
     builder = SparkSession.builder.master(master).appName("hoploom")
     settings = dict(STATIC)
-    if master.startswith("local"):  # all in one process: no name service, no folders but this one
+    if master.startswith("local"):  # all in one process: no name service, no other folders
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
         settings |= {"spark.local.dir": str(folder), "spark.sql.shuffle.partitions": "8"}
         settings |= {"spark.driver.memory": f"{max(512, memory >> 20)}m"}
@@ -85,17 +111,138 @@ def _started(folder: Path, memory: int, master: str, conf: Mapping[str, str]) ->
         builder = builder.config(name, value)
     with nullcontext() if master.startswith("local") else spark_driver_options(QUICK_JAVA):
         session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")  # what goes wrong is raised here
+    session.sparkContext.setLogLevel("OFF")  # errors are raised here
     return session
 
 
-def _set_python(session: SparkSession) -> None:
-    """What executors run as Python: on this machine our own, unless the user says something else."""
-    context = session.sparkContext
-    ours = sys.executable if str(context.master).startswith("local") and context.pythonExec == "python3" else None
-    python = context.getConf().get(PYTHON) or ours  # Spark itself obeys the setting only where spark-submit started it
-    if python is not None:
-        context.pythonExec = python
+@contextmanager
+def watching(session: SparkSession, show: Callable[[str], None], tasks: int = 0, rows: str = "") -> Iterator[None]:
+    """Show the progress of the jobs that run in the block. `rows` names what the stage with that many tasks writes."""
+    done = threading.Event()
+
+    def watch() -> None:
+        shown = ""
+        while not done.wait(WATCH_SECONDS):
+            with suppress(Exception):  # if Spark has just stopped, the block raises
+                text = _progress(session.sparkContext, tasks, rows)
+                if text and text != shown:
+                    show(text)
+                    shown = text
+
+    thread = threading.Thread(target=watch, name="hoploom-spark", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _progress(context: Any, tasks: int, rows: str) -> str:
+    """Return the counts of done tasks of the running stages, and the address of Spark's own page."""
+    tracker, found = context.statusTracker(), []
+    for number in tracker.getActiveStageIds():
+        stage = tracker.getStageInfo(number)
+        if stage is not None:
+            failed = f", {stage.numFailedTasks} failed and run again" if stage.numFailedTasks else ""
+            written = f"writing {rows}, " if rows and stage.numTasks == tasks else ""
+            found.append(f"{written}{stage.numCompletedTasks:,} of {stage.numTasks:,} tasks{failed}")
+    page = f" ({context.uiWebUrl})" if context.uiWebUrl else ""
+    return "; ".join(found) + page if found else ""
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def check_java() -> None:
+    """Raise ConfigError if there is no Java, or one that is too old for Spark."""
+    done = subprocess.run(["/bin/sh", "-c", JAVA], capture_output=True, text=True, timeout=60, check=False)
+    version = re.search(r'version "(?:1\.)?(\d+)[^"]*"', done.stderr)
+    if done.returncode or version is None:
+        reason = done.stderr.strip().split("\n")[-1].removeprefix("/bin/sh: 1: ")
+        raise ConfigError(f"Spark needs Java, which does not start ({reason}); {GET_JAVA}")
+    if int(version[1]) < LEAST_JAVA:
+        raise ConfigError(f"Spark needs Java {LEAST_JAVA} or later, and finds {version[0]}; {GET_JAVA}")
+
+
+def _check_session(session: SparkSession) -> None:
+    """Raise ConfigError if a session of the user's is too old, or reaches its cluster through Spark Connect."""
+    if int(session.version.split(".")[0]) < LEAST_SPARK:
+        raise ConfigError(f"this session has Spark {session.version}; Hoploom needs Spark {LEAST_SPARK} or later")
+    if not hasattr(session, "_sc"):
+        what = "this session is one of Spark Connect, which gives no access to the tasks of its jobs"
+        raise ConfigError(f"{what}; take a cluster with dedicated access, or start Hoploom with spark-submit")
+
+
+def check_master(master: str) -> None:
+    """Raise ConfigError if no master of a standalone cluster can be reached; Spark itself tries for a minute."""
+    if not master.startswith("spark://"):
+        return
+    reason = ""
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+        except ValueError:
+            reason = "it has no port, which is 7077 in most clusters"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        else:
+            return
+    raise ConfigError(f"no Spark master answers at {master} ({reason}); start it, or give another one with --master")
+
+
+def check_executors(session: SparkSession) -> None:
+    """Raise ConfigError if executors have no Hoploom, another version than this process, or cannot run Python."""
+    tasks, tag = max(2, session.sparkContext.defaultParallelism), f"hoploom-{secrets.token_hex(8)}"
+    asked = session.range(tasks, numPartitions=tasks).mapInArrow(_reported(), "python string, has string, lacks string")
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        session.sparkContext.cancelJobsWithTag(tag)
+
+    timer = threading.Timer(EXECUTOR_SECONDS, give_up)
+    timer.start()
+    session.sparkContext.addJobTag(tag)
+    try:
+        rows = asked.collect()
+    except Exception as error:  # Py4J's, Spark's and Java's have no common base
+        if late.is_set():
+            what = f"the cluster gave no executor that runs a task within {EXECUTOR_SECONDS:.0f} s"
+            way_out = "its page shows which cores and memory are free; ask for less with spark.executor.memory"
+            raise ConfigError(f"{what}; {way_out}") from error
+        raise python_problem(error) or ConfigError(f"Spark's executors run no tasks: {reason_of(error)}") from error
+    finally:
+        timer.cancel()
+        session.sparkContext.removeJobTag(tag)
+    for row in rows:
+        if row["lacks"]:
+            raise _lacking(row["lacks"], f" (it is {row['python']})")
+        if row["has"] != hoploom.__version__:
+            what = f"Spark's executors have Hoploom {row['has']}, but you run Hoploom {hoploom.__version__}"
+            raise ConfigError(f"{what}; give both the same version ({row['python']} is the executors' Python)")
+
+
+def _reported() -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return a task that reports its Python and its Hoploom. It is nested, so Spark ships its code, not its name."""
+
+    def report(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow
+
+        found = {"python": sys.executable, "has": "", "lacks": ""}
+        try:
+            import hoploom
+
+            found["has"] = hoploom.__version__
+            importlib.import_module("hoploom.ingest.stream")
+        except ImportError as error:
+            found["lacks"] = error.name or str(error)
+        for _ in batches:
+            pass
+        yield pyarrow.RecordBatch.from_pylist([found])
+
+    return report
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -109,36 +256,70 @@ class DamagedFileError(DataError):
         self.path = path
 
 
-def sent(error: HoploomError) -> RuntimeError:
-    """An error of ours on an executor, so that it survives Spark's traces."""
-    told = json.dumps([type(error).__name__, str(error)]).encode()
-    return RuntimeError(f"hoploom-error:{base64.b64encode(told).decode()}:")
-
-
-def received(error: BaseException) -> HoploomError | None:
-    """The error that an executor sent; None where Spark itself failed."""
-    found = MARK.search(str(error))
-    if found is None:
-        return None
-    name, message = json.loads(base64.b64decode(found[1]))
-    kinds: dict[str, Any] = {kind.__name__: kind for kind in _kinds(HoploomError)}
-    return kinds.get(name, errors.DataError)(message)  # type: ignore[no-any-return]
-
-
-def _kinds(kind: type[HoploomError]) -> Iterator[type[HoploomError]]:
-    yield kind
-    for below in kind.__subclasses__():
-        yield from _kinds(below)
-
-
 @contextmanager
 def explained(what: str, kind: type[HoploomError]) -> Iterator[None]:
-    """Spark's errors as ours."""
+    """Raise Spark's errors as Hoploom's: as one that an executor sent, as a known problem, or else as `kind`."""
     try:
         yield
     except HoploomError:
         raise
     except Exception as error:  # Py4J's, Spark's and Java's have no common base
         file = unreadable_file(error)
-        told = received(error) or python_problem(error) or (file and DamagedFileError(file))
-        raise told or kind(f"{what}: {reason_of(error)}") from error
+        known = _received(error) or python_problem(error) or (file and DamagedFileError(file))
+        raise known or kind(f"{what}: {reason_of(error)}") from error
+
+
+def sendable(error: HoploomError) -> RuntimeError:
+    """Return an error of an executor in a form that Spark's traces keep."""
+    encoded = json.dumps([type(error).__name__, str(error)]).encode()
+    return RuntimeError(f"hoploom-error:{base64.b64encode(encoded).decode()}:")
+
+
+def _received(error: BaseException) -> HoploomError | None:
+    """Return the error that an executor sent; None if Spark itself failed."""
+    found = MARK.search(str(error))
+    if found is None:
+        return None
+    name, message = json.loads(base64.b64decode(found[1]))
+    kinds: list[type[HoploomError]] = [HoploomError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    by_name: dict[str, Any] = {kind.__name__: kind for kind in kinds}
+    return by_name.get(name, DataError)(message)  # type: ignore[no-any-return]
+
+
+def python_problem(error: Exception) -> ConfigError | None:
+    """Return what is wrong with the Python of executors, by the error of a job; None if something else is."""
+    text = str(error)
+    if missing := re.search(r"ModuleNotFoundError: No module named '(\w+)", text):
+        return _lacking(missing[1])
+    if program := re.search(r'Cannot run program "([^"]*)"', text):
+        way_out = "set PYSPARK_PYTHON to where they have it"
+        return ConfigError(f"Spark's executors have no Python at {program[1]}; {way_out}")
+    if versions := re.search(r"different version: ([\d.]+\d) than that in driver: ([\d.]+\d)", text):
+        return ConfigError(f"Spark's executors have Python {versions[1]}, but you run Python {versions[2]}; {SHIP}")
+    if "Python worker exited unexpectedly" in text or NOT_BEGUN.search(text):
+        what = "the Python process of a task was ended, as it is where memory runs out"
+        return ConfigError(f"{what}; give executors more of it (spark.executor.memoryOverhead), or lower --memory")
+    return None
+
+
+def unreadable_file(error: Exception) -> str | None:
+    """Return the file that Spark could not read; None if something else went wrong."""
+    texts, cause = [str(error)], getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while cause is not None:  # from the outermost exception of Java's to the first
+        texts.append(str(cause.toString()))
+        cause = cause.getCause()
+    found = next((at for text in texts if (at := UNREADABLE_FILE.search(text))), None)
+    return None if found is None else unquote(found[1]).removeprefix("file://")
+
+
+def reason_of(error: Exception) -> str:
+    """Return the line of a trace, Java's or Python's, that says what went wrong."""
+    lines = [line for line in str(error).splitlines() if line[:1] not in ("", " ", "\t")]
+    reasons = [line for line in lines if not line.startswith(NO_REASON)] or lines or [type(error).__name__]
+    return reasons[-1 if "Traceback (" in str(error) else 0].removeprefix(": ")
+
+
+def _lacking(module: str, where: str = "") -> ConfigError:
+    return ConfigError(f"the Python of Spark's executors has no {module}{where}; {SHIP}")

@@ -1,7 +1,7 @@
-"""Where executors write a store: a folder on a shared file system, or a prefix of an object store.
+"""The target of a build on Spark: a folder on a shared file system, or a prefix of an object store.
 
-A folder is renamed when it is complete. In an object store nothing is renamed: files have their names at once, and
-store.json, without which nobody takes them for a store, comes last.
+A folder is renamed when it is complete. Nothing is renamed in an object store: files have their names at once, and
+store.json, without which they are no store, is written last.
 """
 
 import re
@@ -22,31 +22,31 @@ from hoploom.store.format import STORE_FILE, FileEntry, Manifest, PartRange
 from hoploom.store.storage_path import StoragePath
 from hoploom.store.write import StoreWriter
 
-SIGN, STAGING = "hoploom-writes", "staging-"  # in a prefix that is being written
+LEASE, STAGING = "hoploom-writes", "staging-"  # names in a prefix that is being written
 PART = re.compile(r"part-\d{5}/")
-BEAT = 5.0  # seconds between two signs of life
-GIVEN_UP = 4 * BEAT  # without a new sign, whoever was writing is gone
+BEAT = 5.0  # seconds between two renewals of the lease
+GIVEN_UP = 4 * BEAT  # without a renewal, the writer is gone
 
 
 class StoreTarget(Protocol):
     """A store that executors write."""
 
     staging: StoragePath  # for pieces; removed when the store is complete, or the build has failed
-    place: StoragePath  # where the store's files are written
+    place: StoragePath  # of the store's files
 
     def local_scratch(self, name: str) -> Path:
-        """A folder for this process; executors reach it, where they reach the store by a path."""
+        """Make a folder for this process, which executors also reach if they reach the store by a path."""
 
     def add(self, name: str, entry: FileEntry) -> None:
-        """A file that is written."""
+        """Add a file that is written."""
 
     def describe(self, schema: Schema, parts: Sequence[PartRange]) -> None:
-        """What the files are."""
+        """Set the schema and the parts."""
 
 
 @contextmanager
 def opened_target(out: str | Path) -> Iterator[StoreTarget]:
-    """A store to be written; it is there complete when the block ends, or not at all."""
+    """Open a store for writing; it is complete when the block ends, or does not appear."""
     place = StoragePath(str(out))
     if place.path is not None:
         with StoreWriter(place.path) as writer:
@@ -57,7 +57,7 @@ def opened_target(out: str | Path) -> Iterator[StoreTarget]:
 
 
 class FolderTarget:
-    """On a file system that all executors reach under the same path."""
+    """A folder that all executors reach under the same path."""
 
     def __init__(self, writer: StoreWriter) -> None:
         self._writer = writer
@@ -71,9 +71,9 @@ class FolderTarget:
 
 
 class PrefixTarget:
-    """In an object store. Who writes there leaves a sign, and renews it: what a killed writer left, the next removes.
+    """A prefix of an object store, guarded by a lease: a marker object that the writer renews.
 
-    Only what a sign claims is ever removed: folders of parts, and the writer's pieces.
+    The next writer removes what a killed writer has left, but only what its lease covers: folders of parts, and pieces.
     """
 
     def __init__(self, place: StoragePath) -> None:
@@ -82,14 +82,14 @@ class PrefixTarget:
         self._files: dict[str, FileEntry] = {}
         self._described: tuple[Schema, tuple[PartRange, ...]] | None = None
         self._done, self._is_lost = threading.Event(), False
-        self._beating = threading.Thread(target=self._beat, name="hoploom-sign", daemon=True)
+        self._beating = threading.Thread(target=self._beat, name="hoploom-lease", daemon=True)
 
     def __enter__(self) -> "PrefixTarget":
         self._refuse_existing()
         self._take_over()
-        self._sign(0)
+        self._renew(0)
         time.sleep(BEAT / 5)
-        self._require_own()  # of two that begin together, one has signed last
+        self._require_own()  # if two begin together, the last marker wins
         self._scratch = Path(tempfile.mkdtemp(prefix="hoploom-"))
         self._beating.start()
         return self
@@ -102,8 +102,8 @@ class PrefixTarget:
             self._done.set()
             self._beating.join()
             shutil.rmtree(self._scratch, ignore_errors=True)
-            with suppress(HoploomError):  # what went wrong first is the better message
-                if self._signed() == self._own:
+            with suppress(HoploomError):  # the first error has the better message
+                if self._owner() == self._own:
                     self._clear(self._own, with_parts=self.place.size(STORE_FILE) is None)
 
     def local_scratch(self, name: str) -> Path:
@@ -133,18 +133,18 @@ class PrefixTarget:
             raise StoreError(f"{self.place} exists; give another path, or remove it first")
 
     def _clear(self, owner: str, *, with_parts: bool) -> None:
-        """Remove what a writer has left: its pieces, parts that are no store yet, and its sign."""
+        """Remove what a writer has left: its pieces, parts that are no store yet, and its lease."""
         self.place.remove(f"{STAGING}{owner}")
         folders = {name.split("/", 1)[0] for name, _ in self.place.names() if PART.match(name)} if with_parts else ()
         for folder in sorted(folders):
             self.place.remove(folder)
-        self.place.remove(SIGN)
+        self.place.remove(LEASE)
 
-    # --- signs of life ------------------------------------------------------------------------------
+    # --- the lease ----------------------------------------------------------------------------------
 
     def _take_over(self) -> None:
-        """Wait until whoever has signed is gone, and remove what is left of it."""
-        first = self._read_sign()
+        """Wait until the lease of another writer ends, and remove what it has left."""
+        first = self._read_lease()
         if first is None:
             if any(PART.match(name) for name, _ in self.place.names()):
                 raise StoreError(f"{self.place} holds parts of no store; give another path, or remove them")
@@ -152,12 +152,12 @@ class PrefixTarget:
         end = time.monotonic() + GIVEN_UP
         while time.monotonic() < end:
             time.sleep(BEAT / 5)
-            if self._read_sign() != first:
+            if self._read_lease() != first:
                 raise StoreError(f"another process is writing {self.place}; wait for it, or give another path")
         self._clear(first.decode().split()[0], with_parts=True)
 
     def _require_own(self) -> None:
-        if self._is_lost or self._signed() != self._own:
+        if self._is_lost or self._owner() != self._own:
             raise StoreError(f"another process writes {self.place}, too; one of the two has to stop")
 
     def _beat(self) -> None:
@@ -165,21 +165,21 @@ class PrefixTarget:
         while not self._done.wait(BEAT):
             count += 1
             with suppress(HoploomError):  # the next one may get through
-                self._is_lost = self._is_lost or self._signed() != self._own
+                self._is_lost = self._is_lost or self._owner() != self._own
                 if not self._is_lost:
-                    self._sign(count)
+                    self._renew(count)
 
-    def _sign(self, count: int) -> None:
-        with self.place.create(SIGN) as file:
+    def _renew(self, count: int) -> None:
+        with self.place.create(LEASE) as file:
             file.write(f"{self._own} {count}".encode())
 
-    def _read_sign(self) -> bytes | None:
-        if self.place.size(SIGN) is None:
+    def _read_lease(self) -> bytes | None:
+        if self.place.size(LEASE) is None:
             return None
-        with self.place.open(SIGN) as file:
+        with self.place.open(LEASE) as file:
             return file.read()
 
-    def _signed(self) -> str | None:
-        """Who is writing here."""
-        sign = self._read_sign()
-        return None if sign is None else sign.decode().split()[0]
+    def _owner(self) -> str | None:
+        """Return the writer that has the lease."""
+        lease = self._read_lease()
+        return None if lease is None else lease.decode().split()[0]

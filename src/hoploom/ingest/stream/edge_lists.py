@@ -1,6 +1,6 @@
-"""Edges that come in any order, put into lists by destination and written: CSC, bucket by bucket.
+"""Put edges that arrive in any order into lists by destination, and write them: CSC, bucket by bucket.
 
-An edge waits as a record: its destination, its source, its time where lists are in time order, and its fields.
+An edge waits as a record: its destination, its source, its time if lists are in time order, and its fields.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,24 +34,24 @@ INDPTR, WEIGHT, TIME = Field("int64"), Field("float32"), Field("int64")
 
 @dataclass(frozen=True)
 class WrittenRelation:
-    """A relation to write: its ends, its fields, and what its lists are prepared for."""
+    """A relation to write: its ends, its fields, and the order of its lists."""
 
-    relation: Relation  # the number of edges is not known yet
+    relation: Relation  # its number of edges is not known yet
     num_sources: int
     bounds: Sequence[int]  # of the destination type's parts
     weight: str | None  # the field with the weights
     time: str | None  # the field with the times
-    source_times: Tensor | None  # [num_sources] int64, where times belong to the source nodes
+    source_times: Tensor | None  # [num_sources] int64, if times belong to the source nodes
     in_order: bool
     deduplicate: bool
-    first_part: int = 0  # what the bounds begin with
+    first_part: int = 0  # the number of the part that begins at bounds[0]
 
     @property
     def is_timed(self) -> bool:
         return self.time is not None or self.source_times is not None
 
     def files(self, part: int) -> dict[str, Field]:
-        """Every file of a part, in the order of store.json."""
+        """Return every file of a part, in the order of store.json."""
         columns = {"indptr": INDPTR, "indices": Field(id_dtype(self.num_sources))}
         columns |= {"weight": WEIGHT} if self.weight is not None else {}
         columns |= {"time": TIME} if self.is_timed else {}
@@ -59,7 +59,7 @@ class WrittenRelation:
         return files | {layout.edge_file(part, self.relation, name): f for name, f in self.relation.fields.items()}
 
     def columns(self, part: int = 0) -> dict[str, Field]:
-        """What a record holds behind its key, by the file that it goes to."""
+        """Return the columns of a record behind its key, by the file that each goes to."""
         derived = {layout.topology_file(part, self.relation, name) for name in ("indptr", "weight")}
         return {name: field for name, field in self.files(part).items() if name not in derived}
 
@@ -67,7 +67,7 @@ class WrittenRelation:
 def write_relations(
     writer: ArraySink, stream: EdgeStream, written: Sequence[WrittenRelation], budget: SpillBudget
 ) -> list[list[int]]:
-    """Write a stream's relation, and its reverse where there is one; returns the number of edges by part of each."""
+    """Write a stream's relation, and its reverse if it has one; return the number of edges by part of each."""
     with ExitStack() as stack:
         spools = []
         for number, topology in enumerate(written):
@@ -85,33 +85,22 @@ def write_relations(
 
 
 def _directions(stream: EdgeStream, rows: EdgeRows) -> Iterator[EdgeRows]:
-    """The edges as the relation and its reverse have them."""
+    """Yield the edges of the relation, then those of its reverse if it has one."""
     rule = stream.rule
     if rule.drop_loops:
-        rows = _chosen(rows, rows.sources != rows.destinations)
+        rows = rows.where(rows.sources != rows.destinations)
     if rule.undirected:
-        turned = _turned(_chosen(rows, rows.sources != rows.destinations))
+        turned = rows.where(rows.sources != rows.destinations)
         fields = {name: torch.cat([values, turned.fields[name]]) for name, values in rows.fields.items()}
-        sources, destinations = (torch.cat(ends) for ends in zip(rows[:2], turned[:2], strict=True))
-        rows = EdgeRows(sources, destinations, fields)
+        sources = torch.cat([rows.sources, turned.destinations])
+        rows = EdgeRows(sources, torch.cat([rows.destinations, turned.sources]), fields)
     yield rows
     if rule.reverse is not None:
-        yield _turned(rows)
-
-
-def _chosen(rows: EdgeRows, mask: Tensor) -> EdgeRows:
-    if bool(mask.all()):
-        return rows
-    fields = {name: values[mask] for name, values in rows.fields.items()}
-    return EdgeRows(rows.sources[mask], rows.destinations[mask], fields)
-
-
-def _turned(rows: EdgeRows) -> EdgeRows:
-    return EdgeRows(rows.destinations, rows.sources, rows.fields)
+        yield EdgeRows(rows.destinations, rows.sources, rows.fields)
 
 
 def _record_columns(topology: WrittenRelation, rows: EdgeRows) -> list[Tensor]:
-    """What a record holds behind its key, as bytes."""
+    """Return the columns of a record behind its key, as bytes."""
     sources = rows.sources
     check_ids(f"sources of {topology.relation.key}", sources, topology.num_sources)
     columns = [sources.to(DTYPES[id_dtype(topology.num_sources)])]
@@ -124,7 +113,7 @@ def _record_columns(topology: WrittenRelation, rows: EdgeRows) -> list[Tensor]:
 
 
 def _write_lists(writer: ArraySink, topology: WrittenRelation, spool: Spool) -> list[int]:
-    """Write the lists of all parts, one part after the other; returns the number of edges by part."""
+    """Write the lists of all parts, part by part; return the number of edges by part."""
     num_edges = []
     for number, buckets in by_part(topology.bounds, spool.buckets()):
         part = topology.first_part + number
@@ -140,7 +129,7 @@ def _write_lists(writer: ArraySink, topology: WrittenRelation, spool: Spool) -> 
 
 
 def _append_lists(writer: ArraySink, topology: WrittenRelation, bucket: Bucket, part: int, first_edge: int) -> int:
-    """Write the lists of a bucket behind those of the part; returns the number of edges."""
+    """Append the lists of a bucket to the files of its part; return the number of edges."""
     relation, columns = topology.relation, topology.columns(part)
     source_bytes = next(iter(columns.values())).row_bytes
     lists = ops.order_edges(
@@ -158,14 +147,10 @@ def _append_lists(writer: ArraySink, topology: WrittenRelation, bucket: Bucket, 
         offset += field.row_bytes
         writer.append(name, field, values)
         if topology.weight is not None and name == layout.edge_file(part, relation, topology.weight):
-            writer.append(layout.topology_file(part, relation, "weight"), WEIGHT, _weights(relation, values))
+            weights = values.view(values.shape[0]).to(torch.float32)
+            bad = ~(torch.isfinite(weights) & (weights >= 0))
+            if bad.any():
+                found = f"an edge of {relation.key} has weight {float(weights[bad][0])}"
+                raise DataError(f"{found}; give finite weights, none negative")
+            writer.append(layout.topology_file(part, relation, "weight"), WEIGHT, weights)
     return lists.order.numel()
-
-
-def _weights(relation: Relation, values: Tensor) -> Tensor:
-    weights = values.view(values.shape[0]).to(torch.float32)
-    bad = ~(torch.isfinite(weights) & (weights >= 0))
-    if bad.any():
-        found = float(weights[bad][0])
-        raise DataError(f"an edge of {relation.key} has weight {found}; give finite weights, none negative")
-    return weights

@@ -1,4 +1,4 @@
-"""The rows of nodes, written in the order of their ids: fields part by part, members of splits ascending.
+"""Write the rows of nodes in the order of their ids: fields part by part, members of splits ascending.
 
 Works on all nodes of a type, or on a range of them: the first bound need not be 0.
 """
@@ -16,7 +16,6 @@ from hoploom import ops
 from hoploom.errors import DataError
 from hoploom.ingest.stream.spill import (
     MOST_BUCKETS,
-    Bucket,
     SpillBudget,
     Spool,
     bucket_bounds,
@@ -39,11 +38,11 @@ class ArraySink(Protocol):
         """Append rows to a file."""
 
     def finish(self, name: str, field: Field) -> int:
-        """No more rows come for a file; returns how many there were."""
+        """Complete a file; return its number of rows."""
 
 
 def write_fields(writer: ArraySink, stream: NodeStream, block: NodeFields, budget: SpillBudget) -> None:
-    """Write the fields of a block; a part's files are finished as soon as they are complete, so that few are open."""
+    """Write the fields of a block; finish a part's files as soon as they are complete, so that few are open."""
     bounds, position, part = stream.bounds, stream.bounds[0], 0
 
     def finish_part() -> None:
@@ -71,24 +70,26 @@ def write_fields(writer: ArraySink, stream: NodeStream, block: NodeFields, budge
 
 
 def measured_chunks(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Measures]:
-    """What the block's last step measures of each chunk."""
+    """Yield the measures of each chunk for the block's last step."""
     assert block.finish is not None
     with _spooled(stream, block, budget, stream.bounds[0], block.rows()) as chunks:
         yield from map(block.finish.measure, chunks())
 
 
 def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Chunk]:
-    """The block's fields in the order of the ids, as they are stored.
+    """Yield the block's fields in the order of the ids, as they are stored.
 
-    Rows that come in order already are passed on as they come; the others wait in a spool.
+    Rows that arrive in order are passed on at once; the others wait in a spool.
     """
     position, arriving = stream.bounds[0], block.rows()
     for rows in arriving if block.finish is None else ():
-        if not _follows(rows.ids, position):
+        count = rows.ids.numel()
+        follows = not count or (int(rows.ids[0]) == position and int(rows.ids[-1]) == position + count - 1)
+        if not (follows and bool((rows.ids[1:] - rows.ids[:-1] == 1).all())):
             arriving = chain([rows], arriving)
             break
-        yield checked_rows(block.fields, rows.fields, rows.ids.numel())
-        position += rows.ids.numel()
+        yield checked_rows(block.fields, rows.fields, count)
+        position += count
     else:
         if block.finish is None:
             return
@@ -103,7 +104,7 @@ def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Ite
 def _spooled(
     stream: NodeStream, block: NodeFields, budget: SpillBudget, position: int, arriving: Iterator[Rows]
 ) -> Iterator[Callable[[], Iterator[Chunk]]]:
-    """The rows from a position on; they may be read several times, in order."""
+    """Return a function that reads the rows from a position on, in order; it may be called several times."""
     width = sum(field.row_bytes for field in block.fields.values())
     bounds = [position, stream.bounds[-1]]
     wanted = -(-(bounds[1] - position) * (width + KEY_BYTES) * 8 // budget.bytes)  # buckets of an eighth of the budget
@@ -116,16 +117,8 @@ def _spooled(
         yield partial(_in_chunks, spool, stream, block, step)
 
 
-def _follows(ids: Tensor, position: int) -> bool:
-    """Whether these are consecutive ids from a position on."""
-    count = ids.numel()
-    if count and (int(ids[0]) != position or int(ids[-1]) != position + count - 1):
-        return False
-    return bool((ids[1:] - ids[:-1] == 1).all())
-
-
 def _in_chunks(spool: Spool, stream: NodeStream, block: NodeFields, step: int) -> Iterator[Chunk]:
-    """All rows, cut by their number and width alone: the same chunks whatever the memory."""
+    """Yield all rows in chunks that depend on their number and width alone, not on the memory."""
     for bucket in spool.buckets():
         values, offset = {}, KEY_BYTES
         for name, field in block.fields.items():
@@ -141,16 +134,17 @@ def _in_chunks(spool: Spool, stream: NodeStream, block: NodeFields, step: int) -
 
 
 def chunk_rows(rows: int, width: int) -> int:
-    """So many, or fewer where rows are wide."""
+    """Return `rows`, halved until a chunk of rows of this width is small enough."""
     while rows > 1 and rows * width > CHUNK_BYTES:
         rows //= 2
     return rows
 
 
 def write_split(writer: ArraySink, stream: NodeStream, split: str, budget: SpillBudget) -> list[int]:
-    """Write the members of a split, ascending, part by part; returns how many each part holds."""
+    """Write the members of a split, ascending, part by part; return how many each part holds."""
     sizes, field = [0] * (len(stream.bounds) - 1), Field("int64")
     cuts = bucket_bounds(stream.bounds, MOST_BUCKETS)
+    where = f"split {split!r} of {stream.name!r}"
     try:
         with Spool(budget.folder / "split", cuts, 0, budget.bytes) as spool:
             for ids in stream.splits[split]():
@@ -158,23 +152,20 @@ def write_split(writer: ArraySink, stream: NodeStream, split: str, budget: Spill
             for part, buckets in by_part(stream.bounds, spool.buckets()):
                 name = layout.split_file(stream.first_part + part, stream.name, split)
                 for bucket in buckets:
-                    writer.append(name, field, _members(bucket))
+                    keys = bucket.records.view(torch.uint32).view(-1).to(torch.int64)
+                    members = torch.sort(keys).values + bucket.first
+                    repeated = torch.nonzero(members[1:] == members[:-1])
+                    if repeated.numel():
+                        raise DataError(f"node {int(members[repeated[0]])} came twice; give every member once")
+                    writer.append(name, field, members)
                 sizes[part] = writer.finish(name, field)
     except DataError as error:
-        raise DataError(f"split {split!r} of {stream.name!r}: {error}") from error
+        raise DataError(f"{where}: {error}") from error
     return sizes
 
 
-def _members(bucket: Bucket) -> Tensor:
-    members = torch.sort(bucket.records.view(torch.uint32).view(-1).to(torch.int64)).values + bucket.first
-    repeated = torch.nonzero(members[1:] == members[:-1])
-    if repeated.numel():
-        raise DataError(f"node {int(members[repeated[0]])} came twice; give every member once")
-    return members
-
-
 def stored_fields(stream: NodeStream) -> dict[str, Field]:
-    """The fields of a type by name; DataError where two have one name."""
+    """Return the fields of a type by name; raise DataError if two have one name."""
     fields: dict[str, Field] = {}
     for block in stream.blocks:
         repeated = fields.keys() & block.stored.keys()

@@ -1,6 +1,6 @@
-"""Records that wait for their turn, by bucket: in memory while they fit, then in a file for each bucket.
+"""Keep records by bucket: in memory while they fit, then in a file for each bucket.
 
-Gives up writing and reading them once more for never holding more than one bucket.
+Records may be written and read once more, so that no more than one bucket is held.
 """
 
 import shutil
@@ -36,18 +36,18 @@ class Bucket(NamedTuple):
 
 @dataclass(frozen=True)
 class SpillBudget:
-    """The memory that a step may take, and the folder for what does not fit."""
+    """The memory that a step may take, and the folder for records that do not fit."""
 
     folder: Path
     bytes: int
-    chunk_rows: int = 1 << 16  # nodes that are finished at once
+    chunk_rows: int = 1 << 16  # nodes that a Finish gets at once
 
 
 class Spool:
-    """Takes rows in any order and gives them back bucket by bucket, those of a bucket in the order they came.
+    """Takes rows in any order and returns them bucket by bucket, those of a bucket in the order of arrival.
 
-    A quarter of the memory is for records that wait, an eighth for a bucket that is given back: one that is larger is
-    split, but for `step` keys that stay together.
+    A quarter of the memory is for waiting records, an eighth for a returned bucket. A larger bucket is split, but
+    `step` keys stay together.
     """
 
     def __init__(self, folder: Path, bounds: Sequence[int], width: int, memory: int, step: int = 1) -> None:
@@ -79,7 +79,7 @@ class Spool:
             self._flush()
 
     def buckets(self) -> Iterator[Bucket]:
-        """Every bucket, in the order of the keys, empty ones too. May be called again."""
+        """Yield every bucket in the order of the keys, empty ones too. May be called again."""
         for bucket, count in enumerate(self._counts.tolist()):
             first, end = self._bounds[bucket : bucket + 2].tolist()
             if count * self._width <= self._memory // 8 or end - first <= self._step:
@@ -88,7 +88,7 @@ class Spool:
                 yield from self._split(bucket, first, end)
 
     def close(self) -> None:
-        """Forget the records and remove the files."""
+        """Remove the records and their files."""
         self._waiting = [[] for _ in self._waiting]
         if self._in_files:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -98,7 +98,7 @@ class Spool:
         return self._folder / f"{bucket:03d}"
 
     def _flush(self) -> None:
-        """Everything that waits goes to its file: few large writes instead of many small ones."""
+        """Append all waiting records to their files: few large writes instead of many small ones."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for bucket, waiting in enumerate(self._waiting):
             if waiting:
@@ -117,7 +117,7 @@ class Spool:
         return records
 
     def _from_file(self, bucket: int, first: int, out: Tensor) -> int:
-        """Fill `out` with the file's records from the first on; returns how many there were."""
+        """Fill `out` with the file's records from index `first` on; return how many there were."""
         if bucket not in self._in_files or not out.numel():
             return 0
         with self._path(bucket).open("rb") as file:
@@ -125,7 +125,7 @@ class Spool:
             return file.readinto(out.numpy().reshape(-1).data) // self._width
 
     def _split(self, bucket: int, first: int, end: int) -> Iterator[Bucket]:
-        """A bucket that is too large goes through a spool of its own."""
+        """Yield the buckets of a second spool, which splits one that is too large."""
         self._flush()
         bounds = bucket_bounds([first, end], MOST_BUCKETS, self._step)
         folder, width = self._path(bucket).with_suffix(".split"), self._width - KEY_BYTES
@@ -142,7 +142,7 @@ class Spool:
 
 
 def bucket_bounds(bounds: Sequence[int], wanted: int, step: int = 1) -> list[int]:
-    """About so many buckets over the parts, none in two parts, each of whole steps from its part's first node on."""
+    """Return the bounds of about `wanted` buckets, none in two parts, each of whole steps from its part's start."""
     span = max(-(-(bounds[-1] - bounds[0]) // wanted), 1)
     span = -(-span // step) * step
     cuts = {bounds[0]}
@@ -153,7 +153,7 @@ def bucket_bounds(bounds: Sequence[int], wanted: int, step: int = 1) -> list[int
 
 
 def by_part(bounds: Sequence[int], buckets: Iterator[Bucket]) -> Iterator[tuple[int, Iterator[Bucket]]]:
-    """The buckets of each part, of those without any too."""
+    """Yield each part with its buckets, parts without buckets too."""
     grouped = groupby(buckets, key=lambda bucket: min(bisect_right(bounds, bucket.first), len(bounds) - 1) - 1)
     done = 0
     for part, some in grouped:
@@ -164,7 +164,7 @@ def by_part(bounds: Sequence[int], buckets: Iterator[Bucket]) -> Iterator[tuple[
 
 
 def checked_rows(fields: Mapping[str, Field], given: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """These fields of `count` rows; an error unless each is what is described."""
+    """Return the given fields; raise DataError unless each has `count` rows, and the dtype and shape of its Field."""
     for name, field in fields.items():
         values = given[name]
         if values.dtype != DTYPES[field.dtype] or tuple(values.shape) != (count, *field.shape):
@@ -173,6 +173,6 @@ def checked_rows(fields: Mapping[str, Field], given: Mapping[str, Tensor], count
 
 
 def from_bytes(raw: Tensor, field: Field) -> Tensor:
-    """Bytes [n, row bytes] as rows of a field."""
+    """Return bytes [n, row bytes] as rows of a field."""
     dtype, shape = DTYPES[field.dtype], (raw.shape[0], *field.shape)
     return raw.view(-1).view(dtype).view(shape) if raw.numel() else torch.empty(shape, dtype=dtype)

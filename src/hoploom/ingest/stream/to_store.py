@@ -1,7 +1,7 @@
-"""Streams become a store: nodes first, then relation by relation, bucket by bucket.
+"""Write streams into a store: nodes first, then relation by relation, bucket by bucket.
 
-Memory: an eighth of the budget for a bucket, a quarter for records that wait. Beyond it go the longest list (about 20
-bytes an edge), and where source nodes carry the times, eight bytes for each of them.
+Memory: an eighth of the budget for a bucket, a quarter for waiting records. Not counted are the longest list (about 20
+bytes an edge), and eight bytes for each source node if source nodes carry the times.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,23 +40,23 @@ def write_store(
     >>> with StoreWriter("papers.store") as writer:
     ...     write_store(writer, [papers], [cites], StoreOptions(memory=4 << 30))
     """
-    say = progress or (lambda what: None)
+    begin = progress or (lambda step: None)
     check_streams(nodes, edges)
-    sizes = {stream.name: _write_nodes(writer, stream, options, say) for stream in nodes}
+    sizes = {stream.name: _write_nodes(writer, stream, options, begin) for stream in nodes}
     relations: list[WrittenRelation] = []
     num_edges: list[list[int]] = []
     for edge_stream in edges:
-        say(" ".join(edge_stream.key))
+        begin(" ".join(edge_stream.key))
         source_times = _source_times(writer, edge_stream, nodes, options)
         written = written_relations(edge_stream, nodes, options, source_times)
         num_edges += write_relations(writer, edge_stream, written, _budget(writer, options))
         relations += written
         pool_trim()
-    writer.describe(*described(nodes, sizes, relations, num_edges, options))
+    writer.describe(*describe_store(nodes, sizes, relations, num_edges, options))
 
 
 def check_streams(nodes: Sequence[NodeStream], edges: Sequence[EdgeStream]) -> None:
-    """ConfigError unless the streams make one store."""
+    """Raise ConfigError unless the streams make one store."""
     if len({len(stream.bounds) for stream in nodes}) != 1:
         raise ConfigError(f"node types have {[len(s.bounds) - 1 for s in nodes]} parts; give all of them as many")
     for stream in edges:
@@ -68,13 +68,13 @@ def check_streams(nodes: Sequence[NodeStream], edges: Sequence[EdgeStream]) -> N
 
 
 def _budget(writer: StoreWriter, options: StoreOptions) -> SpillBudget:
-    """What of the memory is left now."""
+    """Return the memory that is left now, and the scratch folder."""
     left = max(options.least_memory, options.memory - resident_bytes())
     return SpillBudget(writer.scratch, left, options.chunk_rows)
 
 
-def _write_nodes(writer: StoreWriter, stream: NodeStream, options: StoreOptions, say: Progress) -> Sizes:
-    say(stream.name)
+def _write_nodes(writer: StoreWriter, stream: NodeStream, options: StoreOptions, begin: Progress) -> Sizes:
+    begin(stream.name)
     for block in stream.blocks:
         write_fields(writer, stream, block, _budget(writer, options))
         pool_trim()
@@ -87,7 +87,7 @@ def _write_nodes(writer: StoreWriter, stream: NodeStream, options: StoreOptions,
 def written_relations(
     stream: EdgeStream, nodes: Sequence[NodeStream], options: StoreOptions, source_times: Sequence[Tensor | None]
 ) -> list[WrittenRelation]:
-    """The relation, and its reverse where there is one; `source_times` of each."""
+    """Return the relation, and its reverse if it has one; `source_times` has an entry for each."""
     by_name = {s.name: s for s in nodes}
     return [
         WrittenRelation(
@@ -107,14 +107,21 @@ def written_relations(
 def _source_times(
     writer: StoreWriter, stream: EdgeStream, nodes: Sequence[NodeStream], options: StoreOptions
 ) -> list[Tensor | None]:
-    """The times of the source nodes, [num_nodes] int64, as written a moment ago; None where they do not count."""
-    by_name = {s.name: s for s in nodes}
-    sources = [by_name[key[0]] for key in stream.keys]
-    return [_node_times(writer, s, options.time) if takes_node_times(stream, s, options) else None for s in sources]
+    """Return the times of the source nodes of each key, [num_nodes] int64, from the files just written; or None."""
+    by_name, found = {s.name: s for s in nodes}, list[Tensor | None]()
+    for key in stream.keys:
+        sources, times = by_name[key[0]], str(options.time)
+        if not takes_node_times(stream, sources, options):
+            found.append(None)
+            continue
+        field = stored_fields(sources)[times]
+        files = [layout.node_file(part, sources.name, times) for part in range(len(sources.bounds) - 1)]
+        found.append(torch.cat([read_array(writer.path_of(file), field) for file in files]).to(torch.int64))
+    return found
 
 
 def takes_node_times(stream: EdgeStream, sources: NodeStream, options: StoreOptions) -> bool:
-    """Whether edges have the times of their source nodes: none of their own, but these do. DataError if unfit."""
+    """Return whether edges take the times of their source nodes; raise DataError if these are unfit."""
     if options.time is None or options.time in stream.fields:
         return False
     field = stored_fields(sources).get(options.time)
@@ -123,24 +130,17 @@ def takes_node_times(stream: EdgeStream, sources: NodeStream, options: StoreOpti
     return field is not None
 
 
-def _node_times(writer: StoreWriter, stream: NodeStream, name: str | None) -> Tensor:
-    assert name is not None
-    field = stored_fields(stream)[name]
-    files = [layout.node_file(part, stream.name, name) for part in range(len(stream.bounds) - 1)]
-    return torch.cat([read_array(writer.path_of(file), field) for file in files]).to(torch.int64)
+# --- the schema -------------------------------------------------------------------------------
 
 
-# --- what was written -----------------------------------------------------------------------
-
-
-def described(
+def describe_store(
     nodes: Sequence[NodeStream],
     sizes: Mapping[str, Sizes],
     relations: Sequence[WrittenRelation],
     num_edges: Sequence[Sequence[int]],
     options: StoreOptions,
 ) -> tuple[Schema, list[PartRange]]:
-    """The schema and the parts, once splits (`sizes`) and edges (by relation and part) are counted."""
+    """Return the schema and the parts, given the counts of splits (`sizes`) and of edges (by relation and part)."""
     node_types = [
         NodeType(s.name, s.num_nodes, stored_fields(s), {split: sum(count) for split, count in sizes[s.name].items()})
         for s in nodes
@@ -150,14 +150,8 @@ def described(
     ]
     schema = Schema(tuple(node_types), tuple(counted), options.homogeneous, options.weight, options.time)
     check_schema(schema)
-    return schema, _parts(nodes, sizes, num_edges)
-
-
-def _parts(
-    nodes: Sequence[NodeStream], sizes: Mapping[str, Sizes], num_edges: Sequence[Sequence[int]]
-) -> list[PartRange]:
     first_edges = [[0, *accumulate(counts)] for counts in num_edges]
-    return [
+    parts = [
         PartRange(
             tuple(stream.bounds[part] for stream in nodes),
             tuple(stream.part_sizes[part] for stream in nodes),
@@ -167,3 +161,4 @@ def _parts(
         )
         for part in range(len(nodes[0].bounds) - 1)
     ]
+    return schema, parts

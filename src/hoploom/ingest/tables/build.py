@@ -1,4 +1,4 @@
-"""Tables to a store: read, number the nodes, stream nodes and edges. What must be kept is kept on disk."""
+"""Build a store from tables in bounded memory: read them, number the nodes, stream nodes and edges."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -10,11 +10,10 @@ import pyarrow as pa
 from hoploom.config.extras import needs
 from hoploom.errors import ConfigError
 from hoploom.ingest.stream import Progress, write_store
-from hoploom.ingest.tables.build_options import BuildOptions
-from hoploom.ingest.tables.build_report import Report, StageTimes
-from hoploom.ingest.tables.engine import DuckEngine, Engine
+from hoploom.ingest.tables.build_options import BuildOptions, Report, StageTimes
+from hoploom.ingest.tables.engine import DuckEngine
 from hoploom.ingest.tables.graph_file import GraphFile
-from hoploom.ingest.tables.graph_streams import GraphTables, store_options
+from hoploom.ingest.tables.graph_streams import GraphTables
 from hoploom.ingest.tables.sources import ReadLimits, TableSource, read_sources
 from hoploom.ingest.tables.table_files import TableFile, group_bytes
 from hoploom.ops import give_back_freed_memory
@@ -23,21 +22,25 @@ from hoploom.system import num_cores, resident_bytes
 
 __all__ = ["BuildOptions", "Report", "build"]
 
-LEAST_SHARE = 80 << 20  # of the engine, and of what is written
-THREAD_SHARE = 128 << 20  # of the engine, for each of its threads: with less it gives up
+LEAST_SHARE = 80 << 20  # of the engine, and of the store that is written
+THREAD_SHARE = 128 << 20  # of the engine, for each of its threads: it gives up with less
 JOIN_BYTES = 40 << 20  # of a thread's share, for a join that spills; the rest is for two row groups
-ASIDE = 144 << 20  # for what neither counts: batches on their way, plans, allocators
+ASIDE = 144 << 20  # batches in flight, plans and allocators, which neither share counts
 MB = 10**6
 
 
 def build(graph: GraphFile, out: str | Path, options: BuildOptions, *, progress: Progress | None = None) -> Report:
-    """Build a store from the tables that a graph file names; it is there complete, or not at all.
+    """Build a store from the tables that a graph file names. It appears complete, or not at all.
 
     >>> build(read_graph("graph.toml"), "papers.store", BuildOptions(memory=4 << 30))
     """
     report = Report()
     with StageTimes(report.seconds, progress) as stages:
         if options.engine == "spark":
+            for table in graph.nodes.values():
+                if table.features_npy:
+                    way_out = "use the engine duckdb, or write the features as a column of lists"
+                    raise graph.problem(f"{table.owner}.features_npy", f"Spark reads no .npy files; {way_out}")
             with needs("spark"):
                 from hoploom.ingest.tables.spark_build import build_on_spark
             build_on_spark(graph, out, options, report, stages)
@@ -53,24 +56,23 @@ def _build_here(graph: GraphFile, out: Path, options: BuildOptions, report: Repo
         folder = writer.scratch / "tables"
         folder.mkdir()
         own = share // (options.threads or 1)
-        largest = options.largest_group or max(own // 4, own - JOIN_BYTES) // 2
-        sources = read_sources(graph, folder, ReadLimits(largest_group=largest))
-        give_back()
-        threads = options.threads or fitting_threads(share, largest_group(sources), num_cores())
+        limits = ReadLimits(largest_group=max(own // 4, own - JOIN_BYTES) // 2)
+        sources = read_sources(graph, folder, limits)
+        _give_back()
+        threads = options.threads or fitting_threads(share, _largest_group(sources), num_cores())
         with open_engine(writer.scratch, share, threads) as engine:
             tables = GraphTables(graph, sources, engine, folder)
             with tables.naming_damage():
                 begin("numbering the nodes")
                 nodes, edges = tables.streams(options.parts, report, drop_dangling=options.drop_dangling)
-                # The engine holds its share while rows are streamed: what is written has the rest.
-                rest = store_options(graph, options.memory - share - ASIDE)
-                write_store(writer, nodes, edges, rest, progress=begin)
+                # The engine holds its share while rows are streamed: the writer has the rest.
+                write_store(writer, nodes, edges, tables.store_options(options.memory - share - ASIDE), progress=begin)
         begin("closing the store")
 
 
 @contextmanager
-def open_engine(scratch: Path, memory: int, threads: int | None = None) -> Iterator[Engine]:
-    """DuckDB; its files go into the scratch folder."""
+def open_engine(scratch: Path, memory: int, threads: int | None = None) -> Iterator[DuckEngine]:
+    """Start DuckDB, with a folder for its files in the scratch folder; remove the folder at the end."""
     folder = scratch / "engine"
     folder.mkdir(parents=True)
     engine = DuckEngine(folder, memory, threads)
@@ -81,26 +83,20 @@ def open_engine(scratch: Path, memory: int, threads: int | None = None) -> Itera
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def largest_group(sources: Mapping[str, TableSource]) -> int:
-    """The bytes of the largest row group of all tables."""
+def _largest_group(sources: Mapping[str, TableSource]) -> int:
+    """Return the bytes of the largest row group of all tables."""
     files = [(path, source.schema.names) for source in sources.values() for path in source.paths]
     return max((group_bytes(TableFile(path, path, "parquet"), names) for path, names in files), default=0)
 
 
 def fitting_threads(share: int, largest: int, cores: int) -> int:
-    """Return how many threads the engine's memory carries; each joins rows of two row groups."""
+    """Return how many threads fit the engine's memory, where each joins rows of two row groups."""
     return max(1, min(cores, share // max(THREAD_SHARE, 2 * largest + JOIN_BYTES)))
 
 
-def give_back() -> None:
-    """What the process has freed goes back to the system: the engine's share is counted without it."""
-    pa.default_memory_pool().release_unused()
-    give_back_freed_memory()
-
-
 def engine_share(memory: int) -> int:
-    """Half of what the libraries leave of the memory; ConfigError if that is too little to work with."""
-    give_back()
+    """Return half of the memory that the libraries leave; raise ConfigError if that is too little to work with."""
+    _give_back()
     taken = resident_bytes()
     share = (memory - taken - ASIDE) // 2
     if share < LEAST_SHARE:
@@ -108,3 +104,9 @@ def engine_share(memory: int) -> int:
         message = f"memory is {memory // MB} MB, of which the libraries take {taken // MB} MB"
         raise ConfigError(f"{message}; give at least {least} MB")
     return share
+
+
+def _give_back() -> None:
+    """Return freed memory to the system, so that it does not count as taken."""
+    pa.default_memory_pool().release_unused()
+    give_back_freed_memory()

@@ -1,27 +1,31 @@
-"""What a build from tables can be told."""
+"""The options of a build from tables, and its report."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
+from hoploom.ingest.stream import Progress
+from hoploom.ingest.tables.graph_file import NodeTable, rule_of
 from hoploom.ingest.tables.ids import MOST_PARTS
+from hoploom.ingest.tables.sources import TableSource
 
 ENGINES = ("duckdb", "spark")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """How a store is built from tables. None of it but `parts` and `drop_dangling` changes what is built."""
+    """Options of a build from tables. Only `parts` and `drop_dangling` change the store."""
 
     parts: int = 1
     memory: int = 4 << 30  # bytes of this process; with Spark, of each task's process
     threads: int | None = None  # of the engine; None: all cores
     engine: str = "duckdb"
-    master: str = "local[*]"  # Spark's
-    conf: Mapping[str, str] = field(default_factory=dict)  # more of Spark's settings
-    drop_dangling: bool = False  # edges of unknown nodes are left out and counted
-    largest_group: int | None = None  # bytes: Parquet in larger row groups is rewritten; None: by memory and threads
+    master: str = "local[*]"  # of Spark
+    conf: Mapping[str, str] = field(default_factory=dict)  # more settings of Spark
+    drop_dangling: bool = False  # leave out edges of unknown nodes, and count them
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -30,3 +34,71 @@ class BuildOptions:
             as_int("threads", self.threads, 1, "give at least 1")
         if as_int("parts", self.parts, 1, f"give 1 to {MOST_PARTS}") > MOST_PARTS:
             raise ConfigError(f"parts is {self.parts}; give 1 to {MOST_PARTS}")
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """The nodes of a type that have no label."""
+
+    source: TableSource
+    count: int
+    null: float | int | None  # the value in the store in place of their label
+    splits: Mapping[str, int]  # by split, how many of them the split column assigns to it
+
+    def __str__(self) -> str:
+        """Return a line that says how many there are, and what happens to them."""
+        table = self.source.table
+        assert isinstance(table, NodeTable)
+        null = "null or NaN" if isinstance(self.null, float) else f"null or {self.null}"
+        null = "null" if rule_of(table, str(table.label)).categories else null
+        what = f"{table.owner}: {self.count:,} of {self.source.num_rows:,} nodes have no label (column {table.label!r}"
+        ending = "training refuses them as seeds"
+        if self.splits:
+            named = ", ".join(f"{count:,} to {name!r}" for name, count in sorted(self.splits.items()))
+            ending = f"column {table.split!r} assigns {named}, and training refuses a split that holds such nodes"
+        elif table.split is not None:
+            ending = "they are in no split"
+        return f"{what} is {null}); {ending}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Counts and times of a build."""
+
+    nodes: dict[str, int] = field(default_factory=dict)  # by type
+    edges: dict[str, int] = field(default_factory=dict)  # rows read, by relation
+    dropped: dict[str, int] = field(default_factory=dict)  # of them with an unknown end, by relation
+    unlabelled: dict[str, Unlabelled] = field(default_factory=dict)  # by type, if there are some
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
+
+
+class StageTimes:
+    """Measures how long each stage takes, until the next begins."""
+
+    def __init__(self, seconds: dict[str, float], progress: Progress | None) -> None:
+        self._seconds, self._progress = seconds, progress
+        self._now: tuple[str, float] | None = None
+
+    def __enter__(self) -> "StageTimes":
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self._end()
+
+    def begin(self, stage: str) -> None:
+        """Begin a stage, and end the one before."""
+        self._end()
+        self._now = stage, time.monotonic()
+        if self._progress is not None:
+            self._progress(stage)
+
+    def detail(self, text: str) -> None:
+        """Show the progress of the stage."""
+        if self._progress is not None and self._now is not None:
+            self._progress(f"{self._now[0]}: {text}")
+
+    def _end(self) -> None:
+        if self._now is not None:
+            stage, start = self._now
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + time.monotonic() - start
+            self._now = None

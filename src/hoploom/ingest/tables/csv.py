@@ -1,7 +1,7 @@
-"""CSV into scratch Parquet. Types are inferred once, from the first block of every file, whatever their order.
+"""Rewrite CSV as scratch Parquet. Types are inferred once, from the first block of every file, in any order.
 
-Gives up guessing again later: a value of another type further down is an error with its file and row. Ids are integers
-only if each is written as Python would write it; "007" makes them strings, which DuckDB's own reader does not promise.
+A value of another type further down is an error with its file and row. Ids are integers only if each is written as
+Python writes it; "007" makes them strings, which DuckDB's own reader does not guarantee.
 """
 
 import io
@@ -29,32 +29,32 @@ NULLS = csv.ConvertOptions().null_values
 CONVERSION = re.compile(
     r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\S+): invalid (value '|UTF8)(.*)", re.S
 )
-ENOUGH = 1000  # values that tell a type
+ENOUGH = 1000  # values from which a type is inferred
 CSV_BLOCK = 4 << 20  # bytes
 UNKNOWN = NodeTable("")
 
 
 @dataclass(frozen=True)
 class CsvFile:
-    """A CSV file, and the table that it belongs to (one without files where it is not known)."""
+    """A CSV file, and the table that it belongs to (one without files if there is none yet)."""
 
     file: TableFile
     table: Table = UNKNOWN
     block: int = CSV_BLOCK  # bytes read at once
 
     def names(self) -> list[str]:
-        """The names in the first line."""
+        """Return the names in the first line."""
         with self.opened() as reader:
             return list(reader.schema.names)
 
     def batches(self, types: Mapping[str, Any]) -> Iterator[Any]:
-        """Some columns, as these types."""
+        """Yield batches of the columns in `types`, converted to these types."""
         with self.opened(list(types), types) as reader:
             yield from reader
 
     @contextmanager
     def opened(self, columns: Sequence[str] = (), types: Mapping[str, Any] | None = None) -> Iterator[Any]:
-        """A reader, of all columns where none are named; DataError names the row that cannot be read."""
+        """Open a reader of some columns, or all. Raise DataError that names the row that cannot be read."""
         try:
             with self._reader(columns, types or {}) as reader:
                 yield reader
@@ -75,10 +75,10 @@ class CsvFile:
     def separator(self) -> str:
         return "\t" if self.file.kind == "tsv" else ","
 
-    # --- what goes wrong ------------------------------------------------------------------------
+    # --- errors ---------------------------------------------------------------------------------
 
     def _with_row(self, types: Mapping[str, Any], error: Exception) -> DataError:
-        """What pyarrow says of the file, with its row. Reads once more, in one thread: only then are rows counted."""
+        """Return pyarrow's error with its row. Reads once more in one thread, because only then are rows counted."""
         refused: list[Any] = []
 
         def refuse(row: Any) -> str:
@@ -104,11 +104,11 @@ class CsvFile:
         return self.other_type(row_number, name, match[5].rstrip().removesuffix("'"), match[3])
 
     def at(self, row: int, message: str) -> DataError:
-        """An error about a row."""
+        """Return an error about a row."""
         return DataError(f"{self.file.shown}, row {row}: {message}")
 
     def other_type(self, row: int, name: str, value: str, kind: str) -> DataError:
-        """A value has another type than its column."""
+        """Return the error of a value that has another type than its column."""
         rule = rule_of(self.table, name)
         why, way_out = "as its cast says", "correct it, or leave it empty"
         if rule.cast is None:
@@ -129,7 +129,7 @@ class CsvFile:
 
 
 def csv_rewrites(files: Sequence[CsvFile], used: Sequence[str], paths: Sequence[str], group: int) -> list[Rewrite]:
-    """What rewrites the CSV files of a table; their types are known before."""
+    """Return functions that rewrite the CSV files of a table, after their types are inferred."""
     types = _types(files, used)
     return [partial(_rewrite, file, types, path, group) for file, path in zip(files, paths, strict=True)]
 
@@ -139,7 +139,7 @@ def _rewrite(file: CsvFile, types: Mapping[str, Any], path: str, group: int) -> 
 
 
 def _typed_rows(file: CsvFile, types: Mapping[str, Any]) -> Iterator[Any]:
-    """The rows of a file, as these types. Ids are read as text: how an integer is written counts."""
+    """Yield the rows of a file, as these types. Ids are read as text first, as the way an integer is written counts."""
     ids = set(file.table.id_columns.values())
     first, last = 1, None
     for batch in file.batches({name: pa.string() if name in ids else kind for name, kind in types.items()}):
@@ -152,7 +152,7 @@ def _typed_rows(file: CsvFile, types: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _check_closed(file: CsvFile, row: int, last: Any) -> None:
-    """Raise where the rest of a file went into its last value, because of a quote that nothing closes."""
+    """Raise DataError if the rest of a file went into its last value, because a quote is not closed."""
     name = file.names()[-1]
     value = last.column(name)[0].as_py() if name in last.schema.names else None
     if not isinstance(value, str) or "\n" not in value:
@@ -166,14 +166,14 @@ def _check_closed(file: CsvFile, row: int, last: Any) -> None:
 
 
 def _without_empty(column: Any) -> Any:
-    """Text of no length is null."""
+    """Return text with null for empty text; other columns unchanged."""
     if not pa.types.is_string(column.type):
         return column
     return pc.if_else(pc.equal(pc.binary_length(column), 0), None, column)
 
 
 def _integers(column: Any, file: CsvFile, name: str, first: int) -> Any:
-    """Text as int64, or an error that names the first row that is none."""
+    """Return text as int64; raise DataError that names the first row that is no integer."""
     is_cast = rule_of(file.table, name).cast is not None
     if is_cast:
         column = pc.if_else(pc.is_in(column, pa.array(NULLS)), None, column)
@@ -194,7 +194,7 @@ def _integers(column: Any, file: CsvFile, name: str, first: int) -> Any:
 
 
 def _types(files: Sequence[CsvFile], used: Sequence[str]) -> dict[str, Any]:
-    """The type of every column that is used."""
+    """Return the type of every used column."""
     table = files[0].table
     ids = set(table.id_columns.values())
     casts = {name: cast for name in used if (cast := rule_of(table, name).cast)}
@@ -219,7 +219,7 @@ def _types(files: Sequence[CsvFile], used: Sequence[str]) -> dict[str, Any]:
 
 
 def _first_types(file: CsvFile, columns: Sequence[str], types: Mapping[str, Any], ids: Set[str]) -> dict[str, Any]:
-    """The types of the first block with rows; nothing where there are none."""
+    """Return the types of the first block with rows; nothing if there are no rows."""
     with file.opened(columns, types) as reader:
         rows = next((batch for batch in reader if batch.num_rows), None)
     if rows is None:
@@ -228,7 +228,7 @@ def _first_types(file: CsvFile, columns: Sequence[str], types: Mapping[str, Any]
 
 
 def _wider(one: Any, two: Any) -> Any:
-    """The type that holds the values of both."""
+    """Return the type that holds the values of both."""
     types = pa.types
     if one == two or types.is_null(two):
         return one
@@ -244,7 +244,7 @@ def _wider(one: Any, two: Any) -> Any:
 
 
 def _numbers(table: Table, used: Sequence[str]) -> set[str]:
-    """Columns whose integers may go on as fractions: the features, where those are no integers, and the weight."""
+    """Return the columns whose integers may continue as fractions: features, unless they are integers, and weights."""
     label, weight = (None, table.weight) if isinstance(table, EdgeTable) else (table.label, None)
     kept = {*table.id_columns.values(), label, table.time, *table.fields.values()}
     kept |= {name for name in used if rule_of(table, name).cast or rule_of(table, name).categories}
@@ -252,7 +252,7 @@ def _numbers(table: Table, used: Sequence[str]) -> set[str]:
 
 
 def _id_type(file: CsvFile, name: str, column: Any) -> Any:
-    """int64 if every id of a first block reads as one; raises where all are written as 1.0, which is no id 1."""
+    """Return int64 if every id of a block is written as one, else text; raise DataError if all are like 1.0."""
     given = pc.drop_null(_without_empty(column))
     if len(given) == 0:
         return pa.null()
@@ -270,7 +270,7 @@ def _id_type(file: CsvFile, name: str, column: Any) -> Any:
 
 
 def _type_further_on(files: Sequence[CsvFile], name: str) -> Any:
-    """The type of a column that begins with nulls: that of its first values."""
+    """Return the type of a column that begins with nulls, from its first values."""
     is_id = name in files[0].table.id_columns.values()
     for file in files:
         for batch in file.batches({name: pa.string()}):

@@ -1,4 +1,4 @@
-"""What is wrong with the tables, by file, row and value. Runs once a build has failed, so it may read them again."""
+"""Find the file, row and value of an error in the tables. Runs after a build has failed, so it may read them again."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from hoploom.config.values import as_key
 from hoploom.errors import DataError
-from hoploom.ingest.tables.engine import Engine, rows_of
-from hoploom.ingest.tables.id_counts import is_utf8
+from hoploom.ingest.tables.engine import Engine, is_utf8, result_rows
 from hoploom.ingest.tables.sources import TableSource
 from hoploom.ingest.tables.transforms import UnfitError
 
@@ -20,19 +19,19 @@ NO_TEXT = "holds text that is not UTF-8; write it in UTF-8"
 
 
 def nulls(source: TableSource, column: str, count: int, way_out: str) -> DataError:
-    """Some ids are null."""
+    """Return the error of ids that are null."""
     found = "a null" if count == 1 else f"{count} nulls, this is the first"
     return _at(source, column, source.locate(column, [None]).get(None), f"has {found}; {way_out}")
 
 
 def zero_bytes(source: TableSource, value: str) -> DataError:
-    """An id holds the letter that ends texts."""
+    """Return the error of an id with a zero byte, which ends texts in a store."""
     column = source.id_column
     return _at(source, column, source.locate(column, [value]).get(value), f"holds {value!r}; remove its zero byte")
 
 
 def not_utf8(source: TableSource, column: str) -> DataError:
-    """A text of the column is no UTF-8; whose, by its place."""
+    """Return the error of a text that is not UTF-8."""
     for origin, before, texts in source.scan(column):
         if not is_utf8(texts):
             row = bisect_left(range(len(texts)), True, key=lambda last: not is_utf8(texts[: last + 1]))
@@ -42,7 +41,7 @@ def not_utf8(source: TableSource, column: str) -> DataError:
 
 @contextmanager
 def naming_texts(source: TableSource, column: str) -> Iterator[None]:
-    """Values of the column are shown."""
+    """Raise the error of a text that is not UTF-8, if the block cannot decode values of the column."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -50,7 +49,7 @@ def naming_texts(source: TableSource, column: str) -> Iterator[None]:
 
 
 def duplicate_ids(engine: Engine, source: TableSource, pairs: ir.Table) -> DataError:
-    """Some ids have several rows."""
+    """Return the error of ids that have several rows."""
     column = source.id_column
     count, listed = _listed(engine, source, column, pairs.filter(pairs["again"]).select("id"), skip=1)
     some = "an id has" if count == 1 else f"{count} ids have"
@@ -58,8 +57,8 @@ def duplicate_ids(engine: Engine, source: TableSource, pairs: ir.Table) -> DataE
 
 
 def dangling(engine: Engine, source: TableSource, role: str, nodes: str, ends: ir.Table) -> DataError | None:
-    """Edges of unknown nodes: `ends` holds the ids at their unknown ends; None: there are none."""
-    (found,) = rows_of(engine, ends.aggregate(rows=ends.count()))
+    """Return the error of edges of unknown nodes, given the ids at the unknown ends; None if there are none."""
+    (found,) = result_rows(engine, ends.aggregate(rows=ends.count()))
     if not found["rows"]:
         return None
     column = source.table.id_columns[role]
@@ -71,7 +70,7 @@ def dangling(engine: Engine, source: TableSource, role: str, nodes: str, ends: i
 
 
 def first_word(source: TableSource, column: str) -> tuple[str, Any] | None:
-    """The place and the value of the first row that does not read as a number."""
+    """Return the file and row, and the value, of the first value that does not read as a number."""
     for origin, before, values in source.scan(column):
         for row, value in enumerate(values.to_pylist(), before + 1):
             if value is not None and not _reads_as_number(value):
@@ -88,7 +87,7 @@ def _reads_as_number(value: Any) -> bool:
 
 
 def unfit(source: TableSource, column: str, check: Callable[[pa.Array], Any], error: Exception) -> DataError:
-    """A value that `check` refuses: the first one, by its place."""
+    """Return the error of the first value that `check` refuses."""
     for origin, before, values in source.scan(column):
         if _refusal(check, values) is not None:
             row = bisect_left(range(len(values)), True, key=lambda last: bool(_refusal(check, values[: last + 1])))
@@ -101,7 +100,7 @@ def unfit(source: TableSource, column: str, check: Callable[[pa.Array], Any], er
 
 
 def _more_labels(source: TableSource, column: str, check: Callable[[pa.Array], Any], place: tuple[str, int]) -> str:
-    """Of which node the first label is that `check` refuses, and how many there are."""
+    """Return text that names the node of the refused label at `place`, and counts the refused labels."""
     ids = (
         ids[place[1] - before].as_py()
         for origin, before, ids in source.scan(source.id_column)
@@ -125,18 +124,18 @@ def _refusal(check: Callable[[pa.Array], Any], values: pa.Array) -> str | None:
 
 
 def _at(source: TableSource, column: str, place: str | None, message: str) -> DataError:
-    """An error about a column, with its place where that is known."""
+    """Return an error about a column, with the file and row (`place`) if they are known."""
     place = "" if place is None else f"{place}: "
     message = message.replace("<name>", as_key(column))
     return DataError(f"{place}column {column!r} of {source.owner} {message}")
 
 
 def _listed(engine: Engine, source: TableSource, column: str, ids: ir.Table, skip: int = 0) -> tuple[int, str]:
-    """How many ids there are, and the first of them with their places; skip=1: the second ones."""
+    """Return how many ids there are, and text of the first with their files and rows; skip=1: their second rows."""
     distinct = ids.distinct()
-    (count,) = rows_of(engine, distinct.aggregate(ids=distinct.count()))
+    (count,) = result_rows(engine, distinct.aggregate(ids=distinct.count()))
     with naming_texts(source, column):
-        first = [row["id"] for row in rows_of(engine, distinct.order_by("id").limit(SHOWN))]
+        first = [row["id"] for row in result_rows(engine, distinct.order_by("id").limit(SHOWN))]
     before = "again in " if skip else ""
     places = {value: f" ({before}{place})" for value, place in source.locate(column, first, skip=skip).items()}
     more = f" and {count['ids'] - SHOWN} more" if count["ids"] > SHOWN else ""

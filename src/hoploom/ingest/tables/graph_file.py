@@ -1,7 +1,7 @@
-"""graph.toml as frozen dataclasses: which tables hold the nodes and edges, and what becomes of their columns.
+"""Read graph.toml into frozen dataclasses: the tables of nodes and edges, and the roles of their columns.
 
-Each key stands here once, with its rule and its help; the table in docs/tables.md is made from them. What only the
-tables can tell (columns, types) is checked with them.
+Each key is declared once, with its rule and its help, from which the table in docs/tables.md is made. Columns and types
+are checked when the tables are read.
 """
 
 import math
@@ -59,7 +59,7 @@ FILL = KeyRule("a number or text", _read_fill)
 
 @dataclass(frozen=True)
 class ColumnRule:
-    """What is done to a column, in this order: fill, cast, then categories or standardise."""
+    """Changes to a column, in this order: fill, cast, then categories or standardise."""
 
     fill: float | int | str | None = key(None, "the value that replaces nulls", FILL, example=0)
     cast: str | None = key(None, "convert to this type", rules.choice(*CASTS), example="float32")
@@ -74,7 +74,7 @@ class ColumnRule:
 
 @dataclass(frozen=True)
 class NodeTable:
-    """The nodes of a type: a row each. Without `files`, `count` says how many there are, with the ids 0, 1, 2, …"""
+    """The nodes of a type, a row each. Without `files`, `count` is their number, and their ids are 0, 1, 2, …"""
 
     name: str
     files: tuple[str, ...] = key((), "paths, globs, folders or URLs of .parquet, .csv, .tsv or .arrow files", FILES)
@@ -113,7 +113,7 @@ class NodeTable:
 
     @property
     def owner(self) -> str:
-        """As messages and `where` call it: nodes.paper."""
+        """The name of the section: nodes.paper."""
         return f"nodes.{as_key(self.name)}"
 
     @property
@@ -150,7 +150,7 @@ class EdgeTable:
 
     @property
     def owner(self) -> str:
-        """As messages and `where` call it: edges."author writes paper"."""
+        """The name of the section: edges."author writes paper"."""
         return f"edges.{as_key(' '.join(self.relation))}"
 
     @property
@@ -163,13 +163,13 @@ Table = NodeTable | EdgeTable
 
 
 def rule_of(table: Table, column: str) -> ColumnRule:
-    """What is done to a column; nothing where no rule is given."""
+    """Return the rule of a column; one that changes nothing if none is given."""
     return table.columns.get(column, ColumnRule())
 
 
 @dataclass(frozen=True)
 class GraphFile:
-    """Everything that a store built from tables follows from.
+    """The content of a graph.toml.
 
     >>> graph_file = read_graph("graph.toml")
     >>> graph_file.nodes["paper"].id
@@ -188,11 +188,11 @@ class GraphFile:
 
     @property
     def homogeneous(self) -> bool:
-        """One type and one relation that carry no names of their own."""
+        """True if the only type is `node` and the only relation `node to node`."""
         return list(self.nodes) == [HOMOGENEOUS_TYPE] and list(self.edges) == [HOMOGENEOUS_RELATION]
 
     def problem(self, name: str, message: str) -> ConfigError:
-        """An error about a key (nodes.paper.label) or a table (nodes.paper), to be raised: it begins with its line."""
+        """Return an error about a key (nodes.paper.label) or a table (nodes.paper) that begins with its line."""
         return problem(self.where, name, f"{name}: {message}")
 
 
@@ -204,8 +204,8 @@ HEADINGS: Headings = {
 }
 
 
-def reference() -> str:
-    """The tables of every key, in Markdown, for the documentation: a heading per section, then its keys."""
+def key_reference() -> str:
+    """Return the tables of all keys in Markdown for the documentation: a heading for each section, then its keys."""
     lines = []
     for heading, owner in HEADINGS.items():
         lines += ["", f"`[{heading}]`", "", *key_table(keys_in(owner).items())]
@@ -216,13 +216,13 @@ def reference() -> str:
 
 
 def read_graph(path: str | Path) -> GraphFile:
-    """The graph.toml at a path; its relative paths are relative to that file."""
+    """Read the graph.toml at a path. Its relative paths are relative to that file."""
     absent = f"`hoploom init --tables DIR {path}` drafts one from the tables in DIR"
     return _graph_file(read_document(path, HEADINGS, absent=absent))
 
 
 def parse_graph(text: str, *, name: str = "graph.toml", folder: Path = Path()) -> GraphFile:
-    """The graph.toml in a text. `name` is what messages call it, `folder` what its relative paths are relative to."""
+    """Read the graph.toml in a text. Messages call it `name`; relative paths are relative to `folder`."""
     return _graph_file(parse_document(text, HEADINGS, name=name, folder=folder))
 
 
@@ -240,7 +240,7 @@ def _graph_file(document: Document) -> GraphFile:
 
 
 def _names(document: Document, section: str, owner: type[Any]) -> Sequence[str]:
-    """Of the node types or relations."""
+    """Return the names of the node types or relations; raise ConfigError if there are none."""
     given = document.table((section,))
     heading = next(f"[{heading}]" for heading in HEADINGS if heading.startswith(section))
     for name, value in given.items():
@@ -292,7 +292,7 @@ def _column_rules(document: Document, path: KeyPath) -> dict[str, ColumnRule]:
     }
 
 
-# --- what must hold between keys -----------------------------------------------------------------
+# --- checks between keys -------------------------------------------------------------------------
 
 
 def _check_nodes(graph: GraphFile, table: NodeTable) -> None:
@@ -361,7 +361,7 @@ def _check_rule(graph: GraphFile, at: str, rule: ColumnRule, *, is_id: bool) -> 
 
 
 def _check_times(graph: GraphFile) -> None:
-    """A store has times of nodes or of edges."""
+    """Raise ConfigError if both nodes and edges have times."""
     nodes = [table for table in graph.nodes.values() if table.time]
     edges = [table for table in graph.edges.values() if table.time]
     if nodes and edges:

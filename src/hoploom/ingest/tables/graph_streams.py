@@ -1,24 +1,59 @@
-"""All tables of a graph as streams, once all nodes are numbered."""
+"""The tables of a graph as streams of node rows and edges, with store ids.
 
-from collections import deque
-from collections.abc import Iterator, Mapping
+Rows come in any order, each with its store id; nothing is sorted here. No pass over the edges looks for unknown ends:
+they show as the rows come by.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
-from hoploom.ingest.stream import EdgeStream, NodeStream, StoreOptions
-from hoploom.ingest.tables.build_report import Report
-from hoploom.ingest.tables.edge_tables import EdgeTables
-from hoploom.ingest.tables.engine import Engine, UnreadableError
-from hoploom.ingest.tables.graph_file import GraphFile
-from hoploom.ingest.tables.ids import Numbering, number_nodes
-from hoploom.ingest.tables.node_tables import NodeRows, original_ids
+import ibis.expr.types as ir
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from hoploom.errors import DataError
+from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Rows, StoreOptions
+from hoploom.ingest.stream.streams import SOURCE_TIME, TIME_COLUMN
+from hoploom.ingest.tables import diagnose
+from hoploom.ingest.tables.build_options import Report, Unlabelled
+from hoploom.ingest.tables.engine import Engine, EngineRows, UnreadableError, result_rows
+from hoploom.ingest.tables.field_plan import Planner, TableFields
+from hoploom.ingest.tables.graph_file import EdgeTable, GraphFile, NodeTable
+from hoploom.ingest.tables.ids import (
+    NULL,
+    NodeIds,
+    Numbering,
+    cast_ids,
+    file_name,
+    int64_of,
+    number_nodes,
+    read_node_ids,
+)
 from hoploom.ingest.tables.sources import TableSource
+from hoploom.ingest.tables.table_files import MappedArray, array_rows
+from hoploom.ingest.tables.transforms import UnfitError, check_range, signed, standardise
+from hoploom.keys import mix
+from hoploom.ops.mixing import Words, mix_words
+from hoploom.schema import DTYPES, ORIGINAL_ID, Field
+
+MOST_SPLITS = 100  # each is read by itself
+ARRAY_BYTES = 4 << 20  # of a .npy file at a time
+ENDS = ("source", "destination")
+Splits = Mapping[str, Callable[[], Iterator[Tensor]]]
 
 
 @dataclass(frozen=True)
 class GraphTables:
-    """The tables of a graph, and what reads them."""
+    """The tables of a graph, and the engine that reads them."""
 
     graph: GraphFile
     sources: Mapping[str, TableSource]
@@ -26,7 +61,10 @@ class GraphTables:
     scratch: Path
 
     def streams(self, parts: int, report: Report, *, drop_dangling: bool) -> tuple[list[NodeStream], list[EdgeStream]]:
-        """The node types and the relations."""
+        """Number all nodes; return the node types and the relations. Raise ConfigError or DataError for unfit columns.
+
+        The report gets the counts of nodes and missing labels now, and those of edges when they are read.
+        """
         numberings, nodes, edges = dict[str, Numbering](), list[NodeStream](), list[EdgeStream]()
         for name, node_table in self.graph.nodes.items():
             source = self.sources.get(node_table.owner)
@@ -38,15 +76,25 @@ class GraphTables:
                 rows = NodeRows(self.engine, self.sources[node_table.owner], numbering)
                 nodes.append(rows.stream(self.scratch, report))
             else:
-                nodes.append(NodeStream(name, numbering.bounds, original_ids(self.engine, numbering)))
+                nodes.append(NodeStream(name, numbering.bounds, _original_ids(self.engine, numbering)))
         for (begin, _, end), table in self.graph.edges.items():
-            ends = EdgeTables(self.engine, self.sources[table.owner], (numberings[begin], numberings[end]))
+            ends = _EdgeTables(self.engine, self.sources[table.owner], (numberings[begin], numberings[end]))
             edges.append(ends.stream(report, drop_dangling=drop_dangling))
         return nodes, edges
 
+    def store_options(self, memory: int) -> StoreOptions:
+        """Return the options of the store, which may take this much memory to write."""
+        tables, edges = self.graph.tables, self.graph.edges.values()
+        return StoreOptions(
+            weight="weight" if any(table.weight for table in edges) else None,
+            time="time" if any(table.time for table in tables) else None,
+            homogeneous=self.graph.homogeneous and not any(table.reverse for table in edges),
+            memory=memory,
+        )
+
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
-        """Where an engine cannot read on, the file that is damaged is named, at the cost of reading all again."""
+        """Name the damaged file if the engine cannot read on in this block, at the cost of reading all files again."""
         try:
             yield
         except UnreadableError:
@@ -56,11 +104,306 @@ class GraphTables:
             raise
 
 
-def store_options(graph: GraphFile, memory: int) -> StoreOptions:
-    """What the store is prepared for."""
-    return StoreOptions(
-        weight="weight" if any(table.weight for table in graph.edges.values()) else None,
-        time="time" if any(table.time for table in graph.tables) else None,
-        homogeneous=graph.homogeneous and not any(table.reverse for table in graph.edges.values()),
-        memory=memory,
-    )
+# --- nodes ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NodeRows:
+    """A node type's table, numbered."""
+
+    engine: Engine
+    source: TableSource
+    numbering: Numbering
+
+    def stream(self, scratch: Path, report: Report) -> NodeStream:
+        """Return the node type as a stream, and report the nodes without a label."""
+        table, planned = self.source.table, Planner(self.engine, self.source).fields()
+        assert isinstance(table, NodeTable)
+        label, split = planned.label, table.split
+        splits = self._named_splits(split) if isinstance(split, str) else {}
+        unlabelled = None if label is None else self._count_unlabelled(label, split)
+        if unlabelled is not None:
+            report.unlabelled[table.owner] = unlabelled
+        if split is not None and not isinstance(split, str):
+            splits = self._drawn_splits(split, None if unlabelled is None else label)
+        fields = _original_ids(self.engine, self.numbering)
+        if planned.fields:
+            arriving = {field.name: field.arriving for field in planned.fields}
+            standardised = {field.name: field.standardised for field in planned.fields if field.standardised}
+            stored = {field.name: field.field for field in planned.fields}
+            finish = standardise(standardised, stored) if standardised else None
+            fields.append(NodeFields(arriving, self._rows(planned), finish))
+        if self.source.arrays:
+            field = Field(table.dtype, (self.source.arrays[0].shape[1],))
+            arrays = _ArrayRows(self.engine, self.source, self.numbering, field, scratch)
+            fields.append(NodeFields({"x": field}, arrays))
+        timed = [one for one in planned.fields if one.name == "time"]
+        times = self._rows(replace(planned, fields=timed)) if timed else None
+        return NodeStream(table.name, self.numbering.bounds, fields, splits, times=times)
+
+    def _rows(self, planned: TableFields) -> EngineRows[Rows]:
+        given = self._with_nodes(planned.aliases).select("node", *planned.aliases.values())
+        # Rows with ids without gaps are often in order, too: then they are written as they come.
+        in_order = self.numbering.pairs is None
+        return EngineRows(self.engine, given, partial(_node_rows, planned), planned.row_bytes, as_read=in_order)
+
+    def _with_nodes(self, columns: Mapping[str, str]) -> ir.Table:
+        """Return the table with store ids as `node`, the user's as `id`, and columns by other names."""
+        rows, column = self.engine.read(self.source.paths), self.source.id_column
+        ids = cast_ids(rows[column], self.source, column)
+        chosen = rows.select(id=ids, **{alias: rows[name] for name, alias in columns.items()})
+        return self.numbering.attach(chosen, "id", "node")
+
+    def _named_splits(self, split: str) -> Splits:
+        """Return the splits that a column names."""
+        nodes = self._with_nodes({split: "split"})
+        named = nodes.select("node", split=nodes["split"].cast("string"))
+        named = named.filter(named["split"].notnull() & (named["split"] != ""))  # no name: in no split
+        with diagnose.naming_texts(self.source, split):
+            found = result_rows(self.engine, named.select("split").distinct().limit(MOST_SPLITS + 1))
+        if len(found) > MOST_SPLITS:
+            message = f"column {split!r} has more than {MOST_SPLITS} values; a split column names few, as train and val"
+            raise self.source.problem("split", message)
+        words = sorted(row["split"] for row in found)
+        members = {word: named.filter(named["split"] == word).select("node") for word in words}
+        return {word: EngineRows(self.engine, table, _members) for word, table in members.items()}
+
+    def _drawn_splits(self, shares: Mapping[str, float], label: TableFields | None) -> Splits:
+        """Return splits drawn by shares, from a node's id and the seed alone; with a label, of nodes that have one."""
+        ends = [0.0, *accumulate(shares.values())]
+        ends[-1] = 1.0 if abs(ends[-1] - 1) < 1e-9 else ends[-1]
+        ids = self.numbering.original(self.engine)
+        if label is not None:
+            nodes, width = self._with_nodes(label.aliases), self.numbering.width
+            chosen = nodes.select("node", "id", *label.aliases.values())
+            ids = EngineRows(self.engine, chosen, partial(_labelled_ids, label, width), label.row_bytes + width)
+        seed = self.source.graph.seed
+        return {name: ids.then(partial(_drawn_between, seed, ends[i], ends[i + 1])) for i, name in enumerate(shares)}
+
+    def _count_unlabelled(self, label: TableFields, split: Any) -> Unlabelled | None:
+        """Return how many nodes have no label, and in which splits the split column puts them; None if all have one."""
+        rows = self.engine.read(self.source.paths)
+        chosen = {alias: rows[name] for name, alias in label.aliases.items()}
+        if isinstance(split, str):
+            chosen |= {"split": rows[split].cast("string")}
+        found = self.engine.fold(rows.select(**chosen), partial(_unlabelled_rows, label), label.row_bytes)
+        count, splits = sum(counted["rows"] for counted in found), Counter[str]()
+        for counted in found:
+            splits.update(counted["splits"])
+        null = label.fields[0].columns[0].null
+        return Unlabelled(self.source, count, null, splits) if count else None
+
+
+def _node_rows(planned: TableFields, batch: pa.RecordBatch) -> Rows:
+    return Rows(int64_of(batch.column("node")), planned.rows(batch))
+
+
+def _members(batch: pa.RecordBatch) -> Tensor:
+    return int64_of(batch.column("node"))
+
+
+def _drawn_between(seed: int, begin: float, end: float, given: NodeIds) -> Tensor:
+    nodes, ids = given
+    drawn = (_hashed(ids, seed) >> np.uint64(11)).astype(np.float64) / 2**53
+    return nodes[torch.from_numpy((drawn >= begin) & (drawn < end))]
+
+
+def _hashed(ids: Tensor, seed: int) -> Words:
+    """Return hashes of integers [n], or of texts [n, width], eight bytes at a time, without zeros behind their end."""
+    hashes: Words = np.full(len(ids), np.uint64(mix(0, seed)))
+    if ids.dim() == 1:
+        return mix_words(hashes, ids.numpy().view(np.uint64))
+    rows = torch.nn.functional.pad(ids, (0, -ids.shape[1] % 8)).numpy()
+    for word in rows.view("<u8").astype(np.uint64, copy=False).T:
+        hashes = np.where(word == 0, hashes, mix_words(hashes, word))
+    return hashes
+
+
+def _labelled_ids(label: TableFields, width: int, batch: pa.RecordBatch) -> NodeIds:
+    known = ~_unlabelled(label, batch)
+    nodes, ids = read_node_ids(width, batch)
+    return nodes[known], ids[known]
+
+
+def _unlabelled_rows(label: TableFields, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+    """Return how many rows have no label, and how many of them are in each split, if a column names splits."""
+    rows, splits = 0, Counter[str]()
+    for batch in batches:
+        unlabelled = _unlabelled(label, batch)
+        rows += int(unlabelled.sum())
+        if "split" in batch.schema.names:
+            named = batch.column("split").filter(pa.array(unlabelled.numpy())).value_counts().to_pylist()
+            splits.update({row["values"]: row["counts"] for row in named if row["values"]})
+    return {"rows": rows, "splits": dict(splits)}
+
+
+def _unlabelled(label: TableFields, batch: pa.RecordBatch) -> Tensor:
+    (field,) = label.fields
+    return field.unlabelled(label.rows(batch)[field.name])
+
+
+def _original_ids(engine: Engine, numbering: Numbering) -> list[NodeFields]:
+    """Return the user's ids as a field, unless they are the store's."""
+    if numbering.pairs is None and numbering.first == 0:
+        return []
+    field = Field("uint8", (numbering.width,)) if numbering.width else Field("int64")
+    return [NodeFields({ORIGINAL_ID: field}, numbering.original(engine).then(_as_field))]
+
+
+def _as_field(given: NodeIds) -> Rows:
+    nodes, ids = given
+    return Rows(nodes, {ORIGINAL_ID: ids})
+
+
+@dataclass(frozen=True)
+class _ArrayRows:
+    """The rows of .npy files, in the order of the table's rows, with the store ids of these."""
+
+    engine: Engine
+    source: TableSource
+    numbering: Numbering
+    field: Field
+    scratch: Path
+
+    def __call__(self) -> Iterator[Rows]:
+        nodes, waiting = self._nodes_in_order(), torch.empty(0, dtype=torch.int64)
+        for array in self.source.arrays:
+            step = max(1, ARRAY_BYTES // max(1, array.dtype.itemsize * array.shape[1]))
+            for begin in range(0, len(array), step):
+                end = min(len(array), begin + step)
+                while waiting.numel() < end - begin:
+                    waiting = torch.cat([waiting, next(nodes)])
+                yield Rows(waiting[: end - begin], {"x": self._values(array, begin, end)})
+                waiting = waiting[end - begin :]
+
+    def _values(self, array: MappedArray, begin: int, end: int) -> Tensor:
+        values = signed(array_rows(array, begin, end - begin))
+        try:
+            check_range(values, self.field.dtype)
+        except UnfitError as error:
+            raise DataError(f"{array.filename}, rows {begin + 1} to {end}: {error}") from error
+        return torch.from_numpy(values).to(DTYPES[self.field.dtype])
+
+    def _nodes_in_order(self) -> Iterator[Tensor]:
+        """Yield the store ids of the table's rows, in the order of its files."""
+        column = self.source.id_column
+        if self.numbering.pairs is None:
+            for _, _, ids in self.source.scan(column):
+                yield int64_of(ids) - self.numbering.first
+            return
+        path = self.scratch / f"{file_name(self.source.owner)}.rows.parquet"
+        schema = pa.schema([("row", pa.int64()), ("id", self.source.schema.field(column).type)])
+        count = 0
+        with pq.ParquetWriter(path, schema) as writer:  # the ids with the numbers of their rows
+            for _, _, ids in self.source.scan(column):
+                numbers = pa.array(np.arange(count, count + len(ids)))
+                writer.write_table(pa.table([numbers, ids.cast(schema.field("id").type)], schema=schema))
+                count += len(ids)
+        rows = self.engine.read([str(path)])
+        chosen = rows.select(row=rows["row"], id=cast_ids(rows["id"], self.source, column))
+        numbered = self.numbering.attach(chosen, "id", "node")
+        for batch in self.engine.stream(numbered.order_by("row").select("node")):
+            yield int64_of(batch.column("node"))
+        path.unlink()
+
+
+# --- edges ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _EdgeTables:
+    """A relation's table, with the numberings of its source and destination types."""
+
+    engine: Engine
+    source: TableSource
+    nodes: tuple[Numbering, Numbering]
+
+    def stream(self, report: Report, *, drop_dangling: bool) -> EdgeStream:
+        table, planned = self.source.table, Planner(self.engine, self.source).fields()
+        assert isinstance(table, EdgeTable)
+        rule = EdgeRule(
+            reverse=table.reverse,
+            undirected=table.undirected,
+            deduplicate=table.deduplicate,
+            drop_loops=table.self_loops == "drop",
+        )
+        report.edges[table.owner] = report.dropped[table.owner] = 0
+        joined = self._joined(planned.aliases).select(*ENDS, *planned.aliases.values())
+        rows = EngineRows(self.engine, joined, partial(_edge_rows, planned), planned.row_bytes)
+        known = KnownEdges(rows, self.source.num_rows, table.owner, report, drop_dangling, self._dangling)
+        return EdgeStream(table.relation, {field.name: field.field for field in planned.fields}, known, rule)
+
+    def _joined(self, columns: dict[str, str]) -> ir.Table:
+        """Return the edges with store ids as `source` and `destination`, the user's ids, and columns by other names."""
+        rows = self.engine.read(self.source.paths)
+        given = {
+            f"{end}_given": cast_ids(rows[column], self.source, column)
+            for end, column in self.source.table.id_columns.items()
+        }
+        edges = rows.select(**given, **{alias: rows[name] for name, alias in columns.items()})
+        for end, numbering in zip(ENDS, self.nodes, strict=True):
+            edges = numbering.attach(edges, f"{end}_given", end)
+        return edges
+
+    def _dangling(self) -> DataError:
+        """Return the error of ends that are null or unknown."""
+        joined = self._joined({})
+        for end, column in self.source.table.id_columns.items():
+            nulls = joined.filter(joined[f"{end}_given"].isnull())
+            (found,) = result_rows(self.engine, nulls.aggregate(rows=nulls.count()))
+            if found["rows"]:
+                return diagnose.nulls(self.source, column, found["rows"], "give every edge both ends")
+        for end, numbering in zip(ENDS, self.nodes, strict=True):
+            unknown = joined.filter(joined[end] < 0).select(id=f"{end}_given")
+            error = diagnose.dangling(self.engine, self.source, end, numbering.owner, unknown)
+            if error is not None:
+                return error
+        raise AssertionError("the edges were all known the second time")
+
+
+class UnknownEndError(DataError):
+    """An edge has an end that is in no table of nodes."""
+
+
+@dataclass(frozen=True)
+class KnownEdges:
+    """The rows of a table of edges; those with an unknown end are dropped or an error."""
+
+    rows: EngineRows[EdgeRows]  # unknown ends are negative
+    num_rows: int
+    owner: str
+    report: Report  # gets the counts of rows
+    drop_dangling: bool
+    explained: Callable[[], DataError]  # the error of the ends
+
+    def __call__(self) -> Iterator[EdgeRows]:
+        for edges in self.rows():
+            try:
+                known = known_edges(self.drop_dangling, edges)
+            except UnknownEndError as error:
+                raise self.explained() from error
+            self.count(edges.sources.numel(), edges.sources.numel() - known.sources.numel())
+            yield known
+
+    def count(self, rows: int, dropped: int) -> None:
+        """Add the numbers of rows that were read, and that were dropped."""
+        self.report.edges[self.owner] += rows
+        self.report.dropped[self.owner] += dropped
+
+
+def known_edges(drop_dangling: bool, edges: EdgeRows) -> EdgeRows:
+    """Return the edges with known ends. Raise UnknownEndError for others unless they are dropped; for nulls always."""
+    least = min((int(ends.numpy().min()) for ends in edges[:2] if ends.numel()), default=0)  # torch wakes threads
+    if least >= 0:
+        return edges
+    if not drop_dangling or least == NULL:
+        raise UnknownEndError("an end of an edge is in no table of nodes")
+    return edges.where((edges.sources >= 0) & (edges.destinations >= 0))
+
+
+def _edge_rows(planned: TableFields, batch: pa.RecordBatch) -> EdgeRows:
+    sources, destinations = (int64_of(batch.column(end)) for end in ENDS)
+    fields = planned.rows(batch)
+    if TIME_COLUMN in batch.schema.names:
+        fields[SOURCE_TIME] = int64_of(batch.column(TIME_COLUMN))
+    return EdgeRows(sources, destinations, fields)

@@ -1,9 +1,8 @@
-"""From the user's ids to store ids: first id of the part + row number in the part.
+"""Map the user's ids to store ids: the first id of the part plus the row number in the part.
 
-Store ids follow from the ids alone, not from the order of rows or files: in a part, integers ascend, and texts
-ascend by (bucket, UTF-8 bytes), the bucket being the first hex digits of their MD5. `id_buckets.py` sorts them in
-one process, `spark_ids.py` on Spark.
-Integers without gaps need no map in one part: the store id is a difference.
+Store ids follow from the ids alone, not from the order of rows or files: in a part, integers ascend, and texts ascend
+by (bucket, UTF-8 bytes), where the bucket is the first hex digits of their MD5. Integers without gaps need no map if
+there is one part: the store id is a difference.
 """
 
 from dataclasses import dataclass
@@ -22,22 +21,19 @@ from torch import Tensor
 from hoploom.errors import DataError
 from hoploom.ingest.stream.streams import IdRows
 from hoploom.ingest.tables import diagnose
-from hoploom.ingest.tables.engine import Engine, rows_of
-from hoploom.ingest.tables.engine_rows import EngineRows
+from hoploom.ingest.tables.engine import Engine, EngineRows, result_rows
 from hoploom.ingest.tables.graph_file import GraphFile, NodeTable
-from hoploom.ingest.tables.id_buckets import by_buckets
 from hoploom.ingest.tables.sources import TableSource
 
 MODULUS, FACTOR = 2**31 - 1, 48271  # Lehmer's generator: no product passes 2^47, so engines agree
 MOST_PARTS = 2**16  # four hex digits
 UNKNOWN, NULL = -1, -2  # in place of a store id
-WAY_OUT = "give every node an id"
 NodeIds = tuple[Tensor, Tensor]  # store ids [n], the user's: [n] int64, or [n, width] uint8, UTF-8 padded with zeros
 
 
 @dataclass(frozen=True)
 class Numbering:
-    """How the ids of a node type become store ids."""
+    """The map from the ids of a node type to store ids."""
 
     owner: str  # nodes.paper
     bounds: tuple[int, ...]  # part p holds bounds[p] to bounds[p + 1] - 1
@@ -50,7 +46,7 @@ class Numbering:
         return self.bounds[-1]
 
     def attach(self, table: ir.Table, column: str, name: str) -> ir.Table:
-        """The table with one more column: the store ids of its ids, UNKNOWN or NULL where there is none."""
+        """Return the table with a column of store ids for a column of ids; UNKNOWN or NULL if there is none."""
         if self.pairs is None:
             given = table[column]
             known = given.between(self.first, self.first + self.num_nodes - 1)
@@ -63,80 +59,84 @@ class Numbering:
         return joined.select(*table.columns, **{name: found})
 
     def original(self, engine: Engine) -> EngineRows[NodeIds] | IdRows[NodeIds]:
-        """All nodes with the user's ids."""
+        """Return all nodes with the user's ids."""
         if self.pairs is None:
             return IdRows(self.num_nodes, partial(_shifted, self.first))
-        return EngineRows(engine, self.pairs.select("node", "id"), partial(ids_of, self.width), 16 + self.width)
+        return EngineRows(engine, self.pairs.select("node", "id"), partial(read_node_ids, self.width), 16 + self.width)
 
 
 def _shifted(first: int, nodes: Tensor) -> NodeIds:
     return nodes, nodes + first
 
 
-def ids_of(width: int, batch: pa.RecordBatch) -> NodeIds:
-    """The columns `node` and `id` of a batch; width=0: ids are integers."""
+def read_node_ids(width: int, batch: pa.RecordBatch) -> NodeIds:
+    """Return the columns `node` and `id` of a batch; width=0: ids are integers."""
     ids = batch.column("id")
     return int64_of(batch.column("node")), padded(ids, width) if width else int64_of(ids)
 
 
 def cast_ids(ids: Any, source: TableSource, column: str) -> Any:
-    """The ids of a column: of the same type in every table."""
+    """Return the ids of a column, cast to the type that they have in every table."""
     return ids.cast("string" if source.has_text(column) else "int64")
 
 
 def number_nodes(engine: Engine, table: NodeTable, source: TableSource | None, parts: int) -> Numbering:
-    """The numbering of a node type; DataError for nulls and duplicates."""
+    """Return the numbering of a node type; raise DataError for nulls and duplicates."""
     if source is None:
         assert table.count is not None
         if parts == 1:
             return Numbering(table.owner, (0, table.count))
-        rows, source = engine.count_up(table.count), _counted(table.name, table.count)
+        rows = engine.count_up(table.count)
+        stand_in = NodeTable(table.name, files=("",), id="id")  # for the table of the ids 0 to count - 1
+        schema = pa.schema([("id", pa.int64())])
+        source = TableSource(GraphFile({table.name: stand_in}, {}), stand_in, (), (), schema, table.count)
     else:
         rows = engine.read(source.paths)
     column = source.id_column
-    number = _number_texts if source.has_text(column) else _number_integers
     ids = rows.select(id=cast_ids(rows[column], source, column))
-    numbering = number(engine, source, ids, parts)
+    if source.has_text(column):
+        numbering = _mapped(engine, source, _with_part_of_text(ids, parts), parts)
+    else:
+        residue = (ids["id"] % MODULUS + MODULUS) % MODULUS
+        numbering = (_without_gaps(engine, source, ids) if parts == 1 else None) or _mapped(
+            engine, source, ids.mutate(part=residue * FACTOR % MODULUS % parts), parts
+        )
     if parts > numbering.num_nodes:
         most = f"{table.owner} has {numbering.num_nodes} nodes; give at most {numbering.num_nodes}"
         raise DataError(f"parts is {parts}, but {most}")
     return numbering
 
 
-def _number_integers(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> Numbering:
-    if parts == 1 and (numbering := _without_gaps(engine, source, ids)) is not None:
-        return numbering
-    residue = (ids["id"] % MODULUS + MODULUS) % MODULUS
-    return _mapped(engine, source, ids.mutate(part=residue * FACTOR % MODULUS % parts), parts)
-
-
 def _without_gaps(engine: Engine, source: TableSource, ids: ir.Table) -> Numbering | None:
-    """The numbering by a difference, where integers have no gaps."""
-    (found,) = rows_of(engine, ids.aggregate(rows=ids["id"].count(), low=ids["id"].min(), high=ids["id"].max()))
+    """Return the numbering by a difference; None unless the integers have no gaps."""
+    (found,) = result_rows(engine, ids.aggregate(rows=ids["id"].count(), low=ids["id"].min(), high=ids["id"].max()))
     if found["rows"] != source.num_rows or found["high"] - found["low"] + 1 != found["rows"]:
         return None
-    (distinct,) = rows_of(engine, ids.aggregate(ids=ids["id"].nunique()))
+    (distinct,) = result_rows(engine, ids.aggregate(ids=ids["id"].nunique()))
     return Numbering(source.owner, (0, found["rows"]), found["low"]) if distinct["ids"] == found["rows"] else None
 
 
-def _number_texts(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> Numbering:
+def _with_part_of_text(ids: ir.Table, parts: int) -> ir.Table:
+    """Return texts [id, part, bucket], where both follow from their MD5."""
     digits = ids["id"].hexdigest("md5")
     part: Any = ibis.literal(0)
-    if parts > 1:  # digits of a number: `find` is what all engines have
+    if parts > 1:  # digits of a number: all engines have `find`
         values = [ibis.literal("0123456789abcdef").find(digits[place : place + 1]) for place in range(3, 7)]
         part = sum(value * 16**power for power, value in enumerate(values)) % parts
-    return _mapped(engine, source, ids.mutate(part=part.cast("int64"), bucket=digits[0:3]), parts)
+    return ids.mutate(part=part.cast("int64"), bucket=digits[0:3])
 
 
 def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> Numbering:
-    """The numbering by a map of ids [id, part], and [bucket] of texts."""
-    name = file_name(source.owner)
-    pairs, counts = engine.number(ids, source.num_rows, name) or by_buckets(engine, ids, name)
+    """Return the numbering by a map of ids [id, part], and [bucket] if they are texts."""
+    pairs, counts = engine.number(ids, source.num_rows, file_name(source.owner))
+    column = source.id_column
     if not counts.is_utf8:
-        raise diagnose.not_utf8(source, source.id_column)
+        raise diagnose.not_utf8(source, column)
     if counts.nulls:
-        raise diagnose.nulls(source, source.id_column, counts.nulls, WAY_OUT)
-    _require_all(source, counts.num_ids)
+        raise diagnose.nulls(source, column, counts.nulls, "give every node an id")
+    if counts.num_ids != source.num_rows:
+        why = "the table is being written, or the engine is told to leave out files that it cannot read"
+        raise DataError(f"{counts.num_ids:,} of the {source.num_rows:,} rows of {source.owner} came; {why}")
     if counts.repeated:
         raise diagnose.duplicate_ids(engine, source, pairs)
     if counts.zero is not None:
@@ -146,30 +146,18 @@ def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> N
     return Numbering(source.owner, tuple(bounds), pairs=pairs, width=width)
 
 
-def _require_all(source: TableSource, rows: int) -> None:
-    if rows != source.num_rows:
-        why = "the table is being written, or the engine is told to leave out files that it cannot read"
-        raise DataError(f"{rows:,} of the {source.num_rows:,} rows of {source.owner} came; {why}")
-
-
-def _counted(name: str, count: int) -> TableSource:
-    """What stands for the table of the ids 0 to count - 1."""
-    table = NodeTable(name, files=("",), id="id")
-    return TableSource(GraphFile({name: table}, {}), table, (), (), pa.schema([("id", pa.int64())]), count)
-
-
 def file_name(owner: str) -> str:
-    """A name of a file, whatever the name of the type."""
+    """Return a name for a file, whatever characters the name of the type has."""
     return owner.encode().hex() if len(owner) < 80 else md5(owner.encode()).hexdigest()
 
 
 def int64_of(column: pa.Array) -> Tensor:
-    """A column of integers without nulls [n] int64, to be kept."""
+    """Return a copy of a column of integers without nulls, [n] int64."""
     return torch.from_numpy(column.to_numpy(zero_copy_only=False).astype(np.int64))
 
 
 def padded(texts: pa.Array, width: int) -> Tensor:
-    """UTF-8 [n, width], padded with zeros, as a store holds ids that are no integers; no text is longer."""
+    """Return texts of at most `width` bytes as UTF-8 [n, width], padded with zeros: the form of text ids in a store."""
     texts = texts.cast(pa.large_string())
     _, offsets, values = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]

@@ -49,11 +49,11 @@ RunAll = Callable[[Sequence[Rewrite]], None]
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """How much is read or written at once; none of it changes what is read."""
+    """Limits of how much is read or written at once. They do not change the rows."""
 
     csv_block: int = CSV_BLOCK  # bytes of text
     row_group: int = GROUP  # bytes
-    largest_group: int | None = None  # Parquet in larger row groups is rewritten; None: stays as it is
+    largest_group: int | None = None  # Parquet in larger row groups is rewritten; None: no limit
 
 
 @dataclass(frozen=True)
@@ -76,20 +76,20 @@ class TableSource:
 
     @property
     def id_column(self) -> str:
-        """Of a table of nodes."""
+        """The id column of a table of nodes."""
         (column,) = self.table.id_columns.values()
         return column
 
     def has_text(self, column: str) -> bool:
-        """Whether a column's ids are text once they are cast; else they are integers."""
+        """Return whether a column's ids are text after the cast; else they are integers."""
         return bool(pa.types.is_string(self.schema.field(column).type)) or rule_of(self.table, column).cast == "string"
 
     def problem(self, key: str, message: str) -> ConfigError:
-        """An error about a key of the section, to be raised."""
+        """Return an error about a key of the section."""
         return self.graph.problem(f"{self.owner}.{key}", message)
 
     def scan(self, column: str, most_rows: int = BATCH) -> Iterator[tuple[str, int, pa.Array]]:
-        """A column in the order of the files, which no engine promises: the user's file, the rows before, values."""
+        """Yield a column in the order of the files: the user's file, the number of rows before, values."""
         for path, origin in zip(self.paths, self.origins, strict=True):
             row = 0
             for batch in parquet_batches(TableFile(path, origin, "parquet"), [column], most_rows):
@@ -97,10 +97,10 @@ class TableSource:
                 row += batch.num_rows
 
     def locate(self, column: str, values: Sequence[Any], *, skip: int = 0, most_rows: int = BATCH) -> dict[Any, str]:
-        """The file and row, from 1, where each of a few values first stands (None: null); skip=1: its second place.
+        """Return the file and row, from 1, of the first of each value (None: null); skip=1: of the second.
 
-        Text is found among integers too. A value that is not there is left out. Only for the text of an error: it
-        reads the table from its start.
+        Text is found among integers, too. Values that are not found are left out. Reads the table from its start, so
+        it is only for messages of errors.
         """
         left, found = dict.fromkeys(values, skip), dict[Any, str]()
         kind = pa.string() if any(isinstance(value, str) for value in left) else self.schema.field(column).type
@@ -123,9 +123,9 @@ class TableSource:
 def read_sources(
     graph: GraphFile, scratch: Path, limits: ReadLimits | None = None, run_all: RunAll = one_by_one
 ) -> Mapping[str, TableSource]:
-    """Every table with files by its owner; what is not Parquet is rewritten into the scratch folder, which exists.
+    """Return every table with files by its section; files that are not Parquet are rewritten into the scratch folder.
 
-    `run_all` calls what rewrites the files of a table, here or in other processes.
+    `run_all` calls the functions that rewrite the files of a table, in this process or in others.
     """
     sources = {}
     for index, table in enumerate(graph.tables):
@@ -143,7 +143,7 @@ def _source(graph: GraphFile, table: Table, folder: Path, limits: ReadLimits, ru
         if one.kind != other.kind:
             message = f"{one.shown} is {one.kind}, {other.shown} is {other.kind}; give a table in one format"
             raise graph.problem(f"{table.owner}.files", message)
-    names = [_names(file, limits) for file in found]
+    names = [column_names(file, limits.csv_block) for file in found]
     features = _features(graph, table, names[0], found[0].shown)
     for file, there in zip(found, names, strict=True):
         _check_columns(graph, table, features, there, file.shown)
@@ -165,15 +165,15 @@ def _source(graph: GraphFile, table: Table, folder: Path, limits: ReadLimits, ru
     )
 
 
-def _names(file: TableFile, limits: ReadLimits) -> list[str]:
-    """The names of a file's columns."""
+def column_names(file: TableFile, csv_block: int = CSV_BLOCK) -> list[str]:
+    """Return the names of a file's columns."""
     if file.kind in ("csv", "tsv"):
-        return CsvFile(file, block=limits.csv_block).names()
+        return CsvFile(file, block=csv_block).names()
     return list((parquet_footer(file)[0] if file.kind == "parquet" else arrow_schema(file)).names)
 
 
 def _linked(file: TableFile, scratch: Path) -> str:
-    """What the engine is given: a file in scratch, or Parquet itself, by a link if its name looks like a pattern."""
+    """Return the path for the engine: Parquet itself, a link if its name looks like a pattern, or a scratch file."""
     if file.kind == "parquet":
         is_plain = PLAIN_PATH.fullmatch(file.path) and not Path(file.path).name.startswith(
             ("_", ".")
@@ -187,7 +187,7 @@ def _linked(file: TableFile, scratch: Path) -> str:
 def _rewrites(
     table: Table, found: Sequence[TableFile], used: Sequence[str], paths: Sequence[str], limits: ReadLimits
 ) -> list[Rewrite]:
-    """What makes Parquet of files that are none."""
+    """Return functions that rewrite files as Parquet."""
     if found[0].kind in ("csv", "tsv"):
         return csv_rewrites([CsvFile(file, table, limits.csv_block) for file in found], used, paths, limits.row_group)
     if found[0].kind == "arrow":
@@ -203,7 +203,7 @@ def _rewrite_arrow(file: TableFile, schema: pa.Schema, path: str, group: int) ->
 
 
 def _read_footers(found: Sequence[TableFile], used: Sequence[str], paths: Sequence[str]) -> tuple[pa.Schema, int]:
-    """The schema that all files have, and their rows."""
+    """Return the schema that all files have, and the number of rows."""
     footers = [parquet_footer(TableFile(path, file.shown, "parquet")) for file, path in zip(found, paths, strict=True)]
     schemas = [plain_schema(schema, used) for schema, _ in footers]
     _check_alike(found, schemas)
@@ -220,7 +220,7 @@ def _check_alike(found: Sequence[TableFile], schemas: Sequence[pa.Schema]) -> No
 
 
 def _arrow_rows(file: TableFile, used: Sequence[str]) -> Iterator[Any]:
-    """What goes wrong while reading is an error of the file; what goes wrong while writing is not."""
+    """Yield the rows of a file. Errors of reading name it; errors of writing the copy do not."""
     with readable(f"{file.shown} is no Arrow file, or cut short"), arrow_batches(file) as (_, batches):
         for batch in batches:
             yield batch.select(used)
@@ -231,7 +231,7 @@ def _some(found: Sequence[TableFile]) -> str:
 
 
 def _arrays(graph: GraphFile, table: Table, num_rows: int, tables: str) -> tuple["np.memmap[Any, Any]", ...]:
-    """The .npy files with the features of the table's rows."""
+    """Return the .npy files with the features of the table's rows."""
     if not isinstance(table, NodeTable) or not table.features_npy:
         return ()
     at = f"{table.owner}.features_npy"
@@ -251,14 +251,14 @@ def _arrays(graph: GraphFile, table: Table, num_rows: int, tables: str) -> tuple
 
 
 def _single_columns(table: Table) -> dict[str, str]:
-    """The columns of one role each, by their key."""
+    """Return the columns that have one role each, by their key."""
     given = {role: getattr(table, role, None) for role in ("label", "weight", "time", "split")}
     found = table.id_columns | {role: column for role, column in given.items() if isinstance(column, str)}
     return found | {f"fields.{as_key(field)}": column for field, column in table.fields.items()}
 
 
 def _features(graph: GraphFile, table: Table, names: Sequence[str], shown: str) -> tuple[str, ...]:
-    """The feature columns in their order. A glob leaves out what has another role."""
+    """Return the feature columns in order. A glob leaves out columns with another role."""
     at = f"{table.owner}.features"
     others = set(_single_columns(table).values())
     found: list[str] = []
@@ -276,7 +276,7 @@ def _features(graph: GraphFile, table: Table, names: Sequence[str], shown: str) 
 
 
 def _check_columns(graph: GraphFile, table: Table, features: Sequence[str], names: Sequence[str], shown: str) -> None:
-    """Raise ConfigError unless a file has every column, once whatever the case."""
+    """Raise ConfigError unless a file has every column once, regardless of case."""
     for role, column in [*_single_columns(table).items(), *(("features", column) for column in features)]:
         at, alike = f"{table.owner}.{role}", [name for name in names if name.lower() == column.lower()]
         if column not in names:
@@ -306,7 +306,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type of the values, however they are held in memory: dictionaries, views and large offsets are no types."""
+    """Return the type of the values, without dictionaries, views and large offsets."""
     types = pa.types
     if types.is_dictionary(kind):
         return plain_type(kind.value_type)
@@ -322,7 +322,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def plain_schema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """Some columns of a schema, in this order, with their plain types."""
+    """Return columns of a schema, in this order, with their plain types."""
     return pa.schema([(name, plain_type(schema.field(name).type)) for name in names])
 
 
@@ -378,7 +378,7 @@ def _check_ends(
 
 
 def _first_text(source: TableSource, column: str) -> str:
-    """Where the first id is that is not written like an integer; nothing if there is none."""
+    """Return text with the file and row of the first id that is not written like an integer; empty if there is none."""
     for file, before, ids in source.scan(column) if pa.types.is_string(source.schema.field(column).type) else ():
         row = pc.index(pc.match_substring_regex(ids, INTEGER), False).as_py()
         if row >= 0:

@@ -1,4 +1,4 @@
-"""A build on Spark: the driver plans and counts; executors number nodes, join edges and write the parts."""
+"""Build a store on Spark: the driver plans and counts; executors number nodes, join edges and write the parts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,19 +10,14 @@ from pyspark.sql import SparkSession
 
 from hoploom.errors import DataError, HoploomError
 from hoploom.ingest.spark import SharedRows, write_shared
-from hoploom.ingest.spark.frames import numbers, returned, set_join_tasks
-from hoploom.ingest.spark.session import DamagedFileError, spark_session
+from hoploom.ingest.spark.frames import one_row_each, run_tasks, set_join_tasks
+from hoploom.ingest.spark.session import DamagedFileError, spark_session, watching
 from hoploom.ingest.spark.target import StoreTarget, opened_target
-from hoploom.ingest.spark.watch_jobs import watching
 from hoploom.ingest.stream.streams import IdRows, in_turn
-from hoploom.ingest.tables.array_frame import array_rows_on
-from hoploom.ingest.tables.array_rows import ArrayRows
-from hoploom.ingest.tables.build_options import BuildOptions
-from hoploom.ingest.tables.build_report import Report, StageTimes
-from hoploom.ingest.tables.edge_tables import KnownEdges, UnknownEndError, known_edges
-from hoploom.ingest.tables.engine_rows import EngineRows
+from hoploom.ingest.tables.build_options import BuildOptions, Report, StageTimes
+from hoploom.ingest.tables.engine import EngineRows
 from hoploom.ingest.tables.graph_file import GraphFile
-from hoploom.ingest.tables.graph_streams import GraphTables, store_options
+from hoploom.ingest.tables.graph_streams import GraphTables, KnownEdges, UnknownEndError, known_edges
 from hoploom.ingest.tables.sources import TableSource, read_sources
 from hoploom.ingest.tables.spark_engine import SparkEngine
 from hoploom.ingest.tables.table_files import Rewrite, one_by_one
@@ -36,7 +31,7 @@ def build_on_spark(
     with opened_target(out) as target, ExitStack() as closing:
 
         @cache
-        def started() -> SparkSession:  # only once what graph.toml says has been checked
+        def started() -> SparkSession:  # after the keys of graph.toml have been checked
             begin("starting Spark")
             folder = target.local_scratch("spark")
             return closing.enter_context(spark_session(folder, options.memory, options.master, options.conf))
@@ -46,11 +41,11 @@ def build_on_spark(
                 return
             session = started()
             begin("rewriting tables as Parquet")
-            if not _reach(target, session):
+            if not _share_folders(target, session):
                 return one_by_one(rewrites)
             with watching(session, stages.detail):
                 count, task = len(rewrites), partial(_rewrite, rewrites)
-                returned(numbers(session, count), count, task, target.staging)
+                run_tasks(one_row_each(session, count), count, task, target.staging)
 
         begin("reading the tables")
         folder = target.local_scratch("tables")
@@ -58,14 +53,14 @@ def build_on_spark(
         session = started()
         with SparkEngine(session) as engine, _naming_files(sources):
             set_join_tasks(session, max((source.num_rows for source in sources.values()), default=0))
-            if not _reach(target, session):
+            if not _share_folders(target, session):
                 _check_reach(folder, sources)
             tables = GraphTables(graph, sources, engine, folder)
             begin("numbering the nodes")
             with watching(session, stages.detail):
                 nodes, edges = tables.streams(options.parts, report, drop_dangling=options.drop_dangling)
-            told = store_options(graph, options.memory)
-            write_shared(session, target, nodes, edges, told, partial(_shared, engine), progress=stages)
+            store_options = tables.store_options(options.memory)
+            write_shared(session, target, nodes, edges, store_options, partial(_shared, engine), progress=stages)
         begin("closing the store")
 
 
@@ -73,13 +68,13 @@ def _rewrite(rewrites: Sequence[Rewrite], number: int, _: Iterator[Any]) -> None
     rewrites[number]()
 
 
-def _reach(target: StoreTarget, session: SparkSession) -> bool:
-    """Whether executors reach the folders of this process."""
+def _share_folders(target: StoreTarget, session: SparkSession) -> bool:
+    """Return whether executors reach the folders of this process."""
     return target.place.path is not None or str(session.sparkContext.master).startswith("local")
 
 
 def _check_reach(folder: Path, sources: Mapping[str, TableSource]) -> None:
-    """ConfigError where executors on other hosts could not read a table that was rewritten here."""
+    """Raise ConfigError if executors on other hosts cannot read a table that was rewritten on this one."""
     for source in sources.values():
         if any(path.startswith(str(folder)) for path in source.paths):
             way_out = "write it as Parquet under a plain name, or build into a path that all executors share"
@@ -89,7 +84,7 @@ def _check_reach(folder: Path, sources: Mapping[str, TableSource]) -> None:
 
 @contextmanager
 def _naming_files(sources: Mapping[str, TableSource]) -> Iterator[None]:
-    """A damaged file is named as the user knows it, where Spark was given a link."""
+    """Name a damaged file by the user's path, if Spark was given a link."""
     try:
         yield
     except DamagedFileError as error:
@@ -100,18 +95,14 @@ def _naming_files(sources: Mapping[str, TableSource]) -> Iterator[None]:
 
 
 def _shared(engine: SparkEngine, rows: Any) -> SharedRows | IdRows[Any]:
-    """The rows of a stream, where Spark has them."""
+    """Return the rows of a stream as a frame."""
     if isinstance(rows, IdRows):
         return rows
-    if isinstance(rows, ArrayRows):
-        return array_rows_on(engine, rows)
     if isinstance(rows, KnownEdges):
         inner = rows.rows
         decode = partial(in_turn, inner.decode, partial(known_edges, rows.drop_dangling))
-        explained = partial(_explained, rows)
-        return SharedRows(
-            engine.frame(inner.table), decode, rows.num_rows, inner.row_bytes, partial(_count, rows), explained
-        )
+        frame, explained = engine.frame(inner.table), partial(_explained, rows)
+        return SharedRows(frame, decode, rows.num_rows, inner.row_bytes, partial(_count, rows), explained)
     assert isinstance(rows, EngineRows)
     return SharedRows(engine.frame(rows.table), rows.decode, None, rows.row_bytes)
 

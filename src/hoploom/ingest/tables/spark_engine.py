@@ -1,26 +1,42 @@
-"""The same expressions on Spark. What is kept stays with the executors; only small results come to this process."""
+"""Run the expressions on Spark. Kept rows stay with the executors; only small results come to this process.
+
+Ids are numbered by one shuffle into ranges of their order: a task sorts a range, numbers its ids and counts them in a
+last row. Spark bounds the ranges by a small sample. The driver adds up the counts, so it knows the first number of
+each range, and numbers do not depend on where ranges begin.
+"""
 
 import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import ibis
 import ibis.expr.types as ir
+import numpy as np
 import pyarrow as pa
-from pyspark import StorageLevel
+import pyarrow.compute as pc
+from pyspark import StorageLevel, TaskContext
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
 
 from hoploom.errors import HoploomError
-from hoploom.ingest.spark.frames import RETURNED, set_batch_rows
-from hoploom.ingest.spark.session import explained, sent
-from hoploom.ingest.tables.engine import Fold, UnreadableError, sql_of
-from hoploom.ingest.tables.id_counts import IdCounts
-from hoploom.ingest.tables.spark_ids import counted, numbered
+from hoploom.ingest.spark.frames import (
+    JOIN_BYTES,
+    JOINED_BYTES,
+    RETURNED,
+    freeze_imports,
+    ranges_for,
+    set_batch_rows,
+)
+from hoploom.ingest.spark.session import explained, sendable
+from hoploom.ingest.tables.engine import Fold, IdCounts, UnreadableError, sql_of
 
 UNREADABLE = "Spark cannot read the tables"
+INTEGER_BYTES, TEXT_BYTES = 16, 64  # of a row with an id, about
 
 
 class SparkEngine:
@@ -31,25 +47,22 @@ class SparkEngine:
         self._connection = ibis.pyspark.connect(session)
 
     def read(self, paths: Sequence[str]) -> ir.Table:
+        literal = [re.sub(r"([\[\]{}*?\\])", r"\\\1", path) for path in paths]  # Spark takes [a] for a pattern
         with explained(UNREADABLE, UnreadableError):
-            return self.table(self.files(paths))
-
-    def files(self, paths: Sequence[str]) -> DataFrame:
-        """The rows of some files, with Spark's `_metadata`."""
-        return self.session.read.parquet(*map(_literal, paths))
+            return self.table(self.session.read.parquet(*literal))
 
     def count_up(self, count: int) -> ir.Table:
         return self.table(self.session.range(count))
 
     def table(self, frame: DataFrame) -> ir.Table:
-        """A frame for expressions."""
+        """Return a frame as a table for expressions."""
         self._made += 1
         name = f"hoploom_{id(self)}_{self._made}"
         frame.createOrReplaceTempView(name)
         return self._connection.table(name)
 
     def frame(self, table: ir.Table) -> DataFrame:
-        """The rows of an expression, where Spark has them."""
+        """Return the rows of an expression as a frame."""
         with explained(UNREADABLE, UnreadableError):
             return self.session.sql(sql_of(table, "pyspark"))
 
@@ -64,17 +77,20 @@ class SparkEngine:
             made = self.frame(table).mapInArrow(partial(_folded, task), RETURNED).collect()
         return [json.loads(row[0]) for row in made]
 
-    def keep(self, table: ir.Table, name: str) -> ir.Table:
-        return self.table(self._keep(self.frame(table)))
-
     def number(self, ids: ir.Table, num_rows: int, name: str) -> tuple[ir.Table, IdCounts]:
         with explained(UNREADABLE, UnreadableError):
-            pairs, counts = counted(self._keep(numbered(self.frame(ids), num_rows)))
-        return self.table(pairs), counts
-
-    def _keep(self, frame: DataFrame) -> DataFrame:
-        self._kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
-        return self._kept[-1]
+            kept = _numbered(self.frame(ids), num_rows).persist(StorageLevel.MEMORY_AND_DISK)
+            self._kept.append(kept)
+            stats = {
+                row[0]: _parsed(row[1]) for row in kept.filter("stats is not null").select("range", "stats").collect()
+            }
+            sizes = [stats[number].num_ids if number in stats else 0 for number in range(max(stats, default=0))]
+            begins = ",".join(f"{begin}L" for begin in accumulate(sizes, initial=0))
+            node = sql.expr(f"element_at(array({begins}), range + 1) + place").alias("node")
+            counts = IdCounts()
+            for one in stats.values():
+                counts.add(one)
+            return self.table(kept.filter("stats is null").select("id", node, "again")), counts
 
     def __enter__(self) -> "SparkEngine":
         return self
@@ -83,7 +99,7 @@ class SparkEngine:
         self.close()
 
     def close(self) -> None:
-        with suppress(Exception):  # of a Spark that is gone, which has been said
+        with suppress(Exception):  # Spark may be gone, which has been raised already
             for frame in self._kept:
                 frame.unpersist()
 
@@ -92,10 +108,58 @@ def _folded(task: Fold, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
     try:
         made = json.dumps(task(batches))
     except HoploomError as error:
-        raise sent(error) from error
+        raise sendable(error) from error
     yield pa.RecordBatch.from_pydict({"made": [made]})
 
 
-def _literal(path: str) -> str:
-    """A path that Spark reads as it is; without this, it looks for what a pattern such as [a] stands for."""
-    return re.sub(r"([\[\]{}*?\\])", r"\\\1", path)
+# --- numbering -----------------------------------------------------------------------------------
+
+
+def _numbered(ids: DataFrame, num_rows: int) -> DataFrame:
+    """Return rows [id, range, place, again, stats] of ids [id, part], or [id, part, bucket] if they are texts.
+
+    `place` counts the ids of a range; `again` is true if the row before has the same id. The last row of a range has no
+    id, but the counts of the range as `stats`.
+    """
+    session, text = ids.sparkSession, "bucket" in ids.columns
+    order = ["part", "bucket", "id"] if text else ["part", "id"]
+    tasks = session.sparkContext.defaultParallelism
+    ranges = ranges_for(num_rows, num_rows, JOINED_BYTES, 8 * JOIN_BYTES, tasks)
+    moved = ids.repartitionByRange(ranges.count, *order[:2]).sortWithinPartitions(*order).select("id", "part")
+    set_batch_rows(session, TEXT_BYTES if text else INTEGER_BYTES)
+    kind = "string" if text else "long"
+    columns = f"id {kind}, range int, place long, again boolean, stats string"
+    return moved.mapInArrow(partial(_number_range, text), columns)
+
+
+def _number_range(text: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    freeze_imports()
+    counts, last = IdCounts(), None
+    for batch in batches:
+        known = batch.filter(batch.column("id").is_valid())
+        ids, again = known.column("id"), np.zeros(known.num_rows, bool)
+        if len(ids):
+            again[0] = ids[0] == last
+            again[1:] = pc.equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+            last = ids[-1]
+        places = np.arange(counts.num_ids, counts.num_ids + len(ids))
+        sizes = {row["values"]: row["counts"] for row in known.column("part").value_counts().to_pylist()}
+        counts.add(IdCounts(sizes, len(batch) - len(ids), int(again.sum())))
+        if text:
+            counts.add_texts(ids)
+        yield _rows(ids, places, again, [None] * len(ids))
+    nothing = pa.nulls(1, pa.string() if text else pa.int64())
+    yield _rows(nothing, np.zeros(1, np.int64), np.zeros(1, bool), [json.dumps(asdict(counts))])
+
+
+def _parsed(stats: str) -> IdCounts:
+    given = json.loads(stats)
+    return IdCounts({int(part): rows for part, rows in given.pop("sizes").items()}, **given)
+
+
+def _rows(ids: pa.Array, places: Any, again: Any, stats: list[str | None]) -> pa.RecordBatch:
+    context = TaskContext.get()
+    assert context is not None
+    ranges = np.full(len(ids), context.partitionId(), np.int32)
+    columns = [ids, pa.array(ranges), pa.array(places), pa.array(again), pa.array(stats, pa.string())]
+    return pa.RecordBatch.from_arrays(columns, ["id", "range", "place", "again", "stats"])

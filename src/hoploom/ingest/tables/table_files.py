@@ -1,6 +1,6 @@
-"""The files of a table: which ones a key such as `files = "papers/*.parquet"` means, and their rows, batch by batch.
+"""Find the files that a key such as `files = "papers/*.parquet"` names, and read and write their rows by batches.
 
-The order is that of the list; what a glob or a folder gives is sorted by name, without names that begin with . or _.
+Files are in the order of the list. A glob or a folder gives files sorted by name, without names that begin with . or _.
 """
 
 import fnmatch
@@ -30,7 +30,7 @@ BUFFER = 1 << 20  # bytes of a column that are read at once: a row group may be 
 MappedArray = np.memmap[Any, Any]
 BATCH = 1 << 16  # rows
 GROUP = 16 << 20  # bytes of a row group in scratch files: engines read row groups at once and in parallel
-Rewrite = Callable[[], None]  # makes Parquet of one file, here or in an executor
+Rewrite = Callable[[], None]  # rewrites one file as Parquet, in this process or in an executor
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TableFile:
     kind: str  # "parquet", "csv", "tsv", "arrow" or "npy"
 
     def open(self) -> Any:
-        """The file for pyarrow to read; a .csv.gz is unpacked on the way."""
+        """Open the file for pyarrow; compressed CSV is unpacked."""
         filesystem, path = fs.FileSystem.from_uri(self.path) if is_url(self.path) else (fs.LocalFileSystem(), self.path)
         if self.kind in ("csv", "tsv"):
             return filesystem.open_input_stream(path, compression="detect")
@@ -54,17 +54,17 @@ def is_url(path: str) -> bool:
 
 
 def kind_of(name: str, kinds: Mapping[str, str] = KINDS) -> str | None:
-    """The format by the name's end; None: none that is read."""
+    """Return the format by the suffix of the name; None if it is unknown."""
     return next((kind for ending, kind in kinds.items() if name.lower().endswith(ending)), None)
 
 
-# --- which files ---------------------------------------------------------------------------------
+# --- finding files -------------------------------------------------------------------------------
 
 
 def find_files(
     graph: GraphFile, key: str, patterns: tuple[str, ...], kinds: Mapping[str, str] = KINDS
 ) -> tuple[TableFile, ...]:
-    """The files that a key names, e.g. those of nodes.paper.files."""
+    """Return the files that a key names, e.g. nodes.paper.files."""
     found: dict[str, TableFile] = {}
     for pattern in patterns:
         matching = _remote if is_url(pattern) else _local
@@ -79,7 +79,7 @@ def find_files(
 
 
 def _local(graph: GraphFile, key: str, pattern: str, kinds: Mapping[str, str]) -> list[str]:
-    """The files that a path or a glob names, or that lie in a folder."""
+    """Return the files that a path or a glob names, or that are in a folder."""
     exact = graph.folder / pattern
     if exact.is_file():
         return [str(exact)]
@@ -99,7 +99,7 @@ def _local(graph: GraphFile, key: str, pattern: str, kinds: Mapping[str, str]) -
 
 
 def _files_in(entry: Path, kinds: Mapping[str, str]) -> Iterator[Path]:
-    """An entry itself, or the tables below a folder."""
+    """Yield the entry itself, or the tables below a folder."""
     if entry.is_dir():
         for child in sorted(entry.iterdir()):
             if child.name[0] not in "._":
@@ -109,7 +109,7 @@ def _files_in(entry: Path, kinds: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _remote(graph: GraphFile, key: str, url: str, kinds: Mapping[str, str]) -> list[str]:
-    """The objects that a URL names: one, those below it, or those that match it."""
+    """Return the URLs of the objects that a URL names: one, those below it, or those that match it."""
     scheme, _, path = url.partition("://")
     begin = path
     for sign in MAGIC:
@@ -137,7 +137,7 @@ def _remote(graph: GraphFile, key: str, url: str, kinds: Mapping[str, str]) -> l
 
 @contextmanager
 def readable(refusal: str) -> Iterator[None]:
-    """What a library says of a damaged file, behind our own words."""
+    """Raise DataError, with a library's reason, if a file in this block is damaged."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -147,7 +147,7 @@ def readable(refusal: str) -> Iterator[None]:
 
 @contextmanager
 def opened(file: TableFile, refusal: str = " is no Parquet file, or cut short") -> Iterator[pq.ParquetFile]:
-    """A Parquet file; DataError where it cannot be read."""
+    """Open a Parquet file; raise DataError if it cannot be read."""
     with (
         readable(f"{file.shown}{refusal}"),
         file.open() as handle,
@@ -157,13 +157,13 @@ def opened(file: TableFile, refusal: str = " is no Parquet file, or cut short") 
 
 
 def parquet_footer(file: TableFile) -> tuple[pa.Schema, int]:
-    """A Parquet file's schema and number of rows."""
+    """Return a Parquet file's schema and number of rows."""
     with opened(file) as parquet:
         return parquet.schema_arrow, parquet.metadata.num_rows
 
 
 def group_bytes(file: TableFile, columns: Sequence[str]) -> int:
-    """What an engine reads at once of a Parquet file: some columns of its largest row group."""
+    """Return the bytes that an engine reads of a Parquet file at once: some columns of its largest row group."""
     begins = tuple(f"{column}." for column in columns)
     most = 0
     with opened(file) as parquet:
@@ -176,7 +176,7 @@ def group_bytes(file: TableFile, columns: Sequence[str]) -> int:
 
 
 def largest_value(path: str, column: str) -> int:
-    """The largest integer of a column, as the footer has it; what no integer reaches where it does not say."""
+    """Return the largest integer of a column according to the footer; 2**64 if it has no statistics."""
     largest = 0
     with opened(TableFile(path, path, "parquet")) as parquet:
         for index in range(parquet.metadata.num_row_groups):
@@ -189,7 +189,7 @@ def largest_value(path: str, column: str) -> int:
 
 
 def parquet_batches(file: TableFile, columns: Sequence[str], most_rows: int = BATCH) -> Iterator[pa.RecordBatch]:
-    """Some columns of a Parquet file in its order, about sixteen buffers at a time however large its row groups are."""
+    """Yield columns of a Parquet file in order, about sixteen buffers at a time however large its row groups are."""
     what = f": column {columns[0]!r} cannot be read" if len(columns) == 1 else " cannot be read"
     with opened(file, what) as parquet:
         found = parquet.metadata
@@ -205,7 +205,7 @@ def arrow_schema(file: TableFile) -> pa.Schema:
 
 @contextmanager
 def arrow_batches(file: TableFile) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
-    """Schema and batches, of the file format or of the stream format. A local file is mapped, not read."""
+    """Return the schema and batches of an Arrow file, in the file or the stream format. A local file is mapped."""
     with file.open() if is_url(file.path) else pa.memory_map(file.path) as handle:
         try:
             reader = ipc.open_file(handle)
@@ -218,7 +218,7 @@ def arrow_batches(file: TableFile) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
 
 
 def open_array(file: TableFile) -> MappedArray:
-    """A .npy file with a row of numbers per node."""
+    """Map a .npy file with a row of numbers per node."""
     with readable(f"{file.shown} is no .npy file, or cut short"):
         if is_url(file.path):
             raise ValueError("arrays are mapped into memory, so they must lie on this machine")
@@ -233,7 +233,7 @@ def open_array(file: TableFile) -> MappedArray:
 
 
 def array_rows(array: MappedArray, begin: int, count: int) -> np.ndarray[Any, Any]:
-    """Some rows of a .npy file, read from it: pages of a mapping that were read would count as memory."""
+    """Read rows of a .npy file. The mapping is not used, because its pages would count as memory."""
     width = array.shape[1]
     if width == 0:  # nothing is mapped, so the array does not say where it begins
         return np.empty((count, 0), array.dtype.newbyteorder("="))
@@ -251,9 +251,9 @@ def one_by_one(rewrites: Iterable[Rewrite]) -> None:
 
 
 def stage(batches: Iterable[Any], schema: Any, path: Path, group: int = GROUP) -> None:
-    """Write record batches as Parquet. Nothing is compressed: it is read once and dropped.
+    """Write record batches as Parquet, uncompressed, because it is read once and removed.
 
-    The file has its name once it is complete: two executors may write it at the same time, the same rows.
+    The file is renamed when it is complete: two executors may write the same rows at the same time.
     """
     stored = pa.schema([(field.name, _stored(field.type)) for field in schema])
     begun = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
@@ -264,7 +264,7 @@ def stage(batches: Iterable[Any], schema: Any, path: Path, group: int = GROUP) -
 
 
 def _stored(kind: Any) -> Any:
-    """Timestamps in microseconds and float16 as float32, which every engine reads."""
+    """Return a type that every engine reads: timestamps in microseconds, and float32 for float16."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
     if pa.types.is_float16(kind):
@@ -275,7 +275,7 @@ def _stored(kind: Any) -> Any:
 
 
 def _grouped(batches: Iterable[Any], schema: Any, group: int) -> Iterator[Any]:
-    """Tables of about so many bytes. A longer batch is cut, a file mapped into memory is read piece by piece."""
+    """Yield tables of about `group` bytes. Longer batches are cut, so that a mapped file is read piece by piece."""
     waiting: list[Any] = []
     size = 0
     for batch in batches:

@@ -1,6 +1,6 @@
-"""From the values of columns to the rows of a field: fill, cast, then categories; lists are rows of numbers.
+"""Convert the values of columns to the rows of a field: fill, cast, then categories; lists are rows of numbers.
 
-All arithmetic on values happens here, not in an engine, so that every engine gives the same bytes.
+All arithmetic on values is done here, not in an engine, so that every engine gives the same bytes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ from hoploom.schema import DTYPES, Field
 
 Values = np.ndarray[Any, np.dtype[Any]]
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-MOST_SQUARED = 1e145  # the squares of as many as a table has rows still add up
+MOST_SQUARED = 1e145  # the sum of the squares of a column is still finite
 NULL = "is null; give a value, or fill nulls with columns.<name>.fill"
 
 
 class UnfitError(ValueError):
-    """A value of a column that cannot be used: says why, and how many there are among the values given."""
+    """A value of a column cannot be used; `count` such values were found."""
 
     def __init__(self, why: str, count: int = 1) -> None:
         super().__init__(why)
@@ -34,23 +34,23 @@ class UnfitError(ValueError):
 
 @dataclass(frozen=True)
 class SourceColumn:
-    """A column of a table, and how its values become numbers."""
+    """A column of a table, and the way in which its values become numbers."""
 
     name: str
-    type: pa.DataType  # in the user's file, whatever an engine makes of it; of a list: of its elements
+    type: pa.DataType  # in the user's file, not in the engine; for lists: of the elements
     width: int | None  # of lists
     rule: ColumnRule
     words: pa.Array | None = None  # the categories, in order
-    null: float | int | None = None  # what stands for a null
+    null: float | int | None = None  # replaces a null
 
     @property
     def result(self) -> pa.DataType:
-        """The type of the values once they are cast."""
+        """The type of the values after the cast."""
         return self.type if self.rule.cast is None else pa.type_for_alias(self.rule.cast)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a row."""
+        """The shape of a row."""
         if self.rule.categories == "one-hot":
             assert self.words is not None
             return (len(self.words),)
@@ -58,7 +58,7 @@ class SourceColumn:
 
     @property
     def extent(self) -> int:
-        """How many numbers a row has."""
+        """The number of values in a row."""
         return self.shape[0] if self.shape else 1
 
 
@@ -74,48 +74,45 @@ class FieldColumns:
 
     @property
     def standardised(self) -> tuple[int, ...]:
-        """Which numbers of a row are standardised once all rows are there."""
+        """The indices in a row that are standardised after all rows have arrived."""
         chosen = [column.rule.standardise for column in self.columns for _ in range(column.extent)]
         return tuple(index for index, one in enumerate(chosen) if one)
 
     @property
     def arriving(self) -> Field:
-        """As its rows come: with all digits, if sums are taken of them."""
+        """The field as its rows arrive: float64 if they are standardised later."""
         return Field("float64", self.field.shape) if self.standardised else self.field
 
     def unlabelled(self, rows: Tensor) -> Tensor:
-        """Of labels, which stand for none [n] bool: the table had a null there, or the very number that means null."""
+        """Return which labels are missing, [n] bool: null in the table, or the number that means null."""
         null = self.columns[0].null
         assert null is not None
         return rows.isnan() if isinstance(null, float) else rows.eq(null)
 
     def numbers(self, column: SourceColumn, given: pa.Array) -> Values:
-        """The numbers of a column, checked; UnfitError for the first reason they cannot be stored."""
+        """Return the numbers of a column; raise UnfitError if some cannot be stored."""
         values = numbers_of(column, given)
         check_range(values, self.arriving.dtype)
         if column.rule.standardise:
-            large = np.abs(values.astype(np.float64)) > MOST_SQUARED  # float32 has no such number to compare with
-            refuse(values, large, "too large to be standardised; correct it, or make it null")
+            large = np.abs(values.astype(np.float64)) > MOST_SQUARED  # no float32 is as large
+            _refuse(values, large, "too large to be standardised; correct it, or make it null")
         if self.weights:
-            refuse(
-                values,
-                ~(np.isfinite(values) & (values >= 0)),
-                "but weights are finite, and none is negative; correct it",
-            )
+            wrong = ~(np.isfinite(values) & (values >= 0))
+            _refuse(values, wrong, "but weights are finite, and none is negative; correct it")
         if self.limit is not None and values.size:
             wrong = (values >= self.limit) | ((values < 0) & (values != column.null))
-            refuse(values, wrong, f"not in [0, {self.limit}); correct it, or num_classes")
+            _refuse(values, wrong, f"not in [0, {self.limit}); correct it, or num_classes")
         return values
 
 
-def refuse(values: Values, wrong: Values, why: str) -> None:
+def _refuse(values: Values, wrong: Values, why: str) -> None:
     """Raise UnfitError if a value is wrong."""
     if wrong.any():
         raise UnfitError(f"holds {values[wrong][0]}, {why}", int(wrong.sum()))
 
 
 def write_numbers(target: Tensor, values: Values) -> None:
-    """Write them into a tensor [n, …], cast to its type."""
+    """Write values into a tensor [n, …], cast to its type."""
     if target.dtype == torch.bfloat16:  # NumPy has none
         target.copy_(torch.from_numpy(values.astype(np.float32)).view(target.shape))
     else:
@@ -123,7 +120,7 @@ def write_numbers(target: Tensor, values: Values) -> None:
 
 
 def numbers_of(column: SourceColumn, given: pa.Array) -> Values:
-    """The numbers of a column: [n] or [n, extent]."""
+    """Return the numbers of a column: [n] or [n, extent]."""
     count = len(given)
     if column.width is not None:
         given = _elements(column, given)
@@ -140,7 +137,7 @@ def numbers_of(column: SourceColumn, given: pa.Array) -> Values:
 
 
 def _filled(given: pa.Array, null: float | int) -> pa.Array:
-    """Labels, with what stands for a null."""
+    """Return labels with `null` in place of nulls."""
     if isinstance(null, float) and not pa.types.is_floating(given.type):
         given = given.cast(pa.float64(), safe=False)
     elif isinstance(null, int):
@@ -152,7 +149,7 @@ def _filled(given: pa.Array, null: float | int) -> pa.Array:
 
 
 def signed(values: Values) -> Values:
-    """The same numbers of a type that torch computes with."""
+    """Return the numbers in a dtype that torch computes with."""
     if values.dtype == np.bool_:
         return values.view(np.uint8)
     if values.dtype.kind != "u" or values.dtype.itemsize == 1:
@@ -162,7 +159,7 @@ def signed(values: Values) -> Values:
 
 
 def prepared(column: SourceColumn, given: pa.Array) -> pa.Array:
-    """The values with their type, without nulls if they are filled, and cast."""
+    """Return the values as their type, filled, and cast."""
     given = _typed(given, column.type)
     if column.rule.categories is not None:
         given = _comparable(given)
@@ -177,7 +174,7 @@ def prepared(column: SourceColumn, given: pa.Array) -> pa.Array:
 
 
 def _elements(column: SourceColumn, given: pa.Array) -> pa.Array:
-    """The elements of lists, all as long as `width`; a null list gives as many nulls."""
+    """Return the elements of lists, all of length `width`; a null list gives nulls."""
     assert column.width is not None
     lengths = pc.list_value_length(given)
     wrong = given.filter(pc.and_(given.is_valid(), pc.not_equal(lengths, column.width)))
@@ -191,7 +188,7 @@ def _elements(column: SourceColumn, given: pa.Array) -> pa.Array:
 
 
 def _typed(given: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """As the user's file has them: an engine may have widened them."""
+    """Return the values in the type of the user's file, as an engine may have widened them."""
     if pa.types.is_dictionary(given.type):
         given = given.dictionary_decode()
     wanted = wanted.value_type if pa.types.is_dictionary(wanted) else wanted
@@ -206,7 +203,7 @@ def _typed(given: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _cast(given: pa.Array, wanted: pa.DataType) -> pa.Array:
-    if pa.types.is_integer(wanted) and pa.types.is_floating(given.type):  # there is no integer for "not a number"
+    if pa.types.is_integer(wanted) and pa.types.is_floating(given.type):  # there is no integer for NaN
         given = pc.if_else(pc.is_nan(given), pa.scalar(None, given.type), given)
     try:
         made = given.cast(wanted, safe=not pa.types.is_floating(wanted))
@@ -221,7 +218,7 @@ def _cast(given: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _comparable(given: pa.Array) -> pa.Array:
-    """What is equal, alike: of fractions, one zero, and null for what is no number."""
+    """Return floats in a form that can be compared: -0.0 as 0.0, NaN as null."""
     if not pa.types.is_floating(given.type):
         return given
     given = given.cast(pa.float32()) if pa.types.is_float16(given.type) else given
@@ -246,7 +243,7 @@ def _categories(column: SourceColumn, given: pa.Array) -> Values:
 
 
 def _plain(given: pa.Array) -> pa.Array:
-    """Numbers of what counts as a number: dates and times are microseconds since 1970."""
+    """Return numbers for decimals, dates and times; the latter are microseconds since 1970."""
     if pa.types.is_decimal(given.type):
         return given.cast(pa.float64())
     if pa.types.is_date(given.type) or pa.types.is_timestamp(given.type):
@@ -255,7 +252,7 @@ def _plain(given: pa.Array) -> pa.Array:
 
 
 def check_range(values: Values, dtype: str) -> None:
-    """Raise UnfitError where a value would change: a fraction, or a number too large for the field."""
+    """Raise UnfitError if a value would change: a fraction, or a number too large for the dtype."""
     exact = dtype == "float64" or (dtype == "float32" and values.dtype != np.float64)
     if exact or not values.size or str(values.dtype) == dtype:
         return
@@ -267,22 +264,21 @@ def check_range(values: Values, dtype: str) -> None:
             raise UnfitError(f"holds {large}, too large for {dtype}; choose a wider dtype")
         return
     least, most = (0, 1) if dtype == "bool" else (torch.iinfo(DTYPES[dtype]).min, torch.iinfo(DTYPES[dtype]).max)
-    refuse(values, ~np.isfinite(values) | (np.floor(values) != values), f"which is no {dtype}; choose another dtype")
+    _refuse(values, ~np.isfinite(values) | (np.floor(values) != values), f"which is no {dtype}; choose another dtype")
     for extreme in (values.min(), values.max()):
         if not least <= int(extreme) <= most:
             raise UnfitError(f"holds {extreme}, which does not fit {dtype}; choose a wider dtype")
 
 
-# --- what needs all rows before it does the first ------------------------------------------------
+# --- standardising, which needs all rows before it changes the first -----------------------------
 
 
 def standardise(columns: Mapping[str, Sequence[int]], stored: Mapping[str, Field]) -> Finish:
-    """Less the mean, over the standard deviation: some columns of fields that stand in order.
+    """Return a last step that subtracts the mean of columns, and divides by the standard deviation.
 
-    Sums run over chunks in the order of the ids, always cut alike, in float64: the same to the last bit however the
-    rows came. What is "not a number" is left out of them; a column of one value becomes zeros.
+    Sums run over chunks in the order of the ids, always cut alike, in float64, so that they are the same to the last
+    bit in whatever order rows arrive. NaN is left out of them; a column of one value becomes zeros.
     """
-
     return Finish(stored, partial(_measured, columns), partial(_prepared, columns, stored))
 
 
@@ -290,7 +286,6 @@ Columns = Mapping[str, Sequence[int]]  # some of each field's
 
 
 def _measured(columns: Columns, chunk: Chunk) -> Measures:
-    """By field what `Moments` takes."""
     return {name: moments_of(_columns(chunk[name], some).numpy()).tolist() for name, some in columns.items()}
 
 
@@ -320,7 +315,7 @@ def _columns(rows: Tensor, some: Sequence[int]) -> Tensor:
 
 
 def moments_of(values: Values) -> Values:
-    """Of each column [n, width] float64: values that are numbers, mean, squares, least, most: [5, width]."""
+    """Return for columns [n, width] float64 the count without NaN, mean, squares, least and most: [5, width]."""
     given = ~np.isnan(values)
     count = given.sum(axis=0)
     mean = np.where(given, values, 0).sum(axis=0) / np.maximum(count, 1)
@@ -337,7 +332,7 @@ class Moments:
         self._least, self._most = np.full(width, np.inf), np.full(width, -np.inf)
 
     def add(self, measured: Values) -> None:
-        """A chunk, as `moments_of` has measured it."""
+        """Add the result of `moments_of` for a chunk."""
         count, mean, squares, least, most = measured
         delta, total = mean - self._mean, np.maximum(self._count + count, 1)
         self._squares += squares + np.square(delta) * (self._count * count / total)
@@ -347,11 +342,11 @@ class Moments:
 
     @property
     def centre(self) -> Values:
-        """The mean; of a column of one value that value, to the last bit."""
+        """The mean; for a column of one value that value, to the last bit."""
         return np.where(self._least >= self._most, self._least, self._mean)
 
     @property
     def deviation(self) -> Values:
-        """1 for a column of one value, or of values whose squares are 0."""
+        """The standard deviation; 1 for a column of one value, or if the squares are 0."""
         found = np.sqrt(self._squares / np.maximum(self._count, 1))
         return np.where((self._least >= self._most) | (found == 0), 1.0, found)

@@ -1,4 +1,4 @@
-"""Which columns make which field, and of what dtype: decided from schemas and a few values, before rows are read."""
+"""Plan the fields of a table: their columns, dtypes and shapes, from schemas and a few values, before rows are read."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,22 +26,22 @@ from hoploom.ingest.tables.transforms import (
 from hoploom.schema import DTYPES, Field
 
 EXACT = ("float64", "int64")  # hold microseconds since 1970
-STORED = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "halffloat": "float16"}
-STORED |= {"float": "float32", "double": "float64"}  # as Arrow calls them -> as a store does
+STORED = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "halffloat": "float16"}  # Arrow's name -> a store's
+STORED |= {"float": "float32", "double": "float64"}
 
 
 @dataclass(frozen=True)
 class Planner:
-    """Makes fields of one table's columns."""
+    """Plans the fields of one table."""
 
     engine: Engine
     source: TableSource
     most_codes: int = 1_000_000
     most_one_hot: int = 4096
-    most_bytes: int = 16 << 20  # of categories: they are kept in memory
+    most_bytes: int = 16 << 20  # of categories, which are kept in memory
 
     def fields(self) -> "TableFields":
-        """Every field that the table's keys ask for; ConfigError or DataError where its columns cannot make one."""
+        """Return the fields that the table's keys name; raise ConfigError or DataError if columns are unfit."""
         return TableFields(self.source, list(self._fields()))
 
     def _fields(self) -> Iterator[FieldColumns]:
@@ -60,7 +60,7 @@ class Planner:
             yield self._field(f"fields.{as_key(name)}", name, [column])
 
     def _field(self, key: str, name: str, names: Sequence[str], dtype: str | None = None) -> FieldColumns:
-        """A field of some columns; dtype=None: what they hold."""
+        """Return a field of some columns; dtype=None: the dtype of the values."""
         columns = tuple(self._column(key, name, dtype) for name in names)
         shape = (sum(column.extent for column in columns),) if key == "features" else columns[0].shape
         dtype = dtype or self._own_dtype(key, columns[0])
@@ -79,7 +79,7 @@ class Planner:
             width = given.list_size if pa.types.is_fixed_size_list(given) else self._first_width(name)
             given = given.value_type
         if rule.fill is not None:
-            if pa.types.is_null(given):  # no value says what it is
+            if pa.types.is_null(given):  # there is no value to take the type from
                 given = pa.scalar(rule.fill).type if rule.cast is None else pa.type_for_alias(rule.cast)
             try:
                 pa.scalar(rule.fill, given)
@@ -100,7 +100,7 @@ class Planner:
         return replace(column, null=_null(column)) if key == "label" else column
 
     def _no_number(self, column: SourceColumn, key: str) -> str:
-        """Why the values of a column are no numbers: the first that is none, its place, and the way out."""
+        """Return why a column holds no numbers: the first value that is none, its file and row, and the way out."""
         found, at = diagnose.first_word(self.source, column.name), f"columns.{as_key(column.name)}"
         is_text = pa.types.is_string(column.result)
         if found is None:
@@ -116,7 +116,7 @@ class Planner:
         return self.source.problem(f"columns.{as_key(column)}", message)
 
     def _first_width(self, name: str) -> int:
-        """The length of the first list; where others differ is found on the way."""
+        """Return the length of the first list. Lists of other lengths are errors when rows are read."""
         for _, _, values in self.source.scan(name, 1024):
             lists = values.drop_null()
             if len(lists):
@@ -124,7 +124,7 @@ class Planner:
         raise DataError(f"{self.source.origins[0]}: column {name!r} of {self.source.owner} holds no list at all")
 
     def _words(self, column: SourceColumn) -> pa.Array:
-        """The categories of a column, in order."""
+        """Return the categories of a column, in order."""
         if column.width is not None:
             raise self._column_problem(column.name, "it holds lists, which have no categories")
         is_one_hot = column.rule.categories == "one-hot"
@@ -145,7 +145,7 @@ class Planner:
         return words.take(pc.array_sort_indices(words))
 
     def _own_dtype(self, key: str, column: SourceColumn) -> str:
-        """The dtype of a field that nobody chose."""
+        """Return the default dtype of a field."""
         held = {"codes": "int64", "one-hot": "uint8", None: _dtype_of(column.result)}[column.rule.categories]
         if column.rule.standardise:
             return "float32"
@@ -158,7 +158,7 @@ class Planner:
 
 
 def _null(column: SourceColumn) -> float | int | None:
-    """What stands for a label that is not known."""
+    """Return the value of a label that is not known."""
     if column.shape:
         return None
     is_code = column.rule.categories is not None
@@ -192,27 +192,23 @@ class TableFields:
 
     @property
     def label(self) -> "TableFields | None":
-        """The label alone, if a node has one number as its label: then some nodes may have none."""
+        """The label alone, if it is one number for each node: then some nodes may have none."""
         found = [field for field in self.fields if field.columns[0].null is not None]
         return replace(self, fields=found) if found else None
 
-    def shipped(self) -> "TableFields":
-        """The same, without what cannot be sent to another process: arrays that are mapped."""
-        return replace(self, source=replace(self.source, arrays=()))
-
     @property
     def aliases(self) -> dict[str, str]:
-        """What the engine calls each column, whatever its name."""
+        """The name of each column in the engine, which does not depend on special characters."""
         names = dict.fromkeys(column.name for field in self.fields for column in field.columns)
         return {name: f"c{index}" for index, name in enumerate(names)}
 
     @property
     def row_bytes(self) -> int:
-        """Of a row with its ids, about."""
+        """The bytes of a row with its ids, about."""
         return 16 + sum(field.field.row_bytes for field in self.fields)
 
     def rows(self, batch: pa.RecordBatch) -> dict[str, Tensor]:
-        """The rows of every field; DataError names the first row that cannot be used."""
+        """Return the rows of every field; raise DataError that names the first row that cannot be used."""
         arrays = {name: batch.column(alias) for name, alias in self.aliases.items()}
         return {field.name: self._rows(field, arrays, batch.num_rows) for field in self.fields}
 
