@@ -18,7 +18,7 @@ from hoploom.errors import StoreError
 from hoploom.inference.files import Columns, ParquetFile, RowFile, SharedFolder
 from hoploom.inference.layered import Layered, ModelPlan, Rows
 from hoploom.inference.slices import Slice, Slices, degrees_without_loops, sources_of
-from hoploom.inference.source_rows import FarTable, Room, SourceRows, gathering
+from hoploom.inference.source_rows import FarTable, SourceRows, gathering
 from hoploom.load.assemble import FEATURES
 from hoploom.schema import Owner, RelationName
 from hoploom.store import Store, Wanted
@@ -174,12 +174,12 @@ class LayerWise(Closing):
             table = FarTable(gathering(file.read_far(), reads), rows)
         else:
             return None
-        room = Room(self._cuts.memory, self._scratch, 1 / self._folder.context.world_size)
+        memory, share = self._cuts.memory, 1 / self._folder.context.world_size
 
         def others(some: Slice) -> Tensor:
             return sources_of(some, key, self._cuts.edges(some, [key], {})[key]).others
 
-        return SourceRows(table, self._own[key[2]], others, room, reads)
+        return SourceRows(table, self._own[key[2]], others, memory, self._scratch, share, reads)
 
     def _own_rows(self, x: Rows, some: Slice) -> Tensor:
         """A slice's rows before a layer."""

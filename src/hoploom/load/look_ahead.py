@@ -1,91 +1,171 @@
-"""Look-ahead: the rows that the next batches miss are fetched together, each once.
+"""Look-ahead: the rows that coming batches need, and that are not in memory, are fetched together and each once.
 
-Batches are computable, so those of a group of steps are sampled first. Their remote rows that neither a cache nor an
-earlier group has come in one request per peer, and then each batch is assembled. Where a row is, is looked up once.
-Costs the memory of two groups' rows, and a first batch that waits for its group.
+Batches are computable, so those of a group of steps are sampled first. Their rows that neither a cache nor an earlier
+group has come in one request per peer, and then each batch is assembled. Where a row is, is looked up once. Costs the
+memory of two groups' rows, and a first batch that waits for its group.
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
 
+from hoploom import ops
 from hoploom.batch import Sampled
 from hoploom.load.assemble import Assembler, Batch
 from hoploom.load.maker import LocalMaker, Maker
 from hoploom.load.order import Order
 from hoploom.load.pipeline import LEAD, Pipeline, Stages
-from hoploom.load.row_window import PrefetchedRows, Window, ids_key
-from hoploom.ops import IdMap
+from hoploom.ops import Empty, IdMap, SlotMap
 from hoploom.schema import Owner, Schema
 from hoploom.store import Sharded, Wanted
-from hoploom.store.base import RowLookup
+from hoploom.store.base import CachedPositions, RowLookup, Triple, read_wanted
 from hoploom.store.budget import little_idle
 from hoploom.store.row_cache import Cached
+from hoploom.store.sharded import empty_rows
 
-MOST_STEPS = 128  # ahead, however small their rows are
+MOST_STEPS = 128  # in a group, however small their rows are
+SPARE = 16  # a table that grows gets one row in 16 to spare
+Fields = Mapping[Owner, Sequence[str]]  # those of which some rows cost a wait
+Ids = tuple[Owner, int, int]  # a list of ids, told apart by its owner, address and length
+
+
+# --- the window of rows that are prefetched ---------------------------------------------------
+
+
+def _key_of(owner: Owner, ids: Tensor) -> Ids:
+    return owner, ids.data_ptr(), ids.numel()
+
+
+class Window:
+    """The rows of one owner that the last two groups of a loop's steps need.
+
+    A row stays where it is while a step needs it, and then gives its slot to another, so that nothing is copied from
+    group to group. With little memory, ids are hashed.
+    """
+
+    def __init__(self, schema: Schema, owner: Owner, fields: Collection[str], *, little_memory: bool) -> None:
+        self._schema, self._owner = schema, owner
+        num_ids = schema.described(owner).count
+        self._slots = SlotMap(num_ids, 0) if little_memory else SlotMap(num_ids)
+        self.tables = {name: empty_rows(schema, owner, name, 0) for name in fields}
+
+    def find(self, lookups: Sequence[RowLookup]) -> tuple[list[CachedPositions], Tensor]:
+        """Begin the next group: return where the rows of each lookup will be, and the slots that must be filled."""
+        self._slots.begin()  # the rows that only the group before the last one needed may go
+        found = [self._slots.find(one.ids, one.missing) for one in lookups]
+        fresh = [self._slots.add(one.ids, new, slots) for one, (slots, new) in zip(lookups, found, strict=True)]
+        num_rows, tables = len(self._slots), {}
+        for name, table in self.tables.items():  # batches that are being made go on reading the old tables
+            tables[name] = table
+            if len(table) < num_rows:
+                tables[name] = empty_rows(self._schema, self._owner, name, num_rows + len(table) // SPARE)
+                ops.byte_rows(tables[name])[: len(table)].numpy()[:] = ops.byte_rows(table).numpy()
+        self.tables = tables
+        held = [CachedPositions(tables, slots, one.missing) for one, (slots, _) in zip(lookups, found, strict=True)]
+        return held, ops.joined(fresh)
+
+    @property
+    def num_needed(self) -> int:
+        """Rows that the newest group needs."""
+        return self._slots.num_needed
+
+    def wanted(self) -> list[tuple[Wanted, Tensor]]:
+        """Return the ids in the slots, and the tables with a row for each."""
+        ids = self._slots.ids
+        return [(Wanted(self._owner, name, ids), table[: ids.numel()]) for name, table in self.tables.items()]
+
+
+class PrefetchedRows:
+    """A FeatureStore that knows where the rows of some ids are, so that it looks none up again."""
+
+    def __init__(self, features: Sharded, fields: Fields, lookups: Sequence[RowLookup]) -> None:
+        self._features, self._fields = features, fields
+        self._lookups = {_key_of(one.owner, one.ids): one for one in lookups}
+
+    @property
+    def schema(self) -> Schema:
+        return self._features.schema
+
+    def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
+        wanted = read_wanted(self.schema, wanted)
+        outs = [empty_rows(self.schema, owner, name, ids.numel(), empty) for owner, name, ids in wanted]
+        routed: dict[Ids, Sequence[Tensor]] = {}
+        positions = []
+        for (owner, name, ids), out in zip(wanted, outs, strict=True):
+            key = _key_of(owner, ids)
+            lookup = self._lookups.get(key) if name in self._fields.get(owner, ()) else None
+            if lookup is not None:
+                for rows in lookup.cached:
+                    rows.copy(name, out)
+            elif key not in routed:
+                routed[key] = self._features.route(owner, ids)
+            positions.append(routed[key] if lookup is None else lookup.in_memory)
+        self._features.gather_routed(wanted, positions, outs)
+        return outs
+
+
+# --- the maker ----------------------------------------------------------------------------------
 
 
 @dataclass
 class Fetches:
-    """What look-ahead has asked for."""
+    """Counts of what look-ahead has requested."""
 
-    num_groups: int = 0  # of steps: each asks every peer at most once
+    num_groups: int = 0  # of steps: each requests rows of every peer at most once
     num_fetched: int = 0  # rows
     num_reused: int = 0  # rows that the group before had fetched
 
 
-@dataclass
-class Needed:
-    """The rows of one owner that a batch needs and that are not here."""
+class Needed(NamedTuple):
+    """The rows of one owner that a batch needs and that cost a wait."""
 
     ids: IdMap  # each once
-    fields: list[str]
+    fields: Sequence[str]
 
 
-@dataclass(frozen=True)
-class Fetched:
+class Fetched(NamedTuple):
     """The rows of a group, and what assembles its batches from them."""
 
     windows: Mapping[Owner, Window]
-    assemblers: Mapping[int, Assembler]  # by the batch's id()
+    assemblers: Mapping[int, Assembler]  # by the sampled batch's id()
 
 
 class StepSize(NamedTuple):
-    """What a step has to wait for."""
+    """Bytes of the rows that a step must fetch, and of their ids."""
 
-    num_bytes: int  # of rows
-    id_bytes: int  # of their ids, each once, as narrow as they fit
+    num_bytes: int
+    id_bytes: int  # each id once, as narrow as it fits
 
 
 def id_bytes(schema: Schema, owner: Owner) -> int:
-    """What an id of a node or of an edge's position takes, as narrow as it fits."""
+    """Return the bytes of the narrowest integer that fits the owner's ids."""
     return 4 if schema.described(owner).count < 1 << 31 else 8
 
 
 class LookAhead(Maker):
-    """Makes batches in groups of steps; what is counted in `fetches` is over all loops."""
+    """Makes batches in groups of steps. `fetches` counts over all loops.
+
+    A group has `num_steps` steps; None: as many as fit a `window` of so many bytes.
+    """
 
     def __init__(self, maker: LocalMaker, features: Sharded, num_steps: int | None, window: int = 0) -> None:
-        self.num_steps = num_steps  # None: as many as a window of so many bytes holds
-        self._window = window
-        self._step_size: StepSize | None = None  # found out by the first loop, where there is a window
+        self.num_steps, self._window = num_steps, window
+        self._step_size: StepSize | None = None  # measured by the first loop, if there is a window
         self.fetches = Fetches()
         self._counting = threading.Lock()  # every loop has its own threads
         self._maker, self._features = maker, features
-        self._uncached = features.over(
-            [shard.shard if isinstance(shard, Cached) else shard for shard in features.shards]
-        )
+        self._uncached = features.over([one.shard if isinstance(one, Cached) else one for one in features.shards])
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
         return self._maker.make(indices, first, key)
 
     @contextmanager
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Batch]]:
-        """Two groups are under way, the one that is delivered and the one after it; without threads, one."""
+        """Two groups are in flight, the one that is delivered and the one after it; without threads, one."""
         num_groups = 2 if pipeline.num_threads else 1
         num_ahead = pipeline.num_ahead
         if self._window:
@@ -99,65 +179,60 @@ class LookAhead(Maker):
             assembler = self._maker.assembler if fetched is None else fetched.assemblers[id(sampled)]
             return self._maker.finish(sampled, assembler)
 
+        def fetch(batches: Sequence[Sampled], before: Fetched | None) -> Fetched:
+            with self._maker.seconds("fetch"):
+                return self.fetch(batches, before)
+
         with little_idle(self._window):
             yield Stages(
                 finish,
                 window=num_groups * group if group > 1 else num_ahead + LEAD,
                 num_finishing=num_ahead,
                 begin=lambda step: self._maker.sample(*order.step(step)),
-                fetch=self._timed_fetch if group > 1 else None,
+                fetch=fetch if group > 1 else None,
                 group=group,
             )
 
     def measure(self, order: Order) -> StepSize:
-        """The most that a step has to wait for, of three steps of the first loop."""
+        """Return the largest step size of three steps of the first loop."""
         if self._step_size is None:
-            first, last = order.first_step, order.num_steps - 1
-            sizes = [
-                self._measured(order, step) for step in sorted({first, (first + last) // 2, last}) if first <= last
-            ]
-            self._step_size = StepSize(*map(max, zip(StepSize(1, 0), *sizes, strict=True)))
+            sizes, left, schema = [StepSize(1, 0)], order.steps, self._features.schema
+            for step in sorted({left[0], (left[0] + left[-1]) // 2, left[-1]}) if left else ():
+                with order.naming(step):
+                    missing = self.missing(self._maker.sample(*order.step(step)))
+                num_bytes = num_id_bytes = 0
+                for owner, needed in missing.items():
+                    fields = schema.described(owner).fields
+                    num_bytes += len(needed.ids) * sum(fields[name].row_bytes for name in needed.fields)
+                    num_id_bytes += len(needed.ids) * id_bytes(schema, owner)
+                sizes.append(StepSize(num_bytes, num_id_bytes))
+            self._step_size = StepSize(*map(max, zip(*sizes, strict=True)))
         return self._step_size
 
-    def _measured(self, order: Order, step: int) -> StepSize:
-        with order.naming(step):
-            sampled = self._maker.sample(*order.step(step))
-        schema = self._features.schema
-        num_bytes = num_id_bytes = 0
-        for owner, needed in self.missing(sampled).items():
-            fields = schema.described(owner).fields
-            num_bytes += len(needed.ids) * sum(fields[name].row_bytes for name in needed.fields)
-            num_id_bytes += len(needed.ids) * id_bytes(schema, owner)
-        return StepSize(num_bytes, num_id_bytes)
-
-    def _timed_fetch(self, batches: Sequence[Sampled], previous: Fetched | None) -> Fetched:
-        with self._maker.seconds("fetch"):
-            return self.fetch(batches, previous)
-
-    def fetch(self, batches: Sequence[Sampled], previous: Fetched | None) -> Fetched:
-        """The rows that these batches need and nobody here has, in one request per peer."""
-        fields = self._waiting([self._maker.assembler.wanted(one) for one in batches])
-        windows = self._windows(fields, {} if previous is None else previous.windows)
-        lookups = [self._look_up(one, fields) for one in batches]
+    def fetch(self, batches: Sequence[Sampled], before: Fetched | None) -> Fetched:
+        """Fetch the rows that these batches need and this process does not have, in one request per peer."""
+        fields = self._waiting(batches)
+        windows = {} if before is None else dict(before.windows)
+        for owner, names in fields.items():
+            if owner not in windows or not windows[owner].tables.keys() >= set(names):
+                windows[owner] = Window(self._features.schema, owner, names, little_memory=self._window > 0)
+        lookups = [self._lookups(one, fields) for one in batches]
         wanted: list[Wanted] = []
         places: list[Tensor | None] = []
         outs: list[Tensor] = []
         num_fetched = num_reused = num_spared = 0
         for owner, window in windows.items():
-            window.begin()
-            of_owner = [(batch, place) for batch in lookups for place, one in enumerate(batch) if one.owner == owner]
-            held, fresh = window.find([batch[place] for batch, place in of_owner])
-            for (batch, place), rows in zip(of_owner, held, strict=True):
-                batch[place] = batch[place]._replace(cached=(*batch[place].cached, rows))
-            if fresh.numel():
-                for want, table in window.wanted():
-                    wanted.append(want)
-                    places.append(fresh)
-                    outs.append(table)
+            own = [(of_batch, at) for of_batch in lookups for at, one in enumerate(of_batch) if one.owner == owner]
+            held, fresh = window.find([of_batch[at] for of_batch, at in own])
+            for (of_batch, at), rows in zip(own, held, strict=True):
+                of_batch[at] = of_batch[at]._replace(cached=(*of_batch[at].cached, rows))
+            for want, table in window.wanted() if fresh.numel() else ():
+                wanted.append(want)
+                places.append(fresh)
+                outs.append(table)
             num_fetched += fresh.numel()
             num_reused += window.num_needed - fresh.numel()
-            num_asked = sum(rows.positions.numel() for rows in held)
-            num_spared += (num_asked - fresh.numel()) * len(window.tables)
+            num_spared += (sum(rows.positions.numel() for rows in held) - fresh.numel()) * len(window.tables)
         self._uncached.gather_at(wanted, places, outs)
         if (reads := self._maker.assembler.store.reads) is not None:
             reads.count_found(num_spared, of=num_spared)
@@ -165,41 +240,31 @@ class LookAhead(Maker):
             self.fetches.num_groups += 1
             self.fetches.num_fetched += num_fetched
             self.fetches.num_reused += num_reused
-        assemblers = {id(one): self._assembler(fields, batch) for one, batch in zip(batches, lookups, strict=True)}
+        assembler, assemblers = self._maker.assembler, {}
+        for sampled, of_batch in zip(batches, lookups, strict=True):
+            store = replace(assembler.store, features=PrefetchedRows(self._features, fields, of_batch))
+            assemblers[id(sampled)] = replace(assembler, store=store)
         return Fetched(windows, assemblers)
 
-    def _waiting(self, wanted: Sequence[Sequence[Wanted]]) -> dict[Owner, list[str]]:
-        """The fields that are wanted of which some rows cost a wait."""
+    def missing(self, sampled: Sampled) -> dict[Owner, Needed]:
+        """Return, by owner, the ids whose rows cost a wait, and the fields that are needed of them."""
+        fields = self._waiting([sampled])
+        needed: dict[Owner, Needed] = {}
+        for one in self._lookups(sampled, fields):
+            needed.setdefault(one.owner, Needed(IdMap(), fields[one.owner])).ids.add(one.ids, one.missing)
+        return {owner: of_owner for owner, of_owner in needed.items() if len(of_owner.ids)}
+
+    def _waiting(self, batches: Sequence[Sampled]) -> dict[Owner, list[str]]:
+        """Return the fields that these batches need and of which some rows cost a wait."""
+        wanted = [want for one in batches for want in self._maker.assembler.wanted(one)]
         fields: dict[Owner, list[str]] = {}
-        for owner, name in dict.fromkeys((want.owner, want.field) for of_batch in wanted for want in of_batch):
+        for owner, name in dict.fromkeys((want.owner, want.field) for want in wanted):
             if not self._features.in_memory(owner, name):
                 fields.setdefault(owner, []).append(name)
         return fields
 
-    def _windows(self, fields: Mapping[Owner, Sequence[str]], before: Mapping[Owner, Window]) -> dict[Owner, Window]:
-        """Those of the group before, as far as they have all fields."""
-        windows = dict(before)
-        for owner, names in fields.items():
-            if owner not in before or not before[owner].tables.keys() >= set(names):
-                windows[owner] = Window(self._features.schema, owner, names, little_memory=self._window > 0)
-        return windows
-
-    def _look_up(self, sampled: Sampled, fields: Mapping[Owner, Sequence[str]]) -> list[RowLookup]:
-        """Look up each list of ids of a batch once, for these fields."""
+    def _lookups(self, sampled: Sampled, fields: Fields) -> list[RowLookup]:
+        """Look up where the rows of these fields are that a batch needs; each list of ids once."""
         wanted = [want for want in self._maker.assembler.wanted(sampled) if want.field in fields.get(want.owner, ())]
-        lists = {ids_key(want.owner, want.ids): want for want in wanted}
+        lists = {_key_of(want.owner, want.ids): want for want in wanted}
         return [self._features.look_up(want.owner, want.ids) for want in lists.values()]
-
-    def missing(self, sampled: Sampled) -> dict[Owner, Needed]:
-        """By owner: the ids whose rows cost a wait, and the fields that are needed of them."""
-        fields = self._waiting([self._maker.assembler.wanted(sampled)])
-        needed: dict[Owner, Needed] = {}
-        for one in self._look_up(sampled, fields):
-            needed.setdefault(one.owner, Needed(IdMap(), fields[one.owner])).ids.add(one.ids, one.missing)
-        return {owner: of_owner for owner, of_owner in needed.items() if len(of_owner.ids)}
-
-    def _assembler(self, fields: Mapping[Owner, Sequence[str]], lookups: Sequence[RowLookup]) -> Assembler:
-        known = {(owner, name) for owner, names in fields.items() for name in names}
-        assembler = self._maker.assembler
-        rows = PrefetchedRows(self._features, known, lookups)
-        return replace(assembler, store=replace(assembler.store, features=rows))

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,9 +15,8 @@ from support.batches import assert_same_batches
 
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError
-from hoploom.load.packed import STRETCHES, Packing, TablePlan
-from hoploom.ops import DiskFile, FileRows
-from hoploom.store.on_disk import BLOCK, DiskRows
+from hoploom.load.packed import GROUPS, Packing, RowLists
+from hoploom.store.on_disk import BLOCK
 
 NUM_NODES, WIDTH, BATCH = 20_000, 128, 100
 MEMORY = "8MB"
@@ -138,7 +136,7 @@ def test_a_window_that_holds_as_many_steps_needs_no_scratch_space(path: Path, tm
     assert producer.num_steps is not None
     few = NeighborLoader(producer._maker.assembler.store, [2], torch.arange(30), batch_size=10)
     list(few)
-    assert _packing(few).num_steps == 3 <= STRETCHES
+    assert _packing(few).num_steps == 3 <= GROUPS
     assert not _packing(few).packed
 
 
@@ -159,11 +157,8 @@ def test_an_epoch_that_ends_soon_leaves_the_next_one_its_stretches(path: Path, t
 def test_no_piece_takes_much_more_than_it_may() -> None:
     """However few rows a step has: these are 1,024 steps of 60."""
     draw = np.random.default_rng(0)
-    ids = {step: {"node": np.sort(draw.choice(1_000_000, 60, replace=False))} for step in range(1024)}
-    with tempfile.NamedTemporaryFile() as file:
-        far = DiskRows(FileRows(DiskFile(file.name), 0, 1_000_000), 0, 4096)
-    plan = TablePlan.of((0, "node", "x"), far, ids, 4 << 20)
-    rows = np.diff(plan.begins.sum(axis=1))
+    lists = RowLists([np.sort(draw.choice(1_000_000, 60, replace=False)) for _ in range(1024)], 4096, 4 << 20)
+    rows = np.diff(lists.begins.sum(axis=1))
     assert rows.sum() == 1024 * 60
     assert rows.max() * 4096 < 8 << 20
     assert np.median(rows) * 4096 > 1 << 20
