@@ -33,24 +33,10 @@ COST = 0.01  # the largest share of the time that writing them may take
 MALFORMED = (ValueError, RuntimeError, LookupError, TypeError, AttributeError)  # raised for states of wrong types
 SAVED_KINDS = {"TrainingProgress": "Standing"}  # classes that have another name in checkpoints
 DEPTH_LIMIT = 64  # of the nesting of a state that is written
-DTYPES: dict[str, torch.dtype] = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "C64": torch.complex64,
-}
+DTYPES = {"BOOL": torch.bool, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+DTYPES |= {"U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "C64": torch.complex64}
+DTYPES |= {"I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64}
+DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 

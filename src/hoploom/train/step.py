@@ -83,30 +83,17 @@ class Steps(Protocol):
     """The steps left in an epoch of the loader."""
 
     @property
-    def is_empty(self) -> bool:
-        """Whether all steps are taken."""
-        ...
-
-    def take(self, requests: StopRequests, *, is_due: bool = False) -> StepResult:
-        """Take the next step. `is_due`: this rank's clock wants a checkpoint."""
-        ...
-
-    def rest(self) -> list[StepReport]:
-        """Wait for all losses, and return the reports that `take` has not returned."""
-        ...
+    def is_empty(self) -> bool: ...
+    def take(self, requests: StopRequests, *, is_due: bool = False) -> StepResult: ...  # is_due: by this rank's clock
+    def rest(self) -> list[StepReport]: ...  # waits for all losses; the reports that `take` has not returned
 
 
 class AnyStepper(Protocol):
     """The way in which `fit` takes steps: `Stepper`, or another such as `hoploom.WholeStep`."""
 
     @property
-    def counts(self) -> StepCounts | None:
-        """How steps were taken, if there are several ways."""
-        ...
-
-    def steps(self) -> AbstractContextManager[Steps]:
-        """Return the steps left in the epoch of the loader."""
-        ...
+    def counts(self) -> StepCounts | None: ...  # None: there is one way only
+    def steps(self) -> AbstractContextManager[Steps]: ...  # those left in the epoch of the loader
 
 
 MakeStepper: TypeAlias = Callable[[Learner, Training, Context, Checkpoint | None], AbstractContextManager[AnyStepper]]

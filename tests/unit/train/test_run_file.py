@@ -392,3 +392,12 @@ def test_a_file_of_another_kind_is_recognised_by_its_sections(tmp_path: Path) ->
         for path in said.keys() - {own}:
             with pytest.raises(ConfigError, match=said[path]):
                 read(path)
+
+
+def test_a_run_folder_of_an_earlier_version_is_still_read() -> None:
+    before = 'store = "s"\n[cluster]\nexchange = "servers"\ntopology = "auto"\n'
+    assert parse_run_file(before) == parse_run_file(before.replace('exchange = "servers"\n', ""))
+    with pytest.raises(
+        ConfigError, match=r"^run.toml:3: cluster.exchange is gone: servers send remote rows; leave it out"
+    ):
+        parse_run_file(before.replace('"servers"', '"collective"'))

@@ -1,8 +1,8 @@
-"""Which links of a relation train, validate and test, and the graph without those that must not be seen.
+"""The links of a relation that train, validate and test, and the graph without those that are held out.
 
-A drawn split is a hash of an edge's two ends, so both directions of a link, and all copies of it, fall into the same
-one, on every rank alike; `task.links` gives it in files. The graph that is left is in every process's own memory: for a
-relation that is too large for that, build a store of the training edges and give the others as files.
+A drawn split is a hash of an edge's two ends, so both directions of a link, and all copies of it, have the same split
+on every rank; `task.links` gives splits in files. The remaining graph is in every process's own memory: for a relation
+that is too large for that, build a store of the training edges and give the others as files.
 """
 
 import csv
@@ -10,7 +10,7 @@ import io
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,16 +33,15 @@ from hoploom.store.store import assemble
 from hoploom.system import require_memory
 from hoploom.train.runs.run_file import RunFile
 
-HELD_OUT = 0x6C696E6B73  # folded into the seed's key, to stay apart from what samplers draw
+HELD_OUT = 0x6C696E6B73  # mixed into the seed's key, which samplers use too
 EDGE_BYTES = 32  # of an edge while it is held out: its ends, its split, and its new place
-AT_ONCE = 1 << 18  # edges that are looked at together: each takes some numbers of 64 bits
+AT_ONCE = 1 << 18  # edges that are read together: each takes some numbers of 64 bits
 TRAIN, VAL, TEST = range(3)
 SPLITS = ("train", "val", "test")
 ENDS = ("source", "destination")  # columns of links in files
 
 
-@dataclass(frozen=True)
-class HeldOut:
+class HeldOut(NamedTuple):
     """A graph without the edges that were held out, and the links of each split."""
 
     store: Store
@@ -51,14 +50,14 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class LinkShares:
-    """How edges fall into splits."""
+    """Shares of the edges that are drawn for validation and test."""
 
     seed: int
     val: float
     test: float
 
     def splits(self, sources: Tensor, destinations: Tensor, *, undirected: bool) -> Tensor:
-        """The split of every edge: [n] uint8."""
+        """Return the split of every edge: [n] uint8."""
         first, second = _words(sources), _words(destinations)
         if undirected:
             first, second = np.minimum(first, second), np.maximum(first, second)
@@ -104,7 +103,7 @@ def reverses_of(schema: Schema, key: RelationName) -> tuple[RelationName, ...]:
 def hold_out(
     store: Store, relation: RelationName, reverses: Collection[RelationName], shares: LinkShares | GivenLinks
 ) -> HeldOut:
-    """Split a relation's edges; those to validate and to test leave the graph, and the `reverses` lose the same links.
+    """Split a relation's edges, and remove the links of val and test from the graph, also from its `reverses`.
 
     >>> held_out = hold_out(store, ("node", "to", "node"), [], LinkShares(seed=0, val=0.05, test=0.1))
     """
@@ -128,7 +127,7 @@ def hold_out(
 
 
 def _require_memory(store: Store, keys: set[RelationName]) -> None:
-    """The links, the lists that are left, and what it takes to find both."""
+    """Raise StoreError if this process has too little memory for the links and the remaining lists."""
     num_bytes = 0
     for part in store.parts:
         for key in keys:
@@ -140,7 +139,7 @@ def _require_memory(store: Store, keys: set[RelationName]) -> None:
 
 
 def _within(store: Store, left: Store, changed: set[RelationName]) -> Store:
-    """What a budget leaves on the disk stays there; edges that were taken from a relation's are in memory."""
+    """Return the remaining store under the budget of `store`: unchanged tables on disk stay there."""
     if store.reads is None:
         return left
     shards = []
@@ -155,7 +154,7 @@ def _within(store: Store, left: Store, changed: set[RelationName]) -> Store:
 
 
 def _splits(part: Part, key: RelationName, shares: LinkShares | GivenLinks, *, turned: bool = False) -> Tensor:
-    """The split of every edge: [n] uint8. turned: destinations stand first, as in the relation's mirror image."""
+    """Return the split of every edge: [n] uint8; `turned` hashes the destination as the first end."""
     found = [torch.empty(0, dtype=torch.uint8)]
     for sources, nodes in scan_edges(part.lists[part.schema.relation_index[key]], key, AT_ONCE):
         first, second = (nodes, sources) if turned else (sources, nodes)
@@ -164,7 +163,7 @@ def _splits(part: Part, key: RelationName, shares: LinkShares | GivenLinks, *, t
 
 
 def _links(parts: Sequence[Part], key: RelationName, chosen: Tensor) -> Tensor:
-    """The chosen ones of a relation's edges: [2, n] int64."""
+    """Return the chosen edges of a relation: [2, n] int64."""
     links, begin, found = torch.empty(2, int(chosen.sum()), dtype=torch.int64), 0, 0
     for part in parts:
         for ends in scan_edges(part.lists[part.schema.relation_index[key]], key, AT_ONCE):
@@ -176,7 +175,7 @@ def _links(parts: Sequence[Part], key: RelationName, chosen: Tensor) -> Tensor:
 
 
 def _without(parts: Sequence[Part], schema: Schema, kept: Mapping[RelationName, Sequence[Tensor]]) -> list[Part]:
-    """The parts with the kept edges of these relations."""
+    """Return the parts with only the kept edges of these relations."""
     out = []
     first_edges = dict.fromkeys(kept, 0)
     for number, part in enumerate(parts):
@@ -205,7 +204,7 @@ def _kept_lists(lists: EdgeLists, keep: Tensor, first_edge: int) -> EdgeLists:
 
 
 def _kept_tables(part: Part, relation: Relation, keep: Tensor, first_edge: int) -> dict[tuple[Owner, str], Table]:
-    """Edge fields in CSC order lose rows; those in the user's own order are found through edge ids, which lose them."""
+    """Return the tables of a relation: fields in CSC order lose rows; others are found by edge ids, which lose rows."""
     out: dict[tuple[Owner, str], Table] = {}
     has_ids = (relation.key, EDGE_ID) in part.tables
     for (owner, name), table in part.tables.items():

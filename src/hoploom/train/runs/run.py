@@ -101,10 +101,12 @@ def run_checked(run_file: RunFile, context: Context, *, resume: bool = False, pr
         store = open_graph(run_file, context)
         setup = training_setup(run_file, store)
         setup = with_placement(run_file, with_cache(run_file, setup, context), context)
-        if setup.store.placed is not None:
-            closing.enter_context(setup.store.placed)
-        if shown:
-            _print_notes(setup)
+        lines = [f"hoploom: {note}" for note in setup.notes]
+        if (placed := setup.store.placed) is not None:
+            closing.enter_context(placed)
+            lines.append(str(placed))
+        for line in lines if shown else ():
+            print(line, file=sys.stderr, flush=True)
         own = run_file.model.factory is not None  # a user's model may leave parameters unused
         model = context.wrap(make_model(run_file, setup), find_unused_parameters=own)
         loader = train_loader(run_file, setup, context, model)
@@ -145,13 +147,6 @@ def _journal(run_file: RunFile, context: Context) -> Journal:
     values = values_of(run_file)
     settings = {name: str(v) if isinstance(v, Path) else v for name, v in values.items() if applies(name, values)}
     return Journal(run_file.output.folder, context, loggers=loggers, settings=settings)
-
-
-def _print_notes(setup: TrainingSetup) -> None:
-    for note in setup.notes:
-        print(f"hoploom: {note}", file=sys.stderr, flush=True)
-    if setup.store.placed is not None:
-        print(setup.store.placed, file=sys.stderr)
 
 
 def _restore(run_file: RunFile, learner: Learner, checkpoint: Checkpoint, context: Context, *, resume: bool) -> None:

@@ -7,7 +7,7 @@ the number of processes and the output folder by `check_run`, once, before the r
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field
+from dataclasses import Field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def parse_run_file(
 
 
 def _run_file(document: Document) -> RunFile:
-    where = document.where
+    document, where = _without_former_keys(document), document.where
     served = "cluster.servers" in where or bool(environment.read_launch_settings().servers)
     values = document.top(optional=("store",) if served else ())  # servers can make the batches
     sections = {section: owner for section, owner in HEADINGS.items() if section}
@@ -84,6 +84,17 @@ def _run_file(document: Document) -> RunFile:
         for section, owner in sections.items()
     }
     return RunFile(**{name: values[name] for name in keys_in(RunFile)}, **made, where=where)
+
+
+def _without_former_keys(document: Document) -> Document:
+    """Return a document without keys of earlier versions, which run folders hold with their default."""
+    section = document.table(("cluster",))
+    if "exchange" not in section:
+        return document
+    if section["exchange"] != "servers":
+        raise document.problem("cluster.exchange", "cluster.exchange is gone: servers send remote rows; leave it out")
+    kept = {name: value for name, value in section.items() if name != "exchange"}
+    return replace(document, parsed={**document.parsed, "cluster": kept})
 
 
 def applies(name: str, values: Values) -> bool:
