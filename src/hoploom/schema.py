@@ -1,4 +1,4 @@
-"""What a graph is made of: node types, relations, and their named fields; and how ids of it are checked."""
+"""The schema of a graph: node types, relations and their named fields. Also checks of ids."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,24 +12,26 @@ from hoploom.fields import ITEM_BYTES
 from hoploom.fields import Field as Field
 
 RelationName = tuple[str, str, str]  # (source type, name, destination type)
-Owner = str | RelationName  # whose field it is
+Owner = str | RelationName  # of a field: a node type or a relation
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 REVERSE = "rev_"  # how PyG names the reverse of a relation
-EDGE_ID = "edge_id"  # the field that holds the user's own edge ids, where they are not the positions
-ORIGINAL_ID = "original_id"  # the field with the user's own node ids, where they are not the store's: int64, or UTF-8
+EDGE_ID = "edge_id"  # the field with the user's own edge ids, if they are not the positions
+ORIGINAL_ID = "original_id"  # the field with the user's own node ids, if they are not the store's: int64, or UTF-8
 
 
 def holds_text(field: Field) -> bool:
-    """Whether ids of this field are UTF-8, padded with zero bytes."""
+    """Return whether ids of this field are UTF-8, padded with zero bytes."""
     return field.dtype == "uint8" and len(field.shape) == 1
 
 
 @dataclass(frozen=True)
 class NodeType:
+    """A type of nodes."""
+
     name: str
     num_nodes: int
     fields: Mapping[str, Field] = field(default_factory=dict)
@@ -42,12 +44,14 @@ class NodeType:
 
 @dataclass(frozen=True)
 class Relation:
+    """A type of edges."""
+
     source: str
     name: str
     destination: str
     num_edges: int
     fields: Mapping[str, Field] = field(default_factory=dict)
-    reverse: str | None = None  # the relation with the same edges turned round; its own name: it has both directions
+    reverse: str | None = None  # the relation with the same edges reversed; its own name if it has both directions
 
     @property
     def key(self) -> RelationName:
@@ -86,17 +90,17 @@ class Schema:
 
     @cached_property
     def sources(self) -> tuple[int, ...]:
-        """Per relation: the index of its source type."""
+        """The index of the source type, per relation."""
         return tuple(self.type_index[r.source] for r in self.relations)
 
     @cached_property
     def destinations(self) -> tuple[int, ...]:
-        """Per relation: the index of its destination type."""
+        """The index of the destination type, per relation."""
         return tuple(self.type_index[r.destination] for r in self.relations)
 
     @cached_property
     def edge_time(self) -> bool:
-        """Times belong to edges, not to nodes."""
+        """Whether times belong to edges, not to nodes."""
         return self.time is not None and any(self.time in r.fields for r in self.relations)
 
     def described(self, owner: Owner) -> NodeType | Relation:
@@ -156,13 +160,13 @@ def _check_attrs(schema: Schema) -> None:
 
 
 def read_ids(what: str, ids: Tensor, limit: int, error: type[HoploomError] = DataError) -> Tensor:
-    """Ids [n] int64, each in [0, limit)."""
+    """Return ids [n] int64; raise an error unless they are integers in [0, limit)."""
     check_ids(what, ids, limit, error)
     return ids.to(torch.int64).contiguous()
 
 
 def check_ids(what: str, ids: Tensor, limit: int, error: type[HoploomError] = DataError) -> None:
-    """Raise unless these are integers [n], each in [0, limit)."""
+    """Raise an error unless these are integers [n], each in [0, limit)."""
     if ids.dim() != 1 or (ids.dtype not in ID_DTYPES and ids.numel()):
         raise error(f"{what} has dtype {ids.dtype} and shape {tuple(ids.shape)}; give a list of integer ids")
     if not ids.numel():
@@ -173,7 +177,7 @@ def check_ids(what: str, ids: Tensor, limit: int, error: type[HoploomError] = Da
 
 
 def read_members(what: str, members: Tensor, limit: int, error: type[HoploomError] = DataError) -> Tensor:
-    """Ids [n] int64 from ids, or from a mask over all of them."""
+    """Return ids [n] int64 from ids, or from a mask over all of them."""
     if members.dtype != torch.bool:
         ids = read_ids(what, members, limit, error)
         if ids.numel() == limit > 2 and int(ids.max()) <= 1:  # as ids, they would be nodes 0 and 1 over and over
@@ -188,7 +192,7 @@ def read_members(what: str, members: Tensor, limit: int, error: type[HoploomErro
 
 
 def read_permutation(what: str, ids: Tensor, count: int) -> Tensor:
-    """Ids [count] int64, every one of [0, count) once."""
+    """Return ids [count] int64; raise DataError unless every one of [0, count) is there once."""
     ids = read_ids(what, ids, count)
     if ids.numel() != count:
         raise DataError(f"{what} has {ids.numel()} entries for {count} edges; give one per edge")

@@ -1,4 +1,4 @@
-"""Where data lives. The sampler sees two protocols: GraphStore and FeatureStore."""
+"""Graphs in memory, on disk and on other hosts, behind two interfaces: GraphStore and FeatureStore."""
 
 from hoploom.store.base import Draw, FeatureStore, GraphStore, Part, Shard, Table, Wanted
 from hoploom.store.sharded import Sharded

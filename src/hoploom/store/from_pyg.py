@@ -30,11 +30,11 @@ from hoploom.store.from_tensors import as_tensor, build_store, mask_splits
 
 @dataclass(frozen=True)
 class PygGraph:
-    """A store, and what its batches have of PyG's data that it was made from."""
+    """A store made from PyG's data, and the attributes of that data which its batches carry."""
 
     store: Store
-    template: Data | HeteroData  # what every batch carries unchanged
-    field_order: Mapping[Owner, tuple[str, ...]]  # as the user's data lists its fields
+    template: Data | HeteroData  # attributes that every batch carries unchanged
+    field_order: Mapping[Owner, tuple[str, ...]]  # of the user's data
     frames: dict[Owner, dict[str, TensorFrame | Tensor]]  # tables of pytorch-frame by name; fields added later
     deleted: set[tuple[Owner, str]]  # fields that the data had, and has no more
 
@@ -55,7 +55,7 @@ def from_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
 
 
 def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_attr: str | None = None) -> PygGraph:
-    """A store over a PyG graph, with the template of its batches."""
+    """Return a store over a PyG graph, with the template of its batches."""
     if not isinstance(data, Data | HeteroData):
         raise ConfigError(f"data is a {type(data).__name__}; give Data, HeteroData, a store, or a store's path")
     template = copy.copy(data)
@@ -67,7 +67,9 @@ def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
     for name, storage in node_stores.items():
         frames[name] = _frames(storage, storage.is_node_attr)
         nodes[name] = _tensors(name, storage, storage.is_node_attr)
-        num_nodes[name] = _node_count(name, storage)
+        if storage.num_nodes is None:
+            raise DataError(f"the number of nodes of {name!r} is unknown; set num_nodes")
+        num_nodes[name] = int(storage.num_nodes)
         splits[name] = mask_splits(nodes[name])
     for key, storage in edge_stores.items():
         edges[key] = _edges(key, storage, homogeneous)
@@ -96,13 +98,6 @@ def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
 def _frames(storage: Any, belongs: Callable[[str], bool]) -> dict[str, TensorFrame | Tensor]:
     """Return the storage's tables of pytorch-frame with a row for each node, or edge."""
     return {name: value for name, value in storage.items() if isinstance(value, TensorFrame) and belongs(name)}
-
-
-def _node_count(name: str, storage: Any) -> int:
-    count = storage.num_nodes
-    if count is None:
-        raise DataError(f"the number of nodes of {name!r} is unknown; set num_nodes")
-    return int(count)
 
 
 def _tensors(owner: Owner, storage: Any, belongs: Any) -> dict[str, Tensor]:
@@ -135,7 +130,7 @@ def _edges(key: RelationName, storage: Any, homogeneous: bool) -> dict[str, Tens
 
 
 def read_pair(features: FeatureStore, graph: GraphStore, *, time_attr: str | None = None) -> PygGraph:
-    """A store over PyG's (feature_store, graph_store) pair: topology is read once, features stay where they are."""
+    """Return a store over PyG's (feature_store, graph_store) pair: topology is read once, features stay there."""
     attrs = graph.get_all_edge_attrs()
     homogeneous = all(attr.edge_type is None for attr in attrs)
     rows = PairFeatures(features, homogeneous)
@@ -184,7 +179,7 @@ def _pair_edges(graph: GraphStore, homogeneous: bool) -> dict[RelationName, dict
 
 
 class PairFeatures:
-    """Rows of node fields, asked from the user's own feature store."""
+    """Rows of node fields from the user's own feature store."""
 
     def __init__(self, feature_store: FeatureStore, homogeneous: bool) -> None:
         self._features = feature_store
@@ -198,7 +193,7 @@ class PairFeatures:
         self.num_nodes = {owner: int(feature_store.get_tensor_size(a)[0]) for (owner, _), a in self.attrs.items()}
 
     def fields(self, node_type: str) -> dict[str, Field]:
-        """The fields of a node type; one row of each tells its dtype."""
+        """Return the fields of a node type, with dtype and shape of their first row."""
         found = {}
         for owner, name in self.attrs:
             if owner == node_type:
@@ -212,7 +207,7 @@ class PairFeatures:
         return torch.as_tensor(self._features.get_tensor(attr))
 
     def rows(self, wanted: Sequence[Wanted]) -> list[Tensor]:
-        """All rows in one request, so that the user's store can optimise it."""
+        """Return all wanted rows by one call of multi_get_tensor, so that the user's store can optimise it."""
         attrs = []
         for owner, field, ids in wanted:
             attr = copy.copy(self.attrs[str(owner), field])
@@ -223,7 +218,7 @@ class PairFeatures:
 
 @dataclass(frozen=True)
 class _Joined:
-    """A FeatureStore: node rows from the user's store, edge ids from the topology."""
+    """A FeatureStore with node rows from the user's store, and edge ids from the topology."""
 
     schema: Schema
     nodes: PairFeatures

@@ -1,4 +1,4 @@
-"""A store over tensors in memory: ids stay the user's own, features are not copied."""
+"""A store over tensors in memory: it keeps the user's own ids, and does not copy features."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -32,7 +32,7 @@ from hoploom.store import Part, Store, Table, assemble
 
 Fields = Mapping[str, Tensor]
 Times = tuple[Tensor | None, Tensor | None]  # of the edges [e] int64, or else of the sources [n] int64
-TOPOLOGY = ("edge_index", "indptr", "indices", EDGE_ID)  # what of a relation is no field
+TOPOLOGY = ("edge_index", "indptr", "indices", EDGE_ID)  # keys of a relation that are no fields
 OF_EDGES = "an edge_index tensor or a mapping"
 
 
@@ -81,9 +81,9 @@ def build_store(
     weight_attr: str | None,
     time_attr: str | None,
 ) -> Store:
-    """The one way from tensors to a store; checks everything a loop could trip over."""
+    """Make a store from tensors, after checking all that a loop would fail on."""
     _check_types(nodes, edges, {"num_nodes": num_nodes, "splits": splits})
-    nodes = {name: _read_fields(name, fields) for name, fields in nodes.items()}
+    nodes = {t: {f: _read_tensor(f"{t}.{f}", rows) for f, rows in fields.items()} for t, fields in nodes.items()}
     counts = {name: _num_nodes(name, fields, num_nodes) for name, fields in nodes.items()}
     split_ids = {
         (name, split): _read_split(f"split {split!r} of {name!r}", given, counts[name])
@@ -99,7 +99,7 @@ def build_store(
         node_types.append(NodeType(name, counts[name], described, sizes))
     relations, lists = [], []
     for key, given in edges.items():
-        fields = _read_fields(key, given)
+        fields = {name: _read_tensor(f"{key}.{name}", rows) for name, rows in given.items()}
         relation, edge_lists, edge_tables = _build_relation(key, fields, nodes, counts, weight_attr, time_attr)
         relations.append(relation)
         lists.append(edge_lists)
@@ -118,7 +118,7 @@ def _mapping(what: str, given: Any, wanted: str = "a mapping") -> dict[Any, Any]
 
 
 def _check_types(nodes: Mapping[str, Any], edges: Mapping[Any, Any], by_type: Mapping[str, Mapping[str, Any]]) -> None:
-    """Every name of a node type that anything mentions is one of the graph's."""
+    """Raise DataError for a relation, size or split of an unknown node type."""
     for key in edges:
         if not isinstance(key, tuple) or len(key) != 3 or not all(isinstance(name, str) for name in key):
             raise DataError(f"relation {key!r} is not named by (source type, name, destination type); give all three")
@@ -129,12 +129,8 @@ def _check_types(nodes: Mapping[str, Any], edges: Mapping[Any, Any], by_type: Ma
             raise DataError(f"{what} names node type {name!r}; the node types are {list(nodes)}")
 
 
-def _read_fields(owner: Owner, fields: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: _read_tensor(f"{owner}.{name}", given) for name, given in fields.items()}
-
-
 def _read_tensor(what: str, given: Any) -> Tensor:
-    """The values of a tensor that can be read in place."""
+    """Return a dense tensor in CPU memory; raise DataError for anything else."""
     if not isinstance(given, Tensor):
         raise DataError(f"{what} is a {type(given).__name__}; give a tensor")
     if given.layout != torch.strided:
@@ -145,7 +141,7 @@ def _read_tensor(what: str, given: Any) -> Tensor:
 
 
 def _read_split(what: str, given: Any, num_nodes: int) -> Tensor:
-    """Sorted: the order of a split must not depend on how a store is cut into parts."""
+    """Return sorted ids: the order of a split must not depend on how a store is cut into parts."""
     return torch.sort(read_members(what, _read_tensor(what, given), num_nodes)).values
 
 
@@ -180,8 +176,12 @@ def _build_relation(
     fields = {name: rows for name, rows in given.items() if name not in TOPOLOGY}
     num_edges = _num_edges(key, given)
     described = {name: _describe(f"{key}.{name}", rows, num_edges, "edge") for name, rows in fields.items()}
-    times = _times(key, fields, nodes, time_attr)
-    csc = _topology(key, given, (counts[key[0]], counts[key[2]]), times)
+    times = _times(key, fields, nodes[key[0]], time_attr)
+    sizes = counts[key[0]], counts[key[2]]
+    if "indptr" in given:
+        csc = _in_time_order(_checked_csc(key, given, sizes), sizes, times)
+    else:
+        csc = ops.build_csc(given["edge_index"], *sizes, edge_time=times[0], source_time=times[1])
     tables: dict[tuple[Owner, str], Table] = {
         (key, name): Table(rows.contiguous(), by_edge_id=csc.permutation is not None) for name, rows in fields.items()
     }
@@ -192,19 +192,14 @@ def _build_relation(
     def in_order(rows: Tensor) -> Tensor:
         return rows if csc.permutation is None else rows[csc.permutation]
 
-    edge_time, source_time = times
-    lists = EdgeLists(
-        csc.indptr,
-        csc.indices,
-        weight=in_order(_weights(key, fields[weight_attr])) if weight_attr in fields else None,
-        edge_time=None if edge_time is None else in_order(edge_time),
-        source_time=source_time,
-    )
+    weight = in_order(_weights(key, fields[weight_attr])) if weight_attr in fields else None
+    edge_time = None if times[0] is None else in_order(times[0])
+    lists = EdgeLists(csc.indptr, csc.indices, weight=weight, edge_time=edge_time, source_time=times[1])
     return Relation(*key, num_edges, described), lists, tables
 
 
 def _num_edges(key: RelationName, given: Fields) -> int:
-    """How many edges there are, in one of the two forms."""
+    """Return the number of edges, which are given in one of two forms."""
     if ("edge_index" in given) == ("indptr" in given):
         raise DataError(f"relation {key} has {list(given)}; give either edge_index, or indptr and indices")
     if "edge_index" not in given:
@@ -217,17 +212,8 @@ def _num_edges(key: RelationName, given: Fields) -> int:
     return edge_index.shape[1]
 
 
-def _topology(key: RelationName, given: Fields, sizes: tuple[int, int], times: Times) -> Csc:
-    edge_time, source_time = times
-    if "indptr" in given:
-        csc = _checked_csc(key, given["indptr"], given["indices"], sizes, given.get(EDGE_ID))
-        return _in_time_order(csc, sizes, edge_time, source_time)
-    return ops.build_csc(given["edge_index"], *sizes, edge_time=edge_time, source_time=source_time)
-
-
-def _checked_csc(
-    key: RelationName, indptr: Tensor, indices: Tensor, sizes: tuple[int, int], edge_ids: Tensor | None
-) -> Csc:
+def _checked_csc(key: RelationName, given: Fields, sizes: tuple[int, int]) -> Csc:
+    indptr, indices, edge_ids = given["indptr"], given["indices"], given.get(EDGE_ID)
     if indptr.dtype not in ID_DTYPES or indptr.dim() != 1:
         raise DataError(f"indptr of {key} has dtype {indptr.dtype} and shape {tuple(indptr.shape)}; give integers [n]")
     indptr = indptr.to(torch.int64).contiguous()
@@ -244,24 +230,23 @@ def _checked_csc(
     return Csc(indptr, indices.to(dtype).contiguous(), ids)
 
 
-def _in_time_order(csc: Csc, sizes: tuple[int, int], edge_time: Tensor | None, source_time: Tensor | None) -> Csc:
-    """The same lists, each in time order."""
-    if edge_time is None and source_time is None:
+def _in_time_order(csc: Csc, sizes: tuple[int, int], times: Times) -> Csc:
+    """Return the lists, each in time order."""
+    if times == (None, None):
         return csc
-    ids = csc.permutation
+    (edge_time, source_time), ids = times, csc.permutation
     edge_index = torch.stack([csc.indices.to(torch.int64), torch.repeat_interleave(csc.indptr.diff())])
-    times = edge_time if edge_time is None or ids is None else edge_time[ids]
-    ordered = ops.build_csc(edge_index, *sizes, edge_time=times, source_time=source_time)
-    if ids is not None:
-        ids = ids if ordered.permutation is None else ids[ordered.permutation]
-        return ordered._replace(permutation=ids)
-    return ordered
+    edge_time = edge_time if edge_time is None or ids is None else edge_time[ids]
+    ordered = ops.build_csc(edge_index, *sizes, edge_time=edge_time, source_time=source_time)
+    if ids is None or ordered.permutation is None:
+        return ordered if ids is None else ordered._replace(permutation=ids)
+    return ordered._replace(permutation=ids[ordered.permutation])
 
 
-def _times(key: RelationName, fields: Fields, nodes: Mapping[str, Fields], time_attr: str | None) -> Times:
+def _times(key: RelationName, fields: Fields, sources: Fields, time_attr: str | None) -> Times:
     if time_attr is None:
         return None, None
-    edge_time, source_time = fields.get(time_attr), nodes[key[0]].get(time_attr)
+    edge_time, source_time = fields.get(time_attr), sources.get(time_attr)
     for what, times in ((f"{key}.{time_attr}", edge_time), (f"{key[0]}.{time_attr}", source_time)):
         if times is not None and (times.dtype not in ID_DTYPES or times.dim() != 1):
             raise DataError(f"{what} has dtype {times.dtype} and shape {tuple(times.shape)}; give one integer each")
@@ -283,7 +268,7 @@ def _weights(key: RelationName, weight: Tensor) -> Tensor:
 
 
 def as_tensor(value: Any) -> Tensor | None:
-    """The value as a tensor, None if it is no array."""
+    """Return the value as a tensor; None if it is no array."""
     if isinstance(value, Tensor):
         return value
     return torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" else None

@@ -1,4 +1,4 @@
-"""What a user holds: a graph with its features, labels and splits, wherever they live."""
+"""The Store: a graph with its features, labels and splits, in memory, on disk or on servers; and how it is opened."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
@@ -68,17 +68,17 @@ class Store(Explored):
     schema: Schema
     graph: GraphStore
     features: FeatureStore
-    parts: tuple[Part, ...] = ()  # what of it this process can read directly
-    identity: str = ""  # of a store on disk: SHA-256 of its store.json, in hex
-    ranges: tuple[PartRange, ...] = ()  # of all parts, wherever they are
-    shards: tuple[Shard, ...] = ()  # all parts, in order: what answers for their fields and splits
-    topology: tuple[Part, ...] = ()  # whose topology this process can read: `parts`, or more of them
+    parts: tuple[Part, ...] = ()  # in this process
+    identity: str = ""  # SHA-256 of store.json in hex, if it is on disk
+    ranges: tuple[PartRange, ...] = ()  # of all parts
+    shards: tuple[Shard, ...] = ()  # of all parts, in order: their fields and splits
+    topology: tuple[Part, ...] = ()  # parts whose topology is in this process: `parts`, or more of them
     deployment: Deployment = NOWHERE
-    path: Path | None = None  # of the directory that it was opened from
-    budget: Budget | None = None  # of memory, where it was opened with one
-    reads: Reads | None = None  # from the disk, where some of it does not fit the budget
-    scratch: Path | None = None  # where loaders may pack the rows of coming batches
-    _loops: dict[RelationName, Loops] = field(default_factory=dict)  # as found
+    path: Path | None = None  # of the directory, if it is on disk
+    budget: Budget | None = None  # of memory, if it was opened with one
+    reads: Reads | None = None  # from the disk, if some of it does not fit the budget
+    scratch: Path | None = None  # a folder where loaders may pack the rows of coming batches
+    _loops: dict[RelationName, Loops] = field(default_factory=dict)  # found so far
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shards", self.shards or self.parts)
@@ -102,15 +102,15 @@ class Store(Explored):
         self.deployment.close(wait=True)
 
     def traffic(self) -> dict[str, float]:
-        """Network traffic to servers so far: requests, bytes_sent, bytes_received, and wait_seconds of all threads."""
+        """Return the traffic to servers so far: requests, bytes_sent, bytes_received, wait_seconds of all threads."""
         return self.deployment.traffic()
 
     def reading(self) -> dict[str, float]:
-        """Reads of a store with a budget so far: requests, bytes, wanted_bytes of them, and seconds of all threads.
+        """Return the disk reads so far: requests, bytes, wanted_bytes of them, and seconds of all threads.
 
-        `busy_seconds` are those in which at least one read was under way. Of the tables and edge lists that are partly
-        on disk, batches `asked` for so many rows and edges, and so many were `found` in memory. Empty where all of it
-        is in memory, or without a budget.
+        `busy_seconds` are those with at least one read in flight. `asked` counts the rows and edges that batches needed
+        of tables and edge lists that are partly on disk, `found` those that were in memory. Empty without a budget, or
+        if everything is in memory.
         """
         return {} if self.reads is None else self.reads.so_far()
 
@@ -129,16 +129,16 @@ class Store(Explored):
             self.deployment.close(wait=error is None)
 
     def require_whole(self) -> None:
-        """StoreError if a file of this store can no longer be read: what was read from it may be zeros.
+        """Raise StoreError if a file of this store can no longer be read, so that tensors over it may be zeros.
 
-        What the core reads, it asks about by itself; this is for what was read as a tensor.
+        The core checks its own reads; this is for tensors that Python reads.
         """
-        if ops.any_damaged():  # one load, for every batch: a store may have thousands of parts
+        if ops.any_damaged():  # one load per batch: a store may have thousands of parts
             for part in (*self.parts, *self.topology):
                 part.require_whole()
 
     def split(self, name: str, node_type: str | None = None) -> Tensor:
-        """The node ids of a split, in ascending order within each part: `store.split("train")`."""
+        """Return the node ids of a split, in ascending order within each part: `store.split("train")`."""
         type_name = node_type or self._type_with_split(name)
         if name not in self.schema.node_type(type_name).splits:
             have = sorted(self.schema.node_type(type_name).splits)
@@ -152,7 +152,7 @@ class Store(Explored):
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def aggregate(self, want: Wanted, edges: InEdges, reduce: Literal["sum", "mean"]) -> Tensor:
-        """The rows wanted, a source each, aggregated over edges; straight from where they lie, if that is in memory."""
+        """Return the wanted rows aggregated over edges, one row a source; without a copy if they are in memory."""
         tables = [part.tables.get((want.owner, want.field)) for part in self.parts]
         found = [(table.rows, table.first) for table in tables if table is not None and table.rows.shape[0]]
         is_here = self.reads is None and covers(self.schema, self.parts, str(want.owner)) and found
@@ -162,7 +162,7 @@ class Store(Explored):
         return ops.aggregate_tables(found, ids, edges.indptr, reduce)
 
     def in_degrees(self, key: RelationName, nodes: Tensor) -> Tensor:
-        """The number of in-edges of each of these nodes in a relation, without self-loops: [n] int64.
+        """Return the number of in-edges of each node in a relation, without self-loops: [n] int64.
 
         The edges must be on this host. If both ends have one type, the first call reads all edges to find self-loops.
         """
@@ -174,9 +174,8 @@ class Store(Explored):
         owners = torch.bucketize(nodes, bounds, right=True) if len(parts) > 1 else None
         degrees = ops.empty((nodes.numel(),), torch.int64)
         for number, lists in enumerate(parts):
-            places = None if owners is None else torch.nonzero(owners == number).view(-1)
-            own = nodes if places is None else nodes[places]
-            degrees[places if places is not None else slice(None)] = in_degrees_of(lists, own)
+            own = slice(None) if owners is None else torch.nonzero(owners == number).view(-1)
+            degrees[own] = in_degrees_of(lists, nodes[own])
         if key not in self._loops:
             self._loops[key] = loops_of(self.topology, key)
         loops = self._loops[key]
@@ -196,7 +195,7 @@ class Store(Explored):
         return having[0]
 
     def _no_mask(self, split: str, *node_types: NodeType) -> str:
-        """Why a mask that these types have is no split, if there is one."""
+        """Return why a mask of this name is no split; "" if there is none."""
         found = [t.fields[f"{split}_mask"] for t in node_types if f"{split}_mask" in t.fields]
         if not found:
             return ""
@@ -204,7 +203,7 @@ class Store(Explored):
         return f"; {split}_mask is {found[0].dtype} {list(found[0].shape)} per node, a split takes one bool: {way_out}"
 
     def subgraph(self, subset: Any) -> "Data | HeteroData":
-        """These nodes, the edges between them and all fields, in memory; `n_id` has the store's ids.
+        """Return these nodes, the edges between them and all fields, in memory; `n_id` has the store's ids.
 
         `subset` is a list of ids, a tensor, a mask or a split's name; with several node types, these by node type.
 
@@ -214,7 +213,7 @@ class Store(Explored):
         return to_pyg.subgraph(self, subset)
 
     def to_pyg(self) -> "Data | HeteroData":
-        """The whole graph as PyG's own Data or HeteroData, in memory."""
+        """Return the whole graph as PyG's own Data or HeteroData, in memory."""
         return to_pyg.to_pyg(self)
 
     def save(self, path: str | Path) -> "Store":
@@ -229,7 +228,7 @@ class Store(Explored):
 
 
 def assemble(schema: Schema, parts: Sequence[Part]) -> Store:
-    """A store over parts that together hold every node."""
+    """Return a store over parts that together have every node."""
     parts, ranges = tuple(parts), tuple(map(range_of, parts))
     if len(parts) == 1:
         return Store(schema, parts[0], parts[0], parts, ranges=ranges)

@@ -1,6 +1,6 @@
 """A store, or the part of it between some nodes, as PyG's Data or HeteroData in memory.
 
-Edges come in your own order where the store has one, else in the store's. Everything is copied: this is for looking at
+Edges are in your own order if the store has one, else in the store's. Everything is copied: this is for looking at
 a graph, and for graphs that fit into memory; training goes through a loader.
 """
 
@@ -24,7 +24,7 @@ LESS = "take a part of it with store.subgraph(ids), or batches from hoploom.Neig
 
 
 def to_pyg(store: Explored) -> "Data | HeteroData":
-    """The whole graph; ConfigError where it would not fit into memory."""
+    """Return the whole graph; raise ConfigError if it would not fit into memory."""
     edges = [relation.num_edges * _edge_bytes(relation) for relation in store.schema.relations]
     nodes = {t.name: torch.arange(t.num_nodes) for t in store.schema.node_types}
     _require_memory(_node_bytes(store, nodes) + sum(edges))
@@ -32,7 +32,7 @@ def to_pyg(store: Explored) -> "Data | HeteroData":
 
 
 def _node_bytes(store: Explored, nodes: Mapping[str, Tensor]) -> int:
-    """What the fields and masks of these nodes take, and their ids."""
+    """Return the bytes of the fields, masks and ids of these nodes."""
     per_node = {
         t.name: 8 + len(t.splits) + sum(f.row_bytes for f in t.fields.values()) for t in store.schema.node_types
     }
@@ -40,7 +40,7 @@ def _node_bytes(store: Explored, nodes: Mapping[str, Tensor]) -> int:
 
 
 def _edge_bytes(relation: Relation) -> int:
-    """What an edge takes at the peak: found, put together, and brought into the user's order with its fields."""
+    """Return the bytes of an edge at the peak: found, concatenated, and sorted with its fields."""
     return 24 + 24 + 24 + 2 * sum(field.row_bytes for field in relation.fields.values())
 
 
@@ -49,7 +49,7 @@ def _require_memory(size: int) -> None:
 
 
 def subgraph(store: Explored, subset: Any) -> "Data | HeteroData":
-    """These nodes, the edges between them, and the fields of both."""
+    """Return these nodes, the edges between them, and the fields of both."""
     schema = store.schema
     if schema.homogeneous:
         subset = {schema.node_types[0].name: subset}
@@ -67,7 +67,7 @@ def subgraph(store: Explored, subset: Any) -> "Data | HeteroData":
 
 
 def _members(store: Explored, node_type: NodeType, given: Any) -> Tensor:
-    """The node ids that a split's name, a list, a tensor or a mask means, each once."""
+    """Return the node ids of a split's name, a list, a tensor or a mask; raise ConfigError for duplicates."""
     if isinstance(given, str):
         return store.split(given, node_type.name)
     what = f"ids of {node_type.name!r}"
@@ -100,7 +100,7 @@ def _data(store: Explored, nodes: Mapping[str, Tensor]) -> "Data | HeteroData":
 
 
 def _node_fields(store: Explored, node_type: NodeType, ids: Tensor) -> dict[str, Tensor]:
-    """The fields of these nodes, and a mask for every split."""
+    """Return the fields of these nodes, and a mask for every split."""
     names = list(node_type.fields)
     fields = dict(zip(names, store.features.gather([Wanted(node_type.name, name, ids) for name in names]), strict=True))
     for split in node_type.splits:
@@ -110,7 +110,7 @@ def _node_fields(store: Explored, node_type: NodeType, ids: Tensor) -> dict[str,
 
 
 def _edge_fields(store: Explored, relation: Relation, nodes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The edges between these nodes in local ids, and their fields."""
+    """Return the edges between these nodes in local ids, and their fields."""
     ends, sources = nodes[relation.destination], nodes[relation.source]
     index, order = store.schema.relation_index[relation.key], sources.argsort()
     found: list[tuple[Tensor, Tensor]] = [(torch.empty(2, 0, dtype=torch.int64), ends[:0])]
