@@ -115,9 +115,9 @@ def epoch(trainers: Trainers, name: str, steps: int) -> Side:
 def leave_shared_memory() -> None:
     """From now on this process reaches servers over TCP, as if they were on other hosts."""
     with suppress(ImportError):
-        from hoploom.serve import dial
+        from hoploom.serve import handshake
 
-        dial.is_possible = lambda: False
+        handshake.can_share = lambda: False
 
 
 def serve_commands(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

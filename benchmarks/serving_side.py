@@ -35,9 +35,9 @@ def through_the_store(address: str, over: str) -> tuple[Ask, int]:
 
     if over == "tcp":  # as if the server were on another host
         with suppress(ImportError):  # Flight is over TCP as it is
-            from hoploom.serve import dial
+            from hoploom.serve import handshake
 
-            dial.is_possible = lambda: False
+            handshake.can_share = lambda: False
     store = hoploom.connect(address, made="here")
     return lambda ids: store.features.gather([Wanted("node", "x", ids)]), store.schema.node_types[0].num_nodes
 

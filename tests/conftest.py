@@ -82,7 +82,7 @@ def s3(s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
 @pytest.fixture
 def tcp_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of this process stay on TCP: a server's Unix socket passes by a proxy, and what TCP alone does."""
-    monkeypatch.setattr("hoploom.serve.client.reach_near_by", lambda *_: None)
+    monkeypatch.setattr("hoploom.serve.client.connect_unix", lambda *_: None)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from support.servers import OneProcess, addresses_of, serving
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError
 from hoploom.load.look_ahead import LookAhead
-from hoploom.serve.memory_budget import BusyError, Call
+from hoploom.serve.memory_budget import BusyError, RequestContext
 from hoploom.serve.service import Service
 from hoploom.serve.wire import Message
 from hoploom.store.row_cache import cached, report
@@ -174,7 +174,7 @@ def test_a_replica_that_is_busy_answers_when_it_is_not(
 ) -> None:
     gather, refused = Service._gather, []
 
-    def busy_at_first(self: Service, request: Message, call: Call) -> Message:
+    def busy_at_first(self: Service, request: Message, call: RequestContext) -> Message:
         if len(refused) < 2:
             refused.append(request)
             raise BusyError("all memory is taken")

@@ -21,13 +21,12 @@ from support.proxy import Proxy
 from support.wires import frame, plain
 
 from hoploom import BatchError, ConfigError, PeerError
-from hoploom.serve import greeting
-from hoploom.serve.client import Peer, read_message, refusal_of
-from hoploom.serve.dial import LostError, essence, explain
+from hoploom.serve import handshake
+from hoploom.serve.client import Peer, error_from, read_message
+from hoploom.serve.handshake import LostError, explain, one_line
 from hoploom.serve.metrics import Metrics
-from hoploom.serve.security import ClientSecurity, ServerSecurity, is_same, proof_of, towards_peers
+from hoploom.serve.security import ClientSecurity, Reloading, ServerSecurity, is_same, proof_of, towards_peers
 from hoploom.serve.server import Server
-from hoploom.serve.tls import Renewed
 from hoploom.serve.wire import PREFIX, Message
 
 DEADLINE = 10.0  # seconds within which each failure must show
@@ -68,10 +67,10 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 def exchange(address: str, security: ClientSecurity, kind: str = "echo") -> list[int]:
     """One message there and back."""
-    with Peer(address, Renewed(security), DEADLINE) as peer:
-        answer = peer.begin(Message({"ask": kind}, [torch.arange(3)])).read(read_message)
+    with Peer(address, Reloading(security), DEADLINE) as peer:
+        answer = peer.request(Message({"ask": kind}, [torch.arange(3)]), read_message)
         if "error" in answer.header:
-            raise refusal_of(answer.header, address)
+            raise error_from(answer.header, address)
         (sent,) = answer.tensors
         assert isinstance(sent, torch.Tensor)
         return list(sent.tolist())
@@ -196,20 +195,20 @@ def said_to(address: str, said: bytes) -> bytes:
 
 
 def greeted(talking: socket.socket, content: dict[str, Any]) -> dict[str, Any]:
-    """What a server answers to one greeting."""
-    talking.sendall(greeting.said(content))
+    """What a server answers to one handshake."""
+    talking.sendall(handshake.encode_greeting(content))
     answer = talking.recv(1 << 12)
-    assert answer.startswith(greeting.OPENING + PREFIX.pack(greeting.HELLO, len(answer) - 16))
+    assert answer.startswith(handshake.OPENING + PREFIX.pack(handshake.HELLO, len(answer) - 16))
     return dict(json.loads(answer[16:]))
 
 
 def test_no_request_is_answered_without_a_greeting_and_its_proof(servers: Servers) -> None:
     request, address = frame({"ask": "echo", "tensors": []}), servers.addresses["token"]
-    hello, wrong = greeting.said({}), greeting.said({"proof": proof_of(WRONG, "")})
-    for said in (request, hello + request, hello + wrong + request, wrong + hello + request, greeting.OPENING * 9):
+    hello, wrong = handshake.encode_greeting({}), handshake.encode_greeting({"proof": proof_of(WRONG, "")})
+    for said in (request, hello + request, hello + wrong + request, wrong + hello + request, handshake.OPENING * 9):
         answer = said_to(address, said)
-        *challenges, refusal = [json.loads(one[8:]) for one in answer.split(greeting.OPENING)[1:]]
-        assert refusal["error"] in (greeting.TOKEN, greeting.STRANGER)
+        *challenges, refusal = [json.loads(one[8:]) for one in answer.split(handshake.OPENING)[1:]]
+        assert refusal["error"] in (handshake.TOKEN, handshake.STRANGER)
         assert [list(one) for one in challenges] in ([], [["challenge"]])
 
 
@@ -223,7 +222,7 @@ def test_a_token_never_travels_in_plain(servers: Servers, server: str) -> None:
             assert_explained(failure(proxy.address, security), proxy.address, "speaks TLS; give its CA here")
         else:
             assert exchange(proxy.address, security) == [0, 1, 2]
-        assert greeting.HELLO in proxy.seen
+        assert handshake.HELLO in proxy.seen
         assert TOKEN.encode() not in proxy.seen
 
 
@@ -232,7 +231,7 @@ def test_a_proof_is_of_no_use_a_second_time(servers: Servers) -> None:
         proof = {"proof": proof_of(TOKEN, greeted(first, {})["challenge"])}
         assert "error" not in greeted(first, proof)
         greeted(second, {})
-        assert greeted(second, proof)["error"] == greeting.TOKEN
+        assert greeted(second, proof)["error"] == handshake.TOKEN
 
 
 def own_address() -> str:
@@ -270,7 +269,7 @@ def test_the_unix_socket_lets_nobody_in_who_was_not_let_in_over_tcp(servers: Ser
                 talking.settimeout(DEADLINE)
                 talking.connect(f"\0{name}")
                 challenge = greeted(talking, {})["challenge"]
-                assert greeted(talking, {"proof": proof_of(token, challenge)})["error"] == greeting.TOKEN
+                assert greeted(talking, {"proof": proof_of(token, challenge)})["error"] == handshake.TOKEN
                 assert talking.recv(1) == b""
 
 
@@ -295,13 +294,15 @@ def test_nobody_sees_the_token_of_a_running_server(servers: Servers) -> None:
 def test_damaged_greetings_are_refused_and_the_server_goes_on(servers: Servers) -> None:
     address = servers.addresses["token"]
     text = json.dumps({"proof": TOKEN}).encode()
-    hello = greeting.OPENING + PREFIX.pack(greeting.HELLO, len(text))
+    hello = handshake.OPENING + PREFIX.pack(handshake.HELLO, len(text))
     cut = [hello[:end] for end in range(1, len(hello))] + [hello + text[:-1]]
     damaged = [b"[]", b"null", b"{", b"\xff\xfe", b"[" * 4000]
-    for said in [greeting.OPENING + PREFIX.pack(greeting.HELLO, len(one)) + one for one in damaged]:
-        for first in (b"", greeting.said({})):
+    for said in [handshake.OPENING + PREFIX.pack(handshake.HELLO, len(one)) + one for one in damaged]:
+        for first in (b"", handshake.encode_greeting({})):
             assert b'"error": ' in said_to(address, first + said)
-    assert b'"error": "token"' in said_to(address, greeting.said({}) + greeting.said({"proof": ["x"]}))
+    assert b'"error": "token"' in said_to(
+        address, handshake.encode_greeting({}) + handshake.encode_greeting({"proof": ["x"]})
+    )
     assert b"a greeting of kind b'HELO' and 4097 bytes" in said_to(address, hello[:12] + (4097).to_bytes(4, "little"))
     for said in cut:
         with plain(address) as talking:
@@ -335,7 +336,7 @@ def test_a_port_where_nobody_answers_is_named_when_its_time_is_up() -> None:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         for security in (ClientSecurity(), ours()):
             with pytest.raises(LostError, match=f"{address} takes connections and does not answer"):
-                Peer(address, Renewed(security), 0.2).begin(Message({"ask": "echo"}))
+                Peer(address, Reloading(security), 0.2).send(Message({"ask": "echo"}))
 
 
 def unreached(error: OSError, monkeypatch: pytest.MonkeyPatch) -> PeerError:
@@ -370,7 +371,7 @@ def test_a_certificate_of_the_future_is_told_from_one_of_another_ca() -> None:
 
 
 def test_a_peer_cannot_write_to_the_terminal_nor_without_end() -> None:
-    shown = essence(Exception("a\x1b[2Jb\n\tc" + "d" * 10_000))
+    shown = one_line(Exception("a\x1b[2Jb\n\tc" + "d" * 10_000))
     assert shown.startswith("a?[2Jb c")
     assert len(shown) < 300
 

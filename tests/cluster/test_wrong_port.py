@@ -101,7 +101,7 @@ def _secured(secured: bool, folder: Path) -> dict[str, Any]:
 def test_who_waits_is_told_for_what_before_the_time_is_over(
     closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hoploom.serve.discovery.PATIENCE", 0.5)
+    monkeypatch.setattr("hoploom.serve.peers.WARN_AFTER", 0.5)
     address = f"127.0.0.1:{nothing(closing)}"
     said = f"still waiting for graph servers, 1 seconds at most: peer {address} does not listen"
     with pytest.raises(PeerError), pytest.warns(UserWarning, match=said):

@@ -20,16 +20,14 @@ from support.wires import frame, nearby, over_tcp, plain, read_whole, send
 
 import hoploom
 from hoploom import ConfigError, PeerError
-from hoploom.serve import greeting, wire
-from hoploom.serve.client import NotNowError, Peer, read_message, refusal_of
-from hoploom.serve.dial import LostError
-from hoploom.serve.incoming import Incoming
-from hoploom.serve.memory_budget import BusyError, Call
+from hoploom.serve import handshake, wire
+from hoploom.serve.client import Peer, UnavailableError, error_from, read_message
+from hoploom.serve.handshake import LostError
+from hoploom.serve.memory_budget import BusyError, RequestContext
 from hoploom.serve.metrics import Metrics
-from hoploom.serve.security import ClientSecurity, read_server_security
+from hoploom.serve.security import ClientSecurity, Reloading, read_server_security
 from hoploom.serve.server import Server, ServerLimits
-from hoploom.serve.tls import Renewed
-from hoploom.serve.wire import Message
+from hoploom.serve.wire import IncomingMessage, Message
 
 pytestmark = pytest.mark.timeout(180)
 INFO = Message({"ask": "info"})
@@ -78,7 +76,7 @@ def saying(*answers: bytes) -> Iterator[str]:
             thread.join()
 
 
-WELCOME = greeting.said({"hoploom": "0"})
+WELCOME = handshake.encode_greeting({"hoploom": "0"})
 ROWS = frame({"tensors": [["int64", [4]]]}, bytes(8))
 NEVER_ENDING = {
     "says nothing": [],
@@ -87,7 +85,7 @@ NEVER_ENDING = {
     "begins a header": [WELCOME, ROWS[:20]],
     "begins a tensor": [WELCOME, ROWS],
     "begins a piece": [WELCOME, frame({"tensors": [["int64", [4], True]]}, wire.LENGTH.pack(16), bytes(9))],
-    "makes an answer, and then nothing": [WELCOME, wire.PREFIX.pack(wire.MADE, 0) * 3],
+    "makes an answer, and then nothing": [WELCOME, wire.PREFIX.pack(wire.HEARTBEAT, 0) * 3],
 }
 
 
@@ -96,11 +94,11 @@ def test_a_server_that_stops_in_the_middle_is_lost_in_time(answers: list[bytes])
     before = files()
     with (
         saying(*answers) as address,
-        Peer(address, Renewed(ClientSecurity()), 0.3) as peer,
+        Peer(address, Reloading(ClientSecurity()), 0.3) as peer,
         within(20),
         pytest.raises(LostError, match=f"{address} .*answer"),
     ):
-        peer.begin(INFO).read(read_message)
+        peer.request(INFO, read_message)
     assert files() == before
 
 
@@ -110,7 +108,7 @@ def test_a_server_that_stops_in_the_middle_is_lost_in_time(answers: list[bytes])
 def test_a_client_that_stops_in_the_middle_is_cut_off(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that sends a byte now and then; others are answered meanwhile."""
     monkeypatch.setattr("hoploom.serve.connection.SLOWEST", 1 << 26)
-    monkeypatch.setattr("hoploom.serve.greeting.PATIENCE", 0.5)
+    monkeypatch.setattr("hoploom.serve.handshake.TIMEOUT", 0.5)
     request = frame({"ask": "split", "tensors": [["int64", [1000]]]}, bytes(8000))
     over = threading.Event()
     with listening(path, limits=ServerLimits(stall=0.5)) as server, ExitStack() as stack:
@@ -125,15 +123,17 @@ def test_a_client_that_stops_in_the_middle_is_cut_off(path: Path, monkeypatch: p
                 except OSError:
                     return
 
-        for said in (b"", b"HOP", greeting.said({})[:-1]):
+        for said in (b"", b"HOP", handshake.encode_greeting({})[:-1]):
             stack.enter_context(plain(server.address)).sendall(said)
         for end in (3, 30, len(request) - 1):
             connection = stack.enter_context(over_tcp(server.address))
             send(connection, request[:end])
-        for begun in (b"", greeting.said({})):
+        for begun in (b"", handshake.encode_greeting({})):
             talking = stack.enter_context(plain(server.address))
             talking.sendall(begun)
-            thread = threading.Thread(target=drip, args=[talking, greeting.said({}) if not begun else request])
+            thread = threading.Thread(
+                target=drip, args=[talking, handshake.encode_greeting({}) if not begun else request]
+            )
             thread.start()
             stack.callback(thread.join)
             stack.callback(over.set)
@@ -149,9 +149,9 @@ def test_connections_that_are_idle_are_kept(path: Path) -> None:
             with connect(server.address) as connection:
                 for _ in range(2):
                     time.sleep(0.3)  # what is idle is what is tested
-                    wire.write(connection, INFO)
+                    wire.write_message(connection, INFO)
                     connection.begin(0)
-                    assert "identity" in Incoming(connection, wire.MAX_ANSWER).into().header
+                    assert "identity" in IncomingMessage(connection, wire.MAX_RESPONSE).into().header
 
 
 def test_a_host_that_is_gone_is_noticed(path: Path) -> None:
@@ -168,12 +168,12 @@ def test_a_host_that_is_gone_is_noticed(path: Path) -> None:
 class Refusing:
     """Has no time."""
 
-    def answer(self, request: Message, call: Call) -> Message:
+    def answer(self, request: Message, call: RequestContext) -> Message:
         raise BusyError("no thread is free")
 
 
 class Prompt:
-    def answer(self, request: Message, call: Call) -> Message:
+    def answer(self, request: Message, call: RequestContext) -> Message:
         return Message({})
 
 
@@ -184,14 +184,14 @@ def test_a_request_that_is_too_large_is_refused_as_such() -> None:
     limits = ServerLimits(request=1 << 20)
     with (
         Server(service, "127.0.0.1:0", read_server_security(), Metrics(), limits) as server,
-        Peer(server.address, Renewed(ClientSecurity()), 30.0) as peer,
+        Peer(server.address, Reloading(ClientSecurity()), 30.0) as peer,
     ):
 
-        def refused(incoming: Incoming) -> None:
-            raise refusal_of(incoming.header, peer.address)
+        def refused(incoming: IncomingMessage) -> None:
+            raise error_from(incoming.header, peer.address)
 
         with pytest.raises(ConfigError, match="1 tensors of 80000000 bytes; at most 4096 of 1048576"):
-            peer.begin(Message({"ask": "x"}, [torch.zeros(10_000_000, dtype=torch.int64)])).read(refused)
+            peer.request(Message({"ask": "x"}, [torch.zeros(10_000_000, dtype=torch.int64)]), refused)
 
 
 def test_a_refused_client_keeps_its_connection() -> None:
@@ -199,16 +199,16 @@ def test_a_refused_client_keeps_its_connection() -> None:
     metrics = Metrics()
     with (
         Server(service, "127.0.0.1:0", read_server_security(), metrics) as server,
-        Peer(server.address, Renewed(ClientSecurity()), 30.0) as peer,
+        Peer(server.address, Reloading(ClientSecurity()), 30.0) as peer,
     ):
 
-        def refused(incoming: Incoming) -> None:
-            raise refusal_of(incoming.header, peer.address)
+        def refused(incoming: IncomingMessage) -> None:
+            raise error_from(incoming.header, peer.address)
 
         opened = set()
         for _ in range(5):
-            with pytest.raises(NotNowError, match="no thread is free; ask again"):
-                peer.begin(INFO).read(refused)
+            with pytest.raises(UnavailableError, match="no thread is free; ask again"):
+                peer.request(INFO, refused)
             opened |= {id(one) for one in peer._open}
         assert len(opened) == metrics.value(STREAMS) == 1
 
@@ -217,10 +217,10 @@ def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used_again() -
     service: Any = Prompt()
     with (
         Server(service, "127.0.0.1:0", read_server_security(), Metrics()) as server,
-        Peer(server.address, Renewed(ClientSecurity()), 30.0) as peer,
+        Peer(server.address, Reloading(ClientSecurity()), 30.0) as peer,
     ):
         for _ in range(3):
-            peer.begin(INFO).read(read_message)
+            peer.request(INFO, read_message)
             for caller in server._present():
                 caller.cut()
 
@@ -230,18 +230,18 @@ def test_a_unix_socket_is_left_with_its_server() -> None:
     service: Any = Prompt()
     with (
         Server(service, "127.0.0.1:0", read_server_security(), Metrics()) as server,
-        Peer(server.address, Renewed(ClientSecurity()), 1.0) as peer,
+        Peer(server.address, Reloading(ClientSecurity()), 1.0) as peer,
         socket.socket(socket.AF_UNIX) as other,
     ):
-        peer.begin(INFO).read(read_message)
-        ours = server._arrivals._listeners[1].getsockname()
+        peer.request(INFO, read_message)
+        ours = server._acceptor._listeners[1].getsockname()
         server.close()
         other.bind(ours)
         other.listen()
         other.setblocking(False)
         for _ in range(2):
             with pytest.raises(LostError):
-                peer.begin(INFO).read(read_message)
+                peer.request(INFO, read_message)
         with pytest.raises(BlockingIOError):
             other.accept()
 
@@ -252,16 +252,16 @@ def test_a_unix_socket_is_left_with_its_server() -> None:
 @pytest.mark.parametrize("version", [1, wire.PROTOCOL - 1, wire.PROTOCOL + 1, 255])
 def test_a_client_of_another_version_is_told_both(path: Path, version: int) -> None:
     with listening(path) as server, plain(server.address) as talking:
-        talking.sendall(greeting.NAME + bytes([version]) + b"whatever this version says")
+        talking.sendall(handshake.NAME + bytes([version]) + b"whatever this version says")
         answer = b"".join(iter(lambda: talking.recv(1 << 12), b""))
-    assert answer.startswith(greeting.OPENING)
+    assert answer.startswith(handshake.OPENING)
     assert f"this server speaks protocol {wire.PROTOCOL}, the client {version}".encode() in answer
 
 
 @pytest.mark.parametrize("version", [1, wire.PROTOCOL - 1, wire.PROTOCOL + 1, 255])
 def test_a_server_of_another_version_is_named_at_once(version: int) -> None:
-    other = greeting.said({"error": greeting.VERSION, "message": "?", "hoploom": "9.9"})
-    opening = greeting.NAME + bytes([version])
+    other = handshake.encode_greeting({"error": handshake.VERSION, "message": "?", "hoploom": "9.9"})
+    opening = handshake.NAME + bytes([version])
     with saying(opening + other[len(opening) :]) as address, within(20), pytest.raises(PeerError) as raised:
         hoploom.connect(address, timeout=60)
     assert not isinstance(raised.value, LostError)
@@ -282,7 +282,7 @@ def test_a_thousand_connections_at_once_are_answered(path: Path) -> None:
                 opened = list(pool.map(lambda _: over_tcp(server.address), range(1000)))
             for connection in opened:
                 stack.enter_context(connection)
-                wire.write(connection, INFO)
+                wire.write_message(connection, INFO)
             for connection in opened:
                 connection.begin(0)
                 assert "identity" in read_whole(connection).header
@@ -300,7 +300,7 @@ class Endless:
     def __init__(self) -> None:
         self.begun, self.ended = threading.Event(), threading.Event()
 
-    def answer(self, request: Message, call: Call) -> Message:
+    def answer(self, request: Message, call: RequestContext) -> Message:
         self.begun.set()
         try:
             while True:
@@ -316,7 +316,7 @@ def test_an_answer_that_nobody_waits_for_is_made_no_further(connect: Callable[[s
     metrics = Metrics()
     with Server(service, "127.0.0.1:0", read_server_security(), metrics, ServerLimits(beat=0.05)) as server:
         with connect(server.address) as connection:
-            wire.write(connection, Message({"ask": "batch"}))
+            wire.write_message(connection, Message({"ask": "batch"}))
             assert service.begun.wait(10)
             connection.wait()  # it hears that its answer is made
             assert not service.ended.is_set()
@@ -330,7 +330,7 @@ class Slow:
     def __init__(self) -> None:
         self.over = threading.Event()
 
-    def answer(self, request: Message, call: Call) -> Message:
+    def answer(self, request: Message, call: RequestContext) -> Message:
         self.over.wait(request.header["seconds"])
         return Message({})
 
@@ -340,10 +340,10 @@ def test_a_client_that_reads_nothing_keeps_no_other_from_hearing_that_its_answer
     with (
         Server(service, "127.0.0.1:0", read_server_security(), Metrics(), ServerLimits(beat=0.01)) as server,
         nearby(server.address) as deaf,
-        Peer(server.address, Renewed(ClientSecurity()), 0.5) as peer,
+        Peer(server.address, Reloading(ClientSecurity()), 0.5) as peer,
     ):
         until(lambda: [one.connection.is_local for one in server._present()] == [True])
         server._present()[0].connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-        wire.write(deaf, Message({"ask": "batch", "seconds": 30}))
-        assert peer.begin(Message({"ask": "batch", "seconds": 2})).read(read_message).header == {}
+        wire.write_message(deaf, Message({"ask": "batch", "seconds": 30}))
+        assert peer.request(Message({"ask": "batch", "seconds": 2}), read_message).header == {}
         service.over.set()

@@ -80,13 +80,13 @@ def _epoch(store: Store, disturb: Any, at: int = 5) -> list[Any]:
 def test_a_stopped_server_is_left_for_its_replica(
     mode: str, servers: list[Server], path: Path, undisturbed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    losses, note_lost = [], Peers._note_lost
+    losses, note_lost = [], Peers._note_loss
 
     def counted(peers: Peers, peer: Peer, error: LostError) -> None:
         losses.append(peer.address)
         note_lost(peers, peer, error)
 
-    monkeypatch.setattr(Peers, "_note_lost", counted)
+    monkeypatch.setattr(Peers, "_note_loss", counted)
     with connect(mode, addresses_of(servers), path, timeout=9) as store:  # a third of it in silence
         with within(LONG):
             assert_same_batches(undisturbed, _epoch(store, servers[1].pause))

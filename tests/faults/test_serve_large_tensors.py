@@ -49,8 +49,8 @@ def test_a_small_message_behind_a_large_one_is_not_waited_for_in_vain(
 
     def send() -> None:
         writing = Connection(far, SILENCE)
-        wire.write(writing, Message({"n": 1}, [sent]))
-        wire.write(writing, Message({"n": 2}))  # and then nothing more
+        wire.write_message(writing, Message({"n": 1}, [sent]))
+        wire.write_message(writing, Message({"n": 2}))  # and then nothing more
 
     beside(send)
     reading.begin(0)

@@ -13,8 +13,7 @@ from support.wires import over_tcp
 
 import hoploom
 from hoploom.serve.client import Peer, read_message
-from hoploom.serve.security import read_client_security, read_server_security
-from hoploom.serve.tls import Renewed
+from hoploom.serve.security import Reloading, read_client_security, read_server_security
 from hoploom.serve.wire import Message
 
 pytestmark = pytest.mark.timeout(180)
@@ -43,14 +42,14 @@ def test_certificates_are_swapped_while_requests_go_on(path: Path, tmp_path: Pat
     server_of = read_server_security(cert=folder / "server.pem", key=folder / "server.key", client_ca=folder / "ca.pem")
     client_of = read_client_security(None, folder / "ca.pem", folder / "client.pem", folder / "client.key")
     with listening(path, security=server_of) as server, ThreadPoolExecutor(2) as pool:
-        renewed, over = Renewed(client_of), threading.Event()
+        renewed, over = Reloading(client_of), threading.Event()
 
         def ask() -> int:
             count = 0
             while not over.is_set() or count < 3:
                 with Peer(server.address, renewed, 30.0) as peer:
                     for _ in range(3):
-                        assert "identity" in peer.begin(INFO).read(read_message).header
+                        assert "identity" in peer.request(INFO, read_message).header
                 count += 1
             return count
 
@@ -71,7 +70,7 @@ def test_certificates_are_swapped_while_requests_go_on(path: Path, tmp_path: Pat
 def test_files_that_cannot_be_used_change_nothing(tmp_path: Path) -> None:
     made = certificates()
     cert, key = (token_file(tmp_path / name, made[name]) for name in ("server.pem", "server.key"))
-    renewed = Renewed(read_server_security(cert=cert, key=key))
+    renewed = Reloading(read_server_security(cert=cert, key=key))
     security, context = renewed.now()
     for half in (made["server.pem"][:200], b"", certificates(which=1)["server.pem"]):
         token_file(cert, half)

@@ -24,11 +24,10 @@ from torch import Tensor
 import hoploom
 from hoploom import Store
 from hoploom.serve.client import Peer, read_message
-from hoploom.serve.dial import LostError
 from hoploom.serve.graph_server import BatchOptions
-from hoploom.serve.security import ClientSecurity
+from hoploom.serve.handshake import LostError
+from hoploom.serve.security import ClientSecurity, Reloading
 from hoploom.serve.server import ServerLimits
-from hoploom.serve.tls import Renewed
 from hoploom.serve.wire import Message
 
 pytestmark = pytest.mark.timeout(180)
@@ -73,7 +72,7 @@ def is_shared(tensor: Tensor) -> bool:
 
 
 def rows_of(peer: Peer, ids: Tensor) -> Tensor:
-    (rows,) = peer.begin(Message(GATHER, [ids])).read(read_message).tensors
+    (rows,) = peer.request(Message(GATHER, [ids]), read_message).tensors
     assert isinstance(rows, Tensor)
     return rows
 
@@ -104,7 +103,7 @@ def test_what_a_client_writes_into_its_batch_it_alone_sees(path: Path) -> None:
 
 
 def test_segments_are_used_again_and_a_part_of_one_holds_it(path: Path) -> None:
-    with listening(path) as server, Peer(server.address, Renewed(ClientSecurity()), 30.0) as peer:
+    with listening(path) as server, Peer(server.address, Reloading(ClientSecurity()), 30.0) as peer:
         seen = set()
         for step in range(50):
             ids = torch.arange(step, step + 1000)
@@ -121,8 +120,8 @@ def test_segments_are_used_again_and_a_part_of_one_holds_it(path: Path) -> None:
 
 def test_a_tensor_that_is_sent_twice_is_held_by_both(path: Path) -> None:
     wanted = {**GATHER, "wanted": [["node", "x", 0]] * 2}
-    with listening(path) as server, Peer(server.address, Renewed(ClientSecurity()), 30.0) as peer:
-        first, second = peer.begin(Message(wanted, [torch.arange(1000)])).read(read_message).tensors
+    with listening(path) as server, Peer(server.address, Reloading(ClientSecurity()), 30.0) as peer:
+        first, second = peer.request(Message(wanted, [torch.arange(1000)]), read_message).tensors
         del first
         for step in range(1, 5):
             rows_of(peer, torch.arange(1000) + step)
@@ -170,21 +169,21 @@ def test_rows_that_are_gathered_and_not_sent_keep_no_memory(path: Path, aggregat
 def test_a_client_with_too_many_files_open_is_told_so(server: Server) -> None:
     """One that may take no descriptor of a segment, and then not even a socket."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with Peer(server.address, Renewed(ClientSecurity()), 30.0) as peer, ExitStack() as held:
+    with Peer(server.address, Reloading(ClientSecurity()), 30.0) as peer, ExitStack() as held:
         assert rows_of(peer, torch.arange(2)).shape == (2, WIDTH)
         try:
-            pending = peer.begin(Message(GATHER, [torch.arange(1000)]))
+            pending = peer.send(Message(GATHER, [torch.arange(1000)]))
             resource.setrlimit(resource.RLIMIT_NOFILE, (files() - 1, limits[1]))  # files() has one itself
             with suppress(OSError):
                 while True:
                     held.callback(os.close, os.dup(0))
             with pytest.raises(LostError, match="cannot be asked: this process has too many files open; raise `ulimit"):
-                pending.read(read_message)
+                peer.read(pending, read_message)
             with suppress(OSError):
                 while True:
                     held.callback(os.close, os.dup(0))
             with pytest.raises(LostError, match="cannot be asked: this process has too many files open; raise `ulimit"):
-                peer.begin(Message(GATHER, [torch.arange(1000)]))
+                peer.send(Message(GATHER, [torch.arange(1000)]))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         held.close()
@@ -208,7 +207,7 @@ def test_descriptors_and_memory_stay_flat(
 
     generator = torch.Generator().manual_seed(1)
     begun = files(), len(maps())
-    with Peer(server.address, Renewed(ClientSecurity()), 30.0) as peer:
+    with Peer(server.address, Reloading(ClientSecurity()), 30.0) as peer:
         before = held()
         for step in range(count):
             ids = torch.randint(NODES, (int(torch.randint(1, 600, (1,), generator=generator)),), generator=generator)
@@ -227,8 +226,8 @@ def test_a_killed_client_leaves_no_memory_with_the_server(server: Server) -> Non
     pid, before = server.process.pid, files(server.process.pid)
     script = """
 import sys, torch
-from faults.test_serve_shared_memory import Peer, Renewed, ClientSecurity, maps, rows_of
-peer = Peer(sys.argv[1], Renewed(ClientSecurity()), 30.0)
+from faults.test_serve_shared_memory import Peer, Reloading, ClientSecurity, maps, rows_of
+peer = Peer(sys.argv[1], Reloading(ClientSecurity()), 30.0)
 kept = [rows_of(peer, torch.arange(1000)) for _ in range(5)]
 print(len(maps()), flush=True)
 sys.stdin.read()

@@ -18,7 +18,7 @@ from support.wires import over_tcp
 import hoploom
 from hoploom import PeerError
 from hoploom.serve import wire
-from hoploom.serve.client import NotNowError, read_message
+from hoploom.serve.client import UnavailableError, read_message
 from hoploom.serve.graph_server import BatchOptions
 from hoploom.serve.server import ServerLimits
 from hoploom.serve.wire import Message
@@ -98,9 +98,9 @@ def test_a_server_that_stands_still_is_left_at_the_deadline(path: Path) -> None:
         hoploom.connect(silent.address, made="here", timeout=6.0) as store,  # which may be silent for 3 s
     ):
         (peer,) = store.deployment.peers._peers  # type: ignore[union-attr]
-        pending, began = peer.begin(FIVE), time.monotonic()
-        with pytest.raises(NotNowError, match="has not answered in full; ask for less at once"):
-            pending.read(read_message, began + 0.5)
+        pending, began = peer.send(FIVE), time.monotonic()
+        with pytest.raises(UnavailableError, match="has not answered in full; ask for less at once"):
+            peer.read(pending, read_message, began + 0.5)
         assert time.monotonic() - began < 2.5
 
 
@@ -122,7 +122,7 @@ def test_a_client_that_stops_reading_does_not_keep_others_waiting(path: Path) ->
 
 def _unread(address: str, request: Message, stack: ExitStack) -> None:
     """Ask, and never read the answer."""
-    wire.write(stack.enter_context(over_tcp(address)), request)
+    wire.write_message(stack.enter_context(over_tcp(address)), request)
 
 
 def test_many_parts_and_threads_do_not_wait_for_each_other(tmp_path: Path, server_process: OneProcess) -> None:

@@ -27,10 +27,9 @@ from support.wires import frame, over_tcp, plain, said_by, send
 
 import hoploom
 from hoploom import Store
-from hoploom.serve import greeting, wire
-from hoploom.serve.batch_codec import unpacked
-from hoploom.serve.incoming import Incoming
-from hoploom.serve.wire import Message
+from hoploom.serve import handshake, wire
+from hoploom.serve.batch_messages import decode_batch
+from hoploom.serve.wire import IncomingMessage, Message
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -109,7 +108,7 @@ def test_clients_that_stop_reading_cost_little_memory(server: Server, expected: 
     with ExitStack() as stack:
         for request in (GATHER, GATHER, GATHER, batch, batch):  # ten times all rows each, or once
             slow = stack.enter_context(over_tcp(server.address))
-            wire.write(slow, request)
+            wire.write_message(slow, request)
             assert said_by(slow) == "no refusal"
         until(lambda: gauge(server, UNDER_WAY) == 5)
         until(lambda: gauge(server, HELD) > ROWS)  # on a busy machine the batches are still made
@@ -160,7 +159,7 @@ def test_clients_with_different_options_at_once_get_each_their_own(server: Serve
 # --- no clients at all ---------------------------------------------------------------------------
 
 NOISE = random.Random(7).randbytes(100_000)
-HELLO = greeting.said({})
+HELLO = handshake.encode_greeting({})
 
 
 def test_bytes_that_are_no_conversation_do_no_harm(server: Server, expected: list[Any]) -> None:
@@ -230,7 +229,7 @@ PIECES = {"tensors": [["int64", [3], True]]}
     ("sent", "said"),
     [
         (b"WHAT\x00\x00\x00\x00", "a frame of kind b'WHAT'"),
-        (wire.PREFIX.pack(wire.MADE, 1), "a frame of kind b'MADE'"),
+        (wire.PREFIX.pack(wire.HEARTBEAT, 1), "a frame of kind b'MADE'"),
         (frame(PIECES, wire.LENGTH.pack(7)), "a piece of 7 bytes; at most 3 rows of 8 are missing"),
         (frame(PIECES, wire.LENGTH.pack(32)), "a piece of 32 bytes; at most 3 rows of 8 are missing"),
         (frame(PIECES, wire.LENGTH.pack(0)), "a piece of 0 bytes"),
@@ -253,14 +252,14 @@ def test_a_server_that_is_asked_to_stop_delivers_what_it_has_begun(
     stopped = pair[1]
     with hoploom.connect(addresses_of(pair), timeout=60) as store, over_tcp(stopped.address) as slow:
         assert_same_batches(expected, loader(store))
-        wire.write(slow, _whole_batch(stopped, 18_000))
-        incoming = Incoming(slow, wire.MAX_ANSWER)
+        wire.write_message(slow, _whole_batch(stopped, 18_000))
+        incoming = IncomingMessage(slow, wire.MAX_RESPONSE)
         stopped.process.send_signal(signal.SIGTERM)
         assert "stopping: 1 requests under way, new ones are refused" in _next_line(stopped)
         assert_same_batches(expected, loader(store))  # by the other one
         assert gauge(stopped, "hoploom_draining") == 1
         (local,) = list(_large(hoploom.open(path), 18_000))[:1]
-        assert_same(local, unpacked(incoming.into(lambda shape, dtype: torch.empty(shape, dtype=dtype))))
+        assert_same(local, decode_batch(incoming.into(lambda shape, dtype: torch.empty(shape, dtype=dtype))))
         assert _next_line(stopped) == "stopped\n"
     assert stopped.process.wait(60) == 0
     _said_no_more(stopped)
@@ -268,7 +267,7 @@ def test_a_server_that_is_asked_to_stop_delivers_what_it_has_begun(
 
 def test_a_second_request_to_stop_is_obeyed_at_once(server: Server) -> None:
     with over_tcp(server.address) as slow:
-        wire.write(slow, GATHER)
+        wire.write_message(slow, GATHER)
         said_by(slow)
         server.process.send_signal(signal.SIGTERM)
         assert "stopping: 1 requests" in _next_line(server)

@@ -7,20 +7,18 @@ import torch
 
 from hoploom import BatchError, ConfigError
 from hoploom.serve import wire
-from hoploom.serve.client import Peer, read_message, refusal_of
-from hoploom.serve.incoming import Incoming
-from hoploom.serve.memory_budget import Call
+from hoploom.serve.client import Peer, error_from, read_message
+from hoploom.serve.memory_budget import RequestContext
 from hoploom.serve.metrics import Metrics
-from hoploom.serve.security import ClientSecurity, read_server_security
+from hoploom.serve.security import ClientSecurity, Reloading, read_server_security
 from hoploom.serve.server import Server
-from hoploom.serve.tls import Renewed
-from hoploom.serve.wire import Described, Message, Streamed
+from hoploom.serve.wire import IncomingMessage, Message, StreamedTensor, TensorSpec
 
 INFO = Message({"ask": "info"})
 
 
 class Prompt:
-    def answer(self, request: Message, call: Call) -> Message:
+    def answer(self, request: Message, call: RequestContext) -> Message:
         return Message({})
 
 
@@ -28,21 +26,21 @@ def test_a_request_that_no_server_takes_is_refused_before_it_is_sent() -> None:
     service: Any = Prompt()
     with (
         Server(service, "127.0.0.1:0", read_server_security(), Metrics()) as server,
-        Peer(server.address, Renewed(ClientSecurity()), 30.0) as peer,
+        Peer(server.address, Reloading(ClientSecurity()), 30.0) as peer,
     ):
         with pytest.raises(ConfigError, match="a header of 2000023 bytes; at most 1048576; ask for less at once"):
-            peer.begin(Message({"ask": "x" * 2_000_000}))
+            peer.send(Message({"ask": "x" * 2_000_000}))
         with pytest.raises(ConfigError, match="a request has tensors of 268435464 bytes; at most 268435456; ask for"):
-            peer.begin(Message({"ask": "x"}, [torch.empty(wire.MAX_REQUEST // 8 + 1, dtype=torch.int64)]))
+            peer.send(Message({"ask": "x"}, [torch.empty(wire.MAX_REQUEST // 8 + 1, dtype=torch.int64)]))
         with pytest.raises(ConfigError, match="a request has 4097 tensors; at most 4096"):
-            peer.begin(Message({"ask": "x"}, [torch.empty(0)] * 4097))
-        assert peer.begin(INFO).read(read_message).header == {}
+            peer.send(Message({"ask": "x"}, [torch.empty(0)] * 4097))
+        assert peer.request(INFO, read_message).header == {}
 
 
 class Failing:
     """Its answers have a header that is too long, or break off with an error that nobody foresaw."""
 
-    def answer(self, request: Message, call: Call) -> Message:
+    def answer(self, request: Message, call: RequestContext) -> Message:
         if request.header["ask"] == "long":
             return Message({"told": "x" * 2_000_000})
         if request.header["ask"] == "told":
@@ -52,7 +50,7 @@ class Failing:
             if row:
                 raise ZeroDivisionError("row by row")
 
-        return Message({}, [Streamed(Described(torch.int64, (10,)), fill, 8)])
+        return Message({}, [StreamedTensor(TensorSpec(torch.int64, (10,)), fill, 8)])
 
 
 @pytest.mark.parametrize(
@@ -69,15 +67,15 @@ def test_an_answer_that_cannot_be_sent_says_why(ask: str, told: str) -> None:
     metrics = Metrics()
     with (
         Server(service, "127.0.0.1:0", read_server_security(), metrics) as server,
-        Peer(server.address, Renewed(ClientSecurity()), 30.0) as peer,
+        Peer(server.address, Reloading(ClientSecurity()), 30.0) as peer,
     ):
 
-        def checked(incoming: Incoming) -> Message:
+        def checked(incoming: IncomingMessage) -> Message:
             if "error" in incoming.header:
-                raise refusal_of(incoming.header, peer.address)
+                raise error_from(incoming.header, peer.address)
             return read_message(incoming)
 
         for _ in range(2):
             with pytest.raises(BatchError, match=told):
-                peer.begin(Message({"ask": ask})).read(checked)
+                peer.request(Message({"ask": ask}), checked)
     assert metrics.value("hoploom_requests_total", kind="other", outcome="failed") == 2

@@ -21,7 +21,7 @@ from hoploom.config.rules import default_of, key_of, keys_in
 from hoploom.config.values import as_toml
 from hoploom.deploy.cluster_file import SECTIONS, Host, TopKeys
 from hoploom.sample.hops import Sampling
-from hoploom.serve.batch_request import Description, Negatives
+from hoploom.serve.batch_messages import Description, Negatives
 from hoploom.store.base import Draw
 from hoploom.train.runs.run_file import KEYS
 

@@ -16,7 +16,7 @@ from hoploom import NeighborLoader, PeerError
 from hoploom.serve.batch_service import BatchService
 from hoploom.serve.connect import Connected
 from hoploom.serve.graph_server import BatchOptions, GraphServer
-from hoploom.serve.memory_budget import Call
+from hoploom.serve.memory_budget import RequestContext
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.server import Server, ServerLimits
@@ -128,7 +128,7 @@ class _Late:
     seconds: float
     over: threading.Event
 
-    def answer(self, request: Message, call: Call) -> Message:
+    def answer(self, request: Message, call: RequestContext) -> Message:
         if request.header.get("ask") == "gather":
             self.over.wait(self.seconds)
         return self.service.answer(request, call)

@@ -38,7 +38,7 @@ def hold_streams(servers: str, num_ids: int) -> None:
     """A loop that has begun, and a stream whose answer is not read to its end; then nothing, until killed."""
     connection = over_tcp(servers)
     ids = torch.arange(num_ids) % 1000
-    wire.write(connection, Message({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [ids]))
+    wire.write_message(connection, Message({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [ids]))
     connection.wait()
     with hoploom.connect(servers) as store:
         for batch in loader(store):

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from hoploom.serve.memory_budget import Call
+from hoploom.serve.memory_budget import RequestContext
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ServerSecurity, read_server_security
 from hoploom.serve.server import Server, ServerLimits
@@ -20,7 +20,7 @@ from hoploom.serve.wire import Message
 class Echo:
     """Gives back what it is sent."""
 
-    def answer(self, request: Message, call: Call) -> Message:
+    def answer(self, request: Message, call: RequestContext) -> Message:
         if request.header["ask"] == "fail":
             raise ValueError("it was to\n\x1b[2Jfail" + "x" * 100_000)
         return Message({}, request.tensors)

@@ -8,7 +8,7 @@ from hoploom.load.loader import Loader
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import LocalMaker, Maker
 from hoploom.load.packed import Packing
-from hoploom.serve.batch_client import ServedBatches
+from hoploom.serve.connect import ServedBatches
 from hoploom.store import Store
 from hoploom.store.row_cache import report
 from support.cases import HOOKS, Case

@@ -139,15 +139,14 @@ def _served(case: Case, site: Site) -> Placed:
 
 
 def _in_pieces(case: Case, site: Site) -> Placed:
-    """Servers short of memory pick for a few nodes at a time."""
-    site.closing.enter_context(patch("hoploom.serve.memory_budget.PIECE", 3))
-    site.closing.enter_context(patch("hoploom.serve.memory_budget.MeteredStore._fit", lambda *_: False))
+    """Servers that may be short of memory count in-edges before they pick."""
+    site.closing.enter_context(patch("hoploom.serve.batch_service.MeteredStore._most_picks", lambda *_: 1 << 60))
     return without_graph(case.store)[0], {}
 
 
 def _over_tcp(case: Case, site: Site, **options: Any) -> Store:
     """As from another host."""
-    site.closing.enter_context(patch("hoploom.serve.client.reach_near_by", lambda *_: None))
+    site.closing.enter_context(patch("hoploom.serve.client.connect_unix", lambda *_: None))
     return site.connected(case, **options)
 
 

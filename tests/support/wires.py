@@ -8,11 +8,9 @@ from typing import Any
 from hoploom.config.values import split_address
 from hoploom.serve import wire
 from hoploom.serve.connection import Connection
-from hoploom.serve.dial import reach, reach_near_by
-from hoploom.serve.incoming import Incoming
-from hoploom.serve.security import ClientSecurity
-from hoploom.serve.tls import Renewed
-from hoploom.serve.wire import Message
+from hoploom.serve.handshake import connect_tcp, connect_unix
+from hoploom.serve.security import ClientSecurity, Reloading
+from hoploom.serve.wire import IncomingMessage, Message
 
 PATIENCE = 60.0  # seconds
 
@@ -25,7 +23,7 @@ def line(silence: float = PATIENCE) -> tuple[Connection, Connection]:
 
 def read_whole(connection: Connection) -> Message:
     """The next message of a connection."""
-    return Incoming(connection, wire.MAX_ANSWER).into()
+    return IncomingMessage(connection, wire.MAX_RESPONSE).into()
 
 
 def over_the_wire(message: Message) -> Message:
@@ -34,7 +32,7 @@ def over_the_wire(message: Message) -> Message:
 
     def write() -> None:
         with near:
-            wire.write(near, message)
+            wire.write_message(near, message)
 
     with far, ThreadPoolExecutor(1) as threads:
         writing = threads.submit(write)
@@ -48,15 +46,15 @@ def over_the_wire(message: Message) -> Message:
 
 def over_tcp(address: str, security: ClientSecurity | None = None, silence: float = PATIENCE) -> Connection:
     """A connection that the server has let in."""
-    return reach(address, Renewed(security or ClientSecurity()), silence).connection
+    return connect_tcp(address, Reloading(security or ClientSecurity()), silence)[0]
 
 
 def nearby(address: str, silence: float = PATIENCE) -> Connection:
     """The same over the server's Unix socket."""
-    connection, near_by = reach(address, Renewed(ClientSecurity()), silence)
+    connection, near_by = connect_tcp(address, Reloading(ClientSecurity()), silence)
     connection.close()
     assert near_by is not None
-    local = reach_near_by(near_by, silence)
+    local = connect_unix(near_by, silence)
     assert local is not None
     return local
 
@@ -82,6 +80,6 @@ def said_by(connection: Connection) -> str:
     """The server's refusal, or how it ended the conversation."""
     try:
         connection.begin(0)
-        return str(Incoming(connection, wire.MAX_ANSWER).header.get("message", "no refusal"))
+        return str(IncomingMessage(connection, wire.MAX_RESPONSE).header.get("message", "no refusal"))
     except (OSError, EOFError) as error:
         return f"{type(error).__name__}: {error}"

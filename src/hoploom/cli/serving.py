@@ -56,7 +56,7 @@ def serve(arguments: Arguments) -> int:
         while not asked.wait(LOOK_UP):  # for as long as the server is to run
             if verified is not None:
                 _end_if_damaged(verified)
-        print(f"stopping: {server.under_way} requests under way, new ones are refused", flush=True)
+        print(f"stopping: {server.in_flight} requests under way, new ones are refused", flush=True)
         finished = server.drain(grace)
         print("stopped" if finished else f"stopped after {grace:g} s, cutting off what was under way", flush=True)
     return _end(0 if finished else 1)

@@ -1,31 +1,42 @@
-"""Whole batches, on the side of the server. A request has all that a batch depends on, so any server can make it.
+"""Whole batches, on the server. A request has everything that a batch depends on, so any server can make it.
 
-Nothing of a client is kept but weights of negatives (a number for each node), under their hash, as far as memory goes.
-The times of nodes are kept once temporal negatives have needed them.
+Only weights of negatives (a number for each node) are kept for clients, under their hash, as far as memory goes, and
+the times of nodes once temporal negatives have needed them.
 """
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
+from hoploom import ops
 from hoploom.load.arguments import NodeSeeds, empty_batch
 from hoploom.load.assemble import Assembler
 from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampler
+from hoploom.ops import Empty, Frontier, Picks
 from hoploom.sample import LinkTask, Workspace
 from hoploom.sample.negatives import WeightSums, weight_sums
-from hoploom.schema import RelationName
-from hoploom.serve.batch_codec import NARROWED, NEVER, packed
-from hoploom.serve.batch_request import BatchRequest, Description, read_batch_request
-from hoploom.serve.memory_budget import ALONE, WAIT, BusyError, Call, MemoryBudget, MeteredStore
+from hoploom.schema import Field, Owner, RelationName, Schema
+from hoploom.serve.batch_messages import (
+    NARROW_FROM,
+    NEVER,
+    BatchRequest,
+    Description,
+    encode_batch,
+    read_batch_request,
+)
+from hoploom.serve.memory_budget import NO_CLIENT, WAIT, BusyError, MemoryBudget, RequestContext, Reservation
 from hoploom.serve.wire import Message
-from hoploom.store import Store
+from hoploom.store import Draw, Store
+from hoploom.store.base import Triple
 
-WEIGHTS = 4  # the part of the memory that weights of negatives may take
+WEIGHTS = 4  # weights of negatives may take this part of the memory
+PICK_BYTES = 40  # of a pick: source, edge, local source, both ends in edge_index
 
 
 class BatchService:
@@ -38,63 +49,60 @@ class BatchService:
         self._store = replace(store, graph=self._metered, features=self._metered)
         self._idle, self._node_times = deque[Workspace](), NodeTimes(store)
 
-    def answer(self, request: Message, call: Call = ALONE) -> Message:
-        """A batch, or the answer that weights are needed. ConfigError if it cannot be made, BusyError if not now."""
-        tensors = [tensor for tensor in request.tensors if isinstance(tensor, Tensor)]
-        wanted = read_batch_request(request.header, tensors, self._store.schema)
-        negatives = wanted.description.negatives
-        sums = self._weights.find(negatives.weights if negatives is not None else [], wanted.weights)
+    def answer(self, message: Message, context: RequestContext = NO_CLIENT) -> Message:
+        """Return a batch, or the response that weights are needed.
+
+        Raise ConfigError if the batch cannot be made, BusyError if it cannot be made now.
+        """
+        request = read_batch_request(message.header, message.whole_tensors, self._store.schema)
+        negatives = request.description.negatives
+        sums = self._weights.find(negatives.weights if negatives is not None else [], request.weights)
         if isinstance(sums, list):
             return Message({"error": "need", "hashes": sums, "message": "weights of negatives are needed"})
         if not self._threads.acquire(timeout=self._wait):
             raise BusyError(f"all threads are making batches; none was free within {self._wait:g} seconds")
         try:
-            return self._make(wanted, sums, call)
+            with self._metered.batch(context) as reservation:
+                count = next(iter(request.seeds.values())).numel()
+                batch = self._maker(request, sums).make(torch.arange(count), request.first, request.key)
+                response = encode_batch(batch, NEVER if context.is_shared else NARROW_FROM)  # shared memory is not sent
+                reservation.resize(sum(tensor.nbytes for tensor in response.whole_tensors))
+                return response._replace(done=reservation.close)
         finally:
             self._threads.release()
 
-    def _make(self, wanted: BatchRequest, sums: Mapping[str, WeightSums], call: Call) -> Message:
-        with self._metered.batch(call) as reservation:
-            count = next(iter(wanted.seeds.values())).numel()
-            batch = self._maker(wanted, sums).make(torch.arange(count), wanted.first, wanted.key)
-            message = packed(batch, NEVER if call.is_shared else NARROWED)  # in shared memory nothing is gained
-            reservation.settle(sum(tensor.nbytes for tensor in message.tensors if isinstance(tensor, Tensor)))
-            return message._replace(done=reservation.close)
-
-    def _maker(self, wanted: BatchRequest, sums: Mapping[str, WeightSums]) -> NodeMaker | LinkMaker:
-        """The maker of one batch: the same as the loader would have, for these seeds only."""
-        store, description = self._store, wanted.description
+    def _maker(self, request: BatchRequest, sums: Mapping[str, WeightSums]) -> NodeMaker | LinkMaker:
+        """Return the maker of one batch: the loader's, for these seeds only."""
+        store, description, seeds = self._store, request.description, request.seeds
         sampler = Sampler(store.graph, description.sampling, idle=self._idle)
         fields = None if description.fields is None else dict(description.fields)
         reduce, degrees = description.aggregate, description.degrees
         assembler = Assembler(store, empty_batch(store), {}, reduce=reduce, degrees=degrees, fields=fields)
         if isinstance(description.owner, str):
-            nodes = NodeSeeds(description.owner, wanted.seeds["nodes"], times=wanted.seeds.get("times"))
+            nodes = NodeSeeds(description.owner, seeds["nodes"], times=seeds.get("times"))
             return NodeMaker(sampler, assembler, nodes)
-        ends = torch.stack([wanted.seeds["sources"], wanted.seeds["destinations"]])
-        labels, times = wanted.seeds.get("labels"), wanted.seeds.get("times")
+        ends = torch.stack([seeds["sources"], seeds["destinations"]])
         task = self._link_task(description.owner, description, sums)
-        return LinkMaker(sampler, assembler, LinkInput(task, ends, labels, times))
+        return LinkMaker(sampler, assembler, LinkInput(task, ends, seeds.get("labels"), seeds.get("times")))
 
     def _link_task(self, key: RelationName, description: Description, sums: Mapping[str, WeightSums]) -> LinkTask:
         named = description.negatives
         if named is None:
             return LinkTask(key)
         node_times = self._node_times if description.sampling.temporal is not None else None
-        weights = [None if name is None else sums[name] for name in (named.src_weight, named.dst_weight)]
-        negatives = NegativeSampling(named.mode, named.amount)
-        return LinkTask(key, negatives, named.strict, node_times, (weights[0], weights[1]))
+        src, dst = (None if name is None else sums[name] for name in (named.src_weight, named.dst_weight))
+        return LinkTask(key, NegativeSampling(named.mode, named.amount), named.strict, node_times, (src, dst))
 
 
 class WeightCache:
-    """Running sums of weights, to draw by, under the hash of the weights. The least recently used are dropped first."""
+    """Running sums of weights under the hash of the weights. The least recently used are dropped first."""
 
     def __init__(self, memory: int) -> None:
         self._memory, self._lock = memory, threading.Lock()
         self._sums: OrderedDict[str, WeightSums] = OrderedDict()
 
     def find(self, names: Sequence[str], attached: Mapping[str, Tensor]) -> dict[str, WeightSums] | list[str]:
-        """The sums of these weights; or the names of those that are neither kept nor attached."""
+        """Return the sums of these weights, or the names of those that are neither cached nor attached."""
         with self._lock:
             found = {name: self._sums[name] for name in names if name in self._sums}
             for name in found:
@@ -104,12 +112,67 @@ class WeightCache:
             return missing
         for name in names:
             if name not in found:
-                found[name] = weight_sums(attached[name])
-                self._keep(name, found[name])
+                found[name] = sums = weight_sums(attached[name])
+                with self._lock:
+                    self._sums[name] = sums
+                    while sum(kept.sums.nbytes for kept in self._sums.values()) > self._memory:
+                        self._sums.popitem(last=False)
         return found
 
-    def _keep(self, name: str, sums: WeightSums) -> None:
-        with self._lock:
-            self._sums[name] = sums
-            while sum(kept.sums.nbytes for kept in self._sums.values()) > self._memory:
-                self._sums.popitem(last=False)
+
+class MeteredStore:
+    """Samples and gathers from a store, and takes the memory from the reservation of this thread's batch."""
+
+    def __init__(self, store: Store, budget: MemoryBudget) -> None:
+        self.schema: Schema = store.schema
+        self._graph, self._features, self._budget = store.graph, store.features, budget
+        self._of_thread = threading.local()
+        owners: dict[Owner, Mapping[str, Field]] = {t.name: t.fields for t in self.schema.node_types}
+        owners |= {r.key: r.fields for r in self.schema.relations}
+        self._row_bytes = {(o, name): f.row_bytes for o, fields in owners.items() for name, f in fields.items()}
+
+    @contextmanager
+    def batch(self, context: RequestContext = NO_CLIENT) -> Iterator[Reservation]:
+        """Yield the reservation of the batch that this thread makes."""
+        with Reservation(self._budget, context) as reservation:
+            self._of_thread.reservation = reservation
+            yield reservation
+
+    def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
+        """Sample one hop. If the fanouts allow more picks than fit, count in-edges first, and refuse too many."""
+        reservation: Reservation = self._of_thread.reservation
+        reservation.request.check()
+        if self._most_picks(frontiers, draw) * PICK_BYTES > reservation.left:
+            reservation.check(self._count_picks(frontiers, draw) * PICK_BYTES)
+        picks = self._graph.sample(frontiers, draw)
+        reservation.take(sum(one.sources.numel() for one in picks if one is not None) * PICK_BYTES)
+        return picks
+
+    def _most_picks(self, frontiers: Sequence[Frontier | None], draw: Draw) -> int:
+        """Return an upper bound of the picks, from the fanouts alone."""
+        total = 0
+        for destination, fanout in zip(self.schema.destinations, draw.fanouts, strict=True):
+            frontier = frontiers[destination]
+            if frontier is not None:
+                total += frontier.nodes.numel() * (fanout if fanout >= 0 else 1 << 40)
+        return total
+
+    def _count_picks(self, frontiers: Sequence[Frontier | None], draw: Draw) -> int:
+        """Return the number of picks, or an upper bound of it for temporal sampling, from the in-degrees."""
+        total = 0
+        counted = self._graph.sample(frontiers, draw._replace(counts_only=True))
+        for found, fanout in zip(counted, draw.fanouts, strict=True):
+            if found is None or fanout == 0:
+                continue
+            if fanout > 0 and draw.replace:  # every node with an in-edge has `fanout` picks
+                total += fanout * int((found.counts > 0).sum())
+            else:
+                total += int((found.counts if fanout < 0 else found.counts.clamp(max=fanout)).sum())
+        return total
+
+    def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
+        """Gather rows once there is memory for them, in memory that is shared with the client if possible."""
+        size = sum(ids.numel() * self._row_bytes[owner, name] for owner, name, ids in wanted)
+        reservation: Reservation = self._of_thread.reservation
+        reservation.take(size)
+        return self._features.gather(wanted, empty=reservation.request.empty)

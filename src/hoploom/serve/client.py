@@ -1,6 +1,6 @@
-"""One peer: connections to one address, each with one request under way at a time.
+"""Connections to one peer, each with one request in flight at a time.
 
-A server that is silent for too long is lost; while it makes an answer, it says so. Connections that are not in use are
+A server that sends nothing for too long is lost; while it makes a response, it sends heartbeats. Idle connections are
 kept for the next request; one that failed is never used again.
 """
 
@@ -17,97 +17,117 @@ from hoploom.closing import Closing
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.serve import wire
 from hoploom.serve.connection import Connection
-from hoploom.serve.dial import TOO_MANY_FILES, LostError, essence, has_too_many_files, reach, reach_near_by
-from hoploom.serve.incoming import Incoming
+from hoploom.serve.handshake import (
+    TOO_MANY_FILES,
+    LostError,
+    connect_tcp,
+    connect_unix,
+    has_too_many_files,
+    one_line,
+)
 from hoploom.serve.memory_budget import BusyError
-from hoploom.serve.security import ClientSecurity
-from hoploom.serve.shared_memory import SharedMemory
-from hoploom.serve.tls import Renewed
-from hoploom.serve.wire import BrokenError, MalformedError, Message, StillMakingError, TooLargeError
+from hoploom.serve.security import ClientSecurity, Reloading
+from hoploom.serve.shared_memory import ClientSegments
+from hoploom.serve.wire import BrokenError, IncomingMessage, MalformedError, Message, StillPendingError, TooLargeError
 
 Read = TypeVar("Read")
-LATE = 0.1  # the part of the time of silence that may have passed when somebody begins to wait
-ARRIVED = 1.0  # seconds for the beginning of an answer that should be here by now
-MOST_SAID = 2000  # characters of why an answer is refused
-MAX_IDLE = 64  # connections to one peer that are kept; as many are open as requests are under way
+Reader = Callable[[IncomingMessage], Read]
+LATE = 0.1  # part of the idle timeout after which a read counts as late
+ARRIVED = 1.0  # seconds for the beginning of a late response, which should be here by now
+MAX_REASON = 2000  # characters of a server's error
+MAX_IDLE = 64  # idle connections that are kept
 FAILURES = (OSError, EOFError, MalformedError, BrokenError)
+DRAINING = "draining"  # the error of a server that stops
+RETRIED = (BusyError.__name__, PeerError.__name__)  # errors after which another server, or a later request, may succeed
 
 
-DRAINING = "draining"  # the answer of a server that stops
-RETRIED = (BusyError.__name__, PeerError.__name__)  # answers that say: another one, or later
+class UnavailableError(LostError):
+    """The peer is connected, and cannot answer now."""
 
 
-class NotNowError(LostError):
-    """The peer is there, and cannot answer now."""
-
-
-def refusal_of(header: Mapping[str, Any], address: str) -> HoploomError:
-    """What a server answered instead of an answer, as what it was there."""
-    name, message = str(header["error"]), f"{address}: {essence(header.get('message', ''), MOST_SAID)}"
+def error_from(header: Mapping[str, Any], address: str) -> HoploomError:
+    """Rebuild the exception from a server's error response."""
+    name, message = str(header["error"]), f"{address}: {one_line(header.get('message', ''), MAX_REASON)}"
     if name == DRAINING:
         return LostError(message)
     if name in RETRIED:
-        return NotNowError(message)
+        return UnavailableError(message)
     kind = getattr(errors, name, None)
     return kind(message) if isinstance(kind, type) and issubclass(kind, HoploomError) else PeerError(message)
 
 
-class Conversation:
+def read_message(incoming: IncomingMessage, *, pinned: bool = False) -> Message:
+    """Read a response into recycled or pinned memory, or leave it in shared memory."""
+    return incoming.into(partial(ops.empty, pinned=True) if pinned else None)
+
+
+class PooledConnection:
     """A connection, and the memory that is shared over it."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.shared = SharedMemory() if connection.is_local else None
-        self.sent = 0.0  # when the last request had gone out
+        self.segments = ClientSegments() if connection.is_local else None
+        self.sent_at = 0.0  # when the last request had been sent
 
     def send(self, request: Message) -> int:
-        freed = None if self.shared is None else self.shared.freed.take()
+        freed = None if self.segments is None else self.segments.take_freed()
         if freed:
             request = request._replace(header={**request.header, "freed": freed})
-        prepared = wire.prepare(request)
+        prepared = wire.prepare_message(request)
         if prepared.num_bytes > wire.MAX_REQUEST:
             raise TooLargeError(f"tensors of {prepared.num_bytes} bytes; at most {wire.MAX_REQUEST}")
-        sent = wire.send(self.connection, prepared)
-        self.sent = time.monotonic()
+        sent = wire.send_message(self.connection, prepared)
+        self.sent_at = time.monotonic()
         return sent
 
-    def incoming(self) -> Incoming:
-        """The answer's header; it may have come while nobody read."""
-        silence, waited = self.connection.silence, time.monotonic() - self.sent
-        # To set another limit is a call of the system: not for an answer that is waited for from the beginning.
-        self.connection.begin(0, None if waited < LATE * silence else max(silence - waited, min(silence, ARRIVED)))
-        return Incoming(self.connection, wire.MAX_ANSWER, self.shared)
+    def receive(self) -> IncomingMessage:
+        """Read the header of the response, which may have come long ago."""
+        timeout, waited = self.connection.idle_timeout, time.monotonic() - self.sent_at
+        # settimeout() is a system call: skip it unless the response is read late.
+        self.connection.begin(0, None if waited < LATE * timeout else max(timeout - waited, min(timeout, ARRIVED)))
+        return IncomingMessage(self.connection, wire.MAX_RESPONSE, self.segments)
 
     def close(self) -> None:
         self.connection.close()
-        if self.shared is not None:
-            self.shared.close()
+        if self.segments is not None:
+            self.segments.close()
 
 
 class Peer(Closing):
-    """One address, asked over as many connections as requests are under way."""
+    """One server, with as many connections as requests are in flight."""
 
-    def __init__(self, address: str, security: Renewed[ClientSecurity], silence: float) -> None:
+    def __init__(self, address: str, security: Reloading[ClientSecurity], idle_timeout: float) -> None:
         self.address = address
         self.bytes_received = self.bytes_sent = self.requests = 0
-        self.wait_seconds = 0.0  # for answers, their reading included, over all threads
-        self._security, self._silence = security, silence
+        self.wait_seconds = 0.0  # for responses, including their transfer, over all threads
+        self._security, self._idle_timeout = security, idle_timeout
         self._process = os.getpid()
-        self._open: set[Conversation] = set()
+        self._open: set[PooledConnection] = set()
+        self._idle: list[PooledConnection] = []
         self._closed = False
-        self._idle: list[Conversation] = []
         self._lock = threading.Lock()
-        self.under_way = 0
+        self.in_flight = 0
         self.last_loss = ""  # why it was lost the last time
 
-    def begin(self, request: Message) -> "PendingAnswer":
-        """Send a request now; the answer is read later. LostError if it cannot be sent."""
-        conversation = self._take_idle()
+    def request(self, message: Message, reader: Reader[Read], deadline: float = math.inf) -> Read:
+        """Send a request and read its response."""
+        return self.read(self.send(message), reader, deadline)
+
+    def send(self, request: Message) -> PooledConnection:
+        """Send a request; `read` must be called for its response. Raise LostError if it cannot be sent."""
+        if self._is_forked:  # either process could read the other's response
+            raise PeerError(
+                f"this process was forked from one that is connected to {self.address}; call connect() here, or start "
+                "processes with 'spawn'"
+            )
+        with self._lock:
+            self.in_flight += 1
+        pooled = None
         try:
-            conversation = self._new() if conversation is None else conversation
-            sent = conversation.send(request)
+            pooled = self._take_idle() or self._connect()
+            sent = pooled.send(request)
         except BaseException as error:
-            self._done(conversation, keep=False)
+            self._end_request(pooled, keep=False)
             if isinstance(error, TooLargeError):
                 raise ConfigError(f"a request has {error}; ask for less at once") from error
             if isinstance(error, FAILURES):
@@ -115,50 +135,16 @@ class Peer(Closing):
             raise
         with self._lock:
             self.requests, self.bytes_sent = self.requests + 1, self.bytes_sent + sent
-        return PendingAnswer(self, conversation)
+        return pooled
 
-    @property
-    def _is_forked(self) -> bool:
-        return os.getpid() != self._process
-
-    def _take_idle(self) -> Conversation | None:
-        """One that the server has not closed meanwhile, for a request that is under way from now on."""
-        if self._is_forked:  # its answers would go to either, whoever reads first
-            raise PeerError(
-                f"this process was forked from one that is connected to {self.address}; call connect() here, or start "
-                "processes with 'spawn'"
-            )
-        with self._lock:
-            self.under_way += 1
-        while True:
-            with self._lock:
-                conversation = self._idle.pop() if self._idle else None
-            if conversation is None or not conversation.connection.is_over():
-                return conversation
-            self._drop(conversation)
-
-    def _new(self) -> Conversation:
-        """By its address first, each time: the name of a Unix socket whose server has ended is anybody's."""
-        connection, near_by = reach(self.address, self._security, self._silence)
-        if near_by is not None and (local := reach_near_by(near_by, self._silence)) is not None:
-            connection.close()
-            connection = local
-        conversation = Conversation(connection)
-        with self._lock:
-            if not self._closed:
-                self._open.add(conversation)
-                return conversation
-        conversation.close()
-        raise LostError("the store was closed")
-
-    def read(self, conversation: Conversation, reading: Callable[[Incoming], Read], deadline: float) -> Read:
-        """Read an answer by `reading`; raises what the server refused with, LostError if none comes by the deadline."""
+    def read(self, pooled: PooledConnection, reader: Reader[Read], deadline: float = math.inf) -> Read:
+        """Read a response once. Raise the server's error, or LostError if no response is complete by the deadline."""
         keep, incoming = False, None
-        conversation.connection.deadline = deadline
+        pooled.connection.deadline = deadline
         began = time.perf_counter()
         try:
-            incoming = conversation.incoming()
-            found = reading(incoming)
+            incoming = pooled.receive()
+            found = reader(incoming)
             with self._lock:
                 self.bytes_received += incoming.num_bytes
             keep = True
@@ -167,76 +153,84 @@ class Peer(Closing):
             keep = incoming is not None and "error" in incoming.header and not incoming.num_bytes  # it was read whole
             raise
         except FAILURES as error:
-            raise self._late(error) if time.monotonic() >= deadline else self._lost(error) from error
+            if time.monotonic() < deadline or not isinstance(error, TimeoutError):
+                raise self._lost(error) from error
+            state = "is still making its answer" if isinstance(error, StillPendingError) else "has not answered in full"
+            raise UnavailableError(f"{self.address} {state}; ask for less at once, or give more time") from error
         finally:
             with self._lock:
                 self.wait_seconds += time.perf_counter() - began
-            self._done(conversation, keep=keep)
+            self._end_request(pooled, keep=keep)
 
-    def _late(self, error: Exception) -> HoploomError:
-        """The server may be well; its answer takes longer than there was time for."""
-        if not isinstance(error, TimeoutError):
-            return self._lost(error)
-        told = "is still making its answer" if isinstance(error, StillMakingError) else "has not answered in full"
-        return NotNowError(f"{self.address} {told}; ask for less at once, or give more time")
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
+
+    def _take_idle(self) -> PooledConnection | None:
+        """Return an idle connection that the server has not closed meanwhile; None if there is none."""
+        while True:
+            with self._lock:
+                pooled = self._idle.pop() if self._idle else None
+            if pooled is None or pooled.connection.is_idle():
+                return pooled
+            self._drop(pooled)
+
+    def _connect(self) -> PooledConnection:
+        """Connect by TCP first, each time: after a server has ended, others can listen under its Unix socket's name."""
+        connection, unix_endpoint = connect_tcp(self.address, self._security, self._idle_timeout)
+        if unix_endpoint is not None and (local := connect_unix(unix_endpoint, self._idle_timeout)) is not None:
+            connection.close()
+            connection = local
+        pooled = PooledConnection(connection)
+        with self._lock:
+            if not self._closed:
+                self._open.add(pooled)
+                return pooled
+        pooled.close()
+        raise LostError("the store was closed")
 
     def _lost(self, error: Exception) -> HoploomError:
-        self._drop_idle()  # they are lost too
+        """Return the error for a failed connection, and drop the idle ones, which are lost too."""
+        self._drop_idle()
         if isinstance(error, TimeoutError):
-            return LostError(f"{self.address} has not answered for {self._silence:g} seconds; see whether it runs")
+            return LostError(f"{self.address} has not answered for {self._idle_timeout:g} seconds; see whether it runs")
         if has_too_many_files(error):
             return LostError(f"{self.address} {TOO_MANY_FILES}")
         if isinstance(error, EOFError | OSError):
             return LostError(f"{self.address} closed the connection; read the output of that server")
         if isinstance(error, BrokenError):
-            return refusal_of({"error": "", **error.header}, self.address)
-        return LostError(f"{self.address} sent something unexpected: {essence(error)}")
+            return error_from({"error": "", **error.header}, self.address)
+        return LostError(f"{self.address} sent something unexpected: {one_line(error)}")
 
-    def _done(self, conversation: Conversation | None, *, keep: bool) -> None:
+    def _end_request(self, pooled: PooledConnection | None, *, keep: bool) -> None:
         with self._lock:
-            self.under_way -= 1
-            keep = keep and not self._closed and len(self._idle) < MAX_IDLE and conversation in self._open
-            if conversation is not None and keep:
-                conversation.connection.deadline = math.inf  # the next request has its own
-                self._idle.append(conversation)
-        if conversation is not None and not keep:
-            self._drop(conversation)
+            self.in_flight -= 1
+            keep = keep and not self._closed and len(self._idle) < MAX_IDLE and pooled in self._open
+            if pooled is not None and keep:
+                pooled.connection.deadline = math.inf  # the next request has its own
+                self._idle.append(pooled)
+        if pooled is not None and not keep:
+            self._drop(pooled)
 
-    def _drop(self, conversation: Conversation) -> None:
+    def _drop(self, pooled: PooledConnection) -> None:
         with self._lock:
-            self._open.discard(conversation)
-        conversation.close()
+            self._open.discard(pooled)
+        pooled.close()
 
     def _drop_idle(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
-        for conversation in idle:
-            self._drop(conversation)
+        for pooled in idle:
+            self._drop(pooled)
 
     def close(self) -> None:
-        """End all conversations, for good; who waits for an answer meets an error. A fork's copies are not its own."""
+        """End all connections; threads that wait for a response get an error. A forked process closes nothing."""
         if self._is_forked:
             return
         with self._lock:
             self._closed = True
         self._drop_idle()
         with self._lock:
-            busy, self._open = self._open, set()
-        for conversation in busy:
-            conversation.connection.cut()  # whoever reads closes it
-
-
-class PendingAnswer:
-    """A request that is under way: its answer has to be read, once."""
-
-    def __init__(self, peer: Peer, conversation: Conversation) -> None:
-        self._peer, self._conversation = peer, conversation
-
-    def read(self, reading: Callable[[Incoming], Read], deadline: float = math.inf) -> Read:
-        """The answer, by what reads it; LostError if it is not complete at the deadline."""
-        return self._peer.read(self._conversation, reading, deadline)
-
-
-def read_message(incoming: Incoming, *, pinned: bool = False) -> Message:
-    """The reading of an answer into recycled or pinned memory, or where it lies in shared memory."""
-    return incoming.into(partial(ops.empty, pinned=True) if pinned else None)
+            in_use, self._open = self._open, set()
+        for pooled in in_use:
+            pooled.connection.cut()  # the thread that reads closes it

@@ -5,7 +5,7 @@ batches is imported when it is needed: the import of PyG takes seconds.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,32 +13,34 @@ from typing import TYPE_CHECKING, Literal
 
 from hoploom.closing import Closing
 from hoploom.errors import HoploomError
-from hoploom.serve.memory_budget import BusyError, Call
+from hoploom.serve.memory_budget import BusyError, RequestContext
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ClientSecurity
-from hoploom.serve.service import Service
+from hoploom.serve.service import Handler, Service
 from hoploom.serve.wire import Message
 from hoploom.store import Store, open_store
 from hoploom.store.mapping import held_parts, topology_fits
 from hoploom.store.row_cache import cached, report
 
-WAIT = 5.0  # seconds that a request for a batch waits for the server to get ready
-PRESAMPLED = 64  # batches that are sampled to find the rows for the cache
-PICKS = 2  # picks for others may take the memory of batches divided by this, in addition
-
 if TYPE_CHECKING:
     from hoploom.serve.batch_service import BatchService
+
+READY_TIMEOUT = 5.0  # seconds that a request for a batch waits for the connections to the peers
+PRESAMPLED = 64  # batches that are sampled to find the rows for the cache
+PICKS = 2  # picks for other processes may take the memory of batches divided by this, in addition
 
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """How whole batches are made, and how much memory that and the store may take."""
+    """How whole batches are made, and how much memory they and the store may take."""
 
     peers: Sequence[str] = ()  # servers of the other parts
     security: ClientSecurity | None = None
     threads: int = 1
     memory: int = 4 << 30  # bytes of batches made and not yet sent
-    cache: str = ""  # such as 20% or 4GB, of rows of other parts; those are kept that batches like these need most:
+    cache: str = (
+        ""  # of rows of other parts, such as 20% or 4GB; holds those that batches with these options need most:
+    )
     fanouts: Sequence[int] = ()
     seeds: str | tuple[str, str] | None = None
     timeout: float = 15.0  # less than that of clients, so that they get the error of this server
@@ -46,7 +48,7 @@ class BatchOptions:
 
 
 class GraphServer(Closing):
-    """What a server process holds; close it when no request is under way any more."""
+    """The store, peers and counts of a server process; close it when no request is in flight any more."""
 
     def __init__(self, path: Path, parts: Sequence[int] | None, options: BatchOptions) -> None:
         self._options = options
@@ -58,51 +60,52 @@ class GraphServer(Closing):
         self._whole: Store | None = None
         self._batches: BatchService | None = None
         self._lock = threading.Lock()
-        makes = len(self.parts) == len(self.store.ranges) or options.peers
-        more: dict[str, Callable[[Message, Call], Message]] = {"batch": self._batch} if makes else {}
+        makes_batches = len(self.parts) == len(self.store.ranges) or options.peers
+        more: dict[str, Handler] = {"batch": self._answer_batch} if makes_batches else {}
         held = dict(zip(self.parts, self.store.parts, strict=True))
         self.service = Service(self.store, held, options.memory // PICKS, more)
 
     def warm_up(self) -> None:
-        """Connect to the peers and fill the cache in the background. An error is raised when a batch is asked for."""
+        """Connect to the peers and fill the cache in the background. Errors are raised by requests for batches."""
         if not self._options.peers:
             return
 
-        def get_ready() -> None:
+        def connect_quietly() -> None:
             with suppress(HoploomError):
-                self._ready()
+                self._batch_service()
 
-        threading.Thread(target=get_ready, name="hoploom-warm-up", daemon=True).start()
+        threading.Thread(target=connect_quietly, name="hoploom-warm-up", daemon=True).start()
 
-    def _batch(self, request: Message, call: Call) -> Message:
-        answer = self._ready(WAIT).answer(request, call)
-        if "error" not in answer.header:
-            self.metrics.batches.inc()
-        return answer
+    def _answer_batch(self, request: Message, context: RequestContext) -> Message:
+        response = self._batch_service(READY_TIMEOUT).answer(request, context)
+        if "error" not in response.header:
+            self.metrics.count_batch()
+        return response
 
-    def _held_bytes(self) -> float:
+    def _held_bytes(self) -> int:
         return 0 if self._batches is None else self._batches.budget.taken
 
     def _cache_rows(self) -> tuple[int, int]:
-        """How many rows the cache had, and how many it did not have."""
+        """Return how many rows the cache had, and how many it did not have."""
         counted = None if self._whole is None else report(self._whole)
         return (0, 0) if counted is None else (counted.hits, counted.misses)
 
-    def _ready(self, seconds: float = -1) -> "BatchService":
-        """What makes batches. The first call connects to the peers; other calls wait for it, for so many seconds."""
-        if not self._lock.acquire(timeout=seconds):
+    def _batch_service(self, timeout: float = -1) -> "BatchService":
+        """Return the service that makes batches. The first call connects to the peers; others wait for it."""
+        if not self._lock.acquire(timeout=timeout):
             raise BusyError("the server is still getting ready")
         try:
             if self._batches is None:
                 from hoploom.serve.batch_service import BatchService
 
-                self._whole = self._whole_store()
+                self._whole = self._connect()
                 self._batches = BatchService(self._whole, self._options.threads, self._options.memory)
             return self._batches
         finally:
             self._lock.release()
 
-    def _whole_store(self) -> Store:
+    def _connect(self) -> Store:
+        """Return the store of all parts: own ones, those of the peers, and a cache of their rows."""
         from hoploom.load.presample import Presampling, count_visits
         from hoploom.serve.connect import join
         from hoploom.serve.peers import Peers

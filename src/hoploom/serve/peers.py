@@ -1,31 +1,208 @@
-"""The graph servers of one store: which one to ask for a part, and what to do if it does not answer.
+"""The graph servers of one store: which of them hold which parts, and which one gets a request.
 
-A request has all that it needs, so any server that holds the part can answer it: first the one with the fewest requests
-under way, then others, until the deadline. Servers that are lost are tried again in the background.
+Every request is complete, so any server that holds the part can answer it: first the one with the fewest requests in
+flight, then others, until the deadline. A thread for each server that is away asks it for `info` until it answers; it
+must hold the same store.
 """
 
+import json
 import random
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from hoploom.closing import Closing
-from hoploom.errors import PeerError, StoreError
-from hoploom.serve.client import NotNowError, Peer, PendingAnswer, read_message, refusal_of
-from hoploom.serve.dial import LostError
-from hoploom.serve.discovery import MAKES, Discovery, ServerInfo
-from hoploom.serve.incoming import Incoming
-from hoploom.serve.security import ClientSecurity
-from hoploom.serve.tls import Renewed
-from hoploom.serve.wire import Message
-from hoploom.store.format import Manifest
+from hoploom.errors import ConfigError, HoploomError, PeerError, StoreError
+from hoploom.serve.client import Peer, PooledConnection, Reader, UnavailableError, error_from, read_message
+from hoploom.serve.handshake import LostError
+from hoploom.serve.requests import read_integer, read_text
+from hoploom.serve.security import ClientSecurity, Reloading
+from hoploom.serve.wire import PROTOCOL, IncomingMessage, Message
+from hoploom.store.format import Manifest, manifest_from_json
+from hoploom.store.mapping import check_manifest
 
 Read = TypeVar("Read")
+Found = TypeVar("Found")
 TIMEOUT = 60.0  # seconds that a request may take, all attempts together
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds without requests for a peer that was too busy to answer
+BATCH = "batch"  # the request that servers answer if they make whole batches
+WARN_AFTER = 5.0  # seconds of waiting for servers
+LATECOMERS = 1.0  # seconds to wait for the other servers once all parts are there
+LONGEST_RECONNECT = 1.0  # seconds between attempts to reach a peer that is away
+JOIN_TIMEOUT = 2.0  # seconds to wait for threads at the end; one that still connects ends later, by itself
+TICK = 0.05  # seconds between two checks for a peer that may be asked again
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """A server's response to `info`."""
+
+    address: str
+    identity: str
+    manifest: Manifest
+    parts: tuple[int, ...]
+    answers: tuple[str, ...]
+
+    def holds(self, part: int | None) -> bool:
+        """Return whether the server holds a part; for None, whether it makes whole batches."""
+        return BATCH in self.answers if part is None else part in self.parts
+
+
+def read_info(response: Message, address: str) -> ServerInfo:
+    """Read and check a response to `info`: the header describes the server, a tensor has the manifest as text."""
+    header = response.header
+    if header.get("protocol") != PROTOCOL:
+        raise ConfigError(
+            f"{address} speaks protocol {header.get('protocol')!r:.20} (Hoploom {header.get('hoploom')!r:.20}), this "
+            f"process {PROTOCOL}; install the same Hoploom on both"
+        )
+    try:
+        (text,) = response.whole_tensors
+        manifest = manifest_from_json(json.loads(text.numpy().tobytes()))
+        check_manifest(Path(address), manifest)
+        parts = tuple(read_integer("parts", part, 0, len(manifest.parts)) for part in header["parts"])
+        answers = tuple(read_text({"answers": kind}, "answers") for kind in header["answers"])
+        return ServerInfo(address, read_text(header, "identity"), manifest, parts, answers)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StoreError(f"what {address} says of its store cannot be read ({error}); see whether it is one") from error
+
+
+class Discovery:
+    """The servers that have answered so far, and those of them that can be asked now."""
+
+    def __init__(self, peers: Sequence[Peer]) -> None:
+        self._peers = peers
+        self._known: dict[Peer, ServerInfo] = {}
+        self._away: set[Peer] = set()
+        self._present: dict[Peer, ServerInfo] = {}
+        self._error: HoploomError | None = None  # one that waiting does not solve
+        self._changed, self._closed = threading.Condition(), threading.Event()
+        self._threads: list[threading.Thread] = []
+        for peer in peers:
+            self.lose(peer)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    @property
+    def present(self) -> Mapping[Peer, ServerInfo]:
+        """The servers that can be asked now. Each change makes a new dict, so reading it needs no lock."""
+        return self._present
+
+    def known(self) -> dict[Peer, ServerInfo]:
+        """Return all servers that have ever answered, including those that are lost now."""
+        with self._changed:
+            return dict(self._known)
+
+    def wait_for_all(self, missing: Callable[[Mapping[Peer, ServerInfo]], str | None], seconds: float) -> ServerInfo:
+        """Wait until nothing is missing, and a moment longer for the other servers.
+
+        Raise the error that a server has answered, or one that says what is missing after `seconds`.
+        """
+
+        def is_over() -> bool:
+            return self._error is not None or len(self._known) == len(self._peers)
+
+        def is_enough() -> bool:
+            return is_over() or missing(self._known) is None
+
+        with self._changed:
+            if not self._changed.wait_for(is_enough, min(seconds, WARN_AFTER)) and seconds > WARN_AFTER:
+                reason = self._losses() or missing(self._known)
+                warnings.warn(f"still waiting for graph servers, {seconds:g} seconds at most: {reason}", stacklevel=4)
+                self._changed.wait_for(is_enough, seconds - WARN_AFTER)
+            if self._known:
+                self._changed.wait_for(is_over, LATECOMERS)
+            if self._error:
+                raise self._error
+            losses = self._losses()
+            if not self._known:
+                addresses = ", ".join(peer.address for peer in self._peers)
+                reason = losses or f"{addresses} did not answer; give a longer timeout"
+                raise PeerError(f"no graph server answers within {seconds:g} seconds: {reason}")
+            reason = missing(self._known)
+            if reason is not None:
+                raise PeerError(f"{reason} ({losses})" if losses else reason)
+            return next(iter(self._known.values()))
+
+    def _losses(self) -> str:
+        """Return why servers that have never answered could not be reached."""
+        return "; ".join(peer.last_loss for peer in self._peers if peer not in self._known and peer.last_loss)
+
+    def wait_for(self, find: Callable[[Mapping[Peer, ServerInfo]], Found | None], deadline: float) -> Found | None:
+        """Wait until `find` finds something among the present servers; None at the deadline, or after `close`."""
+        with self._changed:
+            while not self.closed:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                if (found := find(self.present)) is not None:
+                    return found
+                self._changed.wait(min(left, TICK))
+            return None
+
+    def lose(self, peer: Peer) -> None:
+        """Send a server no requests until it answers `info` again."""
+        with self._changed:
+            if peer in self._away or self.closed:
+                return
+            self._away.add(peer)
+            self._update_present()
+            thread = threading.Thread(target=self._meet, args=[peer], name=f"hoploom-{peer.address}", daemon=True)
+            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+            thread.start()
+
+    def _update_present(self) -> None:
+        self._present = {peer: info for peer, info in self._known.items() if peer not in self._away}
+
+    def _meet(self, peer: Peer) -> None:
+        """Ask a server for `info` until it answers."""
+        pause = FIRST_PAUSE
+        while not self.closed:
+            try:
+                response = peer.request(Message({"ask": "info"}), read_message)
+                if "error" in response.header:
+                    raise LostError(f"{peer.address}: {response.header.get('message')!r:.200}")
+                self._add(peer, read_info(response, peer.address))
+                return
+            except HoploomError as error:
+                peer.last_loss = str(error)
+                with self._changed:
+                    self._error = self._error if isinstance(error, LostError) else error
+                    self._changed.notify_all()
+            self._closed.wait(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_RECONNECT)
+
+    def _add(self, peer: Peer, info: ServerInfo) -> None:
+        with self._changed:
+            first = next(iter(self._known.values()), info)
+            if info.identity != first.identity:
+                raise StoreError(
+                    f"{info.address} serves another store ({info.identity[:12]}) than {first.address} "
+                    f"({first.identity[:12]}); start them with copies of one store"
+                )
+            self._known[peer] = info
+            self._away.discard(peer)
+            self._update_present()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop asking, and end all waits."""
+        self._closed.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Wait for the threads, which end once their connections are closed."""
+        deadline = time.monotonic() + JOIN_TIMEOUT
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class Peers(Closing):
@@ -41,34 +218,34 @@ class Peers(Closing):
     ) -> None:
         """`own` are the parts that need no peer. None: one peer that makes whole batches is enough."""
         self._timeout, self._own = timeout, own
-        silence = timeout / 3 if len(addresses) > 1 else timeout / 2  # so that there is time for another attempt
-        renewed = Renewed(security)
-        self._peers = [Peer(address, renewed, silence) for address in addresses]
+        idle_timeout = timeout / 3 if len(addresses) > 1 else timeout / 2  # leaves time for another attempt
+        reloading = Reloading(security)
+        self._peers = [Peer(address, reloading, idle_timeout) for address in addresses]
         self._rests_until = dict.fromkeys(self._peers, 0.0)
         self._pause = dict.fromkeys(self._peers, FIRST_PAUSE)
-        self._unreadable: set[Peer] = set()  # with files that cannot be read, of which a warning has told
+        self._warned: set[Peer] = set()  # of peers whose files cannot be read
         self._lock = threading.Lock()
         self._discovery = Discovery(self._peers)
         try:
-            self.about = self._discovery.wait(self._enough, timeout)
+            self._info = self._discovery.wait_for_all(self._missing, timeout)
         except BaseException:
             self.close()
             raise
 
     @property
     def manifest(self) -> Manifest:
-        return self.about.manifest
+        return self._info.manifest
 
     @property
     def identity(self) -> str:
-        return self.about.identity
+        return self._info.identity
 
     @property
     def num_servers(self) -> int:
         return len(self._peers)
 
     def traffic(self) -> dict[str, float]:
-        """What was sent and received so far, and how long threads waited for answers."""
+        """Return the bytes sent and received so far, and how long threads waited for responses."""
         return {
             "requests": sum(peer.requests for peer in self._peers),
             "bytes_sent": sum(peer.bytes_sent for peer in self._peers),
@@ -77,126 +254,83 @@ class Peers(Closing):
         }
 
     def ask(self, request: Message, part: int | None = None, *, pinned: bool = False) -> Message:
-        """The answer of any peer that holds the part; if the part is None, of any that makes whole batches."""
+        """Return the response of any peer that holds the part; of any that makes whole batches if the part is None."""
         return self.begin(request, part, partial(read_message, pinned=pinned))()
 
-    def begin(self, request: Message, part: int | None, reading: Callable[[Incoming], Read]) -> Callable[[], Read]:
-        """Send a request now; the function that comes back reads the answer."""
+    def begin(self, request: Message, part: int | None, reader: Reader[Read]) -> Callable[[], Read]:
+        """Send a request now; the function that is returned reads the response, and asks other peers if that fails."""
         if self._discovery.closed:
             raise self._lost(part)
-        pending: PendingAnswer | None = None
-        peer = self._choose(part, self._discovery.present())
-        if peer is not None:
+        sent: tuple[Peer, PooledConnection] | None = None
+        if (first := self._choose(part, self._discovery.present)) is not None:
             try:
-                pending = peer.begin(request)
+                sent = first, first.send(request)
             except LostError as error:
-                self._note_lost(peer, error)
+                self._note_loss(first, error)
 
         def finish() -> Read:
-            deadline = time.monotonic() + self._timeout  # it may have been asked for long before anybody reads it
-            if peer is not None and pending is not None:
+            nonlocal sent
+            deadline = time.monotonic() + self._timeout  # from now: the request may have been sent long ago
+            unreadable: dict[Peer, StoreError] = {}
+            while True:
+                peer = sent[0] if sent is not None else self._next_peer(part, unreadable, deadline)
+                if peer is None:
+                    break
                 try:
-                    return self._answer(peer, pending, reading, deadline)
+                    pooled = peer.send(request) if sent is None else sent[1]
+                    found = self._read(peer, pooled, reader, deadline)
                 except LostError as error:
-                    self._note_lost(peer, error)
-                except StoreError as error:
-                    return self._of_a_replica(request, part, reading, (peer, error), deadline)
-            return self._insist(request, part, reading, deadline)
+                    self._note_loss(peer, error)
+                except StoreError as error:  # of its files: another peer may have better ones
+                    self._note_loss(peer, UnavailableError(str(error)))
+                    unreadable[peer] = error
+                else:
+                    self._warn_unreadable(unreadable)
+                    return found
+                if sent is None and time.monotonic() >= deadline:
+                    break
+                sent = None
+            raise next(iter(unreadable.values()), None) or self._lost(part)
 
         return finish
 
-    def _of_a_replica(
-        self,
-        request: Message,
-        part: int | None,
-        reading: Callable[[Incoming], Read],
-        first: tuple[Peer, StoreError],
-        deadline: float,
-    ) -> Read:
-        """The answer of another peer, after the first one could not read its files; its error if there is none."""
-        peer, error = first
-        self._note_lost(peer, NotNowError(str(error)))
-        unable = {peer}
-
-        def choose(present: Mapping[Peer, ServerInfo]) -> Peer | None:
-            return self._choose(part, {other: about for other, about in present.items() if other not in unable})
-
-        while any(other not in unable and holds(about, part) for other, about in self._discovery.known().items()):
-            if (other := self._discovery.wait_for(choose, deadline)) is None:
-                break
-            try:
-                found = self._answer(other, other.begin(request), reading, deadline)
-            except LostError as lost:  # busy, say
-                self._note_lost(other, lost)
-            except StoreError:
-                unable.add(other)
-            else:
-                self._say_unreadable(peer, error)
-                return found
-            if time.monotonic() >= deadline:
-                break
-        raise error
-
-    def _say_unreadable(self, peer: Peer, error: StoreError) -> None:
-        with self._lock:
-            is_known = peer in self._unreadable
-            self._unreadable.add(peer)
-        if not is_known:
-            warnings.warn(f"{error}; other servers answer for it as long as they can", stacklevel=5)
-
-    def _insist(self, request: Message, part: int | None, reading: Callable[[Incoming], Read], deadline: float) -> Read:
-        """Ask one peer after the other until one answers, or the deadline has passed."""
-        while (peer := self._wait_for(part, deadline)) is not None:
-            try:
-                return self._answer(peer, peer.begin(request), reading, deadline)
-            except LostError as error:
-                self._note_lost(peer, error)
-            except StoreError as error:
-                return self._of_a_replica(request, part, reading, (peer, error), deadline)
-            if time.monotonic() >= deadline:
-                break
-        raise self._lost(part)
-
-    def _wait_for(self, part: int | None, deadline: float) -> Peer | None:
-        """The next peer to ask; waits until there is one."""
+    def _next_peer(self, part: int | None, unreadable: Collection[Peer], deadline: float) -> Peer | None:
+        """Wait for a peer that can be asked; None if there will never be one, or not before the deadline."""
         known = self._discovery.known()
-        if len(known) == len(self._peers) and not any(holds(about, part) for about in known.values()):
-            return None  # there will never be one
-        return self._discovery.wait_for(lambda present: self._choose(part, present), deadline)
+        if not any(info.holds(part) and peer not in unreadable for peer, info in known.items()) and (
+            unreadable or len(known) == len(self._peers)
+        ):
+            return None
+        return self._discovery.wait_for(lambda present: self._choose(part, present, unreadable), deadline)
 
-    def _answer(self, peer: Peer, pending: PendingAnswer, reading: Callable[[Incoming], Read], deadline: float) -> Read:
-        def checked(incoming: Incoming) -> Read:
+    def _choose(
+        self, part: int | None, present: Mapping[Peer, ServerInfo], excluded: Collection[Peer] = ()
+    ) -> Peer | None:
+        """Return the peer with the fewest requests in flight, of those that hold a part and were not just too busy."""
+        now = time.monotonic()
+        ready = [
+            peer
+            for peer, info in present.items()
+            if info.holds(part) and self._rests_until[peer] <= now and peer not in excluded
+        ]
+        if len(ready) <= 1:
+            return ready[0] if ready else None
+        return min(ready, key=lambda peer: (peer.in_flight, random.random()))
+
+    def _read(self, peer: Peer, pooled: PooledConnection, reader: Reader[Read], deadline: float) -> Read:
+        def checked(incoming: IncomingMessage) -> Read:
             if "error" in incoming.header and incoming.header["error"] != "need":
-                raise refusal_of(incoming.header, peer.address)
-            return reading(incoming)
+                raise error_from(incoming.header, peer.address)
+            return reader(incoming)
 
-        found = pending.read(checked, deadline)
+        found = peer.read(pooled, checked, deadline)
         self._pause[peer] = FIRST_PAUSE
         return found
 
-    def _enough(self, known: Mapping[Peer, ServerInfo]) -> str | None:
-        """What is still missing before work can begin; None if nothing is."""
-        if self._own is None:
-            makes = any(holds(about, None) for about in known.values())
-            return None if makes else "no server makes whole batches; start them with --peers"
-        held = {part for about in known.values() for part in about.parts}.union(self._own)
-        num_parts = max((len(about.manifest.parts) for about in known.values()), default=0)
-        missing = [part for part in range(num_parts) if part not in held]
-        if missing or not known:
-            return f"no server holds part {missing[0] if missing else 0}; start hoploom serve --part K for it"
-        return None
-
-    def _choose(self, part: int | None, present: Mapping[Peer, ServerInfo]) -> Peer | None:
-        """The peer with the fewest requests under way, of those that hold a part and were not just too busy."""
-        now = time.monotonic()
-        ready = [peer for peer, about in present.items() if holds(about, part) and self._rests_until[peer] <= now]
-        if len(ready) <= 1:
-            return ready[0] if ready else None
-        return min(ready, key=lambda peer: (peer.under_way, random.random()))
-
-    def _note_lost(self, peer: Peer, error: LostError) -> None:
+    def _note_loss(self, peer: Peer, error: LostError) -> None:
+        """Let a busy peer rest for a while; look for a lost one in the background."""
         peer.last_loss = str(error)
-        if not isinstance(error, NotNowError):
+        if not isinstance(error, UnavailableError):
             self._discovery.lose(peer)
             return
         with self._lock:
@@ -204,12 +338,32 @@ class Peers(Closing):
             self._rests_until[peer] = time.monotonic() + pause * random.uniform(0.5, 1.0)
             self._pause[peer] = min(2 * pause, LONGEST_PAUSE)
 
+    def _warn_unreadable(self, unreadable: Mapping[Peer, StoreError]) -> None:
+        """Warn once of each peer that cannot read its files."""
+        with self._lock:
+            new = [error for peer, error in unreadable.items() if peer not in self._warned]
+            self._warned.update(unreadable)
+        for error in new:
+            warnings.warn(f"{error}; other servers answer for it as long as they can", stacklevel=4)
+
+    def _missing(self, known: Mapping[Peer, ServerInfo]) -> str | None:
+        """Return what is still missing before work can begin; None if nothing is."""
+        if self._own is None:
+            makes = any(info.holds(None) for info in known.values())
+            return None if makes else "no server makes whole batches; start them with --peers"
+        held = {part for info in known.values() for part in info.parts}.union(self._own)
+        num_parts = max((len(info.manifest.parts) for info in known.values()), default=0)
+        missing = [part for part in range(num_parts) if part not in held]
+        if missing or not known:
+            return f"no server holds part {missing[0] if missing else 0}; start hoploom serve --part K for it"
+        return None
+
     def _lost(self, part: int | None) -> PeerError:
         what = "a batch" if part is None else f"part {part}"
         if self._discovery.closed:
             return PeerError(f"the store was closed while {what} was asked for; close it when its loaders are done")
         known = self._discovery.known()
-        able = [peer for peer in self._peers if peer not in known or holds(known[peer], part)]
+        able = [peer for peer in self._peers if peer not in known or known[peer].holds(part)]
         if not able:
             return PeerError(f"no server here holds {what}; name one that does, or give those named more --part")
         reasons = "; ".join(peer.last_loss for peer in able if peer.last_loss)
@@ -223,8 +377,3 @@ class Peers(Closing):
         for peer in self._peers:
             peer.close()
         self._discovery.join()
-
-
-def holds(about: ServerInfo, part: int | None) -> bool:
-    """Whether a server holds a part; for None, whether it makes whole batches."""
-    return MAKES in about.answers if part is None else part in about.parts

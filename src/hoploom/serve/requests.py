@@ -1,4 +1,4 @@
-"""Reads and checks every value of a request, before any memory is allocated for it."""
+"""Checks of every value of a request, before any memory is allocated for it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,48 +16,48 @@ from hoploom.store import Part
 from hoploom.store.base import Draw, Wanted
 from hoploom.store.remote_shard import IdRange
 
-ROUGH = 1 << 20  # picks: up to this bound, degrees are not looked at to find a better one
+ROUGH = 1 << 20  # picks: a bound up to this is good enough without reading degrees
 MAX_FANOUT = 1 << 31
 MAX_WANTED = 1024
 MAX_NAME = 1000  # characters
 
 
 def require(fits: bool, what: str, value: object, needed: str) -> None:
-    """Raise ConfigError for a value of a request that does not fit."""
+    """Raise ConfigError for a value of a request unless it fits."""
     if not fits:
         raise ConfigError(f"{what} of a request is {value!r:.200}; it needs {needed}")
 
 
 def read_text(holder: Mapping[str, Any], key: str) -> str:
-    """A name."""
+    """Return a name."""
     value = holder.get(key)
     require(isinstance(value, str) and len(value) <= MAX_NAME, key, value, "a name")
     return str(value)
 
 
 def read_integer(what: str, value: Any, least: int, limit: int) -> int:
-    """A whole number."""
+    """Return an integer of [least, limit)."""
     fits = type(value) is int and least <= value < limit
     require(fits, what, value, f"a whole number from {least} to below {limit}")
     return int(value)
 
 
 def read_flag(holder: Mapping[str, Any], key: str) -> bool:
-    """true or false."""
+    """Return a boolean."""
     value = holder.get(key)
     require(isinstance(value, bool), key, value, "true or false")
     return bool(value)
 
 
 def read_fanouts(given: Any, num_relations: int) -> list[int]:
-    """The fanouts of a hop, one for each relation."""
+    """Return the fanouts of a hop, one for each relation."""
     fits = isinstance(given, list) and len(given) == num_relations
     require(fits, "fanouts", given, f"one per relation, {num_relations}")
     return [read_integer("fanout", fanout, -1, MAX_FANOUT) for fanout in given]
 
 
 def read_draw(header: Mapping[str, Any], num_relations: int) -> Draw:
-    """How a hop is drawn."""
+    """Return the options of a hop."""
     fanouts = read_fanouts(header.get("fanouts"), num_relations)
     key, hop = read_integer("key", header.get("key"), 0, 1 << 64), read_integer("hop", header.get("hop"), 0, 1 << 16)
     flags = ("replace", "last", "labor", "weighted", "counts_only")
@@ -65,7 +65,7 @@ def read_draw(header: Mapping[str, Any], num_relations: int) -> Draw:
 
 
 def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
-    """Ids that a part owns, [n] int64. In a request, int32 ids are counted from the first id of the part."""
+    """Return ids that a part owns, [n] int64. In a request, int32 ids are counted from the first id of the part."""
     shown = (ids.dtype, tuple(ids.shape))
     fits = ids.dtype in (torch.int32, torch.int64) and ids.dim() == 1
     require(fits, f"ids of {what}", shown, "int32 or int64 [n]")
@@ -76,19 +76,19 @@ def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
 
 
 def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:
-    """The frontier of each node type. The header lists which types have one, and what comes with its nodes."""
+    """Return the frontier of each node type. The header lists which types have one, with which columns."""
     schema, listed = part.schema, request.header.get("frontiers")
     fits = isinstance(listed, list) and len(listed) <= len(schema.node_types)
     require(fits, "frontiers", listed, "a list of [type, trees, times], each type once")
     found: list[Frontier | None] = [None] * len(schema.node_types)
-    columns = iter(_tensors(request))
+    columns = iter(request.whole_tensors)
     try:
         for index, has_trees, has_times in listed or ():
             number = read_integer("type", index, 0, len(schema.node_types))
             require(found[number] is None, "frontiers", listed, "each type once")
             what = repr(schema.node_types[number].name)
             nodes = read_owned(what, next(columns), part.first_nodes[number], part.num_nodes[number])
-            trees, times = [_column_of(next(columns), nodes) if given else None for given in (has_trees, has_times)]
+            trees, times = [_read_column(next(columns), nodes) if given else None for given in (has_trees, has_times)]
             found[number] = Frontier(nodes, trees, times)
     except (TypeError, ValueError, StopIteration) as error:
         if isinstance(error, ConfigError):
@@ -97,19 +97,15 @@ def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:
     return found
 
 
-def _column_of(column: Tensor, nodes: Tensor) -> Tensor:
+def _read_column(column: Tensor, nodes: Tensor) -> Tensor:
     shown = (column.dtype, tuple(column.shape))
     fits = column.dtype is torch.int64 and column.shape == nodes.shape
     require(fits, "a column", shown, f"int64, one for each of {nodes.numel()} nodes")
     return column
 
 
-def _tensors(request: Message) -> list[Tensor]:
-    return [tensor for tensor in request.tensors if isinstance(tensor, Tensor)]
-
-
 def most_picks(part: Part, given: Sequence[Frontier | None], how: Draw, limit: int) -> int:
-    """An upper bound of the picks over all relations; ConfigError if there are more than `limit`."""
+    """Return an upper bound of the picks of all relations; raise ConfigError if there are more than `limit`."""
     if how.counts_only:
         return 0
     drawn = [
@@ -128,7 +124,7 @@ def most_picks(part: Part, given: Sequence[Frontier | None], how: Draw, limit: i
 
 
 def _num_picks(lists: EdgeLists, nodes: Tensor, fanout: int, *, replace: bool) -> int:
-    """The picks of one relation, from the degrees. With replacement, each node with an edge has `fanout` picks."""
+    """Count the picks of one relation. With replacement, each node with an in-edge has `fanout` picks."""
     indptr, rows = lists.indptr.numpy(), nodes.numpy() - lists.first_node
     degrees = indptr[rows + 1] - indptr[rows]
     if fanout < 0:
@@ -136,9 +132,9 @@ def _num_picks(lists: EdgeLists, nodes: Tensor, fanout: int, *, replace: bool) -
     return fanout * int((degrees > 0).sum()) if replace else int(np.minimum(degrees, fanout).sum())
 
 
-def read_wanted(request: Message, part: Part) -> list[Wanted]:
-    """Rows that are wanted. The header lists [owner, field, which tensor has the ids]."""
-    listed, columns = request.header.get("wanted"), _tensors(request)
+def read_row_requests(request: Message, part: Part) -> list[Wanted]:
+    """Return the rows that are requested. The header lists [owner, field, index of the tensor with the ids]."""
+    listed, columns = request.header.get("wanted"), request.whole_tensors
     needed = f"[owner, field, ids], at most {MAX_WANTED}"
     require(isinstance(listed, list) and len(listed) <= MAX_WANTED, "wanted", listed, needed)
     found = []
@@ -149,24 +145,21 @@ def read_wanted(request: Message, part: Part) -> list[Wanted]:
         require((owner, name) in part.tables, "field", name, f"one that the part holds of {owner!r}")
         number = read_integer("ids", one[2], 0, len(columns))
         if (owner, number) not in owned:
-            owned[owner, number] = read_owned(repr(owner), columns[number], *_range(part, owner))
+            if isinstance(owner, str):
+                index = part.schema.type_index[owner]
+                first, count = part.first_nodes[index], part.num_nodes[index]
+            else:
+                lists = part.lists[part.schema.relation_index[owner]]
+                first, count = lists.first_edge, lists.num_edges
+            owned[owner, number] = read_owned(repr(owner), columns[number], first, count)
         found.append(Wanted(owner, name, owned[owner, number]))
     return found
 
 
 def read_owner(schema: Schema, given: Any, *, known: bool = True) -> Owner:
-    """The name of a node type, or the three of a relation. If `known` is false, the relation may be a new one."""
+    """Return a node type, or the three names of a relation, which may be a new one unless `known`."""
     if isinstance(given, str):
         return schema.node_type(given).name
     names = isinstance(given, list) and len(given) == 3 and all(isinstance(name, str) for name in given)
     require(names, "owner", given, "a node type, or the three names of a relation")
     return canonical(schema, given, known=known)
-
-
-def _range(part: Part, owner: Owner) -> tuple[int, int]:
-    """The first id that a part owns, and how many."""
-    if isinstance(owner, str):
-        index = part.schema.type_index[owner]
-        return part.first_nodes[index], part.num_nodes[index]
-    lists = part.lists[part.schema.relation_index[owner]]
-    return lists.first_edge, lists.num_edges

@@ -1,7 +1,7 @@
 """The token, certificate, key and CA of a server or a client. They are checked as soon as they are given.
 
-Secrets are read from files only, because `ps` shows command lines. Neither `repr` nor an error shows a secret.
-Loopback needs no protection: every user of this host is trusted.
+Secrets are read from files only, because `ps` shows command lines. Neither `repr` nor an error shows a secret. Files
+are read again when they change. Loopback needs no protection: every user of this host is trusted.
 """
 
 import hashlib
@@ -13,48 +13,48 @@ import ssl
 import stat
 import sys
 import tempfile
+import threading
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from hoploom.config.extras import needs
 from hoploom.config.values import is_loopback
 from hoploom.errors import ConfigError
 
 MIN_TOKEN, MAX_TOKEN = 16, 1024  # characters: hard to guess, and short enough for an HTTP header
-MAX_FILE = 1 << 20
-REMAKE = "`hoploom certs FOLDER --hosts ...` makes new ones for tests"
+MAX_FILE = 1 << 20  # bytes
+HINT = "`hoploom certs FOLDER --hosts ...` makes new ones for tests"
 PathLike = str | os.PathLike[str]
 
 
-class Files(NamedTuple):
-    """The files that security was read from, to be read again when they change."""
+class SecurityFiles(NamedTuple):
+    """The files of a security object, and the function that reads them again."""
 
     paths: tuple[PathLike, ...]
     read: Callable[[], Any]
 
 
 class _Secret:
-    """Its repr names the fields that are given, without their values."""
+    """Base of objects whose repr names the fields that are given, without their values."""
 
     def __repr__(self) -> str:
-        shown = {name: value for name, value in vars(self).items() if name != "files"}
-        given = ", ".join(f"{name}=..." for name, value in shown.items() if value is not None)
+        given = ", ".join(f"{name}=..." for name, value in vars(self).items() if name != "files" and value is not None)
         return f"{type(self).__name__}({given})"
 
 
 @dataclass(frozen=True, repr=False)
 class ServerSecurity(_Secret):
-    """What a server has and what it asks of clients; certificates and keys are PEM texts."""
+    """The secrets of a server, and what it requires of clients; certificates and keys are PEM texts."""
 
     token: str | None = None
     certificate: bytes | None = None
     key: bytes | None = None
     client_ca: bytes | None = None  # if given, clients need a certificate of this CA
-    files: Files | None = field(default=None, compare=False)
+    files: SecurityFiles | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         _check_token(self.token, "token")
@@ -71,13 +71,13 @@ class ServerSecurity(_Secret):
 
 @dataclass(frozen=True, repr=False)
 class ClientSecurity(_Secret):
-    """What a client has and whom it trusts; certificates and keys are PEM texts."""
+    """The secrets of a client, and the CA that it trusts; certificates and keys are PEM texts."""
 
     token: str | None = None
     ca: bytes | None = None  # if given, TLS, and servers need a certificate of this CA
     certificate: bytes | None = None
     key: bytes | None = None
-    files: Files | None = field(default=None, compare=False)
+    files: SecurityFiles | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         _check_token(self.token, "token")
@@ -93,37 +93,37 @@ class ClientSecurity(_Secret):
 
 
 def towards_peers(server: ServerSecurity, ca: bytes | None = None) -> ClientSecurity:
-    """The security of a server as a client of its peers. It trusts `ca`, by default its own client CA."""
+    """Return the security of a server as a client of its peers. It trusts `ca`, by default its own client CA."""
     trusted = server.client_ca if ca is None else ca
     if server.tls and trusted is None:
         raise ConfigError("peers use TLS, but no CA is given to check their certificates; give --client-ca or --ca")
-    of_server = server.files
-    files = None if of_server is None else Files(of_server.paths, lambda: towards_peers(of_server.read(), ca))
+    own = server.files
+    files = None if own is None else SecurityFiles(own.paths, lambda: towards_peers(own.read(), ca))
     if server.client_ca is None:  # servers ask for no certificates
         return ClientSecurity(server.token, trusted, files=files)
     return ClientSecurity(server.token, trusted, server.certificate, server.key, files)
 
 
 def is_same(given: object, token: str) -> bool:
-    """Whether it is the token. As digests and in constant time, so neither its text nor its length can be measured."""
+    """Return whether `given` is the token. Digests are compared in constant time, so timing shows nothing of it."""
     return isinstance(given, str) and hmac.compare_digest(_digest(given), _digest(token))
-
-
-def proof_of(token: str, challenge: str) -> str:
-    """Shows that its sender has the token without revealing it. It is of no use for another challenge."""
-    return hmac.new(token.encode(), challenge.encode(), hashlib.sha256).hexdigest()
 
 
 def _digest(value: str) -> bytes:
     return hashlib.sha256(value.encode("utf-8", "surrogateescape")).digest()
 
 
+def proof_of(token: str, challenge: str) -> str:
+    """Return a proof that its sender has the token. It does not reveal the token, and fits no other challenge."""
+    return hmac.new(token.encode(), challenge.encode(), hashlib.sha256).hexdigest()
+
+
 def new_token() -> str:
-    """A token nobody can guess."""
+    """Return a random token."""
     return secrets.token_urlsafe(32)
 
 
-# --- from files ----------------------------------------------------------------------------------
+# --- files ---------------------------------------------------------------------------------------
 
 
 def read_server_security(
@@ -134,10 +134,10 @@ def read_server_security(
     *,
     token: str | None = None,
 ) -> ServerSecurity:
-    """A server's token, certificate, key and client CA, from files that are checked. `token` is in no file."""
+    """Read and check a server's token, certificate, key and client CA. `token` takes the place of the token file."""
     given = (token_file, cert, key, client_ca)
     read = ServerSecurity(token or _read_token(token_file), *_read_pair(cert, key), read_ca(client_ca))
-    return replace(read, files=_files(lambda: read_server_security(*given, token=token), given))
+    return replace(read, files=_files_of(given, lambda: read_server_security(*given, token=token)))
 
 
 def read_client_security(
@@ -148,22 +148,22 @@ def read_client_security(
     *,
     token: str | None = None,
 ) -> ClientSecurity:
-    """A client's token, CA, certificate and key, from files that are checked. `token` is in no file."""
+    """Read and check a client's token, CA, certificate and key. `token` takes the place of the token file."""
     given = (token_file, ca, cert, key)
     read = ClientSecurity(token or _read_token(token_file), read_ca(ca), *_read_pair(cert, key))
-    return replace(read, files=_files(lambda: read_client_security(*given, token=token), given))
+    return replace(read, files=_files_of(given, lambda: read_client_security(*given, token=token)))
 
 
-def _files(read: Callable[[], Any], given: tuple[PathLike | None, ...]) -> Files | None:
+def _files_of(given: tuple[PathLike | None, ...], read: Callable[[], Any]) -> SecurityFiles | None:
     paths = tuple(path for path in given if path is not None)
-    return Files(paths, read) if paths else None
+    return SecurityFiles(paths, read) if paths else None
 
 
 def _read_token(path: PathLike | None) -> str | None:
     if path is None:
         return None
     named = f"token file {os.fspath(path)}"
-    token = _read(path, named, secret=True).strip(b" \t\r\n").decode("ascii", "replace")
+    token = _read_file(path, named, secret=True).strip(b" \t\r\n").decode("ascii", "replace")
     _check_token(token, named)
     return token
 
@@ -175,27 +175,30 @@ def _read_pair(cert: PathLike | None, key: PathLike | None) -> tuple[bytes | Non
             raise ConfigError(f"{given} is {cert or key}, but no {absent} is given; give both --cert and --key")
         return None, None
     named = (f"certificate {os.fspath(cert)}", f"key {os.fspath(key)}")
-    certificate, private = _read(cert, named[0]), _read(key, named[1], secret=True)
+    certificate, private = _read_file(cert, named[0]), _read_file(key, named[1], secret=True)
     check_pair(certificate, private, named)
     return certificate, private
 
 
 def read_ca(path: PathLike | None) -> bytes | None:
-    """A CA from a file that is checked."""
+    """Read and check the certificate of a CA; None if no path is given."""
     if path is None:
         return None
     named = f"CA {os.fspath(path)}"
-    content = _read(path, named)
+    content = _read_file(path, named)
     check_certificates(content, named)
     return content
 
 
-def _read(path: PathLike, named: str, *, secret: bool = False) -> bytes:
-    """The bytes of a small file; of a secret one only when it is kept secret."""
+def _read_file(path: PathLike, named: str, *, secret: bool = False) -> bytes:
+    """Return the content of a small file; raise ConfigError if other users have access to a secret one."""
     try:
-        with open(path, "rb", opener=_open_nonblocking) as file:
-            status = os.fstat(file.fileno())  # of what was opened, so that nothing can be put in its place
-            _check_file(status, Path(path), named, secret=secret)
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())  # of the opened file, which cannot be replaced meanwhile
+            if not stat.S_ISREG(status.st_mode):  # O_NONBLOCK: opening a pipe would wait for its writer
+                raise ConfigError(f"{named} is not a file; give the path of one")
+            if secret:
+                _check_mode(status, path, named)
             content = file.read(MAX_FILE + 1)
     except ConfigError:  # which is a ValueError as well
         raise
@@ -209,23 +212,18 @@ def _read(path: PathLike, named: str, *, secret: bool = False) -> bytes:
     return content
 
 
-def _open_nonblocking(path: str, flags: int) -> int:
-    """Without waiting for the writer of a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _check_file(status: os.stat_result, path: Path, named: str, *, secret: bool) -> None:
-    """As ssh does. A group may read what another user owns: so are secrets mounted for a container's user."""
-    if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"{named} is not a file; give the path of one")
+def _check_mode(status: os.stat_result, path: PathLike, named: str) -> None:
+    """Check a secret file as ssh does. A group may read another user's file: secrets are mounted so in containers."""
     open_to = stat.S_IRWXO | (stat.S_IRWXG if status.st_uid == os.geteuid() else stat.S_IWGRP)
-    if secret and status.st_mode & open_to:
+    if status.st_mode & open_to:
         mode = stat.S_IMODE(status.st_mode)
-        raise ConfigError(f"{named} has mode {mode:04o}, others than its owner have access; set it: chmod 600 {path}")
+        raise ConfigError(
+            f"{named} has mode {mode:04o}, others than its owner have access; set it: chmod 600 {os.fspath(path)}"
+        )
 
 
 def _check_token(token: str | None, named: str) -> None:
-    """Never shows the token, not even a wrong one: that may be the right one with a typing error."""
+    """Check a token without showing it: a wrong one may be the right one with a typing error."""
     if token is None:
         return
     if not MIN_TOKEN <= len(token) <= MAX_TOKEN:
@@ -243,13 +241,69 @@ def _check_both(certificate: bytes | None, key: bytes | None) -> None:
         check_pair(certificate, key)
 
 
+Kind = TypeVar("Kind", ServerSecurity, ClientSecurity)
+
+
+class Reloading(Generic[Kind]):
+    """Security whose files are read again when they change. If they cannot be used, the old content stays in use."""
+
+    def __init__(self, security: Kind, make_context: Callable[[Kind], ssl.SSLContext | None] | None = None) -> None:
+        """`make_context` makes the TLS context; default: that of a graph server or its client."""
+        self._security: Kind = security
+        self._files = security.files
+        self._make_context: Callable[[Kind], ssl.SSLContext | None] = make_context or tls_context
+        self._version = self._look()
+        self._context: ssl.SSLContext | None = self._make_context(security) if security.tls else None
+        self._lock = threading.Lock()
+
+    def now(self) -> tuple[Kind, ssl.SSLContext | None]:
+        """Return the security of a new connection, and its TLS context; None without TLS."""
+        with self._lock:
+            version = self._look()
+            if version != self._version and self._files is not None:
+                self._version = version
+                try:
+                    security = self._files.read()
+                    self._context = self._make_context(security) if security.tls else None
+                    self._security = security
+                except (ConfigError, OSError) as error:  # half written, say
+                    warnings.warn(f"{error}; the old one stays in use", stacklevel=2)
+            return self._security, self._context
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        """Return values that change when a file is written or replaced, also behind a link."""
+        found: list[tuple[int, int, int] | None] = []
+        for path in () if self._files is None else self._files.paths:
+            found.append(None)
+            with suppress(OSError):
+                status = os.stat(path)
+                found[-1] = (status.st_ino, status.st_mtime_ns, status.st_size)
+        return found
+
+
 # --- certificates and keys -----------------------------------------------------------------------
 
 
+def tls_context(security: ServerSecurity | ClientSecurity) -> ssl.SSLContext:
+    """Return the TLS 1.3 context of a graph server or its client."""
+    serves = isinstance(security, ServerSecurity)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    trusted = security.client_ca if isinstance(security, ServerSecurity) else security.ca
+    if trusted is not None:
+        context.load_verify_locations(cadata=trusted.decode("ascii", "replace"))
+        context.verify_mode = ssl.CERT_REQUIRED
+    if security.certificate is not None and security.key is not None:
+        load_pair(context, security.certificate, security.key)
+    if serves:
+        context.num_tickets = 0
+    return context
+
+
 def check_pair(certificate: bytes, key: bytes, named: tuple[str, str] = ("the certificate", "the key")) -> None:
-    """Refuse a certificate that is damaged, not valid now, or of another key."""
+    """Raise ConfigError if a certificate is damaged, not valid now, or of another key."""
     check_certificates(certificate, named[0])
-    if b"ENCRYPTED" in key:  # OpenSSL would ask at the terminal, and the server has nobody to ask
+    if b"ENCRYPTED" in key:  # OpenSSL would ask at the terminal
         raise ConfigError(
             f"{named[1]} is locked with a passphrase; give it without one: openssl pkey -in locked.key -out server.key"
         )
@@ -259,11 +313,11 @@ def check_pair(certificate: bytes, key: bytes, named: tuple[str, str] = ("the ce
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(f"{named[1]} is not the key of {named[0]}; give the two that belong together") from error
         reason = error.reason or "no PEM text"
-        raise ConfigError(f"{named[1]} with {named[0]} cannot be used: {reason}; give PEM files; {REMAKE}") from error
+        raise ConfigError(f"{named[1]} with {named[0]} cannot be used: {reason}; give PEM files; {HINT}") from error
 
 
 def check_certificates(text: bytes, named: str) -> None:
-    """Refuse a text without certificates, or whose first one is not valid now. The others may have expired."""
+    """Raise ConfigError if a text has no certificate, or its first one is not valid now. Others may have expired."""
     with needs("cluster"):
         from cryptography import x509
     if b"-----BEGIN CERTIFICATE-----" not in text:
@@ -276,16 +330,13 @@ def check_certificates(text: bytes, named: str) -> None:
         raise ConfigError(f"{named} holds a damaged certificate: {reason}; copy it again") from error
     now, begins, ends = datetime.now(UTC), first.not_valid_before_utc, first.not_valid_after_utc
     if now > ends:
-        raise ConfigError(f"{named} has expired on {ends:%Y-%m-%d %H:%M} UTC; give one that is valid now; {REMAKE}")
+        raise ConfigError(f"{named} has expired on {ends:%Y-%m-%d %H:%M} UTC; give one that is valid now; {HINT}")
     if now < begins:
         raise ConfigError(f"{named} is valid only from {begins:%Y-%m-%d %H:%M} UTC; wait, or set this host's clock")
 
 
 def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Give a context its certificate and key. It reads files only, so they go into two temporary files without names.
-
-    Others cannot open a file without a name, and it is gone however this process ends.
-    """
+    """Load a certificate and its key into a context, through unnamed temporary files, as it reads files only."""
     with _unnamed(certificate) as certificate_path, _unnamed(key) as key_path:
         context.load_cert_chain(certificate_path, key_path, password="")
 
@@ -294,16 +345,16 @@ def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 def _unnamed(content: bytes) -> Iterator[str]:
     with tempfile.TemporaryFile() as file:
         file.write(content)
-        file.seek(0)  # flushes, and systems other than Linux share the position with whoever opens the path
+        file.seek(0)  # flushes; systems other than Linux share the position with the reader
         folder = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
         yield os.path.join(folder, str(file.fileno()))
 
 
-# --- where a server may listen -------------------------------------------------------------------
+# --- addresses -----------------------------------------------------------------------------------
 
 
 def check_listen(host: str, security: ServerSecurity, *, insecure: bool = False, flag: str = "--listen") -> str | None:
-    """Raise ConfigError for an address beyond loopback without TLS or a token; return the warning to print, if any."""
+    """Raise ConfigError for an address beyond loopback without TLS or a token; return a warning to print, or None."""
     if is_loopback(host):
         return None
     where = f"{flag} {host or '(every address)'}"

@@ -1,15 +1,15 @@
-"""Messages on a connection: a header in JSON, then the bytes of tensors. docs/protocol.md says it for other clients.
+"""Messages of the protocol: a JSON header and the bytes of its tensors. docs/protocol.md describes them for any client.
 
-Every request has one answer. Tensors go out from where they lie and come in to where they are to be; those of an answer
-that is made while it is sent come in pieces of whole rows. On one host, large tensors of answers lie in shared memory,
-and only their place is sent. Sizes are checked before anything is allocated.
+Tensors are sent from their own memory and received into their final memory. Rows that are produced while they are sent
+come in pieces. On one host, large tensors of responses are in shared memory, and only the number of their segment is
+sent. Sizes are checked before memory is allocated.
 """
 
 import json
 import math
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,40 +17,32 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.schema import DTYPE_NAMES
+from hoploom.schema import DTYPE_NAMES, DTYPES
 from hoploom.serve.connection import Connection
-from hoploom.serve.shared_memory import SHARED_FROM, Offered, SharedAnswers
+from hoploom.serve.shared_memory import SHARED_FROM, ClientSegments, OfferedSegment, ServerSegments
 
 PROTOCOL = 4
-PREFIX = struct.Struct("<4sI")  # what a frame is, and the bytes of its header
-MESSAGE, MADE = b"MESG", b"MADE"  # a message; or the answer is still being made
-LENGTH = struct.Struct("<I")  # of a piece; then its bytes. BROKEN: a message follows that says why there are no more
-BROKEN = 0xFFFFFFFF
-PIECE = 1 << 20  # bytes; larger ones fall out of the cache between the two sides, smaller ones cost more calls
+PREFIX = struct.Struct("<4sI")  # kind of the frame, length of its header
+MESSAGE, HEARTBEAT = b"MESG", b"MADE"  # a heartbeat says that the response is still being made
+LENGTH = struct.Struct("<I")  # of a piece, whose bytes follow
+BROKEN = 0xFFFFFFFF  # in place of a length: a message with the error follows
+PIECE = 1 << 20  # bytes; larger pieces fall out of the cache between the two sides, smaller ones cost more system calls
+SMALL = 1 << 16  # bytes of a tensor that is read through the connection's buffer
 MAX_HEADER = 1 << 20  # bytes
-MAX_NEWS = 1 << 16  # of these, kept free for new segments of shared memory
+MAX_SEGMENT_LIST = 1 << 16  # bytes of a header that are kept free for the list of new segments
 MAX_TENSORS = 4096
 MAX_REQUEST = 1 << 28  # bytes of a request's tensors
-MAX_ANSWER = 1 << 36  # bytes of an answer's tensors
+MAX_RESPONSE = 1 << 36  # bytes of a response's tensors
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 1 << 48
 
-
-to_json = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps makes one each time
-_scan = json.JSONDecoder().raw_decode
-
-
-def from_json(text: str) -> Any:
-    """What is written as `to_json` does: nothing stands before or after it."""
-    text = text.strip()
-    found, end = _scan(text)
-    if end != len(text):
-        raise ValueError(f"more than one value, the second at character {end}")
-    return found
+encode_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder for each call
+_raw_decode = json.JSONDecoder().raw_decode
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
-class Described(NamedTuple):
-    """A tensor's dtype and shape, known before it is there."""
+class TensorSpec(NamedTuple):
+    """A tensor's dtype and shape."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -64,102 +56,132 @@ class Described(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class Streamed(NamedTuple):
-    """A tensor made while it is sent: `fill(row, out)` makes as many rows as `out` has, from that row on."""
+class StreamedTensor(NamedTuple):
+    """A tensor whose rows are produced while they are sent: `fill(row, out)` writes rows into `out`, from `row` on."""
 
-    described: Described
+    spec: TensorSpec
     fill: Callable[[int, Tensor], None]
-    piece: int = PIECE  # bytes that are made at once
+    piece: int = PIECE  # bytes that are produced at once
 
 
 class Message(NamedTuple):
-    """A request or an answer."""
+    """A request or a response."""
 
     header: dict[str, Any]
-    tensors: Sequence[Tensor | Streamed] = ()
-    done: Callable[[], None] | None = None  # called when an answer has been sent, or cannot be
+    tensors: Sequence[Tensor | StreamedTensor] = ()
+    done: Callable[[], None] | None = None  # called when a response was sent, or cannot be sent
+
+    @property
+    def whole_tensors(self) -> list[Tensor]:
+        """All tensors but the streamed ones. A received message has no others."""
+        return [tensor for tensor in self.tensors if isinstance(tensor, Tensor)]
 
 
 class MalformedError(ValueError):
-    """What came is no message; the conversation cannot go on."""
+    """The received bytes are no message; the connection cannot be used again."""
 
 
 class TooLargeError(MalformedError):
-    """What is announced would not fit; nothing of it was allocated."""
+    """The message exceeds a limit; nothing was allocated for it."""
 
 
-class StillMakingError(TimeoutError):
-    """The other side has only said, so far, that the answer is being made."""
+class StillPendingError(TimeoutError):
+    """The server has sent heartbeats, but no response yet."""
 
 
 class BrokenError(Exception):
-    """The answer broke off while it was sent: the header says why."""
+    """The response failed while it was sent; `header` has the error."""
 
     def __init__(self, header: dict[str, Any]) -> None:
         super().__init__(str(header.get("message", "")))
         self.header = header
 
 
-# --- out -----------------------------------------------------------------------------------------
+def decode_json(text: str) -> Any:
+    """Return the one JSON value of a text; raise ValueError if there is more."""
+    text = text.strip()
+    found, end = _raw_decode(text)
+    if end != len(text):
+        raise ValueError(f"more than one value, the second at character {end}")
+    return found
 
 
-class _Making(NamedTuple):
-    """What is made and sent after the header."""
+def array_of(tensor: Tensor) -> Any:
+    """Return a tensor's memory as a NumPy array; bfloat16 as int16. Each call of torch takes long, so there are few."""
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    return (tensor if tensor.dtype is not torch.bfloat16 else tensor.view(torch.int16)).numpy()
 
-    streamed: Streamed
-    memory: Tensor | None  # of the segment where it is made; None: it is sent
+
+def bytes_of(tensor: Tensor) -> Any:
+    """Return a tensor's memory as a flat NumPy array of bytes."""
+    return array_of(tensor).reshape(-1).view(np.uint8)
 
 
-class Prepared(NamedTuple):
-    """A message of which nothing was sent yet; `send` has to be called with it."""
+def rows_per_piece(spec: TensorSpec, piece: int = PIECE) -> int:
+    return max(1, piece // max(1, spec.row_bytes))
+
+
+# --- sending -------------------------------------------------------------------------------------
+
+
+class _Production(NamedTuple):
+    """A streamed tensor, and its memory in a shared segment; None if its bytes are sent."""
+
+    streamed: StreamedTensor
+    memory: Tensor | None
+
+
+class PreparedMessage(NamedTuple):
+    """An encoded message of which nothing was sent yet. `send_message` must be called with it: it closes the offers."""
 
     header: bytes
-    contents: list[Any]  # what is sent after the header: arrays, and what is made then
-    offers: Sequence[Offered]  # segments whose descriptors go along
-    num_bytes: int  # of its tensors
+    contents: list[Any]  # arrays and productions, in the order of the tensors
+    offers: Sequence[OfferedSegment]
+    num_bytes: int  # of all tensors
 
 
-def prepare(message: Message, shared: SharedAnswers | None = None) -> Prepared:
-    """The message as it will be sent. TooLargeError for one that nobody would take."""
+def prepare_message(message: Message, segments: ServerSegments | None = None) -> PreparedMessage:
+    """Encode a message; raise TooLargeError if it exceeds the protocol's limits."""
     if len(message.tensors) > MAX_TENSORS:
         raise TooLargeError(f"{len(message.tensors)} tensors; at most {MAX_TENSORS}")
     listed, contents, total = [], [], 0
     sent = set[int]()
     try:
         for tensor in message.tensors:
-            one, content, size = _place(tensor, shared)
-            listed.append(one)
+            entry, content, size = _encode_tensor(tensor, segments)
+            listed.append(entry)
             total += size
             if content is not None:
                 contents.append(content)
         header = {**message.header, "tensors": listed}
-        encoded = to_json(header).encode()
-        limit = MAX_HEADER if shared is None else MAX_HEADER - MAX_NEWS
+        encoded = encode_json(header).encode()
+        limit = MAX_HEADER if segments is None else MAX_HEADER - MAX_SEGMENT_LIST
         if len(encoded) > limit:
             raise TooLargeError(f"a header of {len(encoded)} bytes; at most {limit}")
-        sent = {one[3] for one in listed if len(one) > 3 and one[3] is not None}
+        sent = {entry[3] for entry in listed if len(entry) > 3 and entry[3] is not None}
     finally:
-        if shared is not None:
-            shared.keep(sent)
-    if shared is None or not shared.has_news:
-        return Prepared(encoded, contents, (), total)
-    offers, dropped = shared.news()
-    news = {"segments": [[one.number, one.size] for one in offers], "dropped": dropped}
-    return Prepared(to_json({**header, **news}).encode(), contents, offers, total)
+        if segments is not None:
+            segments.keep(sent)
+    if segments is None or not segments.has_changes:
+        return PreparedMessage(encoded, contents, (), total)
+    offers, dropped = segments.take_changes()
+    changes = {"segments": [[offer.number, offer.size] for offer in offers], "dropped": dropped}
+    return PreparedMessage(encode_json({**header, **changes}).encode(), contents, offers, total)
 
 
-def send(connection: Connection, prepared: Prepared) -> int:
-    """Send what was prepared; returns the bytes of its tensors."""
+def send_message(connection: Connection, prepared: PreparedMessage) -> int:
+    """Send a prepared message; return the number of bytes of its tensors."""
     header, contents, offers, total = prepared
     try:
         connection.begin(total)
         files = [offer.descriptor for offer in offers]
         waiting: list[Any] = [PREFIX.pack(MESSAGE, len(header)), header]
         for content in contents:
-            if type(content) is _Making:
+            if type(content) is _Production:
                 connection.send(waiting, files)
                 waiting, files = [], []
-                _stream(connection, content)
+                _send_pieces(connection, content)
             else:
                 waiting.append(content)
         if waiting:
@@ -170,75 +192,246 @@ def send(connection: Connection, prepared: Prepared) -> int:
     return total
 
 
-def write(connection: Connection, message: Message, shared: SharedAnswers | None = None) -> int:
-    """Prepare a message and send it."""
-    return send(connection, prepare(message, shared))
+def write_message(connection: Connection, message: Message, segments: ServerSegments | None = None) -> int:
+    """Prepare and send a message; return the number of bytes of its tensors."""
+    return send_message(connection, prepare_message(message, segments))
 
 
-def _place(tensor: Tensor | Streamed, shared: SharedAnswers | None) -> tuple[list[Any], Any, int]:
-    """How the header lists a tensor ([dtype, shape], and for some whether it comes in pieces and the segment that it
-    lies in), what is sent after the header, and its bytes.
+def _encode_tensor(tensor: Tensor | StreamedTensor, segments: ServerSegments | None) -> tuple[list[Any], Any, int]:
+    """Return a tensor's entry in the header, what is sent for it, and its number of bytes.
 
-    What is large and not in shared memory yet is copied there, where there is any: to send it costs two copies.
+    Large tensors are copied to a shared segment if there is one, because sending costs two copies.
     """
-    if isinstance(tensor, Streamed):
-        described = tensor.described
-        memory = None if shared is None else shared.empty(described.shape, described.dtype)
-        segment = None if shared is None or memory is None else shared.number_of(memory)
-        listed = [DTYPE_NAMES[described.dtype], described.shape, True, segment]
-        return listed, _Making(tensor, memory), described.num_bytes
+    if isinstance(tensor, StreamedTensor):
+        spec = tensor.spec
+        memory = None if segments is None else segments.empty(spec.shape, spec.dtype)
+        segment = None if segments is None or memory is None else segments.number_of(memory)
+        return [DTYPE_NAMES[spec.dtype], spec.shape, True, segment], _Production(tensor, memory), spec.num_bytes
     listed, size = [DTYPE_NAMES[tensor.dtype], tensor.shape], tensor.nbytes
-    if shared is None or size < SHARED_FROM:
+    if segments is None or size < SHARED_FROM:
         return listed, array_of(tensor) if size else None, size
-    segment = shared.number_of(tensor) if tensor.is_contiguous() else None
+    segment = segments.number_of(tensor) if tensor.is_contiguous() else None
     if segment is None:
-        memory = shared.empty(tuple(tensor.shape), tensor.dtype)
+        memory = segments.empty(tuple(tensor.shape), tensor.dtype)
         if memory is None:
             return listed, array_of(tensor), size
-        np.copyto(array_of(memory), array_of(tensor))  # by NumPy: torch would start a team of threads
-        segment = shared.number_of(memory)
+        np.copyto(array_of(memory), array_of(tensor))  # torch would start a team of threads
+        segment = segments.number_of(memory)
     return [*listed, False, segment], None, size
 
 
-def _stream(connection: Connection, making: _Making) -> None:
-    """Pieces: each is made in shared memory, or in memory that is recycled, and sent."""
-    streamed, memory = making
-    described = streamed.described
-    num_rows = described.shape[0] if described.num_bytes else 0
-    step = rows_at_once(described, streamed.piece)
+def _send_pieces(connection: Connection, production: _Production) -> None:
+    """Produce and send a tensor piece by piece."""
+    (spec, fill, piece_bytes), memory = production
+    num_rows = spec.shape[0] if spec.num_bytes else 0
+    step = rows_per_piece(spec, piece_bytes)
     for row in range(0, num_rows, step):
         count = min(step, num_rows - row)
-        in_memory = None if memory is None else memory[row : row + count]
-        piece = ops.empty((count, *described.shape[1:]), described.dtype) if in_memory is None else in_memory
-        streamed.fill(row, piece)
+        piece = ops.empty((count, *spec.shape[1:]), spec.dtype) if memory is None else memory[row : row + count]
+        fill(row, piece)
         length = LENGTH.pack(piece.nbytes)
         connection.send([length] if memory is not None else [length, array_of(piece)])
 
 
-def write_made(connection: Connection) -> None:
-    """Tell the client that its answer is still being made."""
+def send_heartbeat(connection: Connection) -> None:
+    """Tell the client that its response is still being made."""
     connection.begin(PREFIX.size)
-    connection.send([PREFIX.pack(MADE, 0)])
+    connection.send([PREFIX.pack(HEARTBEAT, 0)])
 
 
-def write_broken(connection: Connection, header: dict[str, Any]) -> None:
-    """In the middle of pieces: there are no more of them, and why."""
+def send_broken(connection: Connection, header: dict[str, Any]) -> None:
+    """End a response in the middle of its pieces, with the error."""
     connection.begin(0)
-    encoded = to_json({**header, "tensors": []}).encode()
+    encoded = encode_json({**header, "tensors": []}).encode()
     connection.send([LENGTH.pack(BROKEN), PREFIX.pack(MESSAGE, len(encoded)), encoded])
 
 
-def array_of(tensor: Tensor) -> Any:
-    """The same memory as NumPy has it, of any dtype. One call where it can be: cold, each of torch's takes long."""
-    if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
-    return (tensor if tensor.dtype is not torch.bfloat16 else tensor.view(torch.int16)).numpy()
+# --- receiving -----------------------------------------------------------------------------------
 
 
-def bytes_of(tensor: Tensor) -> Any:
-    return array_of(tensor).reshape(-1).view(np.uint8)
+class _Announced(NamedTuple):
+    """A tensor as the header of a message lists it."""
+
+    spec: TensorSpec
+    num_bytes: int
+    in_pieces: bool
+    segment: int | None
 
 
-def rows_at_once(described: Described, piece: int = PIECE) -> int:
-    """How many rows make a piece."""
-    return max(1, piece // max(1, described.row_bytes))
+class IncomingMessage:
+    """A message whose header was read. All of its tensors must be read next, by `into`, `pieces` or `skip`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        limit: int,
+        segments: ClientSegments | None = None,
+        reserve_header: Callable[[int], None] = lambda length: None,
+    ) -> None:
+        """Wait for the header, through any number of heartbeats.
+
+        Tensors may have `limit` bytes. `reserve_header` gets the header's length before the header is read.
+        """
+        self._connection, self._segments = connection, segments
+        kind, length = PREFIX.unpack(connection.take(PREFIX.size))
+        while kind == HEARTBEAT and length == 0:
+            connection.begin(PREFIX.size)
+            try:
+                kind, length = PREFIX.unpack(connection.take(PREFIX.size))
+            except TimeoutError as error:
+                raise StillPendingError from error
+        if kind != MESSAGE:
+            raise MalformedError(f"a frame of kind {kind!r}; {MESSAGE!r} is a message")
+        if length > MAX_HEADER:
+            raise MalformedError(f"a header of {length} bytes; at most {MAX_HEADER}")
+        reserve_header(length)
+        text = connection.take(length)
+        try:
+            self.header: dict[str, Any] = decode_json(text.decode())
+            self._tensors = [_read_announced(*entry) for entry in self.header.pop("tensors")]
+            for number, size in self.header.pop("segments", ()):
+                self._add_segment(number, size)
+            if segments is not None and "dropped" in self.header:
+                segments.drop(self.header.pop("dropped"))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
+            raise MalformedError(f"a header that cannot be read: {type(error).__name__}: {error}") from error
+        self.num_bytes = sum([tensor.num_bytes for tensor in self._tensors])
+        if len(self._tensors) > MAX_TENSORS or self.num_bytes > limit:
+            found = f"{len(self._tensors)} tensors of {self.num_bytes} bytes"
+            raise TooLargeError(f"{found}; at most {MAX_TENSORS} of {limit}")
+        if segments is None and any(tensor.segment is not None for tensor in self._tensors):
+            raise MalformedError("tensors in shared memory, which this connection has not")
+        if self.num_bytes:
+            connection.begin(self.num_bytes)
+
+    def _add_segment(self, number: Any, size: Any) -> None:
+        fits = type(number) is int and type(size) is int and 0 < size <= MAX_RESPONSE
+        if self._segments is None or not self._connection.files or not fits:
+            raise ValueError(f"shared memory {number!r:.20} of {size!r:.20} bytes, or its descriptor has not come")
+        self._segments.add(number, size, self._connection.files.pop(0))
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        return [tensor.spec for tensor in self._tensors]
+
+    @property
+    def widened_bytes(self) -> int:
+        """The bytes of all tensors and of their copies of 64 bits, which narrower ones may need."""
+        widths = [tensor.spec.dtype.itemsize for tensor in self._tensors]
+        return sum(one.num_bytes * (1 + (8 // n if n < 8 else 0)) for one, n in zip(self._tensors, widths, strict=True))
+
+    def into(self, allocate: Allocate | None = None) -> Message:
+        """Read all tensors into memory from `allocate`. None: in place if shared, else recycled or small new memory."""
+        return Message(self.header, [self._read_tensor(tensor, allocate) for tensor in self._tensors])
+
+    def pieces(self) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield (index of the tensor, first row, rows as bytes [n, row bytes]) in order.
+
+        The rows of one piece may be overwritten by the next piece, unless they are in shared memory.
+        """
+        scratch: Tensor | None = None
+        for index, tensor in enumerate(self._tensors):
+            spec, num_bytes, in_pieces, segment = tensor
+            row_bytes, num_rows = spec.row_bytes, spec.shape[0] if spec.shape else 1
+            if num_bytes <= SMALL and not in_pieces and segment is None:
+                if num_bytes:
+                    yield index, 0, _read_small(self._connection, torch.uint8, (num_rows, row_bytes), num_bytes)
+                continue
+            memory = None if segment is None else self._in_segment(segment, TensorSpec(torch.uint8, (num_bytes,)))
+            row = 0 if num_bytes else num_rows
+            step = num_rows if memory is not None and not in_pieces else rows_per_piece(spec)
+            while row < num_rows:
+                left = num_rows - row
+                size = self._piece_length(tensor, left) if in_pieces else min(step, left) * row_bytes
+                if memory is None:
+                    if scratch is None or scratch.numel() < size:
+                        scratch = ops.empty((size,), torch.uint8)
+                    rows = scratch[:size]
+                    self._connection.receive(memoryview(bytes_of(rows)))
+                else:
+                    rows = memory[row * row_bytes : row * row_bytes + size]
+                yield index, row, rows.view(-1, row_bytes)
+                row += size // row_bytes
+
+    def skip(self) -> None:
+        """Read and discard the tensors."""
+        for tensor in self._tensors:
+            if tensor.in_pieces:
+                self._skip_pieces(tensor)
+            else:
+                self._connection.skip(tensor.num_bytes)
+
+    def _read_tensor(self, tensor: _Announced, allocate: Allocate | None) -> Tensor:
+        spec, size, in_pieces, segment = tensor
+        if segment is not None:
+            shared = self._in_segment(segment, spec)
+            if in_pieces:
+                self._skip_pieces(tensor)
+            if allocate is None:
+                return shared
+            own = allocate(spec.shape, spec.dtype)
+            np.copyto(array_of(own), array_of(shared))
+            return own
+        if allocate is None and size <= SMALL and not in_pieces:
+            return _read_small(self._connection, spec.dtype, spec.shape, size)
+        result = (allocate or ops.empty)(spec.shape, spec.dtype)
+        target = memoryview(bytes_of(result))
+        if not in_pieces:
+            self._connection.receive(target)
+            return result
+        row = 0
+        while size and row < spec.shape[0]:
+            length = self._piece_length(tensor, spec.shape[0] - row)
+            begin, row = row * spec.row_bytes, row + length // spec.row_bytes
+            self._connection.receive(target[begin : begin + length])
+        return result
+
+    def _skip_pieces(self, tensor: _Announced) -> None:
+        """Wait for all pieces: in shared memory their rows are complete then, others are discarded."""
+        row = 0
+        while tensor.num_bytes and row < tensor.spec.shape[0]:
+            length = self._piece_length(tensor, tensor.spec.shape[0] - row)
+            row += length // tensor.spec.row_bytes
+            self._connection.skip(length if tensor.segment is None else 0)
+
+    def _piece_length(self, tensor: _Announced, rows_left: int) -> int:
+        """Read the length of the next piece, in bytes."""
+        (length,) = LENGTH.unpack(self._connection.take(LENGTH.size))
+        if length == BROKEN:
+            raise BrokenError(IncomingMessage(self._connection, 0).header)
+        row_bytes = tensor.spec.row_bytes
+        if length == 0 or length % row_bytes or length > rows_left * row_bytes:
+            raise MalformedError(f"a piece of {length} bytes; at most {rows_left} rows of {row_bytes} are missing")
+        return int(length)
+
+    def _in_segment(self, segment: int, spec: TensorSpec) -> Tensor:
+        assert self._segments is not None
+        try:
+            return self._segments.tensor(segment, spec.shape, spec.dtype)
+        except ValueError as error:
+            raise MalformedError(str(error)) from error
+
+
+def _read_small(connection: Connection, dtype: torch.dtype, shape: tuple[int, ...], num_bytes: int) -> Tensor:
+    """Read a small tensor with few calls, which are most of the time of a round trip."""
+    if not num_bytes:
+        return torch.empty(shape, dtype=dtype)
+    flat = torch.frombuffer(connection.take(num_bytes), dtype=dtype)
+    return flat if len(shape) == 1 else flat.view(shape)
+
+
+def _read_announced(name: str, shape: Any, in_pieces: Any = False, segment: Any = None) -> _Announced:
+    """Check a tensor's entry in a header; raise an error of `IncomingMessage`'s list if it is wrong."""
+    fits = isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS
+    size = 1
+    for extent in shape if fits else ():
+        fits = fits and type(extent) is int and 0 <= extent < MAX_ELEMENTS
+        size *= extent or 1 if fits else 1  # an empty tensor has strides, too
+    if not fits or size >= MAX_ELEMENTS:
+        raise ValueError(f"shape {shape!r:.80}")
+    if not isinstance(in_pieces, bool) or (in_pieces and not shape):
+        raise ValueError(f"pieces {in_pieces!r:.80}")
+    if segment is not None and (type(segment) is not int or segment < 0):
+        raise ValueError(f"segment {segment!r:.80}")
+    spec = TensorSpec(DTYPES[name], tuple(shape))
+    return _Announced(spec, spec.num_bytes, in_pieces, segment)

@@ -16,9 +16,8 @@ from torch_geometric.sampler import NegativeSampling
 
 import hoploom
 from hoploom import PeerError
-from hoploom.serve import batch_codec as codec
-from hoploom.serve.batch_codec import packed, unpacked
-from hoploom.serve.batch_request import read_description
+from hoploom.serve import batch_messages as codec
+from hoploom.serve.batch_messages import decode_batch, encode_batch, read_description
 from hoploom.serve.batch_service import WeightCache
 from hoploom.serve.wire import Message
 from hoploom.store import Store
@@ -30,33 +29,33 @@ from hoploom.store import Store
 @pytest.mark.parametrize("narrowed", [1, 1 << 12])
 def test_a_batch_arrives_as_it_was_sent(case: Case, narrowed: int) -> None:
     for batch in case.make(case.store):
-        arrived = unpacked(over_the_wire(packed(batch, narrowed)))
+        arrived = decode_batch(over_the_wire(encode_batch(batch, narrowed)))
         assert type(arrived) is type(batch)
         assert_same(arrived, batch)
 
 
 @pytest.mark.parametrize("extreme", [0, 2**31 - 1, 2**31, -1, 2**63 - 1, -(2**63)])
 def test_integers_arrive_whole_whatever_they_are(extreme: int) -> None:
-    values = torch.arange(2 * codec.NARROWED).view(2, -1)
+    values = torch.arange(2 * codec.NARROW_FROM).view(2, -1)
     values[1, 7] = extreme
     data = HeteroData()
     data["paper"].y = values
-    message = packed(data)
-    arrived = unpacked(over_the_wire(message))["paper"].y
+    message = encode_batch(data)
+    arrived = decode_batch(over_the_wire(message))["paper"].y
     assert arrived.dtype == torch.int64
     assert torch.equal(arrived, values)
     assert message.tensors[0].dtype == (torch.int32 if 0 <= extreme < 2**31 else torch.int64)  # type: ignore[union-attr]
 
 
 def test_a_batch_that_is_none_is_the_peers_fault() -> None:
-    good = packed(next(iter(hoploom.NeighborLoader(ring(8), [2], batch_size=4))))
+    good = encode_batch(next(iter(hoploom.NeighborLoader(ring(8), [2], batch_size=4))))
     for header, tensors in (
         ({}, good.tensors),
         (good.header | {"fields": [[None, [["x", {"tensor": 99, "wide": False}]]]]}, good.tensors),
         (good.header, ()),
     ):
         with pytest.raises(PeerError, match="same Hoploom"):
-            unpacked(Message(header, tensors))
+            decode_batch(Message(header, tensors))
 
 
 # --- a loader whose batches are made elsewhere ---------------------------------------------------

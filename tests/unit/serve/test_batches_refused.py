@@ -13,9 +13,9 @@ from support.refusals import WAY_OUT
 
 import hoploom
 from hoploom import ConfigError, HoploomError
-from hoploom.serve.batch_request import MAX_SEEDS, weight_hash
-from hoploom.serve.batch_service import BatchService
-from hoploom.serve.memory_budget import PICK_BYTES, BusyError
+from hoploom.serve.batch_messages import MAX_SEEDS, weight_hash
+from hoploom.serve.batch_service import PICK_BYTES, BatchService
+from hoploom.serve.memory_budget import BusyError
 from hoploom.serve.wire import Message
 from hoploom.store import Store
 

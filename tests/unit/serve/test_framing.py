@@ -16,10 +16,9 @@ from hoploom import StoreError, ops
 from hoploom.schema import DTYPES
 from hoploom.serve import wire
 from hoploom.serve.connection import Connection
-from hoploom.serve.incoming import Incoming
 from hoploom.serve.memory_budget import MemoryBudget
-from hoploom.serve.shared_memory import SharedAnswers, SharedMemory
-from hoploom.serve.wire import BrokenError, Described, MalformedError, Message, Streamed
+from hoploom.serve.shared_memory import ClientSegments, ServerSegments
+from hoploom.serve.wire import BrokenError, IncomingMessage, MalformedError, Message, StreamedTensor, TensorSpec
 
 KNOWN = (MalformedError, EOFError, BrokenError, TimeoutError)
 LIMIT = 1 << 16  # bytes of tensors that the fuzzed side takes
@@ -30,8 +29,8 @@ def rows_of(row: int, out: Tensor) -> None:
     out.copy_(torch.arange(row, row + out.shape[0]).view(-1, *[1] * (out.dim() - 1)).expand(out.shape))
 
 
-def streamed(rows: int, width: int, piece: int) -> Streamed:
-    return Streamed(Described(torch.float32, (rows, width)), rows_of, piece)
+def streamed(rows: int, width: int, piece: int) -> StreamedTensor:
+    return StreamedTensor(TensorSpec(torch.float32, (rows, width)), rows_of, piece)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -59,12 +58,12 @@ def test_what_is_made_while_it_is_sent_arrives_whole(piece: int) -> None:
 
 def test_more_tensors_than_one_call_of_the_system_takes_arrive_with_their_shared_memory() -> None:
     near, far = line()
-    shared = SharedAnswers(MemoryBudget(1 << 24, 0))
+    shared = ServerSegments(MemoryBudget(1 << 24, 0))
     sent = [torch.arange(20_000), *(torch.tensor([number]) for number in range(1, 1500))]
-    with near, far, shared, SharedMemory() as seen, ThreadPoolExecutor(1) as threads:
-        writing = threads.submit(wire.write, near, Message({}, sent), shared)
+    with near, far, shared, ClientSegments() as seen, ThreadPoolExecutor(1) as threads:
+        writing = threads.submit(wire.write_message, near, Message({}, sent), shared)
         far.begin(1 << 20)
-        arrived = Incoming(far, wire.MAX_ANSWER, seen).into()
+        arrived = IncomingMessage(far, wire.MAX_RESPONSE, seen).into()
         assert writing.result() == sum(one.nbytes for one in sent)
         assert all(torch.equal(one, other) for one, other in zip(sent, arrived.tensors, strict=True))  # type: ignore[arg-type]
         assert far.files == []
@@ -76,7 +75,7 @@ def test_more_tensors_than_one_call_of_the_system_takes_arrive_with_their_shared
 def bytes_of(message: Message) -> bytes:
     near, far = line()
     with near, far:
-        wire.write(near, message)
+        wire.write_message(near, message)
         near.cut()
         return b"".join(iter(lambda: far._socket.recv(1 << 16), b""))
 
@@ -87,7 +86,7 @@ WHOLE = Message({"ask": "x"}, [torch.arange(3), streamed(4, 2, 16), torch.tensor
 @pytest.mark.parametrize("read", ["into", "pieces"])
 def test_a_message_cut_at_any_byte_is_told_from_a_whole_one(read: str) -> None:
     whole = bytes_of(WHOLE)
-    made = wire.PREFIX.pack(wire.MADE, 0) + whole
+    made = wire.PREFIX.pack(wire.HEARTBEAT, 0) + whole
     for said in (whole, made):
         for end in range(len(said)):
             with pytest.raises(EOFError):
@@ -95,7 +94,7 @@ def test_a_message_cut_at_any_byte_is_told_from_a_whole_one(read: str) -> None:
         taken_in(said, read=read)
 
 
-def taken_in(said: bytes, limit: int = LIMIT, *, read: str = "into", shared: SharedMemory | None = None) -> Any:
+def taken_in(said: bytes, limit: int = LIMIT, *, read: str = "into", shared: ClientSegments | None = None) -> Any:
     """What a reader makes of these bytes, after which the other side hangs up. At most `limit` bytes are allocated."""
     given, took = socket.socketpair()
     allocated: list[int] = []
@@ -110,8 +109,8 @@ def taken_in(said: bytes, limit: int = LIMIT, *, read: str = "into", shared: Sha
         given.sendall(said)
         given.shutdown(socket.SHUT_WR)
         connection.begin(0)
-        incoming = Incoming(connection, limit, shared)
-        assert sum(one.num_bytes for one in incoming.described) <= limit
+        incoming = IncomingMessage(connection, limit, shared)
+        assert sum(one.num_bytes for one in incoming.specs) <= limit
         return list(incoming.pieces()) if read == "pieces" else incoming.into(allocate)
 
 
@@ -123,8 +122,8 @@ def test_an_answer_that_breaks_off_says_why() -> None:
     near, far = line()
     with near, far:
         with pytest.raises(StoreError):
-            wire.write(near, Message({}, [Streamed(Described(torch.int64, (4,)), fail, 16)]))
-        wire.write_broken(near, {"error": "StoreError", "message": "gone"})
+            wire.write_message(near, Message({}, [StreamedTensor(TensorSpec(torch.int64, (4,)), fail, 16)]))
+        wire.send_broken(near, {"error": "StoreError", "message": "gone"})
         far.begin(0)
         with pytest.raises(BrokenError) as broken:
             read_whole(far)
@@ -203,18 +202,18 @@ def fuzzed(chance: random.Random, whole: list[bytes]) -> bytes:
 
 
 @pytest.fixture
-def seen() -> Iterator[SharedMemory]:
+def seen() -> Iterator[ClientSegments]:
     """Of a client that knows segment 1, where nothing lies any more."""
     near, far = line()
-    with near, far, SharedAnswers(MemoryBudget(1 << 20, 0)) as shared, SharedMemory() as seen:
-        wire.write(near, Message({}, [torch.zeros(1 << 14)]), shared)
+    with near, far, ServerSegments(MemoryBudget(1 << 20, 0)) as shared, ClientSegments() as seen:
+        wire.write_message(near, Message({}, [torch.zeros(1 << 14)]), shared)
         far.begin(0)
-        Incoming(far, 1 << 20, seen).into()
+        IncomingMessage(far, 1 << 20, seen).into()
         yield seen
 
 
 @pytest.mark.parametrize("count", [4000, pytest.param(10**6, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
-def test_any_bytes_end_in_a_message_or_in_an_error_that_is_known(count: int, seen: SharedMemory) -> None:
+def test_any_bytes_end_in_a_message_or_in_an_error_that_is_known(count: int, seen: ClientSegments) -> None:
     chance = random.Random(17)
     broken = wire.LENGTH.pack(wire.BROKEN) + frame({"error": "x", "tensors": []})
     whole = [bytes_of(WHOLE), bytes_of(Message({"a": [1, {"b": None}]}, [torch.zeros(7, dtype=torch.bfloat16)]))]

@@ -16,9 +16,9 @@ from torch_geometric.data import Data
 import hoploom
 from hoploom import ConfigError, Store, StoreError
 from hoploom.serve import requests, wire
-from hoploom.serve.discovery import read_info
 from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.memory_budget import BusyError
+from hoploom.serve.peers import read_info
 from hoploom.serve.service import PICK_BYTES, PickLimits, Service
 from hoploom.serve.wire import Message
 from hoploom.store.format import Manifest, PartRange, manifest_to_json

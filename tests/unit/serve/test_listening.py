@@ -15,12 +15,11 @@ from support.wires import over_tcp, plain
 
 from hoploom import ConfigError
 from hoploom.config.values import join_address, split_address
-from hoploom.serve.dial import LostError, reach
-from hoploom.serve.memory_budget import Call
+from hoploom.serve.handshake import LostError, connect_tcp
+from hoploom.serve.memory_budget import RequestContext
 from hoploom.serve.metrics import Metrics
-from hoploom.serve.security import ClientSecurity, ServerSecurity
+from hoploom.serve.security import ClientSecurity, Reloading, ServerSecurity
 from hoploom.serve.server import Server, listen
-from hoploom.serve.tls import Renewed
 from hoploom.serve.wire import Message
 
 
@@ -57,7 +56,7 @@ def test_loopback_by_its_own_name_and_every_address_are_listened_on(monkeypatch:
 
 
 class Prompt:
-    def answer(self, request: Message, call: Call) -> Message:
+    def answer(self, request: Message, call: RequestContext) -> Message:
         return Message({})
 
 
@@ -82,16 +81,16 @@ def test_a_server_goes_on_when_it_could_start_no_thread(monkeypatch: pytest.Monk
 def test_the_client_that_is_silent_for_longest_makes_way_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them has a thread."""
     service: Any = Prompt()
-    monkeypatch.setattr("hoploom.serve.server.MAX_ARRIVING", 2)
+    monkeypatch.setattr("hoploom.serve.server.MAX_NEW", 2)
     with Server(service, "127.0.0.1:0", ServerSecurity(), Metrics()) as server, ExitStack() as stack:
         threads = threading.active_count()
         first, second = (stack.enter_context(plain(server.address, 10.0)) for _ in range(2))
-        until(lambda: server._arrivals.num_waiting == 2)
+        until(lambda: server._acceptor.num_waiting == 2)
         first.sendall(b"HOP")
-        until(lambda: next(iter(server._arrivals._waiting.values())).socket.getpeername() == second.getsockname())
+        until(lambda: next(iter(server._acceptor._waiting.values())).socket.getpeername() == second.getsockname())
         stack.enter_context(plain(server.address))
         assert second.recv(1) == b""
-        until(lambda: server._arrivals.num_waiting == 2)
+        until(lambda: server._acceptor.num_waiting == 2)
         assert threading.active_count() == threads
         over_tcp(server.address, silence=5.0).close()
 
@@ -122,7 +121,7 @@ def test_a_server_without_a_unix_socket_is_asked_over_tcp(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(socket.socket, "bind", refuse)
     with Server(service, "127.0.0.1:0", ServerSecurity(), Metrics()) as server:  # type: ignore[arg-type]
-        connection, near_by = reach(server.address, Renewed(ClientSecurity()), 5.0)
+        connection, near_by = connect_tcp(server.address, Reloading(ClientSecurity()), 5.0)
         connection.close()
     assert near_by is None
 
@@ -147,13 +146,13 @@ def test_a_server_that_stops_waits_for_what_is_under_way(server: Server, metrics
     with ExitStack() as requests:
         for _ in range(2):
             requests.enter_context(metrics.request("gather"))
-        assert server.under_way == metrics.value("hoploom_requests_under_way") == 2
+        assert server.in_flight == metrics.value("hoploom_requests_under_way") == 2
         assert not server.drain(0.01)
         ending = threading.Timer(0.05, requests.pop_all().close)
         ending.start()
     assert server.drain(30.0)
     ending.join()
-    assert server.under_way == metrics.value("hoploom_requests_under_way") == 0
+    assert server.in_flight == metrics.value("hoploom_requests_under_way") == 0
 
 
 def test_requests_that_come_and_are_refused_cut_nothing_off(server: Server, metrics: Metrics) -> None:

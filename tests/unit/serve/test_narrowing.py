@@ -13,10 +13,10 @@ from torch import Tensor
 import hoploom
 from hoploom import ConfigError
 from hoploom.ops import Frontier, Picks
-from hoploom.serve.remote import RemotePart
+from hoploom.serve.connect import RemotePart
 from hoploom.serve.requests import read_owned
 from hoploom.serve.service import Service
-from hoploom.serve.wire import Described, Message
+from hoploom.serve.wire import Message, TensorSpec
 from hoploom.store import Store, Wanted
 from hoploom.store.base import Draw, range_of
 from hoploom.store.remote_shard import IdEncoding, IdRange
@@ -64,7 +64,7 @@ class _Served:
         self.answered += tensors
         come = SimpleNamespace(
             header=answer.header,
-            described=[Described(one.dtype, tuple(one.shape)) for one in tensors if isinstance(one, Tensor)],
+            described=[TensorSpec(one.dtype, tuple(one.shape)) for one in tensors if isinstance(one, Tensor)],
             into=lambda *given: answer,
         )
         return lambda: reading(come)

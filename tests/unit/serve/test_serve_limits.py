@@ -21,8 +21,8 @@ from hoploom import ConfigError, PeerError, Store, StoreError
 from hoploom.load.arguments import all_edges
 from hoploom.load.maker import NodeTimes
 from hoploom.schema import EDGE_ID, NodeType
+from hoploom.serve.connect import RemotePart
 from hoploom.serve.peers import Peers
-from hoploom.serve.remote import RemotePart
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.server import ServerLimits
 from hoploom.serve.wire import Message

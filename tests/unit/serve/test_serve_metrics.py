@@ -123,7 +123,7 @@ def test_counts_from_many_threads_add_up() -> None:
         for _ in range(500):
             with metrics.stream(), metrics.request("sample") as told:
                 told.sent = 3
-                metrics.batches.inc()
+                metrics.count_batch()
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -196,11 +196,11 @@ def served(metrics: Metrics) -> Iterator[MetricsEndpoint]:
 
 
 def test_on_loopback_it_tells_everybody(metrics: Metrics, served: MetricsEndpoint) -> None:
-    metrics.batches.inc(7)
+    metrics.count_batch()
     got = get(served, "/metrics")
     assert got.status == 200
     assert got.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert read(got.text)["hoploom_batches_total", ()] == 7
+    assert read(got.text)["hoploom_batches_total", ()] == 1
     assert served.warning is None
     assert get(served, "/metrics?name=x", verb="GET").status == 200
     head = get(served, "/metrics", verb="HEAD")
@@ -359,7 +359,7 @@ def test_one_connection_too_many_takes_the_place_of_the_oldest_silent_one(metric
         silent, talking = (stack.enter_context(socket.create_connection(where, DEADLINE)) for _ in range(2))
         until(lambda: served.num_connections == 2)
         silent.sendall(b"GET /hea")
-        until(lambda: next(iter(served._arrivals._waiting.values())).socket.getpeername() == talking.getsockname())
+        until(lambda: next(iter(served._acceptor._waiting.values())).socket.getpeername() == talking.getsockname())
         assert get(served, "/health").status == 200
         assert talking.recv(1) == b""
         silent.sendall(b"lth HTTP/1.1\r\n\r\n")

@@ -64,7 +64,7 @@ def unpickling(tree: ast.AST) -> Iterator[str]:
 
 
 def test_no_module_of_a_server_can_unpickle(loaded: list[str]) -> None:
-    assert {"hoploom.serve.service", "hoploom.serve.wire", "hoploom.serve.batch_request", "hoploom.sample"} <= set(
+    assert {"hoploom.serve.service", "hoploom.serve.wire", "hoploom.serve.batch_messages", "hoploom.sample"} <= set(
         loaded
     )
     sources = [name for name in loaded if name != "hoploom._core"]  # compiled: of Python it knows tensors alone

@@ -11,9 +11,10 @@ from support.certificates import TOKEN, certificates, mutual_client, mutual_serv
 from hoploom import ConfigError
 from hoploom.cli import main
 from hoploom.serve.client import Peer
-from hoploom.serve.greeting import Door
+from hoploom.serve.handshake import Handshake
 from hoploom.serve.security import (
     ClientSecurity,
+    Reloading,
     ServerSecurity,
     check_listen,
     new_token,
@@ -21,7 +22,6 @@ from hoploom.serve.security import (
     read_server_security,
     towards_peers,
 )
-from hoploom.serve.tls import Renewed
 
 
 def test_nothing_shows_a_token_or_a_key() -> None:
@@ -29,7 +29,9 @@ def test_nothing_shows_a_token_or_a_key() -> None:
     server, client = mutual_server(made, TOKEN), mutual_client(made, TOKEN)
     assert repr(server) == "ServerSecurity(token=..., certificate=..., key=..., client_ca=...)"
     assert repr(ClientSecurity(TOKEN)) == str(ClientSecurity(TOKEN)) == "ClientSecurity(token=...)"
-    shown = f"{server} {client!r} {Renewed(server)!r} {Door(server, None)!r} {Peer('h:1', Renewed(client), 1.0)!r}"
+    shown = (
+        f"{server} {client!r} {Reloading(server)!r} {Handshake(server, None)!r} {Peer('h:1', Reloading(client), 1.0)!r}"
+    )
     assert TOKEN not in shown
     assert "PRIVATE" not in shown
 

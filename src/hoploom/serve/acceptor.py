@@ -1,6 +1,6 @@
-"""One thread that meets all connections until they are admitted, so that strangers take neither threads nor places.
+"""One thread that holds all new connections until they are admitted, so that strangers take no threads.
 
-A connection has a few seconds in total. Where there are too many, the one that has been silent for longest is dropped.
+Each connection has a few seconds in total. If there are too many, the one that has been idle for longest is closed.
 """
 
 import errno
@@ -13,6 +13,7 @@ import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from hoploom.closing import Closing
@@ -21,24 +22,26 @@ Value = TypeVar("Value")
 Steps = Generator[int, None, Value]  # yields the event of `selectors` that it waits for
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 BACKLOG = 4096  # connections that wait to be accepted; the system may lower this
-AT_ONCE = 64  # connections that are accepted before others are looked at again
-TICK = 0.1  # seconds between two looks for connections whose time is over
-PIECE = 1 << 12  # bytes that are read, and dropped, after the last message to a client
-LAST_WORDS = 2.0  # seconds for the thread to end
+AT_ONCE = 64  # connections that are accepted before others get a turn
+TICK = 0.1  # seconds between two checks for connections whose time is over
+DISCARDED = 1 << 12  # bytes that are read at once after the last message
+JOIN_TIMEOUT = 2.0  # seconds for the thread to end
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Arrival:
-    """A connection in the poll loop. Its methods never block: they are generators."""
+class NewConnection:
+    """A connection in the poll loop. Its methods are generators that never block."""
 
-    def __init__(self, accepted: socket.socket, until: float, meet: Callable[["Arrival"], Steps[None]]) -> None:
+    def __init__(
+        self, accepted: socket.socket, deadline: float, admit: Callable[["NewConnection"], Steps[None]]
+    ) -> None:
         accepted.setblocking(False)
-        self.socket, self.file, self.until = accepted, accepted.fileno(), until
-        self.is_admitted = False  # then the socket belongs to another thread
-        self.steps, self.event = meet(self), READ  # the event that it waits for
+        self.socket, self.file, self.deadline = accepted, accepted.fileno(), deadline
+        self.is_admitted = False  # afterwards the socket belongs to another thread
+        self.steps, self.event = admit(self), READ  # the event that it waits for
 
     def retry(self, event: int, call: Callable[..., Value], *arguments: object) -> Steps[Value]:
-        """Return the result of a call of the socket, as soon as that need not wait."""
+        """Return the result of a call of the socket once it need not wait."""
         while True:
             try:
                 return call(*arguments)
@@ -64,36 +67,35 @@ class Arrival:
         while content:
             content = content[(yield from self.retry(WRITE, self.socket.send, content)) :]
 
-    def secure(self, context: ssl.SSLContext) -> Steps[None]:
-        """Do the handshake of TLS."""
+    def start_tls(self, context: ssl.SSLContext) -> Steps[None]:
         self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         try:
             yield from self.retry(READ, self.socket.do_handshake)
         except OSError:
-            yield from self.hang_up()  # the client is to read the alert
+            yield from self.hang_up()  # so that the client reads the alert
             raise
 
     def hang_up(self, content: bytes = b"") -> Steps[None]:
-        """Send a last message, and wait for the client to close: bytes that nobody reads would discard the message."""
+        """Send a last message and wait for the client to close: unread bytes would discard the message."""
         yield from self.send(content)
-        self.socket.shutdown(socket.SHUT_WR)  # TLS ends here, too
-        while (yield from self.retry(READ, self.socket.recv, PIECE)):
+        self.socket.shutdown(socket.SHUT_WR)  # also ends TLS
+        while (yield from self.retry(READ, self.socket.recv, DISCARDED)):
             yield READ
 
 
-class Arrivals(Closing):
-    """The loop. `meet` admits or refuses a connection, within `seconds`; at most `most` of them are met at a time."""
+class Acceptor(Closing):
+    """The poll loop. `admit` admits or refuses a connection within `seconds`; at most `most` connections wait."""
 
     def __init__(
         self,
         listeners: Sequence[socket.socket],
-        meet: Callable[[Arrival], Steps[None]],
+        admit: Callable[[NewConnection], Steps[None]],
         most: int,
         seconds: float,
         name: str,
     ) -> None:
-        self._listeners, self._meet, self._most, self._seconds = listeners, meet, most, seconds
-        self._waiting: OrderedDict[int, Arrival] = OrderedDict()  # by file; the one that is silent for longest first
+        self._listeners, self._admit, self._most, self._seconds = listeners, admit, most, seconds
+        self._waiting: OrderedDict[int, NewConnection] = OrderedDict()  # by file, the longest idle first
         self._selector = selectors.DefaultSelector()
         self._closed = threading.Event()
         for listener in listeners:
@@ -107,28 +109,26 @@ class Arrivals(Closing):
         return len(self._waiting)
 
     def close(self) -> None:
-        """End the thread, the listeners, and all connections that were not admitted."""
+        """End the thread and close the listeners and all connections that were not admitted."""
         self._closed.set()
         for listener in self._listeners:
-            try:
+            with suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # wakes the loop
-            except OSError:
-                continue
-        self._thread.join(LAST_WORDS)
+        self._thread.join(JOIN_TIMEOUT)
 
     def _loop(self) -> None:
-        next_look = 0.0
+        next_check = 0.0
         while not self._closed.is_set():
             events = self._selector.select(TICK)
             for key, _ in events:
                 if key.data is not None:
-                    self._go_on(key.data)
-            for key, _ in events:  # at last, as new connections may take the place of others
+                    self._advance(key.data)
+            for key, _ in events:  # last, because new connections may replace others
                 if key.data is None and not self._closed.is_set():
                     self._accept(key.fileobj)
-            if (now := time.monotonic()) >= next_look:
-                next_look = now + TICK
-                for late in [one for one in self._waiting.values() if one.until <= now]:
+            if (now := time.monotonic()) >= next_check:
+                next_check = now + TICK
+                for late in [one for one in self._waiting.values() if one.deadline <= now]:
                     self._drop(late)
         while self._waiting:
             self._drop_first()
@@ -141,40 +141,38 @@ class Arrivals(Closing):
             try:
                 accepted, _ = listener.accept()
             except OSError as error:
-                if error.errno in OUT_OF_FILES:  # others may end meanwhile
+                if error.errno in OUT_OF_FILES:  # other connections may end meanwhile
                     self._drop_first() if self._waiting else self._closed.wait(TICK)
                 return
             if len(self._waiting) >= self._most:
                 self._drop_first()
-            arrival = Arrival(accepted, time.monotonic() + self._seconds, self._meet)
-            self._selector.register(arrival.file, READ, arrival)
-            self._waiting[arrival.file] = arrival
+            connection = NewConnection(accepted, time.monotonic() + self._seconds, self._admit)
+            self._selector.register(connection.file, READ, connection)
+            self._waiting[connection.file] = connection
 
-    def _go_on(self, arrival: Arrival) -> None:
-        """Meet a connection as far as that need not wait."""
+    def _advance(self, connection: NewConnection) -> None:
+        """Continue a connection's steps until they wait again."""
         try:
-            event = next(arrival.steps)
-        except (StopIteration, OSError, EOFError, ValueError):  # it is over, or the client has left or sent nonsense
-            self._drop(arrival)
+            event = next(connection.steps)
+        except (StopIteration, OSError, EOFError, ValueError):  # done, or the client left or sent nonsense
+            self._drop(connection)
             return
-        except Exception as error:  # a bug: the others go on
+        except Exception as error:  # a bug must not end the loop
             at = traceback.extract_tb(error.__traceback__)[-1]
-            what = (
-                f"{self._thread.name} dropped a connection, {at.filename}:{at.lineno}: {type(error).__name__}: {error}"
-            )
-            print(f"hoploom: warning: {what}", file=sys.stderr, flush=True)
-            self._drop(arrival)
+            dropped = f"{self._thread.name} dropped a connection, {at.filename}:{at.lineno}"
+            print(f"hoploom: warning: {dropped}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            self._drop(connection)
             return
-        if arrival.event != event:
-            arrival.event = event
-            self._selector.modify(arrival.file, event, arrival)
-        self._waiting.move_to_end(arrival.file)
+        if connection.event != event:
+            connection.event = event
+            self._selector.modify(connection.file, event, connection)
+        self._waiting.move_to_end(connection.file)
 
     def _drop_first(self) -> None:
         self._drop(next(iter(self._waiting.values())))
 
-    def _drop(self, arrival: Arrival) -> None:
-        self._selector.unregister(arrival.file)
-        del self._waiting[arrival.file]
-        if not arrival.is_admitted:
-            arrival.socket.close()
+    def _drop(self, connection: NewConnection) -> None:
+        self._selector.unregister(connection.file)
+        del self._waiting[connection.file]
+        if not connection.is_admitted:
+            connection.socket.close()
