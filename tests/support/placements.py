@@ -21,6 +21,7 @@ from hoploom import ops
 from hoploom.gpu.batches.stages import DeviceSampling
 from hoploom.load.loader import Loader
 from hoploom.load.packed import Packing
+from hoploom.serve.requests import most_picks
 from hoploom.store import Store, assemble
 from hoploom.store.row_cache import cached
 from support import made_by
@@ -140,7 +141,8 @@ def _served(case: Case, site: Site) -> Placed:
 
 def _in_pieces(case: Case, site: Site) -> Placed:
     """Servers that may be short of memory count in-edges before they pick."""
-    site.closing.enter_context(patch("hoploom.serve.batch_service.MeteredStore._most_picks", lambda *_: 1 << 60))
+    count = lambda graph, frontiers, draw, _: most_picks(graph, frontiers, draw, -1)  # noqa: E731
+    site.closing.enter_context(patch("hoploom.serve.batch_service.most_picks", count))
     return without_graph(case.store)[0], {}
 
 

@@ -93,9 +93,6 @@ def weight_hash(weight: Tensor) -> str:
     return digest.hexdigest()
 
 
-# --- requests -----------------------------------------------------------------------------------
-
-
 def read_description(given: Any, schema: Schema) -> Description:
     """Read a loader's options from JSON values; raise ConfigError for what the store cannot do."""
     values = _read_object(given, "description", Description)
@@ -106,29 +103,20 @@ def read_description(given: Any, schema: Schema) -> Description:
     if negatives is not None:
         require(not isinstance(owner, str), "negatives", negatives, f"links, not nodes of {owner!r}")
         negatives = _read_negatives(_read_object(negatives, "negatives", Negatives))
-    return Description(owner, sampling, reduce, degrees, negatives, _read_field_names(values["fields"], schema))
-
-
-def _read_field_names(given: Any, schema: Schema) -> tuple[tuple[Owner, tuple[str, ...]], ...] | None:
-    if given is None:
-        return None
-    pairs = given if isinstance(given, list) else [given]
-    for pair in pairs:
+    if (pairs := values["fields"]) is None:
+        return Description(owner, sampling, reduce, degrees, negatives)
+    for pair in pairs if isinstance(pairs, list) else [pairs]:
         require(isinstance(pair, list) and len(pair) == 2, "fields", pair, "pairs of a node type or relation and names")
-    read = read_fields(schema, {read_owner(schema, owner): names for owner, names in pairs})
-    return None if read is None else tuple((owner, tuple(names)) for owner, names in read.items())
+    read = read_fields(schema, {read_owner(schema, of): names for of, names in pairs})
+    named = None if read is None else tuple((of, tuple(names)) for of, names in read.items())
+    return Description(owner, sampling, reduce, degrees, negatives, named)
 
 
 def _read_object(given: Any, what: str, described: type) -> Mapping[str, Any]:
     """Return the values of a JSON object that has exactly the fields of a dataclass."""
     names = {field.name for field in fields(described)}
-    shown = sorted(given) if isinstance(given, dict) else given
-    require(
-        isinstance(given, dict) and set(given) == names,
-        what,
-        shown,
-        f"{sorted(names)}: use the same Hoploom on both sides",
-    )
+    fits, shown = isinstance(given, dict) and set(given) == names, sorted(given) if isinstance(given, dict) else given
+    require(fits, what, shown, f"{sorted(names)}: use the same Hoploom on both sides")
     return dict(given)
 
 
@@ -170,23 +158,19 @@ def _read_negatives(values: Mapping[str, Any]) -> Negatives:
 def read_batch_request(header: Mapping[str, Any], tensors: Sequence[Tensor], schema: Schema) -> BatchRequest:
     """Read a request for one batch, and check it against the schema."""
     description = read_description(header.get("description"), schema)
-    seeds, weights = (_read_names(header, key) for key in ("seeds", "weights"))
-    require(
-        len(seeds) + len(weights) == len(tensors), "names", seeds + weights, f"one for each of {len(tensors)} tensors"
-    )
+    for name in ("seeds", "weights"):
+        names = header.get(name)
+        fits = isinstance(names, list) and all(isinstance(one, str) for one in names) and len(set(names)) == len(names)
+        require(fits, name, names, "a list of the names of tensors, each once")
+    seeds, weights = header["seeds"], header["weights"]
+    fits = len(seeds) + len(weights) == len(tensors)
+    require(fits, "names", seeds + weights, f"one for each of {len(tensors)} tensors")
     columns = dict(zip(seeds, tensors, strict=False))
     attached = dict(zip(weights, tensors[len(seeds) :], strict=True))
     _check_weights(attached, description, schema)
     first = read_integer("first", header.get("first"), 0, MAX_FIRST)
     key = read_integer("key", header.get("key"), 0, 1 << 64)
     return BatchRequest(description, _check_seeds(columns, description, schema), first, key, attached)
-
-
-def _read_names(header: Mapping[str, Any], key: str) -> list[str]:
-    names = header.get(key)
-    fits = isinstance(names, list) and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
-    require(fits, key, names, "a list of the names of tensors, each once")
-    return list(names or ())
 
 
 def _check_seeds(columns: dict[str, Tensor], description: Description, schema: Schema) -> dict[str, Tensor]:
@@ -206,20 +190,16 @@ def _check_seeds(columns: dict[str, Tensor], description: Description, schema: S
         columns[name] = read_ids(name, columns[name], schema.node_type(node_type).num_nodes, ConfigError)
     for name, column in columns.items():
         require(column.shape[:1] == (count,), name, tuple(column.shape), f"one for each of {count} seeds")
-    _check_times(columns.get("times"), description, schema)
-    is_triplet = negatives is not None and negatives.mode == "triplet"
-    require("labels" not in columns or not is_triplet, "seeds", sorted(columns), "no labels with triplets")
-    return columns
-
-
-def _check_times(times: Tensor | None, description: Description, schema: Schema) -> None:
-    owner, temporal = description.owner, description.sampling.temporal is not None
+    times, temporal = columns.get("times"), description.sampling.temporal is not None
     if times is None:
         dated = isinstance(owner, str) and schema.time in schema.node_type(owner).fields
         require(dated or not temporal, "times", None, f"one per seed: {owner!r} has no {schema.time!r}")
     else:
         fits = temporal and times.dtype == torch.int64 and times.dim() == 1
         require(fits, "times", (times.dtype, tuple(times.shape)), "int64 [n], and sampling that is temporal")
+    is_triplet = negatives is not None and negatives.mode == "triplet"
+    require("labels" not in columns or not is_triplet, "seeds", sorted(columns), "no labels with triplets")
+    return columns
 
 
 def _check_weights(weights: Mapping[str, Tensor], description: Description, schema: Schema) -> None:
@@ -231,10 +211,8 @@ def _check_weights(weights: Mapping[str, Tensor], description: Description, sche
         require(weight_hash(weight) == name, "weights", name, "their hash as their name; send them again")
     if negatives is None or isinstance(owner, str):
         return
-    for end, hashed, node_type in (
-        ("src_weight", negatives.src_weight, owner[0]),
-        ("dst_weight", negatives.dst_weight, owner[2]),
-    ):
+    ends = ("src_weight", negatives.src_weight, owner[0]), ("dst_weight", negatives.dst_weight, owner[2])
+    for end, hashed, node_type in ends:
         if hashed is not None and hashed in weights:
             read_weight(end, weights[hashed], schema.node_type(node_type).num_nodes)
 

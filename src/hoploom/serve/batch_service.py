@@ -21,16 +21,10 @@ from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampl
 from hoploom.ops import Empty, Frontier, Picks
 from hoploom.sample import LinkTask, Workspace
 from hoploom.sample.negatives import WeightSums, weight_sums
-from hoploom.schema import Field, Owner, RelationName, Schema
-from hoploom.serve.batch_messages import (
-    NARROW_FROM,
-    NEVER,
-    BatchRequest,
-    Description,
-    encode_batch,
-    read_batch_request,
-)
+from hoploom.schema import Field, Owner, Schema
+from hoploom.serve.batch_messages import NARROW_FROM, NEVER, BatchRequest, encode_batch, read_batch_request
 from hoploom.serve.memory_budget import NO_CLIENT, WAIT, BusyError, MemoryBudget, RequestContext, Reservation
+from hoploom.serve.requests import most_picks
 from hoploom.serve.wire import Message
 from hoploom.store import Draw, Store
 from hoploom.store.base import Triple
@@ -82,16 +76,13 @@ class BatchService:
             nodes = NodeSeeds(description.owner, seeds["nodes"], times=seeds.get("times"))
             return NodeMaker(sampler, assembler, nodes)
         ends = torch.stack([seeds["sources"], seeds["destinations"]])
-        task = self._link_task(description.owner, description, sums)
+        task, named = LinkTask(description.owner), description.negatives
+        if named is not None:
+            node_times = self._node_times if description.sampling.temporal is not None else None
+            src, dst = (None if name is None else sums[name] for name in (named.src_weight, named.dst_weight))
+            negatives = NegativeSampling(named.mode, named.amount)
+            task = LinkTask(description.owner, negatives, named.strict, node_times, (src, dst))
         return LinkMaker(sampler, assembler, LinkInput(task, ends, seeds.get("labels"), seeds.get("times")))
-
-    def _link_task(self, key: RelationName, description: Description, sums: Mapping[str, WeightSums]) -> LinkTask:
-        named = description.negatives
-        if named is None:
-            return LinkTask(key)
-        node_times = self._node_times if description.sampling.temporal is not None else None
-        src, dst = (None if name is None else sums[name] for name in (named.src_weight, named.dst_weight))
-        return LinkTask(key, NegativeSampling(named.mode, named.amount), named.strict, node_times, (src, dst))
 
 
 class WeightCache:
@@ -142,33 +133,10 @@ class MeteredStore:
         """Sample one hop. If the fanouts allow more picks than fit, count in-edges first, and refuse too many."""
         reservation: Reservation = self._of_thread.reservation
         reservation.request.check()
-        if self._most_picks(frontiers, draw) * PICK_BYTES > reservation.left:
-            reservation.check(self._count_picks(frontiers, draw) * PICK_BYTES)
+        reservation.check(most_picks(self._graph, frontiers, draw, reservation.left // PICK_BYTES) * PICK_BYTES)
         picks = self._graph.sample(frontiers, draw)
         reservation.take(sum(one.sources.numel() for one in picks if one is not None) * PICK_BYTES)
         return picks
-
-    def _most_picks(self, frontiers: Sequence[Frontier | None], draw: Draw) -> int:
-        """Return an upper bound of the picks, from the fanouts alone."""
-        total = 0
-        for destination, fanout in zip(self.schema.destinations, draw.fanouts, strict=True):
-            frontier = frontiers[destination]
-            if frontier is not None:
-                total += frontier.nodes.numel() * (fanout if fanout >= 0 else 1 << 40)
-        return total
-
-    def _count_picks(self, frontiers: Sequence[Frontier | None], draw: Draw) -> int:
-        """Return the number of picks, or an upper bound of it for temporal sampling, from the in-degrees."""
-        total = 0
-        counted = self._graph.sample(frontiers, draw._replace(counts_only=True))
-        for found, fanout in zip(counted, draw.fanouts, strict=True):
-            if found is None or fanout == 0:
-                continue
-            if fanout > 0 and draw.replace:  # every node with an in-edge has `fanout` picks
-                total += fanout * int((found.counts > 0).sum())
-            else:
-                total += int((found.counts if fanout < 0 else found.counts.clamp(max=fanout)).sum())
-        return total
 
     def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
         """Gather rows once there is memory for them, in memory that is shared with the client if possible."""

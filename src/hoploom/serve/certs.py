@@ -11,36 +11,21 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hoploom.errors import ConfigError
 
 MAX_DAYS = 3650
 CLOCKS_DIFFER = timedelta(minutes=5)
 LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
-NAME = re.compile(rf"(\*\.)?{LABEL}(\.{LABEL})*", re.IGNORECASE)
-
-
-class Certified(NamedTuple):
-    """A certificate and its key."""
-
-    certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
-
-
-class Subject(NamedTuple):
-    """What a certificate says: its name, its hosts, and whether it is for a CA or a server."""
-
-    name: str
-    hosts: tuple[str, ...] = ()
-    ca: bool = False
-    serves: bool = False
+HOST_NAME = re.compile(rf"(\*\.)?{LABEL}(\.{LABEL})*", re.IGNORECASE)
+OTHER_USAGES = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+USAGES = (*OTHER_USAGES, "digital_signature", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
 
 
 def write_certificates(folder: Path, hosts: Sequence[str], days: int = 30) -> list[Path]:
@@ -56,7 +41,10 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 30) -> li
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.absolute().parent))  # mode 0700
     try:
         for name, content in contents.items():
-            _write(unfinished / name, content, 0o600 if name.endswith(".key") else 0o644)
+            mode = 0o600 if name.endswith(".key") else 0o644  # from the first moment on
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with open(os.open(unfinished / name, flags, mode), "wb") as file:
+                file.write(content)
         unfinished.rename(folder)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -65,74 +53,68 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 30) -> li
 
 
 def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
-    """The hosts as a certificate has them, each once; ConfigError for what is no name and no address."""
-    found = dict.fromkeys(_host(host.strip()) for host in hosts if host.strip())
+    """Return the hosts in the form that certificates have, each once; raise ConfigError for a wrong one."""
+    hint = "give names or addresses without ports, e.g. host1,10.0.0.1"
+    found: dict[str, None] = {}
+    for host in filter(None, map(str.strip, hosts)):
+        bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        try:
+            found[str(ipaddress.ip_address(bare))] = None
+        except ValueError:
+            if len(host) > 253 or not HOST_NAME.fullmatch(host) or re.fullmatch(r"[0-9.]+", host):
+                raise ConfigError(f"hosts has {host!r:.80}, which is no host's name and no address; {hint}") from None
+            found[host.lower()] = None
     if not found:
         raise ConfigError("hosts is empty; give the names and addresses of the servers, e.g. host1,10.0.0.1")
     return tuple(found)
 
 
-def _host(host: str) -> str:
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    try:
-        return str(ipaddress.ip_address(bare))
-    except ValueError:
-        if len(host) <= 253 and NAME.fullmatch(host) and not re.fullmatch(r"[0-9.]+", host):
-            return host.lower()
-    way_out = "give names or addresses without ports, e.g. host1,10.0.0.1"
-    raise ConfigError(f"hosts has {host!r:.80}, which is no host's name and no address; {way_out}")
-
-
 def make_certificates(hosts: Sequence[str], *, days: float = 30) -> Mapping[str, bytes]:
-    """File name -> PEM text. With negative `days`, the certificates have expired, which tests need."""
-    ends = datetime.now(UTC) + timedelta(days=days)
-    begins = min(datetime.now(UTC), ends) - CLOCKS_DIFFER
-    authority = _certified(Subject("hoploom test CA", ca=True), None, (begins, ends))
-    server = _certified(Subject("hoploom server", tuple(hosts), serves=True), authority, (begins, ends))
-    client = _certified(Subject("hoploom client"), authority, (begins, ends))
-    found = {"ca.pem": authority.certificate.public_bytes(Encoding.PEM)}
-    for name, one in (("server", server), ("client", client)):
-        found[f"{name}.pem"] = one.certificate.public_bytes(Encoding.PEM)
-        found[f"{name}.key"] = one.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    """Return PEM texts by file name. With negative `days`, the certificates have expired, which tests need."""
+    now = datetime.now(UTC)
+    ends = now + timedelta(days=days)
+    times = min(now, ends) - CLOCKS_DIFFER, ends
+    ca_key, server_key, client_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
+    ca = _builder("hoploom test CA", "hoploom test CA", (ca_key, ca_key), times, is_ca=True).sign(
+        ca_key, hashes.SHA256()
+    )
+    found = {"ca.pem": ca.public_bytes(Encoding.PEM)}
+    both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]  # a server is also its peers' client
+    for name, key, usages in (("server", server_key, both), ("client", client_key, both[1:])):
+        builder = _builder(f"hoploom {name}", "hoploom test CA", (key, ca_key), times, is_ca=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        if name == "server" and hosts:
+            names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+            builder = builder.add_extension(names, critical=False)
+        found[f"{name}.pem"] = builder.sign(ca_key, hashes.SHA256()).public_bytes(Encoding.PEM)
+        found[f"{name}.key"] = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     return found
 
 
-def _certified(subject: Subject, issuer: Certified | None, times: tuple[datetime, datetime]) -> Certified:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, subject.name)])
-    builder = (
+def _builder(
+    subject: str,
+    issuer: str,
+    keys: tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePrivateKey],
+    times: tuple[datetime, datetime],
+    *,
+    is_ca: bool,
+) -> x509.CertificateBuilder:
+    """Return an unsigned certificate. `keys` are those of the subject and of the issuer."""
+    own, signing = (key.public_key() for key in keys)
+    allowed = ("key_cert_sign", "crl_sign") if is_ca else ("digital_signature",)
+    return (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(issuer.certificate.subject if issuer else name)
-        .public_key(key.public_key())
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .public_key(own)
         .serial_number(x509.random_serial_number())
         .not_valid_before(times[0])
         .not_valid_after(times[1])
+        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None), critical=True)
+        .add_extension(x509.KeyUsage(**{usage: usage in allowed for usage in USAGES}), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(own), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing), critical=False)
     )
-    signer = issuer.key if issuer else key
-    for extension, critical in _extensions(subject, key, signer):
-        builder = builder.add_extension(extension, critical=critical)
-    return Certified(builder.sign(signer, hashes.SHA256()), key)
-
-
-def _extensions(
-    subject: Subject, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey
-) -> list[tuple[x509.ExtensionType, bool]]:
-    names = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    usage = dict.fromkeys((*names, "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"), False)
-    usage |= {"key_cert_sign": True, "crl_sign": True} if subject.ca else {"digital_signature": True}
-    found: list[tuple[x509.ExtensionType, bool]] = [
-        (x509.BasicConstraints(ca=subject.ca, path_length=0 if subject.ca else None), True),
-        (x509.KeyUsage(**usage), True),
-        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
-        (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
-    ]
-    if not subject.ca:  # a server is also its peers' client
-        uses = [ExtendedKeyUsageOID.SERVER_AUTH] if subject.serves else []
-        found.append((x509.ExtendedKeyUsage([*uses, ExtendedKeyUsageOID.CLIENT_AUTH]), False))
-    if subject.hosts:
-        found.append((x509.SubjectAlternativeName([_general_name(host) for host in subject.hosts]), False))
-    return found
 
 
 def _general_name(host: str) -> x509.GeneralName:
@@ -140,9 +122,3 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """A new file that has its mode from the first moment on."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
-        file.write(content)

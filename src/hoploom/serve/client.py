@@ -17,14 +17,7 @@ from hoploom.closing import Closing
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.serve import wire
 from hoploom.serve.connection import Connection
-from hoploom.serve.handshake import (
-    TOO_MANY_FILES,
-    LostError,
-    connect_tcp,
-    connect_unix,
-    has_too_many_files,
-    one_line,
-)
+from hoploom.serve.handshake import TOO_MANY_FILES, LostError, connect_tcp, connect_unix, has_too_many_files, one_line
 from hoploom.serve.memory_budget import BusyError
 from hoploom.serve.security import ClientSecurity, Reloading
 from hoploom.serve.shared_memory import ClientSegments
@@ -37,7 +30,6 @@ ARRIVED = 1.0  # seconds for the beginning of a late response, which should be h
 MAX_REASON = 2000  # characters of a server's error
 MAX_IDLE = 64  # idle connections that are kept
 FAILURES = (OSError, EOFError, MalformedError, BrokenError)
-DRAINING = "draining"  # the error of a server that stops
 RETRIED = (BusyError.__name__, PeerError.__name__)  # errors after which another server, or a later request, may succeed
 
 
@@ -48,7 +40,7 @@ class UnavailableError(LostError):
 def error_from(header: Mapping[str, Any], address: str) -> HoploomError:
     """Rebuild the exception from a server's error response."""
     name, message = str(header["error"]), f"{address}: {one_line(header.get('message', ''), MAX_REASON)}"
-    if name == DRAINING:
+    if name == wire.DRAINING:
         return LostError(message)
     if name in RETRIED:
         return UnavailableError(message)
@@ -115,7 +107,7 @@ class Peer(Closing):
 
     def send(self, request: Message) -> PooledConnection:
         """Send a request; `read` must be called for its response. Raise LostError if it cannot be sent."""
-        if self._is_forked:  # either process could read the other's response
+        if os.getpid() != self._process:  # either process could read the other's response
             raise PeerError(
                 f"this process was forked from one that is connected to {self.address}; call connect() here, or start "
                 "processes with 'spawn'"
@@ -161,10 +153,6 @@ class Peer(Closing):
             with self._lock:
                 self.wait_seconds += time.perf_counter() - began
             self._end_request(pooled, keep=keep)
-
-    @property
-    def _is_forked(self) -> bool:
-        return os.getpid() != self._process
 
     def _take_idle(self) -> PooledConnection | None:
         """Return an idle connection that the server has not closed meanwhile; None if there is none."""
@@ -225,7 +213,7 @@ class Peer(Closing):
 
     def close(self) -> None:
         """End all connections; threads that wait for a response get an error. A forked process closes nothing."""
-        if self._is_forked:
+        if os.getpid() != self._process:
             return
         with self._lock:
             self._closed = True

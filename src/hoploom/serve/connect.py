@@ -141,9 +141,6 @@ class Connected(Deployment):
         self.peers.close()
 
 
-# --- parts on servers ----------------------------------------------------------------------------
-
-
 class RemotePart(RemoteShard):
     """A shard on peers, for one part. Every request names the store, so that a server of another store refuses it."""
 
@@ -154,7 +151,7 @@ class RemotePart(RemoteShard):
     def _header(self, kind: str) -> dict[str, object]:
         return {"ask": kind, "identity": self._peers.identity, "part": self.number}
 
-    def _ask_hop(self, header: dict[str, Any], columns: list[Tensor]) -> Callable[[], tuple[Any, list[Any]]]:
+    def _request_hop(self, header: dict[str, Any], columns: list[Tensor]) -> Callable[[], tuple[Any, list[Any]]]:
         request = Message(self._header("sample") | header, columns)
         finish = self._peers.begin(request, self.number, read_message)
 
@@ -164,18 +161,18 @@ class RemotePart(RemoteShard):
 
         return picks
 
-    def _ask_rows(self, listed: list[list[Any]], ids: list[Tensor], targets: list[Target]) -> Callable[[], None]:
+    def _request_rows(self, listed: list[list[Any]], ids: list[Tensor], targets: list[Target]) -> Callable[[], None]:
         message = Message({**self._header("gather"), "wanted": listed}, ids)
         return self._peers.begin(message, self.number, lambda incoming: self._scatter(incoming, targets))
 
     def _scatter(self, incoming: IncomingMessage, targets: Sequence[Target]) -> None:
         """Write rows to their targets while they are received."""
-        if incoming.specs != [(out.dtype, (places.numel(), *out.shape[1:])) for places, out in targets]:
+        if incoming.specs != [(out.dtype, (positions.numel(), *out.shape[1:])) for positions, out in targets]:
             raise self._wrong("rows of another dtype or shape")
         for index, row, rows in incoming.pieces():
-            places, out = targets[index]
+            positions, out = targets[index]
             num_rows = rows.shape[0]
-            ops.scatter_rows(rows, places if num_rows == places.numel() else places[row : row + num_rows], out)
+            ops.scatter_rows(rows, positions if num_rows == positions.numel() else positions[row : row + num_rows], out)
 
     def split(self, node_type: str, name: str) -> Tensor:
         """Return the part's own members of a split."""
@@ -191,9 +188,6 @@ class RemotePart(RemoteShard):
         if int(tensors[0].min()) < first or int(tensors[0].max()) >= end:
             raise self._wrong(f"members of {name!r} that it does not hold")
         return tensors[0]
-
-
-# --- batches from servers ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,6 @@ class Connection(Closing):
         if time.monotonic() > self._message_deadline:
             raise TimeoutError(f"a message has come or gone at less than {SLOWEST} bytes a second")
 
-    # --- sending ---------------------------------------------------------------------------------
-
     def send(self, buffers: Sequence[Any], files: Sequence[int] = ()) -> None:
         """Send all buffers and, over a Unix socket, descriptors."""
         sent, ancillary = 0, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
@@ -109,8 +107,6 @@ class Connection(Closing):
             while view.nbytes:
                 view = view[self._socket.send(view) :]
                 self._check_deadline()
-
-    # --- receiving -------------------------------------------------------------------------------
 
     def wait(self) -> None:
         """Wait for the first bytes of a message, without a limit."""
@@ -215,8 +211,6 @@ class Connection(Closing):
         if flags & socket.MSG_CTRUNC:  # the kernel has closed descriptors above this process's limit
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return received
-
-    # --- ending ----------------------------------------------------------------------------------
 
     def cut(self) -> None:
         """End the connection at once, from any thread: a thread that waits on it gets an error."""

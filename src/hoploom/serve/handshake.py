@@ -91,9 +91,6 @@ def _decode_greeting(text: bytes | bytearray) -> dict[str, Any]:
     return content
 
 
-# --- on the server -------------------------------------------------------------------------------
-
-
 class Handshake:
     """The server's side. Its methods are steps of the acceptor's loop."""
 
@@ -114,26 +111,28 @@ class Handshake:
                 raise RefusedError(TLS, "this server speaks TLS")
             else:
                 yield from connection.start_tls(context)
-            yield from self._check_client(connection, self._password if is_local else security.token)
+            yield from _read_greeting(connection)  # only its version matters
+            token = self._password if is_local else security.token
+            if token is not None:
+                challenge = new_token()
+                yield from connection.send(encode_greeting({"challenge": challenge}))
+                proof = (yield from _read_greeting(connection)).get("proof")
+                if not is_same(proof, proof_of(token, challenge)):
+                    raise RefusedError(TOKEN, "this server asks for a token, and there was none, or not the right one")
             welcome: dict[str, Any] = {"hoploom": hoploom.__version__}
-            if self._unix is not None and not is_local and _is_same_host(connection.socket):
-                welcome |= {"host": boot_id(), "unix": self._unix, "password": self._password}
+            if self._unix is not None and not is_local:
+                client, own = (
+                    str(name[0]) for name in (connection.socket.getpeername(), connection.socket.getsockname())
+                )
+                if (
+                    is_loopback(client) or client == own
+                ):  # on this host, or a tunnel's end: the client checks the boot id
+                    welcome |= {"host": boot_id(), "unix": self._unix, "password": self._password}
             yield from connection.send(encode_greeting(welcome))
             return True
         except RefusedError as error:
             yield from refuse(connection, error)
             return False
-
-    def _check_client(self, connection: NewConnection, token: str | None) -> Steps[None]:
-        """Raise RefusedError unless the client speaks this protocol and has the token."""
-        yield from _read_greeting(connection)  # only its version matters
-        if token is None:
-            return
-        challenge = new_token()
-        yield from connection.send(encode_greeting({"challenge": challenge}))
-        proof = (yield from _read_greeting(connection)).get("proof")
-        if not is_same(proof, proof_of(token, challenge)):
-            raise RefusedError(TOKEN, "this server asks for a token, and there was none, or not the right one")
 
 
 def _read_greeting(connection: NewConnection) -> Steps[dict[str, Any]]:
@@ -148,12 +147,6 @@ def _read_greeting(connection: NewConnection) -> Steps[dict[str, Any]]:
         return _decode_greeting((yield from connection.take(length)))
     except ValueError as error:
         raise RefusedError(STRANGER, f"a greeting that cannot be read: {error}") from error
-
-
-def _is_same_host(accepted: socket.socket) -> bool:
-    """Return whether the client has an address of this host. A tunnel may end here, so clients check the boot id."""
-    client = str(accepted.getpeername()[0])
-    return is_loopback(client) or client == accepted.getsockname()[0]
 
 
 def refuse(connection: NewConnection, error: RefusedError) -> Steps[None]:
@@ -283,10 +276,8 @@ def explain(error: Exception, address: str, security: ClientSecurity) -> PeerErr
     if isinstance(error, ssl.SSLError):
         return _tls_failed(error, address)
     if isinstance(error, TimeoutError):
-        return LostError(
-            f"{address} takes connections and does not answer: the server is busy or stopped, or another program has "
-            f"this port; see its own output, or {SEE_PORT}"
-        )
+        state = "the server is busy or stopped, or another program has this port; see its own output"
+        return LostError(f"{address} takes connections and does not answer: {state}, or {SEE_PORT}")
     if isinstance(error, EOFError):
         return LostError(f"peer {address} is lost: it closed the connection; {SEE_OUTPUT}")
     if isinstance(error, ValueError):
@@ -313,9 +304,8 @@ def _unreached(address: str, error: OSError) -> PeerError:
 def _refused(error: _ReplyError, address: str, security: ClientSecurity) -> PeerError:
     if error.refusal is None:
         if not error.first:
-            return LostError(
-                f"{address} is no graph server: it takes connections and closes them without an answer; {SEE_PORT}"
-            )
+            closes = "it takes connections and closes them without an answer"
+            return LostError(f"{address} is no graph server: {closes}; {SEE_PORT}")
         shown = (error.first.splitlines() or [b""])[0].decode("ascii", "replace")
         return NoGraphServerError(f"{address} is no graph server: it answers with {shown!r}; {SEE_PORT}")
     reason, version = error.refusal.get("error"), str(error.refusal.get("hoploom"))[:20]

@@ -10,7 +10,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Literal
@@ -24,7 +25,7 @@ from hoploom.closing import Closing
 from hoploom.config.values import is_loopback, join_address
 from hoploom.errors import ConfigError
 from hoploom.serve.acceptor import BACKLOG, READ, Acceptor, NewConnection, Steps
-from hoploom.serve.security import Reloading, ServerSecurity, check_listen, is_same, load_pair
+from hoploom.serve.security import Reloading, ServerSecurity, check_listen, is_same, tls_context
 
 KINDS = ("info", "sample", "gather", "split", "batch")
 OTHER = "other"  # any other name of a request: clients could send any number of names
@@ -39,25 +40,12 @@ SECONDS = 1.0  # for one connection
 Outcome = Literal["ok", "refused", "failed"]
 
 
-# --- counts --------------------------------------------------------------------------------------
-
-
 class RequestCount:
     """The outcome and the bytes of one request, to be set while it is answered."""
 
     outcome: Outcome = "ok"  # "failed" if an exception leaves the block
     received = 0  # bytes
     sent = 0
-
-
-class _KindCounts:
-    """The counts of all requests of one kind."""
-
-    def __init__(self) -> None:
-        self.outcomes: dict[str, int] = {}
-        self.in_buckets = [0] * (len(BUCKETS) + 1)  # by the seconds that they took
-        self.seconds = 0.0
-        self.received = self.sent = 0
 
 
 class Metrics(Collector):
@@ -75,7 +63,10 @@ class Metrics(Collector):
         self.draining = False
         self.in_flight = 0  # requests
         self._held_bytes, self._cache_rows, self._clock = held_bytes, cache_rows, clock
-        self._kinds: dict[str, _KindCounts] = {}
+        self._requests: Counter[tuple[str, Outcome]] = Counter()  # by kind, as all that follow
+        self._in_buckets: dict[str, list[int]] = {}  # by the seconds that they took
+        self._seconds: dict[str, float] = {}
+        self._received, self._sent = Counter[str](), Counter[str]()
         self._streams = self._batches = 0
         self._changed = threading.Condition()  # guards all counts; notified when no request is in flight
 
@@ -94,12 +85,12 @@ class Metrics(Collector):
             seconds = self._clock() - began
             kind = kind if kind in KINDS else OTHER
             with self._changed:
-                counts = self._kinds.get(kind) or self._kinds.setdefault(kind, _KindCounts())
-                counts.outcomes[count.outcome] = counts.outcomes.get(count.outcome, 0) + 1
-                counts.in_buckets[bisect.bisect_left(BUCKETS, seconds)] += 1
-                counts.seconds += seconds
-                counts.received += count.received
-                counts.sent += count.sent
+                self._requests[kind, count.outcome] += 1
+                in_buckets = self._in_buckets.setdefault(kind, [0] * len(BOUNDS))
+                in_buckets[bisect.bisect_left(BUCKETS, seconds)] += 1
+                self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
+                self._received[kind] += count.received
+                self._sent[kind] += count.sent
                 self.in_flight -= 1
                 if not self.in_flight:
                     self._changed.notify_all()
@@ -137,13 +128,13 @@ class Metrics(Collector):
         for outcome, number in zip(("hit", "miss"), self._cache_rows(), strict=True):
             cache.add_metric((outcome,), number)
         with self._changed:
-            for kind, counts in self._kinds.items():
-                for outcome, number in counts.outcomes.items():
-                    requests.add_metric((kind, outcome), number)
-                reached = itertools.accumulate(counts.in_buckets)
-                seconds.add_metric((kind,), list(zip(BOUNDS, reached, strict=True)), counts.seconds)
-                received.add_metric((kind,), counts.received)
-                sent.add_metric((kind,), counts.sent)
+            for labels, number in self._requests.items():
+                requests.add_metric(labels, number)
+            for kind, in_buckets in self._in_buckets.items():
+                reached = itertools.accumulate(in_buckets)
+                seconds.add_metric((kind,), list(zip(BOUNDS, reached, strict=True)), self._seconds[kind])
+                received.add_metric((kind,), self._received[kind])
+                sent.add_metric((kind,), self._sent[kind])
         held = "Bytes of batches that are built and not yet sent."
         draining = "1 while the server finishes current requests and refuses new ones."
         return [
@@ -156,21 +147,16 @@ class Metrics(Collector):
             GaugeMetricFamily("hoploom_draining", draining, int(self.draining)),
         ]
 
-    def _registry(self) -> CollectorRegistry:
-        registry = CollectorRegistry()
-        registry.register(self)
-        return registry
-
     def value(self, name: str, **labels: str) -> float:
         """Return the value of a counter or gauge."""
-        return self._registry().get_sample_value(name, labels) or 0.0
+        samples = (sample for metric in self.collect() for sample in metric.samples)
+        return next((sample.value for sample in samples if (sample.name, sample.labels) == (name, labels)), 0.0)
 
     def text(self) -> str:
         """Return all metrics in Prometheus's text format."""
-        return generate_latest(self._registry()).decode()
-
-
-# --- HTTP ----------------------------------------------------------------------------------------
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry).decode()
 
 
 class MetricsEndpoint(Closing):
@@ -218,7 +204,8 @@ class MetricsEndpoint(Closing):
             if not some:
                 return
             request += some
-        status, text, verb = self._reply(request, connection.socket)
+        verb = request.partition(b" ")[0].decode("latin-1")
+        status, text = self._page(request, connection.socket)
         is_metrics = status is HTTPStatus.OK and text.startswith("# HELP")
         lines = [
             f"HTTP/1.0 {status} {status.phrase}",
@@ -230,47 +217,36 @@ class MetricsEndpoint(Closing):
         ]
         yield from connection.hang_up(("\r\n".join(lines) + ("" if verb == "HEAD" else text)).encode())
 
-    def _reply(self, request: bytes, connected: socket.socket) -> tuple[HTTPStatus, str, str]:
-        """Return the status, the text of the page and the verb of a request."""
+    def _page(self, request: bytes, connected: socket.socket) -> tuple[HTTPStatus, str]:
+        """Return the status and the text of the page that a request asks for."""
         first, *headers = request.decode("latin-1").partition("\r\n\r\n")[0].split("\r\n")
         verb, _, rest = first.partition(" ")
-        path, _, version = rest.partition(" ")
-        path = path.partition("?")[0]
+        target, _, version = rest.partition(" ")
+        path, security = target.partition("?")[0], self._security
         if len(request) >= MAX_REQUEST and not request.endswith(b"\r\n\r\n"):
-            return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has at most {MAX_REQUEST} bytes\n", verb
+            return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has at most {MAX_REQUEST} bytes\n"
         if version not in ("HTTP/1.0", "HTTP/1.1"):
-            return HTTPStatus.BAD_REQUEST, "ask with GET PATH HTTP/1.1\n", verb
+            return HTTPStatus.BAD_REQUEST, "ask with GET PATH HTTP/1.1\n"
         if verb not in ("GET", "HEAD"):
-            return HTTPStatus.NOT_IMPLEMENTED, "ask with GET or HEAD\n", verb
+            return HTTPStatus.NOT_IMPLEMENTED, "ask with GET or HEAD\n"
         if path == "/health":
             draining = self._metrics.draining
-            return (HTTPStatus.SERVICE_UNAVAILABLE, "draining\n", verb) if draining else (HTTPStatus.OK, "ok\n", verb)
-        if self._security.client_ca is not None and not _is_certified(connected):
-            return HTTPStatus.FORBIDDEN, "show a client certificate\n", verb
-        if self._security.token is not None and not _has_token(headers, self._security.token):
-            return HTTPStatus.UNAUTHORIZED, "send the header Authorization: Bearer TOKEN\n", verb
+            return (HTTPStatus.SERVICE_UNAVAILABLE, "draining\n") if draining else (HTTPStatus.OK, "ok\n")
+        is_certified = isinstance(connected, ssl.SSLSocket) and bool(connected.getpeercert())
+        if security.client_ca is not None and not is_certified:
+            return HTTPStatus.FORBIDDEN, "show a client certificate\n"
+        named = [line.partition(":") for line in headers]
+        values = [value.strip(" \t") for name, _, value in named if name.lower() == "authorization"]
+        if security.token is not None and not (len(values) == 1 and is_same(values[0], f"Bearer {security.token}")):
+            return HTTPStatus.UNAUTHORIZED, "send the header Authorization: Bearer TOKEN\n"
         if path == "/metrics":
-            return HTTPStatus.OK, self._metrics.text(), verb
-        return HTTPStatus.NOT_FOUND, "there are /metrics and /health\n", verb
+            return HTTPStatus.OK, self._metrics.text()
+        return HTTPStatus.NOT_FOUND, "there are /metrics and /health\n"
 
 
-def _has_token(headers: Sequence[str], token: str) -> bool:
-    named = [line.partition(":") for line in headers]
-    values = [value.strip(" \t") for name, _, value in named if name.lower() == "authorization"]
-    return len(values) == 1 and is_same(values[0], f"Bearer {token}")
-
-
-def _is_certified(connected: socket.socket) -> bool:
-    return isinstance(connected, ssl.SSLSocket) and bool(connected.getpeercert())
-
-
-def _https_context(security: ServerSecurity) -> ssl.SSLContext | None:
-    if security.certificate is None or security.key is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    load_pair(context, security.certificate, security.key)
+def _https_context(security: ServerSecurity) -> ssl.SSLContext:
+    context = tls_context(security)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # probes may know no newer one
     if security.client_ca is not None:
-        context.load_verify_locations(cadata=security.client_ca.decode("ascii", "replace"))
         context.verify_mode = ssl.CERT_OPTIONAL  # a wrong one is refused here, a missing one by the page
     return context

@@ -72,36 +72,78 @@ def read_info(response: Message, address: str) -> ServerInfo:
         raise StoreError(f"what {address} says of its store cannot be read ({error}); see whether it is one") from error
 
 
-class Discovery:
-    """The servers that have answered so far, and those of them that can be asked now."""
+def _read_checked(address: str, reader: Reader[Read], incoming: IncomingMessage) -> Read:
+    """Read a response; raise the server's error if it is one."""
+    if "error" in incoming.header and incoming.header["error"] != "need":
+        raise error_from(incoming.header, address)
+    return reader(incoming)
 
-    def __init__(self, peers: Sequence[Peer]) -> None:
-        self._peers = peers
-        self._known: dict[Peer, ServerInfo] = {}
+
+class Peers(Closing):
+    """The graph servers of one store: those that have answered `info` so far, and those that can be asked now."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        security: ClientSecurity,
+        timeout: float = TIMEOUT,
+        *,
+        own: Sequence[int] | None = None,
+    ) -> None:
+        """`own` are the parts that need no peer. None: one peer that makes whole batches is enough."""
+        self._timeout, self._own = timeout, own
+        idle_timeout = timeout / 3 if len(addresses) > 1 else timeout / 2  # leaves time for another attempt
+        reloading = Reloading(security)
+        self._peers = [Peer(address, reloading, idle_timeout) for address in addresses]
+        self._rests_until = dict.fromkeys(self._peers, 0.0)
+        self._pause = dict.fromkeys(self._peers, FIRST_PAUSE)
+        self._warned: set[Peer] = set()  # of peers whose files cannot be read
+        self._known: dict[Peer, ServerInfo] = {}  # also those that are lost now
         self._away: set[Peer] = set()
-        self._present: dict[Peer, ServerInfo] = {}
+        self._present: dict[Peer, ServerInfo] = {}  # each change makes a new dict, so reading it needs no lock
         self._error: HoploomError | None = None  # one that waiting does not solve
         self._changed, self._closed = threading.Condition(), threading.Event()
         self._threads: list[threading.Thread] = []
-        for peer in peers:
-            self.lose(peer)
+        for peer in self._peers:
+            self._look_for(peer)
+        try:
+            self._info = self._wait_for_all(timeout)
+        except BaseException:
+            self.close()
+            raise
 
     @property
-    def closed(self) -> bool:
-        return self._closed.is_set()
+    def manifest(self) -> Manifest:
+        return self._info.manifest
 
     @property
-    def present(self) -> Mapping[Peer, ServerInfo]:
-        """The servers that can be asked now. Each change makes a new dict, so reading it needs no lock."""
-        return self._present
+    def identity(self) -> str:
+        return self._info.identity
 
-    def known(self) -> dict[Peer, ServerInfo]:
-        """Return all servers that have ever answered, including those that are lost now."""
+    @property
+    def num_servers(self) -> int:
+        return len(self._peers)
+
+    def traffic(self) -> dict[str, float]:
+        """Return the bytes sent and received so far, and how long threads waited for responses."""
+        names = ("requests", "bytes_sent", "bytes_received", "wait_seconds")
+        return {name: sum(getattr(peer, name) for peer in self._peers) for name in names}
+
+    def close(self) -> None:
+        """Close all connections and end all waits."""
+        self._closed.set()
         with self._changed:
-            return dict(self._known)
+            self._changed.notify_all()
+        for peer in self._peers:
+            peer.close()
+        deadline = time.monotonic() + JOIN_TIMEOUT
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
-    def wait_for_all(self, missing: Callable[[Mapping[Peer, ServerInfo]], str | None], seconds: float) -> ServerInfo:
-        """Wait until nothing is missing, and a moment longer for the other servers.
+    # --- finding servers -------------------------------------------------------------------------
+
+    def _wait_for_all(self, seconds: float) -> ServerInfo:
+        """Wait until no part is missing, and a moment longer for the other servers.
 
         Raise the error that a server has answered, or one that says what is missing after `seconds`.
         """
@@ -110,61 +152,57 @@ class Discovery:
             return self._error is not None or len(self._known) == len(self._peers)
 
         def is_enough() -> bool:
-            return is_over() or missing(self._known) is None
+            return is_over() or self._missing() is None
+
+        def losses() -> str:
+            return "; ".join(peer.last_loss for peer in self._peers if peer not in self._known and peer.last_loss)
 
         with self._changed:
             if not self._changed.wait_for(is_enough, min(seconds, WARN_AFTER)) and seconds > WARN_AFTER:
-                reason = self._losses() or missing(self._known)
+                reason = losses() or self._missing()
                 warnings.warn(f"still waiting for graph servers, {seconds:g} seconds at most: {reason}", stacklevel=4)
                 self._changed.wait_for(is_enough, seconds - WARN_AFTER)
             if self._known:
                 self._changed.wait_for(is_over, LATECOMERS)
             if self._error:
                 raise self._error
-            losses = self._losses()
+            lost, reason = losses(), self._missing()
             if not self._known:
                 addresses = ", ".join(peer.address for peer in self._peers)
-                reason = losses or f"{addresses} did not answer; give a longer timeout"
-                raise PeerError(f"no graph server answers within {seconds:g} seconds: {reason}")
-            reason = missing(self._known)
+                lost = lost or f"{addresses} did not answer; give a longer timeout"
+                raise PeerError(f"no graph server answers within {seconds:g} seconds: {lost}")
             if reason is not None:
-                raise PeerError(f"{reason} ({losses})" if losses else reason)
+                raise PeerError(f"{reason} ({lost})" if lost else reason)
             return next(iter(self._known.values()))
 
-    def _losses(self) -> str:
-        """Return why servers that have never answered could not be reached."""
-        return "; ".join(peer.last_loss for peer in self._peers if peer not in self._known and peer.last_loss)
+    def _missing(self) -> str | None:
+        """Return what is still missing before work can begin; None if nothing is."""
+        known = self._known.values()
+        if self._own is None:
+            makes = any(info.holds(None) for info in known)
+            return None if makes else "no server makes whole batches; start them with --peers"
+        held = {part for info in known for part in info.parts}.union(self._own)
+        num_parts = max((len(info.manifest.parts) for info in known), default=0)
+        missing = [part for part in range(num_parts) if part not in held]
+        if missing or not known:
+            return f"no server holds part {missing[0] if missing else 0}; start hoploom serve --part K for it"
+        return None
 
-    def wait_for(self, find: Callable[[Mapping[Peer, ServerInfo]], Found | None], deadline: float) -> Found | None:
-        """Wait until `find` finds something among the present servers; None at the deadline, or after `close`."""
+    def _look_for(self, peer: Peer) -> None:
+        """Send a server no requests until it answers `info`, for which a thread asks."""
         with self._changed:
-            while not self.closed:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return None
-                if (found := find(self.present)) is not None:
-                    return found
-                self._changed.wait(min(left, TICK))
-            return None
-
-    def lose(self, peer: Peer) -> None:
-        """Send a server no requests until it answers `info` again."""
-        with self._changed:
-            if peer in self._away or self.closed:
+            if peer in self._away or self._closed.is_set():
                 return
             self._away.add(peer)
-            self._update_present()
+            self._present = {other: info for other, info in self._present.items() if other is not peer}
             thread = threading.Thread(target=self._meet, args=[peer], name=f"hoploom-{peer.address}", daemon=True)
             self._threads = [*(one for one in self._threads if one.is_alive()), thread]
             thread.start()
 
-    def _update_present(self) -> None:
-        self._present = {peer: info for peer, info in self._known.items() if peer not in self._away}
-
     def _meet(self, peer: Peer) -> None:
         """Ask a server for `info` until it answers."""
         pause = FIRST_PAUSE
-        while not self.closed:
+        while not self._closed.is_set():
             try:
                 response = peer.request(Message({"ask": "info"}), read_message)
                 if "error" in response.header:
@@ -189,69 +227,10 @@ class Discovery:
                 )
             self._known[peer] = info
             self._away.discard(peer)
-            self._update_present()
+            self._present = {**self._present, peer: info}
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Stop asking, and end all waits."""
-        self._closed.set()
-        with self._changed:
-            self._changed.notify_all()
-
-    def join(self) -> None:
-        """Wait for the threads, which end once their connections are closed."""
-        deadline = time.monotonic() + JOIN_TIMEOUT
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-
-
-class Peers(Closing):
-    """The graph servers of one store."""
-
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        security: ClientSecurity,
-        timeout: float = TIMEOUT,
-        *,
-        own: Sequence[int] | None = None,
-    ) -> None:
-        """`own` are the parts that need no peer. None: one peer that makes whole batches is enough."""
-        self._timeout, self._own = timeout, own
-        idle_timeout = timeout / 3 if len(addresses) > 1 else timeout / 2  # leaves time for another attempt
-        reloading = Reloading(security)
-        self._peers = [Peer(address, reloading, idle_timeout) for address in addresses]
-        self._rests_until = dict.fromkeys(self._peers, 0.0)
-        self._pause = dict.fromkeys(self._peers, FIRST_PAUSE)
-        self._warned: set[Peer] = set()  # of peers whose files cannot be read
-        self._lock = threading.Lock()
-        self._discovery = Discovery(self._peers)
-        try:
-            self._info = self._discovery.wait_for_all(self._missing, timeout)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._info.manifest
-
-    @property
-    def identity(self) -> str:
-        return self._info.identity
-
-    @property
-    def num_servers(self) -> int:
-        return len(self._peers)
-
-    def traffic(self) -> dict[str, float]:
-        """Return the bytes sent and received so far, and how long threads waited for responses."""
-        return {
-            "requests": sum(peer.requests for peer in self._peers),
-            "bytes_sent": sum(peer.bytes_sent for peer in self._peers),
-            "bytes_received": sum(peer.bytes_received for peer in self._peers),
-            "wait_seconds": sum(peer.wait_seconds for peer in self._peers),
-        }
+    # --- asking servers --------------------------------------------------------------------------
 
     def ask(self, request: Message, part: int | None = None, *, pinned: bool = False) -> Message:
         """Return the response of any peer that holds the part; of any that makes whole batches if the part is None."""
@@ -259,10 +238,10 @@ class Peers(Closing):
 
     def begin(self, request: Message, part: int | None, reader: Reader[Read]) -> Callable[[], Read]:
         """Send a request now; the function that is returned reads the response, and asks other peers if that fails."""
-        if self._discovery.closed:
+        if self._closed.is_set():
             raise self._lost(part)
         sent: tuple[Peer, PooledConnection] | None = None
-        if (first := self._choose(part, self._discovery.present)) is not None:
+        if (first := self._choose(part)) is not None:
             try:
                 sent = first, first.send(request)
             except LostError as error:
@@ -278,13 +257,14 @@ class Peers(Closing):
                     break
                 try:
                     pooled = peer.send(request) if sent is None else sent[1]
-                    found = self._read(peer, pooled, reader, deadline)
+                    found = peer.read(pooled, partial(_read_checked, peer.address, reader), deadline)
                 except LostError as error:
                     self._note_loss(peer, error)
                 except StoreError as error:  # of its files: another peer may have better ones
                     self._note_loss(peer, UnavailableError(str(error)))
                     unreadable[peer] = error
                 else:
+                    self._pause[peer] = FIRST_PAUSE
                     self._warn_unreadable(unreadable)
                     return found
                 if sent is None and time.monotonic() >= deadline:
@@ -296,73 +276,48 @@ class Peers(Closing):
 
     def _next_peer(self, part: int | None, unreadable: Collection[Peer], deadline: float) -> Peer | None:
         """Wait for a peer that can be asked; None if there will never be one, or not before the deadline."""
-        known = self._discovery.known()
-        if not any(info.holds(part) and peer not in unreadable for peer, info in known.items()) and (
-            unreadable or len(known) == len(self._peers)
-        ):
+        with self._changed:
+            while not self._closed.is_set() and (left := deadline - time.monotonic()) > 0:
+                able = any(info.holds(part) and peer not in unreadable for peer, info in self._known.items())
+                if not able and (unreadable or len(self._known) == len(self._peers)):
+                    return None
+                if (found := self._choose(part, unreadable)) is not None:
+                    return found
+                self._changed.wait(min(left, TICK))
             return None
-        return self._discovery.wait_for(lambda present: self._choose(part, present, unreadable), deadline)
 
-    def _choose(
-        self, part: int | None, present: Mapping[Peer, ServerInfo], excluded: Collection[Peer] = ()
-    ) -> Peer | None:
+    def _choose(self, part: int | None, excluded: Collection[Peer] = ()) -> Peer | None:
         """Return the peer with the fewest requests in flight, of those that hold a part and were not just too busy."""
-        now = time.monotonic()
-        ready = [
-            peer
-            for peer, info in present.items()
-            if info.holds(part) and self._rests_until[peer] <= now and peer not in excluded
-        ]
+        now, able = time.monotonic(), [peer for peer, info in self._present.items() if info.holds(part)]
+        ready = [peer for peer in able if self._rests_until[peer] <= now and peer not in excluded]
         if len(ready) <= 1:
             return ready[0] if ready else None
         return min(ready, key=lambda peer: (peer.in_flight, random.random()))
-
-    def _read(self, peer: Peer, pooled: PooledConnection, reader: Reader[Read], deadline: float) -> Read:
-        def checked(incoming: IncomingMessage) -> Read:
-            if "error" in incoming.header and incoming.header["error"] != "need":
-                raise error_from(incoming.header, peer.address)
-            return reader(incoming)
-
-        found = peer.read(pooled, checked, deadline)
-        self._pause[peer] = FIRST_PAUSE
-        return found
 
     def _note_loss(self, peer: Peer, error: LostError) -> None:
         """Let a busy peer rest for a while; look for a lost one in the background."""
         peer.last_loss = str(error)
         if not isinstance(error, UnavailableError):
-            self._discovery.lose(peer)
+            self._look_for(peer)
             return
-        with self._lock:
+        with self._changed:
             pause = self._pause[peer]
             self._rests_until[peer] = time.monotonic() + pause * random.uniform(0.5, 1.0)
             self._pause[peer] = min(2 * pause, LONGEST_PAUSE)
 
     def _warn_unreadable(self, unreadable: Mapping[Peer, StoreError]) -> None:
         """Warn once of each peer that cannot read its files."""
-        with self._lock:
+        with self._changed:
             new = [error for peer, error in unreadable.items() if peer not in self._warned]
             self._warned.update(unreadable)
         for error in new:
             warnings.warn(f"{error}; other servers answer for it as long as they can", stacklevel=4)
 
-    def _missing(self, known: Mapping[Peer, ServerInfo]) -> str | None:
-        """Return what is still missing before work can begin; None if nothing is."""
-        if self._own is None:
-            makes = any(info.holds(None) for info in known.values())
-            return None if makes else "no server makes whole batches; start them with --peers"
-        held = {part for info in known.values() for part in info.parts}.union(self._own)
-        num_parts = max((len(info.manifest.parts) for info in known.values()), default=0)
-        missing = [part for part in range(num_parts) if part not in held]
-        if missing or not known:
-            return f"no server holds part {missing[0] if missing else 0}; start hoploom serve --part K for it"
-        return None
-
     def _lost(self, part: int | None) -> PeerError:
         what = "a batch" if part is None else f"part {part}"
-        if self._discovery.closed:
+        if self._closed.is_set():
             return PeerError(f"the store was closed while {what} was asked for; close it when its loaders are done")
-        known = self._discovery.known()
+        known = self._known
         able = [peer for peer in self._peers if peer not in known or known[peer].holds(part)]
         if not able:
             return PeerError(f"no server here holds {what}; name one that does, or give those named more --part")
@@ -371,9 +326,3 @@ class Peers(Closing):
             f"no answer for {what} within {self._timeout:g} seconds from {', '.join(p.address for p in able)} "
             f"({reasons}); start the server again, or give a replica of it, then go on from the last checkpoint"
         )
-
-    def close(self) -> None:
-        self._discovery.close()
-        for peer in self._peers:
-            peer.close()
-        self._discovery.join()

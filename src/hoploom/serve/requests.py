@@ -3,20 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError
 from hoploom.load.arguments import canonical
-from hoploom.ops import EdgeLists, Frontier
+from hoploom.ops import Frontier
 from hoploom.schema import Owner, Schema
 from hoploom.serve.wire import Message
 from hoploom.store import Part
-from hoploom.store.base import Draw, Wanted
+from hoploom.store.base import Draw, GraphStore, Wanted
 from hoploom.store.remote_shard import IdRange
 
-ROUGH = 1 << 20  # picks: a bound up to this is good enough without reading degrees
 MAX_FANOUT = 1 << 31
 MAX_WANTED = 1024
 MAX_NAME = 1000  # characters
@@ -88,7 +86,11 @@ def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:
             require(found[number] is None, "frontiers", listed, "each type once")
             what = repr(schema.node_types[number].name)
             nodes = read_owned(what, next(columns), part.first_nodes[number], part.num_nodes[number])
-            trees, times = [_read_column(next(columns), nodes) if given else None for given in (has_trees, has_times)]
+            trees, times = [next(columns) if given else None for given in (has_trees, has_times)]
+            for column in (trees, times):
+                fits = column is None or (column.dtype is torch.int64 and column.shape == nodes.shape)
+                shown = None if column is None else (column.dtype, tuple(column.shape))
+                require(fits, "a column", shown, f"int64, one for each of {nodes.numel()} nodes")
             found[number] = Frontier(nodes, trees, times)
     except (TypeError, ValueError, StopIteration) as error:
         if isinstance(error, ConfigError):
@@ -97,39 +99,25 @@ def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:
     return found
 
 
-def _read_column(column: Tensor, nodes: Tensor) -> Tensor:
-    shown = (column.dtype, tuple(column.shape))
-    fits = column.dtype is torch.int64 and column.shape == nodes.shape
-    require(fits, "a column", shown, f"int64, one for each of {nodes.numel()} nodes")
-    return column
-
-
-def most_picks(part: Part, given: Sequence[Frontier | None], how: Draw, limit: int) -> int:
-    """Return an upper bound of the picks of all relations; raise ConfigError if there are more than `limit`."""
-    if how.counts_only:
+def most_picks(graph: GraphStore, frontiers: Sequence[Frontier | None], draw: Draw, enough: int) -> int:
+    """Return an upper bound of the picks: from the fanouts if that is at most `enough`, else from the in-degrees."""
+    if draw.counts_only:
         return 0
-    drawn = [
-        (lists, frontier.nodes, fanout)
-        for lists, destination, fanout in zip(part.lists, part.schema.destinations, how.fanouts, strict=True)
-        if (frontier := given[destination]) is not None and fanout != 0
-    ]
-    if all(fanout > 0 for _, _, fanout in drawn):
-        most = sum(fanout * nodes.numel() for _, nodes, fanout in drawn)
-        if most <= ROUGH:
+    sizes = [0 if (frontier := frontiers[end]) is None else len(frontier.nodes) for end in graph.schema.destinations]
+    if all(fanout >= 0 or size == 0 for size, fanout in zip(sizes, draw.fanouts, strict=True)):
+        most = sum(size * fanout for size, fanout in zip(sizes, draw.fanouts, strict=True))
+        if most <= enough:
             return most
-    count = sum(_num_picks(lists, nodes, fanout, replace=how.replace) for lists, nodes, fanout in drawn)
-    if count > limit:
-        raise ConfigError(f"a request would pick {count} edges; at most {limit}: lower the fanout or the batch")
-    return count
-
-
-def _num_picks(lists: EdgeLists, nodes: Tensor, fanout: int, *, replace: bool) -> int:
-    """Count the picks of one relation. With replacement, each node with an in-edge has `fanout` picks."""
-    indptr, rows = lists.indptr.numpy(), nodes.numpy() - lists.first_node
-    degrees = indptr[rows + 1] - indptr[rows]
-    if fanout < 0:
-        return int(degrees.sum())
-    return fanout * int((degrees > 0).sum()) if replace else int(np.minimum(degrees, fanout).sum())
+    total = 0
+    counted = graph.sample(frontiers, draw._replace(counts_only=True))
+    for found, fanout in zip(counted, draw.fanouts, strict=True):
+        if found is None or fanout == 0:
+            continue
+        if fanout > 0 and draw.replace:  # every node with an in-edge has `fanout` picks
+            total += fanout * int((found.counts > 0).sum())
+        else:
+            total += int((found.counts if fanout < 0 else found.counts.clamp(max=fanout)).sum())
+    return total
 
 
 def read_row_requests(request: Message, part: Part) -> list[Wanted]:

@@ -17,7 +17,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -34,20 +34,12 @@ PathLike = str | os.PathLike[str]
 class SecurityFiles(NamedTuple):
     """The files of a security object, and the function that reads them again."""
 
-    paths: tuple[PathLike, ...]
+    paths: tuple[PathLike | None, ...]  # None: not given
     read: Callable[[], Any]
 
 
-class _Secret:
-    """Base of objects whose repr names the fields that are given, without their values."""
-
-    def __repr__(self) -> str:
-        given = ", ".join(f"{name}=..." for name, value in vars(self).items() if name != "files" and value is not None)
-        return f"{type(self).__name__}({given})"
-
-
 @dataclass(frozen=True, repr=False)
-class ServerSecurity(_Secret):
+class ServerSecurity:
     """The secrets of a server, and what it requires of clients; certificates and keys are PEM texts."""
 
     token: str | None = None
@@ -57,8 +49,7 @@ class ServerSecurity(_Secret):
     files: SecurityFiles | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        _check_token(self.token, "token")
-        _check_both(self.certificate, self.key)
+        _check_secrets(self)
         if self.client_ca is not None:
             check_certificates(self.client_ca, "client_ca")
             if not self.tls:
@@ -68,9 +59,12 @@ class ServerSecurity(_Secret):
     def tls(self) -> bool:
         return self.certificate is not None
 
+    def __repr__(self) -> str:
+        return _repr_without_values(self)
+
 
 @dataclass(frozen=True, repr=False)
-class ClientSecurity(_Secret):
+class ClientSecurity:
     """The secrets of a client, and the CA that it trusts; certificates and keys are PEM texts."""
 
     token: str | None = None
@@ -80,8 +74,7 @@ class ClientSecurity(_Secret):
     files: SecurityFiles | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        _check_token(self.token, "token")
-        _check_both(self.certificate, self.key)
+        _check_secrets(self)
         if self.ca is not None:
             check_certificates(self.ca, "ca")
         elif self.certificate is not None:
@@ -90,6 +83,28 @@ class ClientSecurity(_Secret):
     @property
     def tls(self) -> bool:
         return self.ca is not None
+
+    def __repr__(self) -> str:
+        return _repr_without_values(self)
+
+
+Kind = TypeVar("Kind", ServerSecurity, ClientSecurity)
+
+
+def _repr_without_values(security: ServerSecurity | ClientSecurity) -> str:
+    """Return a repr that names the fields that are given, without their values."""
+    given = ", ".join(f"{name}=..." for name, value in vars(security).items() if name != "files" and value is not None)
+    return f"{type(security).__name__}({given})"
+
+
+def _check_secrets(security: ServerSecurity | ClientSecurity) -> None:
+    certificate, key = security.certificate, security.key
+    if security.token is not None:
+        _check_token(security.token, "token")
+    if (certificate is None) != (key is None):
+        raise ConfigError("a certificate and its key go together; give both, or neither")
+    if certificate is not None and key is not None:
+        check_pair(certificate, key)
 
 
 def towards_peers(server: ServerSecurity, ca: bytes | None = None) -> ClientSecurity:
@@ -106,11 +121,10 @@ def towards_peers(server: ServerSecurity, ca: bytes | None = None) -> ClientSecu
 
 def is_same(given: object, token: str) -> bool:
     """Return whether `given` is the token. Digests are compared in constant time, so timing shows nothing of it."""
-    return isinstance(given, str) and hmac.compare_digest(_digest(given), _digest(token))
-
-
-def _digest(value: str) -> bytes:
-    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).digest()
+    if not isinstance(given, str):
+        return False
+    ours, theirs = (hashlib.sha256(one.encode("utf-8", "surrogateescape")).digest() for one in (token, given))
+    return hmac.compare_digest(ours, theirs)
 
 
 def proof_of(token: str, challenge: str) -> str:
@@ -123,9 +137,6 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
-# --- files ---------------------------------------------------------------------------------------
-
-
 def read_server_security(
     token_file: PathLike | None = None,
     cert: PathLike | None = None,
@@ -136,8 +147,8 @@ def read_server_security(
 ) -> ServerSecurity:
     """Read and check a server's token, certificate, key and client CA. `token` takes the place of the token file."""
     given = (token_file, cert, key, client_ca)
-    read = ServerSecurity(token or _read_token(token_file), *_read_pair(cert, key), read_ca(client_ca))
-    return replace(read, files=_files_of(given, lambda: read_server_security(*given, token=token)))
+    files = SecurityFiles(given, lambda: read_server_security(*given, token=token))
+    return ServerSecurity(token or _read_token(token_file), *_read_pair(cert, key), read_ca(client_ca), files)
 
 
 def read_client_security(
@@ -150,13 +161,8 @@ def read_client_security(
 ) -> ClientSecurity:
     """Read and check a client's token, CA, certificate and key. `token` takes the place of the token file."""
     given = (token_file, ca, cert, key)
-    read = ClientSecurity(token or _read_token(token_file), read_ca(ca), *_read_pair(cert, key))
-    return replace(read, files=_files_of(given, lambda: read_client_security(*given, token=token)))
-
-
-def _files_of(given: tuple[PathLike | None, ...], read: Callable[[], Any]) -> SecurityFiles | None:
-    paths = tuple(path for path in given if path is not None)
-    return SecurityFiles(paths, read) if paths else None
+    files = SecurityFiles(given, lambda: read_client_security(*given, token=token))
+    return ClientSecurity(token or _read_token(token_file), read_ca(ca), *_read_pair(cert, key), files)
 
 
 def _read_token(path: PathLike | None) -> str | None:
@@ -197,8 +203,11 @@ def _read_file(path: PathLike, named: str, *, secret: bool = False) -> bytes:
             status = os.fstat(file.fileno())  # of the opened file, which cannot be replaced meanwhile
             if not stat.S_ISREG(status.st_mode):  # O_NONBLOCK: opening a pipe would wait for its writer
                 raise ConfigError(f"{named} is not a file; give the path of one")
-            if secret:
-                _check_mode(status, path, named)
+            # As ssh does. A group may read another user's file: secrets are mounted so in containers.
+            open_to = stat.S_IRWXO | (stat.S_IRWXG if status.st_uid == os.geteuid() else stat.S_IWGRP)
+            if secret and status.st_mode & open_to:
+                mode = f"{stat.S_IMODE(status.st_mode):04o}, others than its owner have access"
+                raise ConfigError(f"{named} has mode {mode}; set it: chmod 600 {os.fspath(path)}")
             content = file.read(MAX_FILE + 1)
     except ConfigError:  # which is a ValueError as well
         raise
@@ -212,36 +221,14 @@ def _read_file(path: PathLike, named: str, *, secret: bool = False) -> bytes:
     return content
 
 
-def _check_mode(status: os.stat_result, path: PathLike, named: str) -> None:
-    """Check a secret file as ssh does. A group may read another user's file: secrets are mounted so in containers."""
-    open_to = stat.S_IRWXO | (stat.S_IRWXG if status.st_uid == os.geteuid() else stat.S_IWGRP)
-    if status.st_mode & open_to:
-        mode = stat.S_IMODE(status.st_mode)
-        raise ConfigError(
-            f"{named} has mode {mode:04o}, others than its owner have access; set it: chmod 600 {os.fspath(path)}"
-        )
-
-
-def _check_token(token: str | None, named: str) -> None:
+def _check_token(token: str, named: str) -> None:
     """Check a token without showing it: a wrong one may be the right one with a typing error."""
-    if token is None:
-        return
     if not MIN_TOKEN <= len(token) <= MAX_TOKEN:
         raise ConfigError(
             f"{named} has {len(token)} characters; give {MIN_TOKEN} to {MAX_TOKEN}, e.g. openssl rand -hex 32 > token"
         )
     if not re.fullmatch(r"[!-~]+", token):
         raise ConfigError(f"{named} has characters that no header can hold; give letters, digits and signs, no spaces")
-
-
-def _check_both(certificate: bytes | None, key: bytes | None) -> None:
-    if (certificate is None) != (key is None):
-        raise ConfigError("a certificate and its key go together; give both, or neither")
-    if certificate is not None and key is not None:
-        check_pair(certificate, key)
-
-
-Kind = TypeVar("Kind", ServerSecurity, ClientSecurity)
 
 
 class Reloading(Generic[Kind]):
@@ -273,7 +260,8 @@ class Reloading(Generic[Kind]):
     def _look(self) -> list[tuple[int, int, int] | None]:
         """Return values that change when a file is written or replaced, also behind a link."""
         found: list[tuple[int, int, int] | None] = []
-        for path in () if self._files is None else self._files.paths:
+        paths = () if self._files is None else self._files.paths
+        for path in [path for path in paths if path is not None]:
             found.append(None)
             with suppress(OSError):
                 status = os.stat(path)
@@ -348,9 +336,6 @@ def _unnamed(content: bytes) -> Iterator[str]:
         file.seek(0)  # flushes; systems other than Linux share the position with the reader
         folder = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
         yield os.path.join(folder, str(file.fileno()))
-
-
-# --- addresses -----------------------------------------------------------------------------------
 
 
 def check_listen(host: str, security: ServerSecurity, *, insecure: bool = False, flag: str = "--listen") -> str | None:

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -32,7 +33,7 @@ from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ServerSecurity
 from hoploom.serve.service import Service
 from hoploom.serve.shared_memory import ServerSegments, can_share
-from hoploom.serve.wire import BrokenError, IncomingMessage, MalformedError, Message, TooLargeError
+from hoploom.serve.wire import DRAINING, BrokenError, IncomingMessage, MalformedError, Message, TooLargeError
 
 GRACE = 30.0  # seconds that requests in flight get at a stop
 MAX_CONNECTIONS = 4096
@@ -65,30 +66,31 @@ class ClientConnection:
     def __init__(self, connection: Connection, budget: MemoryBudget) -> None:
         self.connection = connection
         self.segments = ServerSegments(budget) if connection.is_local and can_share() else None
-        self.making_since: float | None = None  # a response
+        self.context: RequestContext | None = None  # of the response that is being made
         self._last_beat = 0.0
-        self._context: RequestContext | None = None
         self._lock = threading.Lock()  # held by the thread that writes
 
-    def begin_making(self, context: RequestContext) -> None:
-        """Begin a response: the client gets heartbeats until `end_making`."""
-        self._context = context
-        self._last_beat = self.making_since = time.monotonic()
-
-    def end_making(self) -> None:
-        with self._lock:
-            self.making_since = self._context = None
+    @contextlib.contextmanager
+    def making(self, num_bytes: int) -> Iterator[RequestContext]:
+        """Make a response to a request of `num_bytes` bytes of the budget; the client gets heartbeats meanwhile."""
+        self._last_beat = time.monotonic()
+        self.context = RequestContext(self.empty, is_shared=self.segments is not None, num_bytes=num_bytes)
+        try:
+            yield self.context
+        finally:
+            with self._lock:
+                self.context = None
 
     def beat(self, seconds: float) -> None:
         """Send a heartbeat if the last one was longer ago than this."""
         with self._lock, contextlib.suppress(OSError):
-            if self.making_since is not None and time.monotonic() - self._last_beat >= seconds:
+            if self.context is not None and time.monotonic() - self._last_beat >= seconds:
                 self._last_beat = time.monotonic()
                 wire.send_heartbeat(self.connection)
 
     def cancel(self) -> None:
         """End the work for the client, which has left."""
-        context = self._context
+        context = self.context
         if context is not None:
             context.is_cancelled = True
 
@@ -96,10 +98,6 @@ class ClientConnection:
         """Return memory for a tensor of the response, shared with the client if possible."""
         found = None if self.segments is None else self.segments.empty(shape, dtype)
         return ops.empty(shape, dtype) if found is None else found
-
-    def cut(self) -> None:
-        self.cancel()
-        self.connection.cut()
 
     def close(self) -> None:
         self.connection.close()
@@ -155,12 +153,11 @@ class Server(Closing):
         self._closed.set()
         self._acceptor.close()
         for client in self._present():
-            client.cut()
+            client.cancel()
+            client.connection.cut()
         deadline = time.monotonic() + END_TIMEOUT
         while self._present() and time.monotonic() < deadline:
             time.sleep(TICK / 10)
-
-    # --- threads -----------------------------------------------------------------------------
 
     def _admit(self, new: NewConnection) -> Steps[None]:
         """Admit a client and start its thread, or refuse it."""
@@ -207,7 +204,7 @@ class Server(Closing):
             if self._trim_at <= time.monotonic():
                 self._trim_at = math.inf
                 ops.pool_trim()
-            waiting = [client for client in self._present() if client.making_since is not None]
+            waiting = [client for client in self._present() if client.context is not None]
             poll = select.poll()
             of_file = {client.connection.fileno(): client for client in waiting}
             for file in of_file:
@@ -222,8 +219,6 @@ class Server(Closing):
     def _present(self) -> list[ClientConnection]:
         with self._lock:
             return list(self._clients)
-
-    # --- requests ----------------------------------------------------------------------------
 
     def _exchange(self, client: ClientConnection, memory: Reservation) -> None:
         """Read a request, once there is memory for it, and answer it."""
@@ -256,12 +251,8 @@ class Server(Closing):
             freed = request.header.pop("freed", None)
             if client.segments is not None and isinstance(freed, list):
                 client.segments.free(number for number in freed if type(number) is int)
-            context = RequestContext(client.empty, is_shared=client.segments is not None, num_bytes=memory.taken)
-            try:
-                client.begin_making(context)
+            with client.making(memory.taken) as context:
                 response = refusal or self._answer(request, context)
-            finally:
-                client.end_making()
             error_name = response.header.get("error")
             count.outcome = "ok" if error_name in (None, "need") else "failed" if error_name in FAILED else "refused"
             try:
@@ -270,14 +261,14 @@ class Server(Closing):
                 except Exception as error:  # too large, say
                     count.outcome = "failed"
                     prepared = wire.prepare_message(error_response(error), client.segments)
-                count.sent = self._send(connection, prepared)
+                count.sent = _send(connection, prepared)
             finally:
                 if response.done is not None:
                     response.done()
 
     def _answer(self, request: Message, context: RequestContext) -> Message:
         if self._metrics.draining:
-            return Message({"error": "draining", "message": "the server is stopping; ask another"})
+            return Message({"error": DRAINING, "message": "the server is stopping; ask another"})
         try:
             return self._service.answer(request, context)
         except CancelledError as error:
@@ -285,15 +276,16 @@ class Server(Closing):
         except Exception as error:  # it belongs to the client, which waits for a response
             return error_response(error)
 
-    def _send(self, connection: Connection, prepared: wire.PreparedMessage) -> int:
-        """Send a response. If reading its rows fails meanwhile, send the error in place of the next piece."""
-        try:
-            return wire.send_message(connection, prepared)
-        except Exception as error:
-            if isinstance(error, OSError | EOFError) and not isinstance(error, HoploomError):
-                raise  # of the connection
-            wire.send_broken(connection, error_response(error).header)
-            raise ConnectionAbortedError from error
+
+def _send(connection: Connection, prepared: wire.PreparedMessage) -> int:
+    """Send a response. If reading its rows fails meanwhile, send the error in place of the next piece."""
+    try:
+        return wire.send_message(connection, prepared)
+    except Exception as error:
+        if isinstance(error, OSError | EOFError) and not isinstance(error, HoploomError):
+            raise  # of the connection
+        wire.send_broken(connection, error_response(error).header)
+        raise ConnectionAbortedError from error
 
 
 def error_response(error: Exception) -> Message:
@@ -305,22 +297,18 @@ def error_response(error: Exception) -> Message:
     return Message({"error": type(error).__name__, "message": str(error)[:2000]})
 
 
-# --- listeners -----------------------------------------------------------------------------------
-
-
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; raise ConfigError if the address cannot be used, or only from this host."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, where = found[0]
         listener = socket.socket(family, kind, protocol)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(listener.close)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(where)
             listener.listen(BACKLOG)
-        except BaseException:
-            listener.close()
-            raise
+            stack.pop_all()
     except OSError as error:
         raise ConfigError(f"cannot listen on {join_address(host, port)}: {error}; give another address") from error
     if not is_loopback(host) and all(is_loopback(str(one[4][0])) for one in found):

@@ -6,7 +6,6 @@ rows that were read, take memory until they are sent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,23 +28,18 @@ from hoploom.store.sharded import empty_rows
 Handler = Callable[[Message, RequestContext], Message]
 Fill = Callable[[Sequence[Wanted], Sequence[Tensor]], None]  # writes the wanted rows into the tensors
 PICK_BYTES = 16  # of a pick in a response: source and edge
+MAX_PICKS = 1 << 26  # of all relations in one response: 1 GiB
+FREE = 1 << 20  # bytes of picks that take no memory of the budget
+ENOUGH = 1 << 20  # picks: in-degrees are not read to find a lower bound than this
 SHARE = 4  # the rows of one response take at most this part of the window of the store's budget
-
-
-@dataclass(frozen=True)
-class PickLimits:
-    """How many picks a response may hold, and which of them take memory of the budget."""
-
-    most: int = 1 << 26  # of all relations in one response: 1 GiB
-    free: int = 1 << 20  # bytes of picks that take none
-    wait: float = WAIT  # seconds that other requests wait for it
 
 
 class Service:
     """Answers requests for the parts of a store that this process holds.
 
     Requests, and picks that are not sent yet, take at most `memory` bytes. Rows read from disk take the window of the
-    store's budget. `more` has handlers of requests that need more than parts, by name: whole batches.
+    store's budget. `more` has handlers of requests that need more than parts, by name: whole batches. A request waits
+    `wait` seconds for memory.
     """
 
     def __init__(
@@ -54,11 +48,10 @@ class Service:
         parts: Mapping[int, Part],
         memory: int,
         more: Mapping[str, Handler] | None = None,
-        limits: PickLimits | None = None,
+        wait: float = WAIT,
     ) -> None:
         self.store, self.parts = store, dict(parts)
-        self._limits = limits or PickLimits()
-        self.budget = MemoryBudget(memory, self._limits.wait, "picks and requests")
+        self.budget = MemoryBudget(memory, wait, "picks and requests")
         self.rows = MemoryBudget(0 if store.budget is None else store.budget.window, 0, "rows")
         own: dict[str, Handler] = {
             "info": self._info,
@@ -119,16 +112,18 @@ class Service:
         (part, shard), schema = self._part(request.header), self.store.schema
         draw = requests.read_draw(request.header, len(schema.relations))
         frontiers = requests.read_frontiers(request, part)
-        most = requests.most_picks(part, frontiers, draw, self._limits.most) * PICK_BYTES
+        picks = requests.most_picks(part, frontiers, draw, ENOUGH)
+        if picks > MAX_PICKS:
+            raise ConfigError(f"a request would pick {picks} edges; at most {MAX_PICKS}: lower the fanout or the batch")
         with Reservation(self.budget, context, of="a hop", beside=context.num_bytes) as reservation:
-            reservation.take(most if most > self._limits.free else 0)
-            picks = shard.begin_sample(frontiers, draw)()
+            reservation.take(picks * PICK_BYTES if picks * PICK_BYTES > FREE else 0)
+            drawn = shard.begin_sample(frontiers, draw)()
             encoding = IdEncoding(schema, self.store.ranges[request.header["part"]])
             columns = [
-                column for n, one in enumerate(picks) if one is not None for column in encoding.encode_picks(n, one)
+                column for n, one in enumerate(drawn) if one is not None for column in encoding.encode_picks(n, one)
             ]
             reservation.resize(min(reservation.taken, sum(column.nbytes for column in columns)))
-        relations = [index for index, one in enumerate(picks) if one is not None]
+        relations = [index for index, one in enumerate(drawn) if one is not None]
         return Message({"relations": relations}, columns, reservation.close)
 
     def _gather(self, request: Message, context: RequestContext) -> Message:

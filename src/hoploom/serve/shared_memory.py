@@ -11,7 +11,7 @@ import math
 import mmap
 import os
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -40,10 +40,10 @@ def can_share() -> bool:
 
 
 class Segment:
-    """A mapped piece of shared memory. Keeps no descriptor, unlike Python's mmap."""
+    """A mapped piece of shared memory. Needs no descriptor once it is mapped, unlike Python's mmap."""
 
     def __init__(self, number: int, descriptor: int, size: int) -> None:
-        self.number, self.size = number, size
+        self.number, self.descriptor, self.size = number, descriptor, size
         found = _LIBC.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
         if found == MAP_FAILED:
             raise OSError(ctypes.get_errno(), "shared memory cannot be mapped")
@@ -68,17 +68,6 @@ class _RawMemory:
         self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
 
-# --- on the server -------------------------------------------------------------------------------
-
-
-class OfferedSegment(NamedTuple):
-    """A new segment for a client, and its descriptor."""
-
-    number: int
-    size: int
-    descriptor: int
-
-
 class ServerSegments(Closing):
     """The segments of one connection. All connections of a server share one memory budget."""
 
@@ -89,7 +78,7 @@ class ServerSegments(Closing):
         self._number_at: dict[int, int] = {}  # address -> number of each segment in use
         self._taken: list[int] = []  # for the response that is being made
         self._last = 0
-        self._offers: list[OfferedSegment] = []
+        self._new: list[Segment] = []  # whose descriptors were not sent yet
         self._dropped: list[int] = []
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
@@ -115,12 +104,12 @@ class ServerSegments(Closing):
             return None
         self._last += 1
         try:
-            descriptor, made = _make_segment(self._last, rounded)
+            made = _make_segment(self._last, rounded)
         except OSError:  # no memory or no descriptor is left: the tensor is sent over the socket
             self._budget.give(rounded)
             return None
         self._all[made.number] = made
-        self._offers.append(OfferedSegment(made.number, rounded, descriptor))
+        self._new.append(made)
         return made
 
     def _make_room(self, size: int) -> bool:
@@ -133,16 +122,13 @@ class ServerSegments(Closing):
                 self._budget.give(taken)
             if not self._free:
                 return False
-            self._drop(self._free.pop(0))
-
-    def _drop(self, segment: Segment) -> None:
-        self._budget.give(self._all.pop(segment.number).size)
-        offered = [offer for offer in self._offers if offer.number == segment.number]
-        for offer in offered:  # the client does not know it yet
-            self._offers.remove(offer)
-            os.close(offer.descriptor)
-        if not offered:
-            self._dropped.append(segment.number)
+            segment = self._free.pop(0)
+            self._budget.give(self._all.pop(segment.number).size)
+            if segment in self._new:  # the client does not know it yet
+                self._new.remove(segment)
+                os.close(segment.descriptor)
+            else:
+                self._dropped.append(segment.number)
 
     def number_of(self, tensor: Tensor) -> int | None:
         """Return the number of the segment that begins with this tensor; None if it is in other memory."""
@@ -150,13 +136,13 @@ class ServerSegments(Closing):
 
     @property
     def has_changes(self) -> bool:
-        return bool(self._offers or self._dropped)
+        return bool(self._new or self._dropped)
 
-    def take_changes(self) -> tuple[list[OfferedSegment], list[int]]:
+    def take_changes(self) -> tuple[list[Segment], list[int]]:
         """Return new segments, whose descriptors the caller must close, and the numbers of dropped ones."""
-        offers, self._offers = self._offers, []
-        dropped, self._dropped = self._dropped, []
-        return offers, dropped
+        changes = self._new, self._dropped
+        self._new, self._dropped = [], []
+        return changes
 
     def free(self, numbers: Iterable[int]) -> None:
         """Reuse segments that the client no longer needs."""
@@ -172,26 +158,23 @@ class ServerSegments(Closing):
         self.free(number for number in taken if number not in sent)
 
     def close(self) -> None:
-        for offer in self._offers:
-            os.close(offer.descriptor)
+        for segment in self._new:
+            os.close(segment.descriptor)
         for segment in self._all.values():
             self._budget.give(segment.size)
-        self._all, self._free, self._number_at, self._offers = {}, [], {}, []
+        self._all, self._free, self._number_at, self._new = {}, [], {}, []
 
 
-def _make_segment(number: int, size: int) -> tuple[int, Segment]:
-    """Return the descriptor of new memory whose size is sealed, and its segment."""
+def _make_segment(number: int, size: int) -> Segment:
+    """Return new memory whose size is sealed, with an open descriptor."""
     descriptor = os.memfd_create("hoploom", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        return descriptor, Segment(number, descriptor, size)
+        return Segment(number, descriptor, size)
     except BaseException:
         os.close(descriptor)
         raise
-
-
-# --- on the client -------------------------------------------------------------------------------
 
 
 class _Lease:

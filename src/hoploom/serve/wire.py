@@ -19,12 +19,13 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.schema import DTYPE_NAMES, DTYPES
 from hoploom.serve.connection import Connection
-from hoploom.serve.shared_memory import SHARED_FROM, ClientSegments, OfferedSegment, ServerSegments
+from hoploom.serve.shared_memory import SHARED_FROM, ClientSegments, Segment, ServerSegments
 
 PROTOCOL = 4
 PREFIX = struct.Struct("<4sI")  # kind of the frame, length of its header
 MESSAGE, HEARTBEAT = b"MESG", b"MADE"  # a heartbeat says that the response is still being made
 LENGTH = struct.Struct("<I")  # of a piece, whose bytes follow
+DRAINING = "draining"  # the error of a server that stops
 BROKEN = 0xFFFFFFFF  # in place of a length: a message with the error follows
 PIECE = 1 << 20  # bytes; larger pieces fall out of the cache between the two sides, smaller ones cost more system calls
 SMALL = 1 << 16  # bytes of a tensor that is read through the connection's buffer
@@ -118,13 +119,6 @@ def bytes_of(tensor: Tensor) -> Any:
     return array_of(tensor).reshape(-1).view(np.uint8)
 
 
-def rows_per_piece(spec: TensorSpec, piece: int = PIECE) -> int:
-    return max(1, piece // max(1, spec.row_bytes))
-
-
-# --- sending -------------------------------------------------------------------------------------
-
-
 class _Production(NamedTuple):
     """A streamed tensor, and its memory in a shared segment; None if its bytes are sent."""
 
@@ -133,11 +127,11 @@ class _Production(NamedTuple):
 
 
 class PreparedMessage(NamedTuple):
-    """An encoded message of which nothing was sent yet. `send_message` must be called with it: it closes the offers."""
+    """An encoded message of which nothing was sent yet. `send_message` must be called with it."""
 
     header: bytes
     contents: list[Any]  # arrays and productions, in the order of the tensors
-    offers: Sequence[OfferedSegment]
+    segments: Sequence[Segment]  # new ones, whose descriptors are sent and then closed
     num_bytes: int  # of all tensors
 
 
@@ -165,17 +159,17 @@ def prepare_message(message: Message, segments: ServerSegments | None = None) ->
             segments.keep(sent)
     if segments is None or not segments.has_changes:
         return PreparedMessage(encoded, contents, (), total)
-    offers, dropped = segments.take_changes()
-    changes = {"segments": [[offer.number, offer.size] for offer in offers], "dropped": dropped}
-    return PreparedMessage(encode_json({**header, **changes}).encode(), contents, offers, total)
+    new, dropped = segments.take_changes()
+    changes = {"segments": [[segment.number, segment.size] for segment in new], "dropped": dropped}
+    return PreparedMessage(encode_json({**header, **changes}).encode(), contents, new, total)
 
 
 def send_message(connection: Connection, prepared: PreparedMessage) -> int:
     """Send a prepared message; return the number of bytes of its tensors."""
-    header, contents, offers, total = prepared
+    header, contents, new_segments, total = prepared
+    files = [segment.descriptor for segment in new_segments]
     try:
         connection.begin(total)
-        files = [offer.descriptor for offer in offers]
         waiting: list[Any] = [PREFIX.pack(MESSAGE, len(header)), header]
         for content in contents:
             if type(content) is _Production:
@@ -187,8 +181,8 @@ def send_message(connection: Connection, prepared: PreparedMessage) -> int:
         if waiting:
             connection.send(waiting, files)
     finally:
-        for offer in offers:
-            os.close(offer.descriptor)
+        for segment in new_segments:
+            os.close(segment.descriptor)
     return total
 
 
@@ -224,7 +218,7 @@ def _send_pieces(connection: Connection, production: _Production) -> None:
     """Produce and send a tensor piece by piece."""
     (spec, fill, piece_bytes), memory = production
     num_rows = spec.shape[0] if spec.num_bytes else 0
-    step = rows_per_piece(spec, piece_bytes)
+    step = max(1, piece_bytes // max(1, spec.row_bytes))
     for row in range(0, num_rows, step):
         count = min(step, num_rows - row)
         piece = ops.empty((count, *spec.shape[1:]), spec.dtype) if memory is None else memory[row : row + count]
@@ -290,7 +284,11 @@ class IncomingMessage:
             self.header: dict[str, Any] = decode_json(text.decode())
             self._tensors = [_read_announced(*entry) for entry in self.header.pop("tensors")]
             for number, size in self.header.pop("segments", ()):
-                self._add_segment(number, size)
+                fits = type(number) is int and type(size) is int and 0 < size <= MAX_RESPONSE
+                if segments is None or not connection.files or not fits:
+                    shown = f"{number!r:.20} of {size!r:.20} bytes"
+                    raise ValueError(f"shared memory {shown}, or its descriptor has not come")
+                segments.add(number, size, connection.files.pop(0))
             if segments is not None and "dropped" in self.header:
                 segments.drop(self.header.pop("dropped"))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
@@ -303,12 +301,6 @@ class IncomingMessage:
             raise MalformedError("tensors in shared memory, which this connection has not")
         if self.num_bytes:
             connection.begin(self.num_bytes)
-
-    def _add_segment(self, number: Any, size: Any) -> None:
-        fits = type(number) is int and type(size) is int and 0 < size <= MAX_RESPONSE
-        if self._segments is None or not self._connection.files or not fits:
-            raise ValueError(f"shared memory {number!r:.20} of {size!r:.20} bytes, or its descriptor has not come")
-        self._segments.add(number, size, self._connection.files.pop(0))
 
     @property
     def specs(self) -> list[TensorSpec]:
@@ -329,44 +321,38 @@ class IncomingMessage:
 
         The rows of one piece may be overwritten by the next piece, unless they are in shared memory.
         """
-        scratch: Tensor | None = None
+        scratch = torch.empty(0, dtype=torch.uint8)
         for index, tensor in enumerate(self._tensors):
             spec, num_bytes, in_pieces, segment = tensor
-            row_bytes, num_rows = spec.row_bytes, spec.shape[0] if spec.shape else 1
+            row_bytes = spec.row_bytes
             if num_bytes <= SMALL and not in_pieces and segment is None:
                 if num_bytes:
-                    yield index, 0, _read_small(self._connection, torch.uint8, (num_rows, row_bytes), num_bytes)
+                    rows = _read_small(self._connection, torch.uint8, (num_bytes,), num_bytes)
+                    yield index, 0, rows.view(-1, row_bytes)
                 continue
             memory = None if segment is None else self._in_segment(segment, TensorSpec(torch.uint8, (num_bytes,)))
-            row = 0 if num_bytes else num_rows
-            step = num_rows if memory is not None and not in_pieces else rows_per_piece(spec)
-            while row < num_rows:
-                left = num_rows - row
-                size = self._piece_length(tensor, left) if in_pieces else min(step, left) * row_bytes
-                if memory is None:
-                    if scratch is None or scratch.numel() < size:
+            for begin, size in self._spans(tensor):
+                if memory is not None:
+                    rows = memory[begin : begin + size]
+                else:
+                    if scratch.numel() < size:
                         scratch = ops.empty((size,), torch.uint8)
                     rows = scratch[:size]
                     self._connection.receive(memoryview(bytes_of(rows)))
-                else:
-                    rows = memory[row * row_bytes : row * row_bytes + size]
-                yield index, row, rows.view(-1, row_bytes)
-                row += size // row_bytes
+                yield index, begin // row_bytes, rows.view(-1, row_bytes)
 
     def skip(self) -> None:
         """Read and discard the tensors."""
         for tensor in self._tensors:
-            if tensor.in_pieces:
-                self._skip_pieces(tensor)
-            else:
-                self._connection.skip(tensor.num_bytes)
+            for _, size in self._spans(tensor):
+                self._connection.skip(size if tensor.segment is None else 0)
 
     def _read_tensor(self, tensor: _Announced, allocate: Allocate | None) -> Tensor:
         spec, size, in_pieces, segment = tensor
         if segment is not None:
             shared = self._in_segment(segment, spec)
-            if in_pieces:
-                self._skip_pieces(tensor)
+            for _ in self._spans(tensor):  # its rows are complete when all pieces have come
+                pass
             if allocate is None:
                 return shared
             own = allocate(spec.shape, spec.dtype)
@@ -376,33 +362,31 @@ class IncomingMessage:
             return _read_small(self._connection, spec.dtype, spec.shape, size)
         result = (allocate or ops.empty)(spec.shape, spec.dtype)
         target = memoryview(bytes_of(result))
-        if not in_pieces:
+        if in_pieces:
+            for begin, length in self._spans(tensor):
+                self._connection.receive(target[begin : begin + length])
+        else:
             self._connection.receive(target)
-            return result
-        row = 0
-        while size and row < spec.shape[0]:
-            length = self._piece_length(tensor, spec.shape[0] - row)
-            begin, row = row * spec.row_bytes, row + length // spec.row_bytes
-            self._connection.receive(target[begin : begin + length])
         return result
 
-    def _skip_pieces(self, tensor: _Announced) -> None:
-        """Wait for all pieces: in shared memory their rows are complete then, others are discarded."""
-        row = 0
-        while tensor.num_bytes and row < tensor.spec.shape[0]:
-            length = self._piece_length(tensor, tensor.spec.shape[0] - row)
-            row += length // tensor.spec.row_bytes
-            self._connection.skip(length if tensor.segment is None else 0)
-
-    def _piece_length(self, tensor: _Announced, rows_left: int) -> int:
-        """Read the length of the next piece, in bytes."""
-        (length,) = LENGTH.unpack(self._connection.take(LENGTH.size))
-        if length == BROKEN:
-            raise BrokenError(IncomingMessage(self._connection, 0).header)
-        row_bytes = tensor.spec.row_bytes
-        if length == 0 or length % row_bytes or length > rows_left * row_bytes:
-            raise MalformedError(f"a piece of {length} bytes; at most {rows_left} rows of {row_bytes} are missing")
-        return int(length)
+    def _spans(self, tensor: _Announced) -> Iterator[tuple[int, int]]:
+        """Yield the first byte and the number of bytes of each piece, whose length is read if it is sent."""
+        spec, num_bytes, in_pieces, segment = tensor
+        row_bytes, begin = spec.row_bytes, 0
+        step = num_bytes if segment is not None else max(1, PIECE // max(1, row_bytes)) * row_bytes
+        while begin < num_bytes:
+            length = min(step, num_bytes - begin)
+            if in_pieces:
+                (length,) = LENGTH.unpack(self._connection.take(LENGTH.size))
+                if length == BROKEN:
+                    raise BrokenError(IncomingMessage(self._connection, 0).header)
+                if length == 0 or length % row_bytes or length > num_bytes - begin:
+                    missing = (num_bytes - begin) // row_bytes
+                    raise MalformedError(
+                        f"a piece of {length} bytes; at most {missing} rows of {row_bytes} are missing"
+                    )
+            yield begin, length
+            begin += length
 
     def _in_segment(self, segment: int, spec: TensorSpec) -> Tensor:
         assert self._segments is not None

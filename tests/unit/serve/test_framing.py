@@ -2,7 +2,6 @@
 
 import random
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -128,29 +127,6 @@ def test_an_answer_that_breaks_off_says_why() -> None:
         with pytest.raises(BrokenError) as broken:
             read_whole(far)
     assert broken.value.header == {"error": "StoreError", "message": "gone"}
-
-
-def test_what_comes_drop_by_drop_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte comes in time, and the message does not."""
-    monkeypatch.setattr("hoploom.serve.connection.SLOWEST", 1 << 30)
-    near, far = line(0.2)
-    said = bytes_of(WHOLE)
-
-    def drip() -> None:
-        for place in range(len(said)):
-            time.sleep(0.02)  # what is slow is the thing tested
-            near._socket.send(said[place : place + 1])
-
-    with near, far, ThreadPoolExecutor(1) as threads:
-        dripping = threads.submit(drip)
-        far.begin(0)
-        begun = time.monotonic()
-        with pytest.raises(TimeoutError, match="less than"):
-            read_whole(far)
-        assert time.monotonic() - begun < 5
-        far.close()
-        with pytest.raises(BrokenPipeError):
-            dripping.result()
 
 
 # --- fuzzed --------------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ from torch_geometric.data import Data
 
 import hoploom
 from hoploom import ConfigError, Store, StoreError
-from hoploom.serve import requests, wire
+from hoploom.serve import requests, service, wire
 from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.memory_budget import BusyError
 from hoploom.serve.peers import read_info
-from hoploom.serve.service import PICK_BYTES, PickLimits, Service
+from hoploom.serve.service import PICK_BYTES, Service
 from hoploom.serve.wire import Message
 from hoploom.store.format import Manifest, PartRange, manifest_to_json
 
@@ -56,13 +56,6 @@ def test_what_is_held_and_made_is_told(node: GraphServer) -> None:
     assert node.metrics.value("hoploom_batches_total") == 1
 
 
-def test_every_kind_of_request_is_counted_by_its_name(node: GraphServer) -> None:
-    for kind in node.service.kinds:
-        with node.metrics.request(kind):
-            pass
-        assert node.metrics.value("hoploom_requests_total", kind=kind, outcome="ok") == 1
-
-
 # --- picks ---------------------------------------------------------------------------------------
 
 
@@ -88,32 +81,35 @@ def test_the_most_picks_are_those_that_come(fanout: int, replace: bool, whole: S
     draw = requests.read_draw(asked.header, 1)
     (picks,) = part.sample(frontiers, draw)
     assert picks is not None
-    (lists,) = part.lists
-    assert picks.sources.numel() == requests._num_picks(lists, asked.tensors[0], fanout, replace=replace)  # type: ignore[arg-type]
+    assert picks.sources.numel() == requests.most_picks(part, frontiers, draw, 0)
     assert picks.sources.numel() <= requests.most_picks(part, frontiers, draw, 1 << 26)
 
 
-def _service(whole: Store, memory: int, **limits: Any) -> Service:
-    return Service(whole, {0: whole.parts[0]}, memory, limits=PickLimits(**limits))
+def _service(whole: Store, memory: int, wait: float = 5.0) -> Service:
+    return Service(whole, {0: whole.parts[0]}, memory, wait=wait)
 
 
-def test_picks_of_all_relations_together_are_bounded(whole: Store) -> None:
+def test_picks_of_all_relations_together_are_bounded(whole: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MAX_PICKS", 499)
     with pytest.raises(ConfigError, match="would pick 500 edges; at most 499"):
-        _service(whole, 1 << 20, most=499).answer(_sample(whole, -1))
+        _service(whole, 1 << 20).answer(_sample(whole, -1))
 
 
 def test_in_degrees_are_told_without_any_edge_however_many_there_are(whole: Store) -> None:
-    answer = _service(whole, 1, free=0, most=1).answer(_sample(whole, -1, counts_only=True))
+    answer = _service(whole, 1).answer(_sample(whole, -1, counts_only=True))
     counts, sources, edges = answer.tensors
     assert torch.equal(counts, whole.parts[0].lists[0].indptr.diff())  # type: ignore[arg-type]
     assert len(sources) == len(edges) == 0  # type: ignore[arg-type]
 
 
-def test_many_picks_take_memory_until_they_are_sent_and_few_do_not(whole: Store) -> None:
+def test_many_picks_take_memory_until_they_are_sent_and_few_do_not(
+    whole: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     serving = _service(whole, 500 * PICK_BYTES)
     free = serving.answer(_sample(whole, -1))  # under a megabyte
     assert serving.budget.taken == 0
-    serving = _service(whole, 500 * PICK_BYTES, free=60 * PICK_BYTES, wait=0.02)
+    monkeypatch.setattr(service, "FREE", 60 * PICK_BYTES)
+    serving = _service(whole, 500 * PICK_BYTES, wait=0.02)
     many = serving.answer(_sample(whole, -1))
     assert serving.budget.taken == (60 + 2 * 500) * 4  # counts, sources and edges, as they are sent
     assert all(map(torch.equal, free.tensors, many.tensors))  # type: ignore[arg-type]
@@ -128,29 +124,12 @@ def test_many_picks_take_memory_until_they_are_sent_and_few_do_not(whole: Store)
     assert "error" not in serving.answer(_sample(whole, -1)).header
 
 
-def test_picks_that_never_fit_are_refused(whole: Store) -> None:
-    serving = _service(whole, 499 * PICK_BYTES, free=0)
+def test_picks_that_never_fit_are_refused(whole: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "FREE", 0)
+    serving = _service(whole, 499 * PICK_BYTES)
     with pytest.raises(ConfigError, match=r"for all picks and requests; lower the fanouts .* more --memory"):
         serving.answer(_sample(whole, -1))
     assert serving.budget.taken == 0
-
-
-def test_picks_that_fail_give_their_memory_back(monkeypatch: pytest.MonkeyPatch, whole: Store) -> None:
-    serving = _service(whole, 1 << 20, free=0)
-
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("on purpose")
-
-    monkeypatch.setattr(type(whole.parts[0]), "sample", fail)
-    with pytest.raises(RuntimeError, match="on purpose"):
-        serving.answer(_sample(whole, -1))
-    assert serving.budget.taken == 0
-
-
-@pytest.mark.parametrize("frontiers", [None, {}, "", 0, False, [[0, False, False]] * 2])
-def test_picks_of_no_list_of_frontiers_are_refused(frontiers: Any, whole: Store) -> None:
-    with pytest.raises(ConfigError, match=r"frontiers of a request is .*; it needs a list"):
-        _service(whole, 1 << 20).answer(_sample(whole, 1, frontiers=frontiers))
 
 
 # --- whose store ---------------------------------------------------------------------------------
@@ -215,8 +194,3 @@ def test_a_manifest_that_is_none_is_refused(text: bytes | None, node: GraphServe
     tensors = [] if text is None else [torch.tensor(list(text), dtype=torch.uint8)]
     with pytest.raises(StoreError, match="cannot be read"):
         read_info(Message(told.header, tensors), "here:1")
-
-
-def test_picks_may_take_half_of_what_batches_may(path: Path) -> None:
-    with GraphServer(path, [0], BatchOptions(memory=1000)) as node:
-        assert node.service.budget.size == 500

@@ -13,7 +13,6 @@ from hoploom.ops import Reads, RowRequest
 from hoploom.serve import service
 from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.wire import Message
-from hoploom.store.mapping import topology_fits
 
 NUM_NODES, WIDTH = 3000, 64
 ROW = 4 * WIDTH  # bytes
@@ -96,16 +95,3 @@ def test_more_rows_than_that_come_in_pieces_and_nobody_waits_for_memory(
     assert node.service.rows.taken == window
     assert torch.equal(over_the_wire(answer).tensors[0], hoploom.open(path).parts[0].tables["node", "x"].rows[ids])  # type: ignore[arg-type]
     assert max(reads) == 10
-
-
-def test_without_a_budget_rows_take_no_memory(path: Path, reads: list[int]) -> None:
-    with GraphServer(path, None, BatchOptions()) as node:
-        answer = node.service.answer(Message({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [ALL]))
-        assert (node.service.rows.size, node.service.rows.taken, reads) == (0, 0, [])
-        assert over_the_wire(answer).tensors[0].shape == (NUM_NODES, WIDTH)  # type: ignore[union-attr]
-
-
-def test_topology_fits_in_half_of_a_budget(path: Path) -> None:
-    lists = sum(file.stat().st_size for file in path.rglob("csc.*"))
-    assert topology_fits(path, 2 * lists)
-    assert not topology_fits(path, 2 * lists - 2)

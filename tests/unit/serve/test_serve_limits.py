@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.batch_servers import listening, without_graph
 from support.batches import assert_same_batches
-from support.graphs import library, random_graph, save_in_parts
+from support.graphs import random_graph, save_in_parts
 from support.proxy import Proxy
 from support.servers import OneProcess
 from torch import Tensor
@@ -20,7 +20,6 @@ import hoploom
 from hoploom import ConfigError, PeerError, Store, StoreError
 from hoploom.load.arguments import all_edges
 from hoploom.load.maker import NodeTimes
-from hoploom.schema import EDGE_ID, NodeType
 from hoploom.serve.connect import RemotePart
 from hoploom.serve.peers import Peers
 from hoploom.serve.security import ClientSecurity
@@ -28,7 +27,6 @@ from hoploom.serve.server import ServerLimits
 from hoploom.serve.wire import Message
 from hoploom.store import Wanted
 from hoploom.store.row_cache import cached
-from hoploom.store.scan import scan_rows
 from hoploom.store.sharded import Sharded
 
 pytestmark = pytest.mark.timeout(120)
@@ -89,14 +87,6 @@ def test_many_ids_are_asked_for_in_several_requests(limited: tuple[Store, Store]
     assert grown["wait_seconds"] > 0
 
 
-def test_few_ids_are_asked_for_in_one_request(limited: tuple[Store, Store], peers: Peers) -> None:
-    _, there = limited
-    before = peers.traffic()["requests"]
-    ids = torch.arange(100)
-    there.features.gather([Wanted("node", "x", ids), Wanted("node", "node_time", ids)])  # of the first part
-    assert peers.traffic()["requests"] - before == 1
-
-
 def test_a_whole_stores_edges_times_and_cache_come_in_pieces(limited: tuple[Store, Store], peers: Peers) -> None:
     local, there = limited
     key = local.schema.relations[0].key
@@ -107,15 +97,6 @@ def test_a_whole_stores_edges_times_and_cache_come_in_pieces(limited: tuple[Stor
     before = peers.traffic()["requests"]
     assert torch.equal(held.features.gather(ids)[0], local.features.gather(ids)[0])
     assert peers.traffic()["requests"] == before
-
-
-@pytest.mark.parametrize("count", [0, 1, 332, 333, 334, 999])
-def test_all_rows_are_all_rows(count: int) -> None:
-    schema = hoploom.from_pyg(random_graph(10, 20, seed=1)).schema
-    features = SimpleNamespace(schema=schema, gather=lambda wanted: [wanted[0].ids])
-    rows = list(scan_rows(features, "node", EDGE_ID, count, 333))  # type: ignore[arg-type]
-    assert torch.cat(rows).tolist() == list(range(count))
-    assert len(rows) == max(1, -(-count // 333))
 
 
 def test_weights_that_no_request_can_carry_are_refused_with_a_way_out() -> None:
@@ -133,30 +114,6 @@ def test_weights_that_no_request_can_carry_are_refused_with_a_way_out() -> None:
 
 
 # --- negatives without times ---------------------------------------------------------------------
-
-
-def test_times_of_nodes_are_fetched_once_and_for_temporal_negatives_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = hoploom.from_pyg(library(), time_attr="year")
-    fetched: list[str] = []
-    read = NodeTimes._read
-
-    def counting(times: NodeTimes, node_type: NodeType, field: str) -> Tensor:
-        fetched.append(node_type.name)
-        return read(times, node_type, field)
-
-    monkeypatch.setattr(NodeTimes, "_read", counting)
-    links = (("paper", "cites", "paper"), torch.tensor([[0, 1, 2, 3], [8, 7, 6, 5]]))
-    options: dict[str, Any] = {"neg_sampling": "binary", "batch_size": 2}
-    plain = hoploom.LinkNeighborLoader(store, [2], links, **options)
-    undated = hoploom.LinkNeighborLoader(hoploom.from_pyg(library()), [2], links, **options)
-    for ours, theirs in zip(plain, undated, strict=True):
-        key = links[0]
-        assert torch.equal(ours["paper"].n_id, theirs["paper"].n_id)
-        assert torch.equal(ours[key].edge_label_index, theirs[key].edge_label_index)
-    assert fetched == []
-    times = {"time_attr": "year", "edge_label_time": torch.full((4,), 2005)}
-    assert len(list(hoploom.LinkNeighborLoader(store, [2], links, **options, **times))) == 2
-    assert fetched == ["paper"]
 
 
 # --- whoever answers -----------------------------------------------------------------------------
