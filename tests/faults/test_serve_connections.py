@@ -222,7 +222,7 @@ def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used_again() -
         for _ in range(3):
             peer.request(INFO, read_message)
             for caller in server._present():
-                caller.cut()
+                caller.connection.cut()
 
 
 def test_a_unix_socket_is_left_with_its_server() -> None:

@@ -91,6 +91,6 @@ def test_a_large_tensor_whose_sender_has_gone_is_told_at_once(ends: tuple[socket
     far, reading = ends
     far.sendall(bytes(TOGETHER // 2))
     far.close()
-    reading.begin(TOGETHER, silence=60)
+    reading.begin(TOGETHER, idle_timeout=60)
     with pytest.raises(EOFError):
         reading.receive(memoryview(bytearray(TOGETHER)))
