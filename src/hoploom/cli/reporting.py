@@ -49,7 +49,7 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _report(arguments: Arguments) -> int:
     from hoploom.report.page import encoded
-    from hoploom.report.reading import RunReader
+    from hoploom.report.run_reader import RunReader
     from hoploom.report.runs import run_page
     from hoploom.store.format import write_whole
 
@@ -65,18 +65,16 @@ def _watch_arguments(parser: argparse.ArgumentParser) -> None:
     _add_runs(parser)
     text = "address of the page; port 0 picks a free port (default: %(default)s)"
     add_option(parser, "--listen", read_address, default="127.0.0.1:0", metavar="HOST:PORT", help=text)
-    parser.add_argument("--cert", type=Path, metavar="FILE", help="TLS: the certificate; needed beyond this host")
-    parser.add_argument("--key", type=Path, metavar="FILE", help="TLS: its key")
 
 
 def _watch(arguments: Arguments) -> int:
-    from hoploom.report.reading import RunReader
+    from hoploom.report.run_reader import RunReader
     from hoploom.report.watch import LivePage
 
     runs = [RunReader(folder) for folder in arguments.run]
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a KeyboardInterrupt, too
     try:
-        with LivePage(runs, arguments.listen, arguments.cert, arguments.key) as live, suppress(KeyboardInterrupt):
+        with LivePage(runs, arguments.listen) as live, suppress(KeyboardInterrupt):
             print("watching; open this page, and press Ctrl-C to stop:", file=sys.stderr, flush=True)
             print(live.url, flush=True)
             live.wait()

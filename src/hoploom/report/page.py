@@ -1,6 +1,6 @@
-"""One HTML page from cards: everything is in it, nothing is fetched, and nothing in it is taken for markup.
+"""One HTML page from cards, which holds everything it needs and escapes all text.
 
-The page asks the browser to forbid every request (Content-Security-Policy), so a mistake here could not phone home.
+The page asks the browser to forbid every request (Content-Security-Policy), so a mistake here could send nothing.
 Curves are drawn by uPlot, which is in the page too: 51 kB, for zooming and for reading values off.
 """
 
@@ -11,7 +11,7 @@ from html import escape
 from importlib import resources
 from typing import Any, Literal
 
-from hoploom.report.curves import Figure
+from hoploom.report.charts import Figure
 
 State = Literal["good", "busy", "bad"]
 
@@ -27,7 +27,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page shows, top to bottom."""
+    """The content of a page, top to bottom."""
 
     title: str
     subtitle: str
@@ -37,13 +37,13 @@ class Page:
     steps_per_epoch: Sequence[float] = ()  # by run; 0: not known
 
     def markup(self) -> str:
-        """What stands in the body of the page."""
+        """Return the body of the page."""
         pills = "".join(f'<span class="pill {state}">{escape(text)}</span>' for text, state in self.states)
         head = f"<header><h1>{escape(self.title)} {pills}</h1><p>{escape(self.subtitle)}</p></header>"
         return head + "".join(map(_card, self.cards))
 
     def figures(self) -> dict[str, Any]:
-        """The charts as the page's script reads them."""
+        """Return the charts as the page's script reads them."""
         return {"charts": [chart.as_dict() for chart in self.charts], "perEpoch": self.steps_per_epoch}
 
 
@@ -53,7 +53,7 @@ def _card(card: Card) -> str:
 
 
 def as_html(page: Page, *, is_live: bool = False) -> str:
-    """The whole page. `is_live`: it asks where it came from for what is new."""
+    """Return the whole page. A live one asks its server for changes."""
     connect = "'self'" if is_live else "'none'"
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src {connect}; "
     return "\n".join(
@@ -73,12 +73,12 @@ def as_html(page: Page, *, is_live: bool = False) -> str:
 
 
 def encoded(page: Page, *, is_live: bool = False) -> bytes:
-    """The whole page, in UTF-8; what UTF-8 cannot say, such as a folder's name in another encoding, is escaped."""
+    """Return the whole page in UTF-8; names of folders in another encoding are escaped."""
     return as_html(page, is_live=is_live).encode("utf-8", "backslashreplace")
 
 
 def as_script_json(content: Any) -> str:
-    """JSON that may stand in a script element: nothing in it ends the element."""
+    """Return JSON for a script element, which nothing in it can end."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -90,8 +90,8 @@ def _asset(name: str) -> str:
 # --- bodies of cards -----------------------------------------------------------------------------
 
 
-def numbers(shown: Sequence[tuple[str, str, str]]) -> str:
-    """Large figures side by side: what, value, remark."""
+def key_figures(shown: Sequence[tuple[str, str, str]]) -> str:
+    """Return large figures side by side, each with its name, value and remark."""
     cells = (
         f"<div><dt>{escape(what)}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
         for what, value, remark in shown
@@ -99,8 +99,10 @@ def numbers(shown: Sequence[tuple[str, str, str]]) -> str:
     return f'<dl class="numbers">{"".join(cells)}</dl>'
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text: int = 1, has_remarks: bool = False) -> str:
-    """A table; the first `num_text` columns are text, and the last one where it has remarks; the others are figures."""
+def table_markup(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text: int = 1, has_remarks: bool = False
+) -> str:
+    """Return a table; the first `num_text` columns are text, and the last one if it has remarks; others are figures."""
     figures = range(num_text, len(header) - has_remarks)
     kinds = [' class="n"' if column in figures else "" for column in range(len(header))]
     head = "".join(f"<th{kind}>{escape(cell)}</th>" for kind, cell in zip(kinds, header, strict=True))
@@ -113,8 +115,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text: int
 
 
 def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[str], limit: float = 0.0) -> str:
-    """Stacked bars on one scale, which reaches at least to `limit`: label, amount by name, remark. `names` are in the
-    order of their colours."""
+    """Return stacked bars on one scale, which reaches at least to `limit`.
+
+    A row is a label, amounts by name and a remark; `names` are in the order of their colours.
+    """
     most = max([limit, *(sum(amounts.values()) for _, amounts, _ in rows)]) or 1.0
     colours = {name: number for number, name in enumerate(names)}
     present = [name for name in names if any(amounts.get(name, 0) > 0 for _, amounts, _ in rows)]
@@ -134,7 +138,7 @@ def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[s
 
 
 def charts(shown: Sequence[Figure]) -> str:
-    """Places where the page's script draws; what a reader without a picture reads stands in the figure's label."""
+    """Return figures that the page's script draws; their labels are for readers without pictures."""
     places = (
         f'<figure data-chart="{escape(chart.key)}" role="img" aria-label="{escape(_in_words(chart))}">'
         f"<figcaption><h3>{escape(chart.title)}</h3></figcaption>"
@@ -163,5 +167,5 @@ def notices(texts: Sequence[str]) -> str:
 
 
 def listing(title: str, text: str) -> str:
-    """A file, folded up."""
+    """Return the text of a file, folded up."""
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from hoploom.config.values import as_bytes, as_count, as_seconds, as_share
 from hoploom.partition.report import PartCost, PartitionReport
-from hoploom.report.page import Card, Page, State, bars, notices, numbers, table
+from hoploom.report.page import Card, Page, State, bars, key_figures, notices, table_markup
 from hoploom.scale.plan import ScalePlan, findings
 from hoploom.scale.text import Line, headline, sections
 
@@ -17,7 +17,7 @@ HOST, STEP = "Memory and disk of a host", "Time of a step"  # sections with a ba
 
 
 def plan_page(answer: ScalePlan) -> Page:
-    """What a graph of some size takes."""
+    """Return the page of a plan."""
     asked, *constants = headline(answer).split("\n")
     limits = findings(answer)
     found = [f"{limit.level}: {limit.what}. Way out: {limit.way_out}" for limit in limits]
@@ -40,7 +40,7 @@ def plan_page(answer: ScalePlan) -> Page:
         ("an epoch", as_seconds(answer.steps_per_epoch * answer.times.total), f"{answer.steps_per_epoch:,} steps"),
     ]
     cards = [
-        Card("At a glance", numbers(shown)),
+        Card("At a glance", key_figures(shown)),
         Card("Limits", notices(found or ["The plan meets no limit."])),
         *(Card(title, drawn.get(title, "") + _section(lines)) for title, lines in sections(answer).items()),
         Card("Constants", notices(constants)),
@@ -50,26 +50,26 @@ def plan_page(answer: ScalePlan) -> Page:
 
 def _section(lines: Sequence[Line]) -> str:
     if not lines[0][0]:  # a header
-        return table(lines[0], lines[1:], has_remarks=True)
-    return table([""] * len(lines[0]), lines, has_remarks=True)
+        return table_markup(lines[0], lines[1:], has_remarks=True)
+    return table_markup([""] * len(lines[0]), lines, has_remarks=True)
 
 
 def partition_page(costs: PartitionReport, title: str) -> Page:
-    """What a partitioned store costs to train on."""
+    """Return the page of a partitioned store."""
     shown = [
         ("parts", str(len(costs.parts)), ""),
         ("edge cut", as_share(costs.edge_cut), "edges from another part"),
     ]
     if costs.remote_share is not None:
         shown.append(("remote rows", as_share(costs.remote_share), "of a batch"))
-    cards = [Card("At a glance", numbers(shown)), Card("Parts", _parts(costs.parts))]
+    cards = [Card("At a glance", key_figures(shown)), Card("Parts", _parts(costs.parts))]
     if len(costs.cuts) > 1:
         rows = [[cut.relation, as_count(cut.num_edges), _share(cut.num_cut, cut.num_edges)] for cut in costs.cuts]
-        cards.append(Card("Relations", table(["relation", "edges", "from another part"], rows)))
+        cards.append(Card("Relations", table_markup(["relation", "edges", "from another part"], rows)))
     if costs.caches:
         rows = [[as_share(cache.nodes), as_share(cache.hits)] for cache in costs.caches]
         text = "A cache in each process holds the rows of other parts that batches ask for most."
-        cards.append(Card("Caches", table(["cached, of the other parts' nodes", "rows it answers"], rows), text))
+        cards.append(Card("Caches", table_markup(["cached, of the other parts' nodes", "rows it answers"], rows), text))
     sampled = [f"{name}: {value}" for name, value in costs.sampling.items()]
     return Page(title, " · ".join(["partitioned store", *sampled]), cards)
 
@@ -90,7 +90,7 @@ def _parts(parts: Sequence[PartCost]) -> str:
         counts = (sum(part.num_nodes.values()), part.num_edges, part.num_seeds)
         asked = _share(part.remote_rows or 0, part.batch_rows or 0), as_bytes(part.remote_bytes or 0)
         cells.append([str(number), *map(as_count, counts), *asked])
-    return drawn + table(header, cells)
+    return drawn + table_markup(header, cells)
 
 
 def _share(some: float, of_all: float) -> str:

@@ -1,4 +1,4 @@
-"""What a run costs, and where: the time of a step by what it goes to, memory, machines."""
+"""The costs of a run: the time of a step by what it goes to, the disk, memory, machines."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from hoploom.config.values import as_bytes, as_seconds, as_share
-from hoploom.report.page import Card, bars, notices, table
-from hoploom.report.reading import Labelled, Line, RunReader, totals
+from hoploom.report.page import Card, bars, notices, table_markup
+from hoploom.report.run_reader import Labelled, Line, RunReader, totals
 from hoploom.train.records import DiskUse, disk_use
 
 PARTS = {  # of a step, in the order in which they are drawn: how they are written, and shown
@@ -32,7 +32,7 @@ def time_cards(runs: Labelled) -> list[Card]:
     names = [name for name in PARTS.values() if any(amounts.get(name, 0) > 0 for _, amounts, _ in rows)]
     cells = [[name, *(_milliseconds(amounts.get(name)) for _, amounts, _ in rows)] for name in names]
     cells.append(["a step", *(remark for _, _, remark in rows)])
-    body = bars(rows, list(PARTS.values())) + table(["", *(label or "mean" for label, _, _ in rows)], cells)
+    body = bars(rows, list(PARTS.values())) + table_markup(["", *(label or "mean" for label, _, _ in rows)], cells)
     found = [Card("Where the time of a step goes", body, _what_is_not_known(runs))]
     beside = [row for name, run in runs for row in _beside(name, run, alone=len(runs) == 1)]
     if beside:
@@ -40,12 +40,12 @@ def time_cards(runs: Labelled) -> list[Card]:
         text = "Per step, all threads of a rank together. Batches are made while the model computes: a step loses time "
         text += "only where it waits for its batch." + _ranks_left_out(runs)
         rows_beside = [[label, *(shown.get(name, "-") for name in columns)] for label, shown in beside]
-        found.append(Card("Beside the steps", table(["", *columns], rows_beside), text))
+        found.append(Card("Beside the steps", table_markup(["", *columns], rows_beside), text))
     return found
 
 
 def _time_rows(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dict[str, float], str]]:
-    """A bar per rank of one run; of several runs, the mean of each one's ranks. Seconds a step."""
+    """Return bars of seconds a step: one per rank of one run, or the mean of the ranks of each of several."""
     found: list[dict[str, float]] = []
     for _, lines in sorted(run.measured.items()):
         seconds, steps = totals(lines, "seconds"), sum(line.get("steps", 0) for line in lines)
@@ -82,7 +82,7 @@ def _what_is_not_known(runs: Labelled) -> str:
 
 
 def _steps_covered(runs: Labelled) -> str:
-    """Less than all where a part of the run was killed, or ran with another number of processes."""
+    """Return the number of measured steps in words: a killed session and other numbers of processes are left out."""
     covered, taken = 0, 0
     for _, run in runs:
         covered += max((sum(line.get("steps", 0) for line in lines) for lines in run.measured.values()), default=0)
@@ -121,7 +121,7 @@ def _ranks_left_out(runs: Labelled) -> str:
 
 
 def disk_use_of(run: RunReader, lines: Sequence[Line] | None = None) -> DiskUse | None:
-    """What some lines of times say of the disk: those of all ranks, or these."""
+    """Return the use of the disk from these lines of times, or from those of all ranks."""
     if lines is None:
         lines = [line for of_rank in run.measured.values() for line in of_rank]
     steps = sum(line.get("steps", 0) for line in lines)
@@ -131,7 +131,7 @@ def disk_use_of(run: RunReader, lines: Sequence[Line] | None = None) -> DiskUse 
 
 
 def disk_card(runs: Labelled) -> list[Card]:
-    """What ranks read from disk, where their store is larger than its budget."""
+    """Return a table of reads from disk, if a store is larger than its budget."""
     rows = []
     for name, run in runs:
         uses = [(rank, disk_use_of(run, lines)) for rank, lines in sorted(run.measured.items())]
@@ -150,7 +150,7 @@ def disk_card(runs: Labelled) -> list[Card]:
         "read under way; ranks of one host share its disk."
     )
     header = ["", "read per batch", "wanted", "found in memory", "busy", "bound by"]
-    return [Card("The disk", table(header, rows), text + _ranks_left_out(runs))]
+    return [Card("The disk", table_markup(header, rows), text + _ranks_left_out(runs))]
 
 
 # --- memory, machines -----------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def memory_card(runs: Labelled) -> list[Card]:
     cells = [[label, *(as_bytes(peak[kind]) for kind in shown)] for label, peak in rows]
     text = "The most that was seen of each. Mapped files are mostly the graph, which all processes of a host share."
     text += _ranks_left_out(runs)
-    return [Card("Memory", table(["", *(kinds[kind] for kind in shown)], cells), text)]
+    return [Card("Memory", table_markup(["", *(kinds[kind] for kind in shown)], cells), text)]
 
 
 def _described(found: Mapping[str, Any]) -> tuple[str, ...]:
@@ -200,4 +200,5 @@ def machine_card(runs: Labelled) -> list[Card]:
     systems = dict.fromkeys(
         str(machine["system"]) for _, run in runs for machine in run.machines if "system" in machine
     )
-    return [Card("Machines and versions", table(header, rows, num_text=len(header)) + notices([*found, *systems]))]
+    body = table_markup(header, rows, num_text=len(header)) + notices([*found, *systems])
+    return [Card("Machines and versions", body)]

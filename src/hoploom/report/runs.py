@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from hoploom.config.values import as_count, as_seconds
-from hoploom.report.page import Card, Page, State, charts, command, listing, notices, numbers, table
-from hoploom.report.reading import Labelled, RunReader, totals
-from hoploom.report.run_charts import run_charts
+from hoploom.report.charts import run_charts
+from hoploom.report.page import Card, Page, State, charts, command, key_figures, listing, notices, table_markup
 from hoploom.report.run_costs import disk_card, disk_use_of, machine_card, memory_card, time_cards
+from hoploom.report.run_reader import Labelled, RunReader, totals
 from hoploom.train.records import WAITS
 
 STATES: Mapping[str, tuple[str, State]] = {
@@ -26,7 +26,7 @@ SETTLED = 100  # steps: of fewer, most wait for the first batches of an epoch
 
 
 def run_page(runs: Sequence[RunReader]) -> Page:
-    """What these runs did; one is shown in full, several are compared."""
+    """Return the page of a run in full, or of several runs compared."""
     names = _names(runs)
     labelled = list(zip(names, runs, strict=True))
     drawn = run_charts(labelled)
@@ -48,7 +48,7 @@ def run_page(runs: Sequence[RunReader]) -> Page:
 
 
 def _names(runs: Sequence[RunReader]) -> list[str]:
-    """The folders' own names, with as much of their path as tells them apart."""
+    """Return the folders' own names, with as much of their path as makes them different."""
     paths = [run.folder.absolute().parts for run in runs]
     for count in range(1, max(map(len, paths)) + 1):
         names = ["/".join(parts[-count:]) for parts in paths]
@@ -64,7 +64,7 @@ def _state(run: RunReader) -> tuple[str, State]:
 
 
 def _subtitle(runs: Labelled) -> str:
-    """What was trained on what, where all runs agree on it; and how long it took."""
+    """Return task, model and store if all runs agree on them, and how long the runs took."""
     words = []
     for key, way in (("task.kind", "{}"), ("model.name", "with {}"), ("store", "on {}")):
         values = {str(run.settings.get(key, "")) for _, run in runs}
@@ -81,13 +81,13 @@ def _subtitle(runs: Labelled) -> str:
 
 def _results(runs: Labelled) -> str:
     if len(runs) == 1:
-        return numbers(_numbers(runs[0][1]))
+        return key_figures(_numbers(runs[0][1]))
     columns = list(dict.fromkeys(what for _, run in runs for what, _, _ in _numbers(run)))
     rows: list[list[str]] = []
     for name, run in runs:
         found = {what: value for what, value, _ in _numbers(run)}
         rows.append([name, _state(run)[0], *(found.get(column, "-") for column in columns)])
-    return table(["run", "", *columns], rows, num_text=2)
+    return table_markup(["run", "", *columns], rows, num_text=2)
 
 
 def _numbers(run: RunReader) -> list[tuple[str, str, str]]:
@@ -122,7 +122,7 @@ def _numbers(run: RunReader) -> list[tuple[str, str, str]]:
 
 
 def _best_so_far(run: RunReader) -> tuple[str, str, str] | None:
-    """The best value yet of the metric that decides which checkpoint is the best."""
+    """Return the best value yet of the metric that picks the best checkpoint."""
     name, mode = (run.starts[-1].get("monitor") if run.starts else None) or ("", "")
     known = [(line[name], line.get("epoch")) for line in run.epochs if isinstance(line.get(name), int | float)]
     if not known:
@@ -147,7 +147,7 @@ def _test_card(runs: Labelled) -> list[Card]:
         [name, *(_figure(values[name]) if name in values else "-" for values in columns.values())] for name in names
     ]
     text = "The test split is evaluated once, with the weights of the best checkpoint if there was a validation."
-    return [Card("Metrics of the test split", table(["", *columns], rows), text)] if rows else []
+    return [Card("Metrics of the test split", table_markup(["", *columns], rows), text)] if rows else []
 
 
 # --- warnings ------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def _recipe_card(runs: Labelled) -> list[Card]:
         keys = [key for key in dict.fromkeys(key for each in settings for key in each) if key != "output.folder"]
         differing = [key for key in keys if len({str(each.get(key)) for each in settings}) > 1]
         rows = [[key, *(str(each.get(key, "-")) for each in settings)] for key in differing]
-        body += table(["key", *(name for name, _ in runs)], rows, num_text=len(runs) + 1) if rows else ""
+        body += table_markup(["key", *(name for name, _ in runs)], rows, num_text=len(runs) + 1) if rows else ""
     body += "".join(listing(f"run.toml of {name}", run.recipe) for name, run in runs if run.recipe)
     return [Card("Recipe", body)] if body else []
 

@@ -1,7 +1,7 @@
-"""The page of runs, live: a small server on loopback whose page asks once a second for what is new.
+"""The live page of runs: a small server on loopback, whose page asks once a second for changes.
 
-Whoever has the address with its token may look, nobody else; beyond loopback it speaks TLS or not at all. It only
-reads what runs write, on this host or in a folder that several hosts share, and can be stopped at any time.
+An address is valid with its token only. The server reads the files that runs write, on this host or in a folder that
+several hosts share, and can be stopped at any time.
 """
 
 import hmac
@@ -9,13 +9,10 @@ import http.server
 import json
 import secrets
 import socket
-import ssl
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -23,42 +20,34 @@ from hoploom.closing import Closing
 from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.errors import ConfigError
 from hoploom.report.page import encoded
-from hoploom.report.reading import RunReader
+from hoploom.report.run_reader import RunReader
 from hoploom.report.runs import run_page
 
-REQUEST_SECONDS = 10.0  # for a request, from its first byte to its last
-LOOK_UP = 0.5  # seconds between two looks whether to stop
+REQUEST_SECONDS = 10.0  # of one read or write of a request
+POLL_SECONDS = 0.5  # between two looks at the thread
 CLOSING = 5.0  # seconds for the thread to end
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
 class LivePage(Closing):
-    """Answers from the moment it is made until close(); `url` is where, with the token.
+    """A server of the page, which answers until it is closed.
 
     >>> with LivePage([RunReader("run")]) as watch:
     ...     print(watch.url)
     ...     watch.wait()
     """
 
-    def __init__(
-        self,
-        runs: Sequence[RunReader],
-        listen: str = "127.0.0.1:0",
-        certificate: Path | None = None,
-        key: Path | None = None,
-    ) -> None:
+    def __init__(self, runs: Sequence[RunReader], listen: str = "127.0.0.1:0") -> None:
         host, port = split_address(listen)
-        tls = _tls(certificate, key)
-        if tls is None and not is_loopback(host):
+        if not is_loopback(host):
             raise ConfigError(
-                f"--listen {listen} is reached from other hosts, and nothing protects it; give --cert and --key "
-                "(`hoploom certs` makes them for tests), or listen on 127.0.0.1 and forward the port: "
-                "ssh -L 8000:127.0.0.1:PORT HOST"
+                f"--listen {listen} is reached from other hosts, and nothing protects it; listen on 127.0.0.1 and "
+                "forward the port: ssh -L 8000:127.0.0.1:PORT HOST"
             )
-        self._token, self._scheme = secrets.token_urlsafe(32), "http" if tls is None else "https"
+        self._token = secrets.token_urlsafe(32)
         handler = partial(_Handler, _Live(runs), self._token)
         try:
-            self._server = _Server((host.strip("[]"), port), handler, tls)
+            self._server = _Server((host.strip("[]"), port), handler)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"--listen {listen} cannot be listened on: {reason}; give another port") from error
@@ -68,40 +57,24 @@ class LivePage(Closing):
 
     @property
     def url(self) -> str:
-        """What to open in a browser."""
+        """The address to open in a browser, with its token."""
         host, port = self._server.server_address[:2]
-        return f"{self._scheme}://{join_address(str(host), port)}/?token={self._token}"
+        return f"http://{join_address(str(host), port)}/?token={self._token}"
 
     def wait(self) -> None:
-        """For as long as it answers, or until a KeyboardInterrupt."""
+        """Wait while the server answers, or until a KeyboardInterrupt."""
         while self._thread.is_alive():
-            self._thread.join(LOOK_UP)
+            self._thread.join(POLL_SECONDS)
 
     def close(self) -> None:
-        """Stop to answer."""
+        """Stop the server."""
         self._server.shutdown()
         self._thread.join(CLOSING)
         self._server.server_close()
 
 
-def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    if certificate is None and key is None:
-        return None
-    if certificate is None or key is None:
-        raise ConfigError("--cert and --key belong together; give both")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"--cert {certificate} and --key {key} cannot be used: {error}; give PEM files of both"
-        ) from error
-    return context
-
-
 class _Live:
-    """The page as of now; read on only when somebody asks."""
+    """The page as of now; files are read at requests only."""
 
     def __init__(self, runs: Sequence[RunReader]) -> None:
         self._runs, self._lock = runs, threading.Lock()
@@ -114,7 +87,7 @@ class _Live:
             return encoded(run_page(self._runs), is_live=True)
 
     def content(self, seen: str) -> bytes | None:
-        """What is new since a version; None: nothing."""
+        """Return the page if it has another version than `seen`; else None."""
         with self._lock:
             self._read()
             return None if seen == str(self._version) else self._content
@@ -138,51 +111,26 @@ class _Live:
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """A thread per request; the handshake of TLS is made there, where it holds up nobody else."""
+    """A server with a thread per request."""
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], handler: Any, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, address: tuple[str, int], handler: Any) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._tls = tls
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        """Without the look-up of this host's name that HTTPServer does: a broken resolver would hang it."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port of before is free at once
+        """Bind without HTTPServer's look-up of this host's name, which a broken resolver would block."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an earlier server's port is free at once
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        request.settimeout(REQUEST_SECONDS)  # of one read or write
-        with request.dup() as line, _read_for(REQUEST_SECONDS, line):
-            if self._tls is not None:
-                request = self._tls.wrap_socket(request, server_side=True)
-            super().finish_request(request, client_address)
-
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A line on stderr; none where a browser went away, which is no error of ours."""
+        """Print a line on stderr, unless a browser has closed its connection."""
         error = sys.exc_info()[1]
-        if not isinstance(error, ConnectionError | TimeoutError | ssl.SSLError):
+        if not isinstance(error, ConnectionError | TimeoutError):
             print(f"hoploom: the page could not be made: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _read_for(seconds: float, line: socket.socket) -> Iterator[None]:
-    """Within: what a client has not sent by then is not read any more, however little at a time it sends."""
-
-    def end() -> None:
-        with suppress(OSError):  # it is gone already
-            line.shutdown(socket.SHUT_RD)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -193,23 +141,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         super().__init__(*rest)
 
     def do_GET(self) -> None:
-        asked = urlsplit(self.path)
-        query = parse_qs(asked.query)
+        address = urlsplit(self.path)
+        query = parse_qs(address.query)
         given = "".join(query.get("token", []))
         if not hmac.compare_digest(given.encode(), self._token.encode()):
             return self._answer(
                 403, b"this address is out of date: open the new address that `hoploom watch` printed\n", "text/plain"
             )
-        if asked.path not in ("/", "/content"):
+        if address.path not in ("/", "/content"):
             return self._answer(404, b"there is nothing here\n", "text/plain")
         try:
-            page = self._live.html() if asked.path == "/" else self._live.content("".join(query.get("seen", [])))
+            page = self._live.html() if address.path == "/" else self._live.content("".join(query.get("seen", [])))
         except ConfigError as error:
             return self._answer(410, str(error).encode("utf-8", "backslashreplace"), "text/plain")
         except Exception:
             self._answer(500, b"the page could not be made; `hoploom watch` says why in its terminal\n", "text/plain")
             raise
-        kind = "text/html" if asked.path == "/" else "application/json"
+        kind = "text/html" if address.path == "/" else "application/json"
         return self._answer(204 if page is None else 200, page or b"", kind)
 
     def _answer(self, status: int, content: bytes, kind: str) -> None:
@@ -222,4 +170,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: an address holds the token."""
+        """Print nothing: an address holds the token."""

@@ -1,14 +1,86 @@
-"""The charts of runs: loss, metrics, speed and memory over steps, all runs in each."""
+"""The charts of runs: loss, metrics, speed and memory over steps, all runs in each.
+
+A curve of a million steps becomes some hundred points: steps are cut into equal spans, and a span keeps its mean, its
+least and its largest value. So no spike is lost, only its position within the span.
+"""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hoploom.report.curves import Curve, Figure, Numbers, thinned
-from hoploom.report.reading import Labelled
+from hoploom.report.run_reader import Labelled
+
+MOST = 600  # points of a curve: about one per two pixels
+Values: TypeAlias = NDArray[np.float64]
+Numbers: TypeAlias = Sequence[float] | Values
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of a chart: points, and the band of least and largest values if a point stands for several steps."""
+
+    label: str
+    run: int  # colours it
+    x: Sequence[float]
+    y: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    is_dotted: bool = False  # of few points, drawn with a mark each
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure with curves over steps. Its `unit` is number or bytes."""
+
+    key: str
+    title: str
+    curves: Sequence[Curve]
+    unit: str = "number"
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        curves = [
+            {
+                "label": curve.label,
+                "run": curve.run,
+                "dotted": curve.is_dotted,
+                "data": [curve.x, curve.y, *([curve.low, curve.high] if curve.low else [])],
+            }
+            for curve in self.curves
+        ]
+        return {"key": self.key, "title": self.title, "unit": self.unit, "curves": curves}
+
+
+def thinned(x: Numbers, y: Numbers, weights: Numbers | None = None, most: int = MOST) -> Mapping[str, list[Any]]:
+    """Return x, y and, if points stand for several steps, low and high.
+
+    Values that are not finite are left out; a span without any other is None. `weights` are those of the mean.
+
+    >>> thinned(range(6), [1, 9, 2, 3, 4, 5], most=2)["high"]
+    [9.0, 5.0]
+    """
+    xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    ys = np.where(np.isfinite(ys), ys, np.nan)
+    if len(xs) <= most:
+        return {"x": _listed(xs), "y": _listed(ys)}
+    ends = np.linspace(0, len(xs), most + 1).astype(np.int64)
+    begins, middles = ends[:-1], (ends[:-1] + ends[1:] - 1) // 2
+    share = np.ones_like(ys) if weights is None else np.asarray(weights, dtype=np.float64)
+    share = np.where(np.isfinite(ys) & np.isfinite(share), share, 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.add.reduceat(np.nan_to_num(ys) * share, begins) / np.add.reduceat(share, begins)
+        low, high = np.fmin.reduceat(ys, begins), np.fmax.reduceat(ys, begins)
+    found = {"x": xs[middles], "y": mean, "low": low, "high": high}
+    return {name: _listed(values) for name, values in found.items()}
+
+
+def _listed(values: Values) -> list[float | None]:
+    """Return values with six digits: more are not seen, and would double the page."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
 def run_charts(runs: Labelled) -> list[Figure]:
@@ -32,7 +104,7 @@ def run_charts(runs: Labelled) -> list[Figure]:
 
 
 def _label(what: str, number: int, runs: Labelled) -> str:
-    """A run's name tells curves of several runs apart, and is left out where there is just one."""
+    """Return the label of a curve, with the run's name if there are several runs."""
     words = [what] if len(runs) == 1 else [runs[number][0], what]
     return " ".join(filter(None, words))
 

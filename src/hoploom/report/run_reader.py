@@ -1,7 +1,6 @@
-"""The folder of a run, read as far as it is written: while the run goes on, after it ended, or was killed.
+"""The folder of a run, read as far as it is written: during the run, after its end, or after it was killed.
 
-A file is read on from where the last reading stopped. What a crash cut short is missing here and said on the page; it
-is no error.
+A file is read on from the end of the last reading. A line that a crash cut short is no error: the page mentions it.
 """
 
 import json
@@ -28,14 +27,14 @@ Line = dict[str, Any]
 
 
 class JsonLines:
-    """The lines of a file that may grow: those that are whole, and JSON objects with the number of a step."""
+    """The whole lines of a file that may grow; each is a JSON object, with the number of a step if it has steps."""
 
     def __init__(self, path: Path, *, has_steps: bool = True) -> None:
         self.path, self._has_steps, self._offset, self._last = path, has_steps, 0, b""
         self.num_broken, self.is_torn = 0, False
 
     def new(self) -> Iterator[Line]:
-        """What was added since; a last line without its end waits for the next call."""
+        """Yield the lines added since the last call; a last line without its end waits for the next one."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -57,7 +56,7 @@ class JsonLines:
 
     @property
     def is_rewritten(self) -> bool:
-        """Whether what was read last is no longer there: a resumed run takes some steps again."""
+        """Whether the line read last is gone, because a resumed run takes some steps again."""
         if not self._offset:
             return False
         try:
@@ -69,7 +68,7 @@ class JsonLines:
 
 
 class RunReader:
-    """What a run has written so far. `refresh` reads on.
+    """The files of a run so far. `refresh` reads on.
 
     >>> run = RunReader("runs/papers")
     >>> run.columns["loss"][-1]
@@ -99,7 +98,7 @@ class RunReader:
         self.recipe = ""
 
     def refresh(self) -> None:
-        """Read what was added since the last time; all anew where a resumed run cut something off."""
+        """Read what was added since the last time, or all files anew if a resumed run has cut one."""
         if any(tail.is_rewritten for tail in self._tails()):
             self._begin()
         self._read_steps()
@@ -137,12 +136,12 @@ class RunReader:
 
     @property
     def written_at(self) -> float:
-        """When it last wrote anything, in seconds since 1970."""
+        """The time of the last write, in seconds since 1970."""
         return max((found.st_mtime for tail in self._tails() for found in _stats(tail.path)), default=0.0)
 
     @property
     def num_bytes(self) -> int:
-        """Of what it has written: another number means that there is something new."""
+        """The size of all files: another number means that there is something new."""
         written = (path for path in self.folder.iterdir() if path.suffix in (".jsonl", ".json", ".toml"))
         return sum(found.st_size for path in written for found in _stats(path))
 
@@ -158,19 +157,19 @@ class RunReader:
 
     @property
     def silence(self) -> float:
-        """Seconds since it last wrote anything."""
+        """Seconds since the last write."""
         return max(0.0, time.time() - self.written_at)
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """run.toml by full names: loader.fanouts."""
+        """The keys of run.toml by full names, such as loader.fanouts."""
         with suppress(tomllib.TOMLDecodeError):
             return _flat(tomllib.loads(self.recipe))
         return {}
 
     @property
     def seconds(self) -> float:
-        """From the start to the end of each of its parts, added up; while it goes on, so far."""
+        """Total seconds over all sessions of the run, including a running one."""
         spans, began = 0.0, None
         for event in self.events:
             if event.get("event") == "start":
@@ -184,7 +183,7 @@ class RunReader:
         return spans or float(self.result.get("seconds") or 0) or float(np.nansum(self.columns["seconds"]))
 
     def _last_line(self, since: float, before: float) -> float:
-        """When the last line was written, of those between two times."""
+        """Return the time of the last line between two times."""
         lines = [*self.events, *(line for lines in self.times.values() for line in lines)]
         return max((at for line in lines if since <= (at := _number(line.get("at"))) < before), default=since)
 
@@ -203,12 +202,12 @@ class RunReader:
 
     @property
     def machines(self) -> list[Line]:
-        """Where the ranks of the newest part run."""
+        """The machines of the newest session's ranks."""
         return list(self.starts[-1].get("machines", ())) if self.starts else []
 
     @property
     def measured(self) -> dict[int, list[Line]]:
-        """The lines of times, by rank, since the run has had as many processes as it has now."""
+        """The lines of times by rank, since the run has had its present number of processes."""
         if not self.starts:
             return self.times
         counts = [len(start.get("machines", ())) for start in self.starts]
@@ -224,7 +223,7 @@ Labelled: TypeAlias = Sequence[tuple[str, RunReader]]  # runs with the names the
 
 
 def totals(lines: Iterable[Line], kind: str) -> dict[str, float]:
-    """The sums of what lines of times have, of one kind: seconds, loader, traffic, reads."""
+    """Return the sums over lines of times of one kind: seconds, loader, traffic, reads."""
     found: dict[str, float] = {}
     for line in lines:
         for name, value in line.get(kind, {}).items():
@@ -237,7 +236,7 @@ def _number(value: Any) -> float:
 
 
 def _stats(path: Path) -> Iterator[os.stat_result]:
-    """Of a file that may have gone meanwhile."""
+    """Yield the status of a file, if it still exists."""
     with suppress(FileNotFoundError):
         yield path.stat()
 
