@@ -1,8 +1,8 @@
-"""What inference writes: rows between layers, the Parquet files of the result, and the folder that ranks share.
+"""The files that inference writes: rows between layers, the Parquet result, and the folder that all ranks share.
 
-Rows are written by pwrite, not through a map: a full disk is then an error and no bus error. They are opened anew to be
-read: that shows what other hosts have written, on any disk with close-to-open consistency, as NFS has. A rank that
-fails leaves a note in the folder, which the others look for between two slices.
+Rows are written by pwrite, not through a memory map, so that a full disk is an error and not a bus error. Files are
+opened again to be read: that shows what other hosts have written, on any disk with close-to-open consistency, such as
+NFS. A rank that fails leaves a file in the folder, for which the others look between two slices.
 """
 
 import errno
@@ -43,7 +43,7 @@ class RowFile(Closing):
             raise
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Put rows where row `first` begins."""
+        """Write rows from row `first` on."""
         assert self._descriptor is not None
         assert tuple(rows.shape[1:]) == self._shape[1:], f"rows of shape {tuple(rows.shape[1:])}, not {self._shape[1:]}"
         values = rows.detach().to(self._dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data
@@ -52,14 +52,14 @@ class RowFile(Closing):
             written += os.pwrite(self._descriptor, values[written:], at + written)
 
     def finish(self, *, synced: bool) -> None:
-        """No more rows of this rank. Synced, other hosts see them as soon as they open the file."""
+        """Close the file after this rank's last row. If synced, other hosts see its rows as soon as they open it."""
         assert self._descriptor is not None
         if synced:
             os.fsync(self._descriptor)
         self.close()
 
     def read(self) -> Tensor:
-        """The rows of all ranks, once all have finished: mapped, so pages are read when they are touched."""
+        """Return the rows of all ranks, once all have finished, memory-mapped."""
         assert self._descriptor is None, "read before it was finished"
         if self._size == 0:
             return torch.empty(self._shape, dtype=self._dtype)
@@ -70,12 +70,12 @@ class RowFile(Closing):
             os.close(descriptor)
 
     def read_far(self) -> FileRows:
-        """The same, for reads past the page cache."""
+        """Return the rows of all ranks for reads past the page cache, once all have finished."""
         assert self._descriptor is None, "read before it was finished"
         return FileRows(DiskFile(str(self._path)), 0, self._shape[0])
 
     def remove(self) -> None:
-        """Delete the file; its pages are gone when nobody reads them any more."""
+        """Delete the file; its pages are freed after the last reader."""
         self.close()
         self._path.unlink(missing_ok=True)
 
@@ -86,7 +86,7 @@ class RowFile(Closing):
 
 
 class ParquetFile(Closing):
-    """A row group per slice, appended; columns are those of `like`. Uncompressed: embeddings hardly compress."""
+    """A Parquet file with the columns of `like`, written a row group at a time; embeddings hardly compress."""
 
     def __init__(self, path: Path, like: Columns) -> None:
         with needs("tables"):
@@ -105,19 +105,19 @@ class ParquetFile(Closing):
             raise
 
     def append(self, columns: Columns) -> None:
-        """A row group."""
+        """Write one row group."""
         table = _table(self._arrow, columns)
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
 
     def finish(self) -> None:
-        """Write the end, and all of it to the disk."""
+        """Write the footer and sync the file to the disk."""
         writer, self._writer = self._writer, None
         writer.close()
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close without complaint: a file that is not finished is of no use anyway."""
+        """Close the file and ignore errors: a file that is not finished is of no use."""
         writer, self._writer = self._writer, None
         with suppress(OSError, self._arrow.ArrowException):
             if writer is not None:
@@ -143,7 +143,7 @@ class _PeerFailedError(Exception):
 
 
 class SharedFolder:
-    """A temporary folder of all ranks, beside `target`. Gone when the block is left, however that happens."""
+    """A temporary folder of all ranks, in the parent folder of `target`. It is deleted at the end of the block."""
 
     def __init__(self, target: Path, context: Context) -> None:
         self._target, self.context = target, context
@@ -165,12 +165,12 @@ class SharedFolder:
 
     @property
     def is_shared(self) -> bool:
-        """Whether there are other ranks, perhaps on other hosts."""
+        """Return whether there are other ranks, perhaps on other hosts."""
         return self.context.world_size > 1
 
     @contextmanager
     def together(self, doing: str) -> Iterator[None]:
-        """A pass of all ranks. Left when all have finished it; an error of one is an error of all."""
+        """Run a block on all ranks; wait until all have finished, and raise an error of one rank on all."""
         with all_or_none(self.context, doing, stops=True):
             try:
                 yield
@@ -183,7 +183,7 @@ class SharedFolder:
                 raise StoreError(self._explained(error)) from error
 
     def check_peers(self) -> None:
-        """Leave the pass if another rank has failed."""
+        """Leave the block of `together` if another rank has failed."""
         if any(self._note(rank).exists() for rank in range(self.context.world_size) if rank != self.context.rank):
             raise _PeerFailedError
 

@@ -1,6 +1,6 @@
 """Inference in batches, for models that cannot run one layer at a time: each batch samples what its nodes need.
 
-Takes any model that a loader's batches suit. The price: inner rows are computed again for every batch that needs them.
+Works for every model that takes a loader's batches. Inner rows are computed again for every batch that needs them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ BATCH_SIZE = 512
 
 
 def all_neighbors(model: nn.Module, store: Store) -> MakeLoader:
-    """Return what makes batches with all neighbours of as many hops as the model has layers."""
+    """Return a function that makes loaders of all neighbours, with as many hops as the model has layers."""
     hops = getattr(model, "num_layers", None)
     if not isinstance(hops, int) or hops < 1:
         raise ConfigError(

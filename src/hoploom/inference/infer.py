@@ -1,6 +1,6 @@
 """Layer-wise inference: every layer once over the whole graph, all ranks together, out of core.
 
-Rows between two layers lie in files, so a budget bounds memory; the price is disk. Computes on the CPU.
+Rows between two layers are in files, so that a budget bounds memory; the price is disk space. Computes on the CPU.
 """
 
 import copy
@@ -45,7 +45,7 @@ PLAIN_EDGE_BYTES, WEIGHED_EDGE_BYTES = 16, 256  # while convolutions take rows a
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """What `infer` writes, and how much memory and disk it uses.
+    """Options of `infer`: the columns that it writes, and the memory and disk that it may use.
 
     Columns: "embedding" is the input of the last layer (of the linear head, if the model has one), "output" is what the
     model returns, and "prediction" is what `task.predictions` makes of it: a class, a bool per label, or numbers.
@@ -77,18 +77,18 @@ class Inference:
 
     @property
     def predict(self) -> Predict | None:
-        """What makes predictions of outputs, where the task has any."""
+        """The function that makes predictions from outputs; None if the task has none."""
         return getattr(self.task, "predictions", None)
 
     @property
     def written(self) -> Sequence[Column]:
-        """The columns, also where none are named."""
+        """The columns to write, with defaults if none are named."""
         if self.columns is not None:
             return self.columns
         return ("embedding", "output" if self.predict is None else PREDICTION)
 
     def written_of(self, model: nn.Module) -> Sequence[Column]:
-        """The columns of a model; in batches, there are no embeddings unless a model returns them."""
+        """Return the columns to write for a model; computed in batches, it has no embeddings by default."""
         if as_layered(unwrap(model)) is not None or self.columns is not None:
             return self.written
         return ("output",) if self.predict is None else ("output", PREDICTION)
@@ -185,7 +185,7 @@ def _refuse_existing(target: Path) -> None:
 
 
 def _check(plan: ModelPlan, schema: Schema, inference: Inference) -> None:
-    """What cannot be written as asked, before anything is computed."""
+    """Raise ConfigError for a result that cannot be written, before anything is computed."""
     task = inference.task if PREDICTION in inference.written else None
     for name, width in plan.outputs.items():
         if isinstance(task, NodeTask) and width != task.columns[0]:
@@ -206,7 +206,7 @@ def _check_ids(names: Iterable[str], schema: Schema, inference: Inference) -> No
 
 
 def _slices(store: Store, plan: ModelPlan, memory: int) -> Slices:
-    """How the nodes are cut so that a slice fits the memory."""
+    """Return the slices of all nodes, each of which fits the memory."""
     relations = [key for key in store.schema.relation_index if any(key in layer.relations for layer in plan.layers)]
     weighed = any(layer.projected for layer in plan.layers)
     costs = Costs(memory, _row_bytes(plan, store.schema), WEIGHED_EDGE_BYTES if weighed else PLAIN_EDGE_BYTES)
@@ -221,7 +221,7 @@ def _slices(store: Store, plan: ModelPlan, memory: int) -> Slices:
 
 
 def _row_bytes(plan: ModelPlan, schema: Schema) -> dict[str, int]:
-    """What a node of every type takes at most while it is worked on: its rows before, between and after a layer."""
+    """Return, by node type, the most bytes of a node's rows before, within and after a layer."""
     found = {}
     for name, width in plan.inputs.items():
         fields = schema.node_type(name).fields
@@ -247,7 +247,7 @@ def _publish(folder: Path, target: Path) -> None:
 
 @contextmanager
 def _bar(*, shown: bool, unit: str = "rows") -> Iterator[Progress]:
-    """What shows how far this rank is with its share."""
+    """Show a progress bar of this rank's share."""
     with progress_bar(sys.stderr, 0, shown=shown) as drawn:
         drawn.bar_format = f"[{{bar:20}}]  {{n:,}} of {{total:,}} {unit}  {{remaining}} left"
 

@@ -1,6 +1,6 @@
-"""Models that can be run one layer at a time over a whole graph, and what each of their layers will need.
+"""Models that can run one layer at a time over a whole graph, and plans of what each layer reads and computes.
 
-Found out by running the model once on one row per node type, before anything is read or written.
+A plan is made by running the model once on one row per node type, before anything is read or written.
 """
 
 from collections.abc import Collection, Mapping
@@ -52,7 +52,7 @@ class Layered(Protocol):
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What a layer reads and makes: widths of rows."""
+    """The rows that a layer reads and computes, by their widths."""
 
     relations: tuple[RelationName, ...]
     entered: Mapping[str, int]  # types whose rows `enter` changes before they are aggregated
@@ -67,19 +67,19 @@ class LayerPlan:
         return {key: self.projected.get(key, self.entered.get(key[0], self.widths[key[0]])) for key in self.relations}
 
     def num_sent_bytes(self, schema: Schema, dtype: torch.dtype) -> int:
-        """What these rows of all nodes take."""
+        """Return the bytes of these rows of all nodes."""
         return sum(schema.node_type(key[0]).num_nodes * width for key, width in self.sent.items()) * dtype.itemsize
 
     @property
     def rewritten(self) -> list[str]:
-        """Types of which something is written before the layer aggregates."""
+        """The types whose rows are written once more before the layer aggregates them."""
         projected = {key[0] for key in self.projected}
         return [name for name in self.widths if name in self.entered or name in projected]
 
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """What a whole model reads and makes."""
+    """The rows that a whole model reads and computes."""
 
     dtype: torch.dtype
     inputs: Mapping[str, int]  # widths of the rows that layer one starts from
@@ -101,7 +101,7 @@ def as_layered(model: nn.Module) -> Layered | None:
 
 
 def plan_of(model: Layered, schema: Schema, node_types: Collection[str] | None, *, embeds_only: bool) -> ModelPlan:
-    """What it takes to have rows of these types (None: of all that the model has outputs for)."""
+    """Return the plan for rows of these types; None: of all types for which the model has outputs."""
     try:
         full = _probe(model, schema, None, skip_last=False)
         wanted = list(full.outputs) if node_types is None else list(node_types)
@@ -115,7 +115,7 @@ def plan_of(model: Layered, schema: Schema, node_types: Collection[str] | None, 
 
 @dataclass(frozen=True, eq=False)
 class _ProbedEdges(InEdges):
-    """A node without edges. Notes whether anyone asks for degrees in the whole graph."""
+    """The edges of a node without any. Notes whether a layer reads degrees in the whole graph."""
 
     key: RelationName = ("", "", "")
     with_degrees: set[RelationName] | None = None
@@ -155,7 +155,7 @@ def _probe(model: Layered, schema: Schema, wanted: Collection[str] | None, *, sk
 
 
 def _probe_inputs(model: Layered, schema: Schema) -> tuple[dict[str, Tensor], set[str]]:
-    """The last node of every type; and which types' features are taken as they are."""
+    """Return the last node's row of every type, and the types whose features the model takes unchanged."""
     x: dict[str, Tensor] = {}
     as_stored: set[str] = set()
     for node_type in schema.node_types:
@@ -192,7 +192,7 @@ def _dtype_of(x: Rows) -> torch.dtype:
 def _needed(
     model: Layered, schema: Schema, wanted: Collection[str] | None, present: set[str], skip_last: bool
 ) -> tuple[list[set[str]], list[tuple[RelationName, ...]]]:
-    """Per layer boundary the types whose rows are needed; per layer the relations."""
+    """Return the types whose rows are needed before and after each layer, and the relations of each layer."""
     needed = [set(present) if wanted is None else set(wanted)]
     relations: list[tuple[RelationName, ...]] = []
     for depth in reversed(range(model.num_layers)):

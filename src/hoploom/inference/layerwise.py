@@ -1,6 +1,6 @@
-"""The passes of layer-wise inference, slice by slice of a graph's nodes.
+"""The passes of layer-wise inference over a graph's nodes, slice by slice.
 
-Where a layer projects rows, or normalises them first, it does so once per source: that costs a pass and a file more.
+If a layer projects rows, or normalises them first, it does so once per source: that costs another pass and file.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from hoploom.schema import Owner, RelationName
 from hoploom.store import Store, Wanted
 from hoploom.store.format import node_file
 
-Progress = Callable[[int, int], None]  # rows done, of so many
+Progress = Callable[[int, int], None]  # (rows done, rows in all)
 Sources = Mapping[RelationName, Tensor | SourceRows]  # what relations aggregate: mapped, or read from the disk
 Predict = Callable[[Tensor], Tensor]  # outputs become predictions, row by row
 
@@ -47,7 +47,7 @@ class LayerWise(Closing):
         self._done, self._total = 0, sum(len(some) for name in passes for some in self._own[name])
 
     def write(self, result: Path, columns: Sequence[str], id_field: str, predict: Predict | None) -> None:
-        """All passes; the last one writes a file of this rank per node type, in folders below `result`."""
+        """Run all passes; the last one writes a file of this rank per node type, in folders below `result`."""
         self._count_degrees()
         x = self._prepare()
         num_between = len(self._plan.layers) - bool(self._plan.outputs)
@@ -87,7 +87,7 @@ class LayerWise(Closing):
         types: Iterable[str],
         compute: Callable[[Slice], Mapping[Any, Tensor]],
     ) -> dict[Any, RowFile]:
-        """Files of a row per node, computed by all ranks slice by slice."""
+        """Write files with a row per node, which all ranks compute slice by slice."""
         with self._folder.together(doing):
             files = {owner: self._file(name, owner, width) for owner, width in widths.items()}
             for some in self._slices(types):
@@ -98,7 +98,7 @@ class LayerWise(Closing):
         return files
 
     def _count_degrees(self) -> None:
-        """In-degrees of all nodes, where a layer asks for those of its sources."""
+        """Count the in-degrees of all nodes, if a layer reads those of its sources."""
         keys = sorted(self._plan.with_degrees)
 
         def count(some: Slice) -> dict[RelationName, Tensor]:
@@ -111,7 +111,7 @@ class LayerWise(Closing):
         self._degrees = {key: file.read() for key, file in files.items()}
 
     def _prepare(self) -> Rows:
-        """What layer one starts from: features where they are mapped already, if it takes them as they are."""
+        """Return the first layer's input rows: mapped features if usable unchanged, else rows computed into files."""
         stored = {name: rows for name in self._plan.inputs if (rows := self._stored(name)) is not None}
         made = {name: width for name, width in self._plan.inputs.items() if name not in stored}
         self._files = self._pass("input", "reading features", made, made, self._prepared)
@@ -132,7 +132,7 @@ class LayerWise(Closing):
         return {name: self._model.prepare(given, {name: ids})[name]}
 
     def _advance(self, depth: int, x: Rows) -> Rows:
-        """The rows after a layer."""
+        """Return the rows after a layer."""
         layer = self._plan.layers[depth]
         with self._sources(depth, x) as z:
             compute = partial(self._computed, depth, x, z)
@@ -145,7 +145,7 @@ class LayerWise(Closing):
 
     @contextmanager
     def _sources(self, depth: int, x: Rows) -> Iterator[Sources]:
-        """What is aggregated of every relation's sources."""
+        """Yield the rows that the layer aggregates, by relation."""
         layer, stage = self._plan.layers[depth], self._model.stage(depth)
 
         def rewritten(some: Slice) -> dict[Any, Tensor]:
@@ -164,7 +164,7 @@ class LayerWise(Closing):
             file.remove()
 
     def _far(self, depth: int, x: Rows, key: RelationName, rows: Tensor, file: RowFile | None) -> SourceRows | None:
-        """What reads a relation's sources from the disk, where they do not fit in a budget."""
+        """Return what reads a relation's sources from the disk; None if they fit the memory budget."""
         reads, layer = self._store.reads, self._plan.layers[depth]
         if reads is None:
             return None
@@ -182,7 +182,7 @@ class LayerWise(Closing):
         return SourceRows(table, self._own[key[2]], others, memory, self._scratch, share, reads)
 
     def _own_rows(self, x: Rows, some: Slice) -> Tensor:
-        """A slice's rows before a layer."""
+        """Return a slice's rows before a layer."""
         name = some.node_type
         if name not in self._files and self._cuts.are_far(name):  # features
             return self._cuts.gather(name, some.ids)
@@ -191,7 +191,7 @@ class LayerWise(Closing):
         return rows
 
     def _computed(self, depth: int, x: Rows, z: Sources, some: Slice) -> dict[str, Tensor]:
-        """A layer's rows of a slice."""
+        """Return a layer's rows of a slice."""
         name = some.node_type
         keys = [key for key in self._plan.layers[depth].relations if key[2] == name]
         for rows in map(z.__getitem__, keys):
@@ -217,7 +217,7 @@ class LayerWise(Closing):
         return {name: self._model.close(depth, after, own_rows)[name]}
 
     def _finished(self, depth: int, some: Slice, x: Rows, z: Sources) -> dict[str, Tensor]:
-        """The columns that a model can give of a slice."""
+        """Return the embedding and output of a slice."""
         name = some.node_type
         computed = self._computed(depth, x, z, some)[name] if name in self._plan.layers[depth].computed else None
         embedding = self._own_rows(x, some) if computed is None or not self._plan.has_head else computed
@@ -228,7 +228,7 @@ class LayerWise(Closing):
         return ids_of(self._store, some.node_type, some.ids, id_field)
 
     def _slices(self, names: Iterable[str]) -> Iterator[Slice]:
-        """This rank's slices of some types; counts them as done, and asks whether what they were read from is whole."""
+        """Yield this rank's slices of some types, and count them; raise StoreError if a mapped file is unreadable."""
         for name in names:
             for some in self._own[name]:
                 self._folder.check_peers()
@@ -239,7 +239,7 @@ class LayerWise(Closing):
         self._store.require_whole()  # the slices were cut by what was read, too: there may be none
 
     def _file(self, name: str, owner: Owner, width: int | None) -> RowFile:
-        """Named alike on all ranks."""
+        """Open a file of rows, by the name that all ranks give it."""
         if isinstance(owner, str):
             node_type, number = owner, self._schema.type_index[owner]
         else:
@@ -261,12 +261,12 @@ def ids_of(store: Store, node_type: str, nodes: Tensor, id_field: str) -> Tensor
 
 
 def folder_of(node_type: str) -> str:
-    """A type's folder, named as in a store."""
+    """Return the name of a node type's folder, which is that in a store."""
     return Path(node_file(0, node_type, FEATURES)).parent.name
 
 
 def _passes(plan: ModelPlan) -> Iterator[str]:
-    """The types of every pass over nodes after the features."""
+    """Yield the node types of every pass after that over the features."""
     yield from sorted({key[2] for key in plan.with_degrees})
     for depth, layer in enumerate(plan.layers):
         yield from layer.rewritten
@@ -276,7 +276,7 @@ def _passes(plan: ModelPlan) -> Iterator[str]:
 
 
 def _like(plan: ModelPlan, node_type: str, columns: Sequence[str], predict: Predict | None) -> Columns:
-    """The columns of a type besides the ids, without rows."""
+    """Return empty columns of a type, without the ids."""
     embedding = plan.ends[node_type]
     if plan.outputs and not plan.has_head:
         embedding = plan.layers[-1].widths[node_type]

@@ -1,6 +1,6 @@
-"""A store's nodes in slices that fit a memory budget, shared among ranks, with the in-edges of each.
+"""A store's nodes in slices that fit a memory budget, divided among ranks, with the in-edges of each.
 
-Where not all nodes of a type are mapped, in-edges are sampled from the store, and the cost of a slice is guessed from
+If not all nodes of a type are mapped, in-edges are sampled from the store, and the size of a slice is estimated from
 the average degree.
 """
 
@@ -45,7 +45,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a slice takes in memory while it is worked on."""
+    """The memory that a slice takes while it is computed."""
 
     budget: int  # bytes
     row_bytes: Mapping[str, int]  # by node type
@@ -53,7 +53,7 @@ class Costs:
 
 
 class Slices:
-    """How the nodes are cut. All ranks of a world together have every node once."""
+    """The slices of all nodes; each node is in one slice of one rank."""
 
     def __init__(self, store: Store, relations: Sequence[RelationName], costs: Costs) -> None:
         self.store, self._costs = store, costs
@@ -61,20 +61,20 @@ class Slices:
         self._is_mapped = [_is_mapped(store, index) for index in range(len(store.schema.node_types))]
 
     def of(self, node_type: str, rank: int, world_size: int) -> Iterator[Slice]:
-        """A rank's slices of a type, in order: as many bytes of rows and edges as any other rank's."""
+        """Yield a rank's slices of a type, in order. Ranks get equally many bytes of rows and edges."""
         index = self.store.schema.type_index[node_type]
         first, end = (self._bound(index, number, world_size) for number in (rank, rank + 1))
         for piece in self._pieces(index):
             yield from self._slices(index, piece, first, end)
 
     def _bound(self, index: int, rank: int, world_size: int) -> int:
-        """Where a rank's nodes of a type begin."""
+        """Return the first node of a rank's share of a type."""
         count = self.store.schema.node_types[index].num_nodes
         target = self._cost(index, count) * rank // world_size
         return count if rank == world_size else bisect_left(range(count), target, key=partial(self._cost, index))
 
     def _pieces(self, index: int) -> list[Slice]:
-        """Where a type is cut into mapped parts; one piece of no part where these do not hold all of it."""
+        """Return a piece for each mapped part of a type; one without a part if they do not hold all nodes."""
         node_type = self.store.schema.node_types[index]
         if not self._is_mapped[index]:
             return [Slice(node_type.name, 0, node_type.num_nodes, None)]
@@ -92,7 +92,7 @@ class Slices:
             first = last
 
     def _cost(self, index: int, node: int) -> int:
-        """Bytes that all nodes of a type before this one take."""
+        """Return the bytes of all nodes of a type before this one."""
         schema = self.store.schema
         num_edges = sum(
             self._edges_before(relation, node) for relation in self._relations if schema.destinations[relation] == index
@@ -100,7 +100,7 @@ class Slices:
         return num_edges * self._costs.edge_bytes + node * self._costs.row_bytes[schema.node_types[index].name]
 
     def _edges_before(self, relation: int, node: int) -> int:
-        """How many edges lead to the nodes before this one."""
+        """Return the number of edges to the nodes before this one."""
         schema, parts = self.store.schema, self.store.parts
         destination = schema.destinations[relation]
         if not self._is_mapped[destination]:
@@ -112,7 +112,7 @@ class Slices:
     def edges(
         self, some: Slice, keys: Sequence[RelationName], degrees: Mapping[RelationName, Tensor]
     ) -> dict[RelationName, InEdges]:
-        """All in-edges of a slice's nodes, by relation; sources are named by their ids in the store."""
+        """Return all in-edges of a slice's nodes, by relation; sources are ids of the store."""
         schema = self.store.schema
         lists = _sampled(self.store, some, keys) if some.part is None else _mapped(some.part, some, keys)
         edges = {}
@@ -123,11 +123,11 @@ class Slices:
 
     @property
     def memory(self) -> int:
-        """What a slice may take."""
+        """The bytes that a slice may take."""
         return self._costs.budget
 
     def exceed_memory(self, num_bytes: int) -> bool:
-        """Whether rows between layers take more than a budget leaves beside the topology that it holds."""
+        """Return whether rows between layers take more than the budget leaves beside the topology."""
         budget = self.store.budget
         if budget is None or self.store.reads is None:
             return False
@@ -137,24 +137,24 @@ class Slices:
         return num_bytes > budget.num_bytes - begins - budget.lists * others
 
     def are_far(self, node_type: str) -> bool:
-        """Whether some features of a type are on the disk, beyond a budget of memory."""
+        """Return whether some features of a type are on disk because they exceed the memory budget."""
         return self.store.reads is not None and not all(
             shard.in_memory(node_type, FEATURES) for shard in self.store.shards
         )
 
     def gather_features(self, node_type: str, ids: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
-        """outs[i] = the features of ids[i]: all read together."""
+        """Read the features of ids[i] into outs[i], all together."""
         assert isinstance(self.store.features, Sharded), "features within a budget are"
         wanted = [Wanted(node_type, FEATURES, one) for one in ids]
         self.store.features.gather_at(wanted, [None] * len(wanted), outs)
 
     def gather(self, node_type: str, ids: Tensor) -> Tensor:
-        """Features."""
+        """Return features."""
         return self.store.features.gather([Wanted(node_type, FEATURES, ids)])[0]
 
 
 class Sources(NamedTuple):
-    """The sources of a slice's edges, each once, and the edges that name them by place."""
+    """The sources of a slice's edges, each once, and the edges with indices of these sources."""
 
     own: Tensor  # the slice's nodes where sources are of their type, else none; they stand first
     others: Tensor  # ascending
@@ -172,7 +172,7 @@ def sources_of(some: Slice, key: RelationName, edges: InEdges) -> Sources:
 
 
 def degrees_without_loops(edges: InEdges) -> Tensor:
-    """The in-degrees of a slice's nodes, edges from themselves not counted: [num_destinations] int64."""
+    """Return the in-degrees of a slice's nodes without self-loops: [num_destinations] int64."""
     loops = torch.bincount(edges.destinations[edges.are_loops], minlength=edges.num_destinations)
     return edges.degrees - loops
 

@@ -1,4 +1,4 @@
-"""Our sampler behind PyG's BaseSampler, for PyG's own NodeLoader and LinkLoader.
+"""Hoploom's sampling as a BaseSampler of PyG, for PyG's own NodeLoader and LinkLoader.
 
 Batches depend on the seeds and on how many batches came before; PyG's loaders keep no position to resume from.
 """
@@ -48,7 +48,7 @@ class Calls:
         self._can_fork = store.deployment is NOWHERE and all(s.tier > Tier.REMOTE for s in store.shards)
 
     def key(self) -> int:
-        """What the picks of the next call derive from."""
+        """Return the random key of the next call."""
         worker, seed = get_worker_info(), self._seed
         if worker is not None:
             if not self._can_fork:
@@ -112,7 +112,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         return f"NeighborSampler(fanouts {shown_counts(self._schema, self._sampler.sampling)['fanouts']})"
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput | HeteroSamplerOutput:
-        """What PyG's NodeLoader calls."""
+        """Sample for nodes; PyG's NodeLoader calls this."""
         node_type = index.input_type or self._schema.node_types[0].name
         times = index.time
         if times is None and self._sampler.sampling.temporal is not None and self._schema.time is not None:
@@ -127,7 +127,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     def sample_from_edges(
         self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
     ) -> SamplerOutput | HeteroSamplerOutput:
-        """What PyG's LinkLoader calls."""
+        """Sample for links; PyG's LinkLoader calls this."""
         relation = index.input_type or self._schema.relations[0].key
         links = Links(index.row.to(torch.int64), index.col.to(torch.int64), index.label, index.time)
         key = self._calls.key()
@@ -161,7 +161,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         )
 
     def _edge_ids(self, sampled: Sampled) -> list[Tensor | None]:
-        """The user's own edge ids, so that PyG needs no permutation."""
+        """Return the user's own edge ids, so that PyG needs no permutation."""
         found: list[Tensor | None] = []
         for relation, edges in zip(self._schema.relations, sampled.edges, strict=True):
             if edges is None or EDGE_ID not in relation.fields:
@@ -213,5 +213,5 @@ def given_sampler(given: GivenArguments) -> tuple[GivenArguments, PygGraph]:
 
 
 def _named(owners: Iterable[Owner], columns: Mapping[str, Sequence[Any] | None]) -> dict[str, dict[Owner, Any] | None]:
-    """What is listed by node type or relation, by their names."""
+    """Return columns that are listed by node type or relation as dictionaries by its name."""
     return {name: None if of is None else dict(zip(owners, of, strict=True)) for name, of in columns.items()}

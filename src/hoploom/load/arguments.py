@@ -256,7 +256,7 @@ def _check_supported(loader: str, given: Mapping[str, Any]) -> None:
 
 
 def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | None) -> PygGraph:
-    """A store from whatever PyG's loaders take, or from a store or its path."""
+    """Return a store from whatever PyG's loaders take, or from a store or its path."""
     if isinstance(data, str | Path):
         data = open_store(data)
     if isinstance(data, Store):
@@ -271,12 +271,12 @@ def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | No
 
 
 def empty_batch(store: Store) -> Batch:
-    """What a store's batches carry unchanged: nothing."""
+    """Return the empty batch that a store's batches begin from."""
     return Data() if store.schema.homogeneous else HeteroData()
 
 
 def fanouts_of(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanouts:
-    """Fanouts as they are, or out of PyG's NumNeighbors."""
+    """Return the fanouts, taken out of PyG's NumNeighbors if they are given so."""
     if not isinstance(num_neighbors, NumNeighbors):
         return num_neighbors
     values: Fanouts = num_neighbors.values
@@ -310,7 +310,7 @@ def assembler_of(given: LoaderArguments, graph: PygGraph, sampling: Sampling) ->
 
 
 def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degrees: bool) -> Reduce | None:
-    """Check what a loader adds to batches; returns how layer one's neighbours are aggregated."""
+    """Check what a loader adds to batches, and return how the first layer's neighbours are aggregated."""
     if degrees and len(schema.relations) != 1:
         raise ConfigError("degrees=True is for graphs of one node type and relation; leave it out")
     if aggregate is None:
@@ -329,7 +329,7 @@ def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degree
 
 
 def read_fields(schema: Schema, given: Any, frames: Mapping[Owner, Iterable[str]] | None = None) -> Fields | None:
-    """The fields that batches have, by node type and relation, from names or from names by these; None: all."""
+    """Return the fields that batches have, by node type and relation; None: all."""
     if given is None:
         return None
     owners: dict[Owner, list[str]] = {t.name: list(t.fields) for t in schema.node_types}
@@ -347,7 +347,7 @@ def read_fields(schema: Schema, given: Any, frames: Mapping[Owner, Iterable[str]
 
 
 def check_block_fields(schema: Schema, fields: Fields) -> None:
-    """ConfigError for fields of edges that were asked for by name: blocks do not have them."""
+    """Raise ConfigError for fields of edges that were asked for by name: blocks do not have them."""
     of_nodes = {name for node_type in schema.node_types for name in node_type.fields}
     for relation in schema.relations:
         for name in set(fields[relation.key]) - of_nodes:
@@ -370,7 +370,7 @@ def _check_fields(what: str, of: str, names: Any, known: set[str]) -> None:
 
 
 def read_tensor(what: str, values: Any) -> Tensor:
-    """A tensor on the CPU from a tensor, an array or a list."""
+    """Return a tensor on the CPU from a tensor, an array or a list."""
     try:
         return torch.as_tensor(values).cpu()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -381,7 +381,7 @@ def read_tensor(what: str, values: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class NodeSeeds:
-    """The nodes a loader walks over."""
+    """The seeds of a loader of nodes."""
 
     node_type: str
     nodes: Tensor  # [n] int64
@@ -390,7 +390,7 @@ class NodeSeeds:
 
 
 def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tensor | None]:
-    """The seeds' type and ids, and the input ids that a mask implies.
+    """Return the seeds' type and ids, and the input ids that a mask implies.
 
     None: all nodes; a split's name; ids or a mask; for heterogeneous graphs also a type, or (type, any of these).
     """
@@ -417,7 +417,7 @@ def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tenso
 
 
 def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[RelationName, Tensor]:
-    """The links' relation and their ends [2, n]."""
+    """Return the relation of the links, and their ends [2, n]."""
     schema = store.schema
     if schema.homogeneous:
         key, given = schema.relations[0].key, edge_label_index
@@ -450,9 +450,9 @@ def _relation_and_links(schema: Schema, given: Any) -> tuple[RelationName, Any]:
 
 
 def canonical(schema: Schema, name: Sequence[str], *, known: bool = True) -> RelationName:
-    """A relation by its full name, or by its two ends where one relation joins them.
+    """Return a relation's full name from this name, or from its two node types if one relation joins them.
 
-    One that need not be known is between two node types of the graph; as in PyG, its name is "to" if it has none.
+    A relation that need not be known is between two node types of the graph; as in PyG, its default name is "to".
     """
     key = tuple(name)
     if not known and len(key) == 3 and key not in schema.relation_index:
@@ -484,7 +484,7 @@ def _check_new(schema: Schema, key: tuple[str, ...]) -> None:
 
 
 def all_edges(store: Store, key: RelationName, at_once: int = NODES) -> Tensor:
-    """Every edge of a relation [2, e], in the user's own order where he has one."""
+    """Return every edge of a relation [2, e], in the user's own order if the store keeps one."""
     index = store.schema.relation_index[key]
     relation = store.schema.relations[index]
     all_here = all(shard.tier is Tier.MEMORY for shard in store.shards)
@@ -515,7 +515,7 @@ def all_edges(store: Store, key: RelationName, at_once: int = NODES) -> Tensor:
 
 
 def read_negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling | None:
-    """How negatives are drawn, from either of PyG's two arguments; None: not at all."""
+    """Return how negatives are drawn, from either of PyG's two arguments; None: no negatives."""
     amount = 0.0 if ratio is None else as_number("neg_sampling_ratio", ratio, "give negatives per link")
     if amount > 0:
         return NegativeSampling("binary", amount)
@@ -535,7 +535,7 @@ def seeds_name(given: LoaderArguments) -> str:
 
 
 def as_times(what: str, times: Any, count: int) -> Tensor | None:
-    """One integer time per seed."""
+    """Return one integer time per seed."""
     if times is None:
         return None
     given = read_tensor(what, times)
@@ -545,7 +545,7 @@ def as_times(what: str, times: Any, count: int) -> Tensor | None:
 
 
 def read_weight(name: str, given: Any, num_nodes: int) -> Tensor:
-    """One weight per node, to draw negatives by."""
+    """Return the weight of each node, by which negatives are drawn."""
     weight = read_tensor(name, given)
     if weight.shape != (num_nodes,):
         raise ConfigError(f"{name} has shape {tuple(weight.shape)} for {num_nodes} nodes; give one number each")
@@ -558,7 +558,7 @@ def read_weight(name: str, given: Any, num_nodes: int) -> Tensor:
 
 
 def as_input_id(input_id: Any, count: int) -> Tensor | None:
-    """One number per seed, to be found again in the batch."""
+    """Return one number per seed, which batches carry."""
     if input_id is None:
         return None
     given = read_tensor("input_id", input_id)

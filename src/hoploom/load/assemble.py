@@ -1,6 +1,6 @@
-"""Sampled ids join their features: PyG's own Data or HeteroData, field by field as PyG fills them.
+"""Batches from sampled ids and their features: PyG's own Data or HeteroData, field by field as PyG fills them.
 
-A finished batch goes to its device: pinned buffers, a side stream, copies that overlap compute.
+A finished batch is sent to its device: pinned buffers, a side stream, copies that overlap compute.
 """
 
 import copy
@@ -28,7 +28,7 @@ Batch: TypeAlias = Data | HeteroData
 Fields: TypeAlias = Mapping[Owner, Sequence[str]]  # names by node type and relation
 NUM_NODES = "num_nodes"
 FEATURES, AGGREGATED, IN_DEGREE = "x", "aggregated", "in_degree"
-# What a batch has beside the user's own fields, in the order in which PyG adds it.
+# The fields that a batch has besides the user's own, in the order in which PyG adds them.
 ADDED = (
     *("n_id", "e_id", "batch", "num_sampled_nodes", "num_sampled_edges", "input_id"),
     *("edge_label_index", "edge_label", "edge_label_time", "src_index", "dst_pos_index", "dst_neg_index"),
@@ -38,7 +38,7 @@ ADDED = (
 
 @dataclass(frozen=True)
 class Assembler:
-    """Turns what was sampled from a store into batches that look like the user's own data."""
+    """Makes batches that look like the user's own data from what was sampled of a store."""
 
     store: Store
     template: Batch  # what every batch carries unchanged
@@ -75,7 +75,7 @@ class Assembler:
         return batch
 
     def _by_storage(self, fields: Mapping[Owner, dict[str, Any]]) -> Mapping[Owner, dict[str, Any]]:
-        """A homogeneous graph keeps the fields of nodes and edges in one place."""
+        """Return the fields by storage: a homogeneous graph keeps those of nodes and edges in one."""
         if not self.store.schema.homogeneous:
             return fields
         merged: dict[str, Any] = {}
@@ -84,7 +84,7 @@ class Assembler:
         return {HOMOGENEOUS_TYPE: merged}
 
     def wanted(self, sampled: Sampled) -> list[Wanted]:
-        """All rows that assembling will ask for."""
+        """Return all rows that assembling gathers."""
         wanted = list(self._wanted(sampled).values())
         if self.reduce is not None:
             wanted += [
@@ -94,7 +94,7 @@ class Assembler:
         return wanted
 
     def _gather(self, sampled: Sampled) -> dict[tuple[Owner, str], Tensor]:
-        """The rows of the batch in one request."""
+        """Gather the rows of the batch in one request."""
         wanted = self._wanted(sampled)
         empty = ops.empty_pinned if self.pinned else ops.empty
         rows = self.store.features.gather(list(wanted.values()), empty=empty)
@@ -120,7 +120,7 @@ class Assembler:
         return named
 
     def _chosen(self, owner: NodeType | Relation) -> Sequence[str]:
-        """Which of its fields a batch has."""
+        """Return the fields of a node type or relation that batches have."""
         if self.fields is None and not self.deleted:
             return tuple(owner.fields)
         key = owner.name if isinstance(owner, NodeType) else owner.key
@@ -128,7 +128,7 @@ class Assembler:
         return tuple(n for n in owner.fields if n == EDGE_ID or (n in chosen and (key, n) not in self.deleted))
 
     def _aggregated(self, sampled: Sampled) -> dict[tuple[Owner, str], Tensor]:
-        """The neighbours' features of layer one, aggregated where they lie: their own rows are not in the batch."""
+        """Return the first layer's aggregated neighbour features, computed without rows of neighbours in the batch."""
         schema = self.store.schema
         if any("weight" in data for block in sampled.blocks[:1] for data in block.data.values()):
             raise ConfigError("aggregate= adds rows up without the weights that sample_frontier gives; leave it out")
@@ -144,7 +144,7 @@ class Assembler:
         return out
 
     def aggregate(self, wanted: Wanted, edges: InEdges) -> Tensor:
-        """The rows wanted, a source each, aggregated over edges."""
+        """Return the wanted rows, one per source, aggregated over edges."""
         return self.store.aggregate(wanted, edges, self.reduce)  # type: ignore[arg-type]
 
     def in_degrees(self, relation: Relation, nodes: Tensor) -> Tensor:
@@ -190,13 +190,13 @@ class Assembler:
         return {name: frame[ids] for name, frame in named.items() if self.fields is None or name in self.fields[owner]}
 
     def _set(self, added: dict[str, Any]) -> dict[str, Any]:
-        """PyG removes a field that it sets to None, but not from a heterogeneous batch."""
+        """Leave out None from heterogeneous batches; PyG removes a field set to None from homogeneous ones itself."""
         keep_none = self.store.schema.homogeneous
         return {name: value for name, value in added.items() if keep_none or value is not None}
 
 
 def note_edges(sampled: Sampled, schema: Schema) -> None:
-    """Note the edges that sampling has listed node by node; what it has merged since is in whatever order."""
+    """Note for `ops` which edges are grouped by destination: those that sampling listed node by node."""
     for block in sampled.blocks:
         for edge_index in block.edge_index.values():
             note_grouped(edge_index, {})
@@ -208,7 +208,7 @@ def note_edges(sampled: Sampled, schema: Schema) -> None:
 
 
 def _num_inner(sampled: Sampled, index: int, name: str) -> int:
-    """How many nodes of a type layer one computes; they stand first."""
+    """Return how many nodes of a type the first layer computes; they are first."""
     if sampled.blocks:
         return sampled.blocks[0].num_destinations[name]  # type: ignore[index]
     assert sampled.num_nodes is not None
@@ -216,7 +216,7 @@ def _num_inner(sampled: Sampled, index: int, name: str) -> int:
 
 
 def _install(storage: Any, values: Mapping[str, Any], order: Sequence[str]) -> None:
-    """Set a storage's fields in the user's order. Straight into its mapping: PyG's setter costs 5 us a field."""
+    """Set a storage's fields in the user's order, directly in its mapping: PyG's setter costs 5 us a field."""
     mapping = storage._mapping
     found = {**mapping, **values}
     early = [name for name in found if name not in ADDED]
@@ -226,7 +226,7 @@ def _install(storage: Any, values: Mapping[str, Any], order: Sequence[str]) -> N
 
 
 def _presented(block: Block, schema: Schema, rows: Mapping[tuple[Owner, str], Tensor], index: int) -> Block:
-    """A block as the user sees it: his own edge ids; plain tensors for a homogeneous graph."""
+    """Return a block with the user's own edge ids, and with plain tensors for a homogeneous graph."""
     e_id = {
         key: rows.get((key, f"{EDGE_ID}/{index}"), positions)
         for key, positions in block.e_id.items()  # type: ignore[union-attr]
@@ -245,7 +245,7 @@ NO_EDGES = (
 
 
 class BlockData(Data):  # type: ignore[misc]
-    """A batch of blocks of one node type, which tells a model that asks for all its edges what to give."""
+    """A batch of blocks of one node type; its `edge_index` raises an error that says what to use."""
 
     @property
     def edge_index(self) -> Any:
@@ -255,7 +255,7 @@ class BlockData(Data):  # type: ignore[misc]
 
 
 class BlockHeteroData(HeteroData):  # type: ignore[misc]
-    """A batch of blocks of several node types, which tells a model that asks for all its edges what to give."""
+    """A batch of blocks of several node types; its `edge_index_dict` raises an error that says what to use."""
 
     def collect(self, key: str, allow_empty: bool = False) -> Mapping[Any, Any]:
         if key == "edge_index" and not any(key in storage for storage in self.edge_stores):
@@ -275,22 +275,21 @@ def of_blocks(batch: Batch) -> Batch:
 
 
 class Arriving(NamedTuple):
-    """A batch that is made or copied on a device's own stream; `receive` gives it to the stream of the thread that
-    calls it."""
+    """A batch on a side stream of a device; `receive` hands it to the current stream of the calling thread."""
 
     receive: Callable[[], Any]
     batch: Any  # whose memory it keeps until then
 
 
 def is_there(device: torch.device | None, placed: torch.device) -> bool:
-    """Whether batches for `device` are to be made where a store is placed; they are where nobody says otherwise."""
+    """Return whether batches for `device` are made on the device of a placed store, which is the default."""
     if device is None or device == placed:
         return True
     return device.type == placed.type == "cuda" and device.index is None and torch.cuda.current_device() == placed.index
 
 
 class Mover:
-    """Moves batches; one side stream for all of them."""
+    """Copies batches to a device, on one side stream."""
 
     def __init__(self, device: torch.device | str | None) -> None:
         try:
@@ -324,17 +323,17 @@ class Mover:
 
 
 def received(sent: Batch | Arriving) -> Batch:
-    """The batch, on the consumer's thread."""
+    """Return the batch, on the consumer's thread."""
     return sent.receive() if isinstance(sent, Arriving) else sent
 
 
 def num_bytes(sent: Any) -> int:
-    """What a batch's tensors take."""
+    """Return the bytes of a batch's tensors."""
     return sum(tensor.nbytes for tensor in tensors_in(sent.batch if isinstance(sent, Arriving) else sent))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor of a value, a batch among others."""
+    """Yield every tensor of a value, such as a batch."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch_geometric.data.data import BaseData
 
 from hoploom import html, keys
 from hoploom.config.values import as_int
@@ -37,7 +38,7 @@ CALLS = -1  # the step that loader([ids]) draws from: no epoch has it
 
 @dataclass(frozen=True)
 class Position:
-    """How far an epoch has come."""
+    """A position in an epoch."""
 
     epoch: int = 0
     step: int = 0
@@ -88,7 +89,8 @@ class Loader:
             maker = replace(maker, assembler=replace(maker.assembler, pinned=True))
         self.data, self.store, self.maker = given.data, graph.store, maker
         self._given = given
-        self._mover, self._watched = mover, WatchedFields(self.data, graph)
+        self._mover = mover
+        self._watched = WatchedFields(self.data, graph) if isinstance(self.data, BaseData) else None
         self._calls = Calls(given.random_seed(), graph.store)
         self._meeting: Meeting | None = None  # of several ranks that were not told their shares
         self._is_settled = False  # whether that has shown how the seeds are divided
@@ -135,6 +137,8 @@ class Loader:
 
     def _meet(self) -> None:
         """Take the share that holds now, and post the seeds for the other ranks."""
+        if not dist.is_initialized():
+            return
         share = current_share(self._share)
         if share != self._share:
             self._set_order(self._order_of(share), share)
@@ -161,7 +165,7 @@ class Loader:
             self._set_order(divided(self._order, counts, repr(seeds)), self._share)
 
     def _read_all(self) -> None:
-        """Read all seeds: the other ranks wait for this one elsewhere."""
+        """Read all seeds, as the other ranks do not read this loader but wait for this rank."""
         self._set_order(self._order.for_one_rank(), Share(0, 1, LONE))
         if self._meeting is not None:
             self._meeting.note_lone()
@@ -194,7 +198,8 @@ class Loader:
         """Print one line on rank 0 if the seeds are distributed and the script has not said so."""
         order = self._order
         if not isinstance(order, DividedOrder):
-            self._share.tell()
+            if order.world_size > 1:
+                self._share.tell()
         elif self._share.rank == 0 and not self._num_loops:
             counts = " to ".join(f"{count:,}" for count in sorted({min(order.counts), max(order.counts)}))
             line = (
@@ -211,11 +216,11 @@ class Loader:
 
     @property
     def dataset(self) -> range:
-        """What PyG's loaders call their dataset: the positions of the seeds."""
+        """The positions of the seeds, which PyG's loaders call their dataset."""
         return self._order.dataset
 
     def share_steps(self, num_seeds: int) -> Self:
-        """Take so many seeds a step over all ranks, where batch_size is the whole part of a rank's share of them."""
+        """Take `num_seeds` seeds a step over all ranks; batch_size must be that by the ranks, rounded down."""
         self._order = replace(self._order, extra_seeds=num_seeds - self.batch_size * self.world_size)
         self._looping = self._order
         return self
@@ -250,7 +255,7 @@ class Loader:
 
     def begin_epoch(self) -> EpochSteps:
         """Begin the next epoch, or what is left of it, and return its steps without their batches."""
-        self._watched.renew()
+        self._take_new_fields()
         self.settle()
         self._check_lone()
         start = self._next
@@ -285,7 +290,7 @@ class Loader:
             self._consumed = Position(order.epoch + 1) if at_end else after
 
     def reading(self) -> Fingerprint:
-        """What `steps` reads, for ranks that take whole steps in turn."""
+        """Return what `steps` reads, for ranks that take whole steps in turn."""
         if isinstance(self._order, DividedOrder):
             return self._reading(self._order.at_epoch(0))
         return self._reading(self._order.for_one_rank().at_epoch(0))
@@ -295,12 +300,12 @@ class Loader:
         return Fingerprint(type(self).__name__, order, self.maker)
 
     def steps(self, steps: range, *, dealt: bool = True) -> Generator[Batch, None, None]:
-        """These steps of epoch 0, wherever the loader is; `dealt=False`: as one process would make them.
+        """Return batches of these steps of epoch 0; the loader keeps its position. `dealt=False`: as of one process.
 
         Ranks that take whole steps in turn see the batches that one process would see:
         `loader.steps(range(rank, loader.num_whole_steps, world_size), dealt=False)`.
         """
-        self._watched.renew()
+        self._take_new_fields()
         order = self._order if dealt else self._order.for_one_rank()
         if len(steps) and not 0 <= min(steps) <= max(steps) < order.num_steps:
             raise ConfigError(f"steps are {steps}, but an epoch has {order.num_steps}; stay within it")
@@ -313,7 +318,7 @@ class Loader:
 
     @property
     def num_whole_steps(self) -> int:
-        """The steps of an epoch that one process walks alone."""
+        """The number of steps of an epoch if one process reads all seeds."""
         return self._order.for_one_rank().num_steps
 
     def stage_seconds(self) -> dict[str, float]:
@@ -321,7 +326,7 @@ class Loader:
         return self.maker.seconds.so_far()
 
     def num_seeds(self, step: int) -> int:
-        """The seeds of a step of the newest loop, over all ranks."""
+        """Return the number of seeds of a step of the newest loop, over all ranks."""
         steps = self._looping.steps
         if not steps.start <= step < steps.stop:
             raise ConfigError(f"step {step} is not in {steps}, the steps of the newest loop; count from where it began")
@@ -338,13 +343,13 @@ class Loader:
                     yield received(batch)
 
     def _make_step(self, order: Order, step: int) -> Batch:
-        """A pure function of the store, the options, seed, epoch, step, rank and world size."""
+        """Make the batch of a step, a pure function of the store, options, seed, epoch, step, rank and world size."""
         with order.naming(step):
             made = self._mover.send(self._producer.make(*order.step(step)))
         return received(made)
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
-        """The batch of these positions among the seeds."""
+        """Return the batch of these positions among the seeds."""
         return self._make_of(index, keys.batch_key(self._order.seed, self._consumed.epoch, CALLS))
 
     def collate_fn(self, index: Tensor | list[int]) -> Batch:
@@ -369,8 +374,12 @@ class Loader:
         """Do nothing: workers are threads here, and no core is reserved for them."""
         return nullcontext()
 
+    def _take_new_fields(self) -> None:
+        if self._watched is not None:
+            self._watched.renew()
+
     def _make_of(self, index: Tensor | list[int], key: int) -> Batch:
-        self._watched.renew()
+        self._take_new_fields()
         indices = torch.as_tensor(index)
         if indices.dim() != 1 or indices.dtype not in ID_DTYPES:
             of = f"dtype {indices.dtype} and shape {tuple(indices.shape)}"
@@ -393,7 +402,7 @@ class Loader:
         self._consumed = self._next
 
     def state_dict(self) -> dict[str, int]:
-        """The position after the last batch that the newest loop has yielded, as seven integers."""
+        """Return the position after the last batch that the newest loop has yielded, as seven integers."""
         self.settle()
         at, order = self._consumed, self._order
         if at.step:
@@ -458,7 +467,7 @@ class Loader:
         return f"{type(self).__name__}({''.join(first)}{', '.join([*words, str(self.share)])})"
 
     def _repr_html_(self) -> str:
-        """The table that a notebook shows."""
+        """Return the table that a notebook shows."""
         return html.table(type(self).__name__, ["", ""], [*self.shown().items(), ("share", str(self.share))])
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""From seeds to a batch: the one pure function that every placement calls."""
+"""Makers of batches: the pure function from seeds and a random key to a batch, which every placement calls."""
 
 import threading
 import time
@@ -34,12 +34,12 @@ from hoploom.store.scan import scan_rows
 
 @dataclass(frozen=True)
 class Sampler:
-    """Seeds to a sampled subgraph or blocks, for one graph and one set of options."""
+    """Samples subgraphs or blocks of seeds, for one graph and one set of options."""
 
     graph: GraphStore
     sampling: Sampling
     sample_frontier: SampleFrontier | None = None
-    idle: deque[Workspace] = field(default_factory=deque)  # as many come to be as batches are made at once
+    idle: deque[Workspace] = field(default_factory=deque)  # as many as there were batches made at once
 
     def sample(self, seeds: Seeds, key: int) -> Sampled:
         try:
@@ -56,14 +56,14 @@ class Sampler:
 
 
 class StageSeconds:
-    """Seconds that stages of batches took so far, added up over all threads."""
+    """The seconds that stages of batches have taken, summed over all threads."""
 
     def __init__(self) -> None:
         self._lock, self._seconds = threading.Lock(), dict[str, float]()
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Within: one batch goes through this stage."""
+        """Measure the time of one batch in a stage."""
         began = time.perf_counter()
         yield
         with self._lock:
@@ -137,7 +137,7 @@ class LocalMaker(Maker):
 
 @dataclass(frozen=True)
 class NodeMaker(LocalMaker):
-    """Batches for nodes."""
+    """Makes batches of nodes."""
 
     seeds: NodeSeeds
 
@@ -167,7 +167,7 @@ class NodeMaker(LocalMaker):
 
 
 def one_type_seeds(sampler: Sampler, node_type: str, nodes: Tensor, times: Tensor | None, first: int) -> Seeds:
-    """Seeds of a single type; one tree each where sampling is disjoint."""
+    """Return seeds of a single type; each has its own tree if sampling is disjoint."""
     schema = sampler.graph.schema
     index, count = schema.type_index[node_type], len(schema.node_types)
     by_type: list[Tensor | None] = [None] * count
@@ -179,14 +179,14 @@ def one_type_seeds(sampler: Sampler, node_type: str, nodes: Tensor, times: Tenso
 
 
 class NodeTimes:
-    """The times of nodes that temporal negatives need: a type's are read when first asked for, then kept."""
+    """The times of nodes, for temporal negatives. Those of a type are read when first needed, then kept."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._lock = store, threading.Lock()
         self._times: dict[int, Tensor] = {}
 
     def __call__(self, relation: RelationName) -> dict[int, Tensor]:
-        """By node type, those of both ends of a relation: a negative must exist at its link's time."""
+        """Return the times of both ends of a relation, by type index: a negative must exist at its link's time."""
         schema = self._store.schema
         if schema.time is None or schema.edge_time:
             return {}
@@ -208,7 +208,7 @@ class NodeTimes:
 
 @dataclass(frozen=True)
 class LinkInput:
-    """The links a loader walks over."""
+    """The seeds of a loader of links."""
 
     task: LinkTask
     ends: Tensor  # [2, n] int64
@@ -219,7 +219,7 @@ class LinkInput:
 
 @dataclass(frozen=True)
 class LinkMaker(LocalMaker):
-    """Batches for links."""
+    """Makes batches of links."""
 
     links: LinkInput
 

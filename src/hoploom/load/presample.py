@@ -1,6 +1,6 @@
-"""Which nodes the batches of a training run touch, found by sampling them: the loaders' own path without features.
+"""Counts of how many batches of a training run need each node, found by sampling them as loaders do, without features.
 
-Costs what sampling costs. Counts are of batches, not of picks: a row is fetched once a batch, however often picked.
+Costs what sampling costs. A node is counted once a batch, however often it is picked, as its row is fetched once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ BATCH_SIZE = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Presampling:
-    """How batches are sampled whose nodes are looked at: as a shuffled NeighborLoader of this seed makes them."""
+    """Options of the batches whose nodes are counted: they are those of a shuffled NeighborLoader of this seed."""
 
     batch_size: int = BATCH_SIZE  # of each rank
     rank: int = 0
@@ -41,7 +41,7 @@ AS_TRAINED = Presampling()
 
 
 def visited(store: Store, fanouts: Fanouts, seeds: Any, plan: Presampling = AS_TRAINED) -> Iterator[list[Tensor]]:
-    """Per batch, and per node type, the nodes in it, each once: [n] int64.
+    """Yield, for each batch, its nodes by node type, each once: [n] int64.
 
     `seeds` are what NeighborLoader takes as input_nodes: a split's name, ids, or (node type, either).
     """
@@ -66,7 +66,7 @@ def visited(store: Store, fanouts: Fanouts, seeds: Any, plan: Presampling = AS_T
 
 
 def count_visits(store: Store, fanouts: Fanouts, seeds: Any, plan: Presampling = AS_TRAINED) -> Visits:
-    """The number of batches that have each node, by node type: [num_nodes] int64.
+    """Return the number of batches that have each node, by node type: [num_nodes] int64.
 
     >>> counts = count_visits(store, [15, 10, 5], "train")
     >>> hottest = counts["paper"].argsort(descending=True)[:1000]
@@ -84,11 +84,11 @@ def no_visits(store: Store) -> Visits:
 
 def add_visits(counts: Mapping[str, Tensor], nodes: list[Tensor]) -> None:
     for of_type, ids in zip(counts.values(), nodes, strict=True):
-        of_type[ids] += 1  # each node stands once in a batch
+        of_type[ids] += 1  # each node is once in a batch
 
 
 def read_seeds(store: Store, seeds: Any) -> tuple[str, Tensor]:
-    """The seeds' type, and their ids in ascending order, each once: [n] int64."""
+    """Return the seeds' type, and their ids in ascending order, each once: [n] int64."""
     node_type, nodes, _ = read_input_nodes(store, seeds)
     nodes = nodes if bool((nodes.diff() > 0).all()) else torch.unique(nodes)
     limit = store.schema.node_type(node_type).num_nodes
@@ -99,7 +99,7 @@ def read_seeds(store: Store, seeds: Any) -> tuple[str, Tensor]:
 
 
 def distinct_seeds(store: Store, seeds: Any) -> tuple[str, Tensor]:
-    """The same, of which there must be some."""
+    """Return the seeds' type and distinct ids; raise ConfigError if there are none."""
     node_type, nodes = read_seeds(store, seeds)
     if nodes.numel() == 0:
         raise ConfigError(f"there are no seeds in {seeds!r:.60}; give a split, or ids")

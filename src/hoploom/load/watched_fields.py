@@ -1,7 +1,7 @@
-"""The fields of PyG data that a loader was made of: the user may replace one later.
+"""Follows fields of the user's PyG data that are replaced after a loader was made.
 
-As in PyG, the next loop over the loader has the new rows. What was sorted when the loader was made, edges, weights and
-times, cannot follow: a new tensor of other values raises, and a write into the old one is not seen.
+As in PyG, the next loop over the loader has the new rows. Edges, weights and times were sorted when the loader was made
+and cannot follow: a new tensor of other values raises an error, and a write into the old one is not seen.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.typing import TensorFrame
 
 from hoploom.errors import ConfigError
@@ -20,7 +20,7 @@ from hoploom.store.from_pyg import PygGraph
 
 @dataclass
 class _Held:
-    """A field of the user's as the loader last took it."""
+    """A field of the user's data, as the loader last read it."""
 
     storage: Any  # the user's
     carried: Any  # its twin in what every batch carries unchanged
@@ -31,7 +31,7 @@ class _Held:
 
 
 class WatchedFields:
-    """Those of one loader's data; of a store there are none."""
+    """The watched fields of one loader's data; a store has none."""
 
     def __init__(self, data: Any, graph: PygGraph) -> None:
         self._store, self._held, self._deleted = graph.store, list[_Held](), graph.deleted
@@ -40,8 +40,6 @@ class WatchedFields:
         ] = []  # the user's storages, with what batches have
         self._frames = graph.frames
         self._nodes: list[tuple[str, Any, set[str], set[str]]] = []  # storages of nodes, names they had, names added
-        if not isinstance(data, Data | HeteroData):
-            return
         of_nodes = [(HOMOGENEOUS_TYPE, data._store)] if isinstance(data, Data) else data.node_items()
         self._nodes = [(name, storage, set(storage.keys()), set()) for name, storage in of_nodes]
         is_one_type = isinstance(data, Data)
@@ -133,12 +131,12 @@ def _is_dense(rows: Any) -> bool:
 
 
 def _version(rows: Tensor) -> int:
-    """How often rows were written that are not read in place."""
+    """Return how often rows were written, if the loader had to copy them; else 0."""
     return 0 if rows.is_contiguous() or rows.is_inference() else rows._version
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:
-    """Value by value; not-a-number is the same as itself."""
+    """Compare value by value; NaN equals NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return bool((one.eq(other) | (one.ne(one) & other.ne(other))).all())
