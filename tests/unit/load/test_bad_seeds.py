@@ -30,11 +30,8 @@ BAD_FANOUTS: dict[str, tuple[Any, ...]] = {
     "a number": (5, "5"),
     "nothing": (None, "None"),
     "a word": ("ab", "'ab'"),
-    "a fraction": ([2, 0.5], "0.5"),
     "below -1": ([2, -2], "-2", "-1"),
     "true": ([True], "True"),
-    "none among them": ([2, None], "None"),
-    "a word among them": (["2"], "'2'"),
     "lists of lists": ([[2], [2]], "[2]"),
     "of an unknown relation": ({("a", "b", "c"): [2]}, "('a', 'b', 'c')", str(NODE_TO_NODE)),
     "by node type": ({"node": [2]}, "'node'", str(NODE_TO_NODE)),
@@ -51,7 +48,6 @@ BAD_FANOUTS_BY_RELATION: dict[str, tuple[Any, ...]] = {
     "uneven": (fanouts(writes=[1]), "[1, 2]", "the same across all relations"),
     "one empty": (fanouts(cites=[]), "[0, 2]", "the same across all relations"),
     "a number": (fanouts(writes=5), "5"),
-    "a fraction": (fanouts(writes=[0.5, 1]), "0.5"),
     "a relation too many": ({**fanouts(), ("x", "y", "z"): [1, 1]}, "('x', 'y', 'z')", str(WRITES)),
     "a relation too few": ({WRITES: [2, 2]}, "reviews", "[0, ...]"),
 }
@@ -70,26 +66,16 @@ def test_a_fanout_may_be_any_integer_type() -> None:
 
 BAD_SEEDS: dict[str, tuple[Any, ...]] = {
     "empty list": ([], "input_nodes", "empty"),
-    "empty tensor": (torch.tensor([], dtype=torch.int64), "input_nodes", "empty"),
-    "mask of nobody": (torch.zeros(8, dtype=torch.bool), "input_nodes", "empty"),
     "mask too short": (torch.ones(7, dtype=torch.bool), "input_nodes", "7", "8"),
-    "mask too long": (torch.ones(9, dtype=torch.bool), "input_nodes", "9", "8"),
     "mask of one column": (torch.ones(8, 1, dtype=torch.bool), "input_nodes", "(8, 1)"),
-    "mask of two dimensions": (torch.ones(2, 4, dtype=torch.bool), "input_nodes", "(2, 4)"),
     "mask of integers": (torch.tensor([1, 0, 0, 1, 0, 0, 1, 1]), "input_nodes", "int64", "8 nodes", ".bool()"),
     "mask of bytes": (torch.ones(8, dtype=torch.uint8), "input_nodes", "uint8", ".bool()"),
     "negative": ([0, -1], "input_nodes", "-1", "[0, 8)"),
     "too large": (torch.tensor([0, 8]), "input_nodes", "8", "[0, 8)"),
-    "far too large": (torch.tensor([2**62]), "input_nodes", str(2**62), "[0, 8)"),
     "floats": ([0.0, 1.0], "input_nodes", "float32"),
-    "whole numbers as floats": (torch.tensor([1.0, 2.0]), "input_nodes", "float32"),
     "two dimensions": (torch.tensor([[0, 1]]), "input_nodes", "(1, 2)"),
     "a number": (3, "input_nodes"),
-    "words": (["a", "b"], "input_nodes"),
-    "none among them": ([0, None], "input_nodes"),
     "a mapping": ({"a": 1}, "input_nodes"),
-    "a slice": (slice(3), "input_nodes"),
-    "any object": (object(), "input_nodes"),
     "unknown split": ("nope", "'nope'", "train"),
     "with a node type": (("paper", [0]), "input_nodes"),
 }
@@ -104,12 +90,10 @@ BAD_TYPED_SEEDS: dict[str, tuple[Any, ...]] = {
     "nothing": (None, "None", "paper"),
     "ids without a type": ([0, 1], "[0, 1]", "paper"),
     "unknown type": (("book", [0]), "'book'", "paper"),
-    "unknown type or split": ("book", "'book'", "train"),
     "unknown split": (("paper", "val"), "'val'", "train"),
     "split of another type": (("author", "train"), "'train'", "author"),
     "too large": (("paper", [10]), "10", "[0, 10)"),
     "empty": (("paper", []), "empty"),
-    "mask of nobody": (("paper", torch.zeros(10, dtype=torch.bool)), "empty"),
     "mask of another type": (("paper", torch.ones(7, dtype=torch.bool)), "7", "10"),
     "a type alone in a tuple": (("paper",), "('paper',)"),
     "three things": (("paper", [0], 1), "('paper', [0], 1)"),
@@ -164,9 +148,7 @@ def test_ids_of_the_input_may_be_a_list_or_an_array(loader: Callable[..., Any]) 
 
 BAD_INPUT_TIMES: dict[str, tuple[Any, ...]] = {
     "too few": (torch.arange(19), "input_time", "(19,)", "20"),
-    "too many": (torch.arange(21), "input_time", "(21,)", "20"),
     "floats": (torch.arange(20.0), "input_time", "float32"),
-    "booleans": (torch.ones(20, dtype=torch.bool), "input_time", "bool"),
     "two dimensions": (torch.zeros(20, 1, dtype=torch.int64), "input_time", "(20, 1)"),
     "a number": (5, "input_time", "20"),
     "a word": ("now", "input_time"),
@@ -196,11 +178,6 @@ BAD_TIME_ARGUMENTS: dict[str, tuple[Any, ...]] = {
         "edge_label_time",
         "(59,)",
         "60",
-    ),
-    "edge_label_time of floats": (
-        lambda: links(events(), time_attr="node_time", edge_label_time=torch.arange(60.0)),
-        "edge_label_time",
-        "float32",
     ),
     "a store without that time": (
         lambda: nodes(from_pyg(events()), time_attr="node_time"),
@@ -239,7 +216,6 @@ BAD_LINKS: dict[str, tuple[Any, ...]] = {
     "masks": (torch.ones(2, 8, dtype=torch.bool), "edge_label_index", "bool"),
     "three rows": (torch.zeros(3, 2, dtype=torch.int64), "(3, 2)", "[2, n]"),
     "a vector": (torch.zeros(4, dtype=torch.int64), "(4,)", "[2, n]"),
-    "three dimensions": (torch.zeros(2, 2, 2, dtype=torch.int64), "(2, 2, 2)", "[2, n]"),
     "rows of two lengths": ([[0, 1], [1]], "edge_label_index"),
     "a word": ("all", "edge_label_index"),
     "a number": (5, "edge_label_index", "[2, n]"),
@@ -257,7 +233,6 @@ BAD_TYPED_LINKS: dict[str, tuple[Any, ...]] = {
     "ends without a relation": (torch.tensor([[0], [1]]), "relation"),
     "unknown relation": (("author", "burns", "paper"), "burns", "writes"),
     "an unknown end with ends": ((("author", "burns", "wood"), [[0], [0]]), "'wood'", "paper"),
-    "two unknown ends with ends": ((("wood", "paper"), [[0], [0]]), "'wood'", "paper"),
     "two ends that two relations join, with ends": ((("author", "paper"), [[0], [0]]), "writes", "reviews"),
     "one name with ends": ((("author",), [[0], [0]]), "('author',)", "writes"),
     "two ends that two relations join": (("author", "paper"), "('author', 'paper')", "writes", "reviews"),
@@ -313,12 +288,9 @@ def test_labels_may_be_a_list_or_an_array() -> None:
 
 BAD_NEGATIVE_WEIGHTS: dict[str, tuple[Any, ...]] = {
     "too few": (torch.ones(7), "7", "8"),
-    "too many": (torch.ones(9), "9", "8"),
     "nan": (torch.tensor([1.0] * 7 + [float("nan")]), "nan"),
-    "infinite": (torch.tensor([1.0] * 7 + [float("inf")]), "inf"),
     "negative": (torch.tensor([1.0] * 7 + [-2.5]), "-2.5"),
     "all zero": (torch.zeros(8), "zero"),
-    "one column": (torch.ones(8, 1), "(8, 1)"),
 }
 
 

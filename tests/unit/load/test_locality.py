@@ -182,23 +182,6 @@ def test_seeds_of_one_type_go_by_that_types_cuts(tmp_path: Path) -> None:
         assert found == list(range(cut, node_type.num_nodes))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_state_restores_at_every_step_of_two_epochs(rings: Path, num_workers: int) -> None:
-    loader = _loader(rings, 1, num_workers=num_workers)
-    states, batches = [loader.state_dict()], []
-    for _ in range(2):
-        for batch in loader:
-            batches.append(batch)
-            states.append(loader.state_dict())
-    for done, state in enumerate(states[:-1]):
-        fresh = _loader(rings, 1, num_workers=num_workers)
-        fresh.load_state_dict(state)
-        rest = list(fresh)
-        if state["epoch"] == 0:
-            rest += list(fresh)
-        assert_same_batches(batches[done:], rest)
-
-
 @pytest.mark.parametrize("change", [{"locality": [[1], [0]]}, {"locality": False}, {"batch_size": 5}])
 def test_inside_an_epoch_another_layout_is_refused_with_the_way_out(rings: Path, change: dict[str, Any]) -> None:
     loader = _loader(rings)

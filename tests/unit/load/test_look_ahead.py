@@ -1,8 +1,6 @@
 """Look-ahead fetches what several steps miss together, each row once, and changes no batch."""
 
 import threading
-import time
-from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,11 +9,11 @@ import pytest
 import torch
 from support.batches import assert_same_batches
 from support.graphs import ring
-from support.shards import Elsewhere, elsewhere_of, spread
+from support.shards import elsewhere_of, spread
 
 import hoploom
 from hoploom import BatchError, ConfigError, NeighborLoader, PeerError, Store, ops
-from hoploom.load.look_ahead import Fetches, LookAhead
+from hoploom.load.look_ahead import LookAhead
 from hoploom.serve.connect import Connected
 from hoploom.store.row_cache import cached, report
 
@@ -66,29 +64,6 @@ def test_what_is_fetched_and_reused_is_counted() -> None:
     assert fetches.num_groups == 3
     assert fetches.num_fetched == len(first) + len(second - first) + len(third - second)
     assert fetches.num_reused == len(second & first) + len(third & second) > 0
-
-
-def test_no_group_is_lost_to_the_count_where_two_threads_fetch() -> None:
-    both = threading.Barrier(2)
-
-    class MeetingFetches(Fetches):
-        """Who reads the count waits until somebody else has read it, too, unless nobody can."""
-
-        def __getattribute__(self, name: str) -> Any:
-            value = super().__getattribute__(name)
-            with suppress(threading.BrokenBarrierError):
-                if name == "num_groups":
-                    both.wait(0.2)
-            return value
-
-    ahead = _ahead(_loader(_ring()))
-    ahead.fetches = MeetingFetches()
-    threads = [threading.Thread(target=ahead.fetch, args=([], None)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert vars(ahead.fetches)["num_groups"] == 2
 
 
 def _rows(first_step: int, end_step: int) -> set[tuple[str, int]]:
@@ -154,19 +129,6 @@ def test_the_store_says_how_far_to_look_and_the_loader_may_say_otherwise() -> No
             _loader(store, look_ahead=wrong)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_steps_before_a_failure_arrive_and_the_error_names_its_step(num_workers: int) -> None:
-    def refuse(batch: Any) -> Any:
-        if int(batch.input_id[0]) == 20:
-            raise ValueError("no")
-        return batch
-
-    found = []
-    with pytest.raises(BatchError, match="step 4 of epoch 0 on rank 0 failed: ValueError: no"):
-        found.extend(_collected(_loader(_ring(), transform=refuse, num_workers=num_workers), found))
-    assert len(found) == 4
-
-
 def _collected(loader: Any, found: list[Any]) -> list[Any]:
     for batch in loader:
         found.append(batch)
@@ -200,32 +162,6 @@ def test_a_peer_that_is_lost_is_the_error_of_the_group_that_needs_it(num_workers
     with pytest.raises(PeerError, match="part 3 is lost"):
         _collected(_loader(store, num_workers=num_workers), found)
     assert len(found) == 3  # the second group reaches node 30
-
-
-class Stuck(Elsewhere):
-    """A shard that answers when it is let go."""
-
-    def begin_gather(self, *asked: Any) -> Any:
-        finish = super().begin_gather(*asked)
-        return lambda: (self.let_go.wait(20), finish())[1]  # type: ignore[attr-defined]
-
-
-def _stuck(store: Store) -> threading.Event:
-    let_go = threading.Event()
-    for shard in elsewhere_of(store):
-        shard.__class__ = Stuck
-        shard.let_go = let_go  # type: ignore[attr-defined]
-    return let_go
-
-
-def test_a_peer_that_does_not_answer_is_an_error_at_the_deadline() -> None:
-    store = _ring()
-    let_go = _stuck(store)
-    threading.Timer(0.5, let_go.set).start()
-    began = time.monotonic()
-    with pytest.raises(BatchError, match=r"step 0 was not made within 0\.2 s"):
-        next(iter(_loader(store, num_workers=2, timeout=0.2)))
-    assert time.monotonic() - began < 5
 
 
 def test_a_loop_that_is_left_early_leaves_no_thread_and_asks_no_more() -> None:

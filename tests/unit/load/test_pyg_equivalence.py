@@ -89,16 +89,13 @@ some, some_times = torch.arange(9), 10 * torch.arange(9)
 CASES: dict[str, tuple[Any, ...]] = {  # data, input_nodes, options of the sampler, of the loader
     "every kind": (every_kind(), None),
     "a mask": (every_kind(), every_kind().train_mask),
-    "a list": (ring(12), [1, 2, 2, 7, 1]),
     "int32 ids": (ring(12), torch.tensor([5, 2], dtype=torch.int32)),
     "own input ids": (ring(12), torch.tensor([3, 4]), {}, {"input_id": torch.tensor([30, 40])}),
-    "own ids of a mask": (ring(12), ring(12).test_mask, {}, {"input_id": torch.tensor([7, 8, 9])}),
     "no fields": (bare, None),
     "only num_nodes": (counted, None),
     "no edges": (no_edges, None),
     "as many edges as nodes": (square, None),
     "names that PyG adds": (with_own_ids(ring(12)), None),
-    "names that PyG adds, disjoint": (with_own_ids(ring(12)), None, {"disjoint": True}),
     "replacement": (every_kind(), None, {"replace": True}),
     "disjoint": (every_kind(), None, {"disjoint": True}),
     "bidirectional": (every_kind(), None, {"subgraph_type": "bidirectional"}),
@@ -111,21 +108,17 @@ CASES: dict[str, tuple[Any, ...]] = {  # data, input_nodes, options of the sampl
     ),
     "weights": (dated, None, {"weight_attr": "weight"}),
     "node times": (dated, None, {"time_attr": "node_time"}),
-    "input times": (dated, some, {"time_attr": "node_time"}, {"input_time": some_times}),
     "last": (dated, None, {"time_attr": "node_time", "temporal_strategy": "last"}),
     "edge times": (dated, some, {"time_attr": "edge_time"}, {"input_time": some_times}),
     "a type": (catalogue(), "author"),
     "a type and None": (catalogue(), ("venue", None)),
     "a type and a mask": (catalogue(), ("paper", library()["paper"].train_mask)),
     "a type and ids": (library(), ("paper", PAPERS)),
-    "a type and a list": (library(), ("venue", [2, 0])),
     "types, disjoint": (catalogue(), ("paper", PAPERS), {"disjoint": True}),
     "types, induced": (catalogue(), ("paper", PAPERS), {"subgraph_type": "induced"}),
     "types, induced, times": (dated_library(), "paper", {"time_attr": "time", "subgraph_type": "induced"}),
     "types, bidirectional": (catalogue(), ("paper", PAPERS), {"subgraph_type": "bidirectional"}),
     "types, names that PyG adds": (with_own_ids(library()), "paper"),
-    "types, weights": (library(), "paper", {"weight_attr": "weight"}),
-    "types, node times": (dated_library(), "paper", {"time_attr": "time"}),
     "types, input times": (dated_library(), "venue", {"time_attr": "time"}, {"input_time": torch.tensor([2, 5, 8])}),
 }
 
@@ -251,12 +244,6 @@ def test_every_relation_may_have_fanouts_of_its_own(make: MakeLoader, as_object:
     assert counts == {"writes": [1, 0], "reviews": [1, 0], "cites": [3, 3], "appears_in": [0, 0], "prints": [1, 0]}
 
 
-@makers
-def test_a_num_neighbors_object_is_its_list(make: MakeLoader) -> None:
-    given = make(ring(12), NumNeighbors([1, 2]), None, batch_size=4)
-    assert_same_batches(given, make(ring(12), [1, 2], None, batch_size=4))
-
-
 # --- PyG's own stores ----------------------------------------------------------------------------
 
 
@@ -282,7 +269,6 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "types": (stores_of(catalogue()), "paper"),
     "types and ids": (stores_of(catalogue()), ("paper", PAPERS)),
     "types of unknown size": (stores_of(catalogue(), sized=False), "paper"),
-    "HeteroData as both": ((catalogue(), catalogue()), "author"),
     "edge features, which PyG leaves out": (with_edge_features, "paper"),
 }
 
@@ -292,14 +278,6 @@ def test_a_pair_of_stores_gives_the_batches_that_pyg_makes_of_it(pair: tuple[Any
     data, input_nodes = pair
     ours = NeighborLoader(data, [2, 2], input_nodes, batch_size=4)
     assert_same_batches(ours, by_pyg(data, [2, 2], input_nodes, batch_size=4))
-
-
-def test_data_may_stand_for_both_stores_of_a_pair() -> None:
-    data = ring(12)
-    loaders = [NeighborLoader(graph, [2, 1], torch.arange(5), batch_size=4) for graph in ((data, data), data)]
-    for pair, alone in zip(*loaders, strict=True):
-        for name in ("x", "y", "train_mask", "n_id", "e_id", "edge_index", "input_id"):
-            assert torch.equal(pair[name], alone[name]), name
 
 
 def test_a_pair_keeps_to_the_time_of_its_seeds_though_its_edges_are_not_in_order() -> None:
@@ -372,16 +350,6 @@ def test_all_neighbours_of_all_types_give_the_seeds_what_the_full_graph_gives(co
             size = batch[node_type].batch_size
             found = model(batch.x_dict, batch.edge_index_dict)[node_type][:size]
             assert torch.allclose(found, full[node_type][batch[node_type].n_id[:size]], atol=1e-5)
-
-
-def test_both_copies_of_a_seed_are_computed_alike() -> None:
-    data, model = random_graph(40, 160, 3), homogeneous_model(SAGEConv, 5)
-    seeds = torch.tensor([5, 8, 5, 5, 8])
-    (batch,) = NeighborLoader(data, [2, 2], seeds, batch_size=5)
-    assert torch.equal(batch.n_id[:5], seeds)
-    out = model(batch.x, batch.edge_index)
-    assert torch.allclose(out[[2, 3, 4]], out[[0, 0, 1]], atol=1e-5)
-    assert not torch.allclose(out[0], out[1])
 
 
 @pytest.mark.parametrize("fanouts", [[-1, -1], [3, 2]])

@@ -18,7 +18,7 @@ from torch_geometric.nn import MLP
 import hoploom
 
 # was: from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
-from hoploom import LinkNeighborLoader, NeighborLoader, NeighborSampler
+from hoploom import NeighborLoader, NeighborSampler
 from hoploom.load.assemble import num_bytes
 
 torch_frame = pytest.importorskip("torch_frame")
@@ -212,14 +212,3 @@ def test_tables_are_chosen_by_name_and_may_be_replaced() -> None:
     assert_refused(lambda: hoploom.from_pyg(data), "node.tf is a TensorFrame", "a loader")
     data.tf = frame(6)
     assert_refused(lambda: list(loader), "tf of the data was replaced")
-
-
-def test_links_of_a_database_have_times_and_tables(shop: Any) -> None:
-    data, _ = shop
-    key = ("users", "buys", "products")
-    links, times = torch.stack([torch.arange(20), torch.arange(20)]), data["orders"].time[100:120].contiguous()
-    loader = LinkNeighborLoader(
-        data, [4, 4], (key, links), edge_label_time=times, time_attr="time", neg_sampling="binary", batch_size=5
-    )
-    for batch in loader:
-        assert_rows_are_the_datas(batch, data, batch[key].edge_label_time)
