@@ -25,13 +25,14 @@ from support.until import until
 
 import hoploom
 from hoploom import ConfigError, PeerError
-from hoploom.deploy.keeper import descendants
-from hoploom.deploy.local_server import LocalServer, _show
+from hoploom.deploy.guard import descendants
+from hoploom.deploy.guarded import GuardedProcess
+from hoploom.deploy.open import LocalServer, _show
 from hoploom.deploy.programs import ServerCommand, trainer_environment
 from hoploom.deploy.resolve import read_cluster
-from hoploom.deploy.supervise import SignalName, Supervisor
 from hoploom.ranks.environment import LaunchSettings, read_launch_settings
 from hoploom.ranks.spawn import spawn
+from hoploom.ranks.supervise import SignalName, Supervisor
 from hoploom.store import Wanted
 from hoploom.train import init
 
@@ -239,8 +240,10 @@ exec sleep 100
 """
 KILLED = """
 import os, signal, sys
-from hoploom.deploy.keeper import descendants
-from hoploom.deploy.local_server import LocalServer
+from hoploom.deploy.guard import descendants
+from hoploom.deploy.open import LocalServer
+from hoploom.deploy.guarded import GuardedProcess
+from hoploom.deploy.open import LocalServer, _show
 from hoploom.deploy.programs import ServerCommand
 server = LocalServer(ServerCommand("graph.store", [0], "127.0.0.1:0"), 60, sys.argv[1])
 print(*descendants(os.getpid()), flush=True)
@@ -261,7 +264,7 @@ def test_a_killed_trainer_takes_its_server_with_it(stand_in: str) -> None:
     done = subprocess.run(line, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     pids = [int(pid) for pid in done.stdout.split()]
-    assert len(pids) == 2  # the server and its keeper
+    assert len(pids) == 2  # the server and its guard
     until(lambda: not any(map(runs, pids)), "the end of the server")
 
 
@@ -299,7 +302,7 @@ def test_a_server_that_works_says_nothing(stand_in: str, capfd: pytest.CaptureFi
 def test_a_server_is_killed_where_its_end_is_interrupted(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = Supervisor.stop
 
-    def interrupt(supervisor: Supervisor, name: SignalName, seconds: float) -> None:
+    def interrupt(supervisor: Supervisor[GuardedProcess], name: SignalName, seconds: float) -> None:
         if name == "TERM":
             raise KeyboardInterrupt
         stop(supervisor, name, seconds)
@@ -336,7 +339,7 @@ gc.disable()
 from concurrent.futures import ThreadPoolExecutor
 import torch
 import hoploom
-from hoploom.deploy.keeper import descendants
+from hoploom.deploy.guard import descendants
 from hoploom.ranks.context import init
 from hoploom.store import Wanted
 with init(device="cpu", timeout=60) as context:

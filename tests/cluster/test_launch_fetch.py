@@ -89,19 +89,6 @@ def test_what_goes_wrong_on_a_host_reaches_the_user(s3: ObjectStore, sound_store
     assert "serving" not in said
 
 
-@pytest.mark.slow
-def test_a_wrong_bucket_reaches_the_user_from_a_host_whose_parts_are_named(s3: ObjectStore, tmp_path: Path) -> None:
-    store = "s3://nobody-has-this-bucket/ring.parts"
-    text = f'store = "{store}"\ncache = "nvme"\n[hosts.one]\naddress = "127.0.0.1"\nparts = [0]\n'
-    (tmp_path / "cluster.toml").write_text(text)
-    code, said = launch(tmp_path, "--", "check.py")
-    assert code == 2
-    assert "one/fetch" in said
-    assert (
-        "there is no bucket 'nobody-has-this-bucket'; create it, or correct the URL" in said.partition("first error")[2]
-    )
-
-
 def test_a_wrong_bucket_reaches_the_user_at_once(
     s3: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,10 +160,7 @@ def test_the_store_is_in_the_cache_under_its_name(sound_stores: Path, tmp_path: 
     [
         ('store = "s3://bucket/x"\nhosts = ["a"]', 'toml:1: store is s3://bucket/x, which .*; add cache = "/nvme"'),
         ('cache = "/nvme"\nhosts = ["a"]', "toml:1: cache has no effect without a store; add one"),
-        (
-            'store = "hdfs://n/x"\ncache = "/nvme"\nhosts = ["a"]',
-            r"toml:1: store is .*give a shared path, s3://…",
-        ),
+        ('store = "hdfs://n/x"\ncache = "/nvme"\nhosts = ["a"]', r"toml:1: store is .*give a shared path, s3://…"),
         (
             'store = "/x"\ncache = "/nvme"\nmode = "worker"\nexecutor = "kubernetes"\nhosts = 2',
             "toml:2: cache has no effect on Kubernetes in mode",

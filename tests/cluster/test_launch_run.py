@@ -1,7 +1,6 @@
 """Launching on this host, with real processes: what is shown, how it ends, and that nothing is left running."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,8 +12,8 @@ from support.launched import assert_nothing_is_left, await_programs, interrupt, 
 from support.until import until
 
 from hoploom.cli import main
+from hoploom.deploy.guarded import Failure
 from hoploom.deploy.launch import View, first_of, without_noise
-from hoploom.deploy.supervise import Failure
 
 FOREVER = "sleep:100"
 SERVER = ["note:SIGTERM", "serve:127.0.0.1:7700", FOREVER]
@@ -74,12 +73,6 @@ def test_the_first_failure_stands_on_top_and_ends_all_others(tmp_path: Path) -> 
     assert time.monotonic() - begin < 60
     assert (tmp_path / "a-server.SIGTERM").exists()
     assert_nothing_is_left(tmp_path)
-
-
-def test_a_killed_process_is_named_with_its_signal(tmp_path: Path) -> None:
-    code, _, err = launched(tmp_path, {"a/trainers": ["die:SIGKILL"]})
-    assert code == 1
-    assert "first error: a/trainers was killed by SIGKILL; the kernel does that when memory runs out" in err
 
 
 def test_a_server_that_ends_before_it_serves_is_the_error(tmp_path: Path) -> None:
@@ -176,11 +169,6 @@ def test_a_host_whose_ranks_all_tell_of_another_ones_end_did_not_fail_first() ->
     assert first_of([Failure("a", "ended", tail), cause]) == cause
 
 
-def test_without_an_error_that_is_known_as_one_all_speakers_are_shown() -> None:
-    tail = said_in_turn("[default1]:no such column", "[default0]:bye").tail("a/trainers")
-    assert tail == ("a/trainer-1 | no such column", "a/trainer-0 | bye")
-
-
 def test_only_the_last_lines_are_kept() -> None:
     tail = said_in_turn(*(f"line {i}" for i in range(5000))).tail("a/trainers")
     assert tail == tuple(f"line {i}" for i in range(4800, 5000))
@@ -265,7 +253,7 @@ def test_what_a_process_leaves_behind_is_ended_first(tmp_path: Path) -> None:
     assert_nothing_is_left(tmp_path, seconds=0)
 
 
-def test_a_killed_keeper_takes_its_process_along(tmp_path: Path) -> None:
+def test_a_killed_guard_takes_its_process_along(tmp_path: Path) -> None:
     with launching(tmp_path, {"a/trainers": [FOREVER]}) as started:
         (pid,) = await_programs(tmp_path, "a-trainers")
         stat = Path(f"/proc/{pid}/stat").read_bytes()
@@ -315,17 +303,6 @@ def two_hosts(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_ranks_of_two_hosts_are_in_the_hosts_order(two_hosts: Path) -> None:
-    done = hoploom(two_hosts, "cluster.toml", "--", "script.py")
-    assert done.returncode == 0, done.stderr
-    assert sorted(re.sub(r"\s+\|", " |", line) for line in done.stdout.splitlines()) == [
-        "127.0.0.1/trainer-0 | rank 0 of 3 0,1",
-        "127.0.0.1/trainer-1 | rank 1 of 3 0,1",
-        "localhost/trainers | rank 2 of 3 2",
-    ]
-
-
-@pytest.mark.slow
 def test_a_failed_rank_is_the_first_error(two_hosts: Path) -> None:
     done = hoploom(two_hosts, "cluster.toml", "--", "script.py", "fail")
     assert done.returncode == 1
@@ -358,11 +335,6 @@ def test_a_dry_run_prints_every_command_and_starts_nothing(
     assert lines[1].startswith(f"ssh -- 127.0.0.1 'cd {two_hosts} && ")
     assert "CUDA_VISIBLE_DEVICES=2 " in lines[3]
     assert "--master-addr 127.0.0.1 --master-port 4000 " in lines[3]
-    text = (two_hosts / "cluster.toml").read_text().replace('"127.0.0.1"', '"10.0.0.1"')
-    (two_hosts / "cluster.toml").write_text(text)
-    assert main(["launch", *options, "--", "script.py"]) == 0
-    note = "# each host's Gloo listens on its network interface towards 10.0.0.1; GLOO_SOCKET_IFNAME names another"
-    assert capsys.readouterr().out.splitlines()[0] == note
 
 
 @pytest.mark.parametrize(
@@ -378,11 +350,7 @@ def test_a_dry_run_prints_every_command_and_starts_nothing(
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_two(
-    two_hosts: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    message: str,
+    two_hosts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(two_hosts)
     assert main(["launch", *words]) == 2

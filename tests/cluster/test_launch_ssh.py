@@ -15,8 +15,8 @@ from support.ports import free_ports
 from support.sshd import Sshd, running_sshd
 from support.until import until
 
-from hoploom.deploy import keeper
-from hoploom.deploy.supervise import BOOT
+from hoploom.deploy import guard
+from hoploom.deploy.guarded import BOOT
 
 FOREVER = "sleep:100"
 
@@ -36,12 +36,7 @@ def client(sshd: Sshd, tmp_path_factory: pytest.TempPathFactory) -> Sshd:
 def test_processes_run_over_there_and_are_seen_here(sshd: Sshd, tmp_path: Path) -> None:
     programs = {
         "a/server": ["note:SIGTERM", "serve:127.0.0.1:7700", FOREVER],
-        "a/trainers": [
-            "keep:API_KEY",
-            "keep:SSH_CONNECTION",
-            "complain:a warning",
-            "print:trained",
-        ],
+        "a/trainers": ["keep:API_KEY", "keep:SSH_CONNECTION", "complain:a warning", "print:trained"],
     }
     code, out, err = launched(tmp_path, programs, ssh=str(sshd.config), environment={"API_KEY": 'it\'s "top" $ecret'})
     assert code == 0, err
@@ -107,9 +102,9 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
-def test_a_keeper_that_hears_nothing_ends_what_it_keeps(tmp_path: Path) -> None:
+def test_a_guard_without_heartbeats_ends_its_program(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('not the one that was meant')")
-    source = Path(keeper.__file__).read_text()
+    source = Path(guard.__file__).read_text()
     job = {"words": ["sleep", "100"], "folder": str(tmp_path), "environment": {}, "silence": 0.5}
     command, pipe = [sys.executable, *BOOT], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=tmp_path) as kept:

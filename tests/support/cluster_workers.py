@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import hoploom
-from hoploom.deploy.keeper import descendants
+from hoploom.deploy.guard import descendants
 from hoploom.train import Context
 from support.until import until
 

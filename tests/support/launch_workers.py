@@ -84,9 +84,10 @@ def _until(path: Path) -> None:
 def launch(plan: dict[str, Any], folder: Path) -> int:
     """Run the programs of a plan: {"ssh": {...} or null, "programs": {label: [words]}, "environment": {...}}."""
     from hoploom.deploy.cluster_file import Host, Process, SshOptions
-    from hoploom.deploy.launch import Launch, Patience
+    from hoploom.deploy.guarded import Executor, Local
+    from hoploom.deploy.launch import Launch
     from hoploom.deploy.ssh import Ssh
-    from hoploom.deploy.supervise import Executor, Local
+    from hoploom.ranks.supervise import EndTimeouts
 
     python, working_folder = plan.get("python", sys.executable), plan.get("working_folder", str(folder))
     planned = []
@@ -97,7 +98,7 @@ def launch(plan: dict[str, Any], folder: Path) -> int:
         planned.append(Process(label, host, command, plan["environment"], working_folder))
     executor: Executor = Local() if plan["ssh"] is None else Ssh(SshOptions(config=plan["ssh"], connect_timeout=10))
     logs = None if plan.get("logs") is None else Path(plan["logs"])
-    with Launch(planned, executor, Patience(after_failure=0.5), logs=logs) as launched:
+    with Launch(planned, executor, EndTimeouts(0.5, 45.0, 10.0), logs=logs) as launched:
         return launched.run()
 
 

@@ -66,13 +66,13 @@ def runs(pid: int) -> bool:
 
 
 def assert_nothing_is_left(folder: Path, seconds: float = 20.0) -> None:
-    """None of the programs that ran in this folder runs any more, nor does a keeper of theirs."""
+    """None of the programs that ran in this folder runs any more, nor does a guard of theirs."""
     pids = [int(file.read_text()) for file in folder.glob("*.pid")]
     assert pids
-    until(lambda: not any(map(runs, pids)) and not keepers(folder), "the end of all programs", seconds)
+    until(lambda: not any(map(runs, pids)) and not processes_in(folder), "the end of all programs", seconds)
 
 
-def keepers(folder: Path) -> list[int]:
+def processes_in(folder: Path) -> list[int]:
     """Processes that work in this folder, or were started for it."""
     found = []
     for entry in Path("/proc").iterdir():

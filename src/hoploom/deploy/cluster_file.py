@@ -1,4 +1,4 @@
-"""A cluster: its hosts, what runs on each, who starts it. The keys of cluster.toml or cluster.yaml, and what they mean.
+"""The keys of a cluster file, cluster.toml or cluster.yaml, and the cluster that it describes.
 
 A field made by `key` is a key of the file: the reader and the documentation take it, its rule and its help from here.
 """
@@ -21,12 +21,12 @@ EXECUTORS = ("local", "ssh", "slurm", "kubernetes")
 MODES = ("worker", "server-client", "none")
 
 
-# --- as it is written: what is left out is worked out from the rest in resolve.py ----------------
+# --- the keys: resolve.py fills in what is left out ----------------------------------------------
 
 
 @dataclass(frozen=True)
 class TopKeys:
-    """What stands above the sections."""
+    """The keys above the sections."""
 
     store: str | None = key(
         None,
@@ -65,10 +65,7 @@ class TopKeys:
         example="/opt/venv/bin/python",
     )
     folder: str | None = key(
-        None,
-        "the working directory on every host; default: the current one",
-        rules.HOST_PATH,
-        example="/srv/papers",
+        None, "the working directory on every host; default: the current one", rules.HOST_PATH, example="/srv/papers"
     )
     rendezvous: str | None = key(
         None,
@@ -86,12 +83,9 @@ class TopKeys:
 
 @dataclass(frozen=True)
 class Host:
-    """One host, or one of several places on the same one: [hosts.NAME].
+    """One host, [hosts.NAME]; two of them may share an address. resolve.py replaces each None."""
 
-    What the file leaves out is None when it has been read, and has its value once resolve.py has worked it out.
-    """
-
-    name: str  # what messages and labels call it; each once
+    name: str  # in messages and labels; each once
     address: str = key(None, "the address that other hosts use; default: its name", rules.HOST, example="10.0.0.1")
     ssh: str = key(None, "what ssh connects to; default: the address", rules.LOGIN, example="root@10.0.0.1")
     ssh_port: int | None = key(None, "its ssh port; default: the one in your ssh configuration", rules.PORT, example=22)
@@ -111,13 +105,13 @@ class Host:
 
     @property
     def endpoint(self) -> str:
-        """Where its server is reached, host:port."""
+        """The address of its server, host:port."""
         return join_address(self.address, self.port)
 
 
 @dataclass(frozen=True)
 class Security:
-    """How servers and trainers know each other: paths of files as each host has them, never what is in them."""
+    """The paths of token and certificates on each host, never their contents."""
 
     token_file: str | None = key(None, "the file with the token", rules.HOST_PATH, example="/etc/hoploom/token")
     ca: str | None = key(None, "the CA certificate, to check the servers", rules.HOST_PATH, example="certs/ca.pem")
@@ -129,7 +123,7 @@ class Security:
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What every graph server is told."""
+    """The options of every graph server."""
 
     port: int = key(7700, "the port of the servers; a host may have its own", rules.PORT)
     threads: int | None = key(None, "batches built at the same time", rules.whole(1, 4096), example=8)
@@ -150,23 +144,20 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class SshOptions:
-    """How the system's ssh is called; users, keys and host keys are as your own configuration of ssh has them."""
+    """The options of the system's ssh; users, keys and host keys come from your own configuration of ssh."""
 
     config: str | None = key(
         None, "an ssh configuration file; default: ~/.ssh/config", rules.HOST_PATH, example="ssh_config"
     )
     identity: str | None = key(
-        None,
-        "a private key file; default: those of your ssh configuration",
-        rules.HOST_PATH,
-        example="/keys/gpu",
+        None, "a private key file; default: those of your ssh configuration", rules.HOST_PATH, example="/keys/gpu"
     )
     connect_timeout: int = key(20, "seconds to wait for a connection", rules.whole(1, 3600))
 
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """What sbatch is told. Slurm picks the hosts."""
+    """The options of sbatch. Slurm picks the hosts."""
 
     name: str = key("hoploom", "the name of the job", rules.LABEL)
     partition: str | None = key(None, "the partition", rules.TEXT, example="gpu")
@@ -206,23 +197,18 @@ class SlurmOptions:
 
     @property
     def in_container(self) -> bool:
-        """Whether steps run in one, which has folders of its own."""
+        """Whether steps run in a container, which has its own folders."""
         return self.container_image is not None or self.container_name is not None
 
 
 @dataclass(frozen=True)
 class KubernetesOptions:
-    """What the manifests say: a Kubeflow TrainJob for trainers, a StatefulSet for servers."""
+    """The options of the manifests: a Kubeflow TrainJob for trainers, a StatefulSet for servers."""
 
     name: str = key("hoploom", "the name of all objects", rules.LABEL)
     namespace: str = key("default", "the namespace of all objects", rules.LABEL)
     image: str | None = key(None, "the image with Python and Hoploom", rules.TEXT, example="registry/hoploom:1")
-    gpus: int | None = key(
-        None,
-        "GPUs per trainer pod; default: as many as `devices`",
-        rules.whole(0, 1024),
-        example=4,
-    )
+    gpus: int | None = key(None, "GPUs per trainer pod; default: as many as `devices`", rules.whole(0, 1024), example=4)
     cpu: str | None = key(None, "cores per pod", rules.TEXT, example="16")
     memory: str | None = key(None, "memory per pod", rules.TEXT, example="64Gi")
     claim: str | None = key(None, "the PersistentVolumeClaim with the store", rules.LABEL, example="graph")
@@ -253,20 +239,20 @@ HEADINGS: Headings = {"": TopKeys, **SECTIONS, f"{HOSTS}.NAME": Host}
 
 
 @dataclass(frozen=True)
-class Written:
+class ParsedClusterFile:
     """The keys of a cluster file, each checked by itself."""
 
     document: Document
     top: TopKeys
-    hosts: tuple[Host, ...]  # those that are only counted have the address ""
+    hosts: tuple[Host, ...]  # if the file only counts them, their address is ""
     sections: Mapping[str, Any]
 
 
-def keys_of(document: Document) -> Written:
-    """Its sections as the dataclasses above."""
+def keys_of(document: Document) -> ParsedClusterFile:
+    """Read the sections of a document."""
     top = TopKeys(**document.top())
     sections = {name: owner(**document.section((name,), owner=owner)) for name, owner in SECTIONS.items()}
-    return Written(document, top, _hosts(document), sections)
+    return ParsedClusterFile(document, top, _hosts(document), sections)
 
 
 def _hosts(document: Document) -> tuple[Host, ...]:
@@ -299,26 +285,26 @@ def _host(document: Document, name: str) -> Host:
     return Host(name, **document.section(path, owner=Host))
 
 
-# --- as it is meant ------------------------------------------------------------------------------
+# --- the cluster ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Everything that a launch follows from."""
+    """A cluster file with all values filled in."""
 
     hosts: tuple[Host, ...]
-    store: str | None  # absolute, on hosts that name no other path; None: the command knows it
-    source: str | None = field(default=None, kw_only=True)  # where hosts fetch their parts of it from
+    store: str | None  # absolute path on hosts without a path of their own; None: the command names it
+    source: str | None = field(default=None, kw_only=True)  # the URL that hosts fetch their parts from
     executor: Executor
     mode: Mode
-    rendezvous: str  # where torchrun's processes meet, host:port; port 0: a free one of this host, or the Slurm job's
+    rendezvous: str  # of torchrun, host:port; port 0: a free one of this host, or the Slurm job's
     max_restarts: int = 0
     security: Security = field(default_factory=Security)
     server: ServerOptions = field(default_factory=ServerOptions)
     ssh: SshOptions = field(default_factory=SshOptions)
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
     kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
-    file: str = "cluster.toml"  # what messages call it
+    file: str = "cluster.toml"  # its name in messages
 
     @property
     def servers(self) -> tuple[Host, ...]:
@@ -333,12 +319,12 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Process:
-    """One program on one host: what fetches its parts, a graph server, or the torchrun of its trainers."""
+    """One program on one host: a fetch of its parts, a graph server, or the torchrun of its trainers."""
 
     label: str  # "gpu1/fetch", "gpu1/server", "gpu1/trainers"
     host: Host
     words: tuple[str, ...]  # the program and its arguments
-    environment: Mapping[str, str]  # besides what the host has
+    environment: Mapping[str, str]  # added to the host's own variables
     folder: str
 
     @property

@@ -1,7 +1,7 @@
-"""The YAML of GraphLearn-for-PyTorch's run_dist_train_sage_sup.py, read as a cluster file of ours.
+"""Read the YAML file of GraphLearn-for-PyTorch's run_dist_train_sage_sup.py as a cluster file.
 
-It knows no store: trainers start without servers beside them, and the run's own store is the one they open. in_channel
-and out_channel go with them, and are checked against that store when it is opened; dataset is a name that nothing uses.
+It names no store: trainers start without servers and open the store of their run. in_channel and out_channel are passed
+to them, and compared with the store when it is opened. dataset has no effect.
 """
 
 # ruff: noqa: RUF009  (key() is dataclasses.field)
@@ -11,20 +11,19 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hoploom.config import rules
 from hoploom.config.document import Document
 from hoploom.config.rules import REQUIRED, KeyRule, key, keys_in
 from hoploom.config.values import as_key, nearest
-from hoploom.deploy.cluster_file import SECTIONS, Host, SshOptions, TopKeys, Written
+from hoploom.deploy.cluster_file import SECTIONS, Host, ParsedClusterFile, SshOptions, TopKeys
 from hoploom.errors import ConfigError
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.context import Context
 from hoploom.ranks.environment import WIDTHS
 from hoploom.store import Store
 
-BLOCK = 1 << 20  # labels that are read at once
+BLOCK = 1 << 20  # labels that are read together
 WAY_OUT = "correct the YAML, or open the store that it describes"
 
 
@@ -52,9 +51,15 @@ class GltKeys:
     out_channel: int | None = key(None, "classes", rules.whole(1))
 
 
-def keys_of_glt(document: Document) -> Written:
-    """The same cluster in our keys."""
-    _check_known(document)
+def keys_of_glt(document: Document) -> ParsedClusterFile:
+    """Convert GLT's keys to those of a cluster file."""
+    known = [*keys_in(GltKeys), "ssh"]
+    unknown = next((name for name in document.parsed if name not in known), None)
+    if unknown is not None:
+        alike = nearest(unknown, known)
+        hint = f"did you mean {alike}?" if alike else "leave it out, or give hosts instead of nodes"
+        what = f"unknown key {as_key(unknown)} beside nodes, which GLT's files have"
+        raise document.problem(as_key(unknown), f"{what}; {hint}")
     given = GltKeys(**document.section((), owner=GltKeys, tables=["ssh"]))
     count = len(given.nodes)
     for field in fields(given):
@@ -68,22 +73,11 @@ def keys_of_glt(document: Document) -> Written:
     hosts = tuple(_host(given, node) for node in sorted(range(count), key=ranks.__getitem__))
     sections = {name: make() for name, make in SECTIONS.items()}
     sections["ssh"] = SshOptions(**document.section(("ssh",), owner=SshOptions))
-    return Written(document, TopKeys(executor="ssh", mode="none"), hosts, sections)
-
-
-def _check_known(document: Document) -> None:
-    """Raise ConfigError for a key that is neither GLT's nor in the section [ssh]."""
-    known = [*keys_in(GltKeys), "ssh"]
-    for name in document.parsed:
-        if name not in known:
-            alike = nearest(name, known)
-            way_out = f"did you mean {alike}?" if alike else "leave it out, or give hosts instead of nodes"
-            what = f"unknown key {as_key(name)} beside nodes, which GLT's files have"
-            raise document.problem(as_key(name), f"{what}; {way_out}")
+    return ParsedClusterFile(document, TopKeys(executor="ssh", mode="none"), hosts, sections)
 
 
 def _host(given: GltKeys, node: int) -> Host:
-    """Named by its address, with its place in the list where that stands there twice."""
+    """Return a node as a host. Its name is its address, with its index if the address is listed twice."""
     address, devices = given.nodes[node], given.visible_devices[node]
     return Host(
         address if given.nodes.count(address) == 1 else f"{address}-{node}",
@@ -102,9 +96,7 @@ def _host(given: GltKeys, node: int) -> Host:
 
 
 def check_widths(context: Context, store: Store, widths: Mapping[str, int]) -> None:
-    """Raise ConfigError where the store's features or labels are not as wide as the file says. All ranks call."""
-    if not widths:
-        return
+    """Raise ConfigError if the store's features or labels have other widths than the file. All ranks call."""
     features = {t.name: t.fields["x"].shape for t in store.schema.node_types if "x" in t.fields}
     wanted = widths.get("in_channel")
     if wanted is not None and (wanted,) not in features.values():
@@ -118,19 +110,14 @@ def check_widths(context: Context, store: Store, widths: Mapping[str, int]) -> N
 
 
 def _num_classes(context: Context, store: Store) -> int:
-    """How many outputs the labels need in this rank's share of the nodes, wherever they are; 0 where it has none."""
+    """Return the number of outputs that the labels need in this rank's share of the nodes; 0 without labels."""
     most = 0
     for node_type in (one for one in store.schema.node_types if "y" in one.fields):
         begin, end = (node_type.num_nodes * rank // context.world_size for rank in (context.rank, context.rank + 1))
         for first in range(begin, end, BLOCK):
             ids = torch.arange(first, min(first + BLOCK, end))
             (rows,) = store.features.gather([(node_type.name, "y", ids)])
-            most = max(most, _width(rows))
+            is_multi_label = rows.dim() > 1 and rows.shape[1] > 1
+            width = rows.shape[1] if is_multi_label else 1 if rows.dtype.is_floating_point else int(rows.max()) + 1
+            most = max(most, width)
     return most
-
-
-def _width(rows: Tensor) -> int:
-    """A column per label, or classes counted from 0."""
-    if rows.dim() > 1 and rows.shape[1] > 1:
-        return int(rows.shape[1])
-    return 1 if rows.dtype.is_floating_point else int(rows.max()) + 1

@@ -1,11 +1,8 @@
-"""A cluster on Kubernetes, as manifests for `kubectl apply -f -`. Nothing is started here, and no cluster is asked.
+"""Write the manifests of a cluster on Kubernetes, for `kubectl apply -f -`. Nothing is started here.
 
-Servers are a StatefulSet with a headless Service, which gives them names that outlive their pods; trainers a TrainJob
-of Kubeflow Trainer 2. It comes with a TrainingRuntime of its own rather than refer to the cluster's torch-distributed:
-what mounts the store and the Secret into trainers is spelled podTemplateOverrides up to Trainer 2.1 and runtimePatches
-from 2.2 on, while runtimes are the same in both.
-
-In worker mode there is no StatefulSet: the trainers' first process in each pod starts the server beside them.
+Servers are a StatefulSet with a headless Service, whose names outlive their pods; trainers are a TrainJob of Kubeflow
+Trainer 2. It has its own TrainingRuntime, as the key that mounts volumes into the cluster's torch-distributed differs
+between Trainer 2.1 and 2.2. In worker mode there is no StatefulSet: the first trainer of each pod starts its server.
 """
 
 import re
@@ -25,12 +22,14 @@ from hoploom.errors import ConfigError
 Manifest = dict[str, Any]
 
 TRAINER_API = "trainer.kubeflow.org/v1alpha1"
-METRICS_PORT = 9400  # where none is given: probes need one
+METRICS_PORT = 9400  # the default; probes need one
 GRACE = 60  # seconds for a server to finish what is in flight
 PROBE = {"periodSeconds": 5, "timeoutSeconds": 5}
 FAILURES = {"startupProbe": 120, "readinessProbe": 2, "livenessProbe": 12}  # a large store is checked and mapped first
 GPU = "nvidia.com/gpu"
-PLAIN = re.compile(r"(?![yn]$)[a-z/][a-z0-9_./-]*", re.IGNORECASE)  # kubectl takes y and 1e-3 for no texts, PyYAML does
+PLAIN = re.compile(
+    r"(?![yn]$)[a-z/][a-z0-9_./-]*", re.IGNORECASE
+)  # kubectl does not read y and 1e-3 as texts, PyYAML does
 CACHE_VOLUME = {"name": "cache", "emptyDir": {}}  # on the disk of the pod's node; it lasts as long as the pod
 LONGEST_LINE = 10**6  # characters: no text is folded
 WAIT_DEADLINE = 3600  # seconds until all servers take connections
@@ -52,16 +51,24 @@ for address in sys.argv[1].split(","):
 
 
 def manifests(cluster: Cluster, command: Sequence[str]) -> str:
-    """All objects of a launch, as YAML."""
+    """Return all objects of a launch, as YAML."""
     _check(cluster)
+    options, files = cluster.kubernetes, _files(cluster.security)
+    lines = [f"# Written by `hoploom launch {printable(cluster.file)}`; kubectl apply -f takes it."]
+    if files:
+        keys = join(f"--from-file={PurePosixPath(path).name}" for path in files)
+        lines.append(f"# The Secret: kubectl create secret generic {options.secret} -n {options.namespace} {keys}")
+    if cluster.mode == "worker":
+        text = "# Mode worker: each pod's first trainer starts a server of its parts; the command names the store."
+        lines.append(text)
     inside = _inside(cluster)
     servers = [_service(inside), _stateful_set(inside)] if inside.servers else []
     trainers = [_training_runtime(inside), _train_job(inside, script_words(command))]
-    return _opening(cluster) + as_yaml([*servers, *trainers])
+    return "".join(f"{line}\n" for line in lines) + as_yaml([*servers, *trainers])
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
-    """Writes what is in several places each time, and texts of several lines as such."""
+    """A writer without aliases, and with texts of several lines as blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -77,25 +84,12 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def as_yaml(values: Sequence[Manifest]) -> str:
-    """Several documents in one text."""
+    """Return several documents in one text."""
     return str(yaml.dump_all(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=LONGEST_LINE))
 
 
-def _opening(cluster: Cluster) -> str:
-    lines = [f"# Written by `hoploom launch {printable(cluster.file)}`; kubectl apply -f takes it."]
-    options, files = cluster.kubernetes, _files(cluster.security)
-    if files:
-        keys = join(f"--from-file={PurePosixPath(path).name}" for path in files)
-        lines.append(f"# The Secret: kubectl create secret generic {options.secret} -n {options.namespace} {keys}")
-    if cluster.mode == "worker":
-        lines.append(
-            "# Mode worker: each pod's first trainer starts a server of its parts; the command names the store."
-        )
-    return "".join(f"{line}\n" for line in lines)
-
-
 def _inside(cluster: Cluster) -> Cluster:
-    """The same cluster with the addresses that pods have; pods see only the devices that they are given."""
+    """Return the cluster with the addresses of pods, and without `devices`: a pod sees only its own."""
     options, name = cluster.kubernetes, _set_name(cluster)
     ordinals = {host.name: i for i, host in enumerate(cluster.servers)}
     in_pods_of_trainers = cluster.mode == "worker"
@@ -123,7 +117,7 @@ def _inside(cluster: Cluster) -> Cluster:
 
 
 def _service(cluster: Cluster) -> Manifest:
-    """Gives each server a name of its own, also before it serves: servers look for each other at their start."""
+    """Name each server, also before it is ready: servers connect to each other at their start."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -134,10 +128,11 @@ def _service(cluster: Cluster) -> Manifest:
 
 
 def _stateful_set(cluster: Cluster) -> Manifest:
+    fetches = [fetch_words(cluster, host) for host in cluster.servers]  # before the server, whose probes do not wait
     pod = {
         **_pod(cluster),
         "terminationGracePeriodSeconds": GRACE + 10,
-        **({"initContainers": [_fetch(cluster)]} if cluster.source else {}),
+        **({"initContainers": [_by_number(cluster, "fetch", fetches)]} if cluster.source else {}),
         "containers": [_server(cluster)],
         "volumes": [*_volumes(cluster), *([CACHE_VOLUME] if cluster.source else [])],
     }
@@ -152,7 +147,7 @@ def _stateful_set(cluster: Cluster) -> Manifest:
 
 
 def _by_number(cluster: Cluster, name: str, words: Sequence[Sequence[str]]) -> Manifest:
-    """Pods are numbered, and so are the servers in the file; a pod's name ends with its number."""
+    """Return a container that runs the line of its pod's number, with which the pod's name ends."""
     pod_name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     cases = [f"{i}) exec {_literal(join(line))} ;;" for i, line in enumerate(words)]
     cache = [{"name": "cache", "mountPath": str(PurePosixPath(str(cluster.store)).parent)}] if cluster.source else []
@@ -165,30 +160,24 @@ def _by_number(cluster: Cluster, name: str, words: Sequence[Sequence[str]]) -> M
     }
 
 
-def _fetch(cluster: Cluster) -> Manifest:
-    """Runs before a pod's server, whose probes do not wait for it."""
-    return _by_number(cluster, "fetch", [fetch_words(cluster, host) for host in cluster.servers])
-
-
 def _server(cluster: Cluster) -> Manifest:
+    """Return the server's container. It listens on all addresses of the pod, whose name may not be known yet."""
+    listen, metrics = (f"0.0.0.0:{port}" for port in _ports(cluster).values())
+    words = [
+        replace(server_command(cluster, host), listen=listen, metrics=metrics, grace=GRACE).words(host.python)
+        for host in cluster.servers
+    ]
     health = {"path": "/health", "port": "metrics", "scheme": "HTTPS" if cluster.security.cert else "HTTP"}
     return {
-        **_by_number(cluster, "server", [_server_words(cluster, host) for host in cluster.servers]),
+        **_by_number(cluster, "server", words),
         "ports": [{"name": name, "containerPort": port} for name, port in _ports(cluster).items()],
         **{name: {"httpGet": health, **PROBE, "failureThreshold": most} for name, most in FAILURES.items()},
         **_resources(cluster, 0, "resources"),
     }
 
 
-def _server_words(cluster: Cluster, host: Host) -> Sequence[str]:
-    """It listens on all of the pod's addresses: its name may not be known yet when it starts."""
-    listen, metrics = (f"0.0.0.0:{port}" for port in _ports(cluster).values())
-    command = replace(server_command(cluster, host), listen=listen, metrics=metrics, grace=GRACE)
-    return command.words(host.python)
-
-
 def _set_name(cluster: Cluster) -> str:
-    """Not the TrainJob's: that is the name of the Service of its own pods."""
+    """Return the name of the StatefulSet and its Service; the TrainJob's name is the one of another Service."""
     return f"{cluster.kubernetes.name}-server"
 
 
@@ -200,7 +189,7 @@ def _ports(cluster: Cluster) -> dict[str, int]:
 
 
 def _training_runtime(cluster: Cluster) -> Manifest:
-    """What the TrainJob fills in: "node" and the label are names that Kubeflow Trainer looks for."""
+    """Return the pods that the TrainJob completes. Kubeflow Trainer looks for the name "node" and for the label."""
     options, host = cluster.kubernetes, cluster.trainers[0]
     container: Manifest = {
         "name": "node",
@@ -228,7 +217,7 @@ def _training_runtime(cluster: Cluster) -> Manifest:
 
 
 def _wait_for_servers(cluster: Cluster) -> Manifest:
-    """Runs before the trainers: servers may have to wait for a node, and pull their image, for longer than a client."""
+    """Return the container that runs before the trainers, as servers may wait for a node and their image for long."""
     addresses = ",".join(server.endpoint for server in cluster.servers)
     deadline = FETCH_DEADLINE if cluster.source else WAIT_DEADLINE
     return {
@@ -239,7 +228,7 @@ def _wait_for_servers(cluster: Cluster) -> Manifest:
 
 
 def _train_job(cluster: Cluster, script: Sequence[str]) -> Manifest:
-    """torchrun reads the number of pods, its own and the meeting point from variables that Kubeflow sets."""
+    """Return the TrainJob; torchrun reads the number of pods and the rendezvous from Kubeflow's variables."""
     options, host = cluster.kubernetes, cluster.trainers[0]
     trainer = {
         "image": options.image,
@@ -254,7 +243,7 @@ def _train_job(cluster: Cluster, script: Sequence[str]) -> Manifest:
     return _object(cluster, TRAINER_API, "TrainJob", options.name, {"runtimeRef": runtime, "trainer": trainer})
 
 
-# --- what both have ------------------------------------------------------------------------------
+# --- shared by both --------------------------------------------------------------------------------
 
 
 def _object(cluster: Cluster, api: str, kind: str, name: str, spec: Manifest) -> Manifest:
@@ -296,12 +285,12 @@ def _environment(variables: Mapping[str, str]) -> list[Manifest]:
 
 
 def _literal(text: str) -> str:
-    """As it is: Kubernetes puts a variable's value for $(NAME), and one $ for two of them."""
+    """Escape a text, in which Kubernetes replaces $(NAME) by a variable's value, and $$ by $."""
     return text.replace("$", "$$")
 
 
 def _volumes(cluster: Cluster) -> list[Manifest]:
-    """Secrets are files that only root reads; pods that another user runs read them as that user's group."""
+    """Return the volumes. Only root reads the Secret's files; in pods of another user, that user's group does."""
     options = cluster.kubernetes
     mode = 0o400 if options.user is None else 0o440
     store = {"name": "store", "persistentVolumeClaim": {"claimName": options.claim}}
@@ -316,11 +305,11 @@ def _mounts(cluster: Cluster, *, read_only: bool) -> list[Manifest]:
     return [store] * (options.claim is not None) + [secret] * (options.secret is not None)
 
 
-# --- what only Kubernetes needs ------------------------------------------------------------------
+# --- mistakes ------------------------------------------------------------------------------------
 
 
 def _check(cluster: Cluster) -> None:
-    """Raise the first thing that pods cannot have."""
+    """Raise ConfigError for the first mistake that pods cannot have."""
     options = cluster.kubernetes
     mistakes = []
     if not options.name[0].isalpha():
@@ -352,7 +341,7 @@ def _files(security: Security) -> list[str]:
 
 
 def _unlike(kind: str, hosts: Sequence[Host], *names: str) -> list[str]:
-    """What differs between hosts: one template makes all pods."""
+    """Return the differences between hosts: one template makes all pods."""
     return [
         f"hosts {hosts[0].name} and {host.name} differ in {name}; pods of {kind} are alike"
         for host in hosts[1:]

@@ -1,27 +1,31 @@
 """Open a store: from files, from servers on other hosts, or from a server beside each host's trainers.
 
-What ranks must know of each other (who holds which part, where servers listen, their token) goes through
-`gather_json`, so a rank that fails here ends the others with its name, within the context's deadline.
+Ranks exchange which parts they hold, the addresses of servers and their token by `gather_json`, so an error of one rank
+ends the others within the context's deadline, and they name it.
 """
 
+import os
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal
 
 from hoploom.config.values import as_int, is_loopback, join_address
-from hoploom.deploy.cluster_file import Security, ServerOptions
-from hoploom.deploy.local_server import LocalServer
+from hoploom.deploy.cluster_file import Host, Process, Security, ServerOptions
+from hoploom.deploy.guarded import GuardedProcess, Local
 from hoploom.deploy.programs import ServerCommand
-from hoploom.errors import ConfigError
+from hoploom.errors import ConfigError, PeerError
 from hoploom.ranks import environment
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.context import Context
-from hoploom.ranks.environment import LOOPBACK, LaunchSettings, RankInfo
+from hoploom.ranks.environment import LOOPBACK, LaunchSettings
 from hoploom.ranks.rendezvous import address_towards
+from hoploom.ranks.supervise import Supervisor
+from hoploom.serve.ready import FOR_PEOPLE
 from hoploom.store import Store, open_store
 from hoploom.store.base import Part
 from hoploom.store.budget import NO_PARTS
@@ -37,6 +41,7 @@ NO_TLS = (
     "what they send; give hoploom.open cert=, key= and ca= (`hoploom certs` makes them), or set them in [security] of "
     "the cluster file"
 )
+AFTER_TERMINATE = 10.0  # seconds between SIGTERM and SIGKILL of a server
 CONNECT = ("topology", "made", "look_ahead", "timeout", "token_file", "ca", "cert", "key")
 
 
@@ -86,8 +91,20 @@ def open(
         lists = topology or "own"
         return open_store(path, parts=parts, topology=lists, memory=memory, scratch=scratch)  # type: ignore[arg-type]
     options |= {"topology": topology, "memory": memory, "scratch": scratch}
-    opening = Opening(None if path is None else Path(path), read_parts(parts), serve, servers, options)
-    return open_for(context, context.rank_info, opening, context.closing)
+    numbers = None
+    if parts is not None:
+        numbers = tuple(
+            sorted({as_int("a part", part, 0, "give the numbers of parts, e.g. parts=[0]") for part in parts})
+        )
+    opening = Opening(None if path is None else Path(path), numbers, serve, servers, options)
+    opening.check()
+    settings = environment.read_launch_settings()
+    store = _open_deployed(context, settings, _with_settings(opening, settings))
+    if settings.widths:
+        from hoploom.deploy.glt_yaml import check_widths  # of a file that only GLT's users have
+
+        check_widths(context, store, settings.widths)
+    return store
 
 
 @dataclass(frozen=True)
@@ -98,18 +115,14 @@ class Opening:
     parts: tuple[int, ...] | None
     serve: Serve
     servers: str | Sequence[str] | None
-    options: Mapping[str, Any] = field(default_factory=dict)  # of connect; without servers, those of open_store count
+    options: Mapping[str, Any]  # those of connect; without servers, `memory` and `scratch` count
 
     @property
     def memory(self) -> int | str | None:
         return self.options.get("memory")
 
-    @property
-    def scratch(self) -> str | Path | None:
-        return self.options.get("scratch")
-
     def check(self) -> None:
-        """Raise ConfigError for what can never work."""
+        """Raise ConfigError for arguments that cannot work."""
         known = [*CONNECT, "memory", "scratch"]
         unknown = [name for name in self.options if name not in known]
         if unknown:
@@ -122,54 +135,43 @@ class Opening:
             raise ConfigError("serve is True, but there are servers already; leave serve or servers out")
         if self.memory is not None and self.servers and (self.path is None or self.parts == ()):
             raise ConfigError(NO_PARTS)
-        if self.scratch is not None and (self.servers or self.serve is True):
+        if self.options.get("scratch") is not None and (self.servers or self.serve is True):
             raise ConfigError(NO_SCRATCH)
 
 
-def open_for(context: Context, place: RankInfo, opening: Opening, closing: ExitStack) -> Store:
-    """The store; what has to be closed with it is put on `closing`. All ranks call."""
-    opening.check()
-    deployment = environment.read_launch_settings()
-    store = _open(context, place, deployment, _as_deployed(opening, deployment), closing)
-    if deployment.widths:
-        from hoploom.deploy.glt_yaml import check_widths  # of a file that only GLT's users have
-
-        check_widths(context, store, deployment.widths)
-    return store
-
-
-def _open(context: Context, place: RankInfo, deployment: LaunchSettings, opening: Opening, closing: ExitStack) -> Store:
-    if opening.servers:
-        return _with_homes(context, _connected(opening, closing))
-    if opening.path is None:
-        raise ConfigError("there is no store: path is None and no server is named; give one of them, or hoploom launch")
-    num_parts = len(read_manifest(opening.path).parts)
-    if opening.serve is True or (opening.serve == "auto" and not place.on_one_host and num_parts > 1):
-        if opening.scratch is not None:
-            raise ConfigError(NO_SCRATCH)
-        return _with_homes(context, _side_by_side(context, _hosts(place, deployment), opening, closing))
-    store = open_store(opening.path, parts=opening.parts, memory=opening.memory, scratch=opening.scratch)
-    return store if opening.parts is None else _with_homes(context, store)
-
-
-def _as_deployed(opening: Opening, deployment: LaunchSettings) -> Opening:
-    """What `hoploom launch` says wins over the script's path; servers that the script names win over both."""
-    options = dict(deployment.security) | {k: v for k, v in opening.options.items() if v is not None}
+def _with_settings(opening: Opening, settings: LaunchSettings) -> Opening:
+    """Merge in the launcher's settings. Precedence: servers named in the script, the launcher, the script's path."""
+    options = dict(settings.security) | {k: v for k, v in opening.options.items() if v is not None}
     opening = replace(opening, options=options)
-    if opening.servers or not deployment.servers:
+    if opening.servers or not settings.servers:
         return opening
     if opening.serve is True:
         raise ConfigError("serve is True, but hoploom launch has started servers; leave serve or its servers out")
-    path = None if deployment.store is None else Path(deployment.store)
-    parts = deployment.parts if opening.parts is None else opening.parts
-    deployed = replace(opening, path=path, parts=parts, servers=deployment.servers)
-    deployed.check()
-    return deployed
+    path = None if settings.store is None else Path(settings.store)
+    parts = settings.parts if opening.parts is None else opening.parts
+    merged = replace(opening, path=path, parts=parts, servers=settings.servers)
+    merged.check()
+    return merged
 
 
-def _connected(opening: Opening, closing: ExitStack, token: str | None = None) -> Store:
-    """The store on servers. `token` is that of this run."""
-    from hoploom.serve.connect import connect  # loaded where somebody needs it
+def _open_deployed(context: Context, settings: LaunchSettings, opening: Opening) -> Store:
+    if opening.servers:
+        return _with_layout(context, _connected(context, opening))
+    if opening.path is None:
+        raise ConfigError("there is no store: path is None and no server is named; give one of them, or hoploom launch")
+    scratch, num_parts = opening.options.get("scratch"), len(read_manifest(opening.path).parts)
+    on_several_hosts = not context.rank_info.on_one_host and num_parts > 1
+    if opening.serve is True or (opening.serve == "auto" and on_several_hosts):
+        if scratch is not None:
+            raise ConfigError(NO_SCRATCH)
+        return _with_layout(context, _open_beside_servers(context, settings, opening, num_parts))
+    store = open_store(opening.path, parts=opening.parts, memory=opening.memory, scratch=scratch)
+    return store if opening.parts is None else _with_layout(context, store)
+
+
+def _connected(context: Context, opening: Opening, token: str | None = None) -> Store:
+    """Connect to servers; `token` is the one of this run."""
+    from hoploom.serve.connect import connect  # takes time to import
     from hoploom.serve.security import read_client_security
 
     assert opening.servers
@@ -182,17 +184,12 @@ def _connected(opening: Opening, closing: ExitStack, token: str | None = None) -
     else:
         given |= {} if opening.path is None else {"parts": opening.parts}
         store = connect(opening.servers, opening.path, **given)
-    closing.callback(store.close)
+    context.closing.callback(store.close)
     return store
 
 
-def _leaders(nodes: Sequence[int]) -> list[int]:
-    """A rank on each host."""
-    return [nodes.index(node) for node in sorted(set(nodes))]
-
-
-def _with_homes(context: Context, store: Store) -> Store:
-    """With what every rank has on its host, for locality."""
+def _with_layout(context: Context, store: Store) -> Store:
+    """Return the store with the parts that each rank has on its host, for locality."""
     own = [number for number, shard in enumerate(store.shards) if isinstance(shard, Part | OnDisk)]
     homes = tuple(tuple(parts) for parts in gather_json(context, own))
     return replace(store, deployment=replace(store.deployment, homes=homes if any(homes) else ()))
@@ -201,53 +198,35 @@ def _with_homes(context: Context, store: Store) -> Store:
 # --- a server beside the trainers of each host ---------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Hosts:
-    """How ranks find out on which host they are, and how hosts reach each other."""
-
-    node: int  # of this rank
-    meeting: tuple[str, int] | None  # where rank 0 is; None: all on this host
-
-    def address(self, others: Sequence[str]) -> str:
-        """This host's address as others reach it; those of `others` are known already."""
-        if self.meeting is None:
-            return LOOPBACK
-        return address_towards(others[0], self.meeting[1]) if others else address_towards(*self.meeting)
-
-
-def _hosts(place: RankInfo, deployment: LaunchSettings) -> Hosts:
-    if place.on_one_host:
-        return Hosts(place.rank, None)  # each rank stands for a host of its own
-    told = deployment.node if place.node is None else place.node
-    node = place.rank // place.local_world_size if told is None else told
-    return Hosts(node, (place.address, place.port))
-
-
-def _side_by_side(context: Context, hosts: Hosts, opening: Opening, closing: ExitStack) -> Store:
-    """Start this host's server, once on each host, and connect to all of them."""
-    assert opening.path is not None
-    nodes = gather_json(context, hosts.node)
-    leaders = _leaders(nodes)
-    parts = _own_parts(opening, leaders.index(nodes.index(hosts.node)), len(leaders))
-    told = gather_json(context, {"parts": parts, "token": secrets.token_urlsafe(32) if context.is_main else ""})
-    _check_covered([told[rank]["parts"] for rank in leaders], opening.path)
-    token = None if "token_file" in opening.options else told[0]["token"]
-    opening = replace(opening, parts=tuple(parts))
-    address = _address(context, hosts, leaders)
+def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Opening, num_parts: int) -> Store:
+    """Start a server on each host that has parts, from one rank of the host, and connect to all servers."""
+    info, path = context.rank_info, opening.path
+    told = settings.node if info.node is None else info.node
+    node = info.rank // info.local_world_size if told is None else told
+    nodes = gather_json(context, info.rank if info.on_one_host else node)  # on one host, each rank counts as a host
+    leaders = [nodes.index(one) for one in sorted(set(nodes))]  # a rank of each host
+    parts = _own_parts(opening, num_parts, leaders.index(nodes.index(nodes[context.rank])), len(leaders))
+    shared = gather_json(context, {"parts": parts, "token": secrets.token_urlsafe(32) if context.is_main else ""})
+    held = [shared[rank]["parts"] for rank in leaders]
+    missing = set(range(num_parts)) - {part for one in held for part in one}
+    if missing:
+        raise ConfigError(f"no host holds part {min(missing)} of {path}, they hold {held}; give parts= on each")
+    token = None if "token_file" in opening.options else shared[0]["token"]
+    address = _address(context, leaders)
     if context.is_main and not (is_loopback(address) or "cert" in opening.options or environment.is_quiet()):
         print(NO_TLS, file=sys.stderr, flush=True)
+    opening = replace(opening, parts=tuple(parts))
     server = None
-    if context.rank in leaders and parts:  # a host may hold none of them
+    if context.rank in leaders and parts:  # a host may hold no part
         command, others = _server_command(opening, address), context.after_the_others()
-        server = closing.enter_context(LocalServer(command, context.timeout, token=token, before_close=others))
+        server = context.closing.enter_context(LocalServer(command, context.timeout, token=token, before_close=others))
     servers = gather_json(context, "" if server is None else server.address)
-    return _connected(replace(opening, servers=[one for one in servers if one]), closing, token)
+    return _connected(context, replace(opening, servers=[one for one in servers if one]), token)
 
 
-def _own_parts(opening: Opening, host: int, num_hosts: int) -> list[int]:
-    """Those of the user; else those whose files are here, if some are not; else this host's share of all."""
+def _own_parts(opening: Opening, num_parts: int, host: int, num_hosts: int) -> list[int]:
+    """Return the parts to open: the user's; else those on this host, unless it has all; else a round-robin share."""
     assert opening.path is not None
-    num_parts = len(read_manifest(opening.path).parts)
     if opening.parts is not None:
         return list(opening.parts)
     here = list(held_parts(opening.path))
@@ -256,17 +235,14 @@ def _own_parts(opening: Opening, host: int, num_hosts: int) -> list[int]:
     return [part for part in range(num_parts) if part % num_hosts == host] or [host % num_parts]
 
 
-def _check_covered(held: Sequence[Sequence[int]], path: Path) -> None:
-    missing = set(range(len(read_manifest(path).parts))) - {part for parts in held for part in parts}
-    if missing:
-        raise ConfigError(f"no host holds part {min(missing)} of {path}, they hold {list(held)}; give parts= on each")
-
-
-def _address(context: Context, hosts: Hosts, leaders: Sequence[int]) -> str:
-    """Where this host listens: the first host only learns from a second one by which way it is reached."""
+def _address(context: Context, leaders: Sequence[int]) -> str:
+    """Return this host's address towards the others. The first host only learns it from the second one's address."""
+    info = context.rank_info
+    if info.on_one_host:
+        return LOOPBACK
     first = context.rank == leaders[0] and len(leaders) > 1
-    known = gather_json(context, "" if first else hosts.address([]))
-    return hosts.address([known[leaders[1]]]) if first else known[context.rank]
+    known = gather_json(context, "" if first else address_towards(info.address, info.port))
+    return address_towards(known[leaders[1]], info.port) if first else str(known[context.rank])
 
 
 def _server_command(opening: Opening, address: str) -> ServerCommand:
@@ -280,8 +256,62 @@ def _server_command(opening: Opening, address: str) -> ServerCommand:
     return ServerCommand(str(opening.path), opening.parts or (), join_address(address, 0), (), security, options)
 
 
-def read_parts(parts: Sequence[int] | None) -> tuple[int, ...] | None:
-    """The parts that a user gives, in order."""
-    if parts is None:
-        return None
-    return tuple(sorted({as_int("a part", part, 0, "give the numbers of parts, e.g. parts=[0]") for part in parts}))
+class LocalServer:
+    """A running `hoploom serve` beside the trainers of this host, under a guard that ends it with this process.
+
+    It listens with a token that only this run knows, and that is in no file. Ctrl-C in the terminal does not reach it:
+    trainers still fetch rows for their last step then. Its errors and warnings are shown as they are. `before_close`
+    waits for other hosts, which may still fetch rows for their last step, unless this rank failed.
+    """
+
+    def __init__(
+        self,
+        command: ServerCommand,
+        seconds: float,
+        python: str = sys.executable,
+        *,
+        token: str | None = None,
+        before_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._before_close = before_close
+        host = Host("here", python=sys.executable, folder=os.getcwd())
+        process = Process("here/server", host, command.words(python), environment.own_server(token), host.folder)
+        self._supervisor: Supervisor[GuardedProcess] = Supervisor()
+        try:
+            server = self._supervisor.add(GuardedProcess(process, Local(), _show, self._supervisor.events.put))
+            if not self._supervisor.until(lambda: server.ready is not None or server.ended, seconds):
+                raise PeerError("the graph server of this host was not ready in time; give hoploom.init more timeout")
+            if server.ready is None:
+                message = f"the graph server of this host ended with exit code {server.code}; its own words are above"
+                raise PeerError(message)
+        except BaseException:
+            self._supervisor.close()
+            raise
+        self.address = server.ready.address
+
+    def close(self) -> None:
+        """Stop the server; kill it if it does not end in time."""
+        try:
+            self._supervisor.stop("TERM", AFTER_TERMINATE)
+        finally:
+            self._supervisor.close()
+
+    def __enter__(self) -> "LocalServer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._before_close()
+        self.close()
+
+
+def _show(label: str, line: str, *, is_error: bool) -> None:
+    """Write a line to file 2, not sys.stderr: a thread may still write while the interpreter ends."""
+    if not is_error or line.startswith(FOR_PEOPLE):
+        return
+    rest = f"{line}\n".encode()
+    with suppress(OSError):  # nobody reads stderr any more, or not in time: the server's later lines are still taken
+        while rest:
+            rest = rest[os.write(2, rest) :]

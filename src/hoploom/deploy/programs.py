@@ -1,8 +1,7 @@
-"""Which programs run where: what fetches parts, graph servers, and one torchrun per host of trainers.
+"""Plan the programs of each host: a fetch of its parts, a graph server, and one torchrun for its trainers.
 
-Nothing is started here. All that start `hoploom serve` take its command line from here.
-torchrun's rendezvous is the static one: ranks follow the hosts' order in the file, one known port is open, and nobody
-waits to see who joins. What it gives up is a cluster that grows while it runs.
+Nothing is started here. Every command line of `hoploom serve` comes from here. torchrun's rendezvous is the static one:
+ranks are in the order of the hosts in the file, and one known port is open. So a cluster cannot grow while it runs.
 """
 
 import re
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 
 from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.deploy.cluster_file import Cluster, Host, Process, Security, ServerOptions
-from hoploom.deploy.keeper import LOGS
+from hoploom.deploy.guard import LOGS
 from hoploom.errors import ConfigError
 
 FORMS = (
@@ -25,16 +24,18 @@ UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # lines are shown when they are printed
 
 
 def processes(cluster: Cluster, command: Sequence[str]) -> list[Process]:
-    """What fetches parts first, then servers, then trainers in the order of their ranks.
+    """Return the fetches, then the servers, then the trainers in the order of their ranks.
 
     >>> [process.label for process in processes(cluster, ["train", "run.toml"])]
     ['gpu1/server', 'gpu2/server', 'gpu1/trainers', 'gpu2/trainers']
     """
     script, planned = script_words(command), []
-    for role, words_of in (("fetch", fetch_words), ("server", server_words)):
-        for host in cluster.servers if role == "server" or cluster.source else ():
-            environment = {**UNBUFFERED, **host.environment}
-            planned.append(Process(f"{host.name}/{role}", host, words_of(cluster, host), environment, host.folder))
+    for host in cluster.servers if cluster.source else ():
+        environment = {**UNBUFFERED, **host.environment}
+        planned.append(Process(f"{host.name}/fetch", host, fetch_words(cluster, host), environment, host.folder))
+    for host in cluster.servers:
+        words, environment = server_command(cluster, host).words(host.python), {**UNBUFFERED, **host.environment}
+        planned.append(Process(f"{host.name}/server", host, words, environment, host.folder))
     for rank, host in enumerate(cluster.trainers):
         words, environment = trainer_words(cluster, rank, script), trainer_environment(cluster, host)
         planned.append(Process(f"{host.name}/trainers", host, words, environment, host.folder))
@@ -42,7 +43,7 @@ def processes(cluster: Cluster, command: Sequence[str]) -> list[Process]:
 
 
 def script_words(command: Sequence[str]) -> tuple[str, ...]:
-    """What torchrun is to run: a script and its arguments, or -m and a module's."""
+    """Return the words for torchrun: a script and its arguments, or -m, a module and its arguments."""
     words = tuple(command)
     if words and STARTER.fullmatch(words[0].rpartition("/")[2]):
         words = words[2:] if words[1:2] == ("-u",) else words[1:]  # lines are shown at once in any case
@@ -62,19 +63,19 @@ def script_words(command: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """What one server is told."""
+    """The command line of one server."""
 
     store: str
-    parts: Sequence[int]  # (): all that the folder holds
+    parts: Sequence[int]  # (): all parts in the folder
     listen: str  # HOST:PORT
     peers: Sequence[str] = ()  # servers of the other parts
     security: Security = field(default_factory=Security)
     options: ServerOptions = field(default_factory=ServerOptions)
     metrics: str | None = None  # HOST:PORT
-    grace: int | None = None  # seconds for requests under way at a stop
+    grace: int | None = None  # seconds for requests in flight at a stop
 
     def words(self, python: str) -> tuple[str, ...]:
-        """The program and its arguments.
+        """Return the program and its arguments.
 
         >>> ServerCommand("graph.store", [0], "127.0.0.1:7700").words("python3")[1:4]
         ('-m', 'hoploom', 'serve')
@@ -103,25 +104,24 @@ class ServerCommand:
 
 
 def fetch_words(cluster: Cluster, host: Host) -> tuple[str, ...]:
-    """`hoploom fetch` of one host's parts."""
+    """Return the command line that fetches the parts of a host."""
     parts = [word for part in host.parts for word in ("--part", str(part))]
     return (host.python, "-m", "hoploom", "fetch", str(cluster.source), "--to", str(cluster.store), *parts)
 
 
-def server_words(cluster: Cluster, host: Host) -> tuple[str, ...]:
-    """`hoploom serve` of one host, with the host's Python."""
-    return server_command(cluster, host).words(host.python)
-
-
 def server_command(cluster: Cluster, host: Host) -> ServerCommand:
-    """`hoploom serve` of one host."""
+    """Return the command line of a host's server. If servers share an address, their metrics ports are consecutive."""
     peers = [other.endpoint for other in cluster.servers if other.name != host.name]
-    metrics, store = _metrics(cluster, host), str(host.store or cluster.store)
+    port, metrics = cluster.server.metrics_port, None
+    if port is not None:
+        sharing = [server.name for server in cluster.servers if server.address == host.address]
+        metrics = join_address(host.address, port + sharing.index(host.name) if host.address else port)
+    store = str(host.store or cluster.store)
     return ServerCommand(store, host.parts, host.endpoint, peers, cluster.security, cluster.server, metrics)
 
 
 def trainer_words(cluster: Cluster, node_rank: int, script: Sequence[str]) -> tuple[str, ...]:
-    """torchrun on the host of this rank among the trainers' hosts."""
+    """Return the command line of torchrun on the trainers' host with this rank."""
     host = cluster.trainers[node_rank]
     address, port = split_address(cluster.rendezvous)
     options = {
@@ -133,7 +133,7 @@ def trainer_words(cluster: Cluster, node_rank: int, script: Sequence[str]) -> tu
         "--max-restarts": cluster.max_restarts,
     }
     words = [word for flag, value in options.items() for word in (flag, str(value))]
-    if host.processes > 1 and cluster.executor in ("local", "ssh"):  # each line then says which rank's it is
+    if host.processes > 1 and cluster.executor in ("local", "ssh"):  # each line then begins with its rank
         words += ["--log-dir", LOGS, "--tee", "3"]
     is_module = script[0] == "-m"
     words += ["-m"] if is_module else []
@@ -143,11 +143,11 @@ def trainer_words(cluster: Cluster, node_rank: int, script: Sequence[str]) -> tu
 
 
 def trainer_environment(cluster: Cluster, host: Host) -> dict[str, str]:
-    """What tells trainers where the graph is: hoploom.ranks.environment reads it."""
+    """Return the variables that name the graph for trainers; hoploom.ranks.environment reads them."""
     security = cluster.security
     devices = None if host.devices is None else ",".join(map(str, host.devices))
-    shows_certificate = security.mutual or not cluster.servers  # trainers that start servers hand it to them
-    told = {
+    shows_certificate = security.mutual or not cluster.servers  # trainers that start servers pass it to them
+    variables = {
         "CUDA_VISIBLE_DEVICES": devices,
         "HOPLOOM_SERVERS": ",".join(server.endpoint for server in cluster.servers) or None,
         "HOPLOOM_TOKEN_FILE": security.token_file,
@@ -156,27 +156,9 @@ def trainer_environment(cluster: Cluster, host: Host) -> dict[str, str]:
         "HOPLOOM_KEY": security.private_key if shows_certificate else None,
     }
     if cluster.mode == "worker":
-        told |= {"HOPLOOM_STORE": host.store or cluster.store, "HOPLOOM_PARTS": ",".join(map(str, host.parts))}
-    given = {name: value for name, value in told.items() if value is not None}
+        variables |= {"HOPLOOM_STORE": host.store or cluster.store, "HOPLOOM_PARTS": ",".join(map(str, host.parts))}
+    given = {name: value for name, value in variables.items() if value is not None}
     usual = UNBUFFERED
     if sys.platform == "linux" and all(is_loopback(host.address) for host in cluster.hosts):
         usual = usual | {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
     return usual | given | dict(host.environment)
-
-
-def interface_note(cluster: Cluster) -> list[str]:
-    """Return a comment for dry runs on the network interface that the trainers of several hosts will take."""
-    is_settled = all("GLOO_SOCKET_IFNAME" in trainer_environment(cluster, host) for host in cluster.trainers)
-    if len(cluster.trainers) == 1 or is_settled:
-        return []
-    first = cluster.trainers[0].address if cluster.executor == "ssh" else "the first host"
-    return [f"# each host's Gloo listens on its network interface towards {first}; GLOO_SOCKET_IFNAME names another"]
-
-
-def _metrics(cluster: Cluster, host: Host) -> str | None:
-    """Counted up where servers share an address."""
-    base = cluster.server.metrics_port
-    if base is None:
-        return None
-    sharing = [server.name for server in cluster.servers if server.address == host.address]
-    return join_address(host.address, base + sharing.index(host.name) if host.address else base)

@@ -1,25 +1,24 @@
-"""What a cluster file leaves out is worked out from the rest, and what cannot be is refused.
+"""Read a cluster file, fill in what it leaves out, and raise ConfigError for what cannot work.
 
-Parts are dealt to servers in order, ports counted up on hosts that share an address. What is on other hosts' disks is
-left for them to check; on this host it is checked here, before anything starts.
+Servers get parts in order, and hosts that share an address get consecutive ports. Files of this host are checked before
+anything starts; other hosts check their own.
 """
 
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from hoploom.config.document import YAML_SUFFIXES, Document, absolute, full_name, read_document
 from hoploom.config.values import is_loopback, join_address, split_address
-from hoploom.deploy.cluster_file import HEADINGS, HOSTS, Cluster, Host, TopKeys, Written, keys_of
+from hoploom.deploy.cluster_file import HEADINGS, HOSTS, Cluster, Host, ParsedClusterFile, TopKeys, keys_of
 from hoploom.errors import ConfigError, StoreError
 
 RENDEZVOUS_PORT = 29500  # torchrun's own
-FINDS_PORTS = ("local", "slurm")  # of those that are not given
+FINDS_PORTS = ("local", "slurm")  # executors that choose the ports that are not given
 PICKS_HOSTS = {
     "slurm": "Slurm picks the hosts, and trainers meet on the first; leave it out, --master-port gives the port",
     "kubernetes": "Kubeflow says where trainers meet; leave it out",
@@ -28,7 +27,7 @@ PICKS_HOSTS = {
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the command line says instead of the file."""
+    """Options of the command line, which override the file."""
 
     executor: str | None = None
     master_addr: str | None = None
@@ -36,7 +35,7 @@ class Overrides:
 
 
 def read_cluster(path: str | Path, overrides: Overrides | None = None) -> Cluster:
-    """The cluster in a file, also in one that GraphLearn-for-PyTorch's launcher takes.
+    """Return the cluster of a file, which may be one for the launcher of GraphLearn-for-PyTorch.
 
     >>> read_cluster("cluster.toml").hosts[0].name
     'gpu1'
@@ -50,14 +49,17 @@ def read_cluster(path: str | Path, overrides: Overrides | None = None) -> Cluste
     return _resolve(read(document), overrides or Overrides())
 
 
-def _resolve(written: Written, overrides: Overrides) -> Cluster:
-    top, document = written.top, written.document
-    executor = overrides.executor or top.executor or _executor(written.hosts)
+def _resolve(parsed: ParsedClusterFile, overrides: Overrides) -> Cluster:
+    top, document = parsed.top, parsed.document
+    executor = overrides.executor or top.executor
+    if executor is None:
+        is_local = all(is_loopback(host.address or host.name) for host in parsed.hosts)
+        executor = "slurm" if parsed.hosts[0].address == "" else "local" if is_local else "ssh"
     mode = top.mode or ("none" if top.store is None else "worker")
-    folder, sections = document.folder, written.sections
-    hosts = tuple(_host(written, host, executor, mode) for host in _counted(written))
+    folder, sections = document.folder, parsed.sections
+    hosts = tuple(_host(parsed, host, executor, mode) for host in _counted(parsed))
     cluster = Cluster(
-        hosts=_with_ports(written, hosts, executor),
+        hosts=_with_ports(parsed, hosts, executor),
         **_store(document, top),
         executor=executor,  # type: ignore[arg-type]  # rules.choice has checked it
         mode=mode,  # type: ignore[arg-type]
@@ -70,13 +72,18 @@ def _resolve(written: Written, overrides: Overrides) -> Cluster:
         kubernetes=sections["kubernetes"],
         file=document.where[""],
     )
-    for name, message in chain(_mistakes(document, cluster), _about_rendezvous(written, executor, overrides)):
+    for name, message in chain(_mistakes(document, cluster), _about_rendezvous(parsed, executor, overrides)):
         raise document.problem(name, message)
-    return replace(cluster, hosts=_with_parts(cluster), rendezvous=_rendezvous(cluster, top, overrides))
+    if cluster.servers:
+        num_parts = _number_of_parts(document, cluster)
+        for name, message in _about_parts(cluster, num_parts):
+            raise document.problem(name, message)
+        cluster = _with_parts(cluster, num_parts)
+    return replace(cluster, rendezvous=_rendezvous(cluster, top, overrides))
 
 
 def _store(document: Document, top: TopKeys) -> dict[str, str | None]:
-    """Where the store is on every host, and what it is fetched from."""
+    """Return the path of the store on every host, and the URL that it is fetched from."""
     if top.store is None or top.cache is None:
         if top.cache is not None:
             raise document.problem("cache", 'cache has no effect without a store; add one, e.g. store = "s3://…"')
@@ -94,38 +101,35 @@ def _store(document: Document, top: TopKeys) -> dict[str, str | None]:
     return {"store": str(absolute(document.folder, top.cache) / name), "source": source.url}
 
 
-def _counted(written: Written) -> tuple[Host, ...]:
-    """Of hosts without names the first ones serve."""
-    hosts, servers = written.hosts, written.top.servers
+def _counted(parsed: ParsedClusterFile) -> tuple[Host, ...]:
+    """Return the hosts; if they have no names, the first `servers` of them serve."""
+    hosts, servers = parsed.hosts, parsed.top.servers
     if servers is None:
         return hosts
     if hosts[0].address != "":
         message = f"servers is {servers}, but hosts have names; write serves = true below those that serve"
-        raise written.document.problem("servers", message)
-    if written.top.mode != "server-client":
+        raise parsed.document.problem("servers", message)
+    if parsed.top.mode != "server-client":
         message = f'servers is {servers}, which is for mode = "server-client"; leave it out'
-        raise written.document.problem("servers", message)
+        raise parsed.document.problem("servers", message)
     if servers >= len(hosts):
-        raise written.document.problem("servers", f"servers is {servers} of {len(hosts)} hosts; leave some to train")
+        raise parsed.document.problem("servers", f"servers is {servers} of {len(hosts)} hosts; leave some to train")
     return tuple(replace(host, serves=i < servers) for i, host in enumerate(hosts))
 
 
-def _executor(hosts: tuple[Host, ...]) -> str:
-    if hosts[0].address == "":
-        return "slurm"
-    return "local" if all(is_loopback(host.address or host.name) for host in hosts) else "ssh"
-
-
-def _host(written: Written, host: Host, executor: str, mode: str) -> Host:
-    """With everything that the file leaves out."""
-    top, folder = written.top, written.document.folder
+def _host(parsed: ParsedClusterFile, host: Host, executor: str, mode: str) -> Host:
+    """Return a host with everything that the file leaves out."""
+    top, folder = parsed.top, parsed.document.folder
     address = host.name if host.address is None else host.address
     serves = host.serves
     if serves is None:
         serves = mode == "worker" or (mode == "server-client" and bool(host.parts))
     default = 0 if mode == "server-client" and serves else top.processes
     processes = default if host.processes is None else host.processes
-    python = host.python or top.python or _python(written, executor)
+    in_container = executor == "kubernetes" or (executor == "slurm" and parsed.sections["slurm"].container_image)
+    python = (
+        host.python or top.python or ("python3" if in_container else sys.executable)
+    )  # the path is like this host's
     here = "/" if executor == "kubernetes" else str(Path.cwd())
     return replace(
         host,
@@ -142,46 +146,39 @@ def _host(written: Written, host: Host, executor: str, mode: str) -> Host:
     )
 
 
-def _python(written: Written, executor: str) -> str:
-    """This one's path is taken to be the others', too, but for containers."""
-    in_container = executor == "kubernetes" or (executor == "slurm" and written.sections["slurm"].container_image)
-    return "python3" if in_container else sys.executable
-
-
-def _with_ports(written: Written, hosts: tuple[Host, ...], executor: str) -> tuple[Host, ...]:
-    """A port for each server: its own, else the next one of its address; 0 where that is found out at the start."""
-    is_given = "server.port" in written.document.where
-    base = 0 if executor in FINDS_PORTS and not is_given else written.sections["server"].port
-    taken: dict[tuple[str, int], str] = {}  # by address and port: whose it is
+def _with_ports(parsed: ParsedClusterFile, hosts: tuple[Host, ...], executor: str) -> tuple[Host, ...]:
+    """Give each server a port: its own, else the next one of its address, or 0 if a free one is found at the start."""
+    is_given = "server.port" in parsed.document.where
+    base = 0 if executor in FINDS_PORTS and not is_given else parsed.sections["server"].port
+    taken: dict[tuple[str, int], str] = {}  # (address, port) -> host name
     for host in hosts:
         if host.serves and host.port:
             other = taken.setdefault((host.address or host.name, host.port), host.name)
             if other != host.name:
                 message = f"port {host.port} of {host.address} is {other}'s already; give each its own"
-                raise written.document.problem(full_name((HOSTS, host.name, "port")), message)
-    return tuple(_with_port(host, base, taken) for host in hosts)
+                raise parsed.document.problem(full_name((HOSTS, host.name, "port")), message)
+    found = []
+    for host in hosts:
+        if host.serves and not host.port and base:
+            address = host.address or host.name
+            port = next(port for port in count(base) if (address, port) not in taken)
+            taken[address, port] = host.name
+            host = replace(host, port=port)
+        found.append(host)
+    return tuple(found)
 
 
-def _with_port(host: Host, base: int, taken: dict[tuple[str, int], str]) -> Host:
-    if not host.serves or host.port or not base:
-        return host
-    address = host.address or host.name
-    port = next(port for port in count(base) if (address, port) not in taken)
-    taken[address, port] = host.name
-    return replace(host, port=port)
-
-
-def _with_parts(cluster: Cluster) -> tuple[Host, ...]:
-    """In order, each server an equal share; with more servers than parts, several have the same."""
+def _with_parts(cluster: Cluster, num_parts: int | None) -> Cluster:
+    """Give each server an equal share of the parts, in order. If servers outnumber parts, several hold the same one."""
     names = [host.name for host in cluster.servers]
     if any(host.parts for host in cluster.servers):
-        return cluster.hosts
-    num_parts = number_of_parts(cluster) or len(names)
-    dealt = {
+        return cluster
+    num_parts = num_parts or len(names)
+    shares = {
         name: tuple(part for part in range(num_parts) if part * len(names) // num_parts == i) or (i % num_parts,)
         for i, name in enumerate(names)
     }
-    return tuple(replace(host, parts=dealt.get(host.name, ())) for host in cluster.hosts)
+    return replace(cluster, hosts=tuple(replace(host, parts=shares.get(host.name, ())) for host in cluster.hosts))
 
 
 def _rendezvous(cluster: Cluster, top: TopKeys, overrides: Overrides) -> str:
@@ -193,45 +190,36 @@ def _rendezvous(cluster: Cluster, top: TopKeys, overrides: Overrides) -> str:
 
 
 def _with_absolute(options: Any, names: Sequence[str], folder: Path) -> Any:
-    """The same options; relative paths are relative to the file's folder."""
+    """Return the options with absolute paths; in the file, paths are relative to its folder."""
     paths = {name: getattr(options, name) for name in names}
     return replace(options, **{name: str(absolute(folder, path)) for name, path in paths.items() if path is not None})
 
 
-# --- what cannot be ------------------------------------------------------------------------------
+# --- mistakes: each check yields the key, and what is wrong with the hint ------------------------
 
 
-def number_of_parts(cluster: Cluster) -> int | None:
-    """Of the store, where this host sees it."""
-    if cluster.source is not None:
-        found = _parts_at(cluster.source)
-        if isinstance(found, int):
-            return found
-        if any(host.parts for host in cluster.servers):
-            return None  # what fetches on the hosts reports it, if it is wrong there too
-        raise found
+def _number_of_parts(document: Document, cluster: Cluster) -> int | None:
+    """Return the number of parts of the store; None if this host cannot read it."""
     stores = (cluster.store, *(host.store for host in cluster.hosts))
     here = next((store for store in stores if store is not None and os.path.exists(store)), None)
-    if here is None:
+    if cluster.source is None and here is None:
         return None
-    from hoploom.store.format import read_manifest  # brings torch, which most launches do without
-
-    return len(read_manifest(Path(here)).parts)
-
-
-@cache
-def _parts_at(source: str) -> int | StoreError:
-    from hoploom.store.fetch import manifest_at
+    from hoploom.store.fetch import manifest_at  # brings torch, which most launches do without
+    from hoploom.store.format import read_manifest
     from hoploom.store.storage_path import StoragePath
 
     try:
-        return len(manifest_at(StoragePath(source))[1].parts)
+        if cluster.source is not None:
+            return len(manifest_at(StoragePath(cluster.source))[1].parts)
+        return len(read_manifest(Path(str(here))).parts)
     except StoreError as error:
-        return error
+        if cluster.source is not None and any(host.parts for host in cluster.servers):
+            return None  # the fetches on the hosts report it, if it is wrong there, too
+        name, what = ("store", f"store is {cluster.store}: ") if cluster.store else (HOSTS, "")
+        raise document.problem(name, f"{what}{error}") from error
 
 
 def _mistakes(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """What cannot be: the key that says it, what is wrong and the way out. Only the first one is looked at."""
     yield from _about_hosts(cluster)
     if cluster.mode == "none" or (cluster.mode == "worker" and cluster.executor == "kubernetes"):
         yield from _about_server_keys(document, cluster)
@@ -243,8 +231,7 @@ def _mistakes(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]
         yield "max_restarts", f"{what}, which torchrun does not bring together again reliably; {way_out}"
     yield from _about_security(cluster)
     if cluster.mode != "none":
-        yield from _about_store(document, cluster)
-        yield from _about_parts(cluster)
+        yield from _about_store(cluster)
 
 
 def _name(host: Host, key: str) -> str:
@@ -264,7 +251,7 @@ def _about_hosts(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Where no server is started from this file: mode "none", or pods whose first trainer starts one."""
+    """Yield server keys without effect: in mode "none", and on Kubernetes if trainers start the servers."""
     where, keys = 'in mode "none", where no server is started', ["serves", "parts", "port"]
     if cluster.mode == "worker":
         where, keys = 'on Kubernetes in mode "worker", where trainers start the servers', ["parts", "port"]
@@ -301,7 +288,7 @@ def _about_security(cluster: Cluster) -> Iterator[tuple[str, str]]:
         yield "security.mutual", "security.mutual needs security.ca, cert and private_key; `hoploom certs` writes them"
 
 
-def _about_store(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]:
+def _about_store(cluster: Cluster) -> Iterator[tuple[str, str]]:
     for host in (host for host in cluster.servers if not (host.store or cluster.store)):
         what = f'mode is "{cluster.mode}", but there is no store to serve on {host.name}'
         yield "mode", f'{what}; add a line such as store = "graph.store"'
@@ -313,19 +300,13 @@ def _about_store(document: Document, cluster: Cluster) -> Iterator[tuple[str, st
         store, name = host.store or str(cluster.store), _name(host, "store") if host.store else "store"
         if not os.path.exists(store):
             yield name, f"{name} is {store}, which does not exist; `hoploom partition` writes one"
-    try:
-        number_of_parts(cluster)
-    except StoreError as error:
-        name, what = ("store", f"store is {cluster.store}: ") if cluster.store else (HOSTS, "")
-        raise document.problem(name, f"{what}{error}") from error
 
 
-def _about_parts(cluster: Cluster) -> Iterator[tuple[str, str]]:
+def _about_parts(cluster: Cluster, num_parts: int | None) -> Iterator[tuple[str, str]]:
     with_parts = [host for host in cluster.servers if host.parts]
     without = [host.name for host in cluster.servers if not host.parts]
     if with_parts and without:
         yield HOSTS, f"{with_parts[0].name} has parts and {without[0]} has none; give all of them some, or none"
-    num_parts = number_of_parts(cluster)
     for host in with_parts:
         for part in host.parts:
             if num_parts is not None and part >= num_parts:
@@ -345,9 +326,9 @@ def _about_parts(cluster: Cluster) -> Iterator[tuple[str, str]]:
                 yield "security", f"{what}, without a token or a certificate; {way_out}"
 
 
-def _about_rendezvous(written: Written, executor: str, overrides: Overrides) -> Iterator[tuple[str, str]]:
-    """What is given, where whoever starts the trainers chooses it."""
-    given = {"rendezvous": written.top.rendezvous, "--master-addr": overrides.master_addr}
+def _about_rendezvous(parsed: ParsedClusterFile, executor: str, overrides: Overrides) -> Iterator[tuple[str, str]]:
+    """Yield a given rendezvous if Slurm or Kubeflow chooses it."""
+    given = {"rendezvous": parsed.top.rendezvous, "--master-addr": overrides.master_addr}
     if executor == "kubernetes":
         given["--master-port"] = None if overrides.master_port is None else str(overrides.master_port)
     for name, value in given.items():

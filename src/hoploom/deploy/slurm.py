@@ -1,9 +1,8 @@
 """Write the batch script that starts servers and trainers on the nodes of a Slurm job, and submit it.
 
-One torchrun per node, by srun: it starts, watches and names the ranks as it does everywhere else, where plain srun
-tasks would be a second way with its own errors. Slurm picks the nodes, so addresses are worked out inside the job:
-host i of the cluster is the job's node i. Needs bash on the nodes, srun with --overlap (Slurm 20.11), and a folder
-that all nodes and this host see.
+srun starts one torchrun per node, which starts and names the ranks as on other clusters. Slurm picks the nodes, so the
+script finds the addresses: host i of the cluster is the job's node i. It needs bash on the nodes, srun with --overlap
+(Slurm 20.11), and a folder that all nodes and this host see.
 """
 
 import re
@@ -15,25 +14,25 @@ from dataclasses import replace
 
 from hoploom.config.values import join_address, printable, split_address
 from hoploom.deploy.cluster_file import Cluster, Process, SlurmOptions
-from hoploom.deploy.programs import interface_note, processes, script_words
+from hoploom.deploy.programs import processes, script_words
 from hoploom.errors import ConfigError
 
 SERVE_DEADLINE = 600  # seconds until all servers serve: a large store is checked and mapped first
 STOP_DEADLINE = 30  # seconds that servers get to finish what is in flight
-# Jobs may share nodes, so that ports that are not given are the job's own, by its number: first one and how many.
+# Jobs may share nodes, so each job has ports of its own, from its number: the first port, and how many there are.
 MEETING_PORTS = (15000, 15000)
 SERVER_PORTS = (10000, 5000)
-NAME = "\0{}\0"  # what only the job knows: a name in the script, between what stands in nobody's words
+NAME = "\0{}\0"  # a value that only the job knows: the name of its variable, between bytes that no word contains
 KNOWN_INSIDE = re.compile("\0(hosts\\[[0-9]+\\]|first)\0(:0(?![0-9]))?")  # with the port that the job finds
 
-# What every script does. `marks` is a folder of the first node: which servers serve, and how the first trainers failed.
+# Functions of every script. `marks` is a folder of the first node: a file per ready server, and the first exit status.
 FUNCTIONS = r"""
-follow_server() {  # NODE: label its lines, and note that it serves
+follow() {  # ROLE NODE: label its lines, and note that a server is ready
   local line
   while IFS= read -r line || [ -n "$line" ]; do
-    [[ $line == '{"ready": '* ]] && : >"$marks/$1"
-    [ -e "$marks/stopping" ] && [[ $line == slurmstepd-*CANCELLED* ]] && continue  # that was us
-    printf '%s/server | %s\n' "${hosts[$1]}" "$line"
+    [[ $1 == server && $line == '{"ready": '* ]] && : >"$marks/$2"
+    [ -e "$marks/stopping" ] && [[ $line == slurmstepd-*CANCELLED* ]] && continue  # stop_servers did that
+    printf '%s/%s | %s\n' "${hosts[$2]}" "$1" "$line"
   done
 }
 follow_trainers() {  # label each line by the node whose number srun puts before it, and note the first failure
@@ -49,25 +48,20 @@ follow_trainers() {  # label each line by the node whose number srun puts before
     printf '%s\n' "$line"
   done
 }
-serve() {  # NODE WORDS...
-  local node=$1
-  shift
+start() {  # ROLE NODE WORDS...: run them on the node, in the background
+  local role=$1 node=$2
+  shift 2
   ("environment_$node"
-   "${step[@]}" --nodes=1 --ntasks=1 --nodelist="${hosts[node]}" "$@" 2>&1 | follow_server "$node"
+   "${step[@]}" --nodes=1 --ntasks=1 --nodelist="${hosts[node]}" "$@" 2>&1 | follow "$role" "$node"
    exit "${PIPESTATUS[0]}") &
-  servers[node]=$!
+}
+serve() {  # NODE WORDS...
+  start server "$@"
+  servers[$1]=$!
 }
 fetch() {  # NODE WORDS...
-  local node=$1
-  shift
-  ("environment_$node"
-   "${step[@]}" --nodes=1 --ntasks=1 --nodelist="${hosts[node]}" "$@" 2>&1 | follow_fetch "$node"
-   exit "${PIPESTATUS[0]}") &
+  start fetch "$@"
   fetches+=($!)
-}
-follow_fetch() {  # NODE: label its lines
-  local line
-  while IFS= read -r line || [ -n "$line" ]; do printf '%s/fetch | %s\n' "${hosts[$1]}" "$line"; done
 }
 wait_for_fetches() {  # the first that fails ends the job
   local left=${#fetches[@]} status
@@ -114,13 +108,15 @@ exit "$status"
 
 
 def script(cluster: Cluster, command: Sequence[str]) -> str:
-    """The batch script, as sbatch takes it. What users set is in its environment alone, not on any command line."""
+    """Return the batch script. Variables of the user are in its environment, not on any command line."""
     for name, options in (("options", cluster.slurm.options), ("srun", cluster.slurm.srun)):
         wrong = next((option for option in options if not option.startswith("-")), None)
         if wrong is not None:
             raise ConfigError(f"{cluster.file}: slurm.{name} has {wrong!r}; write each as Slurm does: --name=value")
     _check_script(cluster, command)
-    return "\n".join(_lines(_inside(cluster), command)) + "\n"
+    hosts = tuple(replace(host, address=NAME.format(f"hosts[{node}]")) for node, host in enumerate(cluster.hosts))
+    rendezvous = join_address(NAME.format("first"), split_address(cluster.rendezvous)[1])
+    return "\n".join(_lines(replace(cluster, hosts=hosts, rendezvous=rendezvous), command)) + "\n"
 
 
 def submit(cluster: Cluster, command: Sequence[str]) -> int:
@@ -143,7 +139,7 @@ def submit(cluster: Cluster, command: Sequence[str]) -> int:
 
 
 def _check_script(cluster: Cluster, command: Sequence[str]) -> None:
-    """A container starts in a folder of its image, where nobody has put the script."""
+    """Raise ConfigError for a relative script in a container, which starts in a folder of its image."""
     options, program = cluster.slurm, script_words(command)[0]
     has_folder = options.container_workdir or any("--container-workdir" in option for option in options.srun)
     if options.in_container and not has_folder and not program.startswith(("-", "/")):
@@ -154,13 +150,6 @@ def _check_script(cluster: Cluster, command: Sequence[str]) -> None:
         )
 
 
-def _inside(cluster: Cluster) -> Cluster:
-    """The same cluster, with variables of the script for addresses."""
-    hosts = tuple(replace(host, address=NAME.format(f"hosts[{node}]")) for node, host in enumerate(cluster.hosts))
-    meeting = join_address(NAME.format("first"), split_address(cluster.rendezvous)[1])
-    return replace(cluster, hosts=hosts, rendezvous=meeting)
-
-
 def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
     planned = processes(cluster, command)
     servers = [process for process in planned if process.is_server]
@@ -169,7 +158,6 @@ def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
     common = dict(set.intersection(*(set(process.environment.items()) for process in trainers)))
     yield "#!/bin/bash"
     yield f"# Written by `hoploom launch {printable(cluster.file)}`"
-    yield from interface_note(cluster)
     yield from (f"#SBATCH {option}" for option in _sbatch(cluster))
     yield "set -u"
     yield from cluster.slurm.setup
@@ -227,7 +215,7 @@ def _sbatch(cluster: Cluster) -> Iterator[str]:
 
 
 def _step(options: SlurmOptions) -> Iterator[str]:
-    """What all of the job's steps have: they share their nodes, and each may use all cores that the job has there."""
+    """Yield the options of every step. Steps share their nodes, and each may use all cores of the job there."""
     yield from ("srun", "--overlap", "--export=ALL", "--cpu-bind=quiet,none", "--input=none", "--ntasks-per-node=1")
     container = {
         "image": options.container_image,
@@ -244,18 +232,18 @@ def _node(cluster: Cluster, process: Process) -> str:
 
 
 def _environment(cluster: Cluster, server: Process) -> str:
-    """Of a node's server, and of what fetches its parts."""
+    """Return the function that exports the variables of a node's server and fetch."""
     return f"environment_{_node(cluster, server)}() {{ export {' '.join(_assigned(server.environment))}; }}"
 
 
 def _started(function: str, cluster: Cluster, process: Process) -> str:
-    """Start one process by a function of the script; a container has folders of its own."""
+    """Return the line that starts a process with a function of the script; a container has its own folders."""
     folder = [] if cluster.slurm.in_container else [f"--chdir={shlex.quote(process.folder)}"]
     return " ".join([function, _node(cluster, process), *folder, *map(_quoted, process.words)])
 
 
 def _trainer(cluster: Cluster, process: Process, common: Mapping[str, str]) -> str:
-    """What sh does on one node: its own folder and variables, then torchrun."""
+    """Return the commands of sh on one node: its folder and variables, then torchrun."""
     own = {name: value for name, value in process.environment.items() if common.get(name) != value}
     words = process.words
     at = words.index("--master-port")
@@ -274,21 +262,17 @@ def _assigned(variables: Mapping[str, str]) -> list[str]:
 
 
 def _quoted(word: str) -> str:
-    """A word that a shell takes as it is, but for what only the job knows."""
-    written, end = "", 0
+    """Quote a word for the shell, except for values that only the job knows."""
+    quoted, end = "", 0
     for found in KNOWN_INSIDE.finditer(word):
         port = ":${server_port}" if found[2] else ""
-        written += _as_is(word[end : found.start()]) + f'"${{{found[1]}}}{port}"'
+        quoted += (shlex.quote(plain) if (plain := word[end : found.start()]) else "") + f'"${{{found[1]}}}{port}"'
         end = found.end()
-    return written + _as_is(word[end:]) or "''"
-
-
-def _as_is(text: str) -> str:
-    return shlex.quote(text) if text else ""
+    return quoted + (shlex.quote(word[end:]) if word[end:] else "") or "''"
 
 
 def _escaped(value: str) -> str:
-    """As #SBATCH takes it, whose quotes are not quite those of shells: in them, a backslash takes a meaning away."""
+    """Quote a value for #SBATCH, where a backslash also escapes quotes and backslashes inside quotes."""
     if re.fullmatch(r"[\w@%+=:,./-]+", value):
         return value
     return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

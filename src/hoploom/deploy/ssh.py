@@ -1,7 +1,7 @@
 """Start processes on other hosts by the system's ssh, with the user's own configuration, keys and known hosts.
 
-Nothing secret stands on a command line: what to run goes over stdin. It never asks: a key that needs a passphrase has
-to be in an agent, and a host has to be known.
+No secret is on a command line: the job goes over stdin. ssh never asks: a key with a passphrase must be in an agent,
+and the host key must be known.
 """
 
 import re
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hoploom.deploy.cluster_file import Process, SshOptions
-from hoploom.deploy.supervise import BOOT, LOST_CONNECTION, Failure, by_hand, ending
+from hoploom.deploy.guarded import BOOT, LOST_CONNECTION, Failure, by_hand, ending
 
-SILENCE = 120.0  # seconds after which a keeper that hears nothing takes the connection for lost
+SILENCE = 120.0  # seconds without a heartbeat, after which a guard takes the connection for lost
 STARTING = 60.0  # seconds for a remote shell and Python
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # exit codes of shells
 FORGET = re.compile(r"ssh-keygen .*-R .*")
@@ -20,13 +20,13 @@ OPTIONS = {
     "BatchMode": "yes",  # never ask
     "ServerAliveInterval": "15",
     "ServerAliveCountMax": "4",
-    "ControlMaster": "no",  # a connection each: a shared one ends with whoever opened it
+    "ControlMaster": "no",  # a connection each: a shared one ends with the process that opened it
     "ControlPath": "none",
     "ClearAllForwardings": "yes",
     "RemoteCommand": "none",
     "EscapeChar": "none",
 }
-REASONS = (  # what ssh says -> what is wrong, and the way out
+REASONS = (  # a message of ssh -> what is wrong, and the hint
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
         "has another host key than the known one",
@@ -63,21 +63,18 @@ class Ssh:
     silence: float | None = SILENCE
 
     def arguments(self, process: Process) -> list[str]:
-        """What starts the keeper over there."""
+        """Return the command that starts the guard on the other host."""
         settings = {"ConnectTimeout": str(self.options.connect_timeout), **OPTIONS}
         words = ["ssh", "-T", *[word for name, value in settings.items() for word in ("-o", f"{name}={value}")]]
-        return [*words, *self._place(process), f"exec {shlex.join([process.host.python, *BOOT])}"]
+        return [*words, *self._destination(process), f"exec {shlex.join([process.host.python, *BOOT])}"]
 
     def shown(self, process: Process) -> str:
-        """Much the same by hand."""
-        return shlex.join(["ssh", *self._place(process), by_hand(process)])
+        return shlex.join(["ssh", *self._destination(process), by_hand(process)])
 
     def begin_deadline(self) -> float:
-        """Seconds until the keeper must have begun."""
         return self.options.connect_timeout + STARTING
 
     def refusal(self, process: Process, code: int, tail: Sequence[str]) -> Failure:
-        """What is wrong where no keeper began."""
         said = "\n".join(tail)
         host = process.host
         if code in (NOT_FOUND, NOT_RUNNABLE):
@@ -92,7 +89,7 @@ class Ssh:
                     return Failure(process.label, message, tuple(tail), 1)
         return Failure(process.label, f"ssh to {self._named(process)} {ending(code)}", tuple(tail), 1)
 
-    def _place(self, process: Process) -> list[str]:
+    def _destination(self, process: Process) -> list[str]:
         host = process.host
         config = [] if self.options.config is None else ["-F", self.options.config]
         config += [] if self.options.identity is None else ["-i", self.options.identity, "-o", "IdentitiesOnly=yes"]
@@ -105,5 +102,5 @@ class Ssh:
     def _filled(self, way_out: str, process: Process, said: str) -> str:
         told = FORGET.search(said)  # ssh knows which file and which name it is
         forget = told[0] if told else f"ssh-keygen -R {shlex.quote(process.host.ssh.rpartition('@')[2])}"
-        login = shlex.join(["ssh", *(word for word in self._place(process) if word != "--"), "true"])
+        login = shlex.join(["ssh", *(word for word in self._destination(process) if word != "--"), "true"])
         return way_out.format(login=f"`{login}`", forget=f"`{forget}`")

@@ -1,7 +1,7 @@
-"""Start ranks of scripts that torchrun does not start, on one host or several: one child process each, never forked.
+"""Start the ranks of scripts that torchrun does not start, on one host or several: one child process each, no fork.
 
-The first error of any rank ends all and is raised here. Nothing outlives this process, however it ends. What is given
-to the ranks travels as multiprocessing sends it, from this process to its own children; nothing comes back but text.
+The first error of any rank ends all ranks and is raised here. No rank outlives this process, however it ends. The
+arguments go to the children as multiprocessing sends them; only text comes back.
 """
 
 import builtins
@@ -10,16 +10,15 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -31,21 +30,15 @@ from hoploom.ranks.context import DEADLINE, init, read_timeout
 from hoploom.ranks.environment import LOOPBACK, RankInfo
 from hoploom.ranks.rendezvous import hold_meeting_point, meet
 from hoploom.ranks.stopping import die_with, terminated_as_interrupted
+from hoploom.ranks.supervise import EndTimeouts, ProcessEvent, SignalName, Supervisor, killed_by
 from hoploom.system import keep_imports
 
 LONGEST_TRACEBACK = 20_000  # characters
+REAP_TIMEOUT = 3.0  # seconds for the kernel to end a killed process
 
-Options = dict[str, Any]
-Work = tuple[Callable[..., object], tuple[Any, ...], Options]
+TIMEOUTS = EndTimeouts()
 
-
-@dataclass(frozen=True)
-class Grace:
-    """How many seconds ranks get to end by themselves."""
-
-    after_failure: float = 5.0  # of another rank
-    after_interrupt: float = 30.0  # to write a checkpoint, say; a second Ctrl-C ends them
-    after_terminate: float = 3.0  # between SIGTERM and SIGKILL
+Work = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]  # fn, its arguments, and those of init
 
 
 def spawn(
@@ -73,27 +66,18 @@ def spawn(
     _check_callable(fn)
     node = _node(num_nodes, node_rank, address)
     _check_alone(node)
-    options: Options = {
-        "device": device,
-        "backend": backend,
-        "timeout": read_timeout(DEADLINE if timeout is None else timeout),
-    }
-    work = fn, tuple(args), options
+    seconds = read_timeout(DEADLINE if timeout is None else timeout)
+    work = fn, tuple(args), {"device": device, "backend": backend, "timeout": seconds}
     with terminated_as_interrupted():
         if node.world_size == 1:
-            start(num_ranks, work, Grace())
+            store = hold_meeting_point(0, timedelta(seconds=DEADLINE))
+            _run(RankInfo(0, 0, num_ranks, num_ranks, port=store.port, hosted=True), work)
         else:
-            _start_among_nodes(num_ranks, work, node)
-
-
-def start(num_ranks: int, work: Work, grace: Grace) -> None:
-    """Start the ranks of one host and wait for them."""
-    store = hold_meeting_point(0, timedelta(seconds=DEADLINE))
-    _run(RankInfo(0, 0, num_ranks, num_ranks, port=store.port, hosted=True), work, grace)
+            _run_among_nodes(num_ranks, work, node)
 
 
 def _node(num_nodes: int, node_rank: int | None, address: str | None) -> RankInfo:
-    """This host among the hosts, as if it were a rank."""
+    """Return the number of this host among all hosts, in the form of a rank."""
     size = as_int("num_nodes", num_nodes, 1, "give the number of hosts that call spawn")
     if size == 1 and node_rank is None:
         return RankInfo()
@@ -104,8 +88,8 @@ def _node(num_nodes: int, node_rank: int | None, address: str | None) -> RankInf
     return RankInfo(rank, 0, size, 1, "arguments", address=host, port=port)
 
 
-def _start_among_nodes(num_ranks: int, work: Work, node: RankInfo) -> None:
-    """Meet the other hosts, start this one's ranks; the first host keeps the meeting point a little longer."""
+def _run_among_nodes(num_ranks: int, work: Work, node: RankInfo) -> None:
+    """Meet the other hosts, and run the ranks of this one. The first host keeps the meeting point a little longer."""
     seconds = work[2]["timeout"]
     notes = meet(node, seconds, kind="node", saying=str(num_ranks))
     try:
@@ -113,144 +97,112 @@ def _start_among_nodes(num_ranks: int, work: Work, node: RankInfo) -> None:
         if len(set(counts)) > 1:
             raise ConfigError(f"the nodes start {', '.join(counts)} processes; give all of them the same nprocs")
         size, first = num_ranks * node.world_size, num_ranks * node.rank
-        _run(RankInfo(first, 0, size, num_ranks, address=node.address, port=node.port, hosted=True), work, Grace())
+        _run(RankInfo(first, 0, size, num_ranks, address=node.address, port=node.port, hosted=True), work)
     except BaseException as error:
         notes.leave(f"ended with {type(error).__name__}: {error}"[:300])
         notes.outlast()
         raise
     notes.leave("has finished")
-    notes.outlast(Grace().after_failure)  # what ranks still talk about would have held up those of this host, too
+    notes.outlast(TIMEOUTS.after_failure)  # ranks that exchange more would have blocked this host's ranks, too
 
 
-def _run(first: RankInfo, work: Work, grace: Grace) -> None:
-    """Start this host's ranks from the first one on, and wait for them."""
-    with _Ranks(grace) as ranks:
+def _run(first: RankInfo, work: Work) -> None:
+    """Run the ranks of this host; raise the first failure that no other rank has caused."""
+    failures: list[Exception] = []  # in the order in which they came
+
+    def handle(event: ProcessEvent) -> None:
+        rank = supervisor.children[event.label]
+        if event.what == "ended":
+            rank.reap()
+        if rank.failure is not None and rank.failure not in failures:
+            failures.append(rank.failure)
+
+    supervisor: Supervisor[RankProcess] = Supervisor(handle)
+    try:
         for number in range(first.local_world_size):
-            ranks.start(replace(first, rank=first.rank + number, local_rank=number), work)
-        ranks.wait()
-
-
-@dataclass
-class _Rank:
-    rank: int
-    process: SpawnProcess
-    reports: Connection | None  # None: read to its end
-    ended: bool = False
-    failed: bool = False
-
-
-@dataclass
-class _Ranks:
-    """The children. However this block is left, none is running afterwards."""
-
-    grace: Grace
-    ranks: list[_Rank] = field(default_factory=list)
-    failures: list[Exception] = field(default_factory=list)  # in the order in which they came in
-
-    def start(self, place: RankInfo, work: Work) -> None:
-        reports, report = multiprocessing.Pipe(duplex=False)
-        spawning = multiprocessing.get_context("spawn")
-        process = spawning.Process(
-            target=_run_rank, args=(place, os.getpid(), report, *work), name=f"hoploom rank {place.rank}"
-        )
+            place = replace(first, rank=first.rank + number, local_rank=number)
+            supervisor.add(RankProcess(place, work, supervisor.events.put))
         try:
-            with _interrupts_wait():  # the child inherits that, until it can answer Ctrl-C without a traceback
-                process.start()
+            supervisor.until(lambda: bool(failures) or not supervisor.living(), None)
+        except KeyboardInterrupt:
+            for rank in supervisor.living():
+                rank.send("INT")
+            supervisor.until(lambda: not supervisor.living(), TIMEOUTS.after_interrupt)
+            raise
+        if failures:
+            supervisor.until(lambda: not supervisor.living(), TIMEOUTS.after_failure)
+            raise next((error for error in failures if not isinstance(error, PeerError)), failures[0])
+    finally:
+        try:
+            supervisor.stop("TERM", TIMEOUTS.after_terminate)
+        finally:
+            supervisor.close()
+
+
+class RankProcess:
+    """A rank in a child process. It reports an error before it ends."""
+
+    def __init__(self, place: RankInfo, work: Work, report: Callable[[ProcessEvent], None]) -> None:
+        self.rank, self.label, self.ended = place.rank, f"rank {place.rank}", False
+        self.failure: Exception | None = None
+        self._report = report
+        self._errors, errors = multiprocessing.Pipe(duplex=False)
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=_run_rank, args=(place, os.getpid(), errors, work), name=f"hoploom {self.label}"
+        )
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        try:
+            with _sigint_blocked():  # inherited: in the child, until it can answer Ctrl-C without a traceback
+                self._process.start()
+                self._watcher.start()
         except Exception as error:
-            reports.close()
+            self._errors.close()
             raise ConfigError(
                 f"fn or args cannot be sent to another process: {error}; give paths and numbers, and open and make "
                 "everything else inside fn"
             ) from error
         finally:
-            report.close()
-        self.ranks.append(_Rank(place.rank, process, reports))
+            errors.close()
 
-    def wait(self) -> None:
-        """Until all ranks have returned; raises the first failure, which is never one that another one caused."""
-        try:
-            self._watch(None)
-        except KeyboardInterrupt:
-            self._interrupt()
-            raise
-        if self.failures:
-            self._watch(self.grace.after_failure)
-            raise next((error for error in self.failures if not isinstance(error, PeerError)), self.failures[0])
-
-    def __enter__(self) -> "_Ranks":
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        try:
-            for rank in self._living():
-                rank.process.terminate()
-            self._watch(self.grace.after_terminate)
-        finally:
-            for rank in self.ranks:
-                rank.process.kill()
-                rank.process.join(self.grace.after_terminate)
-                if rank.reports is not None:
-                    rank.reports.close()
-
-    def _living(self) -> list[_Rank]:
-        return [rank for rank in self.ranks if not rank.ended]
-
-    def _interrupt(self) -> None:
-        """Pass Ctrl-C on, once, to children that have left the terminal's process group; the others still import."""
-        for rank in self._living():
-            with suppress(ProcessLookupError):
-                pid = rank.process.pid or 0
-                os.kill(pid, signal.SIGTERM if os.getpgid(pid) == os.getpgrp() else signal.SIGINT)
-        self._watch(self.grace.after_interrupt)
-
-    def _watch(self, seconds: float | None) -> None:
-        """Take in reports and ends until all ranks have ended, or `seconds` are over (None: until one has failed)."""
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while living := self._living():
-            if deadline is None and self.failures:
-                return
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            reports = [rank.reports for rank in living if rank.reports is not None]
-            ready = connection.wait([*reports, *(rank.process.sentinel for rank in living)], left)
-            if not ready:
-                return
-            for rank in living:
-                if rank.reports in ready:
-                    self._read(rank)
-            for rank in living:
-                if rank.process.sentinel in ready:
-                    self._settle(rank)
-
-    def _read(self, rank: _Rank) -> None:
-        if rank.reports is None:
+    def send(self, name: SignalName | Literal["HEARTBEAT"]) -> None:
+        """Send a signal. A rank in the terminal's process group still imports: Ctrl-C has reached it, so end it."""
+        if name == "HEARTBEAT" or not self._process.is_alive():
             return
-        try:
-            self._fail(rank, _rebuild(rank.rank, json.loads(rank.reports.recv_bytes())))
-        except (EOFError, OSError):
-            rank.reports.close()
-            rank.reports = None
+        with suppress(ProcessLookupError):
+            pid = self._process.pid or 0
+            imports = name == "INT" and os.getpgid(pid) == os.getpgrp()
+            os.kill(pid, signal.SIGTERM if imports else getattr(signal, f"SIG{name}"))
 
-    def _settle(self, rank: _Rank) -> None:
-        rank.process.join(self.grace.after_terminate)
-        rank.ended = True
-        while rank.reports is not None and rank.reports.poll():
-            self._read(rank)
-        code = rank.process.exitcode or 0
-        if code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-            hint = "; the kernel does that when memory runs out: see dmesg" if name == "SIGKILL" else ""
-            self._fail(rank, TrainError(f"rank {rank.rank} was killed by {name}{hint}"))
-        elif code > 0:
-            self._fail(rank, TrainError(f"rank {rank.rank} ended with exit code {code}; its own output says why"))
+    def reap(self) -> None:
+        """Read the exit code of the ended process: it is a failure unless an error was reported."""
+        self._process.join(REAP_TIMEOUT)
+        code = self._process.exitcode or 0
+        if code and self.failure is None:
+            ended = killed_by(-code) if code < 0 else f"ended with exit code {code}; its own output says why"
+            self.failure = TrainError(f"{self.label} {ended}")
 
-    def _fail(self, rank: _Rank, failure: Exception) -> None:
-        if not rank.failed:
-            rank.failed = True
-            self.failures.append(failure)
+    def close(self) -> None:
+        """Kill the process, if it is running."""
+        self._process.kill()
+        self._process.join(REAP_TIMEOUT)
+        self._watcher.join(REAP_TIMEOUT)
+        self._errors.close()
+
+    def _watch(self) -> None:
+        """Report errors and the end. Only the main thread calls the process: two waits for its exit code would race."""
+        sources: list[Any] = [self._errors, self._process.sentinel]
+        while True:
+            if self._errors not in connection.wait(sources):
+                return self._report(ProcessEvent("ended", self.label))
+            try:
+                self.failure = _rebuild(self.rank, json.loads(self._errors.recv_bytes()))
+                self._report(ProcessEvent("failed", self.label))
+            except (EOFError, OSError):
+                sources.remove(self._errors)
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
+def _sigint_blocked() -> Iterator[None]:
     resource_tracker.ensure_running()  # which unblocks SIGINT when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -259,15 +211,8 @@ def _interrupts_wait() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _run_rank(
-    place: RankInfo,
-    parent: int,
-    report: Connection,
-    fn: Callable[..., object],
-    args: tuple[Any, ...],
-    options: Options,
-) -> None:
-    """What a child does. It leaves the terminal's process group: the parent alone decides how to end on Ctrl-C."""
+def _run_rank(place: RankInfo, parent: int, report: Connection, work: Work) -> None:
+    """Run fn in the child, outside the terminal's process group: the parent alone decides how to end on Ctrl-C."""
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would pass on ignoring it
     try:
@@ -277,30 +222,24 @@ def _run_rank(
     die_with(parent)
     environment.enter(place)
     keep_imports()
+    fn, args, options = work
     try:
-        with ExitStack() as stack, _reported(place.rank, report):
-            context = stack.enter_context(init(**options))
-            fn(context, *args)
+        with ExitStack() as stack:
+            try:
+                fn(stack.enter_context(init(**options)), *args)
+            except (Exception, KeyboardInterrupt) as error:  # sent before the other ranks can notice it
+                text = "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:]
+                kind = type(error)
+                failure = {"module": kind.__module__, "type": kind.__qualname__, "message": str(error), "text": text}
+                with suppress(OSError):  # the parent is gone, and so will be this process
+                    report.send_bytes(json.dumps(failure).encode())
+                raise
     except (Exception, KeyboardInterrupt) as error:
         raise SystemExit(1) from error  # it is reported, and the parent raises it
 
 
-@contextmanager
-def _reported(rank: int, report: Connection) -> Iterator[None]:
-    """Tell the parent about an error before the other ranks can notice."""
-    try:
-        yield
-    except (Exception, KeyboardInterrupt) as error:
-        text = "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:]
-        kind = type(error)
-        failure = {"module": kind.__module__, "type": kind.__qualname__, "message": str(error), "text": text}
-        with suppress(OSError):  # the parent is gone, and so will be this process
-            report.send_bytes(json.dumps(failure).encode())
-        raise
-
-
 def _rebuild(rank: int, failure: dict[str, str]) -> Exception:
-    """The error of a rank, of its own type where that is ours or a builtin that a message makes."""
+    """Return the error of a rank. It has its own type if that is ours, or a builtin that takes one message."""
     message, name = failure["message"], failure["type"]
     if name == "KeyboardInterrupt":
         return TrainError(f"rank {rank} was interrupted by SIGINT")
@@ -327,7 +266,7 @@ def _check_callable(fn: object) -> None:
 
 
 def _check_alone(node: RankInfo) -> None:
-    """Ranks start no ranks. One process on each host, of Slurm's or of pods, may: the hosts then count alike."""
+    """Raise ConfigError in a rank. One process per host, of Slurm or of pods, may spawn if both count hosts alike."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError("spawn was called while a rank imported the script; call it under if __name__ == '__main__':")
     place = environment.read()

@@ -2,15 +2,17 @@
 
 import re
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from support.cluster_files import GLT
 from torch.distributed.run import get_args_parser
 
 from hoploom import ConfigError
-from hoploom.deploy.cluster_file import Cluster, Host
+from hoploom.deploy.cluster_file import Host
 from hoploom.deploy.programs import processes, script_words
 from hoploom.deploy.resolve import Overrides, read_cluster
 from hoploom.deploy.ssh import Ssh
@@ -37,24 +39,6 @@ NCCL_DEBUG = "WARN"
 [security]
 token_file = "/etc/hoploom/token"
 """
-TWO_HOSTS_YAML = """
-store: /stores/papers.store
-processes: 4
-python: /opt/venv/bin/python
-folder: /srv/papers
-hosts:
-  gpu1:
-    devices: [0, 1, 2, 3]
-  gpu2:
-    ssh: root@10.0.0.2
-    ssh_port: 2222
-    environment: { NCCL_DEBUG: INFO }
-environment:
-  TEAM: graphs
-  NCCL_DEBUG: WARN
-security:
-  token_file: /etc/hoploom/token
-"""
 APART = """
 mode = "server-client"
 store = "/stores/papers.store"
@@ -63,22 +47,6 @@ hosts.data2 = { parts = [1, 0] }
 hosts.gpu1 = { processes = 2 }
 security = { token_file = "/etc/hoploom/token" }
 """
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Writes a cluster file."""
-
-    def at(text: str, name: str = "cluster.toml") -> Path:
-        path = tmp_path / name
-        path.write_text(text)
-        return path
-
-    return at
-
-
-def by_name(cluster: Cluster) -> dict[str, Host]:
-    return {host.name: host for host in cluster.hosts}
 
 
 # --- what it means -------------------------------------------------------------------------------
@@ -108,7 +76,8 @@ def test_a_host_has_what_all_have_and_its_own(write: Write) -> None:
 
 
 def test_yaml_says_the_same_with_the_same_keys(write: Write) -> None:
-    from_toml, from_yaml = read_cluster(write(TWO_HOSTS)), read_cluster(write(TWO_HOSTS_YAML, "cluster.yaml"))
+    as_yaml = yaml.safe_dump(tomllib.loads(TWO_HOSTS), sort_keys=False)
+    from_toml, from_yaml = read_cluster(write(TWO_HOSTS)), read_cluster(write(as_yaml, "cluster.yaml"))
     assert from_yaml.hosts == from_toml.hosts
     assert from_yaml.security == from_toml.security
 
@@ -135,13 +104,6 @@ def test_one_server_takes_all_parts_and_three_share_two(write: Write, ring_folde
     assert one.hosts[0].parts == (0, 1)
     three = read_cluster(write(f'hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]\nstore = "{ring_folder}"'))
     assert [host.parts for host in three.hosts] == [(0,), (1,), (0,)]
-
-
-def test_servers_apart_hold_parts_and_do_not_train(write: Write) -> None:
-    cluster = read_cluster(write(APART))
-    assert [host.name for host in cluster.servers] == ["data1", "data2"]
-    assert [host.name for host in cluster.trainers] == ["gpu1"]
-    assert by_name(cluster)["data2"].parts == (1, 0)
 
 
 def test_servers_of_one_address_count_their_ports_up(write: Write) -> None:
@@ -171,6 +133,8 @@ def test_hosts_that_have_no_names_yet_are_counted(write: Write) -> None:
 
 def test_glts_file_is_accepted(write: Write) -> None:
     cluster = read_cluster(write(GLT, "dist_train_sage_sup_config.yml"), Overrides(None, "0.0.0.0", 11234))
+    other_order = read_cluster(write(GLT.replace("[0, 1]", "[1, 0]"), "glt.yml"))
+    assert other_order.hosts == cluster.hosts[::-1]
     assert (cluster.executor, cluster.mode, cluster.rendezvous) == ("ssh", "none", "0.0.0.0:11234")
     two = cluster.hosts[1]
     assert (two.name, two.ssh, two.ssh_port, two.processes) == ("1.1.1.1", "root@1.1.1.1", 22, 4)
@@ -195,11 +159,6 @@ def test_the_store_may_be_elsewhere_on_a_host(write: Write) -> None:
     text = text.replace("[hosts.gpu1]", '[hosts.gpu1]\nstore = "/scratch/papers"')
     planned = processes(read_cluster(write(text)), ["train", "run.toml"])
     assert [process.words[4] for process in planned[:2]] == ["/scratch/papers", "/nvme/papers"]
-
-
-def test_glts_ranks_order_the_hosts(write: Write) -> None:
-    cluster = read_cluster(write(GLT.replace("[0, 1]", "[1, 0]"), "glt.yml"))
-    assert [host.name for host in cluster.hosts] == ["1.1.1.1", "0.0.0.0"]
 
 
 def test_the_command_line_wins(write: Write) -> None:
@@ -247,15 +206,6 @@ def test_without_servers_trainers_are_told_what_secures_those_they_start(write: 
     }
 
 
-def test_servers_are_told_what_the_file_says_of_them(write: Write) -> None:
-    section = (
-        "threads = 8\nmemory = '2GiB'\nstore_memory = '6GB'\ncache = '20%'\nfanouts = [10, -1]\nseeds = 'paper:train'"
-    )
-    first, *_ = processes(read_cluster(write(f"{TWO_HOSTS}\n[server]\n{section}")), ["train", "run.toml"])
-    asked = " --threads 8 --memory 2GiB --store-memory 6GB --cache 20% --fanouts 10,-1 --seeds paper:train"
-    assert " ".join(first.words).endswith(asked)
-
-
 # --- which processes -----------------------------------------------------------------------------
 
 
@@ -289,13 +239,10 @@ def test_torchrun_takes_the_words_that_trainers_are_started_with(write: Write) -
     assert (read.module, read.training_script, read.training_script_args) == (True, "hoploom", ["train", "run.toml"])
 
 
-def test_torchrun_restarts_the_trainers_of_one_host(write: Write) -> None:
-    words = processes(read_cluster(write('max_restarts = 2\nhosts = ["gpu1"]')), ["train", "run.toml"])[0].words
-    assert "--max-restarts 2 " in " ".join(words)
-
-
 def test_server_client_mode_leaves_the_graph_to_the_servers(write: Write) -> None:
-    planned = processes(read_cluster(write(APART)), ["script.py", "--epochs", "3"])
+    cluster = read_cluster(write(APART))
+    assert [host.parts for host in cluster.servers] == [(0, 1), (1, 0)]
+    planned = processes(cluster, ["script.py", "--epochs", "3"])
     assert [process.label for process in planned] == ["data1/server", "data2/server", "gpu1/trainers"]
     told = planned[2].environment
     assert told["HOPLOOM_SERVERS"] == "data1:7700,data2:7700"
@@ -322,12 +269,9 @@ def test_mutual_tls_gives_trainers_a_certificate_too(write: Write) -> None:
         ("train run.toml", "-m hoploom train run.toml"),
         ("hoploom train run.toml --resume", "-m hoploom train run.toml --resume"),
         ("python -m hoploom train run.toml", "-m hoploom train run.toml"),
-        ("/opt/venv/bin/hoploom train run.toml", "-m hoploom train run.toml"),
         ("script.py --epochs 3", "script.py --epochs 3"),
-        ("python3.11 script.py", "script.py"),
         ("/usr/bin/python -u script.py", "script.py"),
         ("torchrun script.py", "script.py"),
-        ("python3 examples/script.py", "examples/script.py"),
         ("-m package.training --x", "-m package.training --x"),
     ],
 )
@@ -336,20 +280,7 @@ def test_a_command_is_a_recipe_a_script_or_a_module(command: str, words: str) ->
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        "",
-        "trian run.toml",
-        "serve x",
-        "-m",
-        "python",
-        "-m hoploom",
-        "torchrun --nproc-per-node 2 t.py",
-        "python -O t.py",
-        "torchrun --log-dir=x.py t.py",
-        "python -W=a.py t.py",
-        "--epochs=t.py",
-    ],
+    "command", ["", "trian run.toml", "-m", "torchrun --nproc-per-node 2 t.py", "python -O t.py", "--epochs=t.py"]
 )
 def test_a_command_that_trains_nothing_is_refused(command: str) -> None:
     with pytest.raises(ConfigError, match=r"such as train run\.toml, or your own script\.py"):

@@ -13,37 +13,18 @@ from hoploom.deploy.resolve import read_cluster
 Write = Callable[..., Path]
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Writes a cluster file."""
-
-    def at(text: str, name: str = "cluster.toml") -> Path:
-        path = tmp_path / name
-        path.write_text(text)
-        return path
-
-    return at
-
-
 MISTAKES = [
     ("", "cluster.toml: there are no hosts; give their names"),
-    ("hosts = []", "cluster.toml:1: hosts is []; give their names"),
     ("hosts = 0", "cluster.toml:1: hosts is 0; give their names"),
-    ("hosts = true", "cluster.toml:1: hosts is True; give their names"),
     ('hosts = ["a", 3]', "cluster.toml:1: hosts has 3, which is no name of a host"),
-    ('hosts = ["-oProxyCommand=x"]', "hosts has '-oProxyCommand=x', which is no name of a host"),
     ('hosts = ["a", "a"]', 'cluster.toml:1: hosts has "a" 2 times; name each once'),
     ("[hosts.a]\nproceses = 2", "cluster.toml:2: unknown key proceses in [hosts.a]; did you mean processes?"),
-    ('stroe = "x"\nhosts = ["a"]', "cluster.toml:1: unknown key stroe; did you mean store?"),
-    ('host = ["a"]', "cluster.toml:1: unknown key host; did you mean [hosts.NAME]?"),
     ('token_file = "x"\nhosts = ["a"]', "unknown key token_file; did you mean token_file in [security]?"),
     ('hosts = ["a"]\n[slurm]\nport = 3', "cluster.toml:3: unknown key port in [slurm]; did you mean port in [server]?"),
     ("[hosts.10.0.0.1]\nprocesses = 2", 'put a name with dots in quotes: [hosts."10.0'),
     ("[hosts.a]\nprocesses = -1", "cluster.toml:2: hosts.a.processes is -1; give a whole number from 0 to 4096"),
-    ("[hosts.a]\nprocesses = 'two'", "cluster.toml:2: hosts.a.processes is 'two'; give a whole number"),
     ("[hosts.a]\nprocesses = 0", "cluster.toml:1: no host trains: processes is 0 on all of them"),
     ("[hosts.a]\ndevices = [0, 0]", "hosts.a.devices is [0, 0]; give a list of GPUs, each once"),
-    ("[hosts.a]\ndevices = 'all'", "hosts.a.devices is 'all'; give a list of GPUs"),
     ("[hosts.a]\nport = 70000", "cluster.toml:2: hosts.a.port is 70000; give a whole number from 1 to 65535"),
     ('[hosts.a]\nssh = "-oX=y"', 'hosts.a.ssh is \'-oX=y\'; give "host" or "user@host"'),
     ("hosts.a = 3", "cluster.toml:1: hosts.a is 3; it is a section, write [hosts.a] and its keys"),
@@ -53,7 +34,6 @@ MISTAKES = [
         'mode is \'workers\'; give one of "worker", "server-client", "none"; did you mean',
     ),
     ('hosts = ["a"]\nfolder = "~/work"', "folder is '~/work'; give a path in quotes, written out without ~"),
-    ('hosts = ["a"]\nrendezvous = "a"', "rendezvous is 'a'; give \"host:port\""),
     ('hosts = ["a"]\nenvironment = { "A B" = "x" }', "environment is {'A B': 'x'}; give a table of variables"),
     ('hosts = ["a"]\nmode = "worker"', 'cluster.toml:2: mode is "worker", but there is no store to serve'),
     ('hosts = ["a"]\nservers = 1', "cluster.toml:2: servers is 1, but hosts have names; write serves = true"),
@@ -96,8 +76,6 @@ MISTAKES = [
         'mode = "worker"\n[hosts.localhost]\nstore = "/gone"',
         "cluster.toml:3: hosts.localhost.store is /gone, which does not exist; `hoploom partition` writes one",
     ),
-    ("[hosts.a]\nport = 7", 'cluster.toml:2: hosts.a.port has no effect in mode "none"'),
-    ('hosts = ["a"]\nsecurity.cert = "c"', "security.cert is given without security.private_key"),
     (
         'store = "/s"\nexecutor = "kubernetes"\nsecurity.token_file = "/t"\nhosts = 2\n[server]\nthreads = 2',
         'cluster.toml:6: server.threads has no effect on Kubernetes in mode "worker", where trainers start the servers',
@@ -110,11 +88,7 @@ MISTAKES = [
         'hosts = ["gpu1"]\nexecutor = "local"',
         "executor is local, but gpu1 has the address gpu1, which others reach, too",
     ),
-    ('hosts = ["a"]\nserver.memory = "much"', "server.memory is 'much'; give a size in quotes, e.g. \"4GB\""),
-    ('hosts = ["a"]\nserver.memory = "20%"', "server.memory is '20%'; give a size in quotes"),
     ('hosts = ["a"]\nserver.cache = "120%"', "server.cache is '120%'; give a share or a size in quotes"),
-    ('hosts = ["a"]\nserver.fanouts = []', "server.fanouts is []; give a list with a count per layer"),
-    ('hosts = ["a"]\nkubernetes.user = 0', "kubernetes.user is 0; give a whole number of at least 1"),
     ('hosts = ["a", "b"]\nmax_restarts = 1', "cluster.toml:2: max_restarts is 1, but 2 hosts train"),
     (
         'store = "/s"\nsecurity.insecure = true\n[hosts.a]\nparts = [0]\n[hosts.b]\nparts = [2]',
@@ -160,7 +134,6 @@ YAML_MISTAKES = [
     ("hosts:\n  a:\n    proceses: 3", "cluster.yaml:3: unknown key proceses in [hosts.a]; did you mean processes?"),
     ("hosts: !!python/object/apply:os.system ['true']", "not YAML: could not determine a constructor"),
     ("hosts: [a]\nslurm: {time: 12:00:00}", "slurm.time is 43200; give text in quotes"),
-    ("hosts: [a]\nx: 2020-99-99", "not YAML"),
 ]
 
 
@@ -180,10 +153,8 @@ def test_a_mistake_in_yaml_is_named_with_its_line(
     [
         ("ports: [22, 22]", "ports: [22]", "ports has 1 entries for 2 nodes; give one per node"),
         ("ports: [22, 22]", "ports: 22", "ports is 22; give a list with one entry per node"),
-        ("ports: [22, 22]", "ports: []", "ports is []; give a list with one entry per node"),
         ("ports: [22, 22]", "ports: [22, ssh]", "glt.yml:8: ports has 'ssh'; give a whole number from 1 to 65535"),
         ("node_ranks: [0, 1]", "node_ranks: [0, 0]", "node_ranks is [0, 0]; give each of 0 to 1 once"),
-        ("in_channel: 100", "in_channel: many", "in_channel is 'many'; give a whole number of at least 1"),
         (
             "dst_paths:",
             "dst_path:",
@@ -200,8 +171,6 @@ def test_a_mistake_in_yaml_is_named_with_its_line(
             "  - all",
             "glt.yml:32: visible_devices has 'all'; give a list of GPUs, each once, e.g. [0, 1]",
         ),
-        ("  - 0,1,2,3", "  - ''", "visible_devices has ''; give a list of GPUs"),
-        ("  - 4,5,6,7", "", "visible_devices has 1 entries for 2 nodes"),
         ("usernames:\n  - root\n  - root", "", 'glt.yml: usernames is missing; add a line such as usernames: ["root"]'),
     ],
 )
@@ -218,11 +187,6 @@ def test_a_part_that_the_store_does_not_have_is_refused(write: Write, ring_folde
         read_cluster(write(text))
 
 
-def test_a_part_that_nobody_serves_is_refused(write: Write, ring_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="no host has part 1 of the store"):
-        read_cluster(write(f'store = "{ring_folder}"\n[hosts.localhost]\nparts = [0]'))
-
-
 def test_a_damaged_store_is_refused(write: Write, ring_folder: Path) -> None:
     shutil.rmtree(ring_folder)
     ring_folder.mkdir()
@@ -237,12 +201,8 @@ def test_a_damaged_store_of_a_host_is_refused(write: Write, ring_folder: Path) -
         read_cluster(write(f'mode = "worker"\n[hosts.localhost]\nstore = "{ring_folder}"'))
 
 
-@pytest.mark.parametrize(("name", "message"), [("cluster.json", "name it .toml, .yaml or .yml")])
-def test_a_file_by_another_name_is_refused(write: Write, name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_cluster(write("{}", name))
-
-
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone.toml does not exist; write one"):
         read_cluster(tmp_path / "gone.toml")
+    with pytest.raises(ConfigError, match=r"name it .toml, .yaml or .yml"):
+        read_cluster(tmp_path / "cluster.json")

@@ -157,15 +157,6 @@ def test_probes_ask_the_health_endpoint_and_a_stop_has_time_to_finish() -> None:
     assert pod["terminationGracePeriodSeconds"] > grace
 
 
-def test_over_tls_probes_ask_over_tls() -> None:
-    paths = {name: f"/etc/hoploom/{name}.pem" for name in ("ca", "cert", "private_key")}
-    found = objects(cluster_of(security=Security(**paths)))
-    (container,) = next(values_at(found["StatefulSet"], f"{SERVER}.containers"))
-    assert container["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
-    assert "--cert /etc/hoploom/cert.pem --key /etc/hoploom/private_key.pem" in container["command"][2]
-    assert env(found["TrainJob"]["spec"]["trainer"])["HOPLOOM_CA"] == "/etc/hoploom/ca.pem"
-
-
 def test_trainers_are_torchruns_and_know_the_servers() -> None:
     trainer = objects(cluster_of())["TrainJob"]["spec"]["trainer"]
     assert trainer["command"] == ["python3", "-m", "torch.distributed.run"]
@@ -221,30 +212,6 @@ def test_worker_mode_leaves_servers_to_the_trainers() -> None:
     assert "/stores" in mounts
 
 
-def test_one_process_per_device_asks_for_as_many_gpus() -> None:
-    hosts = (host(0, processes=4, devices=(0, 1, 2, 3)),)
-    options = replace(cluster_of().kubernetes, gpus=None)
-    trainer = objects(cluster_of(hosts=hosts, mode="none", store=None, kubernetes=options))["TrainJob"]["spec"][
-        "trainer"
-    ]
-    assert trainer["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": "4"}
-    assert "CUDA_VISIBLE_DEVICES" not in env(trainer)  # pods see the devices that they are given
-
-
-def test_variables_keep_their_text() -> None:
-    value = "$(HOME) $HOME $$ $$(HOME) \"x\" 'y' # : yes"
-    hosts = (host(0, environment={"TEXT": value, "FLAG": "yes", "COUNT": "1"}),)
-    trainer = objects(cluster_of(hosts=hosts, mode="none", store=None))["TrainJob"]["spec"]["trainer"]
-    assert env(trainer)["FLAG"] == "yes"
-    assert env(trainer)["COUNT"] == "1"
-    assert as_kubernetes_expands(env(trainer)["TEXT"]) == value
-
-
-def as_kubernetes_expands(text: str) -> str:
-    """Its third_party/forked/golang/expansion: $$ is $, and $(NAME) a variable's value."""
-    return re.sub(r"\$\$|\$\([^)]*\)", lambda found: "$" if found[0] == "$$" else "a value", text)
-
-
 @pytest.mark.parametrize(
     ("cluster", "message"),
     [
@@ -271,8 +238,25 @@ def test_what_pods_cannot_have_is_refused_with_a_way_out(cluster: Cluster, messa
 @pytest.mark.parametrize(
     "value",
     [
-        *("", "a", "1", "1.5", "yes", "No", "null", "~", "- a", "a: b", "#a", "'", '"', "é", "\t", " a", "a ", "0x1f"),
-        *("a\nb", "\n", "a\n b\nc", " a\nb", "a\n", "a\n\nb", "a\\nb", "!x", "*x", "&x", "%x", "@x", "`x`", "{}", "|"),
+        *(
+            "",
+            "1",
+            "yes",
+            "null",
+            "a: b",
+            "#a",
+            "é",
+            " a ",
+            "0x1f",
+            "a\nb",
+            " a\nb",
+            "a\n\nb",
+            "a\\nb",
+            "*x",
+            "%x",
+            "{}",
+            "|",
+        ),
         *(True, None, 0, -1, [], {}, ["a", ["b", {"c": []}]], {"a b": {"1": None}}, [{"a": 1, "b": [2]}, "x\ny"]),
     ],
 )
@@ -281,6 +265,6 @@ def test_yaml_is_read_back_as_it_was(value: Any) -> None:
     assert list(yaml.safe_load_all(written)) == [{"key": value, "list": [value, {"in": value}]}, {"second": 2}]
 
 
-@pytest.mark.parametrize("text", ["y", "N", "1e-3", "0o17", "1e3", ".5", "1:30", "12"])
+@pytest.mark.parametrize("text", ["y", "1e-3", "0o17", "1:30", "12"])
 def test_what_another_reader_of_yaml_could_take_for_no_text_is_quoted(text: str) -> None:
     assert as_yaml([{"value": text}]) == f'value: "{text}"\n'

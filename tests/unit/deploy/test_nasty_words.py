@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from hoploom.deploy import kubernetes, slurm
 from hoploom.deploy.cluster_file import Cluster, Host, KubernetesOptions, Process, SshOptions
+from hoploom.deploy.guarded import BOOT, by_hand
 from hoploom.deploy.programs import processes
 from hoploom.deploy.ssh import Ssh
-from hoploom.deploy.supervise import BOOT, by_hand
 
 # Shows what it was given: the value of a variable, its folder and its words.
 SHOW = """#!/bin/sh

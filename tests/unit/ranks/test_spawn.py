@@ -14,8 +14,9 @@ from support.until import until
 
 from hoploom import ConfigError, PeerError, StoreError, TrainError
 from hoploom.ranks.context import Context
-from hoploom.ranks.spawn import Grace, _rebuild, spawn, start
+from hoploom.ranks.spawn import _rebuild, spawn
 from hoploom.ranks.stopping import StopRequests, put_back, terminated_as_interrupted
+from hoploom.ranks.supervise import EndTimeouts
 
 
 def told_of(kind: type[BaseException], message: str) -> dict[str, str]:
@@ -52,10 +53,10 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
     assert "start again from the last checkpoint" in text
 
 
-def test_a_rank_that_hangs_is_named_after_the_deadline(tmp_path: Path) -> None:
-    options = {"device": "cpu", "backend": None, "timeout": 8}
+def test_a_rank_that_hangs_is_named_after_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hoploom.ranks.spawn.TIMEOUTS", EndTimeouts(after_failure=1, after_terminate=0.5))
     with pytest.raises(PeerError, match=r"no sign of life came from rank 1 .*a timeout above 8 seconds"):
-        start(2, (train_workers.stop_rank_one, (str(tmp_path),), options), Grace(after_failure=1, after_terminate=0.5))
+        spawn(train_workers.stop_rank_one, 2, [str(tmp_path)], device="cpu", timeout=8)
 
 
 def test_a_rank_that_takes_fewer_steps_is_named(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""A small program that runs one other and leaves nothing of it behind. It is sent to its host, and needs no hoploom.
+"""Run one program and leave none of its processes behind. This file is sent to the host, and needs no hoploom there.
 
-One line on stdin says what to run; the lines after it name signals to pass on; an empty one is a sign of life. When
-stdin ends, or nothing comes for too long, whoever started it is gone: what it runs is stopped, with all descendants,
-also those in sessions of their own. Only Linux has what finds these; elsewhere the process group must do.
+The first line on stdin is the job. Each later line names a signal to pass on; an empty line is a heartbeat. If stdin
+ends, or no line comes for too long, the launcher is gone: the program is stopped with all its descendants, also those
+in other sessions. Only Linux can list these; elsewhere the process group is stopped.
 """
 
 import contextlib
@@ -18,24 +18,24 @@ import tempfile
 import time
 from typing import Any
 
-MARK = "\x1ehoploom keeps "  # the first line on stdout, with the process' id
-LOGS = "{logs}"  # in words: a folder that the keeper makes, and removes at the end
+MARK = "\x1ehoploom keeps "  # the first line on stdout, with the process id
+LOGS = "{logs}"  # in words: a folder that is made for the program, and removed after it
 IS_LINUX = sys.platform == "linux"
 DIE_WITH_PARENT, ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl
-STOPPING = 5.0  # seconds between SIGTERM and SIGKILL once whoever started it is gone
-LEFT_BEHIND = 2.0  # the same for what outlives the program that started it
-GIVE_UP = 10.0  # seconds after SIGKILL: what is still there then hangs in the kernel
+STOPPING = 5.0  # seconds between SIGTERM and SIGKILL once the launcher is gone
+LEFT_BEHIND = 2.0  # the same for descendants that outlive the program
+GIVE_UP = 10.0  # seconds after SIGKILL: a process that is left then hangs in the kernel
 MISTAKE = 2  # exit code
 
 
-class Keeper:
-    """One program from its start to the end of the last of its descendants."""
+class ProcessGuard:
+    """One program, from its start to the end of its last descendant."""
 
     def __init__(self, words: list[str], folder: str, silence: float | None) -> None:
-        self.silence = silence  # seconds without a line; None: only the end of stdin counts
+        self.silence = silence  # seconds without a line, after which the launcher counts as gone; None: no limit
         self.code: int | None = None
         self.kill_at: float | None = None
-        self.heard = time.monotonic()
+        self.heard_at = time.monotonic()
         self.wake = self._wake_on_signals()
         self.line = b""
         self.child = subprocess.Popen(
@@ -43,29 +43,33 @@ class Keeper:
         )
 
     def _wake_on_signals(self) -> int:
-        """A pipe that is readable after a signal, for a wait that misses none."""
+        """Return a pipe that is readable after a signal, for a wait that misses none."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         os.set_blocking(reader, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.signal(signal.SIGINT, lambda number, frame: None)  # who sends it to us sends it to whom it is for, too
+        for number in (
+            signal.SIGCHLD,
+            signal.SIGINT,
+        ):  # a terminal sends SIGINT to the launcher, too, which passes it on
+            signal.signal(number, lambda number, frame: None)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, frame: self.stop())
         return reader
 
     def run(self) -> int:
-        """Until the program has ended; its exit code, 128 and the signal's number if one killed it."""
+        """Wait for the program; return its exit code, or 128 and the number of the signal that killed it."""
         sources = [0, self.wake]
         while self.code is None:
-            ready, _, _ = select.select(sources, [], [], self._patience())
+            pause = 0.2 if self.kill_at is not None else min(5.0, self.silence or 5.0)
+            ready, _, _ = select.select(sources, [], [], pause)
             if self.wake in ready:
                 os.read(self.wake, 4096)
             if 0 in ready and not self._listen():
                 sources.remove(0)
                 self.stop()
             now = time.monotonic()
-            if self.silence is not None and now - self.heard > self.silence:
+            if self.silence is not None and now - self.heard_at > self.silence:
                 self.stop()
             if self.kill_at is not None and now >= self.kill_at:
                 kill_all(signal.SIGKILL, self.child.pid)
@@ -74,21 +78,18 @@ class Keeper:
         return 128 - self.code if self.code < 0 else self.code
 
     def stop(self) -> None:
-        """SIGTERM now, SIGKILL soon."""
+        """Send SIGTERM now, and SIGKILL later."""
         if self.kill_at is None:
             self.kill_at = time.monotonic() + STOPPING
             self._send(signal.SIGTERM)
 
-    def _patience(self) -> float:
-        return 0.2 if self.kill_at is not None else min(5.0, self.silence or 5.0)
-
     def _listen(self) -> bool:
-        """Take in what stdin has; False at its end."""
+        """Read stdin, and pass signals on; return False at its end."""
         try:
             received = os.read(0, 4096)
         except OSError:
             return False
-        self.heard = time.monotonic()
+        self.heard_at = time.monotonic()
         *lines, self.line = (self.line + received).split(b"\n")
         for line in lines:
             if line == b"KILL":
@@ -98,12 +99,12 @@ class Keeper:
         return bool(received)
 
     def _send(self, number: int) -> None:
-        """To the program and its process group."""
+        """Signal the program and its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.child.pid, number)
 
     def _reap(self) -> None:
-        """Also orphans, which are ours now."""
+        """Reap every process that has ended, also orphans, which are children of this process now."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -114,7 +115,7 @@ class Keeper:
                     self.child.returncode = self.code
 
     def _clear_up(self) -> None:
-        """End what the program has left running."""
+        """End the processes that the program has left running."""
         number, begin = int(signal.SIGTERM), time.monotonic()
         while kill_all(number, self.child.pid):
             passed = time.monotonic() - begin
@@ -126,7 +127,7 @@ class Keeper:
 
 
 def kill_all(number: int, group: int) -> int:
-    """Signal all descendants of this process (0: none); how many there are."""
+    """Signal all descendants of this process (0: no signal); return how many there are."""
     if not IS_LINUX:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
@@ -140,29 +141,27 @@ def kill_all(number: int, group: int) -> int:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Children, their children, and so on; those that have only to be reaped by their parents too."""
+    """Return the ids of children, their children, and so on, with those that have ended and are not reaped yet."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
                 parent = int(file.read().rpartition(b")")[2].split()[1])
                 children.setdefault(parent, []).append(int(name))
-    found, waiting = [], [ancestor]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
+    found = [ancestor]
+    for pid in found:
+        found += children.get(pid, [])
+    return found[1:]
 
 
 def _die_with_parent() -> None:
-    """In the child: SIGTERM when this keeper dies, which lets torchrun end its own children."""
+    """Ask for SIGTERM when the guard dies. torchrun then ends its own children."""
     if IS_LINUX:
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGTERM)
 
 
-def keep(job: dict[str, Any]) -> int:
-    """Run what the job says; variables go by the environment, where `ps` shows them to nobody else."""
+def guard(job: dict[str, Any]) -> int:
+    """Run a job; its variables come from the job's line, as `ps` would show them on a command line."""
     words, folder = job["words"], job["folder"]
     if IS_LINUX:
         ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1)
@@ -172,7 +171,7 @@ def keep(job: dict[str, Any]) -> int:
         return _mistake(f"folder is {folder}, which is no directory on this host; make it first, or give another")
     logs = tempfile.mkdtemp(prefix="hoploom-") if LOGS in words else None
     try:
-        return Keeper([logs if word == LOGS and logs else word for word in words], folder, job["silence"]).run()
+        return ProcessGuard([logs if word == LOGS and logs else word for word in words], folder, job["silence"]).run()
     except OSError as error:
         return _mistake(
             f"{words[0]} cannot be run on this host: {error.strerror}; give the path of a Python with hoploom"
@@ -187,18 +186,11 @@ def _mistake(message: str) -> int:
     return MISTAKE
 
 
-def main() -> None:
-    """Read the job, say that we are there, and keep it."""
-    with open(0, "rb", 0, closefd=False) as stdin:  # unbuffered: what follows is left for select
-        line = stdin.readline()
-    if not line:  # whoever started it is gone already
-        return
-    job = json.loads(line)
-    print(f"{MARK}{os.getpid()}", flush=True)
-    code = keep(job)
-    sys.stdout.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    main()
+    with open(0, "rb", 0, closefd=False) as stdin:  # unbuffered: later lines are left for select
+        line = stdin.readline()
+    if line:  # else the launcher is gone already
+        print(f"{MARK}{os.getpid()}", flush=True)
+        exit_code = guard(json.loads(line))
+        sys.stdout.flush()
+        os._exit(exit_code)

@@ -1,0 +1,204 @@
+"""Programs of a cluster, each under a ProcessGuard on its host, and the executor of this host.
+
+Guards pass signals on, and end everything when this process is gone, however that ended.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal, Protocol
+
+from hoploom.deploy import guard
+from hoploom.deploy.cluster_file import Process
+from hoploom.errors import ConfigError
+from hoploom.ranks.supervise import ProcessEvent, SignalName, killed_by
+from hoploom.serve.ready import Ready
+
+LOST_CONNECTION = 255  # ssh's exit code for its own troubles
+CONSEQUENCES = ("PeerError", "no sign of life came from", "hoploom: interrupted")  # another process failed first
+LONGEST_LINE = 65536  # bytes; a longer one is shown in pieces
+MOST_JOB = 60_000  # bytes: what a pipe takes before anybody reads it
+LAST_LINES = 5.0  # seconds for the last lines to be read once the process has ended
+# Runs what the first line of stdin holds. -I: a json.py in the working directory is not imported.
+BOOT = ("-I", "-c", 'import json;exec(json.loads(open(0,"rb",0,closefd=False).readline()))')
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A process that failed."""
+
+    label: str
+    message: str
+    tail: tuple[str, ...] = ()  # the last lines of its stderr
+    code: int = 1
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether another process failed first."""
+        return is_consequence(self.tail)
+
+
+def is_consequence(lines: Iterable[str]) -> bool:
+    """Return whether these lines report the end of another process."""
+    return any(word in line for line in lines for word in CONSEQUENCES)
+
+
+def ending(code: int) -> str:
+    """Return how a process ended."""
+    number = code - 128 if code > 128 else -code
+    if number in set(signal.Signals):
+        return killed_by(number)
+    if code == LOST_CONNECTION:
+        return f"ended with exit code {code}, or the connection to its host broke; its last lines say which"
+    return f"ended with exit code {code}" if code else "ended early, though with exit code 0"
+
+
+class Executor(Protocol):
+    """The start of processes on one kind of host."""
+
+    @property
+    def silence(self) -> float | None:
+        """Seconds without a heartbeat, after which a guard ends its program; None: no limit."""
+
+    def arguments(self, process: Process) -> list[str]:
+        """Return the command that starts the guard."""
+
+    def shown(self, process: Process) -> str:
+        """Return a line for a shell that starts the process by hand."""
+
+    def begin_deadline(self) -> float:
+        """Return the seconds in which the guard must have begun."""
+
+    def refusal(self, process: Process, code: int, tail: tuple[str, ...]) -> Failure:
+        """Return what is wrong if no guard began."""
+
+
+class Local:
+    """The executor of this host."""
+
+    silence: float | None = None  # the end of a pipe is never missed on one host
+
+    def arguments(self, process: Process) -> list[str]:
+        return [process.host.python, *BOOT]
+
+    def shown(self, process: Process) -> str:
+        return by_hand(process)
+
+    def begin_deadline(self) -> float:
+        return 60.0
+
+    def refusal(self, process: Process, code: int, tail: Sequence[str]) -> Failure:
+        message = f"{process.host.python} ended with exit code {code} before it ran anything; give a working Python"
+        return Failure(process.label, message, tuple(tail), 1)
+
+
+def by_hand(process: Process) -> str:
+    """Return a line for a shell on the process' host; the guard makes the folder for logs."""
+    words = ["LOGS" if word == guard.LOGS else word for word in process.words]
+    variables = [f"{name}={shlex.quote(value)}" for name, value in process.environment.items()]
+    return " ".join([f"cd {shlex.quote(process.folder)} &&", *variables, shlex.join(words)])
+
+
+class ShowLine(Protocol):
+    """Takes each line that a process prints."""
+
+    def __call__(self, label: str, line: str, *, is_error: bool) -> None: ...
+
+
+class GuardedProcess:
+    """One process and its guard. `close` leaves neither running."""
+
+    def __init__(
+        self, process: Process, executor: Executor, show: ShowLine, report: Callable[[ProcessEvent], None]
+    ) -> None:
+        self.process, self.label = process, process.label
+        self.began = self.ended = False
+        self.ready: Ready | None = None  # of a server
+        self.code = 0  # once it has ended
+        self._show, self._report = show, report
+        job = _job(process, executor.silence)
+        words = executor.arguments(process)
+        try:
+            self._popen = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C in the terminal is for this process alone, which passes it on
+            )
+        except OSError as error:
+            raise ConfigError(f"{words[0]} cannot be run: {error.strerror}; install it, or give its path") from error
+        self._write(job)
+        os.set_blocking(self._stdin.fileno(), False)
+        streams = ((self._popen.stdout, False), (self._popen.stderr, True))
+        self._readers = [threading.Thread(target=self._read, args=given, daemon=True) for given in streams]
+        self._waiter = threading.Thread(target=self._wait, daemon=True)
+        for thread in (*self._readers, self._waiter):
+            thread.start()
+
+    def send(self, name: SignalName | Literal["HEARTBEAT"]) -> None:
+        """Have the guard pass a signal on, or know that this process is alive."""
+        self._write(b"\n" if name == "HEARTBEAT" else f"{name}\n".encode())
+
+    def close(self) -> None:
+        """End it at once, if it still runs: at the end of its stdin a guard stops its program."""
+        with suppress(OSError):
+            self._stdin.close()
+        self._popen.kill()
+        for thread in (self._waiter, *self._readers):
+            thread.join(LAST_LINES)
+
+    @property
+    def _stdin(self) -> IO[bytes]:
+        assert self._popen.stdin is not None
+        return self._popen.stdin
+
+    def _write(self, words: bytes) -> None:
+        """Write as much as the pipe takes: a guard that does not read is stuck or gone, and its deadline passes."""
+        with suppress(OSError, ValueError):
+            os.write(self._stdin.fileno(), words)
+
+    def _read(self, stream: IO[bytes], is_error: bool) -> None:
+        with stream:
+            for raw in iter(lambda: stream.readline(LONGEST_LINE), b""):
+                self._take(raw.decode(errors="replace").rstrip("\r\n"), is_error=is_error)
+
+    def _take(self, line: str, *, is_error: bool) -> None:
+        if not is_error and not self.began and guard.MARK in line:
+            self.began = True
+            return self._report(ProcessEvent("began", self.label))
+        self._show(self.label, line, is_error=is_error)
+        if self.process.is_server and not is_error and self.ready is None:
+            self.ready = Ready.read(line)
+            if self.ready is not None:
+                self._report(ProcessEvent("ready", self.label))
+
+    def _wait(self) -> None:
+        self.code = self._popen.wait()
+        for thread in self._readers:
+            thread.join(LAST_LINES)
+        self._report(ProcessEvent("ended", self.label))
+
+
+def _job(process: Process, silence: float | None) -> bytes:
+    """Return the source of guard.py and the job for it, a line each."""
+    source = Path(guard.__file__).read_text(encoding="utf-8")
+    job = {
+        "words": process.words,
+        "environment": dict(process.environment),
+        "folder": process.folder,
+        "silence": silence,
+    }
+    lines = f"{json.dumps(source)}\n{json.dumps(job)}\n".encode()
+    if len(lines) > MOST_JOB:
+        raise ConfigError(
+            f"{process.label} has {len(lines)} bytes of words and variables; give it less than {MOST_JOB}"
+        )
+    return lines
