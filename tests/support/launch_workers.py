@@ -84,7 +84,7 @@ def _until(path: Path) -> None:
 def launch(plan: dict[str, Any], folder: Path) -> int:
     """Run the programs of a plan: {"ssh": {...} or null, "programs": {label: [words]}, "environment": {...}}."""
     from hoploom.deploy.cluster_file import Host, Process, SshOptions
-    from hoploom.deploy.guarded import Executor, Local
+    from hoploom.deploy.guarded import Executor
     from hoploom.deploy.launch import Launch
     from hoploom.deploy.ssh import Ssh
     from hoploom.ranks.supervise import EndTimeouts
@@ -96,7 +96,7 @@ def launch(plan: dict[str, Any], folder: Path) -> int:
         host = Host("127.0.0.1", "127.0.0.1", "127.0.0.1", parts=parts, python=python)
         command = (sys.executable, "-S", str(Path(__file__)), label.replace("/", "-"), *words)
         planned.append(Process(label, host, command, plan["environment"], working_folder))
-    executor: Executor = Local() if plan["ssh"] is None else Ssh(SshOptions(config=plan["ssh"], connect_timeout=10))
+    executor = Executor() if plan["ssh"] is None else Ssh(SshOptions(config=plan["ssh"], connect_timeout=10))
     logs = None if plan.get("logs") is None else Path(plan["logs"])
     with Launch(planned, executor, EndTimeouts(0.5, 45.0, 10.0), logs=logs) as launched:
         return launched.run()

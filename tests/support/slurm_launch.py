@@ -6,9 +6,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.slurm_cluster import Slurm
+from support.slurm_cluster import Slurm, end_all_jobs
 
-DEADLINE = 90
+DEADLINE = 180
 TOKEN = "a-token-nobody-guesses"
 SRUN = 'srun = ["--comment=it\'s ours"]'
 WAIT = 'options = ["--wait"]'  # sbatch then ends with the job, and with its exit code
@@ -37,16 +37,12 @@ class Launched:
     def run(self) -> tuple[int, str, str]:
         """Return the exit code (of the job, as sbatch waits), what the job printed, and stderr of the launch."""
         words = [sys.executable, "-m", "hoploom", "launch", "cluster.toml", "--", str(self.folder / "train.py")]
-        done = subprocess.run(
-            words,
-            cwd=self.folder,
-            env=self.slurm.environment,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            timeout=DEADLINE,
-            check=False,
-        )
+        given = {"cwd": self.folder, "env": self.slurm.environment, "capture_output": True, "text": True}
+        try:
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, timeout=DEADLINE, check=False, **given)
+        except subprocess.TimeoutExpired:
+            end_all_jobs(self.slurm)  # or the next test's job waits for this one
+            raise
         self.number = re.sub(r"\D", "", done.stdout)
         printed = "".join(path.read_text() for path in self.folder.glob(f"*said-{self.number}.out"))
         return done.returncode, printed, done.stderr

@@ -1,6 +1,6 @@
-"""The `hoploom` command. A subcommand is an entry of COMMANDS here and of its module: its arguments, and a function.
+"""The `hoploom` command. A subcommand is an entry of COMMANDS here and in its module: its arguments, and a function.
 
-Modules with arguments import neither torch nor anything that does, so that help appears at once.
+The modules with arguments do not import torch, so that help appears at once.
 Exit codes: 0 done, 1 a check found problems or training failed, 2 the user's mistake (one line, no traceback),
 130 interrupted, 141 the reader of a pipe was gone.
 """
@@ -27,7 +27,7 @@ from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError, Tra
 from hoploom.ranks import environment
 from hoploom.system import keep_imports
 
-# name -> (the module that has it, what it does, its group): only the module of the command that runs is imported.
+# name -> (module, help, group): only the module of the given command is imported.
 COMMANDS = {
     "init": ("training", "write a commented run.toml or graph.toml to start from", "Data"),
     "build": ("stores", "make a store from tables, as a graph.toml describes", "Data"),
@@ -50,7 +50,7 @@ COMMANDS = {
     "watch": ("reporting", "show the report of a run in the browser while it trains", "Inspect and report"),
 }
 PYG_SPEAKS = "ignore:`torch.jit.script` is deprecated:FutureWarning"  # on import, with torch 2.15
-FAILURES = (TrainError, PeerError, BatchError)  # what goes wrong on the way is no mistake in the command
+FAILURES = (TrainError, PeerError, BatchError)  # they are no mistakes in the command, and exit with 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,10 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(words: Sequence[str], text: str, code: int) -> int:
-    """Say what went wrong: a line on stderr, and one object on stdout for the program that gave --json."""
+    """Print the error: a line on stderr, and with --json one object on stdout, by rank 0 if there are several."""
     print(complaint(text), file=sys.stderr)
     ours = words[: words.index("--")] if "--" in words else words
-    if "--json" in ours and _is_main():
+    is_main = True
+    with suppress(ConfigError):
+        is_main = environment.read_started().rank == 0
+    if "--json" in ours and is_main:
         try:
             print(json.dumps({"error": text, "exit_status": code}), flush=True)
         except OSError:
@@ -86,15 +89,8 @@ def _fail(words: Sequence[str], text: str, code: int) -> int:
     return code
 
 
-def _is_main() -> bool:
-    """Whether this process prints for all ranks, where a launcher started several."""
-    with suppress(ConfigError):
-        return environment.read_started().rank == 0
-    return True
-
-
 def _run(words: list[str], *, is_process: bool) -> int:
-    with _for_good() if is_process else nullcontext():  # without words of its caller this process is ours
+    with _import_permanently() if is_process else nullcontext():
         parser = _parser(words[0] if words else "")
     _check_command(parser, words)
     words, behind = _split(words)
@@ -106,10 +102,15 @@ def _run(words: list[str], *, is_process: bool) -> int:
         imports = command.imports(arguments) if callable(command.imports) else command.imports
         if imports is not None:
             import_module(imports)
-        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on, a command cleans up behind itself
+    if isinstance(command.run, str):
+        module, _, name = command.run.partition(":")
+        run = getattr(import_module(f"hoploom.cli.{module}"), name)
+    else:
+        run = command.run
+    if is_process and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on, a command cleans up behind itself
     try:
-        code = command.run(arguments)
+        code: int = run(arguments)
     except ConfigError as error:
         raise ConfigError(_with_flag(str(error), arguments)) from error
     sys.stdout.flush()
@@ -117,7 +118,7 @@ def _run(words: list[str], *, is_process: bool) -> int:
 
 
 def _with_flag(text: str, arguments: Arguments) -> str:
-    """A message of the library that begins with the name of an argument, with that of its option instead."""
+    """Replace the name of an argument, with which a message of the library begins, by that of its option."""
     for action in arguments.parser._actions:
         if action.option_strings and re.match(rf"{action.dest} (is|has) ", text):
             return text.replace(action.dest, _shown(action), 1)
@@ -125,10 +126,13 @@ def _with_flag(text: str, arguments: Arguments) -> str:
 
 
 @contextmanager
-def _for_good() -> Iterator[None]:
-    """What is imported here stays to the end, so no collection looks at it: a quarter of a short command's time."""
+def _import_permanently() -> Iterator[None]:
+    """Disable garbage collection and PyG's FutureWarning in this block, then freeze the imported objects.
+
+    Collections of them take a quarter of a short command's time.
+    """
     gc.disable()
-    sys.warnoptions.append(PYG_SPEAKS)  # which the ranks that are spawned take over
+    sys.warnoptions.append(PYG_SPEAKS)  # spawned ranks inherit it
     warnings.filterwarnings("ignore", PYG_SPEAKS.split(":")[1], FutureWarning)
     try:
         yield
@@ -141,16 +145,16 @@ def _for_good() -> Iterator[None]:
 
 
 def _open_streams() -> None:
-    """Streams that the shell has closed (`>&-`) take everything and keep nothing."""
+    """Replace streams that the shell has closed (`>&-`) by the null device."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115  (to the end of the process)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: half of a pair of surrogates is no error
+        sys.stdout.reconfigure(errors="backslashreplace")  # as on stderr: half of a pair of surrogates is no error
 
 
 def _output_fails() -> bool:
-    """Whether standard output still has text that it cannot write, on a full disk for example."""
+    """Return whether standard output has text that it cannot write, such as on a full disk."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -159,15 +163,15 @@ def _output_fails() -> bool:
 
 
 def _drop_output() -> None:
-    """What standard output still holds cannot be written: Python would complain about it at its end."""
+    """Drop text that standard output cannot write: Python would complain about it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-# --- words that are wrong ------------------------------------------------------------------------
+# --- mistakes in the command line ----------------------------------------------------------------
 
 
 class _UsageError(ConfigError):
-    """Words that make no command; the usage stands above the message."""
+    """A command line that cannot be parsed; the usage is printed above the message."""
 
     def __init__(self, message: str, usage: str) -> None:
         super().__init__(message)
@@ -175,7 +179,7 @@ class _UsageError(ConfigError):
 
 
 def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Say what there is instead of a command that is missing or unknown."""
+    """Show the help if the command is missing, and a hint if it is unknown."""
     if not words:
         parser.exit(2, parser.format_help())
     if words[0] in COMMANDS or words[0] in parser._option_string_actions:
@@ -189,7 +193,7 @@ def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> Non
 
 
 def _unknown(parser: argparse.ArgumentParser, words: Sequence[str], unknown: Sequence[str]) -> str:
-    """What to type instead of words that the command does not take."""
+    """Return a hint for words that the command does not take."""
     first = next((word for word in unknown if word.startswith("-")), unknown[0])
     flag, _, value = first.partition("=")
     if not flag.startswith("-"):
@@ -210,7 +214,7 @@ def _unknown(parser: argparse.ArgumentParser, words: Sequence[str], unknown: Seq
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before and behind the -- of `launch`, which has a command behind it."""
+    """Split the words of `launch` at --, behind which is the command to launch."""
     if words[0] != "launch":
         return words, []
     at = words.index("--") if "--" in words else len(words)
@@ -220,7 +224,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """`--fanouts -1,5` as `--fanouts=-1,5`, as argparse takes the -1 for an option; `--master_port` with hyphens."""
+    """Turn `--fanouts -1,5` into `--fanouts=-1,5`, as argparse takes -1 for an option, and _ in options into -."""
     joined: list[str] = []
     for given in words:
         word = re.sub(r"^--[a-z_]+(?=$|=)", lambda flag: flag[0].replace("_", "-"), given)
@@ -234,7 +238,7 @@ def _joined(words: Sequence[str]) -> list[str]:
 # --- the parser ----------------------------------------------------------------------------------
 
 
-ARGPARSE = (  # messages of argparse, and what we say
+ARGPARSE = (  # messages of argparse, and those of this command
     (r"argument (?:.*/)?(.+): expected .*one argument", r"\1 has no value; `{prog} --help` shows what to give"),
     (r"argument (?:.*/)?(.+): ignored explicit argument (.+)", r"\1 takes no value, but is given \2; leave that out"),
     (r"argument (.+): not allowed with argument (.+)", r"\1 and \2 exclude each other; give one of them"),
@@ -242,10 +246,10 @@ ARGPARSE = (  # messages of argparse, and what we say
 
 
 class _Parser(argparse.ArgumentParser):
-    """One whose errors are a usage, and a line with what, which value, and the way out."""
+    """A parser whose errors are a usage, and a line with the value and a hint."""
 
     def __init__(self, *given: Any, **described: Any) -> None:
-        super().__init__(*given, **{"formatter_class": _in_columns, "allow_abbrev": False, **described})
+        super().__init__(*given, **{"formatter_class": _formatter, "allow_abbrev": False, **described})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         required = [action for action in self._actions if action.required]
@@ -264,7 +268,7 @@ class _Parser(argparse.ArgumentParser):
         return found, []
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """A choice that there is not, which argparse would refuse in words of its own."""
+        """Raise ConfigError for an unknown choice; the message of argparse has no hint."""
         if action.choices is not None and value not in action.choices:
             raise ConfigError(f"{_shown(action)} is {value!r}; give one of {', '.join(map(str, action.choices))}")
 
@@ -275,16 +279,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _shown(action: argparse.Action) -> str:
-    """What people call an option or an argument."""
+    """Return the name of an option or an argument in messages."""
     return action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest).upper()
 
 
-def _in_columns(prog: str) -> argparse.HelpFormatter:
+def _formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.HelpFormatter(prog, max_help_position=26, width=min(shutil.get_terminal_size().columns, 100) - 2)
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
-    """A command with what must be given; its options are listed below."""
+    """Return the usage of a command with its required arguments; its options are listed below it."""
     words = [parser.prog]
     for action in parser._actions:
         shown = str(action.metavar or action.dest).upper()
@@ -296,7 +300,7 @@ def _usage(parser: argparse.ArgumentParser) -> str:
 
 
 class _Overview(_Parser):
-    """The whole command, whose help lists commands in groups."""
+    """The parser of the whole command, whose help lists commands in groups."""
 
     def format_help(self) -> str:
         lines = ["usage: hoploom COMMAND ...", "", str(hoploom.__doc__)]
@@ -312,14 +316,9 @@ def _parser(wanted: str) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hoploom {hoploom.__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser, prog="hoploom")
     if wanted in COMMANDS:
-        _add_command(subparsers, wanted)
+        module, text, _ = COMMANDS[wanted]
+        subparser = subparsers.add_parser(wanted, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        command: Command = import_module(f"hoploom.cli.{module}").COMMANDS[wanted]
+        command.add_arguments(subparser)
+        subparser.set_defaults(command=command, parser=subparser)
     return parser
-
-
-def _add_command(subparsers: "argparse._SubParsersAction[_Parser]", name: str) -> None:
-    module, text, _ = COMMANDS[name]
-    described = f"{text[0].upper()}{text[1:]}."
-    subparser = subparsers.add_parser(name, help=text, description=described)
-    command: Command = import_module(f"hoploom.cli.{module}").COMMANDS[name]
-    command.add_arguments(subparser)
-    subparser.set_defaults(command=command, parser=subparser)

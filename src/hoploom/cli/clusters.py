@@ -122,12 +122,6 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         add_option(parser, flag, read_seconds, default=seconds, metavar="SECONDS", help=f"{text} ({seconds})")
 
 
-def _serve(arguments: Arguments) -> int:
-    from hoploom.cli.serving import serve
-
-    return serve(arguments)
-
-
 # --- certs ---------------------------------------------------------------------------------------
 
 
@@ -156,6 +150,6 @@ def _certs(arguments: Arguments) -> int:
 
 COMMANDS = {
     "launch": Command(_launch_arguments, _launch),
-    "serve": Command(_serve_arguments, _serve, lambda a: f"opening {a.store}", "hoploom.cli.serving"),
+    "serve": Command(_serve_arguments, "serving:serve", lambda a: f"opening {a.store}"),
     "certs": Command(_certs_arguments, _certs),
 }

@@ -1,4 +1,4 @@
-"""What a subcommand is, how its options are read, and what several of them print with."""
+"""The class of subcommands, readers of their options, and functions that several of them print with."""
 
 import argparse
 import os
@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -30,14 +31,14 @@ class Command:
     """One subcommand."""
 
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[Arguments], int]
-    doing: Callable[[Arguments], str] | None = None  # what to say at once, before anything slow is imported
-    # The module with what is slow to import, which comes before anything is open: until then, Ctrl-C ends at once.
+    run: Callable[[Arguments], int] | str  # "module:function" in cli, if the module is slow to import
+    doing: Callable[[Arguments], str] | None = None  # the line to show before a slow import
+    # Another module to import before anything is open: until then, Ctrl-C ends the process at once.
     imports: Callable[[Arguments], str | None] | str | None = None
 
 
 class _Reading(argparse.Action):
-    """Reads a text when it is met. argparse's own `type` would hide what a ConfigError says."""
+    """An action that reads an option's text. argparse's own `type` would hide the message of a ConfigError."""
 
     def __init__(self, *, read: Read, appends: bool = False, **described: Any) -> None:
         super().__init__(**described)
@@ -51,18 +52,18 @@ class _Reading(argparse.Action):
 def add_option(
     parser: argparse.ArgumentParser, flag: str, read: Read, *, default: str | None = None, **described: Any
 ) -> None:
-    """An option whose text is read and checked with the command line; so is that of its default."""
+    """Add an option whose text, and that of its default, is read and checked with the command line."""
     value = default if default in (None, argparse.SUPPRESS) else read(flag, str(default))
     parser.add_argument(flag, action=_Reading, read=read, default=value, **described)
 
 
 def read_positive(flag: str, text: str) -> int:
-    """A count of at least 1: 3, 10k, 1.5M or 1e6."""
+    """Read a count of at least 1: 3, 10k, 1.5M or 1e6."""
     return parse_count(flag, text, 1)
 
 
 def read_up_to(most: int) -> Read:
-    """Reads a count of at least 1, and at most this."""
+    """Return a reader of counts from 1 to `most`."""
 
     def read(flag: str, text: str) -> int:
         with suppress(ConfigError):
@@ -74,12 +75,12 @@ def read_up_to(most: int) -> Read:
 
 
 def read_seconds(flag: str, text: str) -> float:
-    """A time of at least 0."""
+    """Read a time of at least 0."""
     return as_number(flag, parse_number(flag, text), "give a number of seconds, 0 or more")
 
 
 def read_address(flag: str, text: str) -> str:
-    """HOST:PORT, checked."""
+    """Read HOST:PORT."""
     with suppress(ConfigError):
         split_address(text)
         return text
@@ -87,12 +88,12 @@ def read_address(flag: str, text: str) -> str:
 
 
 def fanouts_of(flag: str, text: str) -> list[int] | None:
-    """Picks per hop; None: nothing is sampled."""
+    """Read picks per hop; None if nothing is sampled."""
     return None if text == NONE else list(parse_fanouts(flag, text))
 
 
 def seeds_of(schema: "Schema", text: str | None) -> str | tuple[str, str] | None:
-    """A split as loaders take it, from SPLIT, TYPE:SPLIT or none; left out: train, where just one type has members."""
+    """Read SPLIT, TYPE:SPLIT or none as loaders take it. The default is train, if one type alone has members."""
     if text == NONE:
         return None
     known = {
@@ -112,7 +113,7 @@ def seeds_of(schema: "Schema", text: str | None) -> str | tuple[str, str] | None
 
 
 def check_writable(flag: str, path: Path | None, *suffixes: str) -> None:
-    """Refuse a file that could not be written, before the work whose results it is for."""
+    """Raise ConfigError if a file cannot be written, before the work for it begins."""
     if path is None:
         return
     folder = path.absolute().parent
@@ -129,52 +130,40 @@ def check_writable(flag: str, path: Path | None, *suffixes: str) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """The option of commands that programs read."""
+    """Add --json, for commands whose output programs read."""
     parser.add_argument("--json", action="store_true", help="print one JSON object; text for people goes to stderr")
 
 
 def for_people(arguments: Arguments) -> TextIO:
-    """Where text for people goes: stdout, unless a program reads that."""
+    """Return the stream of text for people: stdout, unless --json is given."""
     return sys.stderr if arguments.json else sys.stdout
 
 
 def say(text: str) -> None:
-    """What is being done, for a person who watches: a line on stderr where that is a terminal."""
+    """Show what the command is doing, on stderr if that is a terminal."""
     if sys.stderr.isatty():
         print(paint(text, "dim", sys.stderr), file=sys.stderr, flush=True)
 
 
 def complaint(text: str) -> str:
-    """A message for stderr. A terminal too narrow for it gets lines that end where a part of the message does."""
-    lines, width = ["hoploom:"], width_of(sys.stderr)
+    """Return an error message for stderr. On a narrow terminal, its lines end between the message's parts."""
+    lines, width = ["hoploom:"], shutil.get_terminal_size().columns if sys.stderr.isatty() else sys.maxsize
     for part in re.split(r"(?<=;) ", printable(text, "\n")):
         fits = len(lines[-1]) + 1 + len(part) <= width
         lines = [*lines[:-1], f"{lines[-1]} {part}"] if fits or lines == ["hoploom:"] else [*lines, f"  {part}"]
-    lines = [piece for line in lines for piece in wrapped(line, width, 2)]
-    return "\n".join([paint("hoploom:", "red", sys.stderr) + lines[0].removeprefix("hoploom:"), *lines[1:]])
-
-
-def width_of(stream: TextIO) -> int:
-    """The columns of a terminal; of a file or a pipe, more than any line has."""
-    return shutil.get_terminal_size().columns if stream.isatty() else sys.maxsize
-
-
-def wrapped(line: str, width: int, indent: int) -> list[str]:
-    """Lines that are no wider than this, where no word is; those behind the first begin with spaces."""
-    if len(line) <= width:
-        return [line]
-    return textwrap.wrap(
-        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False, tabsize=1
-    )
+    options: dict[str, Any] = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
+    pieces = [textwrap.wrap(line, width, tabsize=1, **options) if len(line) > width else [line] for line in lines]
+    first, *others = chain.from_iterable(pieces)
+    return "\n".join([paint("hoploom:", "red", sys.stderr) + first.removeprefix("hoploom:"), *others])
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:
-    """The text in a style of STYLES, where the stream shows colours."""
+    """Return the text in a style of STYLES, if the stream shows colours."""
     return f"\033[{STYLES[style]}m{text}\033[0m" if wants_colour(stream.isatty()) else text
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
-    """Columns as wide as they need to be, counts to the right."""
+    """Return a table as text, with counts aligned to the right."""
     right = [isinstance(cell, int) for cell in rows[0]] if rows else [False] * len(header)
     written = [header, *([f"{cell:,}" if isinstance(cell, int) else printable(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*written, strict=True)]
@@ -187,7 +176,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """Nodes done of how many, drawn on stderr where that is a terminal."""
+    """Show the number of nodes that are done and of all, on stderr if that is a terminal."""
     from tqdm import tqdm
 
     with tqdm(unit=" nodes", unit_scale=True, disable=None) as bar:
@@ -201,7 +190,7 @@ def progress_bar() -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def stage_line() -> Iterator[Callable[[str], None]]:
-    """What is done now, and for how long it has been, on one line of stderr where that is a terminal."""
+    """Show the current stage and the elapsed time in one line, on stderr if that is a terminal."""
     from tqdm import tqdm
 
     with tqdm(bar_format="{elapsed}  {desc}", disable=None, leave=False) as line:

@@ -100,7 +100,10 @@ def _checks() -> Iterator[Check]:
     yield Check("python", "ok", f"{platform.python_version()} at {sys.executable}")
     yield from _packages()
     yield _core()
-    yield _shared_memory()
+    status = os.statvfs("/dev/shm")
+    free, fix = status.f_bavail * status.f_frsize, "docker run --shm-size=1g, or remove files there"
+    is_small = free < MIN_SHARED_MEMORY
+    yield Check("/dev/shm", "wrong" if is_small else "ok", f"{as_bytes(free)} free", fix if is_small else "")
     yield from _gpus()
 
 
@@ -145,14 +148,6 @@ def _core() -> Check:
     except (ImportError, OSError) as error:
         return Check("core", "wrong", f"{Path(found.origin).name} cannot be loaded: {error}", REINSTALL)
     return Check("core", "ok", Path(found.origin).name)
-
-
-def _shared_memory() -> Check:
-    status = os.statvfs("/dev/shm")
-    free = status.f_bavail * status.f_frsize
-    if free < MIN_SHARED_MEMORY:
-        return Check("/dev/shm", "wrong", f"{as_bytes(free)} free", "docker run --shm-size=1g, or remove files there")
-    return Check("/dev/shm", "ok", f"{as_bytes(free)} free")
 
 
 def _gpus() -> Iterator[Check]:

@@ -1,4 +1,4 @@
-"""What `hoploom serve` does: it serves parts of a store to other processes until it is asked to stop."""
+"""Run `hoploom serve`: serve parts of a store to other processes until a signal comes."""
 
 import os
 import sys
@@ -15,7 +15,6 @@ from hoploom.ranks import environment
 from hoploom.ranks.stopping import put_back, take_over
 from hoploom.serve.ready import FOR_PEOPLE, Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
-from hoploom.store import Store
 from hoploom.store.check import Verification
 from hoploom.store.format import read_manifest
 from hoploom.store.mapping import held_parts
@@ -31,11 +30,12 @@ SHARED = 2  # the part of --memory that may be shared with clients on this host
 
 
 def serve(arguments: Arguments) -> int:
+    """Serve until SIGTERM or Ctrl-C, then finish the requests in flight."""
     files = arguments.token_file, arguments.cert, arguments.key, arguments.client_ca
     security = read_server_security(*files, token=environment.run_token())
     host, _ = split_address(arguments.listen)
     warning = check_listen(host, security, insecure=arguments.insecure)
-    if not environment.is_quiet():  # else the ranks that started this server warn, and name their own options
+    if not environment.is_quiet():  # else the ranks that started this server warn, and name their options
         _warn(warning)
     grace: float = arguments.grace
     options = batch_options(arguments, security)
@@ -50,45 +50,35 @@ def serve(arguments: Arguments) -> int:
             endpoint = stack.enter_context(MetricsEndpoint(held.metrics, where, security, insecure=insecure))
             _warn(endpoint.warning)
             metrics = endpoint.address
-        _say_ready(Ready(server.address, tuple(held.parts), metrics), held.store)
+        ready, budget = Ready(server.address, tuple(held.parts), metrics), held.store.budget
+        shown = f"{','.join(map(str, ready.parts))} of {held.store.path} on {ready.address}"
+        shown += "" if metrics is None else f", metrics on {metrics}"
+        print(f"{FOR_PEOPLE}{shown}{'' if budget is None else f'; {budget}'}", file=sys.stderr, flush=True)
+        print(ready.line(), flush=True)  # for programs
         held.warm_up()
         verified = stack.enter_context(Verification(arguments.store, held.parts)) if arguments.verify else None
-        while not asked.wait(LOOK_UP):  # for as long as the server is to run
-            if verified is not None:
-                _end_if_damaged(verified)
+        while not asked.wait(LOOK_UP):
+            try:
+                if verified is not None:
+                    verified.check()
+            except StoreError as error:  # answers may be wrong, and another server may have the same part
+                print(complaint(str(error)), file=sys.stderr)
+                _end(1)
         print(f"stopping: {server.in_flight} requests under way, new ones are refused", flush=True)
         finished = server.drain(grace)
         print("stopped" if finished else f"stopped after {grace:g} s, cutting off what was under way", flush=True)
     return _end(0 if finished else 1)
 
 
-def _end_if_damaged(verified: Verification) -> None:
-    """End at once: answers may be wrong, and another server may have the same part."""
-    try:
-        verified.check()
-    except StoreError as error:
-        print(complaint(str(error)), file=sys.stderr)
-        _end(1)
-
-
-def _say_ready(ready: Ready, store: Store) -> None:
-    """A sentence for people on stderr, and then a line for programs on stdout."""
-    metrics = "" if ready.metrics is None else f", metrics on {ready.metrics}"
-    parts = ",".join(map(str, ready.parts))
-    within = "" if store.budget is None else f"; {store.budget}"
-    print(f"{FOR_PEOPLE}{parts} of {store.path} on {ready.address}{metrics}{within}", file=sys.stderr, flush=True)
-    print(ready.line(), flush=True)
-
-
 def _end(code: int) -> int:
-    """Threads that were cut off in the middle of the core would disturb the interpreter's end: end without it."""
+    """Exit without the interpreter's end, which threads that were cut off in the core would disturb."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def batch_options(arguments: Arguments, security: ServerSecurity) -> BatchOptions:
-    """How whole batches are made, as the flags say it."""
+    """Return the options of batches from the command line."""
     ca, given = read_ca(arguments.ca), arguments.store_memory
     peers = read_addresses(arguments.peers) if arguments.peers else []
     return BatchOptions(
@@ -105,7 +95,7 @@ def batch_options(arguments: Arguments, security: ServerSecurity) -> BatchOption
 
 
 def _cache(arguments: Arguments) -> str:
-    """The size of the cache, refused where it is none or there is nothing to hold."""
+    """Return the size of the cache; raise ConfigError if it is no size, or there is nothing to cache."""
     size = str(arguments.cache)
     if not size:
         return ""
@@ -125,7 +115,7 @@ def _warn(warning: str | None) -> None:
 
 @contextmanager
 def _asked_to_stop() -> Iterator[threading.Event]:
-    """Set by SIGTERM, and by Ctrl-C unless it is ignored; a second one ends at once."""
+    """Set the event at SIGTERM, and at Ctrl-C unless it is ignored; exit at the second signal."""
     asked = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:

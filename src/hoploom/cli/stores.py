@@ -61,7 +61,7 @@ def _path_or_url(text: str) -> Path | str:
 
 
 def _show_store(arguments: Arguments, seconds: float, **more: Any) -> int:
-    """A line about the store that was made, or one JSON object with `more`."""
+    """Print a line about the new store, or with --json one object, which includes `more`."""
     from hoploom.store.format import STORE_FILE, parse_manifest
     from hoploom.store.storage_path import StoragePath
 
@@ -101,7 +101,10 @@ def _build(arguments: Arguments) -> int:
         conf=_conf(arguments.conf),
         drop_dangling=arguments.drop_dangling,
     )
-    _check_no_table(arguments.graph)
+    graph: Path = arguments.graph
+    if graph.is_dir() or (graph.suffix in TABLES and graph.exists()):  # build reads the file that describes tables
+        folder = graph if graph.is_dir() else graph.parent
+        raise ConfigError(f"{graph} is no graph.toml; `hoploom init --tables {folder}` drafts one")
     if arguments.engine != "spark" and isinstance(arguments.out, str):
         raise ConfigError(f"--out is {arguments.out}; only --engine spark writes to an object store, so give a path")
     with stage_line() as show:
@@ -118,18 +121,11 @@ def _build(arguments: Arguments) -> int:
 
 
 def _conf(given: Sequence[str]) -> dict[str, str]:
-    """Spark's settings by name."""
+    """Return Spark's settings by name."""
     for setting in given:
         if not re.fullmatch(r"spark\.[^=]+=.*", setting):
             raise ConfigError(f"--conf is {setting!r}; give NAME=VALUE, e.g. spark.executor.memory=8g")
     return dict(setting.split("=", 1) for setting in given)
-
-
-def _check_no_table(path: Path) -> None:
-    """A table, or a folder of them, is not what build reads: it reads what describes them."""
-    if path.is_dir() or (path.suffix in TABLES and path.exists()):
-        folder = path if path.is_dir() else path.parent
-        raise ConfigError(f"{path} is no graph.toml; `hoploom init --tables {folder}` drafts one")
 
 
 # --- import --------------------------------------------------------------------------------------
@@ -320,7 +316,7 @@ def _size(size: int) -> str:
 
 @contextmanager
 def _bytes_shown() -> Iterator[Callable[[str, int, int], None]]:
-    """Bandwidth and time left: a bar on a terminal, and now and then a line elsewhere, such as in a launch."""
+    """Show bandwidth and time left: by a bar on a terminal, else by a line now and then, such as in a launch."""
     from tqdm import tqdm
 
     with tqdm(unit="B", unit_scale=True, disable=None) as bar:
@@ -349,7 +345,7 @@ def _bytes_shown() -> Iterator[Callable[[str, int, int], None]]:
 # --- info ----------------------------------------------------------------------------------------
 
 
-def _info_arguments(parser: argparse.ArgumentParser) -> None:
+def _store_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", type=Path, help="a store's folder")
     add_json(parser)
 
@@ -420,11 +416,6 @@ def _num_bytes(manifest: "Manifest", part: int | None = None) -> int:
 # --- check ---------------------------------------------------------------------------------------
 
 
-def _check_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", type=Path, help="a store's folder")
-    add_json(parser)
-
-
 def _check(arguments: Arguments) -> int:
     from hoploom.store.check import problems
     from hoploom.store.format import read_manifest
@@ -489,7 +480,7 @@ COMMANDS = {
     "import": Command(_import_arguments, _import, lambda a: f"reading {a.folder}", "hoploom.ingest.formats"),
     "partition": Command(_partition_arguments, _partition, lambda a: f"opening {a.store}", "hoploom.report.plans"),
     "fetch": Command(_fetch_arguments, _fetch, lambda a: f"reading {a.url}", "hoploom.store.fetch"),
-    "info": Command(_info_arguments, _info, lambda a: f"opening {a.store}", "hoploom.store.format"),
-    "check": Command(_check_arguments, _check, lambda a: f"reading every byte of {a.store}", "hoploom.store.check"),
+    "info": Command(_store_arguments, _info, lambda a: f"opening {a.store}", "hoploom.store.format"),
+    "check": Command(_store_arguments, _check, lambda a: f"reading every byte of {a.store}", "hoploom.store.check"),
     "generate": Command(_generate_arguments, _generate, lambda a: f"writing {a.out}", "hoploom.ingest.synthetic"),
 }

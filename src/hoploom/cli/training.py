@@ -1,4 +1,4 @@
-"""The commands that train, that look at what was trained, and that write a file to start from: what they take."""
+"""The commands train, evaluate and infer, and init, which writes a file to start from."""
 
 import argparse
 import sys
@@ -31,12 +31,6 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def _train(arguments: Arguments) -> int:
-    from hoploom.cli.running import train
-
-    return train(arguments)
-
-
 # --- evaluate and infer --------------------------------------------------------------------------
 
 
@@ -55,12 +49,6 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def _evaluate(arguments: Arguments) -> int:
-    from hoploom.cli.running import evaluate_run
-
-    return evaluate_run(arguments)
-
-
 def _infer_arguments(parser: argparse.ArgumentParser) -> None:
     _add_run(parser)
     parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="where to write (default: RUN/nodes)")
@@ -71,12 +59,6 @@ def _infer_arguments(parser: argparse.ArgumentParser) -> None:
     text = "memory of each process besides the model (default: 256MiB)"
     add_option(parser, "--memory", parse_bytes, default="256MiB", metavar="SIZE", help=text)
     add_json(parser)
-
-
-def _infer(arguments: Arguments) -> int:
-    from hoploom.cli.running import infer_run
-
-    return infer_run(arguments)
 
 
 # --- init ----------------------------------------------------------------------------------------
@@ -95,7 +77,22 @@ def _init(arguments: Arguments) -> int:
     path: Path = arguments.file or Path("run.toml" if arguments.tables is None else "graph.toml")
     if not path.exists():
         check_writable("FILE", path)
-    text, way_on = _draft(path, arguments) if arguments.tables is not None else _template(path, arguments)
+    way_on = f"hoploom train {path}"
+    if arguments.tables is not None:
+        from hoploom.ingest.tables.draft import draft
+
+        text, section = draft(arguments.tables, path.parent), ""
+        way_on = f"hoploom build {path} -o {path.stem}.store"
+        for line in text.splitlines():
+            section = line if line.startswith("[") else section
+            if "  # guessed" in line:
+                print(f"{section} {line}", file=sys.stderr)
+    else:
+        from hoploom.train.runs.run_toml import template, template_for
+
+        text, why = (template(), "") if arguments.store is None else template_for(arguments.store, beside=path.parent)
+        if why:
+            print(printable(why, "\n"), file=sys.stderr)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -105,31 +102,10 @@ def _init(arguments: Arguments) -> int:
     return 0
 
 
-def _template(path: Path, arguments: Arguments) -> tuple[str, str]:
-    from hoploom.train.runs.run_toml import template, template_for
-
-    if arguments.store is None:
-        return template(), f"hoploom train {path}"
-    text, why = template_for(arguments.store, beside=path.parent)
-    print(printable(why, "\n"), file=sys.stderr)
-    return text, f"hoploom train {path}"
-
-
-def _draft(path: Path, arguments: Arguments) -> tuple[str, str]:
-    from hoploom.ingest.tables.draft import draft
-
-    text, section = draft(arguments.tables, path.parent), ""
-    for line in text.splitlines():
-        section = line if line.startswith("[") else section
-        if "  # guessed" in line:
-            print(f"{section} {line}", file=sys.stderr)
-    return text, f"hoploom build {path} -o {path.stem}.store"
-
-
 COMMANDS = {
-    "train": Command(_train_arguments, _train, lambda a: f"reading {a.file}", "hoploom.cli.running"),
-    "evaluate": Command(_evaluate_arguments, _evaluate, lambda a: f"reading {a.run}", "hoploom.cli.running"),
-    "infer": Command(_infer_arguments, _infer, lambda a: f"reading {a.run}", "hoploom.cli.running"),
+    "train": Command(_train_arguments, "running:train", lambda a: f"reading {a.file}"),
+    "evaluate": Command(_evaluate_arguments, "running:evaluate_run", lambda a: f"reading {a.run}"),
+    "infer": Command(_infer_arguments, "running:infer_run", lambda a: f"reading {a.run}"),
     "init": Command(
         _init_arguments,
         _init,

@@ -39,7 +39,11 @@ class ProcessGuard:
         self.wake = self._wake_on_signals()
         self.line = b""
         self.child = subprocess.Popen(
-            words, cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
+            words,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_end_with_guard if IS_LINUX else None,
         )
 
     def _wake_on_signals(self) -> int:
@@ -154,10 +158,8 @@ def descendants(ancestor: int) -> list[int]:
     return found[1:]
 
 
-def _die_with_parent() -> None:
-    """Ask for SIGTERM when the guard dies. torchrun then ends its own children."""
-    if IS_LINUX:
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGTERM)
+def _end_with_guard() -> None:
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGTERM)  # torchrun then ends its own children
 
 
 def guard(job: dict[str, Any]) -> int:

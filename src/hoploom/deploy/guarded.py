@@ -60,41 +60,22 @@ def ending(code: int) -> str:
     return f"ended with exit code {code}" if code else "ended early, though with exit code 0"
 
 
-class Executor(Protocol):
-    """The start of processes on one kind of host."""
+class Executor:
+    """The start of processes on this host; `Ssh` starts them on other hosts."""
 
-    @property
-    def silence(self) -> float | None:
-        """Seconds without a heartbeat, after which a guard ends its program; None: no limit."""
+    silence: float | None = None  # seconds without a heartbeat, after which a guard ends its program; None: no limit
+    begin_deadline = 60.0  # seconds in which the guard must have begun
 
     def arguments(self, process: Process) -> list[str]:
         """Return the command that starts the guard."""
-
-    def shown(self, process: Process) -> str:
-        """Return a line for a shell that starts the process by hand."""
-
-    def begin_deadline(self) -> float:
-        """Return the seconds in which the guard must have begun."""
-
-    def refusal(self, process: Process, code: int, tail: tuple[str, ...]) -> Failure:
-        """Return what is wrong if no guard began."""
-
-
-class Local:
-    """The executor of this host."""
-
-    silence: float | None = None  # the end of a pipe is never missed on one host
-
-    def arguments(self, process: Process) -> list[str]:
         return [process.host.python, *BOOT]
 
     def shown(self, process: Process) -> str:
+        """Return a line for a shell that starts the process by hand."""
         return by_hand(process)
 
-    def begin_deadline(self) -> float:
-        return 60.0
-
     def refusal(self, process: Process, code: int, tail: Sequence[str]) -> Failure:
+        """Return what is wrong if no guard began."""
         message = f"{process.host.python} ended with exit code {code} before it ran anything; give a working Python"
         return Failure(process.label, message, tuple(tail), 1)
 

@@ -6,7 +6,7 @@ between Trainer 2.1 and 2.2. In worker mode there is no StatefulSet: the first t
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from shlex import join
@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from hoploom.config.values import printable
-from hoploom.deploy.cluster_file import Cluster, Host, Security
+from hoploom.deploy.cluster_file import Cluster, KubernetesOptions, Security
 from hoploom.deploy.programs import fetch_words, script_words, server_command, trainer_environment
 from hoploom.errors import ConfigError
 
@@ -310,41 +310,36 @@ def _mounts(cluster: Cluster, *, read_only: bool) -> list[Manifest]:
 
 def _check(cluster: Cluster) -> None:
     """Raise ConfigError for the first mistake that pods cannot have."""
-    options = cluster.kubernetes
-    mistakes = []
+    for message in _mistakes(cluster, cluster.kubernetes):
+        raise ConfigError(f"{cluster.file}: {message}")
+
+
+def _mistakes(cluster: Cluster, options: KubernetesOptions) -> Iterator[str]:
     if not options.name[0].isalpha():
-        mistakes.append(f"kubernetes.name is {options.name}; let it begin with a letter")
+        yield f"kubernetes.name is {options.name}; let it begin with a letter"
     if options.image is None:
-        mistakes.append("kubernetes.image is not set; give the image that holds Python and hoploom")
+        yield "kubernetes.image is not set; give the image that holds Python and hoploom"
     path = cluster.source or cluster.store
-    mounted = None if path is None or "://" in path else PurePosixPath(path)
-    if mounted is not None and options.claim is None:
-        what = f"kubernetes.claim is not set, so pods do not see {mounted}"
-        mistakes.append(f"{what}; name the PersistentVolumeClaim that holds the store")
-    if mounted is not None and PurePosixPath(options.mount) not in mounted.parents:
-        what = f"store is {mounted}, but pods see the claim below {options.mount}"
-        mistakes.append(f"{what}; give the store's path there, or another kubernetes.mount")
+    if path is not None and "://" not in path:
+        if options.claim is None:
+            what = f"kubernetes.claim is not set, so pods do not see {path}"
+            yield f"{what}; name the PersistentVolumeClaim that holds the store"
+        if PurePosixPath(options.mount) not in PurePosixPath(path).parents:
+            what = f"store is {path}, but pods see the claim below {options.mount}"
+            yield f"{what}; give the store's path there, or another kubernetes.mount"
     for path in _files(cluster.security):
         if options.secret is None:
-            mistakes.append(f"kubernetes.secret is not set; name the Secret that holds {path}")
+            yield f"kubernetes.secret is not set; name the Secret that holds {path}"
         if PurePosixPath(path).parent != PurePosixPath(options.secret_mount):
             what = f"{path} is not in {options.secret_mount}, where pods see the Secret"
-            mistakes.append(f"{what}; give the paths of [security] there, or another kubernetes.secret_mount")
-    mistakes += [*_unlike("trainers", cluster.trainers, "processes"), *_unlike("servers", cluster.servers)]
-    if mistakes:
-        raise ConfigError(f"{cluster.file}: {mistakes[0]}")
+            yield f"{what}; give the paths of [security] there, or another kubernetes.secret_mount"
+    for kind, hosts in (("trainers", cluster.trainers), ("servers", cluster.servers)):
+        for name in ("environment", "python", "folder", *(["processes"] if kind == "trainers" else [])):
+            other = next((host for host in hosts if getattr(host, name) != getattr(hosts[0], name)), None)
+            if other is not None:  # one template makes all pods
+                yield f"hosts {hosts[0].name} and {other.name} differ in {name}; pods of {kind} are alike"
 
 
 def _files(security: Security) -> list[str]:
     named = (security.token_file, security.ca, security.cert, security.private_key)
     return sorted({path for path in named if path is not None})
-
-
-def _unlike(kind: str, hosts: Sequence[Host], *names: str) -> list[str]:
-    """Return the differences between hosts: one template makes all pods."""
-    return [
-        f"hosts {hosts[0].name} and {host.name} differ in {name}; pods of {kind} are alike"
-        for host in hosts[1:]
-        for name in ("environment", "python", "folder", *names)
-        if getattr(host, name) != getattr(hosts[0], name)
-    ]

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from hoploom.closing import Closing
 from hoploom.config.values import join_address, split_address
 from hoploom.deploy.cluster_file import Cluster, Process
-from hoploom.deploy.guarded import Executor, Failure, GuardedProcess, Local, ending, is_consequence
+from hoploom.deploy.guarded import Executor, Failure, GuardedProcess, ending, is_consequence
 from hoploom.deploy.programs import processes
 from hoploom.deploy.ssh import Ssh
 from hoploom.errors import ConfigError
@@ -63,7 +63,7 @@ def shell_lines(cluster: Cluster, command: Sequence[str]) -> list[str]:
 def executor_of(cluster: Cluster) -> Executor:
     """Return the executor that starts processes from this host."""
     if cluster.executor == "local":
-        return Local()
+        return Executor()
     if cluster.executor == "ssh":
         return Ssh(cluster.ssh)
     raise ConfigError(f"executor is {cluster.executor}, which starts nothing from here; give local or ssh")
@@ -149,7 +149,7 @@ class Launch(Closing):
             self._supervisor.add(GuardedProcess(process, self._executor, self._view.show, report))
             for process in planned.values()
         ]
-        if not self._until(lambda: all(one.began for one in started), self._executor.begin_deadline()):
+        if not self._until(lambda: all(one.began for one in started), self._executor.begin_deadline):
             late = next(one for one in started if not one.began)
             message = f"no Python answers on {late.process.host.ssh}; see what hangs there"
             self._failures.append(Failure(late.label, message))
@@ -167,11 +167,9 @@ class Launch(Closing):
     def _handle(self, event: ProcessEvent) -> None:
         if event.what == "signal" and not (event.number == signal.SIGPIPE and self._signals):
             self._signals.append(event.number)
-        elif event.what == "ended" and not self._ending:
-            self._handle_exit(self._supervisor.children[event.label])
-
-    def _handle_exit(self, one: GuardedProcess) -> None:
-        """Record a failure unless the exit was expected, or other servers hold the parts of this one."""
+        if event.what != "ended" or self._ending:
+            return
+        one = self._supervisor.children[event.label]
         code, tail, is_server = one.code, self._view.tail(one.label), one.process.is_server
         if not one.began:
             self._failures.append(self._executor.refusal(one.process, code, tail))

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from hoploom.config.values import as_int, is_loopback, join_address
 from hoploom.deploy.cluster_file import Host, Process, Security, ServerOptions
-from hoploom.deploy.guarded import GuardedProcess, Local
+from hoploom.deploy.guarded import Executor, GuardedProcess
 from hoploom.deploy.programs import ServerCommand
 from hoploom.errors import ConfigError, PeerError
 from hoploom.ranks import environment
@@ -216,9 +216,16 @@ def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Op
     if context.is_main and not (is_loopback(address) or "cert" in opening.options or environment.is_quiet()):
         print(NO_TLS, file=sys.stderr, flush=True)
     opening = replace(opening, parts=tuple(parts))
-    server = None
+    server, options = None, opening.options
     if context.rank in leaders and parts:  # a host may hold no part
-        command, others = _server_command(opening, address), context.after_the_others()
+        files = {name: str(options[name]) for name in ("token_file", "ca", "cert", "key") if name in options}
+        security = Security(files.get("token_file"))
+        if "cert" in files:
+            ca, key = files.get("ca"), files.get("key")
+            security = replace(security, ca=ca, cert=files["cert"], private_key=key, mutual=ca is not None)
+        limits = ServerOptions(store_memory=None if opening.memory is None else str(opening.memory))
+        command = ServerCommand(str(path), parts, join_address(address, 0), (), security, limits)
+        others = context.after_the_others()
         server = context.closing.enter_context(LocalServer(command, context.timeout, token=token, before_close=others))
     servers = gather_json(context, "" if server is None else server.address)
     return _connected(context, replace(opening, servers=[one for one in servers if one]), token)
@@ -245,17 +252,6 @@ def _address(context: Context, leaders: Sequence[int]) -> str:
     return address_towards(known[leaders[1]], info.port) if first else str(known[context.rank])
 
 
-def _server_command(opening: Opening, address: str) -> ServerCommand:
-    token_file, ca, cert, key = (
-        str(opening.options[name]) if name in opening.options else None for name in ("token_file", "ca", "cert", "key")
-    )
-    security = Security(token_file)
-    if cert is not None:
-        security = Security(token_file, ca, cert, key, mutual=ca is not None)
-    options = ServerOptions(store_memory=None if opening.memory is None else str(opening.memory))
-    return ServerCommand(str(opening.path), opening.parts or (), join_address(address, 0), (), security, options)
-
-
 class LocalServer:
     """A running `hoploom serve` beside the trainers of this host, under a guard that ends it with this process.
 
@@ -278,7 +274,7 @@ class LocalServer:
         process = Process("here/server", host, command.words(python), environment.own_server(token), host.folder)
         self._supervisor: Supervisor[GuardedProcess] = Supervisor()
         try:
-            server = self._supervisor.add(GuardedProcess(process, Local(), _show, self._supervisor.events.put))
+            server = self._supervisor.add(GuardedProcess(process, Executor(), _show, self._supervisor.events.put))
             if not self._supervisor.until(lambda: server.ready is not None or server.ended, seconds):
                 raise PeerError("the graph server of this host was not ready in time; give hoploom.init more timeout")
             if server.ready is None:

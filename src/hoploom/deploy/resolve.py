@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +72,14 @@ def _resolve(parsed: ParsedClusterFile, overrides: Overrides) -> Cluster:
         kubernetes=sections["kubernetes"],
         file=document.where[""],
     )
-    for name, message in chain(_mistakes(document, cluster), _about_rendezvous(parsed, executor, overrides)):
+    for name, message in _mistakes(document, cluster):
         raise document.problem(name, message)
     if cluster.servers:
         num_parts = _number_of_parts(document, cluster)
         for name, message in _about_parts(cluster, num_parts):
             raise document.problem(name, message)
         cluster = _with_parts(cluster, num_parts)
-    return replace(cluster, rendezvous=_rendezvous(cluster, top, overrides))
+    return replace(cluster, rendezvous=_rendezvous(parsed, cluster, overrides))
 
 
 def _store(document: Document, top: TopKeys) -> dict[str, str | None]:
@@ -181,11 +181,18 @@ def _with_parts(cluster: Cluster, num_parts: int | None) -> Cluster:
     return replace(cluster, hosts=tuple(replace(host, parts=shares.get(host.name, ())) for host in cluster.hosts))
 
 
-def _rendezvous(cluster: Cluster, top: TopKeys, overrides: Overrides) -> str:
+def _rendezvous(parsed: ParsedClusterFile, cluster: Cluster, overrides: Overrides) -> str:
+    """Return the address where torchrun's processes meet, unless Slurm or Kubeflow chooses it."""
+    given = {"rendezvous": parsed.top.rendezvous, "--master-addr": overrides.master_addr}
+    if cluster.executor == "kubernetes":
+        given["--master-port"] = None if overrides.master_port is None else str(overrides.master_port)
+    for name, value in given.items():
+        if value is not None and cluster.executor in PICKS_HOSTS:
+            raise parsed.document.problem(name, f"{name} is {value}, but {PICKS_HOSTS[cluster.executor]}")
     first = cluster.trainers[0]
     address, port = first.address or first.name, 0 if cluster.executor in FINDS_PORTS else RENDEZVOUS_PORT
-    if top.rendezvous:
-        address, port = split_address(top.rendezvous)
+    if parsed.top.rendezvous:
+        address, port = split_address(parsed.top.rendezvous)
     return join_address(overrides.master_addr or address, overrides.master_port or port)
 
 
@@ -324,13 +331,3 @@ def _about_parts(cluster: Cluster, num_parts: int | None) -> Iterator[tuple[str,
                 what = f"servers listen on {host.address or 'their addresses'}, which others reach"
                 way_out = "give token_file in [security], or let `hoploom certs` make some"
                 yield "security", f"{what}, without a token or a certificate; {way_out}"
-
-
-def _about_rendezvous(parsed: ParsedClusterFile, executor: str, overrides: Overrides) -> Iterator[tuple[str, str]]:
-    """Yield a given rendezvous if Slurm or Kubeflow chooses it."""
-    given = {"rendezvous": parsed.top.rendezvous, "--master-addr": overrides.master_addr}
-    if executor == "kubernetes":
-        given["--master-port"] = None if overrides.master_port is None else str(overrides.master_port)
-    for name, value in given.items():
-        if value is not None and executor in PICKS_HOSTS:
-            yield name, f"{name} is {value}, but {PICKS_HOSTS[executor]}"

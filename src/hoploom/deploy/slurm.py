@@ -109,11 +109,18 @@ exit "$status"
 
 def script(cluster: Cluster, command: Sequence[str]) -> str:
     """Return the batch script. Variables of the user are in its environment, not on any command line."""
-    for name, options in (("options", cluster.slurm.options), ("srun", cluster.slurm.srun)):
-        wrong = next((option for option in options if not option.startswith("-")), None)
+    for name, given in (("options", cluster.slurm.options), ("srun", cluster.slurm.srun)):
+        wrong = next((option for option in given if not option.startswith("-")), None)
         if wrong is not None:
             raise ConfigError(f"{cluster.file}: slurm.{name} has {wrong!r}; write each as Slurm does: --name=value")
-    _check_script(cluster, command)
+    options, program = cluster.slurm, script_words(command)[0]
+    has_folder = options.container_workdir or any("--container-workdir" in option for option in options.srun)
+    if options.in_container and not has_folder and not program.startswith(("-", "/")):
+        raise ConfigError(
+            f"{cluster.file}: the script {program!r} is a relative path, but slurm.container_workdir is not set; mount "
+            "the script's folder with slurm.container_mounts and set slurm.container_workdir to it, or give an "
+            "absolute path inside the container"
+        )
     hosts = tuple(replace(host, address=NAME.format(f"hosts[{node}]")) for node, host in enumerate(cluster.hosts))
     rendezvous = join_address(NAME.format("first"), split_address(cluster.rendezvous)[1])
     return "\n".join(_lines(replace(cluster, hosts=hosts, rendezvous=rendezvous), command)) + "\n"
@@ -138,18 +145,6 @@ def submit(cluster: Cluster, command: Sequence[str]) -> int:
     return code
 
 
-def _check_script(cluster: Cluster, command: Sequence[str]) -> None:
-    """Raise ConfigError for a relative script in a container, which starts in a folder of its image."""
-    options, program = cluster.slurm, script_words(command)[0]
-    has_folder = options.container_workdir or any("--container-workdir" in option for option in options.srun)
-    if options.in_container and not has_folder and not program.startswith(("-", "/")):
-        raise ConfigError(
-            f"{cluster.file}: the script {program!r} is a relative path, but slurm.container_workdir is not set; mount "
-            "the script's folder with slurm.container_mounts and set slurm.container_workdir to it, or give an "
-            "absolute path inside the container"
-        )
-
-
 def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
     planned = processes(cluster, command)
     servers = [process for process in planned if process.is_server]
@@ -170,7 +165,8 @@ def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
     yield from (f"export {assigned}" for assigned in sorted(_assigned(common)))
     yield f"step=({' '.join(_step(cluster.slurm))})"
     yield FUNCTIONS
-    yield from (_environment(cluster, process) for process in servers)
+    for server in servers:
+        yield f"environment_{_node(cluster, server)}() {{ export {' '.join(_assigned(server.environment))}; }}"
     if fetches:
         yield "fetches=()"
         yield from (_started("fetch", cluster, process) for process in fetches)
@@ -229,11 +225,6 @@ def _step(options: SlurmOptions) -> Iterator[str]:
 
 def _node(cluster: Cluster, process: Process) -> str:
     return str(cluster.hosts.index(process.host))
-
-
-def _environment(cluster: Cluster, server: Process) -> str:
-    """Return the function that exports the variables of a node's server and fetch."""
-    return f"environment_{_node(cluster, server)}() {{ export {' '.join(_assigned(server.environment))}; }}"
 
 
 def _started(function: str, cluster: Cluster, process: Process) -> str:

@@ -7,10 +7,9 @@ and the host key must be known.
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hoploom.deploy.cluster_file import Process, SshOptions
-from hoploom.deploy.guarded import BOOT, LOST_CONNECTION, Failure, by_hand, ending
+from hoploom.deploy.guarded import BOOT, LOST_CONNECTION, Executor, Failure, by_hand, ending
 
 SILENCE = 120.0  # seconds without a heartbeat, after which a guard takes the connection for lost
 STARTING = 60.0  # seconds for a remote shell and Python
@@ -55,12 +54,14 @@ REASONS = (  # a message of ssh -> what is wrong, and the hint
 )
 
 
-@dataclass(frozen=True)
-class Ssh:
+class Ssh(Executor):
     """The executor of other hosts."""
 
-    options: SshOptions
-    silence: float | None = SILENCE
+    silence = SILENCE
+
+    def __init__(self, options: SshOptions) -> None:
+        self.options = options
+        self.begin_deadline = options.connect_timeout + STARTING
 
     def arguments(self, process: Process) -> list[str]:
         """Return the command that starts the guard on the other host."""
@@ -70,9 +71,6 @@ class Ssh:
 
     def shown(self, process: Process) -> str:
         return shlex.join(["ssh", *self._destination(process), by_hand(process)])
-
-    def begin_deadline(self) -> float:
-        return self.options.connect_timeout + STARTING
 
     def refusal(self, process: Process, code: int, tail: Sequence[str]) -> Failure:
         said = "\n".join(tail)

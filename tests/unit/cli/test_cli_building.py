@@ -99,11 +99,6 @@ def test_two_types_with_train_are_partitioned_without_seeds_or_with_those_named(
     assert "-1" in json.dumps(of_authors)
 
 
-def test_an_empty_train_is_as_good_as_none(tmp_path: Path) -> None:
-    store = bipartite(tmp_path, {"paper": {"train": torch.arange(0)}})
-    assert sum(part["num_seeds"] for part in partitioned(store)["parts"]) == 0
-
-
 def test_seeds_and_fanouts_can_be_left_out(ring: Path) -> None:
     assert sum(part["num_seeds"] for part in partitioned(ring, "--seeds", "none")["parts"]) == 0
     os.rename(ring.with_name("parts"), ring.with_name("before"))
@@ -177,39 +172,22 @@ def test_bench_refuses_choices_without_a_store_and_a_store_without_seeds(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("command", "words", "message"),
     [
-        (["--parts", "0"], "--parts is '0'; give a whole number of at least 1"),
-        (["--parts", "x"], "--parts is 'x'; give a whole number"),
-        (["--parts", "-2"], "--parts is '-2'; give a whole number of at least 1"),
-        (["--parts", "61"], "--parts is 61 for 60 nodes; give 1 to 60"),
-        (["--fanouts", "5;10"], "--fanouts is '5;10'; give one count per layer"),
-        (["--memory", "much"], "--memory is 'much'; give a size"),
-        (["--method", "hsah"], "did you mean 'hash'"),
+        ("partition", ["--parts", "-2"], "--parts is '-2'; give a whole number of at least 1"),
+        ("partition", ["--parts", "61"], "--parts is 61 for 60 nodes; give 1 to 60"),
+        ("partition", ["--parts", "2", "--fanouts", "5;10"], "--fanouts is '5;10'; give one count per layer"),
+        ("partition", ["--parts", "2", "--method", "hsah"], "did you mean 'hash'"),
+        ("build", ["--parts", "x"], "--parts is 'x'; give a whole number"),
+        ("build", ["--engine", "foo"], "engine is 'foo'; give one of duckdb, spark"),
+        ("build", ["--memory", "0GB"], "--memory is '0GB'; give a size above 0"),
     ],
 )
-def test_partition_refuses_wrong_options(
-    ring: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_options_are_refused(
+    ring: Path, recipe: Path, command: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["partition", ring, "-o", ring.with_name("parts")]
-    assert message in refusal([*argv, *([] if "--parts" in words else ["--parts", "2"]), *words], capsys)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--parts", "0"], "--parts is '0'; give a whole number of at least 1"),
-        (["--parts", "x"], "--parts is 'x'; give a whole number"),
-        (["--threads", "0"], "--threads is '0'; give a whole number of at least 1"),
-        (["--threads", "-1"], "--threads is '-1'; give a whole number"),
-        (["--engine", "foo"], "engine is 'foo'; give one of duckdb, spark"),
-        (["--memory", "0GB"], "--memory is '0GB'; give a size above 0"),
-    ],
-)
-def test_build_refuses_wrong_options(
-    recipe: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert message in refusal(["build", recipe, "-o", recipe.with_name("s"), *words], capsys)
+    given = ring if command == "partition" else recipe
+    assert message in refusal([command, given, "-o", ring.with_name("made"), *words], capsys)
 
 
 def test_init_prints_what_it_guessed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,13 +239,6 @@ def test_fanouts_may_begin_with_all_neighbours(capsys: pytest.CaptureFixture[str
     graph = ["--nodes", "1e6", "--edges", "1e7"]
     assert main(["plan", *graph, "--fanouts", "-1,5"]) == 0
     assert "fanouts -1,5" in capsys.readouterr().out
-
-
-def test_no_command_at_all_is_answered_with_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exited:
-        main([])
-    assert exited.value.code == 2
-    assert "partition   partition a store for several hosts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,7 +1,6 @@
 """Names in files are anybody's: no terminal, page or drafted file gets a character of theirs that it would act on."""
 
 import io
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -53,12 +52,6 @@ def test_commands_show_names_escaped(folder: Path, capsys: pytest.CaptureFixture
     check_shown(shown.out + shown.err)
     assert AS_SHOWN in shown.out
     assert r"p\x1b[31mred" in shown.err
-
-
-def test_a_draft_is_what_it_would_be_with_other_names(folder: Path) -> None:
-    assert main(["init", "--store", "graph.store"]) == 0
-    task = tomllib.loads((folder / "run.toml").read_text())["task"]
-    assert (task["kind"], task["node_type"], task["label"]) == ("node-classification", NASTY, "y")
 
 
 def test_a_store_shows_its_names_escaped() -> None:

@@ -63,10 +63,7 @@ def shell(command: str, *words: object) -> subprocess.CompletedProcess[str]:
     [
         ("hoploom.cli", "info STORE"),
         ("torch", "info STORE"),
-        ("torch", "init run.toml --store STORE"),
         ("torch", "plan --nodes 1e6 --edges 1e7 -o plan.html"),
-        ("hoploom.partition", "partition STORE -o NEW --parts 2"),
-        ("numpy", "report STORE -o report.html"),
         pytest.param("hoploom.store.check", "check STORE", marks=pytest.mark.slow),
     ],
 )
@@ -84,11 +81,6 @@ def test_a_rank_that_is_interrupted_during_its_imports_says_nothing(tmp_path: Pa
     assert "the rank began" not in found.stdout
     assert "KeyboardInterrupt" not in found.stderr
     assert "rank 0 ended with exit code 130" in found.stderr
-
-
-def test_a_store_may_have_any_name_that_a_file_system_takes(tmp_path: Path) -> None:
-    path = Path(f"{tmp_path}/g\udcff.store")
-    assert generate(path, num_nodes=40, avg_degree=3, num_features=4, num_classes=2).num_nodes == 40
 
 
 # `plan` prints like any command, and needs no store.
