@@ -1,7 +1,7 @@
-"""Reductions over lists of rows on a device: what hoploom.ops.rows does by the core, function by function.
+"""Reductions over lists of rows on a device: the functions of hoploom.ops.rows, as Triton kernels.
 
-Rows are read as they are kept and added up in float32 (float64 rows in float64). Without atomics, so results are the
-same every time. Lists longer than a window go through two more kernels, started wherever there could be such a list.
+Rows of any dtype are summed in float32 (float64 rows in float64), without atomics, so results are reproducible. Lists
+longer than a window take two more kernels, started if such a list is possible.
 """
 
 import math
@@ -28,21 +28,21 @@ __all__ = ["NATIVE", "dot_rows", "max_rows", "max_rows_backward", "softmax_lists
 
 NATIVE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 THREADS = 128  # of a program: four warps, Triton's default
-LOAD_BYTES = 16  # that a thread reads at once where addresses allow
-ROW_BYTES = 512  # of a row that a program reads at most: what a warp reads at once
+LOAD_BYTES = 16  # that a thread reads at once if addresses allow it
+ROW_BYTES = 512  # of a row that a program reads at most: one read of a warp
 MOST_LISTS = 64  # of a program: fewer than threads, so that Triton keeps their ends in every thread that needs them
-AHEAD = 8  # entries whose rows are under way
-WINDOW = 256  # entries; more where there would be more than MOST_WINDOWS
+AHEAD = 8  # entries whose rows are being loaded
+WINDOW = 256  # entries; more if there were more than MOST_WINDOWS windows
 MOST_WINDOWS = 1 << 14
 
 
 class Tiles(NamedTuple):
-    """How rows are shared out to programs. Each has columns of one head alone."""
+    """The partition of rows over programs. Each program has columns of one head."""
 
-    unit: int  # sizes go to kernels in units of it, so that they know what addresses divide by
-    share: int  # of a head, in units
+    unit: int  # kernels get sizes in this unit, so that they know the alignment of addresses
+    share: int  # columns of a head, in units
     columns: int
-    blocks: int  # programs beside each other
+    blocks: int  # programs per row
     lists: int  # lists, or edges, of a program
 
     @property
@@ -60,11 +60,11 @@ def tiles_of(heads: int, *matrices: Tensor) -> Tiles:
 
 
 class Windows(NamedTuple):
-    """The entries of all lists, cut into pieces of one length; none where no list can be longer than that."""
+    """Windows of equal length over the entries of all lists; none if no list can be longer than a window."""
 
     length: int
     number: int
-    steps: int  # to find a list among all by halving
+    steps: int  # of the binary search for a list
 
 
 def windows_of(num_entries: int, num_lists: int) -> Windows:
@@ -75,7 +75,7 @@ def windows_of(num_entries: int, num_lists: int) -> Windows:
 def sum_rows(
     indptr: Tensor, rows: Tensor | None, places: Tensor | None, x: Tensor, weights: Tensor | None, mean: bool
 ) -> Tensor:
-    """As hoploom.ops.rows."""
+    """Implement hoploom.ops.rows on a device."""
     num_entries = x.shape[0] if rows is None else rows.numel()
     given = None if weights is None else weights.contiguous()
     return _sum(indptr, (rows, places), x, (given, None, None), num_entries, mean=mean)
@@ -84,7 +84,7 @@ def sum_rows(
 def max_rows_backward(
     indptr: Tensor, rows: Tensor, places: Tensor | None, starts: Tensor, grad: Tensor, winners: Tensor
 ) -> Tensor:
-    """As hoploom.ops.rows."""
+    """Implement hoploom.ops.rows on a device."""
     return _sum(indptr, (rows, places), grad, (None, winners, starts), rows.numel(), mean=False)
 
 
@@ -113,7 +113,7 @@ def _sum(
 
 
 def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """As hoploom.ops.rows."""
+    """Implement hoploom.ops.rows on a device."""
     x, num_lists = _matrix(x), indptr.numel() - 1
     out = torch.empty((num_lists, x.shape[1]), dtype=x.dtype, device=x.device)
     winners = torch.empty((num_lists, x.shape[1]), dtype=torch.int32, device=x.device)
@@ -137,7 +137,7 @@ def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tensor, heads: int) -> Tensor:
-    """As hoploom.ops.rows; half precision comes out as float32."""
+    """Implement hoploom.ops.rows on a device; half precision returns float32."""
     x, y = _matrix(x), _matrix(y)
     out = torch.empty((rows.numel(), heads), dtype=_wide(x), device=x.device)
     if x.shape[1] == 0 or out.numel() == 0:
@@ -158,10 +158,10 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _matrix(x: Tensor) -> Tensor:
-    """Columns beside each other, rows as far apart as they are."""
+    """Return a matrix with contiguous columns and any row stride."""
     return x if x.shape[1] <= 1 or x.stride(1) == 1 else x.contiguous()
 
 
 def _language(x: Tensor) -> Any:
-    """What rows of x are added up in, as Triton names it."""
+    """Return Triton's dtype for sums of rows of x."""
     return tl.float64 if x.dtype == torch.float64 else tl.float32

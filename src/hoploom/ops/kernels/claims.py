@@ -1,4 +1,4 @@
-"""Claims on slots: among the picks of one node the first one wins, whatever order programs run in.
+"""Claims on slots: the first pick of a node wins, in whatever order programs run.
 
 A slot holds the local id of a node of the batch, or, while a hop is under way, the batch's size + the position of the
 first pick that claims it: greater than any local id, so an atomic minimum decides. Trades launches for no locks.
@@ -22,7 +22,7 @@ BAD_SOURCE = tl.constexpr(SOURCE_OUT_OF_RANGE)
 
 @triton.jit
 def picks_of_block(sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK: tl.constexpr):
-    """Which of a block's picks there are, and their sources; none once the batch is too large."""
+    """Return the mask of a block's picks and their sources; no pick counts once the batch is too large."""
     pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(begin)
     size = tl.load(before)
@@ -48,7 +48,7 @@ def claim_direct(
 
 @triton.jit
 def tree_of(trees, destinations, place, live):
-    """The tree of the pick at a place: its frontier node's, or the place's own where there is no frontier."""
+    """Return the tree of the pick at a position: its frontier node's, or trees[position] without a frontier."""
     tree = place ^ place
     if trees is not None:
         if destinations is not None:
@@ -62,7 +62,7 @@ def claim_hashed(
     slots, found, sources, begin, end, before, faults, num_places, most, capacity, num_nodes,
     slot_mask, destinations, trees, nodes, node_trees, lost, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Claim the slot of (source, tree) in a table with open addressing; a full table loses picks and says so."""
+    """Claim the slot of (source, tree) in a table with open addressing; set `lost` if the table is full."""
     pick, source, live, first, size = picks_of_block(
         sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK
     )  # fmt: skip
@@ -74,10 +74,10 @@ def claim_hashed(
     pending = live
     probes = 0
     while (tl.max(pending.to(tl.int32), 0) > 0) & (probes < MOST_PROBES):
-        # A stale read may show an empty slot, which the compare corrects; whose slot it is never changes.
+        # A stale read may show an empty slot; the compare corrects that. The owner of a slot never changes.
         holder = tl.load(slots + slot, mask=pending, other=0)
         tries = pending & (holder == EMPTY)
-        at = tl.where(tries, slot, pick & slot_mask)  # atomic_cas has no mask: idle lanes keep out of each other's way
+        at = tl.where(tries, slot, pick & slot_mask)  # atomic_cas has no mask: idle lanes use other slots
         old = tl.atomic_cas(slots + at, tl.where(tries, EMPTY, NEVER), claim, sem="relaxed")
         won = tries & (old == EMPTY)
         holder = tl.where(tries, old, holder).to(tl.int64)
@@ -103,7 +103,7 @@ def claim_hashed(
 
 @kernel
 def settle(slots, found, before, claims, is_first, most, BLOCK: tl.constexpr):
-    """Read the claims once all are made: a pick is a node's first if its own claim stands."""
+    """Read all claims: a pick is a node's first if its own claim remains."""
     pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = pick < most
     home = tl.load(found + pick, mask=live, other=-1)
@@ -117,9 +117,9 @@ def assign(
     slots, found, claims, ranks, sources, begin, end, before, after, used, lost, homes, nodes, local,
     num_places, most, capacity, num_noted, destinations, trees, node_trees, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Give every pick its local id; first picks append their nodes. ranks: inclusive sums of is_first.
+    """Write every pick's local id; first picks append their nodes. ranks: inclusive sums of is_first.
 
-    What is beyond the capacity is counted but not written, and local ids stay below the capacity whatever happens.
+    Nodes beyond the capacity are counted but not written; local ids stay below the capacity.
     """
     pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(begin)
@@ -150,7 +150,7 @@ def assign(
 def place_seeds(
     found, seeds, trees, nodes, node_trees, homes, used, num_seeds, capacity, num_noted, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Seeds are the first nodes, each at its own place."""
+    """Write the seeds as the first nodes, each at its own position."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = place < num_seeds
     fits = live & (place < capacity)
@@ -164,7 +164,7 @@ def place_seeds(
 
 @kernel
 def forget(slots, homes, used, num_noted, num_slots, BLOCK: tl.constexpr):
-    """Empty the slots that the last batch used, or all of them if it used more than were noted down."""
+    """Empty the slots that the last batch used, or all if it used more than `homes` recorded."""
     count = tl.load(used)
     is_all = count > num_noted
     count = tl.where(is_all, num_slots, count)

@@ -1,6 +1,6 @@
-"""What kernels read and write: arrays of fixed capacity, of which only the device knows how much is filled.
+"""Inputs and outputs of kernels: arrays of fixed capacity, with sizes on the device.
 
-The host never waits to learn a size: it starts programs for the most there can be, and those beyond the end do nothing.
+The host never waits for a size: it starts programs for the maximum, and those beyond the end do nothing.
 """
 
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# What `faults` on the device holds, the greatest of what was seen; 0: nothing.
+# Values of `faults` on the device: the greatest fault seen, 0 for none.
 NODE_OUT_OF_RANGE, LIST_DAMAGED, SOURCE_OUT_OF_RANGE = 1, 2, 3
 
 
 @dataclass(frozen=True)
 class DeviceSpan:
-    """The places [begin, end) of an array. What is beyond the array's capacity was counted but not written."""
+    """The entries [begin, end) of an array. Entries beyond its capacity were counted but not written."""
 
     begin: Tensor  # [] int64
     end: Tensor  # [] int64
@@ -23,11 +23,11 @@ class DeviceSpan:
 
 @dataclass(frozen=True)
 class DeviceLists:
-    """One relation's in-edges for all destinations, in device memory or in host memory that the device can read."""
+    """One relation's in-edges for all destinations, in device memory or in host memory mapped to the device."""
 
     indptr: Tensor  # [num_nodes + 1] int64
     indices: Tensor  # [num_edges] int32 or int64 source ids
-    device: torch.device  # where kernels run
+    device: torch.device  # that runs the kernels
     weight: Tensor | None = None  # [num_edges] float32
     edge_time: Tensor | None = None  # [num_edges] int64, ascending within a list
     source_time: Tensor | None = None  # [num_sources] int64, lists ascending by it; edge_time goes first
@@ -40,16 +40,16 @@ class DeviceFrontier:
     nodes: Tensor  # [capacity] int64
     span: DeviceSpan
     trees: Tensor | None = None  # [capacity] int64: disjoint sampling only
-    times: Tensor | None = None  # [num_trees] int64: temporal sampling only; of tree first_tree + i
+    times: Tensor | None = None  # [num_trees] int64: temporal sampling only; entry i is of tree first_tree + i
     first_tree: int = 0
 
 
 @dataclass(frozen=True)
 class DevicePicks:
-    """Where a hop's picks go: places span.begin on. sample() writes span.end."""
+    """Output arrays of a hop's picks, from entry span.begin on. sample() writes span.end."""
 
     sources: Tensor  # [capacity] int64 node ids
     edges: Tensor  # [capacity] int64 positions in the store's CSC order
-    destinations: Tensor  # [capacity] int64: the place of each pick's node in frontier.nodes
+    destinations: Tensor  # [capacity] int64: the index of each pick's node in frontier.nodes
     span: DeviceSpan
-    indptr: Tensor | None = None  # [nodes' capacity + 1] int64: where the picks of each place in frontier.nodes begin
+    indptr: Tensor | None = None  # [nodes' capacity + 1] int64: offsets of the picks of each entry of frontier.nodes

@@ -1,6 +1,6 @@
-"""Rows by id from wherever they lie: device memory, pinned host memory, another GPU's. One kernel for all of a field.
+"""Gather rows by id from device memory, pinned host memory or another GPU, with one kernel per field.
 
-A field is ranges of ids, each with the address of its rows. Same types copy bytes, in the widest words that all
+A field is ranges of ids, each with the address of its rows. Equal dtypes copy bytes, in the widest words that all
 addresses allow; others convert, rounding to nearest even as torch does; int8 rows are multiplied by float32 scales.
 """
 
@@ -20,9 +20,9 @@ from hoploom.ops.kernels.launch import blocks_of, launch
 FLOATS = torch.float16, torch.bfloat16, torch.float32
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 VECTOR = 16  # bytes that one thread loads at once
-TILE = 1024  # elements a program has on their way
+TILE = 1024  # elements that a program loads at once
 WIDEST = 512  # columns of a tile
-QUANTISED_ROWS = 1 << 16  # at once
+QUANTISED_ROWS = 1 << 16  # rows quantized at once
 
 # What changes from batch to batch must not compile kernels afresh; only where `out` lies makes faster code.
 SIZES = ["num_rows", "num_segments", "end"]
@@ -33,17 +33,17 @@ BAD_SOURCE = tl.constexpr(SOURCE_OUT_OF_RANGE)
 
 @dataclass(frozen=True)
 class Segments:
-    """The rows of one field: ids from bounds[s] on, up to the next bound, are rows from address bases[s] on."""
+    """The rows of one field: ids from bounds[s] to the next bound are the rows from address bases[s] on."""
 
     bounds: Tensor  # [S] int64, ascending, on the device that gathers
     bases: Tensor  # [S] int64
-    end: int  # the last segment's
+    end: int  # of the last segment
     shape: tuple[int, ...]  # of a row
     kept: torch.dtype
     out: torch.dtype
-    align: int  # bytes, a power of two: every row begins at a multiple
-    scales: Tensor | None = None  # [S] int64: addresses of float32, one a row
-    keep: tuple[Tensor, ...] = ()  # what the addresses point into
+    align: int  # bytes, a power of two that divides every row's address
+    scales: Tensor | None = None  # [S] int64: addresses of float32 scales, one per row
+    keep: tuple[Tensor, ...] = ()  # tensors that own the memory at the addresses
 
     @classmethod
     def of(
@@ -53,7 +53,7 @@ class Segments:
         out: torch.dtype | None = None,
         scales: Sequence[Tensor] | None = None,
     ) -> "Segments":
-        """From (first id, rows) in order of ids, without gaps; with int8 rows, a scale for each row."""
+        """Make segments from (first id, rows), ordered by id without gaps; int8 rows need a scale per row."""
         rows = [piece for _, piece in pieces]
         shape, kept = tuple(rows[0].shape[1:]), rows[0].dtype
         ends = [first + piece.shape[0] for first, piece in pieces]
@@ -76,7 +76,7 @@ class Segments:
 
 
 def gather(segments: Segments, ids: Tensor, out: Tensor, *, faults: Tensor, size: Tensor | None = None) -> Tensor:
-    """out[i] = rows[ids[i]] for all i, or those below `size` on the device. A bad id leaves its row and is a fault."""
+    """Write rows[ids[i]] to out[i] for all i, or for i < `size` on the device. A bad id is skipped and is a fault."""
     assert (out.dtype, out.shape) == (segments.out, (ids.numel(), *segments.shape))
     assert out.is_contiguous()
     if out.numel() == 0:
@@ -97,21 +97,21 @@ def gather(segments: Segments, ids: Tensor, out: Tensor, *, faults: Tensor, size
     if is_copy:
         launch(copy_rows, grid, *shared, device=ids.device, COLUMNS=columns, **constants)
         return out
-    like = _bits(segments.bases.view(segments.kept))  # any tensor of that type tells the kernel
+    like = _bits(segments.bases.view(segments.kept))  # passes the dtype to the kernel
     constants |= {"FROM_BF16": segments.kept == torch.bfloat16, "TO_BF16": segments.out == torch.bfloat16}
     launch(convert_rows, grid, *shared, segments.scales, like, device=ids.device, COLUMNS=columns, **constants)
     return out
 
 
 def columns_of(width: int) -> int:
-    """The columns of a tile: a power of two that wastes the least of the last tile of a row; the widest of those."""
+    """Return the columns of a tile: the widest power of two with the least waste in a row's last tile."""
     widest = min(WIDEST, triton.next_power_of_2(width))
     choices = [columns for columns in (512, 256, 128, 64) if columns <= widest] or [widest]
     return min(choices, key=lambda columns: -width % columns)
 
 
 def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows as int8 and a float32 scale for each: the greatest magnitude of a row becomes 127."""
+    """Return rows as int8 with a float32 scale each: the greatest magnitude of a row becomes 127."""
     small = torch.empty(rows.shape, dtype=torch.int8, device=rows.device)
     scales = torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device)
     for begin in range(0, rows.shape[0], QUANTISED_ROWS):
@@ -129,7 +129,7 @@ def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check(kept: torch.dtype, out: torch.dtype, has_scales: bool, held: Sequence[Tensor], device: torch.device) -> None:
-    """Kernels read through addresses, which nothing checks later."""
+    """Assert that dtypes and tensors fit: kernels read through unchecked addresses."""
     converts = kept == torch.int8 and out in FLOATS if has_scales else kept == out or {kept, out} <= {*FLOATS}
     assert converts, f"rows of {kept} cannot be gathered as {out}; floats convert, and int8 with scales to floats"
     for tensor in held:
@@ -145,13 +145,13 @@ def _addresses(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def _bits(floats: Tensor) -> Tensor:
-    """bfloat16 as its bits: the interpreter has no such type and rounds it wrongly."""
+    """Return bfloat16 as int16 bits: Triton's interpreter rounds bfloat16 wrongly."""
     return floats.view(torch.int16) if floats.dtype == torch.bfloat16 else floats
 
 
 @triton.jit
 def rows_at(ids, bounds, faults, size, num_rows, num_segments, end, STEPS: tl.constexpr, ROWS: tl.constexpr):
-    """A block's rows: the place in `out`, the segment, the row in it, and which there are."""
+    """Return a block's rows: position in `out`, segment, row within it, and mask."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < num_rows
     if size is not None:
@@ -174,7 +174,7 @@ def copy_rows(
     ids, out, bounds, bases, faults, size, num_rows, num_segments, end,
     STEPS: tl.constexpr, WIDTH: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Copy rows of WIDTH words. Tiles are as wide as a row if they can be, so rows are read in full lines."""
+    """Copy rows of WIDTH words, with tiles as wide as a row if possible, to read full cache lines."""
     row, segment, place, live = rows_at(ids, bounds, faults, size, num_rows, num_segments, end, STEPS, ROWS)
     word: tl.constexpr = out.dtype.element_ty
     start = tl.load(bases + segment, mask=live, other=0) + place * (WIDTH * (word.primitive_bitwidth // 8))
@@ -192,7 +192,7 @@ def convert_rows(
     STEPS: tl.constexpr, WIDTH: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     FROM_BF16: tl.constexpr, TO_BF16: tl.constexpr,
 ):  # fmt: skip
-    """Rows of WIDTH elements of the type of `like` to the type of `out`, through float32."""
+    """Convert rows of WIDTH elements from the dtype of `like` to that of `out`, through float32."""
     row, segment, place, live = rows_at(ids, bounds, faults, size, num_rows, num_segments, end, STEPS, ROWS)
     if scales is not None:
         scale_at = tl.load(scales + segment, mask=live, other=0).to(tl.pointer_type(tl.float32)) + place
@@ -212,7 +212,7 @@ def convert_rows(
 
 @triton.jit
 def widened(value, IS_BF16: tl.constexpr):
-    """As float32; bfloat16 comes as its bits."""
+    """Return a value as float32; bfloat16 is passed as bits."""
     if IS_BF16:
         value = (value.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return value.to(tl.float32)
@@ -220,7 +220,7 @@ def widened(value, IS_BF16: tl.constexpr):
 
 @triton.jit
 def narrowed(value, element: tl.constexpr, IS_BF16: tl.constexpr):
-    """A float32 rounded to nearest even; bfloat16 as its bits."""
+    """Return a float32 rounded to nearest even; bfloat16 is returned as bits."""
     if IS_BF16:
         bits = value.to(tl.uint32, bitcast=True)
         rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16

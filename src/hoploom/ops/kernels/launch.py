@@ -1,4 +1,4 @@
-"""How kernels are declared and started: the one place that starts them."""
+"""Declaration and launch of Triton kernels; all kernels are launched here."""
 
 import inspect
 import threading
@@ -12,12 +12,12 @@ import triton.language as tl
 
 Grid = tuple[int, ...]
 INT32_MAX = 2**31 - 1
-# Triton shows other threads a kernel that it has not loaded yet, and its interpreter keeps its place once for all.
+# Triton exposes kernels to other threads before loading them, and its interpreter has global state.
 _ONE_AT_A_TIME = threading.Lock()
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """A kernel that is not compiled afresh when a size is 1 or a tensor lies elsewhere, as some do in every batch."""
+    """Declare a kernel that is not recompiled when a size is 1 or an alignment changes, as in every batch."""
     parameters = inspect.signature(function).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.annotation is not tl.constexpr]
     return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)(function)
@@ -26,7 +26,7 @@ def kernel(function: Callable[..., None]) -> Any:
 def launch(kernel: Any, grid: Grid, *arguments: Any, device: torch.device, **constants: Any) -> None:
     """Run a kernel on a device's current stream; an empty grid runs nothing.
 
-    Products and sums are rounded one by one, as everywhere else: nothing is fused.
+    Products and sums are not fused, so that they round as in the core.
     """
     if 0 in grid:
         return
@@ -35,7 +35,7 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, device: torch.device, **con
 
 
 def blocks_of(size: int, block: int) -> Grid:
-    """So many programs that each takes `block` of `size`."""
+    """Return the grid of programs that each take `block` of `size` elements."""
     return (triton.cdiv(size, block),)
 
 

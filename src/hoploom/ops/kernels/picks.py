@@ -1,7 +1,7 @@
-"""What the kernels that sample have in common, and the first of them: where lists are and how many picks they give.
+"""Common parts of the sampling kernels, and the first kernel: find the lists and count their picks.
 
-A row is a place of the frontier; row r is node begin + r. `bounds` is the running sum of the rows' picks. Everything is
-checked where picks are counted, so that a damaged file cannot send a read astray: what is wrong has no picks.
+A row is an entry of the frontier; row r is node begin + r. `bounds` is the running sum of the rows' picks. Counting
+checks all offsets, too, so that a damaged file cannot cause reads out of bounds: faulty rows have no picks.
 """
 
 import triton
@@ -18,13 +18,13 @@ SOURCE_OUT_OF_RANGE = tl.constexpr(forms.SOURCE_OUT_OF_RANGE)
 
 @triton.jit
 def rows_of(rows_at_once: tl.constexpr):
-    """The rows of this program."""
+    """Return the rows of this program."""
     return tl.program_id(0).to(tl.int64) * rows_at_once + tl.arange(0, rows_at_once)
 
 
 @triton.jit
 def row_at(row, rows, bounds, begin_at, nodes, starts, populations):
-    """Where rows' picks begin and how many there are; their places, nodes, and where their lists begin and how long."""
+    """Return rows' first pick and count; their frontier positions, nodes, list offsets and list lengths."""
     first = tl.load(bounds + row, mask=row < rows, other=0)
     count = tl.load(bounds + row + 1, mask=row < rows, other=0) - first
     place = tl.load(begin_at) + row
@@ -35,7 +35,7 @@ def row_at(row, rows, bounds, begin_at, nodes, starts, populations):
 
 @triton.jit
 def key_of(key_at, trees, place, is_row):
-    """The rule's key, or in disjoint sampling one for every tree."""
+    """Return the rule's key; in disjoint sampling, one per tree."""
     key = tl.load(key_at).to(tl.uint64, bitcast=True) + (place * 0).to(tl.uint64)
     if trees is not None:
         key = mix(key, tl.load(trees + place, mask=is_row, other=0).to(tl.uint64))
@@ -44,7 +44,7 @@ def key_of(key_at, trees, place, is_row):
 
 @triton.jit
 def put(out, position, place, is_pick, indices, sources, edges, destinations, capacity):
-    """Write the pick of an edge for a node's place; what is beyond the capacity is left out."""
+    """Store sampled edges at indices `out`; skip those beyond `capacity`."""
     fits = is_pick & (out < capacity)
     source = tl.load(indices + position, mask=fits, other=0).to(tl.int64)
     tl.store(sources + out, source, mask=fits)
@@ -59,7 +59,7 @@ def locate(
     fanout, starts, populations, counts, faults,
     REPLACE: tl.constexpr, LAST: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """counts[r + 1] is the number of row r's picks, and counts[0] is 0."""
+    """Write counts[r + 1], the number of row r's picks, and counts[0] = 0."""
     row = rows_of(ROWS)
     place = tl.load(begin_at) + row
     is_row = (row < rows) & (place < tl.minimum(tl.load(end_at), num_places))
@@ -91,14 +91,14 @@ def locate(
 
 @triton.jit
 def count_picks(population, fanout, REPLACE: tl.constexpr):
-    """From so many edges, of which all can be picked."""
+    """Return the number of picks from `population` edges, all of which can be picked."""
     some = tl.where(population > 0, fanout, 0).to(tl.int64) if REPLACE else tl.minimum(population, fanout)
     return tl.where(fanout < 0, population, some)
 
 
 @triton.jit
 def count_until(start, population, time, indices, edge_time, source_time, num_sources):
-    """How many edges of each list, which is in time order, are not later than `time`; and who met an unknown source."""
+    """Return the edges not later than `time` in each time-sorted list, and the mask of lists with bad sources."""
     low, high = population * 0, population
     is_stray = population < 0
     if edge_time is None and source_time is None:
@@ -123,7 +123,7 @@ def count_weighing(
     starts, populations, weight, fanout, counts,
     REPLACE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Set a row's count where only edges that weigh something can be picked. Reads no more than decides it."""
+    """Set a row's count if only edges with positive weights can be picked. Stop reading once it is determined."""
     row = tl.program_id(0).to(tl.int64)
     start, population = tl.load(starts + row), tl.load(populations + row)
     enough = tl.where(fanout < 0, population, 1 if REPLACE else fanout)
@@ -142,7 +142,7 @@ def settle(
     bounds, rows, begin_at, end_at, num_places, picks_begin, picks_end, indptr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write where the picks end and, if wanted, where those of each of the frontier's places begin."""
+    """Write the end of the picks and, with `indptr`, their offsets by frontier position."""
     row = rows_of(ROWS)
     first = tl.load(picks_begin)
     if tl.program_id(0) == 0:

@@ -1,8 +1,8 @@
 """Reductions of rows over lists: sums, maxima, and the dot products of the rows at both ends of every edge.
 
-Each program takes a few lists, in their order, in some columns. Loads of several entries are under way at once, and no
-thread waits for another. Lists longer than a window are reduced window by window, then the windows' results: always the
-same way, so results do not change from run to run.
+Each program reduces a few lists, in order, in some columns. Loads of several entries overlap, and no thread waits for
+another. Lists longer than a window are reduced per window, then over windows, in a fixed order: results are
+reproducible.
 """
 # mypy: disable-error-code="assignment, var-annotated"
 
@@ -15,7 +15,7 @@ SIZES = ["num_lists", "num_edges", "longest", "steps", "share_units", "stride_un
 
 @triton.jit
 def columns_of(share, COLUMNS: tl.constexpr):
-    """A program's head, its columns and which of them there are [1, columns]; every head has `share` of them."""
+    """Return a program's head, its columns and their mask [1, columns]; every head has `share` columns."""
     blocks = tl.cdiv(share, COLUMNS)
     block = tl.program_id(1)
     offset = block % blocks * COLUMNS + tl.arange(0, COLUMNS)
@@ -25,9 +25,9 @@ def columns_of(share, COLUMNS: tl.constexpr):
 
 @triton.jit
 def short_lists(indptr, num_lists, window, LISTS: tl.constexpr):
-    """A program's lists: which they are, which it walks by itself, and their ends. Of others both ends are 0.
+    """Return a program's lists, the mask of those that it reduces itself, and their ends (0 for others).
 
-    All [lists, 1]: where they had one dimension, Triton 3.7 failed to lay some numbers of lists out beside columns.
+    All are [lists, 1]: with one dimension, Triton 3.7 failed to broadcast some numbers of lists against columns.
     """
     lists = tl.program_id(0).to(tl.int64) * LISTS + tl.arange(0, LISTS)[:, None]
     is_list = lists < num_lists
@@ -39,13 +39,13 @@ def short_lists(indptr, num_lists, window, LISTS: tl.constexpr):
 
 @triton.jit
 def most_of(count):
-    """The greatest of [lists, 1]."""
+    """Return the maximum of [lists, 1]."""
     return tl.max(tl.max(count, 1), 0)
 
 
 @triton.jit
 def at_entry(array, entry, end):
-    """What an array holds for entries before the end, as int64; without an array the entries themselves."""
+    """Return array[entry] for entries before the end, as int64; without an array, the entries."""
     found = entry
     if array is not None:
         found = tl.load(array + entry, mask=entry < end, other=0).to(tl.int64)
@@ -54,7 +54,7 @@ def at_entry(array, entry, end):
 
 @triton.jit
 def list_of(indptr, entry, num_lists, steps):
-    """The list that an entry stands in: the last that begins at it or before. Found in `steps` halvings."""
+    """Return the list of an entry, by binary search in `steps` steps."""
     low = entry * 0
     high = low + num_lists
     for _ in range(steps):
@@ -67,10 +67,10 @@ def list_of(indptr, entry, num_lists, steps):
 
 @triton.jit
 def long_list(indptr, num_lists, steps, window, begins_here):
-    """The long list that begins in the program's window of entries, or the one that comes from before it.
+    """Return the long list that begins in the program's window of entries, or the one that continues into it.
 
-    Its number, whether there is one, its ends, and the ends of what the window holds of it. A long list is longer than
-    a window: one that begins here has the window's last entry, one from before has the first.
+    Return its number, whether it exists, its ends, and the ends of its part in the window. A long list is longer than a
+    window: one that begins here has the window's last entry, one that continues has its first.
     """
     first = tl.program_id(0).to(tl.int64) * window
     last = tl.minimum(first + window, tl.load(indptr + num_lists))
@@ -89,7 +89,7 @@ def add_entries(
     total, begin, end, rows, places, x, stride, weights, heads, head, winners, starts, width, columns, inside,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """total [lists, columns] plus the entries begin to end; of `winners` only those that the entry has won."""
+    """Add the entries begin to end to total [lists, columns]; with `winners`, only columns that the entry won."""
     for step in range(0, most_of(end - begin), AHEAD):
         first = begin + step
         picked = ()
@@ -122,7 +122,7 @@ def add_entries(
 
 @triton.jit
 def scaled(total, count, MEAN: tl.constexpr):
-    """Sums over counts, or as they are."""
+    """Return sums divided by counts for a mean, else the sums."""
     if MEAN:
         divisor = tl.maximum(count, 1).to(total.dtype)
         one = divisor * 0 + 1
@@ -136,7 +136,7 @@ def sum_short(
     MEAN: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """out[i] of all lists within a window's length."""
+    """Write out[i] for all lists no longer than a window."""
     share, stride = share_units * UNIT, stride_units * UNIT
     width = share * heads
     lists, is_short, begin, end = short_lists(indptr, num_lists, window, LISTS)
@@ -151,7 +151,7 @@ def sum_short(
 
 @triton.jit
 def parts_of(begin, end, PARTS: tl.constexpr):
-    """A range of entries as so many parts [parts, 1] of one length; the last ones may be shorter."""
+    """Split a range of entries into PARTS parts [parts, 1] of equal length; the last ones may be shorter."""
     length = tl.cdiv(end - begin, PARTS)
     first = begin + tl.arange(0, PARTS)[:, None] * length
     return tl.minimum(first, end), tl.minimum(first + length, end)
@@ -163,7 +163,7 @@ def sum_windows(
     stride_units, UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """pieces[0, w] and pieces[1, w]: what window w adds to a long list from before it, and to one that begins in it."""
+    """Write pieces[0, w] and pieces[1, w]: window w's sums for a list that continues into it, and one that begins."""
     share, stride = share_units * UNIT, stride_units * UNIT
     width = share * heads
     begins_here = tl.program_id(2)
@@ -186,7 +186,7 @@ def sum_pieces(
     MEAN: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """out[i] of the long list that begins in the program's window."""
+    """Write out[i] for the long list that begins in the program's window."""
     share = share_units * UNIT
     width = share * heads
     row, is_there, begin, end, _, _ = long_list(indptr, num_lists, steps, window, True)
@@ -241,7 +241,7 @@ def max_short(
     indptr, rows, x, out, winners, num_lists, window, share_units, stride_units,
     UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """out[i] and winners[i] of all lists within a window's length."""
+    """Write out[i] and winners[i] for all lists no longer than a window."""
     width, stride = share_units * UNIT, stride_units * UNIT
     lists, is_short, begin, end = short_lists(indptr, num_lists, window, LISTS)
     _, columns, inside = columns_of(width, COLUMNS)
@@ -259,7 +259,7 @@ def max_windows(
     indptr, rows, x, pieces, winners, num_lists, steps, window, share_units, stride_units,
     UNIT: tl.constexpr, SUM: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """The same of the pieces of long lists, as `sum_windows` lays them out."""
+    """Write the maxima of long lists' pieces, in the layout of `sum_windows`."""
     width, stride = share_units * UNIT, stride_units * UNIT
     begins_here = tl.program_id(2)
     _, is_there, origin, _, begin, end = long_list(indptr, num_lists, steps, window, begins_here == 1)
@@ -280,7 +280,7 @@ def max_pieces(
     indptr, pieces, piece_winners, out, winners, num_lists, steps, window, share_units,
     UNIT: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """out[i] and winners[i] of the long list that begins in the program's window."""
+    """Write out[i] and winners[i] for the long list that begins in the program's window."""
     width = share_units * UNIT
     row, is_there, _, end, _, _ = long_list(indptr, num_lists, steps, window, True)
     if is_there:
@@ -309,7 +309,7 @@ def max_pieces(
         tl.store(winners + offset, winner, mask=inside)
 
 
-# --- dot products: edges are independent, so a long list is many programs' work --------------------
+# --- dot products: edges are independent, so many programs share a long list ----------------------
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -317,7 +317,7 @@ def dot_edges(
     indptr, sources, destinations, x, y, out, num_lists, num_edges, heads, share_units, x_units, y_units,
     UNIT: tl.constexpr, EDGES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """out[edge, head] over the head's columns; zero behind the last list."""
+    """Write out[edge, head], the dot product over the head's columns; zero after the last list."""
     share, x_stride, y_stride = share_units * UNIT, x_units * UNIT, y_units * UNIT
     edge = tl.program_id(0).to(tl.int64) * EDGES + tl.arange(0, EDGES)
     head = tl.program_id(1)

@@ -1,8 +1,8 @@
-"""Global ids to batch-local ids on the device, in order of first sight. Trades memory for never waiting.
+"""Map global ids to batch-local ids on the device, in order of first sight. Trades memory for no host synchronization.
 
-Equal to hoploom.ops.NodeMap whatever order programs run in: see claims.py. All state lies in tensors that stay where
-they are, so a batch can be captured in a CUDA graph and replayed; give the map its size (an eager batch) before that.
-A batch that outgrows its capacity has a size above it and is useless otherwise: make it again with more.
+Equal to hoploom.ops.NodeMap in whatever order programs run: see claims.py. All state is in tensors with fixed
+addresses, so a batch can be captured in a CUDA graph and replayed, after an eager batch has sized the map. A batch
+larger than its capacity reports its size and is otherwise invalid: make it again with more capacity.
 """
 
 import torch
@@ -16,12 +16,12 @@ from hoploom.ops.relabel import MAP_BUDGET
 
 BLOCK = 1024
 HASHED_BLOCK = 128  # one pick a thread: they probe for unequal times
-MOST_PROGRAMS = 512  # that forget a batch
+MOST_PROGRAMS = 512  # that empty a map
 FIRST_TABLE = 1024
 
 
 class Slots:
-    """Slots of one kind, direct or hashed, with a note of those that the last batch used."""
+    """A slot table, direct or hashed, with a record of the slots that the last batch used."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self.device = device
@@ -29,11 +29,11 @@ class Slots:
         self.homes = torch.empty(0, dtype=torch.int32, device=device)  # the slot of each node of the batch
         self.state = torch.zeros(2, dtype=torch.int64, device=device)
         self.used, self.lost = self.state[0], self.state[1]
-        self.is_torn = False  # an operation failed half-way: no note of what it claimed
+        self.is_torn = False  # an operation failed half-way: its claims are not recorded
         self._is_captured = False
 
     def begin(self, capacity: int, num_slots: int) -> None:
-        """Forget the last batch; have space for `capacity` nodes and at least so many slots."""
+        """Empty the table, and provide `capacity` nodes and at least `num_slots` slots."""
         if self.is_torn:
             self.slots.fill_(claims.EMPTY_SLOT)
         else:
@@ -57,7 +57,7 @@ class Slots:
 
 
 class DeviceNodeMap:
-    """The nodes of one type in one batch; reused from batch to batch, on one stream."""
+    """The nodes of one type in a batch, on one stream; reused for the next batch."""
 
     def __init__(self, num_nodes: int, device: torch.device, budget: int = MAP_BUDGET) -> None:
         self.num_nodes, self.device = num_nodes, device
@@ -66,12 +66,12 @@ class DeviceNodeMap:
         self._hashed: Slots | None = None
         self._slots = self._direct
         self._zero = torch.zeros((), dtype=torch.int64, device=device)
-        # [capacity] each, of which only the device knows the size; trees where the batch has them.
+        # [capacity] each, with the size on the device; trees if the batch has them.
         self.nodes = torch.empty(0, dtype=torch.int64, device=device)
         self.trees: Tensor | None = None
 
     def begin(self, nodes: Tensor, trees: Tensor | None = None) -> None:
-        """Start a batch in these arrays, of at most as many nodes; forgets the one before."""
+        """Start a batch in these arrays, which limit its nodes; empty the map."""
         capacity = nodes.numel()
         assert capacity < INT32_MAX, "a batch holds at most 2^31 nodes"
         assert trees is None or trees.numel() == capacity
@@ -85,7 +85,7 @@ class DeviceNodeMap:
         self._slots.begin(capacity, num_slots)
 
     def add_seeds(self, nodes: Tensor, trees: Tensor | None, size: Tensor, faults: Tensor) -> None:
-        """The first nodes of a batch, repeated ones too, each found at its first place. Writes their number."""
+        """Add the seeds, including repeated ones, each found at its first position, and write their number."""
         num_seeds = nodes.numel()
         size.fill_(num_seeds)
         if num_seeds == 0:
@@ -102,9 +102,9 @@ class DeviceNodeMap:
     def add(
         self, picks: DevicePicks, frontier: DeviceFrontier, local: Tensor, before: Tensor, after: Tensor, faults: Tensor
     ) -> None:
-        """Write the picks' local ids, at their places; append what is new. Sizes: [] int64, two tensors.
+        """Write the picks' local ids; append new nodes. `before` and `after` are sizes, two tensors [] int64.
 
-        Sources that are no node get some local id and a fault. Once a batch is too large its size stays as it is.
+        Sources out of range get some local id and a fault. The size of a batch that is too large stays unchanged.
         """
         assert before.data_ptr() != after.data_ptr()
         most = picks.span.most
@@ -130,7 +130,7 @@ class DeviceNodeMap:
         slots.is_torn = False
 
     def _claim(self, found: Tensor, sources: Tensor, span: tuple[Tensor, ...], keys: tuple[Tensor | None, ...]) -> None:
-        """keys: where trees of picks are looked up, then the nodes and trees that are there already."""
+        """Claim slots. keys: the lookup of the picks' trees, then the batch's current nodes and trees."""
         slots, most = self._begun(), found.numel()
         read = slots.slots, found, sources, *span
         sizes = sources.numel(), most, self.nodes.numel(), self.num_nodes

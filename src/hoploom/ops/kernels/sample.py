@@ -1,4 +1,4 @@
-"""One hop of one relation: a frontier's picks, the same as the core's, with no word to the host.
+"""Sample one hop of one relation: the core's picks, without host synchronization.
 
 Three steps: how many picks each row has, where they go (a running sum), and the picks.
 """
@@ -27,7 +27,7 @@ Way = Literal["whole", "uniform", "weighted", "labor"]
 
 
 def sample(lists: DeviceLists, frontier: DeviceFrontier, rule: Rule, picks: DevicePicks, faults: Tensor) -> None:
-    """Write the picks of a frontier, in its order, and where they end; a faulty node or list has none.
+    """Write the picks of a frontier, in its order, and their end; a faulty node or list has none.
 
     picks.span.begin and picks.span.end are two numbers, not one. A place of picks.indptr is written for each node of
     the frontier and for the one after the last.
@@ -87,7 +87,7 @@ def _settle(frontier: DeviceFrontier, picks: DevicePicks, bounds: Tensor) -> Non
 
 
 def _draws(way: Way, rows: int, rule: Rule, capacity: int) -> tuple[Any, Grid, dict[str, int]]:
-    """The kernel that makes the picks, its programs and its constants."""
+    """Return the kernel that makes the picks, its number of programs and its constants."""
     if way == "whole":
         return copy_lists, blocks_of(capacity, TILE), {"PLACES": TILE}
     if way == "labor" or (way == "weighted" and (rule.fanout < 0 or not rule.replace)):

@@ -1,4 +1,4 @@
-"""Weighted and LABOR picks. A list is read several times over; nothing is kept of it but counts.
+"""Weighted and LABOR sampling. A list is read several times; only counts are kept.
 
 Without replacement each edge has a score of 64 bits and the `fanout` lowest win, of equal ones the first. The score
 that divides them is found eight bits at a time, by counting; most often three times through a list are enough.
@@ -14,7 +14,7 @@ from hoploom.ops.kernels.picks import key_of, put, row_at
 
 @triton.jit
 def exact_log(x):
-    """ln(x) of float64 for 0 < x < 1 from +, -, *, / alone, so that every device rounds alike."""
+    """Return ln(x) of float64 for 0 < x < 1, from +, -, *, / only, so that every device rounds equally."""
     bits = x.to(tl.int64, bitcast=True)
     exponent = (bits >> 52) - 1022
     m = ((bits & 0x000FFFFFFFFFFFFF) | 0x3FE0000000000000).to(tl.float64, bitcast=True)
@@ -31,13 +31,13 @@ def exact_log(x):
 
 @triton.jit
 def unit(key, ids, stream, draw):
-    """A float64 strictly inside (0, 1): the middle of one of 2^52 equal steps."""
+    """Return a float64 strictly inside (0, 1): the middle of one of 2^52 equal steps."""
     return ((wide(key, ids, stream, draw) >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
 
 
 @triton.jit
 def scores(key, node, stream, start, population, begin, indices, weight, CHUNK: tl.constexpr):
-    """The uint64 scores of a chunk of edges, and which of them can be picked."""
+    """Return the uint64 scores of a chunk of edges, and the mask of those that can be picked."""
     offset = begin + tl.arange(0, CHUNK)
     is_edge = offset < population
     if weight is None:
@@ -53,7 +53,7 @@ def scores(key, node, stream, start, population, begin, indices, weight, CHUNK: 
 
 @triton.jit
 def divide(key, node, stream, start, population, wanted, indices, weight, CHUNK: tl.constexpr):
-    """(prefix, shift, missing): edges of score >> shift below the prefix win; of those at it the first `missing`."""
+    """Return (prefix, shift, missing): edges with score >> shift < prefix win, then the first `missing` equal to it."""
     prefix = (wanted * 0).to(tl.uint64)
     shift = prefix + 64
     missing = wanted
@@ -81,7 +81,7 @@ def keep_lowest(
     picks_begin, sources, edges, destinations, capacity,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One row: the edges of the lowest scores, ascending by offset."""
+    """Pick the edges of one row with the lowest scores, ascending by offset."""
     row = tl.program_id(0).to(tl.int64)
     first, count, place, node, start, population = row_at(row, rows, bounds, begin_at, nodes, starts, populations)
     if count == 0:
@@ -113,7 +113,7 @@ def keep_lowest(
 
 @triton.jit
 def weigh(weight, start, population, offset):
-    """A row's weight at an offset in float64; nothing beyond its list."""
+    """Return a row's weight at an offset in float64; 0 beyond its list."""
     heavy = tl.load(weight + start + offset, mask=offset < population, other=0.0)
     return tl.where(heavy > 0, heavy, 0.0).to(tl.float64)
 
@@ -124,7 +124,7 @@ def invert_sums(
     picks_begin, sources, edges, destinations, capacity,
     ROWS: tl.constexpr, FANOUT: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Weighted with replacement, by inverting running sums. They are rounded in list order: one edge after another."""
+    """Sample by weight with replacement, inverting running sums, which are rounded in list order."""
     turns = tl.cdiv(fanout, FANOUT)
     program = tl.program_id(0)
     row = (program // turns).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -152,7 +152,7 @@ def invert_sums(
 
 @triton.jit
 def find_sum(weight, start, population, longest, target, total, UNROLL: tl.constexpr):
-    """The first offsets whose running sum is above the target, but none beyond the first that reaches the total."""
+    """Return the first offsets whose running sum exceeds the target, at most the first that reaches the total."""
     found = (target < 0).to(tl.int64)
     final = (total < 0).to(tl.int64)
     reached = tl.zeros_like(total)

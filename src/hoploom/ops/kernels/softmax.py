@@ -1,6 +1,6 @@
-"""Softmax within each list, per head, and its backward: a program walks a few lists, some entries at a time.
+"""Softmax within each list, per head, and its backward: a program processes a few lists, some entries at a time.
 
-Three passes over scores that the first one has brought into the cache. A list of millions is one program's work.
+Makes three passes over the scores; the first one loads them into the cache. One program processes a list of any length.
 """
 
 import torch
@@ -12,12 +12,12 @@ from hoploom.ops.kernels.launch import blocks_of, launch
 from hoploom.ops.kernels.reduce import SIZES, most_of, short_lists
 
 FEW, MANY = 16, 128  # entries at a time
-TILE_BYTES = 2048  # of sums at a time
+TILE_BYTES = 2048  # of sums of a tile
 
 
 @triton.jit
 def _tile(begin, end, step, heads, ENTRIES: tl.constexpr, HEADS: tl.constexpr):
-    """Where the next entries' values stand, and which of them there are: [lists, entries, heads]."""
+    """Return the indices and the mask of the next entries' values: [lists, entries, heads]."""
     entry = begin + step + tl.arange(0, ENTRIES)[None, :]
     head = tl.arange(0, HEADS)[None, None, :]
     return (entry * heads)[:, :, None] + head, (entry < end)[:, :, None] & (head < heads)
@@ -28,7 +28,7 @@ def soften(
     indptr, scores, out, num_lists, heads, longest,
     SUM: tl.constexpr, LISTS: tl.constexpr, ENTRIES: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """out = exp(score - greatest) / total."""
+    """Write exp(score - maximum) / total."""
     _, _, begin, end = short_lists(indptr, num_lists, longest, LISTS)
     most = most_of(end - begin)
     greatest = tl.full([LISTS, HEADS], -float("inf"), SUM)
@@ -51,7 +51,7 @@ def soften_backward(
     indptr, weights, grad, out, num_lists, heads, longest,
     SUM: tl.constexpr, LISTS: tl.constexpr, ENTRIES: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """out = weight * (grad - the list's sum of weight * grad)."""
+    """Write weight * (grad - the list's sum of weight * grad)."""
     _, _, begin, end = short_lists(indptr, num_lists, longest, LISTS)
     most = most_of(end - begin)
     total = tl.zeros([LISTS, HEADS], SUM)
@@ -67,7 +67,7 @@ def soften_backward(
 
 
 def softmax_lists(indptr: Tensor, scores: Tensor, grad: Tensor | None) -> Tensor:
-    """As hoploom.ops.rows; half precision comes out as float32."""
+    """Implement hoploom.ops.rows on a device; half precision returns float32."""
     wide = torch.promote_types(scores.dtype, torch.float32)
     out = torch.zeros(scores.shape, dtype=wide, device=scores.device)
     num_lists, (num_entries, heads) = indptr.numel() - 1, scores.shape

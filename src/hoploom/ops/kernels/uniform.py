@@ -1,4 +1,4 @@
-"""Uniform picks, and whole lists. O(fanout) a node up to a fanout of 64; O(fanout^2), but without memory, above."""
+"""Uniform sampling and whole lists: O(fanout) per node up to a fanout of 64, above O(fanout^2) without memory."""
 
 import triton
 import triton.language as tl
@@ -14,7 +14,7 @@ def draw_few(
     picks_begin, sources, edges, destinations, capacity,
     REPLACE: tl.constexpr, ROWS: tl.constexpr, FANOUT: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows x fanout: Floyd's algorithm in all rows at once. Rows of few edges give all of them."""
+    """Sample a tile of rows x fanout: Floyd's algorithm in all rows at once. Rows of few edges take all."""
     row = rows_of(ROWS)
     first, count, place, node, start, population = row_at(row, rows, bounds, begin_at, nodes, starts, populations)
     if tl.max(count, 0) == 0:
@@ -46,7 +46,7 @@ def draw_many(
     picks_begin, sources, edges, destinations, capacity,
     REPLACE: tl.constexpr, LANES: tl.constexpr, DRAWS: tl.constexpr,
 ):  # fmt: skip
-    """So many of one row's picks, for any fanout: each finds out alone whether its draw was a repeat."""
+    """Sample LANES of one row's picks, for any fanout; each lane decides itself whether its draw was a repeat."""
     chunks = tl.cdiv(fanout, LANES)
     program = tl.program_id(0)
     row = (program // chunks).to(tl.int64)
@@ -67,7 +67,7 @@ def draw_many(
 
 @triton.jit
 def floyd(key, node, stream, population, fanout, turn, count, DRAWS: tl.constexpr):
-    """The picks of these turns.
+    """Return the picks of these turns of Floyd's algorithm.
 
     A draw is a repeat if an earlier one was the same, or if it is the newest offset of an earlier turn whose own draw
     was a repeat. So each is followed from turn to turn until that is decided, about log(fanout) times.
@@ -95,7 +95,7 @@ def floyd(key, node, stream, population, fanout, turn, count, DRAWS: tl.constexp
 
 @triton.jit
 def draw_at(key, node, stream, population, oldest, turn):
-    """What is drawn at these turns."""
+    """Return the draws of these turns."""
     none = turn * 0
     return bounded(key, node + none, stream, turn, oldest + turn + 1, population + none)
 
