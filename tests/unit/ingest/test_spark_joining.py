@@ -19,7 +19,6 @@ from hoploom.store.format import FileEntry
 from hoploom.store.storage_path import StoragePath
 
 pytest.importorskip("pyspark")
-from hoploom.ingest.spark import joining
 from hoploom.ingest.spark.joining import (
     JoinTask,
     Piece,
@@ -27,7 +26,6 @@ from hoploom.ingest.spark.joining import (
     WholeFile,
     join_tasks,
     joined_files,
-    task_bytes,
     write_plan,
 )
 
@@ -128,15 +126,6 @@ def test_small_files_share_tasks_and_large_ones_have_several() -> None:
     tasks = join_tasks(large, 256 << 20, in_ranges=True)
     assert [one.begin for task in tasks for one in task] == [n << 28 for n in range(5)]  # the header is in the first
     assert len(join_tasks(large, 256 << 20, in_ranges=False)) == 1
-
-
-def test_every_core_has_ranges_that_begin_at_whole_pages() -> None:
-    files = [WholeFile("x", IDS, (Piece("a", 10**7, 8 * 10**7, 0),))]
-    most = task_bytes(files, cores=16)
-    assert most % joining.ALIGNED == 0
-    assert len(join_tasks(files, most, in_ranges=True)) == 16
-    assert task_bytes(files * 1000, cores=16) == joining.TASK_BYTES
-    assert task_bytes([], cores=16) == joining.ALIGNED
 
 
 def test_a_task_that_was_cut_off_and_one_that_runs_late_change_nothing(

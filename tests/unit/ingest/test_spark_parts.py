@@ -229,45 +229,38 @@ def test_a_store_in_a_bucket_is_fetched_as_it_would_be_built_here(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_what_a_killed_writer_left_in_a_bucket_is_removed_by_the_next(
-    bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(target, "BEAT", 0.2)
-    monkeypatch.setattr(target, "GIVEN_UP", 2.0)
-    place = StoragePath(f"{bucket}/left")
-    table = "part-00000-8a9f.parquet"  # as Spark names its own files
-    for name in ("part-00000/x.npy", "staging-0123/pieces/x.npy/000000", "staging-4/mine.txt", table):
+def test_a_bucket_has_one_writer_at_a_time(bucket: str) -> None:
+    place, table = StoragePath(f"{bucket}/left"), "part-00000-8a9f.parquet"  # as Spark names its own files
+    for name in ("part-00000/x.npy", "staging-4/mine.txt", table):
         with place.create(name) as file:
             file.write(b"left")
-    with pytest.raises(StoreError, match="holds parts of no store"), target.opened_target(place.url):
+    with (
+        pytest.raises(StoreError, match="holds part-00000 of a build"),
+        target.opened_target(place.url),
+    ):
         pass
-    with place.create(target.LEASE) as file:
-        file.write(b"0123 7")
+    place.remove("part-00000")
     with target.opened_target(place.url) as opened:
-        assert {name for name, _ in place.names()} == {table, target.LEASE, "staging-4/mine.txt"}
         with opened.staging.create("pieces/a") as file:
             file.write(b"a")
-        with pytest.raises(StoreError, match="another process is writing"), target.opened_target(place.url):
+        with pytest.raises(StoreError, match="holds hoploom-writes of a build"), target.opened_target(place.url):
             pass
         opened.describe(Schema((), (), homogeneous=False), [])
     assert {name for name, _ in place.names()} == {table, "staging-4/mine.txt", "store.json"}
 
 
 @pytest.mark.slow
-def test_a_writer_that_another_has_taken_over_from_removes_nothing(
-    bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(target, "BEAT", 0.2)
+def test_a_writer_that_lost_its_bucket_to_another_removes_nothing(bucket: str) -> None:
     place = StoragePath(f"{bucket}/both")
     opened = target.PrefixTarget(place)
     opened.__enter__()
     opened.describe(Schema((), (), homogeneous=False), [])
-    for name in (target.LEASE, "part-00000/x.npy"):
+    for name in (target.MARKER, "part-00000/x.npy"):
         with place.create(name) as file:
-            file.write(b"theirs 1")
+            file.write(b"theirs")
     with pytest.raises(StoreError, match="another process writes"):
         opened.__exit__(None, None, None)
-    assert {name for name, _ in place.names()} == {target.LEASE, "part-00000/x.npy"}
+    assert {name for name, _ in place.names()} == {target.MARKER, "part-00000/x.npy"}
 
 
 @needs_spark

@@ -1,6 +1,5 @@
 """Stores from streams: against a plain reference, whatever the order, the memory and the parts."""
 
-import json
 import random
 import resource
 from collections.abc import Callable, Iterator, Sequence
@@ -123,13 +122,6 @@ def test_a_store_from_streams_equals_a_plain_reference(tmp_path: Path) -> None:
     assert store.split("train").tolist() == [0, 5, 42, 99]
     weights = torch.cat([part.lists[0].weight for part in store.parts])
     assert torch.equal(weights, torch.cat([part.tables[KEY, "w"].rows for part in store.parts]))
-
-
-def test_the_files_of_lists_stand_before_those_of_fields(tmp_path: Path) -> None:
-    build(tmp_path / "s", node_streams(3), [bought(edges(), EdgeRule())], weight="w", time="t")
-    described = json.loads((tmp_path / "s" / "store.json").read_text())["files"]
-    names = [Path(name).stem for name in described if name.startswith("part-00000/relations")]
-    assert names == ["csc.indptr", "csc.indices", "csc.weight", "csc.time", "w", "t"]
 
 
 @pytest.mark.parametrize("timed", [True, False])

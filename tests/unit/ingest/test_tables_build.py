@@ -70,14 +70,6 @@ def test_a_store_holds_what_the_tables_say(tmp_path: Path, name: str, parts: int
     assert sorted(stored, key=str) == sorted(((s, d, float(a), b, w, k) for s, d, a, b, w, k in wanted), key=str)
 
 
-def test_ids_that_are_store_ids_are_not_stored_again(tmp_path: Path) -> None:
-    for name, kept in (("dense", False), ("from 100", True)):
-        (tmp_path / name).mkdir()
-        write_graph(tmp_path / name, IDS[name])
-        store, _ = build_here(tmp_path / name, NODES)
-        assert (ORIGINAL_ID in store.schema.node_types[0].fields) == kept
-
-
 def test_integers_ascend_in_a_part(tmp_path: Path) -> None:
     write_graph(tmp_path, IDS["wide"], seed=1)
     store, _ = build_here(tmp_path, NODES, parts=2)
@@ -355,3 +347,11 @@ def test_progress_and_seconds_name_the_stages(tmp_path: Path) -> None:
     assert told[:2] == ["reading the tables", "numbering the nodes"]
     assert set(report.seconds) == set(told)
     assert all(seconds >= 0 for seconds in report.seconds.values())
+
+
+def test_ids_that_are_store_ids_are_not_stored_again(tmp_path: Path) -> None:
+    for name, kept in (("dense", False), ("from 100", True)):
+        (tmp_path / name).mkdir()
+        write_graph(tmp_path / name, IDS[name])
+        store, _ = build_here(tmp_path / name, NODES)
+        assert (ORIGINAL_ID in store.schema.node_types[0].fields) == kept

@@ -16,7 +16,6 @@ from hoploom.ingest.tables.build import fitting_threads, open_engine
 from hoploom.ingest.tables.engine import Engine, _explained, result_rows
 from hoploom.ingest.tables.graph_file import parse_graph
 from hoploom.ingest.tables.sources import ReadLimits, read_sources
-from hoploom.ingest.tables.table_files import TableFile, group_bytes, parquet_batches
 
 HAS_SPARK = shutil.which("java") is not None
 needs_spark = pytest.mark.skipif(not HAS_SPARK, reason="Spark needs Java")
@@ -53,12 +52,6 @@ def test_the_folder_of_an_engine_is_removed(tmp_path: Path) -> None:
     with open_engine(tmp_path, 256 << 20):
         assert (tmp_path / "engine").exists()
     assert not (tmp_path / "engine").exists()
-
-
-def test_a_file_that_is_no_table_is_named(duck: Engine, tmp_path: Path) -> None:
-    (tmp_path / "x.parquet").write_bytes(b"PAR1" + b"\0" * 100 + b"PAR1")
-    with pytest.raises((DataError, OSError), match=r"x\.parquet"):
-        result_rows(duck, duck.read([str(tmp_path / "x.parquet")]))
 
 
 def test_parquet_in_large_row_groups_is_rewritten_and_gives_the_same_store(
@@ -103,17 +96,6 @@ def test_parquet_in_large_row_groups_is_rewritten_and_gives_the_same_store(
     assert store.schema.node_types[0].fields["half"].dtype == "float16"
 
 
-def test_what_an_engine_reads_at_once_are_the_used_columns_of_a_row_group(tmp_path: Path) -> None:
-    rows = np.arange(10_000)
-    table = pa.table({"a": rows, "b": np.stack([rows, rows]).T.tolist(), "unused": rows})
-    pq.write_table(table, tmp_path / "t.parquet", 4000, compression="none", use_dictionary=False)
-    file = TableFile(str(tmp_path / "t.parquet"), "t.parquet", "parquet")
-    assert 4000 * 8 <= group_bytes(file, ["a"]) < 4000 * 8 * 1.1
-    assert 4000 * 24 <= group_bytes(file, ["a", "b"]) < 4000 * 24 * 1.1
-    read = pa.Table.from_batches(parquet_batches(file, ["b"]))
-    assert read.column("b").to_pylist() == table.column("b").to_pylist()
-
-
 def test_threads_are_as_many_as_memory_has_row_groups_for() -> None:
     for largest, threads in ((0, 16), (1 << 28, 7), (1 << 30, 1), (1 << 40, 1)):
         assert fitting_threads(4 << 30, largest, 16) == threads
@@ -130,13 +112,6 @@ def same_from_spark(folder: Path, name: str, parts: int) -> None:
         text = text.replace('categories = "one-hot"', 'categories = "one-hot"\nfill = "none"')
         build_here(where, text, parts=parts, engine=engine, master="local[2]")
     assert contents(folder / "duckdb" / "out.store") == contents(folder / "spark" / "out.store")
-
-
-@needs_spark
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_spark_of_our_own_gives_the_same_bytes(tmp_path: Path) -> None:
-    same_from_spark(tmp_path, "text", 3)
 
 
 def test_spark_without_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,25 +219,6 @@ def test_nodes_without_a_label_are_in_no_drawn_split_of_spark_either(tmp_path: P
             assert store.split("train").numel() + store.split("rest").numel() == 10
             said.append([str(report.unlabelled["nodes.node"]), contents(folder / "out.store")])
         assert said[0] == said[1]
-
-
-@needs_spark
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("running_spark")
-def test_edges_of_unknown_nodes_are_named_by_spark_too(tmp_path: Path) -> None:
-    messages = []
-    for engine in ("duckdb", "spark"):
-        folder = tmp_path / engine
-        folder.mkdir()
-        write_graph(folder, IDS["text"])
-        edges = pq.read_table(folder / "edges.parquet").set_column(0, "src", pa.array(["nobody"] * 80))
-        pq.write_table(edges, folder / "edges.parquet")
-        with pytest.raises(DataError, match=r"80 edges begin at ids that nodes\.node does not have") as caught:
-            build_here(folder, NODES, engine=engine, master="local[2]")
-        messages.append(str(caught.value).replace(str(folder), ""))
-        assert not (folder / "out.store").exists()
-    assert messages[0] == messages[1]
 
 
 TWICE = [0, *(v * 5 for v in range(1, 301) for _ in range(2))]  # batches of 256 rows end between two that are the same

@@ -91,16 +91,6 @@ def test_a_cast_makes_ids_the_same(tmp_path: Path) -> None:
 WITH_ARRAY = TABLES.replace('id = "id"', 'id = "id"\nfeatures_npy = "*.npy"')
 
 
-def test_arrays_go_with_the_rows(tmp_path: Path) -> None:
-    for name in ("y.npy", "x.npy"):
-        np.save(tmp_path / name, np.full((1, 3), ord(name[0]), np.float16))
-    arrays = _sources(tmp_path, WITH_ARRAY)["nodes.a"].arrays
-    assert [(str(array.filename), array.dtype.str, array.shape) for array in arrays] == [
-        (str(tmp_path / "x.npy"), "<f2", (1, 3)),
-        (str(tmp_path / "y.npy"), "<f2", (1, 3)),
-    ]
-
-
 ARRAYS = {
     "too few rows": (np.zeros((1, 3)), "x.npy has 1 rows, ", "a.parquet 2; give a row"),
     "a value per row of none": (np.zeros(3), "x.npy has 3 rows"),

@@ -59,7 +59,12 @@ def import_glt(
         unknown = sorted(given.keys() - layout.books.keys()) if isinstance(given, Mapping) else given
         if unknown or not isinstance(given, Mapping):
             raise ConfigError(f"{what} are given for {unknown}; give them by node type, of {list(layout.books)}")
-    orders = {name: _renumber(book, layout.num_parts) for name, book in layout.books.items()}
+    orders = {}
+    for name, book in layout.books.items():
+        store_ids = torch.empty(book.numel(), dtype=torch.int64)
+        store_ids[torch.argsort(book, stable=True)] = torch.arange(book.numel())
+        sizes = torch.bincount(book.to(torch.int64), minlength=layout.num_parts)
+        orders[name] = Renumbering(store_ids, [0, *torch.cumsum(sizes, 0).tolist()])
     nodes = [_nodes(layout, name, new, labels.get(name), splits.get(name, {})) for name, new in orders.items()]
     edges = [_edges(layout, key, orders[key[0]], orders[key[2]]) for key in layout.relations]
     weight = "weight" if any("weight" in stream.fields for stream in edges) else None
@@ -228,13 +233,6 @@ class Renumbering:
         """Return the store ids of GLT's ids, which are in a file from row `first` on."""
         check_values(ids, self.num_nodes, str(path), first, "node")
         return self.store_ids[ids.to(torch.int64)]
-
-
-def _renumber(book: Tensor, num_parts: int) -> Renumbering:
-    store_ids = torch.empty(book.numel(), dtype=torch.int64)
-    store_ids[torch.argsort(book, stable=True)] = torch.arange(book.numel())
-    sizes = torch.bincount(book.to(torch.int64), minlength=num_parts)
-    return Renumbering(store_ids, [0, *torch.cumsum(sizes, 0).tolist()])
 
 
 def _nodes(layout: _GltFolder, name: str, new: Renumbering, labels: Any, splits: Mapping[str, Any]) -> NodeStream:

@@ -117,17 +117,14 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist; give the path of an .npz") from error
     except DAMAGE as error:
-        if not _begins_as_zip(path):
+        begin = b""
+        if path.is_file():
+            with path.open("rb") as file:
+                begin = file.read(2)
+        if begin != b"PK":
             hint = "give a file that numpy.savez or scipy.sparse.save_npz wrote"
             raise DataError(f"{path} is no .npz; {hint}") from error
         raise DataError(f"{path} is cut short or damaged ({error or type(error).__name__}); get it again") from error
-
-
-def _begins_as_zip(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(2) == b"PK"
 
 
 def _member(archive: zipfile.ZipFile, array: NpzArray) -> str:

@@ -202,14 +202,11 @@ def _edge_rows(ends: EdgeSource, sizes: tuple[int, int]) -> Iterator[EdgeRows]:
         check_values(pair[1], sizes[1], ends.tables[-1].name, first, "destination")
         fields = dict(zip(ends.fields, rows[len(ends.tables) :], strict=True))
         sources, destinations = (ids.to(torch.int64).contiguous() for ids in pair)
-        edges = EdgeRows(sources, destinations, fields)
-        yield _both_ways(edges) if ends.both_ways else edges
-
-
-def _both_ways(edges: EdgeRows) -> EdgeRows:
-    doubled = {name: rows.repeat_interleave(2, dim=0) for name, rows in edges.fields.items()}
-    there, back = torch.stack(edges[:2], 1), torch.stack([edges.destinations, edges.sources], 1)
-    return EdgeRows(there.view(-1), back.view(-1), doubled)
+        if ends.both_ways:
+            fields = {name: rows.repeat_interleave(2, dim=0) for name, rows in fields.items()}
+            pairs = torch.stack([sources, destinations], 1)
+            sources, destinations = pairs.view(-1), pairs.flip(1).reshape(-1)
+        yield EdgeRows(sources, destinations, fields)
 
 
 def write_graph(

@@ -97,11 +97,15 @@ class _SharedStore:
                 if max(stream.part_sizes, default=0) * field.row_bytes > MOST_OBJECT:
                     raise ConfigError(TOO_LARGE)
         sizes = {stream.name: self._nodes(stream) for stream in nodes}
+        by_name = {node.name: node for node in nodes}
         relations: list[WrittenRelation] = []
         num_edges: list[list[int]] = []
         for edge_stream in edges:
             self._begin(" ".join(edge_stream.key))
-            written = self._relations(edge_stream, nodes)
+            written = written_relations(edge_stream, nodes, self._options, [None] * len(edge_stream.keys))
+            for number, (source, _, _) in enumerate(edge_stream.keys):
+                if takes_node_times(edge_stream, by_name[source], self._options):
+                    written[number] = replace(written[number], time=SOURCE_TIME)
             num_edges += self._edges(edge_stream, written, nodes)
             relations += written
         self._target.describe(*describe_store(nodes, sizes, relations, num_edges, self._options))
@@ -166,12 +170,6 @@ class _SharedStore:
             return run_tasks(moved, ranges.count, task, self._target.staging, rows.row_bytes)
 
     # --- edges --------------------------------------------------------------------------------------
-
-    def _relations(self, stream: EdgeStream, nodes: Sequence[NodeStream]) -> list[WrittenRelation]:
-        written = written_relations(stream, nodes, self._options, [None] * len(stream.keys))
-        by_name = {node.name: node for node in nodes}
-        timed = [takes_node_times(stream, by_name[key[0]], self._options) for key in stream.keys]
-        return [replace(one, time=SOURCE_TIME) if has else one for one, has in zip(written, timed, strict=True)]
 
     def _edges(
         self, stream: EdgeStream, written: Sequence[WrittenRelation], nodes: Sequence[NodeStream]

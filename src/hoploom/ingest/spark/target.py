@@ -8,7 +8,6 @@ import re
 import secrets
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,10 +21,10 @@ from hoploom.store.format import STORE_FILE, FileEntry, Manifest, PartRange
 from hoploom.store.storage_path import StoragePath
 from hoploom.store.write import StoreWriter
 
-LEASE, STAGING = "hoploom-writes", "staging-"  # names in a prefix that is being written
+MARKER, STAGING = "hoploom-writes", "staging-"  # names in a prefix that is being written
 PART = re.compile(r"part-\d{5}/")
-BEAT = 5.0  # seconds between two renewals of the lease
-GIVEN_UP = 4 * BEAT  # without a renewal, the writer is gone
+LEFT = re.compile(rf"part-\d{{5}}/|{MARKER}$")
+SETTLE = 1.0  # seconds in which the marker of a second writer would appear
 
 
 class StoreTarget(Protocol):
@@ -71,9 +70,9 @@ class FolderTarget:
 
 
 class PrefixTarget:
-    """A prefix of an object store, guarded by a lease: a marker object that the writer renews.
+    """A prefix of an object store. A marker object keeps other writers away until the store is complete.
 
-    The next writer removes what a killed writer has left, but only what its lease covers: folders of parts, and pieces.
+    Only folders of parts, the writer's pieces and the marker are ever removed.
     """
 
     def __init__(self, place: StoragePath) -> None:
@@ -81,17 +80,17 @@ class PrefixTarget:
         self.staging = place / f"{STAGING}{self._own}"
         self._files: dict[str, FileEntry] = {}
         self._described: tuple[Schema, tuple[PartRange, ...]] | None = None
-        self._done, self._is_lost = threading.Event(), False
-        self._beating = threading.Thread(target=self._beat, name="hoploom-lease", daemon=True)
 
     def __enter__(self) -> "PrefixTarget":
         self._refuse_existing()
-        self._take_over()
-        self._renew(0)
-        time.sleep(BEAT / 5)
+        if left := sorted({name.split("/", 1)[0] for name, _ in self.place.names() if LEFT.match(name)}):
+            what = f"{self.place} holds {', '.join(left[:5])} of a build that is running or was stopped"
+            raise StoreError(f"{what}; wait for it, give another path, or remove them")
+        with self.place.create(MARKER) as file:
+            file.write(self._own.encode())
+        time.sleep(SETTLE)
         self._require_own()  # if two begin together, the last marker wins
         self._scratch = Path(tempfile.mkdtemp(prefix="hoploom-"))
-        self._beating.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *failure: Any) -> None:
@@ -99,12 +98,10 @@ class PrefixTarget:
             if kind is None:
                 self._complete()
         finally:
-            self._done.set()
-            self._beating.join()
             shutil.rmtree(self._scratch, ignore_errors=True)
             with suppress(HoploomError):  # the first error has the better message
                 if self._owner() == self._own:
-                    self._clear(self._own, with_parts=self.place.size(STORE_FILE) is None)
+                    self._clear()
 
     def local_scratch(self, name: str) -> Path:
         folder = self._scratch / name
@@ -128,58 +125,26 @@ class PrefixTarget:
         with self.place.create(STORE_FILE) as file:
             file.write(layout.manifest_to_json(Manifest(*self._described, self._files)).encode())
 
+    def _clear(self) -> None:
+        """Remove the pieces, the parts unless the store is complete, and the marker."""
+        self.place.remove(self.staging.url.rsplit("/", 1)[1])
+        is_store = self.place.size(STORE_FILE) is not None
+        parts = () if is_store else {name.split("/", 1)[0] for name, _ in self.place.names() if PART.match(name)}
+        for folder in sorted(parts):
+            self.place.remove(folder)
+        self.place.remove(MARKER)
+
     def _refuse_existing(self) -> None:
         if self.place.size(STORE_FILE) is not None:
             raise StoreError(f"{self.place} exists; give another path, or remove it first")
 
-    def _clear(self, owner: str, *, with_parts: bool) -> None:
-        """Remove what a writer has left: its pieces, parts that are no store yet, and its lease."""
-        self.place.remove(f"{STAGING}{owner}")
-        folders = {name.split("/", 1)[0] for name, _ in self.place.names() if PART.match(name)} if with_parts else ()
-        for folder in sorted(folders):
-            self.place.remove(folder)
-        self.place.remove(LEASE)
-
-    # --- the lease ----------------------------------------------------------------------------------
-
-    def _take_over(self) -> None:
-        """Wait until the lease of another writer ends, and remove what it has left."""
-        first = self._read_lease()
-        if first is None:
-            if any(PART.match(name) for name, _ in self.place.names()):
-                raise StoreError(f"{self.place} holds parts of no store; give another path, or remove them")
-            return
-        end = time.monotonic() + GIVEN_UP
-        while time.monotonic() < end:
-            time.sleep(BEAT / 5)
-            if self._read_lease() != first:
-                raise StoreError(f"another process is writing {self.place}; wait for it, or give another path")
-        self._clear(first.decode().split()[0], with_parts=True)
-
     def _require_own(self) -> None:
-        if self._is_lost or self._owner() != self._own:
+        if self._owner() != self._own:
             raise StoreError(f"another process writes {self.place}, too; one of the two has to stop")
 
-    def _beat(self) -> None:
-        count = 0
-        while not self._done.wait(BEAT):
-            count += 1
-            with suppress(HoploomError):  # the next one may get through
-                self._is_lost = self._is_lost or self._owner() != self._own
-                if not self._is_lost:
-                    self._renew(count)
-
-    def _renew(self, count: int) -> None:
-        with self.place.create(LEASE) as file:
-            file.write(f"{self._own} {count}".encode())
-
-    def _read_lease(self) -> bytes | None:
-        if self.place.size(LEASE) is None:
-            return None
-        with self.place.open(LEASE) as file:
-            return file.read()
-
     def _owner(self) -> str | None:
-        """Return the writer that has the lease."""
-        lease = self._read_lease()
-        return None if lease is None else lease.decode().split()[0]
+        """Return the writer whose marker is there."""
+        if self.place.size(MARKER) is None:
+            return None
+        with self.place.open(MARKER) as file:
+            return file.read().decode()

@@ -1,7 +1,7 @@
 """Build a store from tables in bounded memory: read them, number the nodes, stream nodes and edges."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from hoploom.ingest.tables.build_options import BuildOptions, Report, StageTimes
 from hoploom.ingest.tables.engine import DuckEngine
 from hoploom.ingest.tables.graph_file import GraphFile
 from hoploom.ingest.tables.graph_streams import GraphTables
-from hoploom.ingest.tables.sources import ReadLimits, TableSource, read_sources
+from hoploom.ingest.tables.sources import ReadLimits, read_sources
 from hoploom.ingest.tables.table_files import TableFile, group_bytes
 from hoploom.ops import give_back_freed_memory
 from hoploom.store.write import StoreWriter
@@ -59,7 +59,9 @@ def _build_here(graph: GraphFile, out: Path, options: BuildOptions, report: Repo
         limits = ReadLimits(largest_group=max(own // 4, own - JOIN_BYTES) // 2)
         sources = read_sources(graph, folder, limits)
         _give_back()
-        threads = options.threads or fitting_threads(share, _largest_group(sources), num_cores())
+        files = [(path, source.schema.names) for source in sources.values() for path in source.paths]
+        largest = max((group_bytes(TableFile(path, path, "parquet"), names) for path, names in files), default=0)
+        threads = options.threads or fitting_threads(share, largest, num_cores())
         with open_engine(writer.scratch, share, threads) as engine:
             tables = GraphTables(graph, sources, engine, folder)
             with tables.naming_damage():
@@ -81,12 +83,6 @@ def open_engine(scratch: Path, memory: int, threads: int | None = None) -> Itera
     finally:
         engine.close()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _largest_group(sources: Mapping[str, TableSource]) -> int:
-    """Return the bytes of the largest row group of all tables."""
-    files = [(path, source.schema.names) for source in sources.values() for path in source.paths]
-    return max((group_bytes(TableFile(path, path, "parquet"), names) for path, names in files), default=0)
 
 
 def fitting_threads(share: int, largest: int, cores: int) -> int:

@@ -73,17 +73,16 @@ def first_word(source: TableSource, column: str) -> tuple[str, Any] | None:
     """Return the file and row, and the value, of the first value that does not read as a number."""
     for origin, before, values in source.scan(column):
         for row, value in enumerate(values.to_pylist(), before + 1):
-            if value is not None and not _reads_as_number(value):
+            if value is None:
+                continue
+            try:
+                float(value)
+                is_number = isinstance(value, str)
+            except (TypeError, ValueError):
+                is_number = False
+            if not is_number:
                 return f"{origin}, row {row}", value
     return None
-
-
-def _reads_as_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return isinstance(value, str)
 
 
 def unfit(source: TableSource, column: str, check: Callable[[pa.Array], Any], error: Exception) -> DataError:

@@ -1,12 +1,12 @@
-"""Draft a graph.toml for the tables in a folder, from the names, types and first values of their columns.
+"""Draft a graph.toml for the tables in a folder, from the names, types and first rows of their columns.
 
-Guesses have a comment: a person is to read the text and correct it. Reads the first rows of each table, and the ids of
-node tables.
+Guesses have a comment: a person is to read the text and correct it. Also reads the ids of node tables, to find the node
+types of columns by their values.
 """
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,19 +28,18 @@ HEADER = """\
 
 """
 SAMPLE, WANTED = 10_000, 200  # rows that are read of a table; values of a column that are looked up among ids
-FEW, MOST_SPLITS, HALF = 8, 10, 0.5
 ENDS = ("source", "destination")
-SOURCES = ("src", "source", "from", "head", "start", "u", "citing", "follower", "sender")
-DESTINATIONS = ("dst", "dest", "destination", "target", "to", "tail", "end", "v", "cited", "followee", "receiver")
-PEERS = ("friend", "peer", "neighbor", "neighbour", "parent", "child", "other", "partner", "ref", "reference")
-ID_WORDS = ("id", "ids", "idx", "nid", "uid", "key", "index")
-NODE_WORDS, EDGE_WORDS = ("node", "nodes", "vertex", "vertices"), ("edge", "edges", "link", "links", "rel", "relation")
-LABELS, SPLITS, WEIGHTS = ("label", "labels", "y", "target", "class"), ("split", "fold", "subset"), ("weight", "w")
-TIMES = ("time", "timestamp", "date", "datetime", "ts", "at", "created", "created_at", "published")
+END_WORDS = {
+    "source": ("src", "source", "from", "citing"),
+    "destination": ("dst", "destination", "target", "to", "cited"),
+}
+PEERS = ("friend", "peer", "neighbor", "neighbour", "parent", "child", "other")
+ID_WORDS = ("id", "ids", "idx", "nid", "uid", "node", "nodes")
+EDGE_WORDS = ("edge", "edges", "link", "links", *ID_WORDS)
+LABELS, SPLITS, WEIGHTS = ("label", "labels", "y", "target", "class"), ("split", "fold"), ("weight", "w")
+TIMES = ("time", "timestamp", "date", "datetime", "ts", "created_at", "published")
 SHARES = {"train": 0.8, "val": 0.1, "test": 0.1}
-ID_NAME = re.compile(r"((.*[_ -])?(id|ids|idx|nid|uid|key|index)|node|vertex)$|.*[a-z]I[dD]$", re.IGNORECASE)
 ROW_NUMBER = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # columns that pandas adds
-SHARD = re.compile(r"(?<![a-zA-Z])\d+|\d+$")  # the number in part-00001, edges_3 and edges7
 
 
 @dataclass
@@ -48,11 +47,11 @@ class _Section:
     """A table and its keys in graph.toml."""
 
     name: str
-    files: str  # the value of the key: a path, a glob or a folder
+    files: str  # the value of the key: a path or a folder
     paths: Sequence[TableFile]
     sample: pa.Table
     keys: dict[str, Any] = field(default_factory=dict)  # those of columns are dotted
-    why: dict[str, str] = field(default_factory=dict)  # comments by key, where the value is guessed
+    why: dict[str, str] = field(default_factory=dict)  # comments by key, if the value is guessed
 
     @property
     def types(self) -> dict[str, pa.DataType]:
@@ -62,7 +61,7 @@ class _Section:
     @property
     def node_type(self) -> str:
         """The name of the node type, if the table holds nodes."""
-        return "_".join(_singular(word) for word in _words(self.name) if word not in NODE_WORDS) or "node"
+        return "_".join(word for word in _words(self.name) if word not in ID_WORDS) or "node"
 
     @property
     def id_typed(self) -> list[str]:
@@ -72,16 +71,11 @@ class _Section:
     def is_text(self, column: str) -> bool:
         return bool(pa.types.is_string(self.types[column]))
 
-    def first_values(self, column: str) -> pa.Array:
-        """Return the first distinct values of a column, as text or int64."""
-        values = pc.unique(self.sample[column].combine_chunks().drop_null()).slice(0, WANTED)
-        return values.cast(pa.string() if self.is_text(column) else pa.int64(), safe=False)
-
-    def all_values(self, column: str) -> Iterator[pa.Array]:
-        """Yield all values of a column, batch by batch."""
-        kind = self.types[column]
+    def values(self, column: str) -> Iterator[pa.Array]:
+        """Yield all values of a column, as text or int64."""
+        kind = pa.string() if self.is_text(column) else pa.int64()
         for path in self.paths:
-            yield from (batch.column(column).cast(kind) for batch in _batches(path, {column: kind}))
+            yield from (batch.column(column).cast(kind, safe=False) for batch in _batches(path, [column]))
 
 
 def draft(folder: Path, beside: Path) -> str:
@@ -98,61 +92,42 @@ def draft(folder: Path, beside: Path) -> str:
     for table in tables:
         if (column := found.own_id(table)) is not None:
             table.keys["id"] = column
-            found.nodes[_free(table.node_type, found.nodes)] = table
+            found.nodes[table.node_type] = table
     found.types = set(found.nodes)
     for table in tables:
-        if "id" in table.keys:
-            found.add_foreign_keys(table)
-        else:
-            found.add_edges(table)
-        _add_columns(table, found)
+        found.add_foreign_keys(table) if "id" in table.keys else found.add_edges(table)
+        _add_columns(table, [name for name in table.types if found.refers(name)])
     return found.text(os.path.relpath(folder, beside))
 
 
-# --- tables in a folder --------------------------------------------------------------------------
-
-
 def _tables(folder: Path, root: Path) -> Iterator[_Section]:
-    """Yield the tables: files whose names differ by a number are one, and so are all files of a folder, if alike."""
+    """Yield the tables below a folder. All files of a folder are one table if they have the same columns."""
     entries = [entry for entry in sorted(folder.iterdir()) if entry.name[0] not in "._"]
-    shards: dict[str, list[TableFile]] = {}
-    for entry in entries:
-        if entry.is_file() and (kind := kind_of(entry.name)) is not None:
-            stem = entry.name.partition(".")[0]
-            pattern = SHARD.sub("*", stem) + entry.name.removeprefix(stem)
-            shards.setdefault(pattern, []).append(TableFile(os.path.abspath(entry), str(entry), kind))
-    files = [file for some in shards.values() for file in some]
-    if folder != root and len(files) == len(entries) and _are_alike(files):
-        shards = {"": files}
-    for pattern, files in shards.items():
-        if _are_alike(files) and (len(files) > 1 or not pattern):
-            name = re.sub(r"[^A-Za-z0-9]*part$", "", SHARD.sub("", pattern.partition(".")[0].replace("*", "")))
-            yield _table(name.strip("-_. ") or folder.name, files, folder.relative_to(root) / pattern)
-        else:
-            for path, file in ((Path(file.path), file) for file in files):
-                yield _table(path.name.partition(".")[0], [file], path.relative_to(os.path.abspath(root)))
+    files = [entry for entry in entries if entry.is_file() and kind_of(entry.name)]
+    paths = [TableFile(os.path.abspath(file), str(file), kind_of(file.name) or "") for file in files]
+    columns = {tuple(sorted(column_names(path))) for path in paths}
+    if folder != root and len(columns) == 1 and len(files) == len(entries):
+        yield _table(folder.name, paths, folder.relative_to(root))
+    else:
+        for file, path in zip(files, paths, strict=True):
+            yield _table(file.name.partition(".")[0], [path], file.relative_to(root))
     for child in (entry for entry in entries if entry.is_dir()):
         yield from _tables(child, root)
 
 
-def _are_alike(files: Sequence[TableFile]) -> bool:
-    return len({tuple(sorted(column_names(file))) for file in files}) == 1
-
-
-def _table(name: str, paths: Sequence[TableFile], pattern: Path) -> _Section:
+def _table(name: str, paths: Sequence[TableFile], shown: Path) -> _Section:
     batch = next((batch for path in paths for batch in _batches(path) if batch.num_rows), None)
     if batch is None:
         raise DataError(f"{paths[0].shown} has no rows; give a table with rows, or remove it")
     columns = {column: batch.column(batch.schema.names.index(column)) for column in batch.schema.names}
     sample = pa.table(columns).slice(0, SAMPLE)
-    return _Section(name, str(pattern), paths, sample.cast(plain_schema(sample.schema, sample.schema.names)))
+    return _Section(name, str(shown), paths, sample.cast(plain_schema(sample.schema, sample.schema.names)))
 
 
-def _batches(file: TableFile, types: dict[str, pa.DataType] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file: all columns, or those in `types`."""
-    columns = list(types or ())
+def _batches(file: TableFile, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file, of some columns or all."""
     if file.kind in ("csv", "tsv"):
-        with CsvFile(file).opened(columns, types) as reader:
+        with CsvFile(file).opened(columns) as reader:
             yield from reader
     elif file.kind == "parquet":
         yield from parquet_batches(file, columns or column_names(file))
@@ -161,14 +136,11 @@ def _batches(file: TableFile, types: dict[str, pa.DataType] | None = None) -> It
             yield from batches
 
 
-# --- node types and relations --------------------------------------------------------------------
-
-
 @dataclass
 class _Draft:
     """The node types and relations found so far."""
 
-    types: Collection[str]  # the names that columns may refer to
+    types: set[str]  # the names that columns may refer to
     nodes: dict[str, _Section] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)  # types without a table
     relations: dict[RelationName, _Section] = field(default_factory=dict)
@@ -176,113 +148,92 @@ class _Draft:
 
     def refers(self, column: str) -> bool:
         """Return whether a column is called like an id, or like a node type."""
-        return bool(ID_NAME.match(column)) or _stem(column) in self.types
+        return bool({*_words(column)} & {*ID_WORDS}) or _stem(column) in self.types
 
     def own_id(self, table: _Section) -> str | None:
         """Return the column that tells the rows apart: called like the table or `id`; None if there is none."""
-        if _named_ends(table):
-            return None
         named = [name for name in table.id_typed if self.refers(name)]
-        own = [name for name in named if _stem(name) == table.node_type and _stem(name) not in PEERS]
-        if len(named) > len(own) + 1 and not any(ID_NAME.match(name) for name in own):
-            own = []  # the rating of an item by a user
-        own = own or [name for name in named if _stem(name) in ("", *NODE_WORDS)] or (named if len(named) == 1 else [])
-        columns = {name: table.sample[name] for name in own if not table.sample[name].null_count}
-        return next((name for name, ids in columns.items() if pc.count_distinct(ids).as_py() == len(ids)), None)
+        own = [name for name in named if _stem(name) == table.node_type] if len(named) < 3 else []
+        general = [name for name in named if not _stem(name)]
+        own += general if len(general) == 1 else []
+        own = own or (named if len(named) == 1 else [])
+        columns = {name: table.sample[name] for name in own}
+        unique = (name for name, ids in columns.items() if pc.count_distinct(ids, mode="all").as_py() == len(ids))
+        return None if _named_ends(table) else next(unique, None)
 
     def add_foreign_keys(self, table: _Section) -> None:
-        """Add a relation for each column that holds ids of another node type in every row."""
-        own = next(name for name, nodes in self.nodes.items() if nodes is table)
-        for column in (column for column in table.id_typed if column != table.keys["id"]):
-            shares = {of: self.share(table, column, of) for of in self.nodes if of != own}
-            able = [of for of in shares if shares[of] > HALF and (table.is_text(column) or _stem(column) == of)]
-            other = max(able, key=lambda of: (_stem(column) == of, shares[of]), default=None)
-            if other is None:
+        """Add a relation for each column that is called like another node type, and holds its ids in every row."""
+        for column in table.id_typed:
+            other = _stem(column)
+            if column == table.keys["id"] or other not in self.nodes or self.nodes[other] is table:
                 continue
-            if shares[other] < 1 or table.sample[column].null_count:
+            if self.share(table, column, other) < 1 or table.sample[column].null_count:
                 self.notes.append(f"{table.files}: {column} has ids of {other}, but not in every row, as edges need")
                 continue
-            edges = _Section(column, table.files, table.paths, table.sample.select([table.keys["id"], column]))
+            edges = _Section("", table.files, table.paths, table.sample.select([table.keys["id"], column]))
             edges.keys = {"source": table.keys["id"], "destination": column}
-            edges.why["destination"] = "guessed: these are ids of {}, by their values"
-            self._add_relation(edges, own, other)
+            self._add_relation(edges, table.node_type, other)
 
     def add_edges(self, table: _Section) -> None:
-        """Add the relation of a table of edges, whose ends are found by name, else by value."""
-        named = [name for name in table.id_typed if _stem(name) and self.refers(name)]
-        valued = [name for name in table.id_typed if name in named or self._are_ids(table, name)]
-        ends = _named_ends(table) or next((names[:2] for names in (named, valued) if len(names) > 1), [])
-        if not ends and len(table.types) == 2 == len(table.id_typed) and len({*table.types.values()}) == 1:
-            ends = list(table.types)
-        if not ends:
-            self.notes.append(f"{table.files} is left out: no ids are seen among {', '.join([*table.types][:FEW])}")
+        """Add the relation of a table of edges: its ends are named so, or called like ids, or the only two columns."""
+        named = [name for name in table.id_typed if self.refers(name)]
+        ends = _named_ends(table) or (named[:2] if len(named) > 1 else table.id_typed)
+        if len(ends) != 2:
+            self.notes.append(f"{table.files} is left out: no ids are seen among {', '.join(table.types)}")
             return
         table.keys |= zip(ENDS, ends, strict=True)
         types: list[str] = []
-        for end, column, word in zip(ENDS, ends, (0, -1), strict=True):
-            type_ = self._end_type(table, end, column, word, types[0] if types else None)
+        for end, column in zip(ENDS, ends, strict=True):
+            type_ = self._end_type(table, end, column, types)
             if type_ is None:
-                reason = f"no table has the ids of {column}; add one as [nodes.{as_key(_subject(column) or 'node')}]"
-                self.notes.append(f"{table.files} is left out: {reason}")
+                way_out = f"add one as [nodes.{as_key(_stem(column) or 'node')}]"
+                self.notes.append(f"{table.files} is left out: no table has the ids of {column}; {way_out}")
                 return
             types.append(type_)
         self._add_relation(table, *types)
 
-    def _end_type(self, table: _Section, end: str, column: str, word: int, other: str | None) -> str | None:
-        """Return the node type of an end: by the column's name, the file's, or the values; else one with a count."""
-        nodes = {name: of for name, of in self.nodes.items() if of.is_text(of.keys["id"]) == table.is_text(column)}
-        subject, of_file = _subject(column), _words(table.name)
-        named = [name for name, of in nodes.items() if _stem(column) == name or of.keys["id"] == column]
-        named += [name for name in nodes if name == subject]
-        if not subject and len(of_file) > 1 and (name := _singular(of_file[word])) in nodes:
-            named.append(name)
-        if named:
-            if (share := self.share(table, column, named[0])) < 1:
-                what = f"only {as_share(share)} of the first values are ids of {{}}"
+    def _end_type(self, table: _Section, end: str, column: str, before: Sequence[str]) -> str | None:
+        """Return the node type of an end, by the column's name, else by its values, else a new one with a count."""
+        by_name = next(
+            (name for name, of in self.nodes.items() if column == of.keys["id"] or name in _words(column)), None
+        )
+        if by_name is not None:
+            if (share := self.share(table, column, by_name)) < 1:
+                what = f"only {as_share(share)} of the first values are ids in {self.nodes[by_name].files}"
                 table.why[end] = f"guessed by the name, but {what}"
-            return named[0]
-        if table.is_text(column) or not (subject and self.refers(column)):  # two types may number their nodes alike
-            shares = {name: self.share(table, column, name) for name in nodes}
-            best = max(
-                shares,
-                key=lambda name: (not subject and name == other and shares[name] > HALF, shares[name]),
-                default=None,
-            )
-            if best is not None and (shares[best] > HALF or len(self.nodes) == 1):
-                table.why[end] = "guessed: these are ids of {}, by their values"
-                return best
-        if table.is_text(column) or (subject or "node") in self.nodes:
+            return by_name
+        shares = {name: self.share(table, column, name) for name in self.nodes}
+        likely = before if _stem(column) in PEERS else ()  # the friends of users are users
+        best = max(shares, key=lambda name: (name in likely and shares[name] > 0.5, shares[name]), default=None)
+        is_named = self.refers(column) and _stem(column) not in ("", *PEERS)  # users may have the numbers of movies
+        if best is not None and shares[best] > 0.5 and (table.is_text(column) or not is_named):
+            table.why[end] = f"guessed: these are ids in {self.nodes[best].files}, by their values"
+            return best
+        name = _stem(column) if self.refers(column) and _stem(column) else "node"
+        if table.is_text(column) or name in self.nodes:
             return None
-        most = max(pc.max(values).as_py() or 0 for values in table.all_values(column))
-        self.counts[subject or "node"] = max(self.counts.get(subject or "node", 0), most + 1)
-        return subject or "node"
+        most = max(pc.max(values).as_py() or 0 for values in table.values(column))
+        self.counts[name] = max(self.counts.get(name, 0), most + 1)
+        return name
 
     def share(self, table: _Section, column: str, node_type: str) -> float:
         """Return the share of a column's first values that are ids of a node type."""
-        nodes, wanted = self.nodes[node_type], table.first_values(column)
-        if len(wanted) == 0 or nodes.is_text(nodes.keys["id"]) != table.is_text(column):
+        nodes = self.nodes[node_type]
+        if nodes.is_text(nodes.keys["id"]) != table.is_text(column):
             return 0.0
+        wanted = pc.unique(next(table.values(column)).drop_null()).slice(0, WANTED)
         missing = wanted
-        for ids in nodes.all_values(nodes.keys["id"]):
-            missing = missing.filter(pc.invert(pc.is_in(missing, ids.cast(missing.type, safe=False))))
-            if len(missing) == 0:
-                break
-        return 1 - len(missing) / len(wanted)
-
-    def _are_ids(self, table: _Section, column: str) -> bool:
-        """Return whether a column's values are ids. Numbers must be many: 1 to 5 are stars, not ids."""
-        if table.is_text(column):
-            return any(self.share(table, column, name) > HALF for name in self.nodes)
-        found, num_values = self.nodes.items(), len(table.first_values(column))
-        most = {name: min(WANTED, nodes.sample.num_rows) for name, nodes in found}
-        return any(num_values > HALF * most[name] and self.share(table, column, name) == 1 for name, _ in found)
+        for ids in nodes.values(nodes.keys["id"]):
+            missing = missing.filter(pc.invert(pc.is_in(missing, ids)))
+        return 1 - len(missing) / max(1, len(wanted))
 
     def _add_relation(self, edges: _Section, source: str, destination: str) -> None:
-        """Add a relation, named by the words of its table or column that are not those of its types."""
-        said = {*_words(source), *_words(destination), *EDGE_WORDS, *ID_WORDS}
-        kept = [word for word in _words(edges.name) if not {word, _singular(word)} & said and not word.isdigit()]
-        taken = [key[1] for key in self.relations if (key[0], key[2]) == (source, destination)]
-        self.relations[source, _free("_".join(kept) or "to", taken), destination] = edges
+        """Add a relation, named by the words of its table that are not those of its types."""
+        taken, words = {source, destination, *EDGE_WORDS}, re.split(r"[^a-z]+", edges.name.lower())
+        name = "_".join(word for word in words if word and not {word, _singular(word)} & taken) or "to"
+        while (source, name, destination) in self.relations:
+            name += "_2"
+        self.relations[source, name, destination] = edges
 
     def text(self, prefix: str) -> str:
         """Return the text of graph.toml."""
@@ -300,9 +251,6 @@ class _Draft:
         for name, count in self.counts.items():
             text += f"[nodes.{as_key(name)}]\ncount = {count}  # guessed: one more than the largest id\n\n"
         for key, edges in self.relations.items():
-            edges.why |= {
-                end: edges.why[end].format(of) for end, of in zip(ENDS, key[::2], strict=True) if end in edges.why
-            }
             if key[0] != key[2]:
                 edges.keys["reverse"], edges.why["reverse"] = True, "guessed: messages flow both ways"
             text += _section_text(f"edges.{as_key(' '.join(key))}", edges, prefix)
@@ -313,52 +261,40 @@ class _Draft:
 
 def _named_ends(table: _Section) -> list[str]:
     """Return the columns that are called source and destination, or alike; none if there are no such columns."""
-    sources = [name for name in table.id_typed if _stem(name) in SOURCES][:1]
-    destinations = [name for name in table.id_typed if _stem(name) in DESTINATIONS and name not in sources][:1]
-    return [*sources, *destinations] if sources and destinations else []
+    found = [next((name for name in table.id_typed if _stem(name) in END_WORDS[end]), None) for end in ENDS]
+    return [name for name in found if name is not None] if None not in found else []
 
 
-# --- the other columns ---------------------------------------------------------------------------
-
-
-def _add_columns(table: _Section, found: _Draft) -> None:
-    """Add the keys of features, label, split, time and weight."""
-    is_nodes, types = "id" in table.keys, table.types
-    left = [name for name in types if name not in table.keys.values()]
-
-    def named(words: Sequence[str], able: Collection[str]) -> str | None:
-        return next((name for word in words for name in left if name.lower() == word and name in able), None)
-
-    numbers = [name for name in left if _is_number(table, name)]
+def _add_columns(table: _Section, ids: Sequence[str]) -> None:
+    """Add the keys of features, label, split, time and weight; `ids` are columns that are called like ids."""
+    types, left = table.types, [name for name in table.types if name not in table.keys.values()]
     words = [name for name in left if table.is_text(name)]
-    distinct = {name: pc.count_distinct(table.sample[name]).as_py() for name in words}
+    numbers = [name for name in left if _is_number(table, name)]
     moments = [name for name in left if pa.types.is_temporal(types[name])]
-    able = [*numbers, *(name for name in words if 2 * distinct[name] <= table.sample.num_rows)]
-    if "x" in numbers and "y" in numbers:
-        able.remove("y")  # x and y are a position
-    roles = {"time": named(TIMES, [*moments, *(one for one in numbers if pa.types.is_integer(types[one]))])}
-    roles["time"] = roles["time"] or next(iter(moments), None)
-    if is_nodes:
-        label = named(LABELS, able)
-        split = named(SPLITS, [name for name in words if distinct[name] <= MOST_SPLITS])
-        roles = {"label": label, "split": split} | roles
-        if label is not None:
-            table.why["label"] = f"guessed: the column is called {label}; is this what you predict?"
+
+    def named(wanted: Sequence[str], able: Sequence[str]) -> str | None:
+        return next((name for word in wanted for name in able if name.lower() == word), None)
+
+    roles = {"time": named(TIMES, [*moments, *(name for name in numbers if pa.types.is_integer(types[name]))])}
+    if "id" in table.keys:
+        repeated = [
+            name for name in words if 2 * pc.count_distinct(table.sample[name]).as_py() <= table.sample.num_rows
+        ]
+        able = [name for name in numbers if name != "y" or "x" not in numbers]  # x and y are a position
+        roles = {"label": named(LABELS, [*able, *repeated]), "split": named(SPLITS, repeated)} | roles
     else:
         roles = {"weight": named(WEIGHTS, numbers)} | roles
-    features = [
-        name for name in numbers if not (name in roles.values() or found.refers(name) or table.sample[name].null_count)
-    ]
+    features = [name for name in numbers if name not in (*roles.values(), *ids) and not table.sample[name].null_count]
     if features:
         table.keys["features"] = _globs(features, [name for name in types if name not in features])
-    for role, column in roles.items():
-        if column is not None:
-            table.keys[role] = column
-        elif role == "split" and roles["label"] is not None:
-            table.keys[role], table.why[role] = SHARES, "guessed: no column names the splits"
-    if (label := roles.get("label")) in words:
-        key = f"columns.{as_key(str(label))}.categories"
-        table.keys[key], table.why[key] = "codes", "guessed: words stand for classes"
+    table.keys |= {role: column for role, column in roles.items() if column is not None}
+    if (label := roles.get("label")) is not None:
+        table.why["label"] = f"guessed: the column is called {label}; is this what you predict?"
+        if "split" not in table.keys:
+            table.keys["split"], table.why["split"] = SHARES, "guessed: no column names the splits"
+        if label in words:
+            key = f"columns.{as_key(label)}.categories"
+            table.keys[key], table.why[key] = "codes", "guessed: words stand for classes"
 
 
 def _globs(features: Sequence[str], others: Sequence[str]) -> list[str]:
@@ -367,8 +303,8 @@ def _globs(features: Sequence[str], others: Sequence[str]) -> list[str]:
     for name in features:
         pattern = name.rstrip("0123456789") + "*"
         alike = [one for one in features if fnmatchcase(one, pattern)]
-        is_numbered = pattern not in ("*", f"{name}*") and len(alike) > 2
-        found.append(pattern if is_numbered and not any(fnmatchcase(one, pattern) for one in others) else name)
+        is_glob = len(alike) > 2 and pattern not in ("*", f"{name}*")
+        found.append(pattern if is_glob and not any(fnmatchcase(one, pattern) for one in others) else name)
     return list(dict.fromkeys(found))
 
 
@@ -381,16 +317,14 @@ def _is_number(table: _Section, name: str) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-# --- words and text ------------------------------------------------------------------------------
-
-
 def _words(name: str) -> list[str]:
-    """Return the words of a name: writesPaper, writes_paper and writes-paper have two."""
-    return [word for word in re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()) if word]
+    """Return the words of a name, in singular: writesPaper, writes_paper and writes-papers have two."""
+    split = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    return [_singular(word) for word in split if word]
 
 
 def _singular(word: str) -> str:
-    """Return author for authors, and movie for movies."""
+    """Return author for authors, and category for categories."""
     if word.endswith("ies") and len(word) > 4 and word != "movies":
         return word[:-3] + "y"
     return word[:-1] if word.endswith("s") and not word.endswith(("ss", "us", "is")) and len(word) > 3 else word
@@ -398,21 +332,7 @@ def _singular(word: str) -> str:
 
 def _stem(name: str) -> str:
     """Return author for author_id."""
-    return _singular("_".join(word for word in _words(name) if word not in ID_WORDS))
-
-
-def _subject(name: str) -> str:
-    """Return paper for cited_paper_id and paper2, and nothing for src and friend_id."""
-    general = (*ID_WORDS, *NODE_WORDS, *SOURCES, *DESTINATIONS, *PEERS)
-    kept = [_singular(word.rstrip("0123456789")) for word in _words(name)]
-    return "_".join(word for word in kept if len(word) > 1 and word not in general)
-
-
-def _free(name: str, taken: Collection[str]) -> str:
-    """Return the name, with a number if it is taken."""
-    return next(
-        free for number in range(1, len(taken) + 2) if (free := name + f"_{number}" * (number > 1)) not in taken
-    )
+    return "_".join(word for word in _words(name) if word not in ID_WORDS)
 
 
 def _section_text(owner: str, table: _Section, prefix: str) -> str:
@@ -423,9 +343,6 @@ def _section_text(owner: str, table: _Section, prefix: str) -> str:
     patterns = table.keys.get("features", [])
     used = {name for name in table.types for pattern in patterns if name == pattern or fnmatchcase(name, pattern)}
     unused = [name for name in table.types if name not in used and name not in table.keys.values()]
-    if unused:
-        nulls = {name: ", some null" if table.sample[name].null_count else "" for name in unused}
-        shown = ", ".join(f"{name} ({table.types[name]}{nulls[name]})" for name in unused[:FEW])
-        more = f" and {len(unused) - FEW} more" if len(unused) > FEW else ""
-        text += f"# not used: {printable(shown)}{more}\n"
-    return text + "\n"
+    nulls = {name: ", some null" if table.sample[name].null_count else "" for name in unused}
+    shown = ", ".join(f"{name} ({table.types[name]}{nulls[name]})" for name in unused)
+    return text + (f"# not used: {printable(shown)}\n" if unused else "") + "\n"

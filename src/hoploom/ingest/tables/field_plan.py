@@ -93,7 +93,8 @@ class Planner:
         if key == "weight" and column.shape:
             raise self.source.problem(key, f"column {name!r} has {column.extent} numbers a row; a weight is one")
         kept = dtype in EXACT or rule.standardise or words is not None
-        if key == "features" and _is_moment(column.result) and not kept:
+        is_moment = pa.types.is_date(column.result) or pa.types.is_timestamp(column.result)
+        if key == "features" and is_moment and not kept:
             what = f"column {name!r} is {column.result}, whose microseconds {dtype} rounds"
             way_out = f'give dtype = "float64", or columns.{as_key(name)}.standardise = true, or leave it out'
             raise self.source.problem(key, f"{what}; {way_out}")
@@ -170,10 +171,6 @@ def _is_number(kind: pa.DataType) -> bool:
     types = pa.types
     tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_date, types.is_timestamp)
     return any(test(kind) for test in tests)
-
-
-def _is_moment(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
 def _dtype_of(kind: pa.DataType) -> str:

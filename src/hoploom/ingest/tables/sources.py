@@ -148,7 +148,10 @@ def _source(graph: GraphFile, table: Table, folder: Path, limits: ReadLimits, ru
     for file, there in zip(found, names, strict=True):
         _check_columns(graph, table, features, there, file.shown)
     used = tuple(dict.fromkeys([*_single_columns(table).values(), *features]))
-    _check_rules(graph, table, used)
+    for column in table.columns:
+        if column not in used:
+            at = f"{table.owner}.columns.{as_key(column)}"
+            raise graph.problem(at, f"no key uses a column {quoted(column)}; {_hint(column, used)}")
     paths = [_linked(file, folder / f"{index:05d}.parquet") for index, file in enumerate(found)]
     run_all(_rewrites(table, found, used, paths, limits))
     schema, num_rows = _read_footers(found, used, paths)
@@ -283,14 +286,6 @@ def _check_columns(graph: GraphFile, table: Table, features: Sequence[str], name
             raise graph.problem(at, f"{shown} has no column {quoted(column)}; {_hint(column, names)}")
         if len(alike) > 1:
             raise graph.problem(at, f"{shown} has columns {_listed(alike)}, which engines take for one; rename one")
-
-
-def _check_rules(graph: GraphFile, table: Table, used: Sequence[str]) -> None:
-    """Raise ConfigError unless every rule is for a column that is used."""
-    for column in table.columns:
-        if column not in used:
-            at = f"{table.owner}.columns.{as_key(column)}"
-            raise graph.problem(at, f"no key uses a column {quoted(column)}; {_hint(column, used)}")
 
 
 def _hint(name: str, known: Sequence[str]) -> str:
