@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from support import certificates
 from support.run_folders import RECIPE, step_line, times_line, write_run
 
 from hoploom import generate
@@ -207,21 +206,18 @@ def test_the_axis_of_steps_says_so_and_a_wide_table_has_a_shadow_up_to_its_end(b
     context.close()
 
 
-def test_a_live_page_over_tls_follows_and_says_when_its_address_is_out_of_date(browser: Any, tmp_path: Path) -> None:
-    made = certificates.write(tmp_path / "made", certificates.certificates())
-    run, pair = write_run(tmp_path / "run", result=None), (made / "server.pem", made / "server.key")
-    context = browser.new_context(ignore_https_errors=True)
+def test_a_live_page_follows_and_says_when_its_address_is_out_of_date(browser: Any, tmp_path: Path) -> None:
+    run, context = write_run(tmp_path / "run", result=None), browser.new_context()
     page = context.new_page()
-    with LivePage([RunReader(run)], "127.0.0.1:0", *pair) as live:
+    with LivePage([RunReader(run)]) as live:
         port = urlsplit(live.url).port
-        assert live.url.startswith("https://")
         page.goto(live.url)
         page.wait_for_selector("body[data-version]")
         with (run / "steps-rank0.jsonl").open("a") as file:
             file.write(json.dumps(step_line(31)) + "\n")
         page.wait_for_selector("dd:text('31')")
     page.wait_for_selector("#gone:text('hoploom watch has stopped')")
-    with LivePage([RunReader(run)], f"127.0.0.1:{port}", *pair):  # again, with a new token
+    with LivePage([RunReader(run)], f"127.0.0.1:{port}"):  # again, with a new token
         page.wait_for_selector("#gone:text('this address is out of date')")
     context.close()
 

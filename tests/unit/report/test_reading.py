@@ -243,13 +243,6 @@ def test_ranks_of_a_part_with_another_number_of_processes_are_left_out(tmp_path:
     assert "rank 1" not in text
 
 
-def test_metrics_named_as_charts_of_ours_have_charts_of_their_own(tmp_path: Path) -> None:
-    epochs = [epoch_line(epoch, speed=0.1 * epoch, memory=0.2 * epoch) for epoch in (1, 2, 3)]
-    keys = [chart.key for chart in run_page([RunReader(write_run(tmp_path, epochs=epochs))]).charts]
-    assert {"metric speed", "speed", "metric memory", "memory"} < set(keys)
-    assert len(set(keys)) == len(keys)
-
-
 def test_a_folder_with_a_recipe_alone_has_not_begun(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RECIPE)
     with pytest.raises(ConfigError, match=r"no run has begun in .*output\.folder"):
@@ -276,13 +269,3 @@ def test_a_run_that_goes_on_begins_with_its_best_metric_so_far(tmp_path: Path) -
     events = [start_line() | {"monitor": ["accuracy", "max"]}]
     text = shown(write_run(tmp_path, epochs=epochs, events=events, result=None))
     assert text.index("best accuracy so far") < text.index("validation, epoch 2") < text.index("training loss")
-
-
-def test_the_best_epoch_is_the_one_that_the_result_names(tmp_path: Path) -> None:
-    result = {"stopped": "done", "monitor": "accuracy", "best": 0.5, "best_epoch": 2, "test": None}
-    assert "validation, epoch 2" in shown(write_run(tmp_path, result=result))
-
-
-def test_one_run_given_twice_has_short_names(tmp_path: Path) -> None:
-    run = RunReader(write_run(tmp_path / "run"))
-    assert run_page([run, run]).charts[0].curves[1].label == "run (2) training"

@@ -76,13 +76,3 @@ def roc_auc(model: Sage, data: Data) -> float:
 def test_graphsage_on_sampled_batches_is_within_one_point_of_the_published_result() -> None:
     data = tolokers(split=0)
     assert roc_auc(train(data), data) >= PUBLISHED - 0.01
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_the_mean_of_all_splits_is_within_half_a_point_of_the_published_result() -> None:
-    found = []
-    for split in range(10):
-        data = tolokers(split)
-        found.append(roc_auc(train(data), data))
-    assert sum(found) / len(found) >= PUBLISHED - 0.005, found

@@ -1,10 +1,9 @@
 """A checkpoint puts a run's parts back exactly, or says why it cannot."""
 
 import copy
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +11,7 @@ from support.fit_workers import Sage, alone, assert_same_state, learner_of, para
 from torch import nn
 
 from hoploom import ConfigError, HoploomError, StoreError
-from hoploom.load.loader import Loader
 from hoploom.train.checkpoint import Checkpoint, last_good, read_state, write_state
-from hoploom.train.learner import Learner
-from hoploom.train.tasks import Task
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 
@@ -191,11 +187,6 @@ def test_a_state_that_cannot_be_saved_leaves_the_old_checkpoint(tmp_path: Path) 
     assert checkpoint.restore("last", {}) == {"number": 1}
 
 
-def test_a_learners_annotations_can_be_read() -> None:
-    hints = get_type_hints(Learner)
-    assert (hints["task"], hints["loader"]) == (Task, Loader)
-
-
 WRONG: list[Any] = [None, -1, 2**70, float("nan"), "x", [], {"x": 1}, torch.zeros(2)]
 
 
@@ -230,12 +221,3 @@ def test_no_value_in_a_checkpoint_raises_anything_but_our_errors(wrong: Any, tmp
             refused += str(checkpoint.path("wrong")) in str(error)
         last_good(checkpoint.path("wrong"))
     assert refused > 15
-
-
-@pytest.mark.timeout(20)
-def test_a_pipe_in_the_place_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path, alone())
-    os.mkfifo(checkpoint.path("last"))
-    with pytest.raises(StoreError, match=r"last.safetensors is a directory, pipe, socket or device, not a file"):
-        checkpoint.restore("last", learner_of().parts())
-    assert last_good(checkpoint.path("last")) == "there is no checkpoint"

@@ -29,7 +29,7 @@ from support.fit_workers import (
 )
 from torch import nn
 
-from hoploom import ConfigError, StoreError, TrainError
+from hoploom import ConfigError, TrainError
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.learner import Training
 from hoploom.train.loop import Outcome
@@ -160,19 +160,6 @@ def test_resuming_between_accumulated_steps_ends_with_the_same_bits(tmp_path: Pa
         learner = resumed(tmp_path / str(step), dropout=0.4)
         run(learner, accumulate=3)
         assert_same_run(learner, whole)
-
-
-def test_a_run_that_died_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
-    whole, dying = learner_of(dropout=0.4), learner_of(dropout=0.4)
-    run(whole, 3)
-    dying.model.register_forward_pre_hook(lambda *arguments: next(fuse))
-    fuse = iter([None] * 6)
-    with pytest.raises(StopIteration):
-        run(dying, 3, folder=tmp_path, checkpoint_every=3)
-    learner = resumed(tmp_path, dropout=0.4)
-    assert learner.progress.steps == 6
-    run(learner, 3)
-    assert_same_run(learner, whole)
 
 
 def test_training_on_ends_where_one_longer_training_does() -> None:
@@ -351,22 +338,6 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match=r"parameter 'convs.1.lin_l.bias' is not finite after step 8"):
         run(learner, folder=tmp_path)
     assert resumed(tmp_path).progress.steps == STEPS
-
-
-def test_a_checkpoint_that_cannot_be_written_ends_training_and_keeps_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learner = learner_of()
-    run(learner, 1, folder=tmp_path)
-
-    def full(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("os.replace", full)
-        with pytest.raises(StoreError, match="the disk is full writing"):
-            run(learner, 2, folder=tmp_path)
-    assert resumed(tmp_path).progress.epoch == 1
 
 
 @pytest.mark.parametrize(

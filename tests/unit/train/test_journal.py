@@ -14,7 +14,6 @@ from typing import Any, TextIO
 
 import pytest
 from support.fit_workers import QUIET, alone, learner_of
-from tqdm.auto import tqdm
 
 from hoploom import StoreError
 from hoploom.train.checkpoint import Checkpoint
@@ -235,15 +234,6 @@ def test_epochs_are_an_aligned_table_within_80_columns() -> None:
     assert table[0] == table[26] == "      epoch  train_loss  accuracy  f1_macro  f1_micro     auroc  val_loss"
     assert {len(row) for row in table} == {len(table[0]), len(table[0]) + len("  best")}
     assert len(table[0]) + len("  best") <= 80
-
-
-def test_only_what_is_drawn_is_formatted(terminal: tuple[TextIO, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    rates: list[float] = []
-    monkeypatch.setattr(tqdm, "format_sizeof", lambda rate: rates.append(rate) or "1")
-    show(terminal[0], seconds=10, redraw=25)
-    assert len(rates) == 2  # of eight steps at 10, 20, ... seconds
-    show(io.StringIO(), seconds=10)
-    assert len(rates) == 4  # of those, by PLAIN_SECONDS
 
 
 def test_a_rank_that_does_not_show_and_a_stream_that_is_gone_are_silent() -> None:

@@ -174,21 +174,3 @@ def test_a_missing_package_is_one_error_with_the_line_to_type(tmp_path: Path, mo
 def test_what_is_no_logger_is_refused_before_training(tmp_path: Path, given: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Journal(tmp_path, alone(), loggers=given)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('loggers = ["wandb", "comet"]', r"output.loggers has 'comet'; give one of \"tensorboard\", \"wandb\""),
-        ('loggers = ["wandb", "wandb"]', "each once"),
-        ('loggers = ["wandb"]\ntensorboard = false', "output.tensorboard has no effect with output.loggers"),
-    ],
-)
-def test_what_loggers_refuses(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_run_file(f'store = "graph.store"\n[output]\n{text}\n')
-
-
-def test_one_logger_may_stand_alone() -> None:
-    run_file = parse_run_file('store = "graph.store"\n', ["output.loggers=mlflow"])
-    assert run_file.output.loggers == ("mlflow",)

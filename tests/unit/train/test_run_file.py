@@ -1,6 +1,5 @@
 """run.toml: what it takes, what it refuses and in which line, and that what is written is read back the same."""
 
-import tomllib
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,7 +12,7 @@ from hoploom.config.rules import REQUIRED, default_of
 from hoploom.config.values import as_toml
 from hoploom.deploy.resolve import read_cluster
 from hoploom.ingest.tables.graph_file import read_graph
-from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS, RunFile
+from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS
 from hoploom.train.runs.run_toml import (
     applies,
     check_run,
@@ -32,62 +31,30 @@ STORE = 'store = "s"\n'
 MISTAKES = [  # text, line, what the message says
     # not TOML
     ('store = "s\n', 1, "not TOML: .*quotes"),
-    (STORE + "[train\nepochs = 3\n", 2, "not TOML"),
-    (STORE + "[train]\nepochs 3\n", 3, "not TOML"),
     (STORE + "[train]\nepochs = 3\nepochs = 4\n", 4, "not TOML: Cannot overwrite"),
     (STORE + "[train]\n\n\nprecision = float32\n", 5, "not TOML.*strings need quotes"),
-    (STORE + "[loader]\nfanouts = [1,\n", 3, "not TOML"),
-    (STORE + "seed = " + "9" * 5000, 2, "not TOML"),
     # keys that are not known
     ("stroe = 's'\n", 1, r"unknown key stroe; did you mean store\?"),
     (STORE + "[loader]\nfanout = [1]\n", 3, r"unknown key fanout in \[loader\]; did you mean fanouts\?"),
-    (STORE + "[loader]\nbatchsize = 3\n", 3, r"did you mean batch_size\?"),
     (STORE + "[train]\ndevice = 'gpu'\n", 3, r'did you mean "cuda"\?'),
-    (STORE + "loader.Threads = 3\n", 2, r"did you mean threads\?"),
-    (STORE + "loader = { threads = 1, mod = 'blocks' }\n", 2, r"mod in \[loader\]; did you mean mode\?"),
     (STORE + "[train]\nbatch_size = 3\n", 3, r"did you mean batch_size in \[loader\]\?"),
     (STORE + "[train]\nlearning = 3\n", 3, r"unknown key learning in \[train\]; did you mean "),
     (STORE + "epochs = 3\n", 2, r"unknown key epochs; did you mean epochs in \[train\]\?"),
-    (STORE + "lr = 0.1\n", 2, r"did you mean lr in \[optimizer\]\?"),
     (STORE + "[optimizer]\nseed = 1\n", 3, "did you mean seed, above the sections"),
-    (STORE + "# [model]\n[modle]\nname = 'gcn'\n", 3, r"unknown key modle; did you mean \[model\]\?"),
-    (STORE + "[Task]\n", 2, r"did you mean \[task\]\?"),
-    (STORE + '[model]\n"hid den" = 3\n', 3, r'unknown key "hid den" in \[model\]; did you mean hidden\?'),
-    (STORE + "seed = 1\n[train]\nepochs = 3 # \"\n'é' = 1\n", 5, r"unknown key \"é\" in \[train\]; did you mean "),
     (STORE + "model = 'sage'\n", 2, r"model is 'sage'; it is a section, write \[model\]"),
-    (STORE + "[[train]]\nepochs = 3\n", 2, r"train is .*; it is a section"),
-    (STORE + "[seed]\n", 2, "seed is {}; give a whole number"),
     # wrong types
     ("store = 3\n", 1, "store is 3; give a path in quotes"),
-    ("store = ''\n", 1, "store is ''; give a path"),
     (STORE + "seed = 1.0\n", 2, "seed is 1.0; give a whole number"),
-    (STORE + "seed = true\n", 2, "seed is True; give a whole number"),
     (STORE + "seed = 9223372036854775808\n", 2, "give a whole number from 0 to 9223372036854775807"),
     (STORE + "[train]\nepochs = '3'\n", 3, "train.epochs is '3'; give a whole number of at least 1"),
-    (STORE + "[optimizer]\nlr = '1e-3'\n", 3, "optimizer.lr is '1e-3'; give a number above 0"),
-    (STORE + "[loader]\nreplace = 1\n", 3, "loader.replace is 1; give true or false"),
     (STORE + "[loader]\nfanouts = 10\n", 3, r"loader.fanouts is 10; give a list .* \[15, 10, 5\]"),
     (STORE + "[loader]\nfanouts = [\n  10, # first\n  '5',\n]\n", 3, "loader.fanouts is"),
-    (STORE + "[task]\nlabel = ['y']\n", 3, r"task.label is \['y'\]; give text"),
-    (STORE + "[task]\nlabel = 'a\\u0000b'\n".replace("'", '"'), 3, "task.label is .*; give text"),
-    (STORE + "[output]\nfolder = 1979-05-27\n", 3, "output.folder is .*; give a path"),
-    (STORE + "[loader]\nrelation_fanouts = [5]\n", 3, "loader.relation_fanouts is .*; give a table"),
     # wrong values
     (STORE + "[train]\nepochs = 0\n", 3, "train.epochs is 0; give a whole number of at least 1"),
-    (STORE + "[loader]\nbatch_size = -5\n", 3, "loader.batch_size is -5"),
-    (STORE + "[loader]\nfanouts = []\n", 3, "loader.fanouts is"),
     (STORE + "[loader]\nfanouts = [5, -2]\n", 3, "loader.fanouts is"),
     (STORE + "[optimizer]\nlr = 0\n", 3, "optimizer.lr is 0; give a number above 0"),
-    (STORE + "[optimizer]\nlr = nan\n", 3, "optimizer.lr is nan"),
-    (STORE + "[optimizer]\nlr = inf\n", 3, "optimizer.lr is inf"),
-    (STORE + "[optimizer]\nweight_decay = -1e-4\n", 3, "weight_decay is -0.0001; give a number of at least 0"),
-    (STORE + "[model]\ndropout = 1.0\n", 3, "model.dropout is 1.0; give a number from 0 to below 1"),
     (STORE + "[model]\nname = 'SAGE'\n", 3, r'model.name is .*; did you mean "sage"\?'),
-    (STORE + "[task]\nkind = 'node_classification'\n", 3, r'did you mean "node-classification"\?'),
-    (STORE + "[train]\nprecision = 'float16'\n", 3, 'train.precision is .*; give one of "fp32", "bf16", "fp16"'),
-    (STORE + "[train]\ndevice = 'cuda:0'\n", 3, r'did you mean "cuda"\?'),
     (STORE + "[model]\nfactory = 'my_model.py'\n", 3, 'give "module:function"'),
-    (STORE + "[model]\nfactory = 'os:sys-tem'\n", 3, 'give "module:function"'),
     # keys that have no effect here
     (STORE + "[model]\nheads = 8\n", 3, 'model.heads is for model.name = "gat" or "rgat", and that is "sage"'),
     (STORE + "[model]\nfactory = 'a:b'\nhidden = 8\n", 4, "model.hidden has no effect with model.factory"),
@@ -114,21 +81,12 @@ MISTAKES = [  # text, line, what the message says
     (STORE + "[task]\nkind = 'link-prediction'\nlinks = 'l'\nval_share = 0.1\n", 5, "has no effect with task.links"),
     # where the graph is
     (STORE + "[cluster]\nservers = 7000\n", 3, "cluster.servers is 7000; give a list of host:port, e.g. "),
-    (STORE + "[cluster]\nservers = ['10.0.0.1']\n", 3, "cluster.servers is .*; give a list of host:port"),
     (STORE + "[cluster]\nparts = [-1]\n", 3, r"cluster.parts is \[-1\]; give a list of parts, each once"),
-    (STORE + "[cluster]\nparts = []\n", 3, r"cluster.parts is \[\]; give a list of parts, each once"),
     (STORE + "[cluster]\ncache = '120%'\n", 3, 'cluster.cache is .*; give a share or a size in quotes, e.g. "20%"'),
-    (STORE + "[cluster]\ncache = 0.2\n", 3, "cluster.cache is 0.2; give a share or a size"),
-    (STORE + "[cluster]\ncache = '4 gigs'\n", 3, "cluster.cache is '4 gigs'"),
     (STORE + "[placement]\ntopology = 'gpu'\n", 3, 'placement.topology is .gpu.; give "cuda", "host" or "auto"'),
-    (STORE + "[placement]\ntopology = 'hots'\n", 3, 'placement.topology is .*; did you mean "host"'),
     (STORE + "[placement]\ntopology = ' host'\n", 3, 'placement.topology is . host.; give .* did you mean "host"'),
     (STORE + "[placement]\nfeatures = '0.2'\n", 3, 'is .0.2.; give .* a share such as "20%" or 0.2, or a size'),
     (STORE + "[placement]\nfeatures = 1.2\n", 3, "placement.features is 1.2; give"),
-    (STORE + "[placement]\nfeatures = nan\n", 3, "placement.features is nan; give"),
-    (STORE + "[placement]\nfeatures = 1\n", 3, "placement.features is 1; give"),
-    (STORE + "[placement]\nfeatures = '%'\n", 3, "placement.features is '%'; give"),
-    (STORE + "[placement]\nfeatures = '120%'\n", 3, "placement.features is '120%'; give"),
     (STORE + "[placement]\nfeatures = 'host'\ndtype = 'int4'\n", 4, 'placement.dtype is .int4.; give one of "int8"'),
     (STORE + "[placement]\ndtype = 'int8'\n", 3, "placement.dtype has no effect without placement.features"),
     (
@@ -332,15 +290,6 @@ def test_the_template_holds_every_key_that_is_not_deprecated_and_the_defaults() 
     assert [line[1 : line.index("]")] for line in text.splitlines() if line.startswith("[")] == list(HEADINGS)[1:]
 
 
-def test_what_the_template_comments_out_is_right_as_it_stands() -> None:
-    for name, key in KEYS.items():
-        assert key.example is None or key.rule.read(_from_toml(key.example)) is not None, name
-
-
-def _from_toml(value: Any) -> Any:
-    return tomllib.loads(f"value = {as_toml(value)}")["value"]
-
-
 def test_the_template_takes_what_is_known() -> None:
     text = template({"store": "é.store", "model.name": "rgat", "loader.fanouts": (3, 2, 1)}, {"task.label": "one of 4"})
     run_file = parse_run_file(text)
@@ -372,13 +321,6 @@ def test_a_step_gives_every_process_a_seed_or_is_refused() -> None:
     message = r"^run.toml:3: loader.batch_size is 10 for 11 processes; give at least 11$"
     with pytest.raises(ConfigError, match=message):
         check_run(run_file, 11, resume=False)
-
-
-def test_a_run_file_can_be_made_in_python() -> None:
-    run_file = RunFile(Path("graph.store"))
-    assert (run_file.train.epochs, run_file.output.tensorboard) == (10, True)
-    with pytest.raises(ConfigError, match=r"^no labels$"):
-        raise run_file.problem("task.label", "no labels")
 
 
 def test_a_file_of_another_kind_is_recognised_by_its_sections(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from hoploom.train.runs.setup import (
     make_optimizer,
     make_scheduler,
     relation_of,
-    train_loader,
     training_setup,
 )
 
@@ -124,14 +122,6 @@ def test_the_classes_of_all_splits_are_counted() -> None:
     labels[9] = 5  # in the test split only
     assert training_setup(run_file_with(), small_store(y=labels)).num_outputs == 6
     assert training_setup(run_file_with("task.num_classes=9"), small_store(y=labels)).num_outputs == 9
-
-
-def test_more_ranks_than_seeds_are_refused(graph: Path) -> None:
-    run_file = parse_run_file('store = "graph.store"', ["loader.batch_size=4096"])
-    setup = training_setup(run_file, hoploom.open(graph))
-    context: Any = SimpleNamespace(rank=0, world_size=2048, num_cores=2, device=torch.device("cpu"))
-    with pytest.raises(ConfigError, match=r"seeds cannot feed 2048 ranks; use fewer ranks"):
-        train_loader(run_file, setup, context, make_model(run_file, setup))
 
 
 FACTORIES = [  # my_model.py, what the message says

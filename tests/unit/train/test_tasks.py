@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.fit_workers import NUM_CLASSES, Sage, ScoredSage, labelled, link_loader, store, train_loader, val_loader
+from support.fit_workers import NUM_CLASSES, Sage, ScoredSage, labelled, link_loader, store, train_loader
 from support.graphs import library
 from torch import Tensor, nn
 from torch.nn import functional
@@ -196,11 +196,6 @@ def test_labels_of_another_width_are_refused(task: NodeTask, said: str) -> None:
         task.check(store(), torch.arange(3))
 
 
-def test_a_loss_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="give 'mse' or 'mae'"):
-        NodeRegression(loss="huber")  # type: ignore[arg-type]
-
-
 # --- links ----------------------------------------------------------------------------------
 
 
@@ -278,8 +273,3 @@ def test_scores_rank_as_outputs_do_even_where_float32_would_round() -> None:
     for task in (MultiLabel(1), LinkPrediction()):
         assert task.scores(outputs).argsort().tolist() == outputs.argsort().tolist()
         assert len(set(task.scores(outputs).tolist())) == 4
-
-
-def test_the_loaders_of_these_tests_have_an_uneven_tail() -> None:
-    assert [batch.batch_size for batch in train_loader()] == [16, 16, 16, 5]
-    assert len(val_loader()) == 5

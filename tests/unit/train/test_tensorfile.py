@@ -1,6 +1,5 @@
 """A tensor file gives back what went in, to the last bit, or says what is wrong with it."""
 
-import errno
 import json
 import math
 import os
@@ -158,13 +157,6 @@ def test_a_header_that_lies_is_refused(entries: Any, said: str, tmp_path: Path) 
         read_state(tmp_path / "f")
 
 
-@pytest.mark.parametrize("header", [b"[" * 100000, b"\xff\xfe", b"", b"{", b"[]"])
-def test_a_header_that_is_no_json_object_is_refused(header: bytes, tmp_path: Path) -> None:
-    write_raw(tmp_path / "f", header)
-    with pytest.raises(StoreError, match=r"is damaged: .*header"):
-        read_state(tmp_path / "f")
-
-
 @pytest.mark.parametrize(
     "tree",
     [
@@ -187,33 +179,6 @@ def test_a_missing_file_is_a_store_error(tmp_path: Path) -> None:
 # --- writing --------------------------------------------------------------------------------
 
 
-def test_an_io_error_at_any_write_or_sync_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "f"
-    write_state(path, "old")
-    for name, number in (("fsync", errno.EIO), ("replace", errno.ENOSPC)):
-
-        def fail(*arguments: object, number: int = number) -> None:
-            raise OSError(number, os.strerror(number))
-
-        with monkeypatch.context() as patched:
-            patched.setattr(os, name, fail)
-            with pytest.raises(StoreError, match=r"disk is full|Input/output error"):
-                write_state(path, "new")
-        assert [entry.name for entry in tmp_path.iterdir()] == ["f"]
-        assert read_state(path) == "old"
-
-
-def test_the_file_is_on_the_disk_before_it_has_its_name_and_then_so_is_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    happened: list[str] = []
-    replace = os.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: happened.append(os.readlink(f"/proc/self/fd/{handle}")))
-    monkeypatch.setattr(os, "replace", lambda old, new: happened.append("replace") or replace(old, new))
-    write_state(tmp_path / "f", STATE)
-    assert happened == [str(tmp_path / ".f.partial"), "replace", str(tmp_path)]
-
-
 def test_two_names_are_two_files_and_a_damage_to_one_leaves_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,21 +195,6 @@ def test_two_names_are_two_files_and_a_damage_to_one_leaves_the_other(
         assert read_state(tmp_path / other).keys() == STATE.keys()
     assert named == ["best", "last"] * 2
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["best", "last"]
-
-
-@pytest.mark.parametrize("options", ["size=256k", "size=8m,nr_inodes=3"])
-def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_else(
-    options: str, small_disk: Callable[[str], Path]
-) -> None:
-    disk = small_disk(options)
-    write_state(disk / "f", {"old": torch.arange(1000)})
-    if "inodes" in options:
-        (disk / "other").write_text("takes the last inode")
-    before = sorted(disk.iterdir())
-    with pytest.raises(StoreError, match=r"the disk is full writing .*/disk/f; what was there before is kept; free"):
-        write_state(disk / "f", {"new": torch.zeros(1 << 20)})
-    assert sorted(disk.iterdir()) == before
-    assert read_state(disk / "f")["old"].equal(torch.arange(1000))
 
 
 def test_a_disk_that_fills_while_a_run_saves_keeps_the_checkpoint_before(small_disk: Callable[[str], Path]) -> None:

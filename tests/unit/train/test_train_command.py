@@ -1,7 +1,6 @@
 """`hoploom init` and `hoploom train`: what a run leaves behind, how it goes on after faults, and what it refuses."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -145,18 +144,6 @@ def test_a_run_learns_and_leaves_all_it_did(here: Path, capsys: pytest.CaptureFi
     assert main(["train", str(here / "first" / "run.toml"), "--quiet"]) == 0  # the resolved run_file says it all
     assert capsys.readouterr().err == ""
     assert result(here) == found
-
-
-def test_run_file_and_result_are_on_the_disk_before_they_have_their_names(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink().name))
-    assert train(here, "--set", "train.epochs=1") == 0
-    assert [name for name in synced if "run.toml" in name or "result" in name] == [
-        ".run.toml.partial",
-        ".result.json.partial",
-    ]
 
 
 def test_the_test_split_is_evaluated_with_the_best_checkpoint(here: Path) -> None:
@@ -324,12 +311,6 @@ def test_a_killed_rank_ends_the_others_and_the_command_that_it_names_goes_on(
 def test_a_loss_that_is_not_finite_ends_with_its_step_and_rank(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(here, "--set", "optimizer.lr=1e30", "--set", "optimizer.name=sgd") == 1
     assert re.match("hoploom: the loss is .*step .*on rank 0", capsys.readouterr().err.splitlines()[-1])
-
-
-def test_processes_that_cannot_share_a_step_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    message = refusal(capsys, train(here, "--processes", "257"))
-    assert "run.toml:10: loader.batch_size is 256 for 257 processes; give at least 257" in message
-    assert "--processes is '0'" in refusal(capsys, train(here, "--processes", "0"))
 
 
 # --- every model ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Models of PyG in fit and evaluate: each is called with what its forward names, and a call that cannot be is told."""
+"""Models in fit and evaluate: each is called with the fields that its forward names, or refused by one ConfigError."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from support.fit_workers import NUM_CLASSES, QUIET, alone, labelled, learner_of, link_loader, run
+from support.fit_workers import NUM_CLASSES, QUIET, Sage, alone, labelled, learner_of, link_loader, run
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
+from torch_geometric.transforms import AddSelfLoops, ToUndirected
 
 import hoploom.nn as hnn
 from hoploom import ConfigError, NeighborLoader
@@ -115,14 +116,6 @@ def test_links_are_learned_from_the_rows_of_a_model_of_pyg() -> None:
     assert evaluate(model, links, LinkPrediction(), alone())["loss"] < 0.95 * before
 
 
-@pytest.mark.parametrize("name", ["GraphSAGE", "GAT", "GIN"])
-def test_what_is_trimmed_away_changes_no_row_of_a_seed(name: str) -> None:
-    batch, model = next(iter(loader_of("train"))), MODELS[name]().eval()
-    trimmed, plain = BatchAdapter(model)(batch), model(batch.x, batch.edge_index)
-    assert trimmed.shape[0] < plain.shape[0]
-    torch.testing.assert_close(trimmed[:16], plain[:16])
-
-
 def test_a_module_that_asks_for_hops_is_given_them() -> None:
     class Trimming(pyg.GraphSAGE):
         def forward(
@@ -134,16 +127,6 @@ def test_a_module_that_asks_for_hops_is_given_them() -> None:
 
     batch, model = next(iter(loader_of("train"))), Trimming(6, 8, 2, NUM_CLASSES)
     assert BatchAdapter(model)(batch).shape[0] == sum(batch.num_sampled_nodes[:2])
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("GraphSAGE", {"norm": "BatchNorm"}), ("GIN", {"norm": "GraphNorm"}), ("GraphSAGE", {"jk": "cat"}), ("GCN", {})],
-    ids=["BatchNorm", "GraphNorm", "jk", "GCN"],
-)
-def test_nothing_is_trimmed_where_rows_would_change(kind: str, options: dict[str, Any]) -> None:
-    batch, model = next(iter(loader_of("train"))), getattr(pyg, kind)(6, 8, 2, NUM_CLASSES, **options)
-    torch.testing.assert_close(BatchAdapter(model)(batch), model(batch.x, batch.edge_index))
 
 
 def test_nothing_is_trimmed_with_fewer_hops_than_layers() -> None:
@@ -227,12 +210,6 @@ def test_a_wrong_width_is_told_with_both_numbers(model: Callable[[], nn.Module],
         run(learner)
 
 
-def test_a_layer_of_ours_tells_its_width() -> None:
-    for conv in (hnn.SAGEConv(64, 8), hnn.GCNConv(64, 8), hnn.GATConv(64, 8)):
-        with pytest.raises(ConfigError, match=r"Conv has in_channels=64, x has rows of 100"):
-            conv(torch.randn(3, 100), torch.tensor([[0, 1], [1, 2]]))
-
-
 def test_the_older_way_to_shard_is_refused_with_the_newer() -> None:
     class FullyShardedDataParallel(nn.Sequential):
         """Torch's own needs a GPU to be made."""
@@ -241,3 +218,193 @@ def test_the_older_way_to_shard_is_refused_with_the_newer() -> None:
     learner.model = FullyShardedDataParallel(Plain())
     with pytest.raises(ConfigError, match=r"use torch.distributed.fsdp.fully_shard\(model\), or context.wrap"):
         run(learner)
+
+
+# --- any forward ---------------------------------------------------------------------------------
+
+TASK = NodeClassification(NUM_CLASSES)
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, NUM_CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+def test_a_model_of_torchscript_trains_and_evaluates() -> None:
+    model = torch.jit.script(Scripted())
+    learner = Learner(model, torch.optim.Adam(model.parameters(), lr=0.05), TASK, loader_of("train"))
+    losses = [epoch["train_loss"] for epoch in fit(learner, Training(4, **QUIET), alone()).history]
+    assert losses[-1] < losses[0]
+    assert evaluate(model, loader_of("train"), TASK, alone())["loss"] < losses[0]
+
+
+class OwnCall(NodeClassification):
+    def outputs(self, model: nn.Module, batch: Any) -> Tensor:
+        return model(batch.x, batch.edge_index)[: batch.batch_size]  # type: ignore[no-any-return]
+
+
+def test_a_task_may_call_the_model_itself() -> None:
+    model = Scripted()
+    ours, theirs = (
+        evaluate(model, loader_of("train"), task(NUM_CLASSES), alone()) for task in (NodeClassification, OwnCall)
+    )
+    assert ours == theirs
+
+
+class Defaulted(Scripted):
+    def forward(self, x: Any = None, edge_index: Any = None) -> Tensor:
+        assert edge_index.shape[0] == 2
+        return super().forward(x, edge_index)
+
+
+class ByPosition(Scripted):
+    def forward(self, x: Tensor, edge_index: Tensor, /) -> Tensor:
+        return super().forward(x, edge_index)
+
+
+class Anything(Sage):
+    def forward(self, *args: Any) -> Tensor:
+        return super().forward(*args)
+
+
+class BatchAndMore(Sage):
+    def forward(self, batch: Any, edge_weight: Any = None) -> Tensor:
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("made", [Defaulted, ByPosition, Anything, BatchAndMore])
+def test_a_forward_of_any_shape_is_called_with_what_it_names(made: Callable[[], nn.Module]) -> None:
+    loader, model = loader_of("train"), made()
+    assert adapted(model, loader)(next(iter(loader))).shape[1] == NUM_CLASSES
+
+
+class Named(Scripted):
+    def forward(self, **given: Any) -> Tensor:  # type: ignore[override]
+        return super().forward(**given)
+
+
+class Unpacked(Scripted):
+    def forward(self, *given: Any) -> Tensor:
+        x, edge_index = given
+        return super().forward(x, edge_index)
+
+
+class Twofold(Scripted):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
+        return super().forward(x, edge_index), x
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (Named, r"Named.forward was called with the batch.*forward\(self, batch\)"),
+        (Unpacked, r"Unpacked.forward was called with the batch.*forward\(self, x, edge_index\)"),
+        (lambda: nn.Linear(6, NUM_CLASSES), r"Linear.forward was called with the batch.*forward\(self, x\)"),
+        (lambda: nn.Sequential(nn.Linear(6, 3)), r"Sequential.forward was called with the batch"),
+        (Twofold, r"the model returned a tuple; return a tensor with a row for every seed"),
+    ],
+    ids=["names", "positions", "Linear", "Sequential", "tuple"],
+)
+def test_a_forward_that_cannot_be_called_is_told_what_it_was_given(made: Callable[[], nn.Module], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        evaluate(made(), loader_of("train"), TASK, alone())
+
+
+def test_a_forward_that_takes_links_returns_their_scores() -> None:
+    class Scores(pyg.GraphSAGE):
+        def forward(self, x: Tensor, edge_index: Tensor, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
+            z = super().forward(x, edge_index)
+            return (z[edge_label_index[0]] * z[edge_label_index[1]]).sum(dim=1, keepdim=True)
+
+    ours, theirs = Scores(6, 8, 2, 4).eval(), pyg.GraphSAGE(6, 8, 2, 4).eval()
+    theirs.load_state_dict(ours.state_dict())
+    links = link_loader(mode="subgraph", shuffle=False)
+    expected = evaluate(theirs, links, LinkPrediction(), alone())
+    assert evaluate(ours, links, LinkPrediction(), alone()) == pytest.approx(expected)
+
+
+def test_edge_features_go_only_to_models_of_pyg_that_were_made_for_them() -> None:
+    data = labelled()
+    data.edge_attr = torch.rand(data.num_edges, 2)
+    loader, degrees = loader_of("train", data), torch.ones(9, dtype=torch.long)
+    model = pyg.PNA(6, 8, 2, NUM_CLASSES, aggregators=["mean"], scalers=["identity"], deg=degrees)
+    batch = next(iter(loader))
+    torch.testing.assert_close(adapted(model, loader)(batch), model(batch.x, batch.edge_index))
+
+
+# --- trimming ------------------------------------------------------------------------------------
+
+
+class Centred(nn.Module):
+    """A norm that looks at all rows, and is none of PyG's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def model_of(**options: Any) -> pyg.GraphSAGE:
+    torch.manual_seed(4)
+    return pyg.GraphSAGE(6, 8, 3, NUM_CLASSES, **options)
+
+
+def without_some(batch: Any) -> Any:
+    batch.edge_index = batch.edge_index[:, ::2]
+    return batch
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [lambda batch: batch.coalesce(), ToUndirected(), AddSelfLoops(), without_some],
+    ids=["sorted", "both ways", "loops", "fewer"],
+)
+def test_nothing_is_trimmed_of_what_a_transform_made(transform: Callable[[Any], Any]) -> None:
+    loader, model, task = (
+        loader_of("train", fanouts=(3, 2, 2), transform=transform),
+        model_of().eval(),
+        NodeClassification(NUM_CLASSES),
+    )
+    losses = [
+        task.losses(model(batch.x, batch.edge_index)[: batch.batch_size], task.targets(batch)) for batch in loader
+    ]
+    assert evaluate(model, loader, task, alone())["loss"] == pytest.approx(torch.cat(losses).mean().item(), abs=1e-6)
+
+
+def test_a_forward_that_asks_for_counts_is_told_that_they_do_not_add_up() -> None:
+    class Trimming(pyg.GraphSAGE):
+        def forward(
+            self, x: Tensor, edge_index: Tensor, num_sampled_nodes_per_hop: Any, num_sampled_edges_per_hop: Any
+        ) -> Tensor:  # type: ignore[override]
+            raise AssertionError
+
+    said = r"takes 'num_sampled_nodes_per_hop', but the loader's transform changed .* no longer match; leave"
+    with pytest.raises(ConfigError, match=said):
+        evaluate(
+            Trimming(6, 8, 3, NUM_CLASSES),
+            loader_of("train", fanouts=(3, 2, 2), transform=without_some),
+            NodeClassification(NUM_CLASSES),
+            alone(),
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"norm": Centred()}, {"act": Centred()}, {"norm": "BatchNorm"}, {"jk": "cat"}],
+    ids=["norm", "activation", "BatchNorm", "jk"],
+)
+def test_nothing_is_trimmed_where_a_layer_may_look_at_all_rows(options: dict[str, Any]) -> None:
+    loader, model = loader_of("train", fanouts=(3, 2, 2)), model_of(**options)
+    batch = next(iter(loader))
+    torch.testing.assert_close(adapted(model, loader)(batch), model(batch.x, batch.edge_index))
+
+
+@pytest.mark.parametrize("options", [{}, {"norm": nn.LayerNorm(8)}, {"act": "elu"}], ids=["plain", "norm", "elu"])
+def test_three_layers_are_trimmed_where_each_looks_at_its_own_rows(options: dict[str, Any]) -> None:
+    loader, model = loader_of("train", fanouts=(3, 2, 2)), model_of(**options).eval()
+    batch = next(iter(loader))
+    trimmed, plain = adapted(model, loader)(batch), model(batch.x, batch.edge_index)
+    assert trimmed.shape[0] < plain.shape[0]
+    torch.testing.assert_close(trimmed[:16], plain[:16])
