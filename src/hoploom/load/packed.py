@@ -244,7 +244,7 @@ class Packing(Maker):
         in_scratch = scratch_bytes(self._scratch) // order.world_size // (GROUPS * size.num_bytes)
         in_memory = self._window // 4 // max(1, size.id_bytes)
         bytes_per_second = store.reads.bytes_per_second
-        sweep = store.budget.far_bytes / bytes_per_second
+        sweep = store.budget.disk_bytes / bytes_per_second
         seconds = min(DEADLINE_SHARE * deadline, max(SECONDS, SWEEPS * sweep))
         in_time = int((seconds - sweep) * bytes_per_second / (2 * size.num_bytes))
         return max(0, min(MOST_STEPS, len(order.steps), in_scratch, in_memory, in_time))

@@ -50,18 +50,18 @@ class Budget:
     small_fields: bool
     rows: float  # share of the rows of the other fields
     window: int  # bytes for the rows of coming steps
-    far_bytes: int  # that stay on the disk
+    disk_bytes: int  # that stay on the disk
 
     @property
     def holds_all(self) -> bool:
-        return self.far_bytes == 0
+        return self.disk_bytes == 0
 
     def __str__(self) -> str:
         lists = "all edges" if self.lists == 1 else f"{as_share(self.lists)} of the edges"
         small = ", small fields" if self.small_fields else ""
         rows = f"{as_share(self.rows)} of the rows" if self.rows < 1 else "all rows"
         held = f"{lists}{small} and {rows} in memory"
-        return f"within {as_bytes(self.num_bytes)}: {held}, {as_bytes(self.far_bytes)} on disk"
+        return f"within {as_bytes(self.num_bytes)}: {held}, {as_bytes(self.disk_bytes)} on disk"
 
 
 def read_memory(memory: int | str) -> int:

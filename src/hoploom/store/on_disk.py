@@ -98,7 +98,7 @@ class OnDisk:
     def split(self, node_type: str, name: str) -> Tensor:
         return self.part.split(node_type, name)
 
-    def near(self) -> Iterator[Tensor]:
+    def mapped_tensors(self) -> Iterator[Tensor]:
         """Yield the mapped tensors that fit the budget."""
         for index, lists in enumerate(self.part.lists):
             on_disk = self.lists.get(index)

@@ -305,7 +305,7 @@ def _within(store: Store, manifest: Manifest, memory: int | str) -> Store:
     features = graph = Sharded(store.schema, shards, store.ranges)
     if all_lists:
         graph = features.over([on_disk[id(part)] for part in store.topology])
-    warm_up([tensor for shard in on_disk.values() for tensor in shard.near()])
+    warm_up([tensor for shard in on_disk.values() for tensor in shard.mapped_tensors()])
     return replace(store, graph=graph, features=features, shards=shards, budget=budget, reads=reads)
 
 

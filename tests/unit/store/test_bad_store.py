@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.damage import INDICES, TRAIN, X, array_files, edit, every_mode, flip, rewrite, sample_all
+from support.damage import INDICES, TRAIN, X, array_files, edit, flip, rewrite, sample_all
 
 import hoploom
 from hoploom import StoreError
@@ -31,11 +31,6 @@ pytestmark = pytest.mark.usefixtures("no_sync")
 def test_a_sound_store_has_no_problems(name: str, sound_stores: Path) -> None:
     assert list(problems(sound_stores / name)) == []
     assert list(problems(str(sound_stores / name))) == []
-
-
-@every_mode
-def test_a_sound_store_can_be_sampled(mode: dict[str, Any], sound_stores: Path) -> None:
-    assert sample_all(sound_stores / "ring", **mode) == 4
 
 
 @pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
@@ -120,19 +115,7 @@ def test_what_is_no_file_is_refused_by_name(
 # --- no store at all -------------------------------------------------------------------------------
 
 
-def nothing(path: Path) -> None:
-    pass
-
-
-def empty_directory(path: Path) -> None:
-    path.mkdir()
-
-
-def plain_file(path: Path) -> None:
-    path.write_text("hello")
-
-
-def with_manifest(raw: bytes) -> Callable[[Path], None]:
+def with_manifest(raw: bytes) -> Callable[[Path], object]:
     def make(path: Path) -> None:
         path.mkdir()
         (path / "store.json").write_bytes(raw)
@@ -140,32 +123,22 @@ def with_manifest(raw: bytes) -> Callable[[Path], None]:
     return make
 
 
-def with_directory_for_manifest(path: Path) -> None:
-    (path / "store.json").mkdir(parents=True)
-
-
-NO_STORES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "nothing": (nothing, "does not exist; give the folder of a store"),
-    "empty directory": (empty_directory, "is no store: it has no store.json"),
-    "file": (plain_file, "is no store: it is not a directory"),
-    "store.json is a directory": (with_directory_for_manifest, "store.json"),
+NO_STORES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nothing": (lambda path: None, "does not exist; give the folder of a store"),
+    "empty directory": (Path.mkdir, "is no store: it has no store.json"),
+    "file": (lambda path: path.write_text("hello"), "is no store: it is not a directory"),
+    "store.json is a directory": (lambda path: (path / "store.json").mkdir(parents=True), "store.json"),
     "store.json is empty": (with_manifest(b""), "is damaged"),
-    "not JSON": (with_manifest(b"hello"), "is damaged"),
     "not UTF-8": (with_manifest(b"\xff\xfe\x00"), "is damaged"),
-    "half of it": (with_manifest(b'{"format": "hoploom-store", "versi'), "is damaged"),
     "a list": (with_manifest(b"[]"), "is no store"),
-    "a number": (with_manifest(b"1"), "is no store"),
-    "null": (with_manifest(b"null"), "is no store"),
     "nested too deep": (with_manifest(b"[" * 100_000), "is damaged"),
-    "a number too long": (with_manifest(b'{"format": ' + b"9" * 5000 + b"}"), "is damaged"),
     "a key twice": (with_manifest(b'{"format": "zarr", "format": "hoploom-store"}'), "'format' is there twice"),
     "another format": (with_manifest(b'{"format": "zarr", "version": 1}'), "its format is not 'hoploom-store'"),
-    "nothing but the format": (with_manifest(b'{"format": "hoploom-store", "version": 1}'), "is damaged"),
 }
 
 
 @pytest.mark.parametrize(("make", "message"), NO_STORES.values(), ids=NO_STORES.keys())
-def test_what_is_no_store_is_refused(make: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+def test_what_is_no_store_is_refused(make: Callable[[Path], object], message: str, tmp_path: Path) -> None:
     make(tmp_path / "store")
     with pytest.raises(StoreError, match=f"{re.escape(str(tmp_path / 'store'))}.*{message}"):
         hoploom.open(tmp_path / "store")
@@ -221,29 +194,19 @@ HEADERS: dict[str, bytes] = {
     "nothing": b"",
     "no magic": npy(described(), VALUES, b"\x93NUMPZ\x01\x00"),
     "version 2": npy(described(), VALUES, b"\x93NUMPY\x02\x00"),
-    "version 9": npy(described(), VALUES, b"\x93NUMPY\x09\x00"),
-    "cut short": npy(described())[:40],
     "longer than the file": b"\x93NUMPY\x01\x00\xff\xff{",
     "another dtype": npy(described("'<i4'"), VALUES),
     "big endian": npy(described("'>f4'"), VALUES),
     "objects": npy(described("'|O'"), VALUES),
-    "a record": npy(described("[('a', '<f4')]"), VALUES),
-    "a dtype with a shape": npy(described("('<f4', (4,))", shape="(6,)"), VALUES),
     "a dtype that is none": npy(described("5"), VALUES),
     "by column": npy(described(order="True"), VALUES),
     "another shape": npy(described(shape="(4, 6)"), VALUES),
-    "one dimension": npy(described(shape="(24,)"), VALUES),
     "a negative shape": npy(described(shape="(-6, -4)"), VALUES),
-    "a shape that is none": npy(described(shape="'ab'"), VALUES),
     "a call": npy("__import__('os').system('false')", VALUES),
-    "a list for a key": npy("{[]: 1}", VALUES),
     "keys of two kinds": npy(described()[:-1] + "1: 2, }", VALUES),
     "a bracket that stays open": npy(described()[:-1], VALUES),
-    "bytes for a dtype": npy(described("b'<f4'"), VALUES),
-    "deep": npy("-" * 5000 + "1", VALUES),
     "deep brackets": npy("(" * 2000 + ")" * 2000, VALUES),
     "large": npy(described() + " " * 20_000, VALUES),
-    "a number too long": npy(described(shape="(" + "9" * 5000 + ",)"), VALUES),
     "values missing": npy(described(), VALUES[:-4]),
     "values left over": npy(described(), VALUES + bytes(4)),
 }
