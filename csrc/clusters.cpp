@@ -207,8 +207,7 @@ double Loads::fullness(int64_t part, const int64_t* load) const {
   return fullest;
 }
 
-ClusterGraph cluster_graph(std::vector<int64_t> loads, std::vector<int64_t> sizes, int64_t num_kinds,
-                           std::vector<Link>& links) {
+void merge_links(std::vector<Link>& links) {
   const auto ends = [](const Link& link) { return uint64_t(link.a) << 32 | link.b; };
   std::sort(links.begin(), links.end(), [&](const Link& x, const Link& y) { return ends(x) < ends(y); });
   size_t kept = 0;
@@ -216,12 +215,17 @@ ClusterGraph cluster_graph(std::vector<int64_t> loads, std::vector<int64_t> size
     if (kept && ends(links[kept - 1]) == ends(link)) links[kept - 1].weight += link.weight;
     else links[kept++] = link;
   links.resize(kept);
+}
+
+ClusterGraph cluster_graph(std::vector<int64_t> loads, std::vector<int64_t> sizes, int64_t num_kinds,
+                           std::vector<Link>& links) {
+  merge_links(links);
   ClusterGraph graph{int64_t(sizes.size()), num_kinds, std::move(loads), std::move(sizes), {}, {}, {}};
   graph.indptr.assign(size_t(graph.num_clusters) + 1, 0);
   for (const Link& link : links) ++graph.indptr[link.a + 1], ++graph.indptr[link.b + 1];
   std::partial_sum(graph.indptr.begin(), graph.indptr.end(), graph.indptr.begin());
-  graph.ends.resize(2 * kept);
-  graph.weights.resize(2 * kept);
+  graph.ends.resize(2 * links.size());
+  graph.weights.resize(2 * links.size());
   std::vector<int64_t> cursor(graph.indptr.begin(), graph.indptr.end() - 1);
   for (const Link& link : links)
     for (const auto& [from, to] : {std::pair(link.a, link.b), std::pair(link.b, link.a)}) {

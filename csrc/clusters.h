@@ -48,6 +48,9 @@ struct ClusterGraph {
   std::vector<int32_t> weights;  // [2 * num_links]
 };
 
+// Sorts links and adds up those of the same pair.
+void merge_links(std::vector<Link>& links);
+
 // Links in any order, the same pair any number of times; they are consumed.
 ClusterGraph cluster_graph(std::vector<int64_t> loads, std::vector<int64_t> sizes, int64_t num_kinds,
                            std::vector<Link>& links);

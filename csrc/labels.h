@@ -1,49 +1,80 @@
 // Clusters of nodes by label propagation over samples of the edges: a label per node, no cluster too large.
 #pragma once
 #include <cstdint>
+#include <mutex>
+#include <optional>
 #include <vector>
 
 #include "buffers.h"
+#include "idarray.h"
 #include "lists.h"
 
 namespace hoploom {
 
-// Zeroes at first, in large pages: they are read in random order.
-template <typename T>
-class ZeroedArray {
- public:
-  explicit ZeroedArray(int64_t size) : size_(size), pages_(size_t(size) * sizeof(T)) {}
-  T& operator[](int64_t at) const { return pages_.as<T>()[at]; }
-  T* begin() const { return pages_.as<T>(); }
-  T* end() const { return begin() + size_; }
-  int64_t size() const { return size_; }
+// A graph, and what balance is about.
+struct Graph {
+  const Topology& topology;
+  std::vector<Block> blocks;
+  const uint8_t* seed_bits;                  // a bit per node, or null
+  uint64_t largest_id;                       // what ids are stored for: a test gives more than there are
+  mutable std::vector<PieceReader> readers;  // one per thread
 
- private:
-  int64_t size_;
-  ZeroedPages pages_;
+  bool is_seed(int64_t node) const { return seed_bits && (seed_bits[node / 8] >> (node % 8) & 1); }
+  int64_t num_kinds() const { return topology.num_types() + 2; }
+  // Writes what a node counts for: [num_kinds] nodes of each type, edges, seeds.
+  void load_of(int64_t type, int64_t node, int64_t degree, int64_t* load) const;
+  // work(thread, reader, first, end) for the pieces of a block, whichever thread is free.
+  template <typename Work>
+  void share_out(const Block& block, Work work) const {
+    hoploom::share_out(topology, block, readers, work);
+  }
+  // work(node, degree, block) for every node, in order.
+  template <typename Work>
+  void each_degree(Work work) const {
+    Faults faults;
+    std::vector<int64_t> degrees;
+    for (const Block& block : blocks) {
+      degrees.resize(size_t(block.end - block.first));
+      share_out(block, [&](int, PieceReader& reader, int64_t first, int64_t end) {
+        for (int64_t v = first; v < end; ++v) degrees[size_t(v - block.first)] = reader.degree_of(v, faults);
+      });
+      for (int64_t v = block.first; v < block.end; ++v) work(v, degrees[size_t(v - block.first)], block);
+    }
+    faults.raise();
+  }
 };
 
-// A few out-edges of those nodes that have few in-edges: without them nothing would tell where they belong.
+// Some out-edges of the nodes that have few in-edges: without them nothing would tell where these belong.
 class OutSamples {
  public:
   static constexpr int64_t kEnough = 8;  // in-edges
-  static constexpr int kKept = 8;        // out-edges
-  static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr int64_t kMost = 8;    // out-edges of a node
 
-  OutSamples(const Topology& topology, const std::vector<Block>& blocks, uint64_t key, int threads);
+  // Keeps as many of each node as fit `bytes`; at least one.
+  OutSamples(const Graph& graph, uint64_t key, int64_t bytes);
+  bool is_complete() const { return per_node_ == kMost; }
   // take(destination)
   template <typename Take>
   void each(int64_t node, Take take) const {
-    if (rows_.empty() || rows_[size_t(node)] == kNone) return;
-    const uint32_t* ends = &ends_[size_t(rows_[size_t(node)]) * kKept];
-    for (int i = 0; i < kKept; ++i)
-      if (ends[i] != kNone) take(int64_t(ends[i]));
+    if (!has(node)) return;
+    const int64_t first = row_of(node) * per_node_;
+    for (int64_t i = first; i < first + per_node_; ++i)
+      if (const uint64_t end = (*ends_)[i]) take(int64_t(end - 1));
   }
 
  private:
-  void keep(uint32_t source, uint32_t destination);
-  std::vector<uint32_t> rows_;  // [num_nodes], or empty if no node needs it
-  std::vector<uint32_t> ends_;  // [rows, kKept]
+  bool has(int64_t node) const { return num_rows_ && (bits_[size_t(node / 64)] >> (node % 64) & 1); }
+  int64_t row_of(int64_t node) const {
+    const uint64_t before = bits_[size_t(node / 64)] & ((uint64_t(1) << (node % 64)) - 1);
+    return int64_t(ranks_[size_t(node / 64)]) + __builtin_popcountll(before);
+  }
+  void keep(int64_t source, int64_t destination);
+
+  std::vector<uint64_t> bits_;   // which nodes have few in-edges
+  std::vector<uint64_t> ranks_;  // how many come before each word of bits
+  int64_t num_rows_ = 0, per_node_ = kMost;
+  std::optional<IdArray> ends_;  // [rows, per_node]: a destination plus one; 0: none
+  std::vector<std::mutex> locks_;
   uint64_t key_;
 };
 
@@ -53,8 +84,8 @@ struct Sizes {
   int64_t of(int64_t degree, bool is_seed) const { return per_node + degree + (is_seed ? per_seed : 0); }
 };
 
-// [num_nodes] labels: node ids; a cluster is those of one label.
-ZeroedArray<uint32_t> propagate_labels(const std::vector<Block>& blocks, const OutSamples& out, const uint8_t* is_seed,
-                                       const Sizes& sizes, int64_t largest, uint64_t key, int threads);
+// Returns [num_nodes] labels: node ids; a cluster is those of one label. `whole` is the size of all nodes together.
+IdArray propagate_labels(const Graph& graph, const OutSamples& out, const Sizes& sizes, int64_t whole, int64_t largest,
+                         uint64_t key);
 
 }  // namespace hoploom

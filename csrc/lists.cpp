@@ -25,6 +25,22 @@ void check(const Topology& topology, const InLists& lists) {
   if (!fits) throw std::out_of_range(lists.name + ": its lists do not fit the nodes");
 }
 
+constexpr int64_t kPiece = 256;              // nodes that a thread takes at a time, in memory
+constexpr int64_t kLeastPieces = 16;         // of a block, if they are not too small: all threads have some
+constexpr int64_t kWindow = 4 << 20;         // bytes that a thread reads at a time from files of one block
+constexpr int64_t kLeastWindow = 256 << 10;  // and from one file
+
+// Returns so many nodes of a block that their lists take about a window, where they are read from files.
+int64_t piece_of(const Block& block) {
+  int64_t piece = kPiece;
+  for (const InLists* lists : block.lists)
+    if (!lists->indptr) {
+      const int64_t list_bytes = 8 + lists->num_edges * (lists->wide ? 8 : 4) / std::max<int64_t>(1, lists->num_lists);
+      piece = std::max(piece, kWindow / list_bytes);
+    }
+  return std::clamp<int64_t>((block.end - block.first) / kLeastPieces, kPiece, piece);
+}
+
 }  // namespace
 
 std::vector<Block> blocks_of(const Topology& topology, int64_t at_least) {
@@ -41,12 +57,48 @@ std::vector<Block> blocks_of(const Topology& topology, int64_t at_least) {
   for (size_t i = 0; i + 1 < cuts.size(); ++i)
     for (int64_t first = cuts[i]; first < cuts[i + 1]; first += size) {
       const auto type = std::upper_bound(topology.bounds.begin(), topology.bounds.end(), first);
-      Block block{first, std::min(first + size, cuts[i + 1]), type - topology.bounds.begin() - 1, {}};
+      Block block{first, std::min(first + size, cuts[i + 1]), type - topology.bounds.begin() - 1, {}, kPiece};
       for (const InLists& lists : topology.lists)
         if (first >= lists.first_node && first < lists.first_node + lists.num_lists) block.lists.push_back(&lists);
+      block.piece = piece_of(block);
       blocks.push_back(std::move(block));
     }
   return blocks;
+}
+
+void ListReader::open(const Topology& topology, const InLists& lists, int64_t first, int64_t end,
+                      int64_t window_bytes) {
+  topology_ = &topology;
+  lists_ = &lists;
+  first_ = first;
+  const int64_t from = first - lists.first_node, count = end - first + 1;
+  if (lists.indptr) {
+    indptr_ = lists.indptr + from;
+    sources_ = lists.indices;
+    window_ = {0, lists.num_edges};
+    return;
+  }
+  read_indptr_.resize(size_t(count));
+  topology.read(2 * (&lists - topology.lists.data()), from * 8, count * 8, read_indptr_.data());
+  indptr_ = read_indptr_.data();
+  window_ = {0, 0};
+  window_bytes_ = window_bytes;
+  last_ = std::clamp<int64_t>(indptr_[count - 1], 0, lists.num_edges);
+}
+
+void ListReader::fill_window(int64_t begin) {
+  const int64_t width = lists_->wide ? 8 : 4;
+  window_ = {begin, std::min(std::max(last_, begin + 1), begin + window_bytes_ / width)};
+  read_sources_.resize(size_t(window_.size() * width));
+  topology_->read(2 * (lists_ - topology_->lists.data()) + 1, begin * width, window_.size() * width,
+                  read_sources_.data());
+  sources_ = read_sources_.data();
+}
+
+void PieceReader::open(const Topology& topology, const Block& block, int64_t first, int64_t end) {
+  lists.resize(block.lists.size());
+  const int64_t window_bytes = std::max(kLeastWindow, kWindow / std::max<int64_t>(1, int64_t(lists.size())));
+  for (size_t i = 0; i < lists.size(); ++i) lists[i].open(topology, *block.lists[i], first, end, window_bytes);
 }
 
 namespace {
@@ -61,18 +113,6 @@ void drop(const void* array, int64_t begin, int64_t end) {
   const uintptr_t from = std::max(first, wanted - std::min(wanted, kAround)),
                   to = (base + uintptr_t(end)) / page * page;
   if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
-}
-
-void let_go(const Block& block, int64_t first, int64_t end, int64_t at_least) {
-  for (const InLists* lists : block.lists) {
-    if (!lists->mapped) continue;
-    const int64_t from = first - lists->first_node, to = end - lists->first_node, width = lists->wide ? 8 : 4;
-    const int64_t begins = std::clamp<int64_t>(lists->indptr[from], 0, lists->num_edges) * width;
-    const int64_t ends = std::clamp<int64_t>(lists->indptr[to], 0, lists->num_edges) * width;
-    if (ends - begins < at_least) continue;
-    drop(lists->indices, begins, ends);
-    drop(lists->indptr, from * 8, to * 8);
-  }
 }
 
 void Faults::add(const InLists& lists, int64_t node, const std::string& what) {

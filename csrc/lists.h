@@ -1,9 +1,10 @@
-// The in-edges of a whole graph as they lie in a store, read in blocks of nodes. Node ids here count through all types:
-// those of the first type, then those of the second. Nothing read is trusted: an id out of range is an exception.
+// The in-edges of a whole graph, read in blocks of nodes, from memory or piece by piece from files. Node ids count
+// through all types: those of the first type, then those of the second. An id out of range is an exception.
 #pragma once
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -12,22 +13,26 @@
 
 namespace hoploom {
 
-// The in-edges that one part of a store holds of one relation.
+// The in-edges of one relation in one part of a store.
 struct InLists {
-  const int64_t* indptr;  // [num_lists + 1]
+  const int64_t* indptr;  // [num_lists + 1]; null: both arrays are read from files
   const void* indices;    // [num_edges] int64 if wide, else int32: ids within the source type
   bool wide;
   int64_t num_lists, num_edges;
   int64_t first_node;                 // the destination of the first list
   int64_t first_source, num_sources;  // the source type's nodes
   int64_t relation;
-  std::string name;     // of the relation, for messages
-  bool mapped = false;  // both are maps of files that nobody wrote to: their pages may be dropped and come back
+  std::string name;  // of the relation, for messages
 };
+
+// Reads bytes [begin, begin + count) of an array into memory; arrays 2 * i and 2 * i + 1 are indptr and indices of
+// lists i. Called by several threads at a time.
+using ReadArray = std::function<void(int64_t array, int64_t begin, int64_t count, void* into)>;
 
 struct Topology {
   std::vector<int64_t> bounds;  // [num_types + 1]: type t has the nodes bounds[t] to bounds[t + 1] - 1
   std::vector<InLists> lists;
+  ReadArray read;
   int64_t num_nodes() const { return bounds.back(); }
   int64_t num_types() const { return int64_t(bounds.size()) - 1; }
   int64_t num_edges() const;
@@ -37,20 +42,12 @@ struct Topology {
 struct Block {
   int64_t first, end, type;
   std::vector<const InLists*> lists;
+  int64_t piece;  // nodes that a thread takes at a time
 };
 
-// All nodes in order, in at least `at_least` blocks where there are as many nodes. Throws std::out_of_range unless the
-// lists fit the types.
+// Returns all nodes in order, in at least `at_least` blocks where there are as many nodes. Throws std::out_of_range
+// unless the lists fit the types.
 std::vector<Block> blocks_of(const Topology& topology, int64_t at_least);
-
-// Drops the whole pages of bytes [begin, end) of an array that is a map of a file, and some before them. What was
-// written to such a page would be lost.
-void drop(const void* array, int64_t begin, int64_t end);
-
-// Drops the pages of mapped lists that hold those of nodes [first, end), unless they are less than `at_least` bytes:
-// pages of a map count as the process's own until then. They stay in the page cache.
-void let_go(const Block& block, int64_t first, int64_t end, int64_t at_least = 0);
-constexpr int64_t kMany = 256 << 10;  // bytes that are let go before all of a block is
 
 // The first fault that threads come across, by node.
 class Faults {
@@ -64,55 +61,100 @@ class Faults {
   std::string what_;
 };
 
-// Where the list of a node begins and ends; an empty list if that is outside the file.
+// Positions [begin, end) of edges.
 struct Span {
   int64_t begin, end;
   int64_t size() const { return end - begin; }
 };
-inline Span span_of(const InLists& lists, int64_t node, Faults& faults) {
-  const int64_t list = node - lists.first_node;
-  const Span span{lists.indptr[list], lists.indptr[list + 1]};
-  if (span.begin >= 0 && span.begin <= span.end && span.end <= lists.num_edges) return span;
-  faults.add(lists, node, "its list runs from " + std::to_string(span.begin) + " to " + std::to_string(span.end));
-  return {0, 0};
-}
 
-// take(source) for positions `begin` to `end`; stops at an id that is no source.
-template <typename Id, typename Take>
-inline void read_span(const InLists& lists, int64_t node, Span span, Faults& faults, Take take) {
-  const Id* indices = static_cast<const Id*>(lists.indices);
-  for (int64_t position = span.begin; position < span.end; ++position) {
-    const int64_t source = int64_t(indices[position]);
-    if (uint64_t(source) >= uint64_t(lists.num_sources)) {
-      faults.add(
-          lists, node,
-          "source id " + std::to_string(source) + " is out of range [0, " + std::to_string(lists.num_sources) + ")");
-      return;
-    }
-    take(lists.first_source + source);
+// Some consecutive lists of one relation, and a window of their sources.
+class ListReader {
+ public:
+  // Opens the lists of nodes [first, end). A window of a file takes `window_bytes`.
+  void open(const Topology& topology, const InLists& lists, int64_t first, int64_t end, int64_t window_bytes);
+  const InLists& lists() const { return *lists_; }
+  // Returns where the list of a node begins and ends; an empty list if that is outside the file.
+  Span span_of(int64_t node, Faults& faults) const {
+    const Span span{indptr_[node - first_], indptr_[node - first_ + 1]};
+    if (span.begin >= 0 && span.begin <= span.end && span.end <= lists_->num_edges) return span;
+    faults.add(*lists_, node, "its list runs from " + std::to_string(span.begin) + " to " + std::to_string(span.end));
+    return {0, 0};
   }
-}
-template <typename Take>
-inline void read_sources(const InLists& lists, int64_t node, Span span, Faults& faults, Take take) {
-  if (lists.wide) read_span<int64_t>(lists, node, span, faults, take);
-  else read_span<int32_t>(lists, node, span, faults, take);
-}
+  // Calls take(source) for the edges of a span; stops at an id that is no source.
+  template <typename Take>
+  void each_source(int64_t node, Span span, Faults& faults, Take take) {
+    while (span.begin < span.end) {
+      const int64_t end = std::min(span.end, window_.begin <= span.begin ? window_.end : span.begin);
+      if (end <= span.begin) {
+        fill_window(span.begin);
+        continue;
+      }
+      const bool all = lists_->wide ? each_of<int64_t>(node, {span.begin, end}, faults, take)
+                                    : each_of<int32_t>(node, {span.begin, end}, faults, take);
+      if (!all) return;
+      span.begin = end;
+    }
+  }
 
-// How many edges lead to a node.
-inline int64_t degree_of(const Block& block, int64_t node, Faults& faults) {
-  int64_t degree = 0;
-  for (const InLists* lists : block.lists) degree += span_of(*lists, node, faults).size();
-  return degree;
-}
+ private:
+  void fill_window(int64_t begin);
+  template <typename Id, typename Take>
+  bool each_of(int64_t node, Span span, Faults& faults, Take take) const {
+    const Id* indices = static_cast<const Id*>(sources_) + (span.begin - window_.begin);
+    for (const Id* end = indices + span.size(); indices != end; ++indices) {
+      const int64_t source = int64_t(*indices);
+      if (uint64_t(source) >= uint64_t(lists_->num_sources)) {
+        faults.add(*lists_, node,
+                   "source id " + std::to_string(source) + " is out of range [0, " +
+                       std::to_string(lists_->num_sources) + ")");
+        return false;
+      }
+      take(lists_->first_source + source);
+    }
+    return true;
+  }
 
-// work(thread, first, end) for pieces of [first, end), whichever thread is free.
+  const Topology* topology_ = nullptr;
+  const InLists* lists_ = nullptr;
+  int64_t first_ = 0;
+  const int64_t* indptr_ = nullptr;  // of the list of node `first_`
+  const void* sources_ = nullptr;    // of the edges in the window
+  Span window_{0, 0};
+  int64_t last_ = 0;  // the end of the last list
+  int64_t window_bytes_ = 0;
+  std::vector<int64_t> read_indptr_;
+  std::vector<char> read_sources_;
+};
+
+// The lists of a piece of a block, for one thread.
+struct PieceReader {
+  std::vector<ListReader> lists;
+
+  void open(const Topology& topology, const Block& block, int64_t first, int64_t end);
+  int64_t degree_of(int64_t node, Faults& faults) const {
+    int64_t degree = 0;
+    for (const ListReader& reader : lists) degree += reader.span_of(node, faults).size();
+    return degree;
+  }
+};
+
+// work(thread, reader, first, end) for the pieces of a block, whichever thread is free. `readers` has one per thread.
 template <typename Work>
-void share_out(int64_t first, int64_t end, int64_t piece, int threads, Work work) {
-  std::atomic<int64_t> next{first};
-  on_threads(int(std::min<int64_t>(threads, (end - first + piece - 1) / piece)), [&](int thread) {
-    for (int64_t at = next.fetch_add(piece); at < end; at = next.fetch_add(piece))
-      work(thread, at, std::min(at + piece, end));
+void share_out(const Topology& topology, const Block& block, std::vector<PieceReader>& readers, Work work) {
+  std::atomic<int64_t> next{block.first};
+  const int64_t pieces = (block.end - block.first + block.piece - 1) / block.piece;
+  on_threads(int(std::min<int64_t>(int64_t(readers.size()), pieces)), [&](int thread) {
+    PieceReader& reader = readers[size_t(thread)];
+    for (int64_t at = next.fetch_add(block.piece); at < block.end; at = next.fetch_add(block.piece)) {
+      const int64_t end = std::min(at + block.piece, block.end);
+      reader.open(topology, block, at, end);
+      work(thread, reader, at, end);
+    }
   });
 }
+
+// Drops the whole pages of bytes [begin, end) of an array that is a map of a file, and some before them. What was
+// written to such a page would be lost.
+void drop(const void* array, int64_t begin, int64_t end);
 
 }  // namespace hoploom

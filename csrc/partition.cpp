@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <optional>
 
 #include "clusters.h"
 #include "labels.h"
@@ -13,22 +15,22 @@ namespace {
 
 constexpr int64_t kBlocks = 256;         // more of them: decisions on newer labels; fewer: less waiting for threads
 constexpr int64_t kLeastBlock = 16;      // nodes
-constexpr int64_t kPiece = 256;          // nodes that a thread takes at a time
 constexpr int64_t kClustersPerPart = 8;  // at least
 constexpr int64_t kFewMoves = 1000;      // a pass that moves less than one in so many nodes is the last
-constexpr uint32_t kNoCluster = UINT32_MAX;
+constexpr int64_t kMostVisits = int64_t(1) << 61;
+// Bytes per node of what else is held than labels or parts; small graphs are worth some more.
+constexpr int64_t kSmallGraph = 4 << 20;                    // nodes
+constexpr int64_t kLabelSamples = 14, kRefineSamples = 18;  // of out-edges
+constexpr int64_t kSmallSamples = 32;                       // of out-edges, in a small graph
+constexpr int64_t kLinkShare = 3;                           // nodes for each link between clusters
+constexpr int64_t kClusterBytes = 4;
 
 std::vector<int64_t> total_load(const Graph& graph) {
-  Faults faults;
   std::vector<int64_t> total(size_t(graph.num_kinds())), load(total.size());
-  for (const Block& block : graph.blocks) {
-    for (int64_t v = block.first; v < block.end; ++v) {
-      graph.load_of(block, v, faults, load.data());
-      for (size_t k = 0; k < total.size(); ++k) total[k] += load[k];
-    }
-    let_go(block, block.first, block.end);
-  }
-  faults.raise();
+  graph.each_degree([&](int64_t v, int64_t degree, const Block& block) {
+    graph.load_of(block.type, v, degree, load.data());
+    for (size_t k = 0; k < total.size(); ++k) total[k] += load[k];
+  });
   return total;
 }
 
@@ -42,13 +44,24 @@ Loads limits_of(const Graph& graph, const std::vector<int64_t>& total, const Par
   return limits;
 }
 
-// Labels become numbers without gaps; the label of a node on its own becomes kNoCluster. Returns how many there are.
-int64_t number_clusters(ZeroedArray<uint32_t>& labels) {
-  ZeroedArray<uint32_t> numbers(labels.size());  // zeroed
-  for (uint32_t label : labels) ++numbers[label];
-  uint32_t count = 0;
-  for (uint32_t& number : numbers) number = number > 1 ? count++ : kNoCluster;
-  for (uint32_t& label : labels) label = numbers[label];
+// Returns the bytes for out-edges that a graph of this size may take.
+int64_t sample_bytes(int64_t num_nodes, int64_t per_node) {
+  return std::max(num_nodes * per_node, std::min(num_nodes, kSmallGraph) * kSmallSamples);
+}
+
+// Numbers the clusters from 1 on, without gaps; 0: a node in no cluster. Nodes on their own are in none, and of more
+// clusters than there may be, the smallest are none. Returns how many there are, plus one.
+int64_t number_clusters(IdArray& labels, int64_t most, uint64_t largest_id) {
+  IdArray numbers(labels.size(), largest_id);
+  for (int64_t v = 0; v < labels.size(); ++v) numbers.set(int64_t(labels[v]), numbers[int64_t(labels[v])] + 1);
+  std::vector<int64_t> by_size(1024);
+  for (int64_t label = 0; label < numbers.size(); ++label) ++by_size[std::min<uint64_t>(numbers[label], 1023)];
+  uint64_t least = 1024;
+  for (int64_t count = 0; least > 2 && count + by_size[least - 1] <= most; --least) count += by_size[least - 1];
+  int64_t count = 1;
+  for (int64_t label = 0; label < numbers.size(); ++label)
+    numbers.set(label, numbers[label] >= least && count < int64_t(UINT32_MAX) ? uint64_t(count++) : 0);
+  for (int64_t v = 0; v < labels.size(); ++v) labels.set(v, numbers[int64_t(labels[v])]);
   return count;
 }
 
@@ -61,80 +74,106 @@ void sample_span(Span span, double rate, uint64_t word, Take take) {
   for (int64_t i = 0; i < count; ++i) take(span.begin + (i * span.size() + offset) / count);
 }
 
-// The edges between clusters, of about as many edges as there are nodes.
-std::vector<Link> sample_links(const Graph& graph, const ZeroedArray<uint32_t>& clusters, uint64_t key) {
-  Faults faults;
-  const double rate = double(graph.topology.num_nodes()) / double(std::max<int64_t>(1, graph.topology.num_edges()));
-  std::vector<std::vector<Link>> found(graph.blocks.size());
-  share_out(0, int64_t(graph.blocks.size()), 1, graph.threads, [&](int, int64_t number, int64_t) {
-    const Block& block = graph.blocks[size_t(number)];
-    for (int64_t v = block.first; v < block.end; ++v) {
-      for (const InLists* lists : block.lists) {
-        const uint32_t own = clusters[v];
-        if (own == kNoCluster) break;
-        const uint64_t word = mix(mix(key, uint64_t(v)), uint64_t(lists->relation));
-        sample_span(span_of(*lists, v, faults), rate, word, [&](int64_t at) {
-          read_sources(*lists, v, {at, at + 1}, faults, [&](int64_t source) {
-            const uint32_t other = clusters[source];
-            if (other != kNoCluster && other != own)
-              found[size_t(number)].push_back({std::min(own, other), std::max(own, other), 1});
-          });
-        });
-      }
-      if ((v - block.first) % kPiece == kPiece - 1) let_go(block, v + 1 - kPiece, v + 1, kMany);
-    }
-    let_go(block, block.first, block.end);
-  });
-  faults.raise();
-  std::vector<Link> links;
-  for (auto& some : found) {
-    links.insert(links.end(), some.begin(), some.end());
-    some = {};
+// The sums of links, of at most so many pairs. If there are more, those with the greatest hashes are left out: the same
+// in whichever order they come.
+class LinkSums {
+ public:
+  explicit LinkSums(int64_t most) : most_(size_t(most)) { links_.reserve(2 * most_); }
+  void add(const std::vector<Link>& some) {
+    if (links_.size() + some.size() > 2 * most_) shrink();
+    for (const Link& link : some)
+      if (hash(link) <= limit_) links_.push_back(link);
   }
-  return links;
+  std::vector<Link> take() {
+    shrink();
+    return std::move(links_);
+  }
+
+ private:
+  static uint64_t hash(const Link& link) { return mix(link.a, link.b); }
+  void shrink() {
+    merge_links(links_);
+    while (links_.size() > most_) {
+      limit_ /= 2;
+      std::erase_if(links_, [&](const Link& link) { return hash(link) > limit_; });
+    }
+  }
+  size_t most_;
+  uint64_t limit_ = UINT64_MAX;
+  std::vector<Link> links_;
+};
+
+// The edges between clusters, of about as many edges as there are nodes.
+std::vector<Link> sample_links(const Graph& graph, const IdArray& clusters, uint64_t key) {
+  Faults faults;
+  const int64_t num_nodes = graph.topology.num_nodes();
+  const double rate = double(num_nodes) / double(std::max<int64_t>(1, graph.topology.num_edges()));
+  LinkSums sums(std::max(std::min(num_nodes, kSmallGraph), num_nodes / kLinkShare));
+  std::vector<std::vector<Link>> found(graph.readers.size());
+  for (const Block& block : graph.blocks) {
+    graph.share_out(block, [&](int thread, PieceReader& reader, int64_t first, int64_t end) {
+      for (int64_t v = first; v < end; ++v) {
+        const auto own = uint32_t(clusters[v]);
+        for (ListReader& lists : reader.lists) {
+          if (own == 0) break;
+          const uint64_t word = mix(mix(key, uint64_t(v)), uint64_t(lists.lists().relation));
+          sample_span(lists.span_of(v, faults), rate, word, [&](int64_t at) {
+            lists.each_source(v, {at, at + 1}, faults, [&](int64_t source) {
+              const auto other = uint32_t(clusters[source]);
+              if (other != 0 && other != own)
+                found[size_t(thread)].push_back({std::min(own, other) - 1, std::max(own, other) - 1, 1});
+            });
+          });
+        }
+      }
+    });
+    for (auto& some : found) {
+      sums.add(some);
+      some.clear();
+    }
+  }
+  faults.raise();
+  return sums.take();
 }
 
-ClusterGraph graph_of_clusters(const Graph& graph, const ZeroedArray<uint32_t>& clusters, int64_t count,
-                               const Sizes& sizes, uint64_t key) {
-  Faults faults;
+ClusterGraph graph_of_clusters(const Graph& graph, const IdArray& clusters, int64_t count, const Sizes& sizes,
+                               uint64_t key) {
   const size_t kinds = size_t(graph.num_kinds());
   std::vector<int64_t> loads(size_t(count) * kinds), held(static_cast<size_t>(count)), load(kinds);
-  for (const Block& block : graph.blocks) {
-    for (int64_t v = block.first; v < block.end; ++v) {
-      const uint32_t own = clusters[v];
-      if (own == kNoCluster) continue;
-      graph.load_of(block, v, faults, load.data());
-      for (size_t k = 0; k < kinds; ++k) loads[own * kinds + k] += load[k];
-      held[own] += sizes.of(load[kinds - 2], load[kinds - 1] != 0);
-    }
-    let_go(block, block.first, block.end);
-  }
+  graph.each_degree([&](int64_t v, int64_t degree, const Block& block) {
+    const uint64_t number = clusters[v];
+    if (number == 0) return;
+    graph.load_of(block.type, v, degree, load.data());
+    for (size_t k = 0; k < kinds; ++k) loads[(number - 1) * kinds + k] += load[k];
+    held[number - 1] += sizes.of(load[kinds - 2], load[kinds - 1] != 0);
+  });
   auto links = sample_links(graph, clusters, key);
   return cluster_graph(std::move(loads), std::move(held), int64_t(kinds), links);
 }
 
-// The parts of the clusters' nodes; the others have none yet.
-ZeroedArray<int16_t> first_parts(const Graph& graph, const OutSamples& out, const std::vector<int64_t>& total,
-                                 const Loads& limits, uint64_t key) {
+// The parts of the clusters' nodes; the others have part `num_parts`, which is none. Leaves samples that are small.
+void first_parts(const Graph& graph, std::optional<OutSamples>& out, const std::vector<int64_t>& total,
+                 const Loads& limits, uint64_t key, int16_t* parts) {
   const int64_t num_nodes = graph.topology.num_nodes(), num_edges = graph.topology.num_edges();
   const Sizes sizes{num_edges / num_nodes + 1, num_edges / std::max<int64_t>(1, total.back())};
   const int64_t whole = num_nodes * sizes.per_node + num_edges + total.back() * sizes.per_seed;
   const int64_t largest = whole / (limits.num_parts * kClustersPerPart);
-  auto clusters = propagate_labels(graph.blocks, out, graph.is_seed, sizes, largest, key, graph.threads);
-  const int64_t count = number_clusters(clusters);
+  out.emplace(graph, key, sample_bytes(num_nodes, kLabelSamples));
+  IdArray clusters = propagate_labels(graph, *out, sizes, whole, largest, key);
+  if (num_nodes > kSmallGraph) out.reset();
+  const int64_t most = num_nodes * kClusterBytes / (8 * (graph.num_kinds() + 2));
+  const int64_t count = number_clusters(clusters, std::max(kSmallGraph / 2, most), graph.largest_id) - 1;
   const auto placed = place_clusters(graph_of_clusters(graph, clusters, count, sizes, key), limits, key);
-  ZeroedArray<int16_t> parts(num_nodes);
   for (int64_t v = 0; v < num_nodes; ++v)
-    parts[v] = int16_t(clusters[v] == kNoCluster ? limits.num_parts : placed[clusters[v]]);
-  return parts;
+    parts[v] = int16_t(clusters[v] == 0 ? limits.num_parts : placed[clusters[v] - 1]);
 }
 
 // Every part gets a node.
-void fill_empty(ZeroedArray<int16_t>& parts, int64_t num_parts) {
+void fill_empty(int16_t* parts, int64_t num_nodes, int64_t num_parts) {
   std::vector<int64_t> counts(static_cast<size_t>(num_parts));
-  for (int16_t part : parts) ++counts[size_t(part)];
+  for (int64_t v = 0; v < num_nodes; ++v) ++counts[size_t(parts[v])];
   int64_t empty = 0;
-  for (int64_t v = 0; v < parts.size(); ++v) {
+  for (int64_t v = 0; v < num_nodes; ++v) {
     while (empty < num_parts && counts[size_t(empty)] > 0) ++empty;
     if (empty == num_parts) return;
     if (counts[size_t(parts[v])] == 1) continue;
@@ -146,38 +185,63 @@ void fill_empty(ZeroedArray<int16_t>& parts, int64_t num_parts) {
 
 }  // namespace
 
-void assign_parts(const Topology& topology, const uint8_t* is_seed, const PartitionRule& rule, int16_t* parts) {
+void assign_parts(const Topology& topology, const uint8_t* seed_bits, const PartitionRule& rule, int16_t* parts) {
   const int64_t num_nodes = topology.num_nodes();
   const int64_t num_blocks = std::clamp<int64_t>(num_nodes / kLeastBlock, 1, kBlocks);
-  const Graph graph{topology, blocks_of(topology, num_blocks), is_seed, rule.threads};
+  const Graph graph{topology, blocks_of(topology, num_blocks), seed_bits,
+                    rule.wide_ids ? uint64_t(UINT32_MAX) + 1 : uint64_t(num_nodes),
+                    std::vector<PieceReader>(size_t(rule.threads))};
   if (num_nodes == 0) return;
   const auto total = total_load(graph);
   const Loads limits = limits_of(graph, total, rule);
-  const OutSamples out(topology, graph.blocks, rule.key, rule.threads);
-  ZeroedArray<int16_t> found = first_parts(graph, out, total, limits, rule.key);
-  Refinement refinement(graph, out, limits, found);
+  std::optional<OutSamples> out;
+  first_parts(graph, out, total, limits, rule.key, parts);
+  if (!out) out.emplace(graph, rule.key, sample_bytes(num_nodes, kRefineSamples));
+  Refinement refinement(graph, *out, limits, parts);
   for (int pass = 0; pass < rule.passes; ++pass)
     if (refinement.pass(mix(rule.key, uint64_t(pass))) <= num_nodes / kFewMoves && pass > 0) break;
   refinement.relieve();
-  fill_empty(found, rule.num_parts);
-  std::copy(found.begin(), found.end(), parts);
+  fill_empty(parts, num_nodes, rule.num_parts);
 }
 
 void count_cut(const Topology& topology, const int16_t* parts, int threads, int64_t* cut) {
   Faults faults;
-  for (const Block& block : blocks_of(topology, kBlocks)) {
-    share_out(block.first, block.end, kPiece, threads, [&](int, int64_t first, int64_t end) {
-      for (const InLists* lists : block.lists) {
+  std::vector<PieceReader> readers(static_cast<size_t>(threads));
+  for (const Block& block : blocks_of(topology, kBlocks))
+    share_out(topology, block, readers, [&](int, PieceReader& reader, int64_t first, int64_t end) {
+      for (ListReader& lists : reader.lists) {
         int64_t found = 0;
         for (int64_t v = first; v < end; ++v)
-          read_sources(*lists, v, span_of(*lists, v, faults), faults,
-                       [&](int64_t source) { found += parts[source] != parts[v]; });
-        std::atomic_ref(cut[lists->relation]).fetch_add(found, std::memory_order_relaxed);
+          lists.each_source(v, lists.span_of(v, faults), faults,
+                            [&](int64_t source) { found += parts[source] != parts[v]; });
+        std::atomic_ref(cut[lists.lists().relation]).fetch_add(found, std::memory_order_relaxed);
       }
-      let_go(block, first, end, kMany);
     });
-    let_go(block, block.first, block.end);
-  }
+  faults.raise();
+}
+
+void spread_visits(const Topology& topology, const float* new_visits, const int64_t* fanouts, int threads,
+                   int64_t* visits) {
+  Faults faults;
+  std::vector<PieceReader> readers(static_cast<size_t>(threads));
+  for (const Block& block : blocks_of(topology, kBlocks))
+    share_out(topology, block, readers, [&](int, PieceReader& reader, int64_t first, int64_t end) {
+      for (ListReader& lists : reader.lists) {
+        const int64_t fanout = fanouts[lists.lists().relation];
+        for (int64_t v = first; v < end; ++v) {
+          const Span span = lists.span_of(v, faults);
+          const double share =
+              fanout < 0 ? 1.0 : std::min(1.0, double(fanout) / double(std::max<int64_t>(1, span.size())));
+          const auto amount = int64_t(std::nearbyint(double(new_visits[v]) * share));
+          if (amount == 0) continue;
+          lists.each_source(v, span, faults, [&](int64_t source) {
+            std::atomic_ref sum(visits[source]);
+            if (sum.fetch_add(amount, std::memory_order_relaxed) > kMostVisits - amount)
+              sum.store(kMostVisits, std::memory_order_relaxed);
+          });
+        }
+      }
+    });
   faults.raise();
 }
 

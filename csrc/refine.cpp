@@ -5,36 +5,26 @@
 namespace hoploom {
 namespace {
 
-constexpr int64_t kPiece = 256;    // nodes that a thread takes at a time
-constexpr size_t kCandidates = 4;  // those waiting who are asked to swap
+constexpr size_t kCandidates = 4;                               // those waiting who are asked to swap
+constexpr int64_t kWaitingShare = 32, kLeastWaiting = 1 << 20;  // at most one node in so many waits, or so many
 
 uint64_t way(int64_t from, int64_t to) { return uint64_t(from) << 32 | uint64_t(to); }
 
 }  // namespace
 
-void Graph::load_of(const Block& block, int64_t node, Faults& faults, int64_t* load) const {
-  std::fill(load, load + num_kinds(), 0);
-  load[block.type] = 1;
-  load[topology.num_types()] = degree_of(block, node, faults);
-  load[topology.num_types() + 1] = is_seed && is_seed[node];
-}
-
-Refinement::Refinement(const Graph& graph, const OutSamples& out, const Loads& limits, ZeroedArray<int16_t>& parts)
+Refinement::Refinement(const Graph& graph, const OutSamples& out, const Loads& limits, int16_t* parts)
     : graph_(graph),
       out_(out),
       loads_(limits),
       parts_(parts),
-      tallies_(size_t(graph.threads), std::vector<int32_t>(size_t(limits.num_parts) + 1)),
+      tallies_(graph.readers.size(), std::vector<int32_t>(size_t(limits.num_parts) + 1)),
       load_(size_t(graph.num_kinds())),
       other_load_(load_) {
-  for (const Block& block : graph.blocks) {
-    for (int64_t v = block.first; v < block.end; ++v) {
-      if (parts[v] == limits.num_parts) continue;
-      graph.load_of(block, v, faults_, load_.data());
-      loads_.add(parts[v], load_.data());
-    }
-    let_go(block, block.first, block.end);
-  }
+  graph.each_degree([&](int64_t v, int64_t degree, const Block& block) {
+    if (parts_[v] == loads_.num_parts) return;
+    graph_.load_of(block.type, v, degree, load_.data());
+    loads_.add(parts_[v], load_.data());
+  });
 }
 
 int64_t Refinement::pass(uint64_t key) { return run(Aim::kFewerCuts, key, 0) + run(Aim::kFewerCuts, key, 1); }
@@ -53,11 +43,11 @@ int64_t Refinement::run(Aim aim, uint64_t key, uint64_t half) {
   key_ = key;
   half_ = half;
   waiting_.clear();
+  num_waiting_ = 0;
   for (const Block& block : graph_.blocks) {
     propose(block, aim);
     for (int64_t v = block.first; v < block.end; ++v)
       if (may_move(v, aim)) moves += grant(block, v, aim);
-    let_go(block, block.first, block.end);
   }
   faults_.raise();
   return moves;
@@ -65,23 +55,29 @@ int64_t Refinement::run(Aim aim, uint64_t key, uint64_t half) {
 
 void Refinement::propose(const Block& block, Aim aim) {
   wishes_.resize(size_t(block.end - block.first));
-  share_out(block.first, block.end, kPiece, graph_.threads, [&](int thread, int64_t first, int64_t end) {
+  degrees_.resize(wishes_.size());
+  graph_.share_out(block, [&](int thread, PieceReader& reader, int64_t first, int64_t end) {
     std::vector<int64_t> load(load_.size());
     for (int64_t v = first; v < end; ++v)
-      if (may_move(v, aim)) wish(block, v, aim, tallies_[size_t(thread)], load);
-    let_go(block, first, end, kMany);
+      if (may_move(v, aim)) wish(reader, block, v, aim, tallies_[size_t(thread)], load);
   });
 }
 
-void Refinement::wish(const Block& block, int64_t node, Aim aim, std::vector<int32_t>& counts,
+void Refinement::wish(PieceReader& reader, const Block& block, int64_t node, Aim aim, std::vector<int32_t>& counts,
                       std::vector<int64_t>& load) {
   const int16_t own = parts_[node];
   std::fill(counts.begin(), counts.end(), 0);
   const auto count = [&](int64_t neighbour) { ++counts[size_t(parts_[neighbour])]; };
-  for (const InLists* lists : block.lists) read_sources(*lists, node, span_of(*lists, node, faults_), faults_, count);
+  int64_t degree = 0;
+  for (ListReader& lists : reader.lists) {
+    const Span span = lists.span_of(node, faults_);
+    lists.each_source(node, span, faults_, count);
+    degree += span.size();
+  }
   out_.each(node, count);
   counts[size_t(loads_.num_parts)] = 0;
-  graph_.load_of(block, node, faults_, load.data());
+  degrees_[size_t(node - block.first)] = degree;
+  graph_.load_of(block.type, node, degree, load.data());
   Wish wish{own, own};
   int32_t most = counts[size_t(own)], most_open = most;
   if (aim != Aim::kFewerCuts) most_open = aim == Aim::kRelief ? -1 : (most - 1) / 2;
@@ -97,12 +93,23 @@ bool Refinement::grant(const Block& block, int64_t node, Aim aim) {
   const Wish wish = wishes_[size_t(node - block.first)];
   const int16_t own = parts_[node];
   if (own != loads_.num_parts && wish.best == own && wish.open == own) return false;
-  graph_.load_of(block, node, faults_, load_.data());
+  const int64_t degree = degrees_[size_t(node - block.first)];
+  graph_.load_of(block.type, node, degree, load_.data());
   if (own == loads_.num_parts) return settle(node, wish.open);
   if (aim != Aim::kFewerCuts) return loads_.is_over(own, load_.data()) && move(node, wish.open);
   if (move(node, wish.best) || swap(node, wish.best) || move(node, wish.open)) return true;
-  waiting_[way(own, wish.best)].push_back(uint32_t(node));
+  waiting_[way(own, wish.best)].push_back({node, degree, block.type});
+  if (++num_waiting_ > std::max(kLeastWaiting, graph_.topology.num_nodes() / kWaitingShare)) forget_oldest();
   return false;
+}
+
+// Of those that wait for the same, the half that came first: the last are asked first.
+void Refinement::forget_oldest() {
+  num_waiting_ = 0;
+  for (auto& [_, waiting] : waiting_) {
+    waiting.erase(waiting.begin(), waiting.begin() + int64_t(waiting.size() / 2));
+    num_waiting_ += int64_t(waiting.size());
+  }
 }
 
 // A node without a part goes where it wishes, else to the next part with room.
@@ -133,10 +140,8 @@ bool Refinement::swap(int64_t node, int64_t part) {
   if (found == waiting_.end()) return false;
   auto& waiting = found->second;
   for (size_t i = 1; i <= std::min(kCandidates, waiting.size()); ++i) {
-    const int64_t other = waiting[waiting.size() - i];
-    const auto block = std::upper_bound(graph_.blocks.begin(), graph_.blocks.end(), other,
-                                        [](int64_t v, const Block& b) { return v < b.end; });
-    graph_.load_of(*block, other, faults_, other_load_.data());
+    const auto [other, degree, type] = waiting[waiting.size() - i];
+    graph_.load_of(type, other, degree, other_load_.data());
     loads_.add(own, load_.data(), -1);
     loads_.add(part, other_load_.data(), -1);
     const bool fits = loads_.has_room(part, load_.data()) && loads_.has_room(own, other_load_.data());
@@ -146,6 +151,7 @@ bool Refinement::swap(int64_t node, int64_t part) {
     parts_[node] = int16_t(part);
     parts_[other] = own;
     waiting.erase(waiting.end() - int64_t(i));
+    --num_waiting_;
     return true;
   }
   return false;

@@ -10,21 +10,14 @@
 
 namespace hoploom {
 
-// A graph with what balance is about.
-struct Graph {
-  const Topology& topology;
-  std::vector<Block> blocks;
-  const uint8_t* is_seed;  // [num_nodes] or null
-  int threads;
-
-  int64_t num_kinds() const { return topology.num_types() + 2; }
-  // What a node counts for: [num_kinds] nodes of each type, edges, seeds.
-  void load_of(const Block& block, int64_t node, Faults& faults, int64_t* load) const;
-};
-
 // Where a node has most neighbours, and where it has most among parts with room; its own part unless that is better.
 struct Wish {
   int16_t best, open;
+};
+
+// A node that found no room.
+struct WaitingNode {
+  int64_t node, degree, type;
 };
 
 // Moves nodes pass by pass, block by block: what a block's nodes wish is found by all threads from what was before the
@@ -32,7 +25,7 @@ struct Wish {
 class Refinement {
  public:
   // parts: [num_nodes]; a node with part limits.num_parts has none yet and gets one in the first pass.
-  Refinement(const Graph& graph, const OutSamples& out, const Loads& limits, ZeroedArray<int16_t>& parts);
+  Refinement(const Graph& graph, const OutSamples& out, const Loads& limits, int16_t* parts);
 
   // Every node once; half of them, drawn afresh, see where the other half went: neighbours that change places at the
   // same time gain nothing. Returns how many moved.
@@ -44,8 +37,10 @@ class Refinement {
   enum class Aim { kFewerCuts, kReliefAtSmallLoss, kRelief };
   int64_t run(Aim aim, uint64_t key, uint64_t half);
   void propose(const Block& block, Aim aim);
-  void wish(const Block& block, int64_t node, Aim aim, std::vector<int32_t>& counts, std::vector<int64_t>& load);
+  void wish(PieceReader& reader, const Block& block, int64_t node, Aim aim, std::vector<int32_t>& counts,
+            std::vector<int64_t>& load);
   bool grant(const Block& block, int64_t node, Aim aim);
+  void forget_oldest();
   bool settle(int64_t node, int64_t part);
   bool move(int64_t node, int64_t part);
   bool swap(int64_t node, int64_t part);
@@ -55,14 +50,16 @@ class Refinement {
   const Graph& graph_;
   const OutSamples& out_;
   Loads loads_;
-  ZeroedArray<int16_t>& parts_;
+  int16_t* parts_;
   Faults faults_;
-  uint64_t key_ = 0, half_ = 0;                                  // who may move: those whose word has this last bit
-  std::vector<Wish> wishes_;                                     // of the block's nodes
-  std::vector<std::vector<int32_t>> tallies_;                    // [threads][num_parts + 1]
-  std::vector<int64_t> load_, other_load_;                       // [num_kinds]
-  int64_t next_ = 0;                                             // where the search for room goes on
-  std::unordered_map<uint64_t, std::vector<uint32_t>> waiting_;  // (from, to): nodes that found no room
+  uint64_t key_ = 0, half_ = 0;                                     // who may move: those whose word has this last bit
+  std::vector<Wish> wishes_;                                        // of the block's nodes
+  std::vector<int64_t> degrees_;                                    // of the block's nodes
+  std::vector<std::vector<int32_t>> tallies_;                       // [threads][num_parts + 1]
+  std::vector<int64_t> load_, other_load_;                          // [num_kinds]
+  int64_t next_ = 0;                                                // where the search for room goes on
+  std::unordered_map<uint64_t, std::vector<WaitingNode>> waiting_;  // (from, to): nodes that found no room
+  int64_t num_waiting_ = 0;
 };
 
 }  // namespace hoploom

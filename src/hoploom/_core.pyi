@@ -1,6 +1,6 @@
 """Types of the native core. Only hoploom.ops may import it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -211,22 +211,37 @@ def order_records(
     indptr: NDArray[Any],
     order: NDArray[Any],
 ) -> int: ...
+
+PartLists = tuple[NDArray[Any] | None, NDArray[Any] | None, int, int, int, int, str, int, int, bool]
+
 def assign_parts(
-    lists: list[tuple[NDArray[Any], NDArray[Any], int, int, int, int, str, bool]],
+    lists: list[PartLists],
     bounds: NDArray[Any],
-    is_seed: NDArray[Any] | None,
+    read: Callable[[int, int, memoryview], None] | None,
+    seed_bits: NDArray[Any] | None,
     num_parts: int,
     passes: int,
     imbalance: float,
     threads: int,
     key: int,
+    wide_ids: bool,
     out: NDArray[Any],
 ) -> None: ...
 def count_cut(
-    lists: list[tuple[NDArray[Any], NDArray[Any], int, int, int, int, str, bool]],
+    lists: list[PartLists],
     bounds: NDArray[Any],
+    read: Callable[[int, int, memoryview], None] | None,
     parts: NDArray[Any],
     threads: int,
     out: NDArray[Any],
+) -> None: ...
+def spread_visits(
+    lists: list[PartLists],
+    bounds: NDArray[Any],
+    read: Callable[[int, int, memoryview], None] | None,
+    new_visits: NDArray[Any],
+    fanouts: NDArray[Any],
+    threads: int,
+    visits: NDArray[Any],
 ) -> None: ...
 def drop_pages(mapped: NDArray[Any]) -> None: ...

@@ -58,12 +58,12 @@ def test_a_split_that_is_damaged_is_an_error(tmp_path: Path) -> None:
 
 def test_more_than_metis_can_count_is_refused() -> None:
     pytest.importorskip("pymetis")
-    topology = topology_of(hoploom.from_pyg(ring(60)))  # 120 edges, 240 both ways
     rule = PartitionRule(2, 5, 0.05, 1, 7)
-    for most, words in ((59, "60 nodes"), (239, "240 edges, both ways,")):
-        with pytest.raises(ConfigError, match=f"{words} are more than METIS can count .*use method 'stream'"):
-            metis_parts(topology, None, rule, most)
-    assert metis_parts(topology, None, rule, 240).shape == (60,)
+    with topology_of(hoploom.from_pyg(ring(60))) as topology:  # 120 edges, 240 both ways
+        for most, words in ((59, "60 nodes"), (239, "240 edges, both ways,")):
+            with pytest.raises(ConfigError, match=f"{words} are more than METIS can count .*use method 'stream'"):
+                metis_parts(topology, None, rule, most)
+        assert metis_parts(topology, None, rule, 240).shape == (60,)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

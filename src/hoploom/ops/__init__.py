@@ -5,6 +5,15 @@ on the device only, so inputs and outputs are arrays of fixed capacity, with siz
 """
 
 from hoploom.ops.aggregate import Reduce, aggregate, softmax
+from hoploom.ops.assign_parts import (
+    FileLists,
+    PartitionRule,
+    RelationLists,
+    Topology,
+    assign_parts,
+    count_cut,
+    spread_visits,
+)
 from hoploom.ops.disk import (
     DiskError,
     DiskFile,
@@ -16,13 +25,6 @@ from hoploom.ops.disk import (
     has_read_queue,
 )
 from hoploom.ops.edges import Csc, InEdges, build_csc
-from hoploom.ops.partition import (
-    PartitionRule,
-    RelationLists,
-    Topology,
-    assign_parts,
-    count_cut,
-)
 from hoploom.ops.relabel import Found, IdMap, IdRanks, NodeMap, SlotMap, fill_edges
 from hoploom.ops.rows import (
     ELEMENTS,
@@ -73,6 +75,7 @@ __all__ = [
     "DiskFile",
     "EdgeLists",
     "Empty",
+    "FileLists",
     "FileRows",
     "Found",
     "Frontier",
@@ -127,6 +130,7 @@ __all__ = [
     "scatter_rows",
     "select",
     "softmax",
+    "spread_visits",
     "stitch",
     "take",
     "wait_readable",

@@ -1,12 +1,13 @@
 """The part of every node: by hash, by range, by a streaming partitioner in the core, by frequency, or by METIS.
 
 All types are partitioned together. `hash` and `range` look at ids alone and balance nodes exactly. `stream` reads the
-edges from where they lie, a few times, with some tens of bytes per node in memory, and balances nodes of every type,
-in-edges and seeds; it gives up a little of METIS's cut. `metis` holds every edge in memory, and both directions.
-`frequency` samples as training will, see frequency.py.
+edges several times, from memory or from files, and balances nodes of every type, in-edges and seeds; it gives up a
+little of METIS's cut. `metis` holds every edge in memory, and both directions. `frequency` samples as training will.
 """
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -19,25 +20,27 @@ from hoploom.config.values import as_int, as_number, nearest
 from hoploom.errors import ConfigError
 from hoploom.load.presample import read_seeds
 from hoploom.ops import PartitionRule, RelationLists, Topology
-from hoploom.ops.partition import MOST_NODES, MOST_PARTS
+from hoploom.ops.assign_parts import FIXED_BYTES, MOST_NODES, MOST_PARTS, NODE_BYTES
 from hoploom.partition.bounded_store import BoundedStore, opened_parts
 from hoploom.partition.frequency import frequency_parts
 from hoploom.partition.metis import metis_parts
-from hoploom.partition.store_files import StoreFiles
+from hoploom.partition.store_files import READERS, StoreFiles
 from hoploom.sample.hops import Fanouts
 from hoploom.schema import RelationName, Schema
 from hoploom.store import Store, open_store
-from hoploom.system import num_cores
+from hoploom.store.storage_path import StoragePath
+from hoploom.system import num_cores, resident_bytes
 
 METHODS = ("hash", "range", "stream", "frequency", "metis")
 KEY = 0x7061727473  # what draws derive from: the same parts every time
 MEMORY = 4 << 30
 PASSES = 5  # of refinement, at most
 USUAL_SPLIT = "train"
+CHUNK_SEEDS = 1 << 20
 
 
 def assign(
-    store: Store | StoreFiles | str | Path,
+    store: Store | str | Path,
     num_parts: int,
     method: str = "stream",
     *,
@@ -48,50 +51,72 @@ def assign(
     fanouts: Fanouts | None = None,
     memory: int = MEMORY,
 ) -> Mapping[str, Tensor]:
-    """The part of every node, by type: [num_nodes] int16.
+    """Return the part of every node, by type: [num_nodes] int16.
 
-    `seeds` (as for NeighborLoader, or ids by type; None: none), `passes` and `imbalance` are for `stream` and `metis`:
-    a part holds no more than `1 + imbalance` times the mean of each type's nodes, of in-edges and of seeds, as far as
-    single nodes allow. `frequency` needs `seeds` and `fanouts`, and samples within `memory` bytes. Give a path where
-    memory is short: pages of the store's files are let go once they were read.
+    `store` is an opened store, a path, or s3://… or gs://… (not for "frequency"). `seeds` (as for NeighborLoader, or
+    ids by type; None: none), `passes` and `imbalance` are for "stream" and "metis": a part holds no more than
+    `1 + imbalance` times the mean of each type's nodes, of in-edges and of seeds, as far as single nodes allow.
+    "frequency" needs `seeds` and `fanouts`. Unless the store is opened, edges that do not fit `memory` bytes are read
+    from its files several times; beside them, "stream" takes at most 24 bytes of memory a node.
 
     >>> parts = assign(store, 4, seeds="train")
     >>> sum(edge_cut(store, parts).values())
     """
-    path, mapped = store, not isinstance(store, Store)
-    store = store if isinstance(store, Store | StoreFiles) else open_store(store)
-    _check(store.schema, num_parts, method, passes, imbalance)
+    source = store if isinstance(store, Store) else StoreFiles.at(StoragePath(str(store)))
+    schema = source.schema
+    _check(schema, num_parts, method, passes, imbalance)
     if method in ("hash", "range"):
-        by_id = parts_by_hash if method == "hash" else parts_by_range
-        return {t.name: by_id(store.schema, i, num_parts) for i, t in enumerate(store.schema.node_types)}
+        by_id = _parts_by_hash if method == "hash" else _parts_by_range
+        return {t.name: by_id(schema, index, num_parts) for index, t in enumerate(schema.node_types)}
     if method == "frequency":
-        assert not isinstance(store, StoreFiles)
-        assert not isinstance(path, StoreFiles)
         if seeds is None or fanouts is None:
             raise ConfigError(
                 "method 'frequency' samples batches of the seeds, and there are no seeds or no fanouts; give both"
             )
-        return frequency_parts(BoundedStore(path, memory), num_parts, _seeds_by_type(store, seeds), fanouts)
-    rule = PartitionRule(num_parts, passes, imbalance, _threads(threads), KEY)
-    is_seed = _marks(store, seeds)
-    topology = store.topology() if isinstance(store, StoreFiles) else topology_of(store, mapped=mapped)
-    if num_parts == 1:
-        parts = torch.zeros(topology.bounds[-1], dtype=torch.int16)
-    elif method == "stream":
-        parts = ops.assign_parts(topology, is_seed, rule)
-    else:
-        parts = metis_parts(topology, is_seed, rule)
-    return dict(zip(store.schema.type_index, parts.tensor_split(topology.bounds[1:-1]), strict=True))
+        return frequency_parts(BoundedStore(store, memory), num_parts, _seed_ids(source, seeds), fanouts)
+    bits = None if seeds is None else _seed_bits(schema, _seed_ids(source, seeds))
+    with topology_of(source, sys.maxsize if method == "metis" else memory) as topology:
+        rule = PartitionRule(num_parts, passes, imbalance, _threads(topology, threads), KEY)
+        if num_parts == 1:
+            parts = torch.zeros(topology.bounds[-1], dtype=torch.int16)
+        elif method == "stream":
+            parts = ops.assign_parts(topology, bits, rule)
+        else:
+            parts = metis_parts(topology, bits, rule)
+    return dict(zip(schema.type_index, parts.tensor_split(topology.bounds[1:-1]), strict=True))
 
 
-def edge_cut(store: Store, parts: Mapping[str, Tensor], *, threads: int | None = None) -> Mapping[RelationName, int]:
-    """How many edges of each relation lead from one part to another; reads the edges once, where they lie."""
-    for node_type in store.schema.node_types:
+def edge_cut(
+    store: Store | str | Path, parts: Mapping[str, Tensor], *, threads: int | None = None, memory: int = MEMORY
+) -> Mapping[RelationName, int]:
+    """Return how many edges of each relation lead from one part to another."""
+    source = store if isinstance(store, Store) else StoreFiles.at(StoragePath(str(store)))
+    node_types = source.schema.node_types
+    for node_type in node_types:
         if node_type.name not in parts or parts[node_type.name].shape != (node_type.num_nodes,):
             raise ConfigError(f"parts of {node_type.name!r}: give one number for each of {node_type.num_nodes} nodes")
-    together = torch.cat([parts[node_type.name].to(torch.int16) for node_type in store.schema.node_types])
-    cut = ops.count_cut(topology_of(store), together, _threads(threads))
-    return {relation.key: int(count) for relation, count in zip(store.schema.relations, cut, strict=True)}
+    of_all_types = torch.cat([parts[node_type.name].to(torch.int16) for node_type in node_types])
+    with topology_of(source, memory) as topology:
+        cut = ops.count_cut(topology, of_all_types, _threads(topology, threads))
+    return {relation.key: int(count) for relation, count in zip(source.schema.relations, cut, strict=True)}
+
+
+@contextmanager
+def topology_of(source: Store | StoreFiles, memory: int = MEMORY) -> Iterator[Topology]:
+    """Yield all edges of a store: those of files in memory if they fit, beside what assigning nodes takes."""
+    if isinstance(source, StoreFiles):
+        taken = resident_bytes() + FIXED_BYTES + source.bounds[-1] * NODE_BYTES
+        with source.topology(memory - taken) as topology:
+            yield topology
+        return
+    schema, parts = source.schema, opened_parts(source)
+    relations = [
+        RelationLists(
+            " ".join(relation.key), schema.sources[i], schema.destinations[i], [part.lists[i] for part in parts]
+        )
+        for i, relation in enumerate(schema.relations)
+    ]
+    yield Topology(bounds_of(schema), relations)
 
 
 def _check(schema: Schema, num_parts: int, method: str, passes: int, imbalance: float) -> None:
@@ -108,10 +133,11 @@ def _check(schema: Schema, num_parts: int, method: str, passes: int, imbalance: 
         raise ConfigError(f"{num_nodes} nodes are too many for method {method!r}; use 'hash' or 'range'")
 
 
-def _threads(threads: int | None) -> int:
+def _threads(topology: Topology, threads: int | None) -> int:
+    """Return the number of threads; more than cores if they wait for files."""
     if threads is not None and threads < 1:
         raise ConfigError(f"threads is {threads}; give 1 or more")
-    return min(threads or num_cores(), 64)
+    return min(threads or max(num_cores(), 1 if topology.read is None else READERS), 64)
 
 
 def bounds_of(schema: Schema) -> list[int]:
@@ -122,7 +148,7 @@ def bounds_of(schema: Schema) -> list[int]:
 # --- by id alone ---------------------------------------------------------------------------------
 
 
-def parts_by_hash(schema: Schema, index: int, num_parts: int) -> Tensor:
+def _parts_by_hash(schema: Schema, index: int, num_parts: int) -> Tensor:
     """A keyed permutation dealt out like cards, on from type to type: nodes differ by one at most."""
     first = sum(t.num_nodes for t in schema.node_types[:index])
     num_nodes = schema.node_types[index].num_nodes
@@ -130,7 +156,7 @@ def parts_by_hash(schema: Schema, index: int, num_parts: int) -> Tensor:
     return order.add_(first % num_parts).remainder_(num_parts).to(torch.int16)
 
 
-def parts_by_range(schema: Schema, index: int, num_parts: int) -> Tensor:
+def _parts_by_range(schema: Schema, index: int, num_parts: int) -> Tensor:
     """Equal ranges of every type. Types with fewer nodes than parts are cut as if they were one type."""
     small = [t.num_nodes if t.num_nodes < num_parts else 0 for t in schema.node_types]
     num_nodes = schema.node_types[index].num_nodes
@@ -139,42 +165,7 @@ def parts_by_range(schema: Schema, index: int, num_parts: int) -> Tensor:
     return ids.mul_(num_parts).div_(max(1, total), rounding_mode="floor").to(torch.int16)
 
 
-# --- by the edges --------------------------------------------------------------------------------
-
-
-def topology_of(store: Store, *, mapped: bool = False) -> Topology:
-    schema, parts = store.schema, opened_parts(store)
-    relations = [
-        RelationLists(
-            " ".join(relation.key), schema.sources[i], schema.destinations[i], [part.lists[i] for part in parts]
-        )
-        for i, relation in enumerate(schema.relations)
-    ]
-    return Topology(bounds_of(schema), relations, mapped)
-
-
-def _marks(store: Store | StoreFiles, seeds: Any) -> Tensor | None:
-    """Return which nodes are seeds: [nodes of all types] bool; None if no seeds are given.
-
-    If the store is not opened, `seeds` is (node type, split).
-    """
-    if seeds is None:
-        return None
-    bounds = bounds_of(store.schema)
-    marks = torch.zeros(bounds[-1], dtype=torch.bool)
-    if isinstance(store, StoreFiles):
-        node_type, split = seeds
-        marks[torch.from_numpy(store.members(node_type, split, 0, bounds[-1]))] = True
-        return marks
-    for name, ids in _seeds_by_type(store, seeds):
-        marks[ids + bounds[store.schema.type_index[name]]] = True
-    return marks
-
-
-def _seeds_by_type(store: Store, seeds: Any) -> list[tuple[str, Tensor]]:
-    """Types and ids, in ascending order."""
-    each = seeds.items() if isinstance(seeds, Mapping) else [seeds]
-    return [read_seeds(store, named_seeds(store.schema, given)) for given in each]
+# --- seeds ---------------------------------------------------------------------------------------
 
 
 class Usual:
@@ -188,7 +179,7 @@ USUAL: Final = Usual()
 
 
 def named_seeds(schema: Schema, seeds: Any) -> Any:
-    """What `seeds` stands for: the same, but for USUAL; without the type where there is but one."""
+    """Return the seeds that a caller means: the usual split for USUAL; without the type where there is only one."""
     if isinstance(seeds, Usual):
         having = [node_type.name for node_type in schema.node_types if node_type.splits.get(USUAL_SPLIT)]
         if len(having) != 1:
@@ -199,3 +190,37 @@ def named_seeds(schema: Schema, seeds: Any) -> Any:
         schema.node_type(seeds[0])
         return seeds[1]
     return seeds
+
+
+def split_of(schema: Schema, seeds: Any) -> tuple[str, str]:
+    """Return the node type and the split that `seeds` name; raise ConfigError if they name none."""
+    node_type, split = (schema.node_types[0].name, seeds) if isinstance(seeds, str) else seeds
+    if not isinstance(split, str) or split not in schema.node_type(node_type).splits:
+        raise ConfigError(
+            f"seeds are {seeds!r}; with Spark or an object store, give the name of a split, or (node type, name)"
+        )
+    return node_type, split
+
+
+def _seed_ids(source: Store | StoreFiles, seeds: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield node types and ids of seeds, each once; those of a type ascend."""
+    for given in seeds.items() if isinstance(seeds, Mapping) else [seeds]:
+        named = named_seeds(source.schema, given)
+        if named is None:
+            continue
+        if isinstance(source, StoreFiles) and source.place.path is None:
+            yield from source.members(*split_of(source.schema, named))
+        else:
+            opened = source if isinstance(source, Store) else open_store(str(source.place))
+            yield read_seeds(opened, named)
+
+
+def _seed_bits(schema: Schema, seeds: Iterable[tuple[str, Tensor]]) -> Tensor:
+    """Return a bit per node of all types, set for seeds: [num_nodes / 8 + 1] uint8."""
+    bounds = bounds_of(schema)
+    bits = torch.zeros(bounds[-1] // 8 + 1, dtype=torch.uint8)
+    for node_type, ids in seeds:
+        for some in torch.split(ids, CHUNK_SEEDS):
+            nodes = some + bounds[schema.type_index[node_type]]
+            bits.index_add_(0, nodes >> 3, (1 << (nodes & 7)).to(torch.uint8))
+    return bits

@@ -17,7 +17,7 @@ from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.presample import Presampling, visited
 from hoploom.ops import Frontier, Picks, pool_trim
-from hoploom.ops.partition import drop_pages
+from hoploom.ops.assign_parts import drop_pages
 from hoploom.sample.hops import Fanouts
 from hoploom.schema import EDGE_ID, NodeType, Owner, Relation, Schema
 from hoploom.store import Draw, GraphStore, Part, Store, open_store

@@ -7,67 +7,57 @@ of whole numbers: their order does not matter.
 
 from collections.abc import Sequence
 
-import numpy as np
+import torch
+from torch import Tensor
 
+from hoploom import ops
 from hoploom.load.presample import BATCH_SIZE
-from hoploom.partition.store_files import CHUNK_EDGES, Array, InLists, StoreFiles
+from hoploom.partition.assign import topology_of
+from hoploom.partition.store_files import READERS, StoreFiles
 
 ONE = 1 << 20  # a visit: sums count millionths of visits
 SQUARINGS = 10  # of 1 - x / 2^10, for e^-x: all processors multiply alike
 MOST_PER_BATCH = 64  # visits to a node; e^-64 is nothing
-MOST_VISITS = 1 << 61  # to a node in an epoch, in units: adding as many again does not overflow
 PER_DOUBLING = 16  # classes of visits
-NODES = 1 << 22  # whose lists are open at a time
+CHUNK_NODES = 1 << 20
 
 
-def expected_visits(files: StoreFiles, node_type: str, split: str, fanouts: Sequence[Sequence[int]]) -> Array:
+def expected_visits(
+    files: StoreFiles, node_type: str, split: str, fanouts: Sequence[Sequence[int]], memory: int
+) -> Tensor:
     """Return the expected visits of an epoch from a split's members: [num_nodes] int64, in units of 1 / ONE.
 
-    `fanouts` are by hop and relation.
+    `fanouts` are by hop and relation. Edges are held if they fit `memory` bytes.
     """
-    num_nodes = files.bounds[-1]
-    visits, before = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, np.int64)
-    visits[files.members(node_type, split, 0, num_nodes)] = ONE
-    num_batches = max(1, -(-int(visits.sum()) // ONE // BATCH_SIZE))
-    for fanout in fanouts:
-        new = (_reached(visits, num_batches) - _reached(before, num_batches)).astype(np.float32)
-        before[:] = visits
-        for begin in range(0, num_nodes, NODES):
-            for lists in files.in_lists(begin, min(num_nodes, begin + NODES)):
-                if fanout[lists.relation]:
-                    _spread(lists, new[begin:], fanout[lists.relation], visits)
-        np.minimum(visits, MOST_VISITS, out=visits)
+    first, num_nodes = files.bounds[files.schema.type_index[node_type]], files.bounds[-1]
+    visits, before = torch.zeros(num_nodes, dtype=torch.int64), torch.zeros(num_nodes, dtype=torch.int64)
+    num_seeds = 0
+    for _, ids in files.members(node_type, split):
+        visits[ids + first] = ONE
+        num_seeds += ids.numel()
+    num_batches, new = max(1, -(-num_seeds // BATCH_SIZE)), torch.empty(num_nodes)
+    with topology_of(files, memory) as topology:
+        for hop in fanouts:
+            for chunk, was, given in zip(*(torch.split(of, CHUNK_NODES) for of in (visits, before, new)), strict=True):
+                given.copy_(_reached(chunk, num_batches) - _reached(was, num_batches))
+            before.copy_(visits)
+            ops.spread_visits(topology, new, hop, visits, READERS)
     return visits
 
 
-def _reached(visits: Array, num_batches: int) -> Array:
-    """Return the number of batches expected to have each node, in units."""
-    per_batch = np.minimum(visits / (ONE * num_batches), MOST_PER_BATCH)
+def _reached(visits: Tensor, num_batches: int) -> Tensor:
+    """Return the number of batches expected to have each node, in units: [n] float64."""
+    per_batch = (visits.double() / (ONE * num_batches)).clamp_(max=MOST_PER_BATCH)
     absent = 1 - per_batch / (1 << SQUARINGS)
     for _ in range(SQUARINGS):
         absent = absent * absent
-    reached: Array = (1 - absent) * (ONE * num_batches)
-    return reached
+    return (1 - absent) * (ONE * num_batches)
 
 
-def _spread(lists: InLists, new: Array, fanout: int, visits: Array) -> None:
-    """Add to each source its share of the new visits of its destinations."""
-    degrees = np.diff(lists.indptr)
-    amounts = new[lists.offset : lists.offset + degrees.size]
-    if fanout > 0:
-        amounts = amounts * np.minimum(1, fanout / np.maximum(degrees, 1))
-    amounts = np.rint(amounts).astype(np.int64)
-    for first in range(0, int(lists.indptr[-1]), CHUNK_EDGES):
-        last = min(int(lists.indptr[-1]), first + CHUNK_EDGES)
-        low = int(np.searchsorted(lists.indptr, first, side="right")) - 1
-        high = int(np.searchsorted(lists.indptr, last))
-        if amounts[low:high].any():
-            given = np.repeat(amounts[low:high], np.diff(lists.indptr[low : high + 1].clip(first, last)))
-            np.add.at(visits, lists.edges.read(first, last) + lists.first_source, given)
-
-
-def visit_classes(visits: Array) -> Array:
+def visit_classes(visits: Tensor) -> Tensor:
     """Return 0 for no visits, else a class that grows by PER_DOUBLING with every doubling: [n] int16."""
-    share, doublings = np.frexp(visits.astype(np.float64))
-    classes: Array = PER_DOUBLING * (doublings.astype(np.int64) - 1) + (2 * PER_DOUBLING * share).astype(np.int64)
-    return classes.clip(0).astype(np.int16)
+    classes = torch.empty(visits.shape, dtype=torch.int16)
+    for chunk, found in zip(torch.split(visits, CHUNK_NODES), torch.split(classes, CHUNK_NODES), strict=True):
+        share, doublings = torch.frexp(chunk.double())
+        found.copy_((PER_DOUBLING * (doublings - 1) + (2 * PER_DOUBLING * share).int()).clamp_(min=0))
+    return classes

@@ -8,14 +8,14 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.config.extras import needs
 from hoploom.errors import ConfigError
-from hoploom.ops import PartitionRule, Topology
+from hoploom.ops import EdgeLists, PartitionRule, Topology
 from hoploom.store.scan import scan_edges
 
 SCALE = 1000  # of a node's weight: so much for the mean node
 MOST = 2**31 - 1  # nodes, and edges in both directions: METIS counts in 32 bits
 
 
-def metis_parts(topology: Topology, is_seed: Tensor | None, rule: PartitionRule, most: int = MOST) -> Tensor:
+def metis_parts(topology: Topology, seed_bits: Tensor | None, rule: PartitionRule, most: int = MOST) -> Tensor:
     """[num_nodes] int16. A node's weight is itself, its in-edges and its being a seed, each kind with the same sum."""
     with needs("metis"):
         import pymetis
@@ -23,6 +23,9 @@ def metis_parts(topology: Topology, is_seed: Tensor | None, rule: PartitionRule,
     _check_count("nodes", num_nodes, most)
     ops.count_cut(topology, torch.zeros(num_nodes, dtype=torch.int16), rule.threads)  # reads and checks all
     sources, destinations = _edges(topology)
+    is_seed = None
+    if seed_bits is not None:
+        is_seed = (seed_bits.view(-1, 1) >> torch.arange(8, dtype=torch.uint8) & 1).view(-1)[:num_nodes]
     kept = sources != destinations
     forth, back = sources * num_nodes + destinations, destinations * num_nodes + sources
     found, weights = torch.unique(torch.cat([forth[kept], back[kept]]), return_counts=True)
@@ -51,6 +54,7 @@ def _edges(topology: Topology) -> tuple[Tensor, Tensor]:
     for name, source, destination, all_lists in topology.relations:
         firsts = torch.tensor([[topology.bounds[source]], [topology.bounds[destination]]])
         for lists in all_lists:
+            assert isinstance(lists, EdgeLists)
             pairs += [torch.stack([ids.to(torch.int64), ends]) + firsts for ids, ends in scan_edges(lists, name)]
     sources, destinations = torch.cat(pairs, dim=1)
     return sources, destinations

@@ -17,8 +17,8 @@ from hoploom.ingest.spark.frames import one_row_each, run_tasks
 from hoploom.ingest.spark.session import check_java, check_master, spark_session, watching
 from hoploom.ingest.spark.target import StoreTarget, opened_target
 from hoploom.ingest.stream import Progress, StoreOptions
-from hoploom.ops.partition import MOST_PARTS
-from hoploom.partition.assign import METHODS, USUAL, assign, named_seeds
+from hoploom.ops.assign_parts import MOST_PARTS, NODE_BYTES
+from hoploom.partition.assign import METHODS, USUAL, assign, named_seeds, split_of
 from hoploom.partition.hotness import expected_visits, visit_classes
 from hoploom.partition.renumber import NewOrder, order_nodes
 from hoploom.partition.report import FANOUTS, Cut, PartCost, PartitionReport
@@ -33,7 +33,6 @@ ON_SPARK = ("hash", "range", "stream")
 ROW_BYTES = 100  # of a task, for a node of its bucket, at most
 PROCESS_BYTES = 450 << 20  # of a task that has done nothing yet: what imports take
 MOST_NODES, LEAST_NODES, TASKS = 1 << 22, 1 << 16, 256  # of a bucket; buckets, if that makes them no smaller
-DRIVER_NODE_BYTES = 70  # of this process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +58,15 @@ def partition_on_spark(
     """Cut a store that all executors reach into parts that they reach, and report the counts.
 
     `method` is "hash", "range" or "stream", `seeds` the name of a split, or (node type, name). This process assigns the
-    nodes, in about 70 bytes of memory a node; the executors write the parts. Within a part, the nodes come first that
+    nodes, in at most 24 bytes of memory a node; the executors write the parts. Within a part, the nodes come first that
     training from these seeds with `fanouts` is expected to visit most; with seeds=None or fanouts=None, nodes keep
     their order.
 
     >>> partition_on_spark("s3://graphs/papers", "s3://graphs/papers.parts", 64, SparkOptions(master="yarn"))
     """
     files = StoreFiles.at(StoragePath(str(store)))
-    split = _split_of(files.schema, named_seeds(files.schema, seeds))
+    named = named_seeds(files.schema, seeds)
+    split = None if named is None else split_of(files.schema, named)
     _check(files.schema, num_parts, method)
     hops = None if fanouts is None else resolve_fanouts(files.schema, fanouts)
     show = _Progress(progress or (lambda stage: None))
@@ -78,13 +78,13 @@ def partition_on_spark(
             _DescribedTarget(opened_out),
             NewIds(files, _buckets(files, options), opened_out.staging),
         )
-        gigabytes = files.bounds[-1] * DRIVER_NODE_BYTES / 1e9
+        gigabytes = files.bounds[-1] * NODE_BYTES / 1e9
         show.begin(f"assigning nodes by {method} in this process, in about {gigabytes:.1f} GB")
-        parts = assign(files, num_parts, method, seeds=split)
+        parts = assign(str(store), num_parts, method, seeds=split, memory=options.memory)
         visits = None
         if split is not None and hops is not None:
             show.begin("finding the most used nodes")
-            visits = _by_type(files, torch.from_numpy(visit_classes(expected_visits(files, *split, hops))))
+            visits = _by_type(files, visit_classes(expected_visits(files, *split, hops, options.memory)))
         orders = list(order_nodes(parts, num_parts, visits).values())
         del parts, visits
         for bucket in range(renumbering.buckets.count):
@@ -148,16 +148,6 @@ def _check(schema: Schema, num_parts: int, method: str) -> None:
     as_int("num_parts", num_parts, 1, f"give 1 to {most}")
     if num_parts > most:
         raise ConfigError(f"num_parts is {num_parts} for {num_nodes} nodes; give 1 to {most}")
-
-
-def _split_of(schema: Schema, seeds: Any) -> tuple[str, str] | None:
-    """Return the seeds' node type and split."""
-    if seeds is None:
-        return None
-    node_type, split = (schema.node_types[0].name, seeds) if isinstance(seeds, str) else seeds
-    if not isinstance(split, str) or split not in schema.node_type(node_type).splits:
-        raise ConfigError(f"seeds are {seeds!r}; with Spark, give the name of a split, or (node type, name)")
-    return node_type, split
 
 
 def _buckets(files: StoreFiles, options: SparkOptions) -> Buckets:

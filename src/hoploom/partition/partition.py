@@ -10,13 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ingest.stream import LEAST_MEMORY, Progress, StoreOptions, write_store
-from hoploom.load.presample import AS_TRAINED, add_visits, distinct_seeds, no_visits
+from hoploom.load.presample import AS_TRAINED, add_visits, distinct_seeds
 from hoploom.ops import give_back_freed_memory
+from hoploom.ops.assign_parts import NODE_BYTES
 from hoploom.partition.assign import MEMORY, USUAL, assign, named_seeds
 from hoploom.partition.bounded_store import CHUNK_BYTES, BoundedStore
 from hoploom.partition.renumber import NewOrder, edge_streams, node_streams, order_nodes
@@ -30,8 +32,6 @@ from hoploom.system import resident_bytes
 ASIDE = 96 << 20  # bytes for what nothing counts: batches on their way, allocators of several threads
 READING = 16 * CHUNK_BYTES  # chunks under way while the writer fills its memory
 SAMPLING = 64 << 20  # batches under way, and what libraries load when they are first used
-NODE_BYTES = {"hash": 32, "range": 32}  # per node, at most; of the other methods:
-MOST_NODE_BYTES = 80
 LEAST_BATCHES, MOST_BATCHES = 32, 256  # that find the hottest nodes: else as many as an epoch has
 MB = 1 << 20
 
@@ -64,7 +64,7 @@ def partition(
     opened = BoundedStore(store, memory - ASIDE)
     schema, say = opened.schema, progress or (lambda what: None)
     num_nodes = sum(node_type.num_nodes for node_type in schema.node_types)
-    _check_memory(memory, num_nodes, NODE_BYTES.get(method, MOST_NODE_BYTES) + (method == "frequency") * 6 * num_parts)
+    _check_memory(memory, num_nodes, NODE_BYTES + (method == "frequency") * 6 * num_parts)
     if fanouts is not None:
         resolve_fanouts(schema, fanouts)
     seeds = named_seeds(schema, seeds)
@@ -100,10 +100,10 @@ def _check_memory(memory: int, num_nodes: int, per_node: int) -> None:
 
 
 def _visits(opened: BoundedStore, fanouts: Fanouts, seeds: Any, num_seeds: int) -> dict[str, Tensor]:
-    """By node type in how many batches each node was, [num_nodes] int64."""
+    """Return in how many batches each node was, by node type: [num_nodes] int16."""
     epoch = -(-num_seeds // AS_TRAINED.batch_size)
     plan = replace(AS_TRAINED, batches=range(max(LEAST_BATCHES, min(MOST_BATCHES, epoch))))
-    counts = no_visits(opened.store)
+    counts = {t.name: torch.zeros(t.num_nodes, dtype=torch.int16) for t in opened.schema.node_types}
     for nodes in opened.batches(fanouts, seeds, plan):
         add_visits(counts, nodes)
     return counts

@@ -42,41 +42,27 @@ def order_nodes(
 
 
 def _order_type(parts: Tensor, num_parts: int, visits: Tensor | None) -> NewOrder:
-    places = Places(parts, num_parts)
-    if visits is not None:
-        hottest = hottest_nodes(visits)
-        for begin, end in pieces(hottest.numel(), ID_BYTES):
-            places.give(hottest[begin:end])
+    """Sort by counting, chunk by chunk, on one key of part and visits."""
+    num_classes = 1 if visits is None else int(visits.max()) + 1 if visits.numel() else 1
+    next_ids = torch.zeros(num_parts * num_classes, dtype=torch.int64)
+
+    def keys_of(begin: int, end: int) -> Tensor:
+        keys = parts[begin:end].long() * num_classes
+        return keys if visits is None else keys.add_(num_classes - 1 - visits[begin:end])
+
     for begin, end in pieces(parts.numel(), ID_BYTES):
-        ids = torch.arange(begin, end)
-        places.give(ids if visits is None else ids[visits[ids] == 0])
-    return NewOrder(places.new_of_old, places.bounds)
-
-
-def hottest_nodes(visits: Tensor) -> Tensor:
-    """The nodes that were visited, most first, then by id."""
-    visited = torch.nonzero(visits).view(-1)
-    return visited[torch.sort(visits[visited], descending=True, stable=True).indices]
-
-
-class Places:
-    """The places of parts, handed out from the first on."""
-
-    def __init__(self, parts: Tensor, num_parts: int) -> None:
-        sizes = torch.zeros(num_parts, dtype=torch.int64)
-        for begin, end in pieces(parts.numel(), ID_BYTES):
-            sizes += torch.bincount(parts[begin:end], minlength=num_parts)  # fails where a node has no part
-        self.bounds = (0, *sizes.cumsum(0).tolist())
-        self.new_of_old = torch.empty(parts.numel(), dtype=torch.int64)
-        self._parts, self._next = parts, torch.tensor(self.bounds[:-1])
-
-    def give(self, nodes: Tensor) -> None:
-        """The next places of their parts to these nodes, in their order."""
-        owners, order = torch.sort(self._parts[nodes], stable=True)
-        counts = torch.bincount(owners, minlength=self._next.numel())
-        shift = self._next - (counts.cumsum(0) - counts)  # from the place among these nodes to that among all
-        self.new_of_old[nodes[order]] = torch.arange(nodes.numel()) + shift[owners.long()]
-        self._next += counts
+        keys, counts = torch.unique(keys_of(begin, end), return_counts=True)
+        next_ids[keys] += counts  # fails where a node has no part
+    sizes = next_ids.view(num_parts, num_classes).sum(1)
+    next_ids = next_ids.cumsum(0) - next_ids
+    new_of_old = torch.empty(parts.numel(), dtype=torch.int64)
+    for begin, end in pieces(parts.numel(), ID_BYTES):
+        ordered, order = torch.sort(keys_of(begin, end), stable=True)
+        keys, counts = torch.unique_consecutive(ordered, return_counts=True)
+        shift = next_ids[keys] - (counts.cumsum(0) - counts)  # from the rank in this chunk to the new id
+        new_of_old[begin + order] = torch.arange(end - begin) + shift.repeat_interleave(counts)
+        next_ids[keys] += counts
+    return NewOrder(new_of_old, (0, *sizes.cumsum(0).tolist()))
 
 
 def node_streams(opened: BoundedStore, orders: Mapping[str, NewOrder]) -> list[NodeStream]:

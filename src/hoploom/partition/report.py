@@ -18,7 +18,7 @@ from hoploom import html
 from hoploom.load.presample import AS_TRAINED, Presampling, read_seeds
 from hoploom.partition.assign import USUAL, named_seeds
 from hoploom.partition.bounded_store import BoundedStore, row_bytes
-from hoploom.partition.renumber import ID_BYTES, hottest_nodes
+from hoploom.partition.renumber import ID_BYTES
 from hoploom.sample.hops import Fanouts
 from hoploom.schema import NodeType
 from hoploom.store import Store
@@ -251,7 +251,9 @@ def _cache_levels(opened: BoundedStore, number: int, batches: Iterator[list[Tens
     for nodes in batches:
         for _, first, ids in _remote(opened, number, nodes):
             visits[ids + first] += 1
-    hottest, num_remote = hottest_nodes(visits), num_nodes - sum(opened.ranges[number].num_nodes)
+    visited = torch.nonzero(visits).view(-1)
+    hottest = visited[torch.sort(visits[visited], descending=True, stable=True).indices]
+    num_remote = num_nodes - sum(opened.ranges[number].num_nodes)
     levels = torch.full((num_nodes,), len(CACHES), dtype=torch.uint8)
     for level in reversed(range(len(CACHES))):
         levels[hottest[: int(CACHES[level] * num_remote)]] = level

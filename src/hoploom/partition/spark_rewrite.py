@@ -179,7 +179,7 @@ def _node_rows(to: NewIds, index: int, fields: Mapping[str, Field], bucket: int)
 def _members(to: NewIds, index: int, split: str, bucket: int) -> Batches:
     low, high, new_ids = to.nodes_of(bucket, index)
     node_type = to.store.schema.node_types[index].name
-    yield _batch({"node": new_ids[to.store.members(node_type, split, low, high)]}, [])
+    yield _batch({"node": new_ids[to.store.members_among(node_type, split, low, high)]}, [])
 
 
 def _source_ids(to: NewIds, index: int, bucket: int) -> Batches:

@@ -3,8 +3,10 @@
 Ids count through all node types: those of the first type, then those of the second.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, BinaryIO, NamedTuple
@@ -13,8 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hoploom import ops
 from hoploom.errors import StoreError
-from hoploom.ops import EdgeLists, RelationLists, Topology
+from hoploom.ops import EdgeLists, FileLists, RelationLists, Topology
 from hoploom.schema import Field, Schema
 from hoploom.store import format as layout
 from hoploom.store.fetch import manifest_at
@@ -25,6 +28,18 @@ Array = NDArray[Any]
 INT64 = Field("int64")
 CHUNK_EDGES = 1 << 20
 CHUNK_NODES = 1 << 16
+READERS, PIECE_BYTES = 16, 16 << 20  # threads that read from files, and what they read at a time
+MOST_OPEN = 64  # files
+
+
+def read_into(file: BinaryIO, memory: memoryview) -> None:
+    """Fill the memory from a file; raise StoreError if the file ends before."""
+    got = 0
+    while got < len(memory):
+        count = file.readinto(memory[got:])  # type: ignore[attr-defined]
+        if not count:
+            raise StoreError(f"{file.name} is shorter than its header says; copy the store again")
+        got += count
 
 
 class Column:
@@ -39,12 +54,7 @@ class Column:
         rows = np.empty((end - begin, *self._shape), self._dtype)
         row_bytes = self._dtype.itemsize * int(np.prod(self._shape, dtype=np.int64))
         self._file.seek(self._begin + begin * row_bytes)
-        target, got = memoryview(rows.reshape(-1).view(np.uint8).data), 0
-        while got < len(target):
-            count = self._file.readinto(target[got:])  # type: ignore[attr-defined]
-            if not count:
-                raise StoreError(f"{self._file.name} is shorter than its header says; copy the store again")
-            got += count
+        read_into(self._file, memoryview(rows.reshape(-1).view(np.uint8).data))
         return rows
 
 
@@ -85,6 +95,59 @@ class EdgeSources:
         if sources.size and not 0 <= sources.min() <= sources.max() < self.num_sources:
             raise StoreError(f"a source of {self.relation} is out of range; run hoploom check on the store")
         return sources
+
+
+class ArrayFile(NamedTuple):
+    """The file of an array, and what is in it."""
+
+    name: str
+    field: Field
+    num_rows: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_rows * self.field.row_bytes
+
+
+class ArrayReader:
+    """Bytes of arrays, read by several threads at a time. Files stay open until `close`."""
+
+    def __init__(self, place: StoragePath, arrays: Sequence[ArrayFile]) -> None:
+        self._place, self._arrays, self._lock = place, arrays, threading.Lock()
+        self._idle: list[tuple[int, BinaryIO, int]] = []  # array, its file, where its values begin
+
+    def read(self, array: int, begin: int, memory: memoryview) -> None:
+        """Fill the memory with bytes of an array, from `begin` on."""
+        name, field, num_rows = self._arrays[array]
+        with self._lock:
+            found = next((i for i, (number, _, _) in enumerate(self._idle) if number == array), None)
+            opened = None if found is None else self._idle.pop(found)
+        if opened is None:
+            file = self._place.open(name)
+            opened = array, file, layout.read_npy_header(file, name, field.dtype, (num_rows, *field.shape))
+        _, file, offset = opened
+        file.seek(offset + begin)
+        read_into(file, memory)
+        with self._lock:
+            self._idle.append(opened)
+            old = self._idle.pop(0)[1] if len(self._idle) > MOST_OPEN else None
+        if old is not None:
+            old.close()
+
+    def read_all(self) -> list[torch.Tensor]:
+        """Return all arrays."""
+        rows = [torch.empty(array.num_rows, dtype=getattr(torch, array.field.dtype)) for array in self._arrays]
+        raw = [memoryview(ops.byte_rows(array).reshape(-1).numpy().data) for array in rows]
+        pieces = [(i, at) for i, array in enumerate(raw) for at in range(0, len(array), PIECE_BYTES)]
+        with ThreadPoolExecutor(READERS) as threads:
+            for done in [threads.submit(self.read, i, at, raw[i][at : at + PIECE_BYTES]) for i, at in pieces]:
+                done.result()
+        return rows
+
+    def close(self) -> None:
+        for _, file, _ in self._idle:
+            file.close()
+        self._idle.clear()
 
 
 @dataclass(frozen=True)
@@ -143,28 +206,42 @@ class StoreFiles:
                     first_source = self.bounds[source]
                     yield InLists(index, span.part, first, span.offset, indptr - indptr[0], first_source, edges)
 
-    def topology(self) -> Topology:
-        """Read all edges into memory."""
-        relations = []
+    @contextmanager
+    def topology(self, free: int) -> Iterator[Topology]:
+        """Yield all edges: in memory if they fit `free` bytes, else with a function that reads pieces of them."""
+        relations, arrays = [], list[ArrayFile]()
         for index, relation in enumerate(self.schema.relations):
             source, destination = self.schema.sources[index], self.schema.destinations[index]
-            indices = Field(id_dtype(self.schema.node_types[source].num_nodes))
+            dtype = id_dtype(self.schema.node_types[source].num_nodes)
             lists = []
             for number, part in enumerate(self.parts):
-                rows = []
-                columns = (
-                    ("indptr", INT64, part.num_nodes[destination] + 1),
-                    ("indices", indices, part.num_edges[index]),
-                )
-                for name, field, num_rows in columns:
-                    with self.column(layout.topology_file(number, relation, name), field, num_rows) as column:
-                        rows.append(torch.from_numpy(column.read(0, num_rows)))
-                indptr, sources = rows
-                lists.append(EdgeLists(indptr, sources, part.first_nodes[destination]))
+                num_lists, num_edges = part.num_nodes[destination], part.num_edges[index]
+                indptr, indices = (layout.topology_file(number, relation, name) for name in ("indptr", "indices"))
+                arrays += [ArrayFile(indptr, INT64, num_lists + 1), ArrayFile(indices, Field(dtype), num_edges)]
+                lists.append(FileLists(num_lists, num_edges, dtype == "int64", part.first_nodes[destination]))
             relations.append(RelationLists(" ".join(relation.key), source, destination, lists))
-        return Topology(self.bounds, relations)
+        with closing(ArrayReader(self.place, arrays)) as reader:
+            if sum(array.num_bytes for array in arrays) > free:
+                yield Topology(self.bounds, relations, reader.read)
+                return
+            columns = iter(reader.read_all())
+        in_memory = [
+            relation._replace(
+                lists=[EdgeLists(next(columns), next(columns), lists.first_node) for lists in relation.lists]
+            )
+            for relation in relations
+        ]
+        yield Topology(self.bounds, in_memory)
 
-    def members(self, node_type: str, split: str, begin: int, end: int) -> Array:
+    def members(self, node_type: str, split: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the members of a split in pieces: the node type, and ascending ids."""
+        num_nodes = self.schema.node_type(node_type).num_nodes
+        first = self.bounds[self.schema.type_index[node_type]]
+        for begin in range(0, num_nodes, CHUNK_EDGES):
+            end = min(num_nodes, begin + CHUNK_EDGES)
+            yield node_type, torch.from_numpy(self.members_among(node_type, split, first + begin, first + end)) + begin
+
+    def members_among(self, node_type: str, split: str, begin: int, end: int) -> Array:
         """Return the indices of a split's members among the nodes [begin, end): int64, ascending."""
         type_index, found = self.schema.type_index[node_type], [np.empty(0, np.int64)]
         for span in self.spans(begin, end):

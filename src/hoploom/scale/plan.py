@@ -25,7 +25,7 @@ HASH_ENTRY = 48  # bytes of a node of the batch in a hash table, half of whose s
 PREFETCH = 2  # batches ahead per loader thread
 STATES = 4  # weights, gradients and Adam's two
 PARTITION_BYTES = 20  # per node, any method: its part, how often it was sampled, its new id
-STREAM_BYTES = 70  # per node, of the stream partitioner, before any of that; 68 were measured
+STREAM_BYTES = 24  # per node, of the stream partitioner, before any of that
 METIS_BYTES = 32  # per edge: both directions as 64-bit ids, and as much again to work in
 MOST_HOSTS = 1 << 16
 
@@ -274,7 +274,7 @@ def hosts_needed(question: Question, constants: Constants) -> int | None:
 
 def _partitioning(question: Question) -> Iterator[Finding]:
     """Yield the limits of `hoploom partition` on one machine like the hosts."""
-    from hoploom.ops.partition import MOST_NODES  # brings torch, which the help of `plan` does without
+    from hoploom.ops.assign_parts import MOST_NODES  # brings torch, which the help of `plan` does without
 
     if question.hosts == 1:
         return

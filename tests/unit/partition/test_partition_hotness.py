@@ -20,11 +20,11 @@ def quick_disk(no_sync: None) -> None:
     """Nothing here outlives the test."""
 
 
-def visits_of(folder: Path, fanouts: object) -> np.ndarray:
+def visits_of(folder: Path, fanouts: object, memory: int = 1 << 40) -> torch.Tensor:
     files = StoreFiles.at(StoragePath(str(folder)))
     hops = resolve_fanouts(files.schema, fanouts)  # type: ignore[arg-type]
     node_type = files.schema.node_types[0].name
-    return expected_visits(files, node_type, "train", hops)
+    return expected_visits(files, node_type, "train", hops, memory)
 
 
 def by_definition(store: Store, hops: tuple[tuple[int, ...], ...], num_batches: int) -> np.ndarray:
@@ -59,8 +59,9 @@ def test_visits_are_those_of_the_definition(several_types: Path, fanouts: list[i
     store = open_store(several_types)
     num_batches = -(-store.schema.node_types[0].splits["train"] // BATCH_SIZE)
     wanted = by_definition(store, resolve_fanouts(store.schema, fanouts), num_batches)  # type: ignore[arg-type]
-    assert np.allclose(visits_of(several_types, fanouts) / ONE, wanted, rtol=1e-3, atol=1e-3)
+    assert np.allclose(visits_of(several_types, fanouts).numpy() / ONE, wanted, rtol=1e-3, atol=1e-3)
     assert wanted.max() > 1.5
+    assert torch.equal(visits_of(several_types, fanouts), visits_of(several_types, fanouts, memory=1))
 
 
 def test_a_relation_that_is_not_sampled_leads_to_no_visits(several_types: Path) -> None:
@@ -78,11 +79,11 @@ def test_a_cache_of_the_first_nodes_is_as_good_as_one_by_sampling(tmp_path: Path
     graph = hoploom.from_tensors({}, edges, num_nodes=num_nodes, splits={"train": seeds.sort().values})
     graph.save(tmp_path / "graph")
     store, fanouts = open_store(tmp_path / "graph"), [5, 3]
-    asked = count_visits(store, fanouts, "train", Presampling(seed=9, batches=range(100)))["node"].numpy()
-    sampled = count_visits(store, fanouts, "train", Presampling(batches=range(100)))["node"].numpy()
+    asked = count_visits(store, fanouts, "train", Presampling(seed=9, batches=range(100)))["node"]
+    sampled = count_visits(store, fanouts, "train", Presampling(batches=range(100)))["node"]
     expected = visits_of(tmp_path / "graph", fanouts)
     found = {
-        name: asked[np.argsort(-visit_classes(order), kind="stable")[: num_nodes // 10]].sum() / asked.sum()
-        for name, order in (("sampled", sampled), ("expected", expected), ("as they are", np.zeros(num_nodes, int)))
+        name: asked[visit_classes(visits).argsort(descending=True, stable=True)[: num_nodes // 10]].sum() / asked.sum()
+        for name, visits in (("sampled", sampled), ("expected", expected), ("as they are", torch.zeros(num_nodes)))
     }
     assert found["expected"] > 0.99 * found["sampled"] > 3 * found["as they are"]

@@ -1,6 +1,7 @@
 """Partitioning takes a few numbers per node and chunks of the rest, however many edges and however wide the rows."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from support.sparse_stores import mapped_kilobytes, save_sparse
 from support.watched import Watched, watched
 
 import hoploom
-from hoploom import ConfigError, ops
-from hoploom.ops import Frontier, PartitionRule
-from hoploom.partition.assign import topology_of
+from hoploom import ConfigError
+from hoploom.ops import Frontier
+from hoploom.ops.assign_parts import FIXED_BYTES, NODE_BYTES
 from hoploom.partition.bounded_store import BoundedStore, pieces
 from hoploom.partition.partition import partition
 from hoploom.partition.report import report
@@ -35,6 +36,19 @@ try:
     print(partition(path, out, 3, method=method, fanouts=[int(f) for f in fanouts], memory=int(memory)))
 except ConfigError as error:
     sys.exit(str(error))
+"""
+
+
+ASSIGN = """
+import sys
+from pathlib import Path
+from hoploom.partition import assign
+from hoploom.system import resident_bytes
+
+before = resident_bytes()
+assign(sys.argv[1], 4, seeds="train", memory=1)
+lines = Path("/proc/self/status").read_text().splitlines()
+print(int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 - before)
 """
 
 
@@ -98,6 +112,16 @@ def test_topology_and_features_larger_than_the_memory_are_partitioned_within_it(
     assert_kept(tmp_path, method, 816 * MB, 10, 5)
 
 
+@pytest.mark.slow  # a graph so large that bytes per node are told from what any graph takes
+@pytest.mark.timeout(900)
+def test_assigning_takes_24_bytes_a_node(tmp_path: Path) -> None:
+    """No node has the eight in-edges with which out-edges are not kept, and there are no clusters to find."""
+    num_nodes = 12_000_000
+    save_linked(tmp_path / "store", num_nodes, 4, 1, 20_000)
+    ran = subprocess.run([sys.executable, "-c", ASSIGN, str(tmp_path / "store")], check=True, stdout=subprocess.PIPE)
+    assert int(ran.stdout) < num_nodes * NODE_BYTES + FIXED_BYTES < num_nodes * 45
+
+
 @pytest.mark.slow  # two whole runs of the command
 def test_the_least_memory_that_is_named_works(tmp_path: Path) -> None:
     save_linked(tmp_path / "store", 50_000, 200, 800, 1000)  # 40 MB of edges, 160 MB of rows
@@ -120,20 +144,6 @@ def test_memory_that_is_not_enough_is_refused_before_anything_is_done(
         partition(ring_store, tmp_path / "parts", 2, memory=0)
     assert said == []
     assert list(tmp_path.iterdir()) == []
-
-
-def test_assigning_from_a_map_leaves_none_of_it_in_memory(tmp_path: Path) -> None:
-    folder = save_linked(tmp_path / "store", 20_000, 300, 1, 100)  # 24 MB
-    store = hoploom.open(folder)
-    rule = PartitionRule(4, 2, 0.05, 2, 1)
-    dropped = ops.assign_parts(topology_of(store, mapped=True), None, rule)
-    assert mapped_kilobytes(folder)["Rss"] < 2048
-    cut = ops.count_cut(topology_of(store, mapped=True), dropped, 2)
-    assert mapped_kilobytes(folder)["Rss"] < 2048
-    kept = ops.assign_parts(topology_of(store), None, rule)
-    assert mapped_kilobytes(folder)["Rss"] > 20 * 1024
-    assert torch.equal(kept, dropped)
-    assert torch.equal(ops.count_cut(topology_of(store), kept, 1), cut)
 
 
 def test_what_was_written_to_a_store_of_the_users_stays(tmp_path: Path) -> None:

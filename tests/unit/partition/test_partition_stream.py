@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 import hoploom
+from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
+from hoploom.ops import PartitionRule
 from hoploom.partition import METHODS, assign, edge_cut, partition
+from hoploom.partition.assign import topology_of
 from hoploom.store import Store
 
 PLANTED_NODES, COMMUNITIES, DEGREE = 4000, 8, 16
@@ -153,13 +156,24 @@ def test_the_cut_is_near_that_of_metis() -> None:
 
 
 @pytest.mark.parametrize("num_nodes", [70, 3000])
-def test_neither_threads_nor_a_disk_change_the_parts(num_nodes: int, tmp_path: Path) -> None:
+def test_neither_threads_nor_files_change_the_parts(num_nodes: int, tmp_path: Path) -> None:
     store = planted(num_nodes)
     one = assign(store, 4, seeds="train", threads=1)["node"]
     for threads in (2, 4):
         assert torch.equal(assign(store, 4, seeds="train", threads=threads)["node"], one)
     assert one.dtype == torch.int16
-    assert torch.equal(assign(store.save(tmp_path / "s"), 4, seeds="train")["node"], one)
+    store.save(tmp_path / "s")
+    for memory in (1, 1 << 40):  # edges are read piece by piece, or held
+        assert torch.equal(assign(tmp_path / "s", 4, seeds="train", memory=memory)["node"], one)
+        assert edge_cut(tmp_path / "s", {"node": one}, memory=memory) == edge_cut(store, {"node": one})
+
+
+def test_ids_of_more_than_32_bits_make_parts_as_good() -> None:
+    store = planted()
+    with topology_of(store) as topology:
+        parts = [ops.assign_parts(topology, None, PartitionRule(4, 5, 0.05, 2, 1, wide)) for wide in (False, True)]
+        narrow, wide = (int(ops.count_cut(topology, of, 2).sum()) for of in parts)
+    assert abs(narrow - wide) < 0.03 * narrow
 
 
 def test_nodes_edges_and_seeds_are_balanced(tmp_path: Path) -> None:

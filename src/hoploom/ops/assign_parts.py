@@ -1,0 +1,116 @@
+"""Nodes to parts in the core: few edges between parts, no part too full. Edges are in memory or read piece by piece."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hoploom import _core
+from hoploom.errors import StoreError
+from hoploom.ops.sample import EdgeLists
+
+MOST_PARTS = 2**15 - 1
+MOST_NODES = 2**40 - 2
+NODE_BYTES = 24  # that assigning nodes to parts takes, at most
+FIXED_BYTES = 250 << 20  # that it takes for graphs of any size, at most
+CoreLists = tuple[NDArray[Any] | None, NDArray[Any] | None, int, int, int, int, str, int, int, bool]
+# Fills the memory with bytes of an array, from the first given on: (array, begin, memory). Array 2 * i is the indptr of
+# the i-th lists of a topology, 2 * i + 1 their indices. Called by several threads at a time.
+ReadArray = Callable[[int, int, memoryview], None]
+
+
+class FileLists(NamedTuple):
+    """In-edges that are in files: the size of their arrays."""
+
+    num_lists: int
+    num_edges: int
+    is_wide: bool  # sources are int64, else int32
+    first_node: int
+
+
+class RelationLists(NamedTuple):
+    """The in-edges of one relation, in one piece or several."""
+
+    name: str  # for messages
+    source: int  # index of the source type
+    destination: int
+    lists: Sequence[EdgeLists | FileLists]
+
+
+class Topology(NamedTuple):
+    """All edges of a graph. A node's id counts through all types: those of the first type, then those of the second."""
+
+    bounds: Sequence[int]  # type t has the ids bounds[t] to bounds[t + 1] - 1
+    relations: Sequence[RelationLists]
+    read: ReadArray | None = None  # for FileLists
+
+
+class PartitionRule(NamedTuple):
+    """The limits of parts, and how much work goes into them."""
+
+    num_parts: int
+    passes: int  # of refinement
+    imbalance: float  # share above the mean that a part may hold: of nodes of any type, edges, seeds
+    threads: int
+    key: int
+    wide_ids: bool = False  # for tests: store ids as if there were more than 2^32 nodes
+
+
+def assign_parts(topology: Topology, seed_bits: Tensor | None, rule: PartitionRule) -> Tensor:
+    """Return the part of every node: [num_nodes] int16. It does not depend on the number of threads.
+
+    `seed_bits` are [num_nodes / 8 + 1] uint8, a bit per node, the lowest first.
+    """
+    parts = torch.empty(topology.bounds[-1], dtype=torch.int16)
+    bits = None if seed_bits is None else seed_bits.numpy()
+    limits = (rule.num_parts, rule.passes, rule.imbalance, rule.threads, rule.key, rule.wide_ids)
+    _run(_core.assign_parts, *_arrays(topology), bits, *limits, parts.numpy())
+    return parts
+
+
+def count_cut(topology: Topology, parts: Tensor, threads: int) -> Tensor:
+    """Return how many edges of each relation lead from one part to another: [num_relations] int64."""
+    cut = torch.zeros(len(topology.relations), dtype=torch.int64)
+    _run(_core.count_cut, *_arrays(topology), parts.numpy(), threads, cut.numpy())
+    return cut
+
+
+def spread_visits(topology: Topology, new_visits: Tensor, fanouts: Sequence[int], visits: Tensor, threads: int) -> None:
+    """Add to the visits [num_nodes] int64 of each source its share of the new visits of its destinations.
+
+    `new_visits` [num_nodes] float32 are those of one hop, `fanouts` its fanouts by relation.
+    """
+    hop = torch.tensor(fanouts, dtype=torch.int64).numpy()
+    _run(_core.spread_visits, *_arrays(topology), new_visits.numpy(), hop, threads, visits.numpy())
+
+
+def drop_pages(mapped: Sequence[Tensor]) -> None:
+    """Drop the pages of tensors that are maps of files; anything written to them would be lost."""
+    for rows in mapped:
+        _core.drop_pages(rows.numpy())
+
+
+def _run(call: Callable[..., None], *arguments: Any) -> None:
+    try:
+        call(*arguments)
+    except IndexError as error:
+        raise StoreError(f"{error}; the store is damaged, run hoploom check on it") from error
+
+
+def _arrays(topology: Topology) -> tuple[list[CoreLists], NDArray[Any], ReadArray | None]:
+    bounds = topology.bounds
+    lists: list[CoreLists] = []
+    for number, relation in enumerate(topology.relations):
+        first_source, end = bounds[relation.source : relation.source + 2]
+        for held in relation.lists:
+            first = bounds[relation.destination] + held.first_node
+            about = (first, first_source, end - first_source, number, relation.name)
+            if isinstance(held, FileLists):
+                lists.append((None, None, *about, held.num_lists, held.num_edges, held.is_wide))
+            else:
+                sizes = (held.indptr.numel() - 1, held.num_edges, held.indices.dtype == torch.int64)
+                lists.append((held.indptr.numpy(), held.indices.numpy(), *about, *sizes))
+    return lists, np.array(bounds, np.int64), topology.read
