@@ -40,20 +40,6 @@ pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 # --- ranks --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sage", "gat"])
-def test_three_ranks_write_what_one_writes(kind: str, tmp_path: Path) -> None:
-    graph = graph_with_loops()
-    store = hoploom.from_pyg(graph)
-    models = [model_of(store, kind) for _ in range(3)]
-    raised = in_threads(
-        3, lambda context: infer(models[context.rank], store, tmp_path / "out", context, inference=EVERYTHING)
-    )
-    assert raised == [None] * 3
-    assert left_in(tmp_path) == ["out"]
-    assert left_in(tmp_path / "out" / "node") == [f"part-0000{rank}.parquet" for rank in range(3)]
-    assert_equal_to_forward(tmp_path / "out", model_of(store, kind), graph)
-
-
 @pytest.mark.parametrize("kind", ["sage", "gcn"])
 def test_ranks_on_several_hosts_see_each_others_rows(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -103,7 +103,6 @@ HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "all": (_nodes(num_neighbors=[-1, 2]), {}),
     "replace": (_nodes(replace=True), {}),
     "weighted": (_nodes(**WEIGHT), WEIGHT),
-    "weighted with replacement": (_nodes(**WEIGHT, replace=True), WEIGHT),
     "node times": (_nodes(**NODE_TIME), NODE_TIME),
     "node times, last": (_nodes(**NODE_TIME, temporal_strategy="last"), NODE_TIME),
     "edge times": (
@@ -120,7 +119,6 @@ HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "blocks, a frontier hook": (_nodes(mode="blocks", sample_frontier=_two_picks), {}),
     "blocks, draws of a frontier hook": (_nodes(mode="blocks", sample_frontier=_drawn_by_the_hook), {}),
     "repeated seeds": (_nodes(input_nodes=torch.arange(40) % 7), {}),
-    "repeated seeds, blocks": (_nodes(input_nodes=torch.arange(40) % 7, mode="blocks"), {}),
     "a split": (_nodes(input_nodes="train"), {}),
     "a mask": (_nodes(input_nodes=torch.arange(60) % 3 == 0), {}),
     "input ids": (_nodes(input_id=torch.arange(60) * 3.5), {}),
@@ -139,14 +137,9 @@ HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "links, disjoint": (_links(neg_sampling="binary", disjoint=True), {}),
     "links, blocks": (_links(neg_sampling="binary", mode="blocks"), {}),
     "links, labels": (_links(edge_label=torch.arange(20.0)), {}),
-    "links, rows of labels": (_links(edge_label=torch.arange(40).view(20, 2), neg_sampling="binary"), {}),
     "links, input ids": (_links(input_id=torch.arange(20) * 2, neg_sampling="triplet"), {}),
     "links, weights": (
         _links(neg_sampling=NegativeSampling("binary", 1.5, torch.arange(60.0), torch.arange(60) % 7)),
-        {},
-    ),
-    "links, one weight": (
-        _links(neg_sampling=NegativeSampling("triplet", 2, dst_weight=torch.arange(60).to(torch.bfloat16))),
         {},
     ),
     "links, times": (_links(**LINK_TIMES), NODE_TIME),

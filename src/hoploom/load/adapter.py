@@ -26,7 +26,7 @@ from torch_geometric.sampler.base import SubgraphType
 from hoploom import keys
 from hoploom.batch import Sampled
 from hoploom.errors import ConfigError
-from hoploom.load.arguments import LinkArguments, NodeArguments, PairOrData, fanouts_of, read_input, shown_counts
+from hoploom.load.arguments import LinkArguments, NodeArguments, PairOrData, read_fanouts, read_input, shown_counts
 from hoploom.load.maker import NodeTimes, Sampler, one_type_seeds
 from hoploom.sample import Links, make_link_seeds, make_link_task
 from hoploom.sample.hops import Fanouts, Mode, Subgraph, Temporal, make_sampling
@@ -100,7 +100,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             "subgraph_type": subgraph_type if directed else "induced",
             "mode": mode,
         }
-        sampling = make_sampling(schema, fanouts_of(schema, num_neighbors), **options)
+        sampling = make_sampling(schema, read_fanouts(schema, num_neighbors), **options)
         self._data, self._graph, self._seed = data, graph, seed
         self._arguments = {**options, "num_neighbors": num_neighbors, "directed": True}
         self._store, self._schema = store, schema

@@ -275,7 +275,7 @@ def empty_batch(store: Store) -> Batch:
     return Data() if store.schema.homogeneous else HeteroData()
 
 
-def fanouts_of(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanouts:
+def read_fanouts(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanouts:
     """Return the fanouts, taken out of PyG's NumNeighbors if they are given so."""
     if not isinstance(num_neighbors, NumNeighbors):
         return num_neighbors

@@ -111,7 +111,7 @@ class LinkNeighborLoader(Loader):
 def _neighbor_sampler(store: Store, given: NodeArguments | LinkArguments) -> Sampler:
     sampling = make_sampling(
         store.schema,
-        inputs.fanouts_of(store.schema, given.num_neighbors),
+        inputs.read_fanouts(store.schema, given.num_neighbors),
         subgraph_type=given.subgraph_type if given.directed else "induced",
         replace=given.replace,
         labor=given.labor,

@@ -82,7 +82,7 @@ class RowLists:
 
     @cached_property
     def begins(self) -> Ids:
-        """Where each piece begins in each list: [pieces + 1, lists]."""
+        """Index at which each piece begins in each list: [pieces + 1, lists]."""
         return cut(self.ids, self.rows_at_once)
 
     @property
@@ -289,7 +289,8 @@ class Packing(Maker):
             for table in sorted(shard.tables.keys() & fields, key=str) if isinstance(shard, OnDisk) else ():
                 assert isinstance(shard, OnDisk)
                 far, steps = shard.tables[table], [step for step in ids if table[0] in ids[step]]
-                own = [far_ids(far, ids[step][table[0]]) for step in steps]
+                bounds = far.first_on_disk, far.rows.first + far.rows.num_rows
+                own = [one[slice(*np.searchsorted(one, bounds))] for one in (ids[step][table[0]] for step in steps)]
                 plans[number, *table] = shard, far, steps, RowLists(own, far.row_bytes, min(PIECE, self._window // 4))
         packed: dict[int, dict[Key, PackedRows]] = {step: {} for step in ids}
         num_bytes = sum(lists.num_bytes for *_, lists in plans.values())
@@ -310,9 +311,3 @@ class Packing(Maker):
     def _sorted(self, owner: Owner, needed: Needed) -> Ids:
         ids = needed.ids.ids.numpy()
         return np.sort(ids.astype(np.int32) if id_bytes(self._features.schema, owner) == 4 else ids)
-
-
-def far_ids(far: DiskRows, ids: Ids) -> Ids:
-    """Return those of ascending ids whose rows of a table are not in memory."""
-    begin, end = np.searchsorted(ids, [far.first_on_disk, far.rows.first + far.rows.num_rows])
-    return ids[begin:end]

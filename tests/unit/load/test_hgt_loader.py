@@ -110,20 +110,6 @@ def test_no_budget_no_nodes_and_repeated_seeds_stay() -> None:
     assert HGTLoader(library(), [10**30], "paper", batch_size=10)(list(range(10)))["author"].n_id.numel() == 6
 
 
-def test_an_epoch_continues_at_every_step_and_ranks_share_its_seeds() -> None:
-    data = papers(5)
-    whole = list(batches(data, num_workers=2))
-    for step in range(len(whole)):
-        stopped, resumed = batches(data), batches(data)
-        iterator = iter(stopped)
-        for _ in range(step):
-            next(iterator)
-        resumed.load_state_dict(stopped.state_dict())
-        assert_same_batches(resumed, whole[step:])
-    seeds = [b["paper"].input_id for rank in range(3) for b in batches(data, batch_size=2, rank=rank, world_size=3)]
-    assert torch.equal(torch.cat(seeds).sort().values, data["paper"].train_mask.nonzero().view(-1))
-
-
 # --- as PyG's --------------------------------------------------------------------------------------
 
 

@@ -296,15 +296,6 @@ def test_a_thousand_epochs_use_no_more_memory_than_ten() -> None:
     assert _threads() == 0
 
 
-def test_calling_a_loader_samples_just_these_positions() -> None:
-    loader = _loader(shuffle=False)
-    batch = loader([3, 1, 4])
-    assert batch.n_id[:3].tolist() == [3, 1, 4]
-    assert batch.input_id.tolist() == [3, 1, 4]
-    assert torch.equal(batch.x[:, 0].long(), batch.n_id)
-    assert loader(torch.empty(0, dtype=torch.int64)).n_id.numel() == 0
-
-
 @pytest.mark.parametrize(
     ("index", "said"),
     [

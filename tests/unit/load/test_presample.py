@@ -45,15 +45,6 @@ def test_a_seed_given_twice_counts_as_one() -> None:
     assert int(counts["node"].sum()) == 6
 
 
-@pytest.mark.parametrize("num_threads", [0, 3])
-def test_threads_change_no_count(num_threads: int) -> None:
-    store = hoploom.from_pyg(ring(60))
-    plans = [Presampling(batch_size=4, num_threads=threads, batches=range(3, 20)) for threads in (1, num_threads)]
-    one, other = (count_visits(store, [1, 2], "train", plan) for plan in plans)
-    assert torch.equal(one["node"], other["node"])
-    assert not torch.equal(one["node"], count_visits(store, [1, 2], "train", Presampling(batch_size=4, seed=1))["node"])
-
-
 def test_weights_decide_what_is_visited(library_store: Store) -> None:
     fanouts = {relation.key: [0] for relation in library_store.schema.relations}
     fanouts["author", "writes", "paper"] = [1]  # to paper 0 by authors 0, 2 and 4; the edge of author 0 weighs nothing
