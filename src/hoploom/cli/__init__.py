@@ -40,7 +40,6 @@ COMMANDS = {
     "infer": ("training", "write embeddings and predictions of all nodes", "Train"),
     "launch": ("clusters", "start servers and trainers on one or many hosts", "Scale out"),
     "serve": ("clusters", "serve parts of a store to other processes", "Scale out"),
-    "certs": ("clusters", "make a test CA and certificates for servers and clients", "Scale out"),
     "plan": ("scaling", "estimate what a graph of some size needs on some hosts", "Scale out"),
     "bench": ("scaling", "measure the speed of loading from your store, or of this machine", "Scale out"),
     "info": ("stores", "show the node types, relations, fields and splits of a store", "Inspect and report"),

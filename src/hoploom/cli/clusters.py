@@ -1,4 +1,4 @@
-"""The commands of a cluster: `launch` starts one, `serve` is a server of it, `certs` makes its certificates.
+"""The commands of a cluster: `launch` starts one, and `serve` is a server of it.
 
 Here are the arguments; what imports torch is in other modules, so that help appears at once.
 """
@@ -12,14 +12,6 @@ from hoploom.config.values import parse_count
 from hoploom.deploy.cluster_file import EXECUTORS
 from hoploom.errors import ConfigError
 from hoploom.system import num_cores
-
-CERTIFICATES = {
-    "ca.pem": "the CA, for everyone; its key is not kept",
-    "server.pem": "the servers' certificate, for {hosts}",
-    "server.key": "its key, secret, for the servers alone",
-    "client.pem": "the trainers' certificate",
-    "client.key": "its key, secret, for the trainers alone",
-}
 
 # --- launch --------------------------------------------------------------------------------------
 
@@ -81,7 +73,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, metavar, default, text in (
         ("--peers", "HOST:PORT,...", None, "servers of the other parts, to build whole batches"),
         ("--token-file", "FILE", None, "clients must show the token in this file"),
-        ("--cert", "FILE", None, "TLS: the server's certificate (`hoploom certs` makes one)"),
+        ("--cert", "FILE", None, "TLS: the server's certificate"),
         ("--key", "FILE", None, "TLS: the key of the certificate"),
         ("--client-ca", "FILE", None, "TLS: clients must show a certificate of this CA"),
         ("--ca", "FILE", None, "TLS: the CA of the peers (default: --client-ca)"),
@@ -122,34 +114,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         add_option(parser, flag, read_seconds, default=seconds, metavar="SECONDS", help=f"{text} ({seconds})")
 
 
-# --- certs ---------------------------------------------------------------------------------------
-
-
-def _certs_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="where to write them; must not exist")
-    text = "host names and IP addresses that clients use to reach the servers"
-    parser.add_argument("--hosts", required=True, metavar="HOST,...", help=text)
-    text = "days until the certificates expire (default: 30)"
-    add_option(parser, "--days", read_up_to(3650), default="30", metavar="N", help=text)
-
-
-def _certs(arguments: Arguments) -> int:
-    with needs("cluster"):
-        from hoploom.serve.certs import write_certificates
-    folder: Path = arguments.folder
-    for path in write_certificates(folder, arguments.hosts.split(","), arguments.days):
-        print(f"{path}: {CERTIFICATES[path.name].format(hosts=arguments.hosts)}")
-    print(f"they are valid for {arguments.days} day{'s' * (arguments.days > 1)}\n")
-    print("servers:")
-    print(f"  hoploom serve STORE --part K --listen HOST:PORT --cert {folder}/server.pem --key {folder}/server.key \\")
-    print(f"    --client-ca {folder}/ca.pem")
-    print("trainers:")
-    print(f'  hoploom.connect(servers, ca="{folder}/ca.pem", cert="{folder}/client.pem", key="{folder}/client.key")')
-    return 0
-
-
 COMMANDS = {
     "launch": Command(_launch_arguments, _launch),
     "serve": Command(_serve_arguments, "serving:serve", lambda a: f"opening {a.store}"),
-    "certs": Command(_certs_arguments, _certs),
 }

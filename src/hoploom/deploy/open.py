@@ -38,8 +38,8 @@ Serve = bool | Literal["auto"]
 NO_SCRATCH = "scratch is set, but parts are on other hosts; it is for a store of which all parts are here: leave it out"
 NO_TLS = (
     "hoploom: warning: the graph servers beside the trainers send without TLS, so others on the network path can read "
-    "what they send; give hoploom.open cert=, key= and ca= (`hoploom certs` makes them), or set them in [security] of "
-    "the cluster file"
+    "what they send; give hoploom.open cert=, key= and ca= (docs/security.md has the commands), or set them in "
+    "[security] of the cluster file"
 )
 AFTER_TERMINATE = 10.0  # seconds between SIGTERM and SIGKILL of a server
 CONNECT = ("topology", "made", "look_ahead", "timeout", "token_file", "ca", "cert", "key")

@@ -290,9 +290,9 @@ def _about_security(cluster: Cluster) -> Iterator[tuple[str, str]]:
     missing = [name for name in files if name not in present]
     if present and missing:
         what = f"security.{present[0]} is given without security.{missing[0]}"
-        yield f"security.{present[0]}", f"{what}; `hoploom certs` writes all three"
+        yield f"security.{present[0]}", f"{what}; docs/security.md has the commands"
     if security.mutual and missing:
-        yield "security.mutual", "security.mutual needs security.ca, cert and private_key; `hoploom certs` writes them"
+        yield "security.mutual", "security.mutual needs security.ca, cert and private_key; give all three"
 
 
 def _about_store(cluster: Cluster) -> Iterator[tuple[str, str]]:
@@ -329,5 +329,5 @@ def _about_parts(cluster: Cluster, num_parts: int | None) -> Iterator[tuple[str,
         for host in cluster.servers:
             if not is_loopback(host.address):
                 what = f"servers listen on {host.address or 'their addresses'}, which others reach"
-                way_out = "give token_file in [security], or let `hoploom certs` make some"
+                way_out = "give token_file in [security], or certificates"
                 yield "security", f"{what}, without a token or a certificate; {way_out}"

@@ -250,11 +250,10 @@ SEE_PORT = "give the port of `hoploom serve`"
 TOO_MANY_FILES = "cannot be asked: this process has too many files open; raise `ulimit -n`"
 SEE_OUTPUT = "see in its own output whether it ended"
 OTHER_HOSTS = (
-    "shows a certificate for other hosts; use a name that is in it, or make one with this name: "
-    "`hoploom certs FOLDER --hosts ...`"
+    "shows a certificate for other hosts; use a name that is in it, or make one with this name: docs/security.md"
 )
 OF_CERTIFICATE = {  # X509_V_ERR_...
-    10: "shows a certificate that has expired; give the server one that is valid now, see `hoploom certs`",
+    10: "shows a certificate that has expired; give the server one that is valid now",
     9: "shows a certificate that is not valid yet; set the clocks of both hosts",
     62: OTHER_HOSTS,
     64: OTHER_HOSTS,  # an address instead of a name

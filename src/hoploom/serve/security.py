@@ -27,7 +27,7 @@ from hoploom.errors import ConfigError
 
 MIN_TOKEN, MAX_TOKEN = 16, 1024  # characters: hard to guess, and short enough for an HTTP header
 MAX_FILE = 1 << 20  # bytes
-HINT = "`hoploom certs FOLDER --hosts ...` makes new ones for tests"
+HINT = "docs/security.md has the commands that make new ones"
 PathLike = str | os.PathLike[str]
 
 
@@ -347,7 +347,7 @@ def check_listen(host: str, security: ServerSecurity, *, insecure: bool = False,
         if not insecure:
             raise ConfigError(
                 f"{where} is reached from other hosts, and nothing protects it; give --cert and --key "
-                "(`hoploom certs` makes them for tests), or --token-file, or listen on 127.0.0.1; "
+                "(docs/security.md has the commands), or --token-file, or listen on 127.0.0.1; "
                 "--insecure lets everybody in"
             )
         return f"{where} with --insecure: whoever reaches it reads all, and so may others on the way"

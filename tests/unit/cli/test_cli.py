@@ -348,9 +348,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.Ca
     assert_fails(["train", "run.toml", "--processes", "0"], capsys, "is '0'; give a whole number from 1 to 4096")
     assert_fails(["check", nowhere], capsys, "nowhere does not exist")
     assert_fails(
-        ["certs", nowhere, "--hosts", "a", "--days", "0.5"], capsys, "--days is '0.5'; give a whole number from 1"
-    )
-    assert_fails(
         ["launch", nowhere, "--master_port", "1e9", "--", "a.py"], capsys, "--master-port is '1e9'; give a whole"
     )
     for command in ("serve", "watch"):

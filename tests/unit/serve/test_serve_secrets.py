@@ -187,7 +187,7 @@ def test_loopback_needs_nothing() -> None:
 
 @pytest.mark.parametrize("host", BEYOND)
 def test_beyond_loopback_something_is_needed(host: str) -> None:
-    with pytest.raises(ConfigError, match=r"give --cert and --key \(`hoploom certs` .*--token-file, or listen on 127"):
+    with pytest.raises(ConfigError, match=r"give --cert and --key \(docs/security.md .*--token-file, or listen on 127"):
         check_listen(host, ServerSecurity())
     warning = check_listen(host, ServerSecurity(), insecure=True)
     assert warning is not None
