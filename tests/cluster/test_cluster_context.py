@@ -178,6 +178,19 @@ def test_what_can_never_be_opened_is_refused(arguments: dict[str, Any], message:
         hoploom.open(context=context, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"path": "s", "servers": "127.0.0.1:1"}, "got 'servers' without a context; give context="),
+        ({"path": "s", "timeout": 3}, "got 'timeout' without a context; give context="),
+        ({}, "path is None, and there is no context; give the path of a store"),
+    ],
+)
+def test_without_a_context_only_files_are_opened(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        hoploom.open(**arguments)
+
+
 # --- a server beside the trainers of each host ---------------------------------------------------
 
 

@@ -54,7 +54,7 @@ def _launch(arguments: Arguments) -> int:
         print(slurm.script(cluster, command).rstrip("\n"))
         return 0
     if not arguments.dry_run:
-        return launch.run(cluster, command, arguments.logs)
+        return launch.run_cluster(cluster, command, arguments.logs)
     print("\n".join(launch.shell_lines(cluster, command)))
     return 0
 

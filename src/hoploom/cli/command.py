@@ -87,7 +87,7 @@ def read_address(flag: str, text: str) -> str:
     raise ConfigError(f"{flag} is {text!r:.100}; give HOST:PORT, e.g. 127.0.0.1:7000")
 
 
-def fanouts_of(flag: str, text: str) -> list[int] | None:
+def fanouts_or_none(flag: str, text: str) -> list[int] | None:
     """Read picks per hop; None if nothing is sampled."""
     return None if text == NONE else list(parse_fanouts(flag, text))
 
@@ -162,7 +162,7 @@ def paint(text: str, style: str, stream: TextIO) -> str:
     return f"\033[{STYLES[style]}m{text}\033[0m" if wants_colour(stream.isatty()) else text
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
     """Return a table as text, with counts aligned to the right."""
     right = [isinstance(cell, int) for cell in rows[0]] if rows else [False] * len(header)
     written = [header, *([f"{cell:,}" if isinstance(cell, int) else printable(cell) for cell in row] for row in rows)]
@@ -175,7 +175,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[int, int], None]]:
+def node_progress() -> Iterator[Callable[[int, int], None]]:
     """Show the number of nodes that are done and of all, on stderr if that is a terminal."""
     from tqdm import tqdm
 

@@ -14,10 +14,10 @@ from hoploom.cli.command import (
     Command,
     add_option,
     check_writable,
-    fanouts_of,
+    fanouts_or_none,
     read_positive,
     seeds_of,
-    table,
+    text_table,
 )
 from hoploom.errors import ConfigError
 
@@ -111,7 +111,7 @@ def _bench_store(arguments: Arguments) -> int:
     from hoploom.store import open_store
 
     tried = list(product(arguments.fanouts or ["15,10"], arguments.batch_size or ["1024"]))
-    choices = [(fanouts_of("--fanouts", f) or [], read_positive("--batch-size", size)) for f, size in tried]
+    choices = [(fanouts_or_none("--fanouts", f) or [], read_positive("--batch-size", size)) for f, size in tried]
     store = open_store(arguments.store)
     members = seeds_of(store.schema, arguments.seeds)
     if members is None:
@@ -123,7 +123,7 @@ def _bench_store(arguments: Arguments) -> int:
         seeds, nodes, edges, size, seconds = _mean_cost(loader)
         shown = [f"{size / 1e6:7,.1f}", f"{seconds * 1e3:7,.1f}"]
         rows.append([text, batch_size, round(nodes), round(edges), *shown, round(seeds / seconds)])
-    print(table(HEADER, rows))
+    print(text_table(HEADER, rows))
     return 0
 
 

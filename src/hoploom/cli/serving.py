@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
-from hoploom.cli.command import Arguments, complaint, fanouts_of, seeds_of
+from hoploom.cli.command import Arguments, complaint, fanouts_or_none, seeds_of
 from hoploom.config.extras import needs
 from hoploom.config.values import parse_bytes, read_addresses, split_address
 from hoploom.errors import ConfigError, StoreError
@@ -87,7 +87,7 @@ def batch_options(arguments: Arguments, security: ServerSecurity) -> BatchOption
         threads=arguments.threads,
         memory=parse_bytes("--memory", arguments.memory),
         cache=_cache(arguments),
-        fanouts=fanouts_of("--fanouts", arguments.fanouts) or (),
+        fanouts=fanouts_or_none("--fanouts", arguments.fanouts) or (),
         seeds=seeds_of(read_manifest(arguments.store).schema, arguments.seeds) if arguments.cache else None,
         timeout=arguments.timeout,
         store_memory=None if given is None else parse_bytes("--store-memory", given),

@@ -17,14 +17,14 @@ from hoploom.cli.command import (
     add_json,
     add_option,
     check_writable,
-    fanouts_of,
+    fanouts_or_none,
     for_people,
+    node_progress,
     paint,
-    progress_bar,
     read_positive,
     seeds_of,
     stage_line,
-    table,
+    text_table,
 )
 from hoploom.config.values import parse_bytes, parse_count, parse_number, printable
 from hoploom.errors import ConfigError, StoreError
@@ -209,7 +209,7 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(
         parser,
         "--fanouts",
-        fanouts_of,
+        fanouts_or_none,
         default="15,10,5",
         metavar="N,N",
         help="fanouts of your training: the nodes that it uses most come first in their part. -1: all neighbours. "
@@ -391,14 +391,14 @@ def _description(path: Path, manifest: "Manifest") -> Iterator[str]:
         (t.name, t.num_nodes, _fields(t.fields.items()), ", ".join(f"{k} {n:,}" for k, n in t.splits.items()))
         for t in schema.node_types
     ]
-    yield table(("node type", "nodes", "fields", "splits"), node_types)
+    yield text_table(("node type", "nodes", "fields", "splits"), node_types)
     relations = [(" ".join(r.key), r.num_edges, _fields(r.fields.items())) for r in schema.relations]
-    yield table(("relation", "edges", "fields"), relations)
+    yield text_table(("relation", "edges", "fields"), relations)
     parts = [
         (number, sum(part.num_nodes), sum(part.num_edges), _num_bytes(manifest, number))
         for number, part in enumerate(manifest.parts)
     ]
-    yield table(("part", "nodes", "edges", "bytes"), parts)
+    yield text_table(("part", "nodes", "edges", "bytes"), parts)
 
 
 def _fields(fields: "Iterable[tuple[str, Field]]") -> str:
@@ -470,7 +470,7 @@ def _generate(arguments: Arguments) -> int:
 
     options = ("num_nodes", *(option[1] for option in (*GENERATE_OPTIONS, *GENERATE_FLAGS)))
     begin = time.monotonic()
-    with progress_bar() as show:
+    with node_progress() as show:
         generate(arguments.out, progress=show, **{name: getattr(arguments, name) for name in options})
     return _show_store(arguments, time.monotonic() - begin)
 

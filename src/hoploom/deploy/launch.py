@@ -44,10 +44,10 @@ ERROR = re.compile(
 KILLED = re.compile(r"failed \(exitcode: -\d+\) local_rank")  # torchrun, of a rank that printed no error itself
 
 
-def run(cluster: Cluster, command: Sequence[str], logs: Path | None = None) -> int:
+def run_cluster(cluster: Cluster, command: Sequence[str], logs: Path | None = None) -> int:
     """Start, show and end all processes of a cluster; return the exit code. `logs` is a folder for their lines.
 
-    >>> run(read_cluster("cluster.toml"), ["train", "run.toml"])
+    >>> run_cluster(read_cluster("cluster.toml"), ["train", "run.toml"])
     """
     planned, executor = processes(with_free_ports(cluster), command), executor_of(cluster)
     with Launch(planned, executor, logs=logs) as launch:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from hoploom.closing import Closing
 from hoploom.config.values import as_int, is_loopback, join_address
 from hoploom.deploy.cluster_file import Host, Process, Security, ServerOptions
 from hoploom.deploy.guarded import Executor, GuardedProcess
@@ -252,7 +253,7 @@ def _address(context: Context, leaders: Sequence[int]) -> str:
     return address_towards(known[leaders[1]], info.port) if first else str(known[context.rank])
 
 
-class LocalServer:
+class LocalServer(Closing):
     """A running `hoploom serve` beside the trainers of this host, under a guard that ends it with this process.
 
     It listens with a token that only this run knows, and that is in no file. Ctrl-C in the terminal does not reach it:
@@ -291,9 +292,6 @@ class LocalServer:
             self._supervisor.stop("TERM", AFTER_TERMINATE)
         finally:
             self._supervisor.close()
-
-    def __enter__(self) -> "LocalServer":
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

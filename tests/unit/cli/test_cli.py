@@ -14,7 +14,7 @@ import pytest
 
 import hoploom
 from hoploom.cli import COMMANDS, _parser, main, stores
-from hoploom.cli.command import complaint, progress_bar, stage_line
+from hoploom.cli.command import complaint, node_progress, stage_line
 from hoploom.ingest.synthetic import generate
 from hoploom.ranks.environment import wants_colour
 
@@ -313,7 +313,7 @@ def test_an_interrupt_leaves_nothing_behind(
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stores, "progress_bar", lambda: nullcontext(interrupt))
+    monkeypatch.setattr(stores, "node_progress", lambda: nullcontext(interrupt))
     assert main(["generate", str(tmp_path / "graph"), "--nodes", "300"]) == 130
     assert capsys.readouterr().err == "hoploom: interrupted\n"
     assert list(tmp_path.iterdir()) == []
@@ -324,7 +324,7 @@ def test_the_bar_is_drawn_on_a_terminal_only(
 ) -> None:
     for shown in (False, True):
         monkeypatch.setattr(sys.stderr, "isatty", lambda shown=shown: shown)
-        with progress_bar() as show:
+        with node_progress() as show:
             show(1_000_000, 2_000_000)
             show(2_000_000, 2_000_000)
         with stage_line() as say:
