@@ -70,7 +70,7 @@ def adopted(rank: int, port: int) -> None:
     for _ in range(2):
         with hoploom.init(timeout=30) as context:
             check_two(context, rank)
-            assert (context._place.address, context._place.port) == ("127.0.0.1", port)
+            assert (context.rank_info.address, context.rank_info.port) == ("127.0.0.1", port)
             pending = dist.all_reduce(torch.tensor(float(rank)), async_op=True)
             context.barrier()
             pending.wait()

@@ -134,7 +134,7 @@ class Losing(nn.Module):
 
 def test_only_what_ranks_do_together_blames_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     context, task = alone(), NodeClassification(NUM_CLASSES)
-    monkeypatch.setattr(context, "_peers", SimpleNamespace(missing=lambda *_: "rank 1 ended"))
+    monkeypatch.setattr(context, "_peers", SimpleNamespace(missing=lambda: "rank 1 ended"))
     with pytest.raises(RuntimeError, match="the feature service timed out") as raised:
         evaluate(Losing(), val_loader(), task, context)
     assert raised.type is RuntimeError
