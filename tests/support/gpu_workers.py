@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hoploom
 from hoploom import NeighborLoader, Store
 from hoploom.nn import GNN, Shape
-from hoploom.ranks.context import Context
-from hoploom.ranks.devices import chosen_backend
+from hoploom.ranks.context import Context, chosen_backend
 from hoploom.train import Learner, NodeClassification, Training, evaluate, fit
 from hoploom.train.loop import Outcome
 

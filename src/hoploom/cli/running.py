@@ -38,7 +38,7 @@ from hoploom.train.runs.setup import eval_loader, infer_loader, training_setup
 def train(arguments: Arguments) -> int:
     """Train as run.toml describes."""
     run_file = read_run_file(arguments.file, arguments.set)
-    started = environment.read()
+    started = environment.read_rank()
     num_processes = _num_processes(arguments, run_file, started)
     resume = arguments.resume or started.restarts > 0
     check_run(run_file, num_processes, resume=resume)
@@ -158,7 +158,7 @@ def infer_rank(
 def _on_ranks_of_run(
     arguments: Arguments, run_file: RunFile, work: Callable[..., None], given: tuple[Any, ...]
 ) -> None:
-    started = environment.read()
+    started = environment.read_rank()
     num_processes = _num_processes(arguments, run_file, started)
     say(f"opening {run_file.store or 'the graph on servers'}")
     _on_ranks(work, run_file, given, started, num_processes)

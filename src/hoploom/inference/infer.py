@@ -173,7 +173,7 @@ def _in_batches(
 
 
 def _alone() -> Context:
-    place = environment.read()
+    place = environment.read_rank()
     if place.world_size > 1:
         raise ConfigError(f"this is rank {place.rank} of {place.world_size}; give infer the context of hoploom.init()")
     return Context(RankInfo(), torch.device("cpu"), "gloo", DEADLINE)

@@ -199,7 +199,7 @@ class Loader:
         order = self._order
         if not isinstance(order, DividedOrder):
             if order.world_size > 1:
-                self._share.tell()
+                self._share.print_once()
         elif self._share.rank == 0 and not self._num_loops:
             counts = " to ".join(f"{count:,}" for count in sorted({min(order.counts), max(order.counts)}))
             line = (

@@ -67,7 +67,7 @@ class LoaderReading(Protocol):
 
 
 class _Round:
-    """Something that all ranks begin: the n-th of its channel on each of them, and what they post about it."""
+    """One call of a channel that all ranks make, and the posts of the ranks about it."""
 
     def __init__(self, here: DeadlockDetector, channel: str, doing: str, *, trains: bool) -> None:
         self.here, self.channel, self.doing = here, channel, doing
@@ -116,7 +116,7 @@ class _Round:
         raise PeerError(f"{notice or says}, and {here.seconds:g} seconds have passed; {ONE_RANK}")
 
     def _lost(self, since: dict[int, int]) -> "_Lost":
-        """Return whether the ranks that have not posted ever will."""
+        """Find out whether the ranks that have not posted ever will."""
         here, missing = self.here, [rank for rank in self.missing() if rank != self.here.rank]
         whys, num_waiting = [], 0
         for rank, status in here.others(since).items():
@@ -131,7 +131,7 @@ class _Round:
 
 
 class _Lost(NamedTuple):
-    """Why a rank will never post its part, if no missing rank will; and whether all other ranks are away."""
+    """The reason why a missing rank never posts, if none of them will; and whether all other ranks are away."""
 
     why: str = ""
     is_all: bool = False
@@ -215,7 +215,7 @@ def agree(
 
 
 class _Loop(_Round):
-    """A loop over a loader."""
+    """A loop over a loader, with the comparison of what the ranks read in it."""
 
     def outcome(self) -> str | None:
         """Return AGREED or the error of all ranks; None if not all have posted."""

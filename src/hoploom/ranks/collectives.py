@@ -1,8 +1,8 @@
-"""What ranks exchange besides tensors: values as JSON, and whether all of them got through a block."""
+"""Gather values as JSON over all ranks, and leave a block together: all ranks succeed, or all fail."""
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
@@ -12,19 +12,19 @@ from hoploom.errors import PeerError
 
 
 class Ranks(Protocol):
-    """This rank among the others: a `Context`."""
+    """The part of a `Context` that gathers over all ranks."""
 
     @property
     def rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
     def gather(self, tensor: Tensor, /) -> list[Tensor]:
-        """Every rank's tensor, of one shape and dtype."""
+        """Return the tensors of all ranks, which have one shape and dtype."""
         ...
 
 
 def gather_json(ranks: Ranks, value: Any) -> list[Any]:
-    """Every rank's value, anything that JSON can hold, in the order of ranks. All ranks call."""
+    """Return the values of all ranks, anything that JSON can hold, in the order of ranks. All ranks call."""
     content = json.dumps(value).encode()
     size = max(int(size) for size in ranks.gather(torch.tensor(len(content))))
     padded = torch.tensor(list(content.ljust(size)), dtype=torch.uint8)
@@ -33,13 +33,13 @@ def gather_json(ranks: Ranks, value: Any) -> list[Any]:
 
 @contextmanager
 def all_or_none(ranks: Ranks, doing: str, *, stops: bool = False) -> Iterator[None]:
-    """A block that is left when all ranks have finished it, and where an error of one is an error of all.
+    """A context manager that all ranks leave together: an error of one is an error of all.
 
     >>> with all_or_none(context, "writing the checkpoint"):
     ...     write(path)
 
-    Ctrl-C and SystemExit do not wait for the other ranks, who learn of it as of a rank that is lost; unless the block
-    `stops` everywhere as soon as one rank fails, so that nobody waits long.
+    Ctrl-C and SystemExit do not wait for the other ranks, which then lose this one; unless the block `stops` everywhere
+    as soon as one rank fails, so that no rank waits long.
     """
     failure: BaseException | None = None
     try:
@@ -48,25 +48,16 @@ def all_or_none(ranks: Ranks, doing: str, *, stops: bool = False) -> Iterator[No
         if not stops and not isinstance(error, Exception):
             raise
         failure = error
+    texts: list[str | None] = []
     try:
-        failed = _failures(ranks, failure)
+        if ranks.world_size > 1:
+            own = None if failure is None else str(failure) or type(failure).__name__
+            with nullcontext() if failure is None else suppress(PeerError):  # an own error goes before lost ranks
+                texts = gather_json(ranks, own)
         if failure is not None:
             raise failure
     finally:
         del failure  # its traceback leads here: together they would hold what is mapped until a collection
-    if failed:
-        rank = min(failed)
-        raise PeerError(f"rank {rank} failed {doing}: {failed[rank]}")
-
-
-def _failures(ranks: Ranks, own: BaseException | None) -> dict[int, str]:
-    """The errors of all ranks that have one. A rank with an error of its own goes on where others are lost."""
-    if ranks.world_size == 1:
-        return {}
-    try:
-        errors = gather_json(ranks, None if own is None else str(own) or type(own).__name__)
-    except PeerError:
-        if own is None:
-            raise
-        return {}
-    return {rank: text for rank, text in enumerate(errors) if text is not None}
+    rank = next((rank for rank, text in enumerate(texts) if text is not None), None)
+    if rank is not None:
+        raise PeerError(f"rank {rank} failed {doing}: {texts[rank]}")

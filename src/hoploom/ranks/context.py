@@ -1,14 +1,14 @@
-"""The ranks of a training run: who this process is, its device, and everything it does together with the others.
+"""The context of a rank: its number, its device, and the calls that it makes together with the other ranks.
 
-What ranks exchange goes through torch.distributed: gradients by NCCL or Gloo, all else by Gloo from the CPU in
-int64 or float64, so that counts are exact. Never pickled objects. A single process has no process group at all.
-Every wait has a deadline, and a peer that ended or hangs becomes a PeerError; the price of naming it is a second.
+All calls go through torch.distributed: gradients by NCCL or Gloo, all others by Gloo from the CPU, in int64 or float64,
+so that counts are exact. Nothing is pickled. A single process has no process group at all. Every wait has a deadline,
+and a rank that ended or hangs is named in a PeerError, which takes a second.
 """
 
 import atexit
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from numbers import Integral
@@ -26,14 +26,13 @@ from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.ranks import environment
 from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.deadlock import detector_here
-from hoploom.ranks.devices import chosen_backend, chosen_device
 from hoploom.ranks.environment import LOOPBACK, RankInfo
 from hoploom.ranks.one_report import report_once
 from hoploom.ranks.rendezvous import Rendezvous, adopted, interface_of, meet
 from hoploom.ranks.shared_calls import MAX, SUM, GradientAveraging, SharedCalls
 
 Value = TypeVar("Value", Tensor, int, float)
-DEADLINE = 600.0  # seconds that ranks wait for each other where the user gives no timeout
+DEADLINE = 600.0  # seconds that ranks wait for each other by default
 WRAPPERS = ("_orig_mod", "called_model")  # where torch.compile and hoploom.train keep the model that they call
 FINISHED = "has finished, after fewer steps or calls than this rank"
 LEFT = "read the output of that rank, then start again from the last checkpoint"
@@ -67,34 +66,39 @@ def init(
     """
     report_once()
     seconds = read_timeout(timeout)
-    place = _place(rank, world_size, address)
-    chosen_backend(backend, chosen_device(device, place))  # a mistake is told before anybody is waited for
-    notes = meet(place, seconds) if place.world_size > 1 else None
+    info = _rank_info(rank, world_size, address)
+    chosen_backend(backend, chosen_device(device, info))  # a mistake is raised before any wait for other ranks
+    rendezvous = meet(info, seconds) if info.world_size > 1 else None
     try:
-        if notes is not None and place.uncounted:
-            place = _counted(place, notes, device)
-        chosen = chosen_device(device, place)
-        return Context(place, chosen, chosen_backend(backend, chosen), seconds, notes)
+        if rendezvous is not None and info.uncounted:
+            info = _with_local_rank(info, rendezvous.texts(), device)
+        chosen = chosen_device(device, info)
+        return Context(info, chosen, chosen_backend(backend, chosen), seconds, rendezvous)
     except BaseException as error:
-        if notes is not None:
-            notes.leave(f"ended with {type(error).__name__}: {error}"[:300])
-            notes.outlast()
+        if rendezvous is not None:
+            rendezvous.leave(farewell(error))
+            rendezvous.outlast()
         raise
 
 
 def read_timeout(timeout: float) -> float:
-    """The seconds that a rank may wait for another."""
+    """Return the seconds that a rank may wait for another; raise ConfigError if they are not above 0."""
     seconds = as_number("timeout", timeout, "give the seconds that a rank may wait for another")
     if seconds == 0:
         raise ConfigError("timeout is 0; give the seconds that a rank may wait for another")
     return seconds
 
 
-def _place(rank: int | None, world_size: int | None, address: str | None) -> RankInfo:
-    """By the process group of the user's own, else by the arguments, else by the environment."""
+def farewell(error: BaseException) -> str:
+    """Return what the other ranks are told of a rank that ends with an error."""
+    return f"ended with {type(error).__name__}: {error}"[:300]
+
+
+def _rank_info(rank: int | None, world_size: int | None, address: str | None) -> RankInfo:
+    """Return the rank of the user's process group if there is one, else that of the arguments or the environment."""
     named = (rank, world_size, address) != (None, None, None)
     if not dist.is_initialized():
-        return environment.given(rank, world_size, address) if named else environment.read()
+        return environment.given(rank, world_size, address) if named else environment.read_rank()
     own = dist.get_rank(), dist.get_world_size()
     if named and (rank, world_size) not in (own, (None, None)):
         raise ConfigError(
@@ -104,60 +108,104 @@ def _place(rank: int | None, world_size: int | None, address: str | None) -> Ran
     return adopted(environment.in_group(*own))
 
 
-def _counted(place: RankInfo, notes: Rendezvous, device: str | torch.device | None) -> RankInfo:
-    """With its number among the ranks of its host. Variables without it are half a set: other libraries read it too."""
-    hosts = notes.said()
-    neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[place.rank]]
-    if (
-        "LOCAL_RANK" in place.uncounted
-        and place.source == "torchrun"
-        and len(neighbours) > 1
-        and (device is None or str(device) == "cuda")
-    ):
+def _with_local_rank(info: RankInfo, hosts: Sequence[str], device: str | torch.device | None) -> RankInfo:
+    """Return the info with the rank's number among those of its host, counted from the host of each rank.
+
+    Raise ConfigError if LOCAL_RANK alone is missing and matters: other libraries read it, too.
+    """
+    neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[info.rank]]
+    is_missing = "LOCAL_RANK" in info.uncounted and info.source == "torchrun"
+    if is_missing and len(neighbours) > 1 and (device is None or str(device) == "cuda"):
         raise ConfigError(
             f"RANK and WORLD_SIZE are set, LOCAL_RANK is not, and ranks {neighbours} share a host, where each would "
             "take GPU 0; set LOCAL_RANK for each, or give device='cuda:1', say, or device='cpu'"
         )
-    return environment.counted(place, hosts)
+    return environment.with_local_rank(info, hosts)
+
+
+def chosen_device(wanted: str | torch.device | None, info: RankInfo) -> torch.device:
+    """Return the device that the user wants, else this rank's GPU, else the CPU."""
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted is None else wanted)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device is {wanted!r}; give 'cpu', 'cuda' or 'cuda:1'") from error
+    if device.type != "cuda":
+        return device
+    num_devices = torch.cuda.device_count()
+    index = info.local_rank if device.index is None else device.index
+    if num_devices == 1 and device.index is None and info.source == "slurm":
+        index = 0  # Slurm may show each task only its own GPU
+    if index >= num_devices:
+        raise ConfigError(
+            f"local rank {info.local_rank} wants device cuda:{index}, but this host shows {num_devices} CUDA devices; "
+            "start fewer ranks, or give device='cpu'"
+        )
+    return torch.device("cuda", index)
+
+
+def chosen_backend(wanted: str | None, device: torch.device) -> str:
+    """Return the backend for torch.distributed. The user wants "nccl" or "gloo", or leaves it to the device."""
+    allowed = {"cuda": ("nccl", "gloo"), "cpu": ("gloo",)}.get(device.type, ("gloo",))
+    chosen = allowed[0] if wanted is None else wanted
+    if dist.is_initialized():
+        config = dist.get_backend_config()
+        if f"{device.type}:" not in config or (wanted or "") not in config:
+            raise ConfigError(
+                f"torch.distributed is in use already, with {config!r}, which does not go with "
+                f"device={str(device)!r} and backend={wanted!r}; change it, or leave init_process_group to "
+                "hoploom.init()"
+            )
+    elif chosen not in allowed:
+        raise ConfigError(f"backend is {wanted!r}, but on {device.type} it is one of {list(allowed)}")
+    return "cpu:gloo,cuda:nccl" if chosen == "nccl" else "gloo"
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Your own model, without the wrappers of `Context.wrap`, torch.compile and training."""
+    """Return your own model, without the wrappers of `Context.wrap`, torch.compile and training."""
     names = ("module",) if isinstance(model, DistributedDataParallel) else WRAPPERS
     held = next((inner for name in names if isinstance(inner := getattr(model, name, None), nn.Module)), None)
     return model if held is None else unwrap(held)
 
 
 class Context:
-    """One rank of a job: its number, its device, and what it does together with the other ranks. Made by `init`."""
+    """One rank of a job: its number, its device, and the calls that all ranks make together. Made by `init`."""
 
     def __init__(
-        self, place: RankInfo, device: torch.device, backend: str, timeout: float, notes: Rendezvous | None = None
+        self,
+        info: RankInfo,
+        device: torch.device,
+        backend: str,
+        timeout: float,
+        rendezvous: Rendezvous | None = None,
     ) -> None:
-        self.rank = place.rank
-        self.local_rank = place.local_rank
-        self.world_size = place.world_size
-        self.restarts = place.restarts  # how often torchrun or Slurm has started this run again
+        self.rank = info.rank
+        self.local_rank = info.local_rank
+        self.world_size = info.world_size
+        self.restarts = info.restarts  # how often torchrun or Slurm has started this run again
         self.device = device
         self.timeout = timeout  # seconds that this rank waits for another
-        self.rank_info = place
-        self.closing = ExitStack()  # what is closed with this context, such as its store
-        self._peers = notes
-        self._calls: SharedCalls | None = None  # of several ranks only
+        self.rank_info = info
+        self.closing = ExitStack()  # the store and others that close with this context
+        self._peers = rendezvous  # until this rank leaves
+        self._calls: SharedCalls | None = None  # None for a single rank
         self._group: dist.ProcessGroup | None = None  # to leave in the end
         if device.type == "cuda":
             torch.cuda.set_device(device)
         else:
             ops.keep_freed_memory()  # faulting in each step's pages anew took a third of its time
-        self.num_cores = environment.share_of_cores(place)  # of this host, for this rank
+        self.num_cores = environment.share_of_cores(info)  # of this host, for this rank
+        threads = torch.get_num_threads()
+        is_bounded = self.num_cores < threads and not environment.names_threads()
         try:
-            had_more = self._bound_threads()
-            if notes is not None:
-                self._join(place, backend)
+            if is_bounded:
+                torch.set_num_threads(self.num_cores)
+                self.closing.callback(torch.set_num_threads, threads)
+            if rendezvous is not None:
+                self._join(rendezvous, info, backend)
         except BaseException:
             self.closing.close()
             raise
-        if self.is_main and (had_more or self.world_size > 1) and not environment.is_quiet():
+        if self.is_main and (is_bounded or self.world_size > 1) and not environment.is_quiet():
             print(f"hoploom: {self}", file=sys.stderr, flush=True)
 
     def __repr__(self) -> str:
@@ -170,7 +218,7 @@ class Context:
         return self.rank == 0
 
     def wrap(self, model: nn.Module, *, find_unused_parameters: bool = False) -> nn.Module:
-        """The model on the device of this rank, as DistributedDataParallel if there are several ranks.
+        """Return the model on the device of this rank, as DistributedDataParallel if there are several ranks.
 
         All ranks begin with the parameters and buffers of rank 0. Buffers are not sent again at every step, so ranks
         may call the model a different number of times without gradients. `sync_buffers` sends them when you need it.
@@ -185,7 +233,13 @@ class Context:
         model = model.to(self.device)
         if self.world_size == 1:
             return model
-        self._check_alike(model)
+        listed = [f"{name} {list(parameter.shape)}" for name, parameter in model.named_parameters()]
+        for rank, other in enumerate(gather_json(self, listed)):
+            if other != listed:  # DDP pairs parameters by position, and would mix them up in silence
+                raise ConfigError(
+                    f"rank {self.rank} has a model of other parameters, or in another order, than rank {rank}; build "
+                    "it alike on all ranks (a loop over a set has another order in every process)"
+                )
         devices = [self.device] if self.device.type == "cuda" else None
         with self.guard("wrapping the model"):
             wrapped = DistributedDataParallel(model, device_ids=devices, find_unused_parameters=find_unused_parameters)
@@ -195,16 +249,6 @@ class Context:
             GradientAveraging(wrapped, here, self.guard)
         return wrapped
 
-    def _check_alike(self, model: nn.Module) -> None:
-        """DDP pairs parameters by position: another order on another rank would mix them up in silence."""
-        listed = [f"{name} {list(parameter.shape)}" for name, parameter in model.named_parameters()]
-        for rank, other in enumerate(gather_json(self, listed)):
-            if other != listed:
-                raise ConfigError(
-                    f"rank {self.rank} has a model of other parameters, or in another order, than rank {rank}; build "
-                    "it alike on all ranks (a loop over a set has another order in every process)"
-                )
-
     def sync_buffers(self, model: nn.Module) -> None:
         """Copy the buffers of rank 0 (such as running statistics) to every rank, before you evaluate or save."""
         if self.world_size > 1:
@@ -212,7 +256,7 @@ class Context:
                 buffer.copy_(self.broadcast(buffer))
 
     def mean_loss(self, losses: Tensor, total: int | None = None) -> Tensor:
-        """The loss to call backward() on: every seed of all ranks has the same weight in its gradient.
+        """Return the loss to call backward() on: every seed of all ranks has the same weight in its gradient.
 
         `losses` [n] has one entry per seed of this rank. `total` is the number of seeds over all ranks; if you know it
         (`loader.num_seeds(step)`), the ranks need not exchange it. The value is this rank's share: its mean over the
@@ -235,19 +279,19 @@ class Context:
             self._calls.barrier()
 
     def sum(self, value: Value) -> Value:
-        """The sum over all ranks, in int64 for integers and in float64 for other types."""
+        """Return the sum over all ranks, in int64 for integers and in float64 for other types."""
         return self._reduce(value, SUM)  # type: ignore[no-any-return]
 
     def max(self, value: Value) -> Value:
-        """The maximum over all ranks of each entry, in int64 or float64."""
+        """Return the maximum over all ranks of each entry, in int64 or float64."""
         return self._reduce(value, MAX)  # type: ignore[no-any-return]
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, in the order of ranks. They must have the same shape and dtype."""
+        """Return the tensors of all ranks, in the order of ranks. They must have the same shape and dtype."""
         return [tensor.detach().clone()] if self._calls is None else self._calls.gather(tensor)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """The tensor of rank 0. The other ranks give any tensor of the same shape and dtype."""
+        """Return the tensor of rank 0. The other ranks give any tensor of the same shape and dtype."""
         return tensor.detach().clone() if self._calls is None else self._calls.broadcast(tensor)
 
     def guard(self, doing: str) -> AbstractContextManager[None]:
@@ -274,7 +318,7 @@ class Context:
             ) from error
 
     def after_the_others(self) -> Callable[[], None]:
-        """What waits, once this rank has left, until all others have: for who keeps something that they need."""
+        """Return a call that waits until all other ranks have left, for a rank that owns something they need."""
         peers, seconds = self._peers, self.timeout
         return lambda: None if peers is None else peers.wait_for_the_others(seconds)
 
@@ -296,42 +340,31 @@ class Context:
             self._leave(error)
             self.closing.__exit__(*raised)
 
-    def _bound_threads(self) -> bool:
-        """Keep torch to as many threads as this rank has cores, until it is closed; whether it had more."""
-        before = torch.get_num_threads()
-        had_more = self.num_cores < before and not environment.names_threads()
-        if had_more:
-            torch.set_num_threads(self.num_cores)
-            self.closing.callback(torch.set_num_threads, before)
-        return had_more
-
-    def _join(self, place: RankInfo, backend: str) -> None:
-        """The group that DDP uses, unless the user made it, and one for what ranks do besides."""
+    def _join(self, rendezvous: Rendezvous, info: RankInfo, backend: str) -> None:
+        """Make DDP's process group, unless the user made it, and a second one for shared calls."""
         wait = timedelta(seconds=self.timeout)
-        assert self._peers is not None
         with self._guard("meeting the other ranks", way_out=UNMET):
-            if place.on_one_host or place.port:  # else the user's group has met elsewhere than at an address
-                own = LOOPBACK if place.on_one_host else self._peers.own_address(place)
+            if info.on_one_host or info.port:  # else the user's group has met by other means than an address
+                own = LOOPBACK if info.on_one_host else rendezvous.own_address(info)
                 self.closing.enter_context(environment.listening_on(interface_of(own)))
-            if place.source != "group":
-                store, size = self._peers.store, self.world_size
+            if info.source != "group":
+                store, size = rendezvous.store, self.world_size
                 dist.init_process_group(backend, store=store, timeout=wait, rank=self.rank, world_size=size)
                 self._group = dist.group.WORLD
-            besides, here = dist.new_group(backend="gloo", timeout=wait), detector_here()
+            second, here = dist.new_group(backend="gloo", timeout=wait), detector_here()
             assert here is not None
-            self._group = self._group or besides
-            self._calls = SharedCalls(besides, here, self.guard)
+            self._group = self._group or second
+            self._calls = SharedCalls(second, here, self.guard)
         atexit.register(self._leave_at_exit)
 
     def _leave(self, error: BaseException | None, otherwise: str = FINISHED) -> None:
         atexit.unregister(self._leave_at_exit)
         peers, self._peers = self._peers, None
         if peers is not None:
-            told = otherwise if error is None else f"ended with {type(error).__name__}: {error}"[:300]
-            peers.leave(told, self._leave_group)
+            peers.leave(otherwise if error is None else farewell(error), self._leave_group)
 
     def _leave_at_exit(self) -> None:
-        """Of a script that never closes its context: the others learn how it ended, but sys.exit leaves no trace."""
+        """Leave at the end of a script that never closes its context, with its error; sys.exit leaves none."""
         self._leave(getattr(sys, "last_value", None), UNCLOSED)
 
     def _leave_group(self) -> None:

@@ -1,8 +1,7 @@
-"""Which rank is this process, and of how many? The one module that reads and sets environment variables.
+"""Environment variables, which only this module reads and sets: the rank of this process, and where the graph is.
 
-torchrun's variables come first, then those of a Slurm step, else this is the only process. Nothing is guessed from
-half of a set of variables: an error is better than eight processes that each train alone. `hoploom launch` sets more:
-where the graph is.
+torchrun's variables come first, then those of a Slurm step, else this is the only process. Half of a set of variables
+is an error: that is better than eight processes that each train alone. `hoploom launch` sets those of the graph.
 """
 
 import os
@@ -34,7 +33,7 @@ FIRST_PORT, NUM_PORTS = 15000, 15000  # below the ports that systems hand out by
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Where a process stands among the ranks, and where they meet."""
+    """The rank of a process, and the address of the rendezvous."""
 
     rank: int = 0
     local_rank: int = 0
@@ -44,10 +43,10 @@ class RankInfo:
     restarts: int = 0
     address: str = LOOPBACK
     port: int = 0
-    hosted: bool = False  # whether the launcher holds the meeting point; else rank 0 does
-    node: int | None = None  # its host's number among the hosts, where the ranks found that out
+    hosted: bool = False  # whether the launcher holds the rendezvous store; else rank 0 does
+    node: int | None = None  # its host's number among the hosts, if the ranks have found it out
     is_task: bool = False  # whether Slurm started this rank itself
-    uncounted: tuple[str, ...] = ()  # those of LOCALS that are not set; the ranks find it out where they meet
+    uncounted: tuple[str, ...] = ()  # those of LOCALS that are not set: the ranks find them out at the rendezvous
 
     @property
     def on_one_host(self) -> bool:
@@ -55,12 +54,12 @@ class RankInfo:
 
     @property
     def may_be_a_host(self) -> bool:
-        """Whether the variables know of one process per host, which torchrun with its LOCAL_RANK did not start."""
+        """Whether this may be the only process of its host, which spawn may then start ranks from."""
         return self.local_world_size == 1 and (self.source == "slurm" or "LOCAL_RANK" in self.uncounted)
 
 
-def read(variables: Variables | None = None) -> RankInfo:
-    """The place that torchrun, else Slurm gave this process."""
+def read_rank(variables: Variables | None = None) -> RankInfo:
+    """Return the rank that torchrun, else Slurm gave this process."""
     variables = os.environ if variables is None else variables
     if "RANK" not in variables and _in_slurm_step(variables):
         return _from_slurm(variables)
@@ -71,66 +70,64 @@ def read(variables: Variables | None = None) -> RankInfo:
 
 
 def read_started(variables: Variables | None = None) -> RankInfo:
-    """The same for who asks without wanting to meet others: an address without a rank starts nobody."""
+    """Return the rank as `read_rank` does, but take an address without a rank for a single process."""
     variables = os.environ if variables is None else variables
     is_started = any(name in variables for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")) or _in_slurm_step(variables)
-    return read(variables) if is_started else RankInfo()
+    return read_rank(variables) if is_started else RankInfo()
 
 
 def given(rank: int | None, world_size: int | None, address: str | None) -> RankInfo:
-    """The place that the caller gives this process, whatever the variables say."""
+    """Return the rank of the arguments, whatever the variables say."""
     size = as_int("world_size", world_size, 1, "give the number of ranks, with rank and address")
-    place = as_int("rank", rank, 0, f"give this process's number, from 0 to {size - 1}")
-    if place >= size:
-        raise ConfigError(f"rank is {place}, but world_size is {size}, and ranks count from 0")
+    number = as_int("rank", rank, 0, f"give this process's number, from 0 to {size - 1}")
+    if number >= size:
+        raise ConfigError(f"rank is {number}, but world_size is {size}, and ranks count from 0")
     if size == 1:
         return RankInfo(source="arguments")
     host, port = meeting_address(address)
-    return RankInfo(place, 0, size, 1, "arguments", address=host, port=port, uncounted=LOCALS)
+    return RankInfo(number, 0, size, 1, "arguments", address=host, port=port, uncounted=LOCALS)
 
 
 def in_group(rank: int, world_size: int) -> RankInfo:
-    """The place of a rank whose process group exists: the variables tell the rest where they say the same."""
+    """Return the rank of an existing process group, with the rest of the variables if they name the same rank."""
     with suppress(ConfigError):  # a script that makes the group itself may set MASTER_ADDR alone
-        place = read_started()
-        if (place.rank, place.world_size) == (rank, world_size):
-            return replace(place, source="group", hosted=False)
+        info = read_started()
+        if (info.rank, info.world_size) == (rank, world_size):
+            return replace(info, source="group", hosted=False)
     return RankInfo(rank, 0, world_size, 1, "group", uncounted=LOCALS)
 
 
 def meeting_address(address: str | None) -> tuple[str, int]:
-    """Host and port where ranks are to meet; every loopback address is one and the same."""
+    """Return host and port of a rendezvous address; every loopback address is 127.0.0.1."""
     host, port = split_address(address) if isinstance(address, str) else ("", 0)
     if port == 0:
         raise ConfigError(f"address is {address!r:.100}; give HOST:PORT of rank 0's host, e.g. gpu1:29500")
     return LOOPBACK if is_loopback(host) else host, port
 
 
-def counted(place: RankInfo, hosts: Sequence[str]) -> RankInfo:
-    """The place of a rank that has found out on which host each rank is."""
-    neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[place.rank]]
-    node = list(dict.fromkeys(hosts)).index(hosts[place.rank])
-    local_rank = neighbours.index(place.rank) if "LOCAL_RANK" in place.uncounted else place.local_rank
+def with_local_rank(info: RankInfo, hosts: Sequence[str]) -> RankInfo:
+    """Return the info with the number of the rank on its host, from the hosts of all ranks."""
+    neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[info.rank]]
+    node = list(dict.fromkeys(hosts)).index(hosts[info.rank])
+    local_rank = neighbours.index(info.rank) if "LOCAL_RANK" in info.uncounted else info.local_rank
     local_world_size = max(local_rank + 1, len(neighbours))
-    return replace(place, local_rank=local_rank, local_world_size=local_world_size, node=node, uncounted=())
+    return replace(info, local_rank=local_rank, local_world_size=local_world_size, node=node, uncounted=())
 
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """Where `hoploom launch` says that the graph is. Without servers: in files that this process can open."""
+    """The place of the graph, as `hoploom launch` sets it. Without servers, it is in files that this process opens."""
 
     servers: tuple[str, ...] = ()
     store: str | None = None  # its folder on this host; None with servers: they make whole batches
     parts: tuple[int, ...] | None = None  # those that this host holds
     security: Mapping[str, str] = field(default_factory=dict)  # token_file, ca, cert, key: paths, those that are set
-    node: int | None = None  # this host's number among the hosts, where a launcher sets it
-    widths: Mapping[str, int] = field(
-        default_factory=dict
-    )  # in_channel, out_channel of GLT's YAML: the store must agree
+    node: int | None = None  # this host's number among the hosts, if a launcher sets it
+    widths: Mapping[str, int] = field(default_factory=dict)  # in_channel, out_channel of GLT's YAML, for a check
 
 
 def read_launch_settings(variables: Variables | None = None) -> LaunchSettings:
-    """What `hoploom launch` set for this process."""
+    """Return the settings that `hoploom launch` made for this process."""
     variables = os.environ if variables is None else variables
     servers = tuple(one.strip() for one in variables.get(SERVERS, "").split(",") if one.strip())
     alone = [name for name in (STORE, PARTS) if name in variables and not servers]
@@ -140,34 +137,30 @@ def read_launch_settings(variables: Variables | None = None) -> LaunchSettings:
             f"both, or unset {alone[0]}"
         )
     node = next((name for name in NODE if name in variables), None)
+    parts = [word.strip() for word in variables.get(PARTS, "").split(",")]
+    if variables.get(PARTS) and not all(word.isdecimal() for word in parts):
+        raise ConfigError(f"{PARTS} is {variables[PARTS]!r}; give the numbers of parts, e.g. 0 or 0,1")
     return LaunchSettings(
         servers,
         variables.get(STORE) or None,
-        _parts(variables) if variables.get(PARTS) else None,
+        tuple(sorted({int(word) for word in parts})) if variables.get(PARTS) else None,
         {name: variables[variable] for name, variable in SECURITY.items() if variables.get(variable)},
         None if node is None else _number(variables, node, 0),
         {name: _number(variables, variable, 1) for name, variable in WIDTHS.items() if variables.get(variable)},
     )
 
 
-def _parts(variables: Variables) -> tuple[int, ...]:
-    words = [word.strip() for word in variables[PARTS].split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise ConfigError(f"{PARTS} is {variables[PARTS]!r}; give the numbers of parts, e.g. 0 or 0,1")
-    return tuple(sorted({int(word) for word in words}))
-
-
-def enter(place: RankInfo) -> None:
-    """Make `read` in this process return this place, which a launcher of ours gives it."""
+def enter(info: RankInfo) -> None:
+    """Make `read_rank` in this process return this rank, which a launcher of ours gives it."""
     os.environ.update(
-        RANK=str(place.rank),
-        WORLD_SIZE=str(place.world_size),
-        LOCAL_RANK=str(place.local_rank),
-        LOCAL_WORLD_SIZE=str(place.local_world_size),
-        MASTER_ADDR=place.address,
-        MASTER_PORT=str(place.port),
-        TORCHELASTIC_USE_AGENT_STORE=str(place.hosted),
-        TORCHELASTIC_RESTART_COUNT=str(place.restarts),
+        RANK=str(info.rank),
+        WORLD_SIZE=str(info.world_size),
+        LOCAL_RANK=str(info.local_rank),
+        LOCAL_WORLD_SIZE=str(info.local_world_size),
+        MASTER_ADDR=info.address,
+        MASTER_PORT=str(info.port),
+        TORCHELASTIC_USE_AGENT_STORE=str(info.hosted),
+        TORCHELASTIC_RESTART_COUNT=str(info.restarts),
     )
 
 
@@ -175,7 +168,7 @@ def enter(place: RankInfo) -> None:
 def listening_on(interface: str | None) -> Iterator[None]:
     """Let Gloo listen on this network interface, unless the user named one. On loopback, let NCCL do so, too.
 
-    Gloo itself takes the address of this host's own name, which is 127.0.1.1 on Debian. NCCL looks at no name.
+    Gloo itself takes the address of this host's own name, which is 127.0.1.1 on Debian. NCCL does not use the name.
     """
     usual = () if interface is None else INTERFACES if interface in LOOPBACK_INTERFACES else INTERFACES[:1]
     unnamed = [variable for variable in usual if variable not in os.environ]
@@ -189,7 +182,7 @@ def listening_on(interface: str | None) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let neither this process nor those that it starts tell what their ranks use."""
+    """Keep this process, and those that it starts, from printing a line about cores and threads."""
     with _set(QUIET, "1"):
         yield
 
@@ -215,11 +208,12 @@ def _set(variable: str, value: str) -> Iterator[None]:
 
 
 def is_quiet() -> bool:
+    """Return whether `quiet` is in effect."""
     return bool(os.environ.get(QUIET))
 
 
 def own_server(token: str | None) -> dict[str, str]:
-    """Return the variables of a graph server that ranks start. They speak for it, and make its token for this run."""
+    """Return the variables of a graph server that ranks start: no warnings of its own, and the token of this run."""
     return {QUIET: "1"} | ({} if token is None else {RUN_TOKEN: token})
 
 
@@ -259,25 +253,30 @@ def _from_torchrun(variables: Variables, present: str) -> RankInfo:
 
 
 def _in_slurm_step(variables: Variables) -> bool:
-    """A batch script has a SLURM_PROCID too, but only srun starts one process per task; salloc's shell has none."""
+    """Return whether srun started this process: a batch script has a SLURM_PROCID too, the shell of salloc has none."""
     in_batch_script = variables.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in variables
     return "SLURM_PROCID" in variables and not in_batch_script
 
 
 def _from_slurm(variables: Variables) -> RankInfo:
-    rank, world_size = _rank_of(variables, "SLURM_PROCID", _present(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
+    size_name = next((name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in variables), None)
+    if size_name is None:
+        raise ConfigError(
+            f"SLURM_PROCID is {variables.get('SLURM_PROCID')!r}, but SLURM_NTASKS is not set; start the script with "
+            "srun or torchrun, or unset SLURM_PROCID"
+        )
+    rank, world_size = _rank_of(variables, "SLURM_PROCID", size_name)
     restarts = _number(variables, "SLURM_RESTART_COUNT", 0, default=0)
     if world_size == 1:
         return RankInfo(source="slurm", restarts=restarts)
     node_list = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
     local_rank = _number(variables, "SLURM_LOCALID", 0)
     num_tasks = world_size if re.fullmatch(r"[^\[,]+", node_list) else _tasks_of_this_host(variables)
-    local_world_size = min(world_size, max(local_rank + 1, num_tasks))
     return RankInfo(
         rank,
         local_rank,
         world_size,
-        local_world_size,
+        min(world_size, max(local_rank + 1, num_tasks)),
         "slurm",
         restarts=restarts,
         address=variables.get("MASTER_ADDR") or first_host(node_list),
@@ -287,7 +286,7 @@ def _from_slurm(variables: Variables) -> RankInfo:
 
 
 def first_host(node_list: str) -> str:
-    """The first name in Slurm's short form.
+    """Return the first host of a list in Slurm's short form.
 
     >>> first_host("gpu[003-005,9],login1")
     'gpu003'
@@ -302,7 +301,7 @@ def first_host(node_list: str) -> str:
 
 
 def _tasks_of_this_host(variables: Variables) -> int:
-    """From Slurm's short form: 4(x2),3 says 4, 4 and 3 for the hosts in order."""
+    """Return the number of tasks of this host, from Slurm's short form: 4(x2),3 stands for 4, 4 and 3."""
     text = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE") or ""
     counts = [
         int(count)
@@ -314,22 +313,22 @@ def _tasks_of_this_host(variables: Variables) -> int:
 
 
 def _job_port(variables: Variables) -> int:
-    """A port that all tasks of a step agree on, and that other jobs and steps on the host rarely choose."""
+    """Return a port that all tasks of a step choose, and other jobs and steps on the host rarely do."""
     job = _number(variables, "SLURM_JOB_ID", 0, way_out="set MASTER_PORT to a free port of rank 0's host")
     step = variables.get("SLURM_STEP_ID", "")
     return FIRST_PORT + (job + 101 * int(step if step.isdecimal() else 0)) % NUM_PORTS
 
 
 def names_threads() -> bool:
-    """Whether torch's threads are as the user or torchrun, which sets 1, says."""
+    """Return whether the user or torchrun, which sets 1, has named the number of torch's threads."""
     return "OMP_NUM_THREADS" in os.environ
 
 
-def share_of_cores(place: RankInfo, variables: Variables | None = None) -> int:
-    """Cores of this host for each of its ranks. Slurm binds a task to cores of its own; one may start several ranks."""
+def share_of_cores(info: RankInfo, variables: Variables | None = None) -> int:
+    """Return the cores of this host for each of its ranks. Slurm binds a task, which may start several ranks."""
     of_task = (os.environ if variables is None else variables).get("SLURM_CPUS_PER_TASK", "")
     cores = min(num_cores(), int(of_task)) if of_task.isdecimal() else num_cores()
-    return max(1, cores if of_task.isdecimal() and place.is_task else cores // place.local_world_size)
+    return max(1, cores if of_task.isdecimal() and info.is_task else cores // info.local_world_size)
 
 
 def _rank_of(variables: Variables, rank_name: str, size_name: str) -> tuple[int, int]:
@@ -349,16 +348,6 @@ def _port(variables: Variables) -> int:
     return port
 
 
-def _present(variables: Variables, first: str, second: str) -> str:
-    """The name of these two that is set; the second one is in every version of Slurm."""
-    if first not in variables and second not in variables:
-        raise ConfigError(
-            f"SLURM_PROCID is {variables.get('SLURM_PROCID')!r}, but {second} is not set; start the script with "
-            "srun or torchrun, or unset SLURM_PROCID"
-        )
-    return first if first in variables else second
-
-
 def _number(variables: Variables, name: str, least: int, *, default: int | None = None, way_out: str = "") -> int:
     text = variables.get(name, "" if default is None else str(default)).strip()
     if not text.isdecimal() or int(text) < least:
@@ -369,16 +358,13 @@ def _number(variables: Variables, name: str, least: int, *, default: int | None 
 
 
 def hidden_gpus(variables: Variables | None = None) -> str | None:
-    """What CUDA_VISIBLE_DEVICES is, where it leaves this process no GPU."""
+    """Return CUDA_VISIBLE_DEVICES if it leaves this process no GPU, else None."""
     text = (os.environ if variables is None else variables).get("CUDA_VISIBLE_DEVICES")
     return text if text is not None and text.strip() in ("", "-1", "none", "NoDevFiles") else None
 
 
-# --- terminals -----------------------------------------------------------------------------------
-
-
 def wants_colour(is_terminal: bool, variables: Variables | None = None) -> bool:
-    """Whether text is coloured: NO_COLOR and FORCE_COLOR decide where they are set, else whether this is a terminal."""
+    """Return whether to colour text: as NO_COLOR or FORCE_COLOR say, else if it goes to a terminal."""
     variables = os.environ if variables is None else variables
     if variables.get("NO_COLOR"):
         return False

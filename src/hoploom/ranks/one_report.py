@@ -1,6 +1,6 @@
 """Print a mistake that all ranks of torchrun make once: rank 0 shows the error's message, and the other ranks end.
 
-Ranks compare their errors at the meeting point, which torchrun keeps. A rank whose error is another one, or comes
+Ranks compare their errors in the rendezvous store, which torchrun holds. A rank whose error is another one, or comes
 alone, prints it as Python does; that takes it up to WAIT seconds longer.
 """
 
@@ -22,7 +22,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.ranks import environment
 from hoploom.ranks.environment import RankInfo
-from hoploom.ranks.rendezvous import PAUSES, meeting_point, with_timeout
+from hoploom.ranks.rendezvous import PAUSES, rendezvous_store, with_timeout
 
 PACKAGE = str(Path(__file__).parents[1])
 WAIT = 5.0  # seconds for rank 0 to come to the same error
@@ -30,25 +30,25 @@ FIRST = "rank 0"  # the key of its error
 
 
 def report_once() -> None:
-    """Let uncaught errors of this process be reported so, if torchrun started it as one of several ranks."""
+    """Install `OneReport` in this process if torchrun started it as one of several ranks."""
     with suppress(ConfigError):
-        place = environment.read_started()
-        if place.hosted and place.world_size > 1 and not isinstance(sys.excepthook, OneReport):
-            sys.excepthook = OneReport(place, sys.excepthook)
+        info = environment.read_started()
+        if info.hosted and info.world_size > 1 and not isinstance(sys.excepthook, OneReport):
+            sys.excepthook = OneReport(info, sys.excepthook)
 
 
 @dataclass(frozen=True)
 class OneReport:
-    """A `sys.excepthook`."""
+    """A `sys.excepthook` that prints a mistake on rank 0 alone, if all ranks made it."""
 
-    place: RankInfo
+    info: RankInfo
     before: Callable[[type[BaseException], BaseException, TracebackType | None], object]  # Python's hook, or torch's
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # from torchrun, once another rank has ended
         text = f"{kind.__name__}: {error}"
         is_mistake = isinstance(error, HoploomError) and not isinstance(error, PeerError)
-        if self.place.rank == 0:
+        if self.info.rank == 0:
             if is_mistake:
                 print(f"hoploom: {_line_of(trace)}{text}", file=sys.stderr, flush=True)
             else:
@@ -58,8 +58,8 @@ class OneReport:
             self.before(kind, error, trace)
 
     def _errors(self) -> PrefixStore:
-        meeting = meeting_point(self.place, timedelta(seconds=WAIT))
-        return PrefixStore(f"hoploom/errors/{self.place.restarts}", meeting)
+        store = rendezvous_store(self.info, timedelta(seconds=WAIT))
+        return PrefixStore(f"hoploom/errors/{self.info.restarts}", store)
 
     def _first_error(self) -> str:
         errors, deadline = self._errors(), time.monotonic() + WAIT

@@ -1,6 +1,6 @@
-"""Where ranks meet, and the notes that they leave there: who ended and why, for those whom talking failed.
+"""The rendezvous of ranks: they find each other in a key-value store, and post there who ended and why.
 
-The notes are of torch's TCPStore, which rank 0 or the launcher keeps. What asks it never waits longer than it says.
+The store is torch's TCPStore, which rank 0 or the launcher holds. No request waits longer than its timeout.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -30,218 +30,210 @@ from hoploom.ranks.environment import LOOPBACK, LOOPBACK_INTERFACES, RankInfo
 
 Answer = TypeVar("Answer")
 
-FAREWELL = 3.0  # seconds for what ranks say to each other at the end; peers that hang can hold it up
-ROLL_CALL = 1.0  # seconds to find out which peer it was
-PAUSES = 0.005, 0.25  # seconds between two looks whether all are here: at first, and at most
-ATTEMPT, ATTEMPT_ENDS = 5.0, 1.0  # seconds of one attempt to reach the meeting point, and what torch takes longer
-SILENCE = 60.0  # seconds for one who accepts connections to say something: names may have to be looked up
-STRANGER = "Ping failed"  # torch, of one who answers otherwise than its store does
-READ_ADDRESS, IFREQ = 0x8915, struct.Struct("16sHH4s16x")  # SIOCGIFADDR, and what it takes: name, family, port, address
+FAREWELL = 3.0  # seconds for what ranks post at the end; a process that hangs can delay it
+ROLL_CALL = 1.0  # seconds to find out which rank was lost
+LOOK = ROLL_CALL / 20  # seconds between two looks at what other ranks have posted
+PAUSES = 0.005, 0.25  # seconds between two looks for other ranks or the store: at first, and at most
+ATTEMPT, ATTEMPT_ENDS = 5.0, 1.0  # seconds of one attempt to reach the store, and what torch takes longer
+SILENCE = 60.0  # seconds for a process that accepts a connection to answer: it may have to look up names
+STRANGER = "Ping failed"  # torch's message if another program answers than its store
+READ_ADDRESS, IFREQ = 0x8915, struct.Struct("16sHH4s16x")  # SIOCGIFADDR, and its fields: name, family, port, address
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Rendezvous:
-    """Short notes that ranks leave for each other where they met, to say who is to blame when talking fails.
+    """A rank at the rendezvous: it posts why it ends, and names a lost rank once a call of torch has failed.
 
-    `kind` is what messages call those who meet.
+    `kind` is the word for ranks in messages.
     """
 
-    def __init__(self, place: RankInfo, notes: PrefixStore, kind: str = "rank") -> None:
-        self.store = notes
-        self._rank, self._world_size, self._kind = place.rank, place.world_size, kind
-        self._keeper, self._keeps = _keeper(place, kind), place.rank == 0 and not place.hosted
-        self._others = [rank for rank in range(place.world_size) if rank != place.rank]
-        self._lost = False
+    def __init__(self, info: RankInfo, store: PrefixStore, kind: str = "rank") -> None:
+        self.store = store
+        self._rank, self._world_size, self._kind = info.rank, info.world_size, kind
+        self._holder, self._holds = _holder(info, kind), info.rank == 0 and not info.hosted
+        self._others = [rank for rank in range(info.world_size) if rank != info.rank]
+        self._lost = False  # whether this rank has lost another one
 
-    def arrive(self, said: str, seconds: float) -> None:
-        """Wait until all are here. One that leaves before that ends the waiting of all."""
+    def arrive(self, text: str, seconds: float) -> None:
+        """Post a text and wait until all ranks have arrived. A rank that leaves before ends the wait of all."""
         deadline, pause, reason = time.monotonic() + seconds, PAUSES[0], ""
         try:
-            self.store.set(f"here/{self._rank}", said)
+            self.store.set(f"here/{self._rank}", text)
             if self.store.add("arrived", 1) == self._world_size:
                 self.store.set("complete", "")
             while not reason and not self.store.check(["complete"]):  # torch's own wait prints when it is over
-                reason = self._why_not(deadline)
+                if self.store.check(["gone"]) and not self.store.check(["complete"]):  # else it left after that
+                    reason = f"{self._kind} {self.store.get('gone').decode(errors='replace')}"
+                elif time.monotonic() >= deadline:
+                    absent = [f"{self._kind} {rank}" for rank in self._others if not self._has("here", rank)]
+                    reason = f"{', '.join(absent)} did not connect in time; check that it was started, and read its "
+                    reason += "own output"
                 threading.Event().wait(pause)
                 pause = min(2 * pause, PAUSES[1])
         except RuntimeError:
-            reason = f"{self._keeper} ended or cannot be reached"
+            reason = f"{self._holder} ended or cannot be reached"
         if reason:
             self._give_up(reason)
             raise PeerError(f"{self._kind} {self._rank} of {self._world_size} was meeting the others, and {reason}")
 
     def _give_up(self, reason: str) -> None:
-        """Have those who are here tell the same reason, not that this one ended."""
+        """Give ranks that have arrived the same reason; without this they would learn that this one has ended."""
         self._lost = True
+        arrived: list[int] = []
 
-        def tell() -> None:
-            with suppress(RuntimeError):
-                self.store.compare_set("gone", "", f"{self._rank} gave up, as {reason}")
-                here = [rank for rank in self._others if self.store.check([f"here/{rank}"])]
-                while self._keeps and not all(map(self._is_gone, here)):
-                    threading.Event().wait(ROLL_CALL / 20)
+        def post() -> None:
+            self.store.set(f"lost/{self._rank}", "")
+            self.store.compare_set("gone", "", f"{self._rank} gave up, as {reason}")
+            arrived.extend(rank for rank in self._others if self._has("here", rank))
 
-        self._note("lost", "")
-        with_timeout(FAREWELL, tell)
+        with_timeout(FAREWELL, post)
+        if self._holds:
+            self._stay(FAREWELL, arrived)
 
-    def _why_not(self, deadline: float) -> str:
-        """Why not all can be here any more; "": they still can."""
-        if self.store.check(["gone"]) and not self.store.check(["complete"]):  # else it has been here, and left since
-            return f"{self._kind} {self.store.get('gone').decode(errors='replace')}"
-        if time.monotonic() < deadline:
-            return ""
-        absent = [f"{self._kind} {rank}" for rank in self._others if not self.store.check([f"here/{rank}"])]
-        return f"{', '.join(absent)} did not connect in time; check that it was started, and read its own output"
-
-    def said(self) -> list[str]:
-        """What all said when they arrived."""
+    def texts(self) -> list[str]:
+        """Return the text of every rank."""
         return [text.decode() for text in self.store.multi_get([f"here/{i}" for i in range(self._world_size)])]
 
-    def own_address(self, place: RankInfo) -> str:
+    def own_address(self, info: RankInfo) -> str:
         """Return the address at which the other hosts reach this one. All ranks call.
 
-        It is the one that packets to the meeting point leave from. On the first host, whose name may be loopback there,
-        it is the one that packets to another host leave from.
+        It is the one that packets to the store leave from. On the first host, whose name may be loopback there, it is
+        the one that packets to another host leave from.
         """
-        own = address_towards(place.address, place.port)
+        own = address_towards(info.address, info.port)
         self.store.set(f"address/{self._rank}", own)
         if not is_loopback(own):
             return own
-        told = self.store.multi_get([f"address/{rank}" for rank in (self._rank, *self._others)])
-        far = next((address for text in told if not is_loopback(address := text.decode())), None)
-        return own if far is None else address_towards(far, place.port)
+        texts = self.store.multi_get([f"address/{rank}" for rank in (self._rank, *self._others)])
+        far = next((address for text in texts if not is_loopback(address := text.decode())), None)
+        return own if far is None else address_towards(far, info.port)
 
     def leave(self, farewell: str, close: Callable[[], object] = lambda: None) -> None:
-        """Say why, unless it is because the others are lost; then close what connects the ranks."""
+        """Post why this rank ends, unless it has lost another one; then close what connects the ranks."""
         if not self._lost:
-            with_timeout(FAREWELL, lambda: self._note("ended", farewell))
+            with_timeout(FAREWELL, lambda: self._post_end(farewell))
         with_timeout(FAREWELL, close)
-        if self._lost and self._keeps:  # the others notice after this one, and want to know whom they lost
-            self._stay(FAREWELL)
+        if self._lost and self._holds:  # the others notice after this one, and ask whom they lost
+            self._stay(FAREWELL, self._others)
+
+    def _post_end(self, farewell: str) -> None:
+        self.store.set(f"ended/{self._rank}", farewell)
+        self.store.set("gone", f"{self._rank} {farewell}")
 
     def missing(self) -> str:
-        """Return which peer ended, or else which ones give no sign of life while this rank waits a moment for one."""
+        """Return which rank ended, or else which ones give no sign of life while this rank waits a moment for one."""
         self._lost = True
-        return with_timeout(FAREWELL, self._roll_call) or f"{self._keeper} does not answer"
-
-    def _how_ended(self, rank: int) -> str:
-        if not self.store.check([f"ended/{rank}"]):
-            return ""
-        return f"rank {rank} {self.store.get(f'ended/{rank}').decode(errors='replace')}"
+        return with_timeout(FAREWELL, self._roll_call) or f"{self._holder} does not answer"
 
     def _roll_call(self) -> str:
-        self._note("heard", "")
-        self._note("lost", "")
         silent, deadline = set(self._others), time.monotonic() + ROLL_CALL
         try:
+            self.store.set(f"lost/{self._rank}", "")
             while silent and time.monotonic() < deadline:
                 for rank in silent:
-                    if ended := self._how_ended(rank):
-                        return ended
-                silent = {rank for rank in silent if not self.store.check([f"lost/{rank}"])}
-                threading.Event().wait(ROLL_CALL / 20)
-            # a rank that has missed others, perhaps long ago, is blamed only if no other rank is silent
-            silent = {rank for rank in silent if not self.store.check([f"heard/{rank}"])} or silent
+                    if self._has("ended", rank):
+                        return f"rank {rank} {self.store.get(f'ended/{rank}').decode(errors='replace')}"
+                silent = {rank for rank in silent if not self._has("lost", rank)}
+                threading.Event().wait(LOOK)
         except RuntimeError:
-            return f"{self._keeper} ended or cannot be reached"
+            return f"{self._holder} ended or cannot be reached"
         if not silent:
             return "the ranks lost each other"
         return f"no sign of life came from {', '.join(f'rank {rank}' for rank in sorted(silent))}"
 
     def wait_for_the_others(self, seconds: float) -> None:
-        """Until every other rank has left, or knows that some are lost; at most so long."""
+        """Wait until every other rank has left, or knows that some are lost; at most so long."""
         if not self._lost:
-            self._stay(seconds)
+            self._stay(seconds, self._others)
 
     def outlast(self, seconds: float = FAREWELL) -> None:
-        """Let the others find the notes, if they are kept in this process."""
-        if self._keeps:
+        """Let the others read what was posted, if this process holds the store."""
+        if self._holds:
             self.wait_for_the_others(seconds)
 
-    def _stay(self, seconds: float) -> None:
-        ended = threading.Event()
-        with_timeout(seconds, lambda: self._watch_the_others(ended))
-        ended.set()
-        threading.Event().wait(ROLL_CALL / 10)  # for the thread: one that asks when Python ends would abort the process
+    def _stay(self, seconds: float, ranks: Iterable[int]) -> None:
+        """Wait until these ranks have left."""
+        is_over = threading.Event()
 
-    def _watch_the_others(self, ended: threading.Event) -> None:
-        staying = set(self._others)
-        with suppress(RuntimeError):  # who keeps the notes has left too
-            while staying and not ended.wait(ROLL_CALL / 20):
-                staying = {rank for rank in staying if not self._is_gone(rank)}
+        def watch() -> None:
+            staying = set(ranks)
+            while staying and not is_over.wait(LOOK):
+                staying = {rank for rank in staying if not (self._has("ended", rank) or self._has("lost", rank))}
 
-    def _is_gone(self, rank: int) -> bool:
-        return any(self.store.check([f"{kind}/{rank}"]) for kind in ("ended", "lost"))
+        with_timeout(seconds, watch)
+        is_over.set()
+        threading.Event().wait(2 * LOOK)  # for the thread: a request of it when Python ends would abort the process
 
-    def _note(self, kind: str, text: str) -> None:
-        with suppress(RuntimeError):  # whoever keeps the notes may itself be gone
-            self.store.set(f"{kind}/{self._rank}", text)
-            if kind == "ended":
-                self.store.set("gone", f"{self._rank} {text}")
+    def _has(self, kind: str, rank: int) -> bool:
+        """Return whether a rank has posted "here", "ended" or "lost"."""
+        return bool(self.store.check([f"{kind}/{rank}"]))
 
 
-def meet(place: RankInfo, seconds: float, *, kind: str = "rank", saying: str | None = None) -> Rendezvous:
-    """Wait until all ranks are here, and keep their notes: beside the user's own process group, or where they meet."""
-    notes = Rendezvous(place, _notes_of_this_time(place, seconds, kind), kind)
-    notes.arrive(this_host() if saying is None else saying, seconds)
-    return notes
+def meet(info: RankInfo, seconds: float, *, kind: str = "rank", text: str | None = None) -> Rendezvous:
+    """Wait until all ranks have arrived: at the store of the user's own process group, or at one of their own."""
+    rendezvous = Rendezvous(info, _store_of_this_time(info, seconds, kind), kind)
+    rendezvous.arrive(host_identity() if text is None else text, seconds)
+    return rendezvous
 
 
-def _notes_of_this_time(place: RankInfo, seconds: float, kind: str) -> PrefixStore:
-    """Apart from those of earlier times: a process may close its context and make another."""
+def _store_of_this_time(info: RankInfo, seconds: float, kind: str) -> PrefixStore:
+    """Return a store of its own for each time that the ranks meet: a process may close its context and make another."""
     deadline = time.monotonic() + seconds
     while True:
-        if place.source == "group":
+        if info.source == "group":
             store = PrefixStore("hoploom", _get_default_store())
         else:
-            meeting = meeting_point(place, timedelta(seconds=seconds), kind)
-            store = PrefixStore(f"hoploom/{kind}/{place.restarts}", meeting)
-        times = _joined(store, place, kind, is_last=time.monotonic() > deadline)
+            held = rendezvous_store(info, timedelta(seconds=seconds), kind)
+            store = PrefixStore(f"hoploom/{kind}/{info.restarts}", held)
+        times = _joined(store, info, kind, is_last=time.monotonic() > deadline)
         if times:
             return PrefixStore(str(times), store)
-        del meeting, store  # rank 0 has yet to close what it held the last time
+        del held, store  # rank 0 has yet to close the store of the last time
         threading.Event().wait(PAUSES[1])
 
 
-def _joined(store: PrefixStore, place: RankInfo, kind: str, *, is_last: bool) -> int:
-    """How often this rank has come here; 0: what is here is of the last time, and rank 0 is closing it."""
-    is_another = place.hosted or place.source == "group" or is_last
+def _joined(store: PrefixStore, info: RankInfo, kind: str, *, is_last: bool) -> int:
+    """Return how often this rank has come here; 0 if the store is that of the last time, which rank 0 is closing."""
+    is_another = info.hosted or info.source == "group" or is_last
     try:
-        if place.source != "group":
-            _claim(store, place, kind)
-        times = store.add(f"joined/{place.rank}", 1)
+        if info.source != "group":
+            _claim(store, info, kind)
+        times = store.add(f"joined/{info.rank}", 1)
     except RuntimeError as error:
-        if is_another or place.rank == 0:
+        if is_another or info.rank == 0:
             raise PeerError(
-                f"{kind} {place.rank} of {place.world_size} was meeting the others, and {_keeper(place, kind)} ended "
+                f"{kind} {info.rank} of {info.world_size} was meeting the others, and {_holder(info, kind)} ended "
                 "or cannot be reached"
             ) from error
         return 0
     return times if times == 1 or is_another else 0
 
 
-def _claim(store: PrefixStore, place: RankInfo, kind: str = "rank") -> None:
-    """Refuse a second process with the same rank."""
-    own = f"{os.getpid()} on {this_host()}"
-    holder = store.compare_set(f"process/{place.rank}", "", own).decode()
+def _claim(store: PrefixStore, info: RankInfo, kind: str = "rank") -> None:
+    """Raise ConfigError if another process has the same rank."""
+    own = f"{os.getpid()} on {host_identity()}"
+    holder = store.compare_set(f"process/{info.rank}", "", own).decode()
     if holder != own:
         there, here = (text.rpartition(" ")[0] for text in (holder, own))
         raise ConfigError(
-            f"{kind} {place.rank} of {place.world_size} is taken already: by process {there}, and this is process "
+            f"{kind} {info.rank} of {info.world_size} is taken already: by process {there}, and this is process "
             f"{here}; give each a {kind} of its own"
         )
 
 
-def adopted(place: RankInfo) -> RankInfo:
-    """With the address where the user's own group has met, as far as that is known."""
+# --- addresses of this host ----------------------------------------------------------------------
+
+
+def adopted(info: RankInfo) -> RankInfo:
+    """Return the info with the address of the user's own process group, if its store has one."""
     store = _get_default_store()
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return replace(place, address=store.host, port=store.port) if isinstance(store, TCPStore) else place
+    return replace(info, address=store.host, port=store.port) if isinstance(store, TCPStore) else info
 
 
-def this_host() -> str:
-    """What processes of one host have in common: its name, and where the system tells, which start of it this is."""
+def host_identity() -> str:
+    """Return this host's name, with the identity of its last start if the system has one."""
     return f"{socket.gethostname()} {BOOT.read_text().strip() if BOOT.exists() else '?'}"
 
 
@@ -257,7 +249,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of this host's network interface that has an address; None if the system does not tell."""
+    """Return the name of this host's network interface that has an address, or None if the system does not know."""
     names = [name for _, name in socket.if_nameindex()]
     if is_loopback(address):
         return next((name for name in LOOPBACK_INTERFACES if name in names), None)
@@ -276,6 +268,23 @@ def interface_of(address: str) -> str | None:
     return None
 
 
+# --- the store -----------------------------------------------------------------------------------
+
+
+def with_timeout(seconds: float, call: Callable[[], Answer]) -> Answer | None:
+    """Return the result of `call`, or None after a timeout or a RuntimeError: some calls of torch have no deadline."""
+    answers: list[Answer] = []
+
+    def calling() -> None:
+        with suppress(RuntimeError):  # the other side is gone, as the ranks will notice in their next call
+            answers.append(call())
+
+    thread = threading.Thread(target=calling, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers[0] if answers else None
+
+
 def own_client(store: Store) -> Store:
     """Return the store with a connection of its own, which does not wait for long calls of other threads."""
     return store.clone() if hasattr(store, "clone") else store  # older versions of torch have no such method
@@ -288,22 +297,8 @@ def is_reachable(store: Store) -> bool:
     return not isinstance(store, TCPStore) or _listens(store.host, store.port)
 
 
-def with_timeout(seconds: float, call: Callable[[], Answer]) -> Answer | None:
-    """Return the result of `call`, or None after a timeout or a RuntimeError: some calls of torch have no deadline."""
-    answers: list[Answer] = []
-
-    def calling() -> None:
-        with suppress(RuntimeError):  # the other side is gone, as the ranks will notice when they next talk
-            answers.append(call())
-
-    thread = threading.Thread(target=calling, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return answers[0] if answers else None
-
-
-def hold_meeting_point(port: int, wait: timedelta) -> TCPStore:
-    """Where ranks of this host find each other: held by this process, on loopback only; port 0: any that is free."""
+def hold_local_store(port: int, wait: timedelta) -> TCPStore:
+    """Hold a store for ranks of this host, on loopback only; port 0: any that is free."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((LOOPBACK, port))
@@ -314,50 +309,44 @@ def hold_meeting_point(port: int, wait: timedelta) -> TCPStore:
         return make(master_listen_fd=listener.detach(), use_libuv=is_new)
 
 
-def _held_again(port: int, wait: timedelta) -> TCPStore:
-    """Hold it, also where an earlier context's is still there, because a model that it wrapped awaits collection."""
+def rendezvous_store(info: RankInfo, wait: timedelta, kind: str = "rank") -> TCPStore:
+    """Return the store that all ranks reach. Rank 0 holds it if no launcher does."""
+    holds = info.rank == 0 and not info.hosted
+    is_local = (info.on_one_host or is_loopback(info.address)) and not info.hosted
+    address = LOOPBACK if is_local else info.address
+    where, seconds = join_address(address, info.port), wait.total_seconds()
     try:
-        return hold_meeting_point(port, wait)
-    except OSError:
-        gc.collect()
-        return hold_meeting_point(port, wait)
-
-
-def meeting_point(place: RankInfo, wait: timedelta, kind: str = "rank") -> TCPStore:
-    """The store that all ranks reach, held by rank 0 where no launcher holds it."""
-    holds = place.rank == 0 and not place.hosted
-    is_near = (place.on_one_host or is_loopback(place.address)) and not place.hosted
-    address = LOOPBACK if is_near else place.address
-    where, seconds = join_address(address, place.port), wait.total_seconds()
-    try:
-        if holds and is_near:
-            return _held_again(place.port, wait)
-        return _store_at(address, place.port, wait, holds=holds)
+        if not (holds and is_local):
+            return _store_at(address, info.port, wait, holds=holds)
+        with suppress(OSError):
+            return hold_local_store(info.port, wait)
+        gc.collect()  # an earlier context's store may be there, because a model that it wrapped awaits collection
+        return hold_local_store(info.port, wait)
     except (RuntimeError, OSError) as error:
+        me, holder = f"{kind} {info.rank} of {info.world_size}", _holder(info, kind)
         if not _resolves(address):
             raise ConfigError(
-                f"{kind} {place.rank} of {place.world_size} was given {where}, and this host knows no {address}: the "
-                "name does not resolve; give the name or the IP address of the first host"
+                f"{me} was given {where}, and this host knows no {address}: the name does not resolve; give the name "
+                "or the IP address of the first host"
             ) from error
         if holds:
             raise ConfigError(
                 f"{kind} 0 cannot listen on {where}; set MASTER_PORT, or address, to a port that is free there, and "
                 f"see that no other process is {kind} 0, too"
             ) from error
-        who, keeper = f"{kind} {place.rank} of {place.world_size}", _keeper(place, kind)
-        if STRANGER in str(error) or _listens(address, place.port):
+        if STRANGER in str(error) or _listens(address, info.port):
             raise PeerError(
-                f"{who} reached {where}, but what answers there is not {keeper}; another program may have the port: "
+                f"{me} reached {where}, but what answers there is not {holder}; another program may have the port: "
                 "set MASTER_PORT, or address, to one that is free on that host"
             ) from error
         raise PeerError(
-            f"{who} cannot reach {keeper} at {where} within {seconds:g} seconds; see whether it runs, and "
+            f"{me} cannot reach {holder} at {where} within {seconds:g} seconds; see whether it runs, and "
             "whether this host may connect to it"
         ) from error
 
 
 def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPStore:
-    """Made in attempts: by itself torch goes on asking one who answers nonsense until `wait` is over."""
+    """Connect to the store, in attempts: torch itself tries until `wait` is over if another program answers."""
     deadline, pause = time.monotonic() + wait.total_seconds(), PAUSES[0]
     while not holds and time.monotonic() < deadline and not _listens(address, port):  # torch would print a page
         threading.Event().wait(pause)
@@ -366,29 +355,20 @@ def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPSt
         left = deadline - time.monotonic()
         attempt = timedelta(seconds=max(0.1, min(ATTEMPT, left)))
         make = partial(TCPStore, address, port, is_master=holds, wait_for_workers=False, timeout=attempt)
-        try:
-            store = _made_within(max(0.1, min(SILENCE, left)) + ATTEMPT_ENDS, make)
-        except RuntimeError as error:
-            if holds or STRANGER in str(error) or time.monotonic() >= deadline:
-                raise
-        else:
-            store.set_timeout(wait)
-            return store
+        made = with_timeout(max(0.1, min(SILENCE, left)) + ATTEMPT_ENDS, partial(_made, make))  # torch has no deadline
+        if isinstance(made, TCPStore):
+            made.set_timeout(wait)
+            return made
+        error = made or TimeoutError("no answer")
+        if holds or not isinstance(error, RuntimeError) or STRANGER in str(error) or time.monotonic() >= deadline:
+            raise error
 
 
-def _made_within(seconds: float, make: Callable[[], TCPStore]) -> TCPStore:
-    """What it makes. torch waits for ever for one who accepts connections and says nothing, so it is left behind."""
-
-    def attempt() -> TCPStore | Exception:
-        try:
-            return make()
-        except (RuntimeError, OSError) as error:
-            return error
-
-    made = with_timeout(seconds, attempt)
-    if isinstance(made, TCPStore):
-        return made
-    raise made or TimeoutError("no answer")
+def _made(make: Callable[[], TCPStore]) -> TCPStore | Exception:
+    try:
+        return make()
+    except (RuntimeError, OSError) as error:
+        return error
 
 
 def _listens(address: str, port: int) -> bool:
@@ -406,5 +386,5 @@ def _resolves(host: str) -> bool:
         return False
 
 
-def _keeper(place: RankInfo, kind: str) -> str:
-    return "the launcher" if place.hosted else f"{kind} 0"
+def _holder(info: RankInfo, kind: str) -> str:
+    return "the launcher" if info.hosted else f"{kind} 0"

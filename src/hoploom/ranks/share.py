@@ -1,4 +1,4 @@
-"""Which share of the seeds is a loader's: as the user says, else as the process group or the launcher does."""
+"""Choose a loader's share of the seeds: from the arguments, else from the process group or the launcher."""
 
 import sys
 from dataclasses import dataclass
@@ -26,20 +26,20 @@ class Share:
 
     @property
     def is_given(self) -> bool:
-        """True if the script decided it: by rank= and world_size=, or by the seeds that it gave to each rank."""
+        """Whether the script decided it: by rank= and world_size=, or by the seeds that it gave to each rank."""
         return self.origin in (GIVEN, DIVIDED, LONE)
 
-    def tell(self) -> None:
-        """One line on rank 0, where seeds are dealt without the user's having said so."""
+    def print_once(self) -> None:
+        """Print one line on rank 0 if seeds are distributed over ranks and the script has not decided so."""
         if self.world_size > 1 and self.rank == 0 and not self.is_given:
-            _tell(self.world_size, self.origin)
+            _print_share(self.world_size, self.origin)
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.world_size}, {self.origin}"
 
 
 def read_share(rank: Any, world_size: Any) -> Share:
-    """What a loader was given; where it was given neither, what the process group or the environment says."""
+    """Return the share of a loader's arguments; without any, that of the process group or the environment."""
     if rank is None and world_size is None:
         return _own_share()
     if rank is None or world_size is None:
@@ -57,7 +57,7 @@ def read_share(rank: Any, world_size: Any) -> Share:
 
 
 def current_share(share: Share) -> Share:
-    """Return the share that holds now: a process group may have come since the loader was made."""
+    """Return the share that applies now: a process group may have been made since the loader was."""
     return _own_share() if not share.is_given and dist.is_initialized() else share
 
 
@@ -73,7 +73,7 @@ def _own_share() -> Share:
 
 
 @cache
-def _tell(world_size: int, origin: str) -> None:
-    """Once a process: the first loop over a loader that took its share from somewhere."""
+def _print_share(world_size: int, origin: str) -> None:
+    """Print the line, once in a process."""
     line = f"a loader shares its seeds among {world_size} ranks ({origin}); rank=0, world_size=1 reads all on each rank"
     print(f"hoploom: {line}", file=sys.stderr, flush=True)

@@ -28,7 +28,7 @@ from hoploom.errors import ConfigError, PeerError, TrainError
 from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, init, read_timeout
 from hoploom.ranks.environment import LOOPBACK, RankInfo
-from hoploom.ranks.rendezvous import hold_meeting_point, meet
+from hoploom.ranks.rendezvous import hold_local_store, meet
 from hoploom.ranks.stopping import die_with, terminated_as_interrupted
 from hoploom.ranks.supervise import EndTimeouts, ProcessEvent, SignalName, Supervisor, killed_by
 from hoploom.system import keep_imports
@@ -70,7 +70,7 @@ def spawn(
     work = fn, tuple(args), {"device": device, "backend": backend, "timeout": seconds}
     with terminated_as_interrupted():
         if node.world_size == 1:
-            store = hold_meeting_point(0, timedelta(seconds=DEADLINE))
+            store = hold_local_store(0, timedelta(seconds=DEADLINE))
             _run(RankInfo(0, 0, num_ranks, num_ranks, port=store.port, hosted=True), work)
         else:
             _run_among_nodes(num_ranks, work, node)
@@ -91,9 +91,9 @@ def _node(num_nodes: int, node_rank: int | None, address: str | None) -> RankInf
 def _run_among_nodes(num_ranks: int, work: Work, node: RankInfo) -> None:
     """Meet the other hosts, and run the ranks of this one. The first host keeps the meeting point a little longer."""
     seconds = work[2]["timeout"]
-    notes = meet(node, seconds, kind="node", saying=str(num_ranks))
+    notes = meet(node, seconds, kind="node", text=str(num_ranks))
     try:
-        counts = notes.said()
+        counts = notes.texts()
         if len(set(counts)) > 1:
             raise ConfigError(f"the nodes start {', '.join(counts)} processes; give all of them the same nprocs")
         size, first = num_ranks * node.world_size, num_ranks * node.rank
@@ -269,7 +269,7 @@ def _check_alone(node: RankInfo) -> None:
     """Raise ConfigError in a rank. One process per host, of Slurm or of pods, may spawn if both count hosts alike."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError("spawn was called while a rank imported the script; call it under if __name__ == '__main__':")
-    place = environment.read()
+    place = environment.read_rank()
     names = "SLURM_PROCID and SLURM_NTASKS" if place.source == "slurm" else "RANK and WORLD_SIZE"
     if place.world_size > 1 and (node.world_size == 1 or not place.may_be_a_host):
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""What ends a process early: Ctrl-C and SIGTERM, which training answers between two steps, and its parent's end.
+"""Handle Ctrl-C and SIGTERM, which training answers between two steps, and the end of a parent process.
 
-Signals reach the main thread only: elsewhere nothing is caught, and nothing is changed. A process that ignores SIGINT
-when it starts, as a shell's background jobs do, goes on ignoring it: SIGTERM does the same there.
+Python runs signal handlers in the main thread only: in other threads nothing changes. A process that ignores SIGINT
+when it starts, as a shell's background jobs do, goes on ignoring it, and stops at SIGTERM.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 def take_over(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Handle SIGTERM, and SIGINT where it is not ignored; the handlers before, for `put_back`."""
+    """Handle SIGTERM, and SIGINT if it is not ignored; return the handlers before, for `put_back`."""
     numbers = [signal.SIGTERM]
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         numbers.append(signal.SIGINT)
@@ -26,7 +26,7 @@ def take_over(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any
 
 
 def put_back(handlers: Mapping[int, Any]) -> None:
-    """Handlers by their signals' numbers, as `signal.signal` returned them."""
+    """Install the handlers that `take_over` returned."""
     for number, handler in handlers.items():
         if handler is not None:  # None: it was not Python's, and cannot be put back
             signal.signal(number, handler)
@@ -56,7 +56,7 @@ class StopRequests:
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """While entered, SIGTERM raises KeyboardInterrupt as Ctrl-C does, unless the script handles or ignores it."""
+    """A context manager in which SIGTERM raises KeyboardInterrupt, unless the script handles or ignores it."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
@@ -72,7 +72,7 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; elsewhere than on Linux, a lost store ends it."""
+    """Have Linux kill this process when its parent dies; on other systems the lost rendezvous store ends it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we could ask

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 from hoploom import ConfigError, PeerError
 from hoploom.ranks.collectives import all_or_none
 from hoploom.ranks.context import Context, init, unwrap
-from hoploom.ranks.environment import RankInfo, first_host, read, share_of_cores
+from hoploom.ranks.environment import RankInfo, first_host, read_rank, share_of_cores
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 TORCHRUN |= {"MASTER_ADDR": "gpu7", "MASTER_PORT": "29400"}
@@ -25,38 +26,35 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_
 SLURM |= {"SLURM_JOB_NODELIST": "gpu[003-004]", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_NODEID": "1"}
 
 
-def test_torchruns_variables_say_where_a_rank_stands() -> None:
+def test_torchruns_variables_name_a_rank_and_go_before_slurms() -> None:
     restarted = {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    assert read(TORCHRUN | restarted) == RankInfo(3, 1, 8, 2, "torchrun", 2, "gpu7", 29400, hosted=True)
-
-
-def test_torchrun_inside_slurm_has_the_last_word() -> None:
-    assert read(SLURM | TORCHRUN).source == "torchrun"
+    assert read_rank(TORCHRUN | restarted) == RankInfo(3, 1, 8, 2, "torchrun", 2, "gpu7", 29400, hosted=True)
+    assert read_rank(SLURM | TORCHRUN).source == "torchrun"
 
 
 def test_slurms_variables_say_where_a_rank_stands() -> None:
-    place = read(SLURM)
+    place = read_rank(SLURM)
     assert place == RankInfo(5, 1, 8, 4, "slurm", 0, "gpu003", place.port, is_task=True)
     assert 1024 < place.port < 32768  # below the ports that Linux hands out by itself
 
 
 def test_steps_and_jobs_on_one_host_meet_at_different_ports() -> None:
-    ports = {read(SLURM | {"SLURM_JOB_ID": job, "SLURM_STEP_ID": step}).port for job in "7890" for step in "0123"}
+    ports = {read_rank(SLURM | {"SLURM_JOB_ID": job, "SLURM_STEP_ID": step}).port for job in "7890" for step in "0123"}
     assert len(ports) == 16
 
 
 def test_a_batch_script_may_choose_the_meeting_point() -> None:
-    place = read(SLURM | {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "4711", "WORLD_SIZE": "8"})
+    place = read_rank(SLURM | {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "4711", "WORLD_SIZE": "8"})
     assert (place.address, place.port, place.world_size, place.source) == ("10.0.0.9", 4711, 8, "slurm")
 
 
 def test_tasks_that_are_told_their_meeting_point_need_no_list_of_nodes() -> None:
     told = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "MASTER_ADDR": "h0", "MASTER_PORT": "2000"}
-    assert read(told) == RankInfo(1, 0, 4, 1, "slurm", 0, "h0", 2000, is_task=True)
+    assert read_rank(told) == RankInfo(1, 0, 4, 1, "slurm", 0, "h0", 2000, is_task=True)
 
 
 def test_an_empty_list_of_a_steps_nodes_leaves_that_of_the_job() -> None:
-    assert read(SLURM | {"SLURM_STEP_NODELIST": ""}) == read(SLURM)
+    assert read_rank(SLURM | {"SLURM_STEP_NODELIST": ""}) == read_rank(SLURM)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +70,7 @@ def test_an_empty_list_of_a_steps_nodes_leaves_that_of_the_job() -> None:
     ],
 )
 def test_a_process_alone_waits_for_nobody(variables: dict[str, str]) -> None:
-    place = read(variables)
+    place = read_rank(variables)
     assert (place.rank, place.world_size) == (0, 1)
 
 
@@ -129,7 +127,7 @@ def test_a_list_of_nodes_that_names_no_host_is_refused(nodes: str) -> None:
 )
 def test_a_wrong_variable_is_named_with_its_value_and_the_way_out(variables: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read(variables)
+        read_rank(variables)
 
 
 def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,9 +138,9 @@ def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_task_has_its_cores_alone_unless_it_starts_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)))
     five = {"SLURM_CPUS_PER_TASK": "5"}
-    assert share_of_cores(read(SLURM), five) == 5
-    assert share_of_cores(replace(read(SLURM), source="group"), five) == 5
-    assert share_of_cores(read(SLURM | TORCHRUN), five) == 2
+    assert share_of_cores(read_rank(SLURM), five) == 5
+    assert share_of_cores(replace(read_rank(SLURM), source="group"), five) == 5
+    assert share_of_cores(read_rank(SLURM | TORCHRUN), five) == 2
     assert share_of_cores(RankInfo(1, 1, 4, 4, "arguments"), five) == 1
     assert share_of_cores(RankInfo(0, 0, 2, 2), {"SLURM_CPUS_PER_TASK": "99"}) == 6
 
@@ -274,32 +272,23 @@ gc.freeze()
 MEET = "import hoploom\nwith hoploom.init(device='cpu', timeout=60) as c:\n    assert c.sum(c.rank + 1) == 3\n"
 
 
-def torchrun(script: Path, code: str) -> None:
+def torchrun(code: str, script: Path) -> None:
     script.write_text(code)
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     subprocess.run(line, env=os.environ | {"PYTHONPATH": str(TESTS)}, timeout=90, check=True)
 
 
-def test_torchruns_ranks_meet(tmp_path: Path) -> None:
-    torchrun(tmp_path / "train.py", MEET)
-
-
-@pytest.mark.slow  # all the rest; spawned ranks do it in the same way
-def test_torchruns_ranks_do_together_what_one_process_does(tmp_path: Path) -> None:
-    torchrun(tmp_path / "train.py", SCRIPT.format(folder=tmp_path))
-    check_two_ranks(tmp_path)
-
-
-def slurm(code: str) -> None:
+def slurm(code: str, script: Path) -> None:
     """Two tasks as srun starts them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    script.write_text(code)
     common = {"SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "127.0.0.1", "SLURM_JOB_ID": "7", "MASTER_PORT": str(port)}
     tasks = []
     for rank in range(2):
         env = os.environ | common | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "PYTHONPATH": str(TESTS)}
-        tasks.append(subprocess.Popen([sys.executable, "-c", code], env=env))
+        tasks.append(subprocess.Popen([sys.executable, str(script)], env=env))
     try:
         assert [task.wait(timeout=90) for task in tasks] == [0, 0]
     finally:
@@ -308,13 +297,17 @@ def slurm(code: str) -> None:
             task.wait()
 
 
-def test_slurms_tasks_meet() -> None:
-    slurm(MEET)
+@pytest.mark.parametrize("start", [torchrun, slurm])
+def test_ranks_of_a_launcher_meet(start: Callable[[str, Path], None], tmp_path: Path) -> None:
+    start(MEET, tmp_path / "train.py")
 
 
 @pytest.mark.slow  # all the rest; spawned ranks do it in the same way
-def test_slurms_tasks_do_together_what_one_process_does(tmp_path: Path) -> None:
-    slurm(SCRIPT.format(folder=tmp_path))
+@pytest.mark.parametrize("start", [torchrun, slurm])
+def test_ranks_of_a_launcher_do_together_what_one_process_does(
+    start: Callable[[str, Path], None], tmp_path: Path
+) -> None:
+    start(SCRIPT.format(folder=tmp_path), tmp_path / "train.py")
     check_two_ranks(tmp_path)
 
 

@@ -22,16 +22,16 @@ from torch.torch_version import TorchVersion
 from hoploom import ConfigError, PeerError
 from hoploom.config.values import is_loopback
 from hoploom.ranks.context import init
-from hoploom.ranks.environment import LOCALS, RankInfo, counted, given
+from hoploom.ranks.environment import LOCALS, RankInfo, given, with_local_rank
 from hoploom.ranks.rendezvous import (
     Rendezvous,
     _claim,
     _listens,
     address_towards,
-    hold_meeting_point,
+    hold_local_store,
     interface_of,
     meet,
-    meeting_point,
+    rendezvous_store,
 )
 
 
@@ -118,7 +118,7 @@ def test_any_loopback_address_is_where_ranks_of_a_host_meet(host: str) -> None:
     address = f"{host}:{free_ports(1)[0]}"
     with ThreadPoolExecutor() as pool:
         places = [replace(given(rank, 2, address), uncounted=()) for rank in range(2)]
-        stores = list(pool.map(lambda place: meeting_point(place, timedelta(seconds=5)), places))
+        stores = list(pool.map(lambda place: rendezvous_store(place, timedelta(seconds=5)), places))
     stores[0].set("said", "here")
     assert stores[1].get("said") == b"here"
 
@@ -139,9 +139,9 @@ def test_a_rank_that_never_comes_is_named() -> None:
 
 def test_ranks_on_hosts_in_turn_count_those_of_their_own() -> None:
     place = RankInfo(3, 0, 5, 1, "arguments", uncounted=LOCALS)
-    found = counted(place, ["a", "b", "a", "b", "a"])
+    found = with_local_rank(place, ["a", "b", "a", "b", "a"])
     assert (found.local_rank, found.local_world_size, found.node) == (1, 2, 1)
-    found = counted(replace(place, local_rank=2, uncounted=LOCALS[1:]), ["a", "a", "a", "a", "b"])
+    found = with_local_rank(replace(place, local_rank=2, uncounted=LOCALS[1:]), ["a", "a", "a", "a", "b"])
     assert (found.local_rank, found.local_world_size, found.node) == (2, 4, 0)
 
 
@@ -182,7 +182,7 @@ def test_a_second_process_with_the_same_rank_is_refused() -> None:
 def test_a_rank_that_reaches_the_last_meeting_as_it_closes_comes_to_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    held = [hold_meeting_point(0, timedelta(seconds=5))]
+    held = [hold_local_store(0, timedelta(seconds=5))]
     port = held[0].port
 
     def close_first(*given: object) -> None:
@@ -191,7 +191,7 @@ def test_a_rank_that_reaches_the_last_meeting_as_it_closes_comes_to_the_next_one
         try:
             _claim(*given)  # type: ignore[arg-type]
         finally:
-            held.append(hold_meeting_point(port, timedelta(seconds=5)))
+            held.append(hold_local_store(port, timedelta(seconds=5)))
 
     monkeypatch.setattr("hoploom.ranks.rendezvous._claim", close_first)
     place = given(1, 2, f"127.0.0.1:{port}")
@@ -201,7 +201,7 @@ def test_a_rank_that_reaches_the_last_meeting_as_it_closes_comes_to_the_next_one
 
 
 def test_a_meeting_that_closes_for_good_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = [hold_meeting_point(0, timedelta(seconds=5))]
+    held = [hold_local_store(0, timedelta(seconds=5))]
     place = given(1, 2, f"127.0.0.1:{held[0].port}")
 
     def close_first(*given: object) -> None:
@@ -219,7 +219,7 @@ def test_the_meeting_point_asks_libuv_only_for_what_this_torch_has(
 ) -> None:
     monkeypatch.setattr("torch.__version__", TorchVersion(version))
     second = timedelta(seconds=1)
-    held = hold_meeting_point(0, second)
+    held = hold_local_store(0, second)
     assert held.libuvBackend == with_libuv
     TCPStore("127.0.0.1", held.port, timeout=second).set("said", "here")
     assert held.get("said") == b"here"

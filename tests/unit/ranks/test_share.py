@@ -18,7 +18,7 @@ SLURM |= {"SLURM_JOB_NODELIST": "gpu[003-005]", "SLURM_TASKS_PER_NODE": "1(x3)",
 
 @pytest.fixture(autouse=True)
 def started_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    share._tell.cache_clear()
+    share._print_share.cache_clear()
     for name in (*REQUIRED, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
 
