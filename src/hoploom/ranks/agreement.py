@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from hoploom.errors import ConfigError, PeerError
-from hoploom.ranks.deadlock import COLLECTIVE, DeadlockDetector, calling, detector_here
+from hoploom.ranks.deadlock import BACKWARD, COLLECTIVE, DeadlockDetector, calling, detector_here
 from hoploom.ranks.rendezvous import with_timeout
 from hoploom.ranks.share import Share
 
@@ -71,7 +71,7 @@ class _Round:
 
     def __init__(self, here: DeadlockDetector, channel: str, doing: str, *, trains: bool) -> None:
         self.here, self.channel, self.doing = here, channel, doing
-        self._blocked = COLLECTIVE if trains else "torch."  # a backward pass may wait for gradients, or be only long
+        self._trains = trains
         self.number = here.begin(channel)
         self.posts = PrefixStore(f"{channel}/{self.number}", here.store)
 
@@ -122,8 +122,10 @@ class _Round:
         for rank, status in here.others(since).items():
             if rank in missing and status.has_left:
                 whys.append(f"rank {rank} has ended")
-            elif rank in missing and status.call.startswith(self._blocked):
+            elif rank in missing and status.call.startswith(COLLECTIVE):
                 whys.append(f"rank {rank} waits in {status.call}")
+            elif rank in missing and status.call.startswith(BACKWARD):
+                num_waiting += not self._trains  # it waits for gradients of this rank, or is only long
             elif rank in missing and status.is_firm and here.is_awaited_by(status):
                 num_waiting += 1  # if this rank cannot go on, all ranks will get one error
         is_all = len(whys) + num_waiting == here.size - 1

@@ -8,7 +8,7 @@ and a rank that ended or hangs is named in a PeerError, which takes a second.
 import atexit
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from numbers import Integral
@@ -71,7 +71,8 @@ def init(
     rendezvous = meet(info, seconds) if info.world_size > 1 else None
     try:
         if rendezvous is not None and info.uncounted:
-            info = _with_local_rank(info, rendezvous.texts(), device)
+            takes_gpu = device is None or str(device) == "cuda"
+            info = environment.with_local_rank(info, rendezvous.texts(), takes_gpu=takes_gpu)
         chosen = chosen_device(device, info)
         return Context(info, chosen, chosen_backend(backend, chosen), seconds, rendezvous)
     except BaseException as error:
@@ -106,21 +107,6 @@ def _rank_info(rank: int | None, world_size: int | None, address: str | None) ->
             f"and {own[1]}; leave them out"
         )
     return adopted(environment.in_group(*own))
-
-
-def _with_local_rank(info: RankInfo, hosts: Sequence[str], device: str | torch.device | None) -> RankInfo:
-    """Return the info with the rank's number among those of its host, counted from the host of each rank.
-
-    Raise ConfigError if LOCAL_RANK alone is missing and matters: other libraries read it, too.
-    """
-    neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[info.rank]]
-    is_missing = "LOCAL_RANK" in info.uncounted and info.source == "torchrun"
-    if is_missing and len(neighbours) > 1 and (device is None or str(device) == "cuda"):
-        raise ConfigError(
-            f"RANK and WORLD_SIZE are set, LOCAL_RANK is not, and ranks {neighbours} share a host, where each would "
-            "take GPU 0; set LOCAL_RANK for each, or give device='cuda:1', say, or device='cpu'"
-        )
-    return environment.with_local_rank(info, hosts)
 
 
 def chosen_device(wanted: str | torch.device | None, info: RankInfo) -> torch.device:

@@ -105,11 +105,20 @@ def meeting_address(address: str | None) -> tuple[str, int]:
     return LOOPBACK if is_loopback(host) else host, port
 
 
-def with_local_rank(info: RankInfo, hosts: Sequence[str]) -> RankInfo:
-    """Return the info with the number of the rank on its host, from the hosts of all ranks."""
+def with_local_rank(info: RankInfo, hosts: Sequence[str], *, takes_gpu: bool = False) -> RankInfo:
+    """Return the info with the number of the rank on its host, from the hosts of all ranks.
+
+    Raise ConfigError if torchrun's LOCAL_RANK alone is missing and matters: other libraries read it, too.
+    """
     neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[info.rank]]
+    is_missing = "LOCAL_RANK" in info.uncounted
+    if is_missing and takes_gpu and info.source == "torchrun" and len(neighbours) > 1:
+        raise ConfigError(
+            f"RANK and WORLD_SIZE are set, LOCAL_RANK is not, and ranks {neighbours} share a host, where each would "
+            "take GPU 0; set LOCAL_RANK for each, or give device='cuda:1', say, or device='cpu'"
+        )
     node = list(dict.fromkeys(hosts)).index(hosts[info.rank])
-    local_rank = neighbours.index(info.rank) if "LOCAL_RANK" in info.uncounted else info.local_rank
+    local_rank = neighbours.index(info.rank) if is_missing else info.local_rank
     local_world_size = max(local_rank + 1, len(neighbours))
     return replace(info, local_rank=local_rank, local_world_size=local_world_size, node=node, uncounted=())
 
