@@ -307,3 +307,11 @@ def test_labels_in_an_array_of_another_byte_order_are_read(tmp_path: Path) -> No
     np.save(tmp_path / "label.npy", np.arange(NUM_NODES, dtype=">i8"))
     store = import_glt(glt_folder(tmp_path / "glt"), tmp_path / "out", labels=tmp_path / "label.npy")
     assert torch.equal(rows_of(store, "node", "y"), originals(store, "node"))
+
+
+def test_features_pickled_by_newer_releases_are_refused(tmp_path: Path) -> None:
+    folder = glt_folder(tmp_path / "glt")
+    for name in ("feats", "ids"):
+        (folder / "part1" / "node_feat" / f"{name}.pt").rename(folder / "part1" / "node_feat" / f"{name}.pkl")
+    message = refused(folder, tmp_path)
+    assert message.startswith(f"{folder / 'part1' / 'node_feat' / 'feats.pkl'} is a pickle, which Hoploom never loads")

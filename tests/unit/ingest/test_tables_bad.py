@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from support.tables import build_here, write_table
@@ -183,10 +182,9 @@ def test_standardised_edge_features(tmp_path: Path) -> None:
     assert "only columns of nodes are standardised" in message
 
 
-def test_an_array_with_values_that_do_not_fit(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.array([[1.0], [2.0], [1e9]]))
-    message = refused(tmp_path, text('features_npy = "x.npy"\ndtype = "float16"'), NODES)
-    assert message == "x.npy, rows 1 to 3: holds 1000000000.0, too large for float16; choose a wider dtype"
+def test_arrays_on_spark_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    message = refused(tmp_path, text('features_npy = "x.npy"'), NODES, engine="spark")
+    assert "features_npy: Spark reads no .npy files; use the engine duckdb, or write the features as" in message
 
 
 def test_tables_without_rows(tmp_path: Path) -> None:

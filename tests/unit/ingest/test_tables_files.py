@@ -222,12 +222,6 @@ def test_what_goes_wrong_while_an_arrow_file_is_used_is_told_as_it_is(folder: Pa
         raise pa.ArrowInvalid("of the user of the file")
 
 
-@pytest.mark.parametrize("dtype", ["g", "c8", "U1"])
-def test_an_array_without_plain_numbers_is_refused(folder: Path, dtype: str) -> None:
-    np.save(folder / "x.npy", np.zeros((10, 2), dtype))
-    refused(folder, "x.npy holds ", "of shape (10, 2); features are a row of numbers", nodes="features_npy = 'x.npy'")
-
-
 # --- broken files --------------------------------------------------------------------------------
 
 

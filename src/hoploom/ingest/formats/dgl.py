@@ -14,7 +14,7 @@ from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Owner, Relati
 from hoploom.store import Store
 from hoploom.store.from_tensors import as_tensor, build_store, mask_splits
 
-RENAMED = {"feat": "x", "label": "y"}  # what DGL's datasets call features and labels -> what models here look for
+RENAMED = {"feat": "x", "label": "y"}  # DGL's names of features and labels -> Hoploom's
 
 
 def from_dgl(graph: Any, *, weight_attr: str | None = None, time_attr: str | None = None) -> Store:

@@ -1,7 +1,7 @@
 """The tables of a graph as streams of node rows and edges, with store ids.
 
-Rows come in any order, each with its store id; nothing is sorted here. No pass over the edges looks for unknown ends:
-they show as the rows come by.
+Rows arrive in any order, each with its store id; nothing is sorted here. Unknown ends are found while the edges are
+read, without another pass.
 """
 
 from collections import Counter, deque

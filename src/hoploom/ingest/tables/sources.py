@@ -1,6 +1,6 @@
-"""From the files that graph.toml names to Parquet that every engine reads alike, checked; and where a value stands.
+"""Check the tables that graph.toml names, turn them into Parquet that every engine reads alike, and locate values.
 
-Parquet stays where it is: only its footer is read here. Everything else is rewritten once, batch by batch.
+Of Parquet only the footer is read; other formats are rewritten once, batch by batch.
 """
 
 import os
