@@ -65,7 +65,7 @@ from hoploom.ops.sample import (
     stitch,
     widen_picks,
 )
-from hoploom.ops.spool import KEY_BYTES, order_edges, pack, place, take
+from hoploom.ops.spool import KEY_BYTES, order_edges, pack, place_column, take
 
 __all__ = [
     "ELEMENTS",
@@ -119,7 +119,7 @@ __all__ = [
     "owned",
     "pack",
     "permute",
-    "place",
+    "place_column",
     "pool_keep_at_most",
     "pool_trim",
     "pool_use",

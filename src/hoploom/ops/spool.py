@@ -43,7 +43,7 @@ def pack(keys: Tensor, columns: Sequence[Tensor], bounds: Tensor) -> Packed:
     return Packed(records, counts)
 
 
-def place(records: Tensor, offset: int, out: Tensor) -> None:
+def place_column(records: Tensor, offset: int, out: Tensor) -> None:
     """Copy the bytes at an offset of each record to out[key]; every key must occur once."""
     try:
         _core.place_column(records.numpy(), offset, out.numpy())

@@ -124,7 +124,7 @@ def _in_chunks(spool: Spool, stream: NodeStream, block: NodeFields, step: int) -
         for name, field in block.fields.items():
             raw = ops.empty((bucket.num_keys, field.row_bytes), torch.uint8)
             try:
-                ops.place(bucket.records, offset, raw)
+                ops.place_column(bucket.records, offset, raw)
             except DataError as error:
                 raise DataError(f"{stream.name!r}: {error}") from error
             values[name] = from_bytes(raw, field)
