@@ -24,7 +24,7 @@ MARGIN = 0.1  # of the largest sampled batch
 
 @dataclass(frozen=True)
 class Training:
-    """How long and in what way to train.
+    """The settings of training.
 
     `accumulate`: batches of the loader per optimizer step. `patience`: training stops after this many epochs without a
     better validation. `checkpoint_minutes`: minutes between two checkpoints, by rank 0's clock; the first is saved
@@ -73,7 +73,7 @@ def mixed(precision: str, device: torch.device, **options: Any) -> AbstractConte
 
 @dataclass
 class TrainingProgress:
-    """How far training has come. Checkpoints keep it as the part `standing`."""
+    """The progress of training. Checkpoints keep it as the part `standing`."""
 
     epoch: int = 0  # epochs that are complete, their validation included
     steps: int = 0

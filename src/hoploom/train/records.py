@@ -1,4 +1,4 @@
-"""Where the time and memory of a run go: sums of about a second, written for `hoploom report`; and its use of the disk.
+"""Records of time, memory and disk of a run: sums of about a second, written for `hoploom report`.
 
 Threads wait for the disk while others compute, so no clock says what bounds a run. It is what is busy longest: the
 disk, the loader's threads (sampling, gathering, transforms), the servers, or the model if few steps wait.

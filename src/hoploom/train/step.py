@@ -54,7 +54,7 @@ class StepResult(NamedTuple):
 
 @dataclass
 class StepCounts:
-    """How the steps of a run were taken."""
+    """Counts of the ways in which the steps of a run were taken."""
 
     replayed: int = 0
     first: int = 0  # with batches of fixed size, before anything was recorded

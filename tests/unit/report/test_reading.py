@@ -1,4 +1,4 @@
-"""What a report reads of a run's folder, whatever state it is in."""
+"""A report of a run's folder, whatever state it is in."""
 
 import os
 from pathlib import Path

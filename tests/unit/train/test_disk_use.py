@@ -1,4 +1,4 @@
-"""What a run says of its disk, and what bounds it: from real reads, and by arithmetic."""
+"""A run's use of the disk, and what bounds it: from real reads, and by arithmetic."""
 
 import json
 import time
@@ -35,7 +35,7 @@ def report(step: int, seconds: float, waited: float) -> StepReport:
 
 
 def drained(store: Store, *fanouts: int, threads: int, **options: Any) -> DiskUse:
-    """Of a loop that does nothing with its batches."""
+    """Return the use of the disk by a loop that does nothing with its batches."""
     loader = NeighborLoader(store, fanouts, **{"input_nodes": "train", "num_workers": threads} | options)
     meter, began = DiskMeter(loader), time.perf_counter()
     for step, _ in enumerate(loader, 1):

@@ -19,7 +19,7 @@ from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, 
 
 
 def rows(model: nn.Module, loader: Any, task: Task) -> tuple[Tensor, np.ndarray]:
-    """All outputs and targets, collected by hand."""
+    """Return all outputs and targets, collected by hand."""
     model.eval()
     with torch.no_grad():
         pairs = [(task.outputs(model, batch), task.targets(batch)) for batch in loader]

@@ -19,7 +19,7 @@ COUNTED = ("accuracy", "f1", "confusion")  # integers summed up: equal to the la
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks found, in one start for all tests of this file."""
+    """Return the folder with the results of two ranks, which start once for all tests of this file."""
     folder = tmp_path_factory.mktemp("two")
     fit(learner_of(), Training(2, max_steps=3, **QUIET), alone(), checkpoint=Checkpoint(folder / "one", alone()))
     spawn(fit_refusals.two_ranks, 2, [str(folder)], device="cpu", timeout=60)

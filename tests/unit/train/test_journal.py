@@ -1,4 +1,4 @@
-"""What a run writes down, and what it shows on the terminal."""
+"""The files of a journal, and the progress on the terminal."""
 
 import io
 import itertools
@@ -154,7 +154,7 @@ def terminal() -> Iterator[tuple[TextIO, int]]:
 
 
 def seen_on(screen: int) -> str:
-    """All that a terminal showed until it was closed, which its end reports as an error."""
+    """Return the text that a terminal showed until it was closed, which its end reports as an error."""
     seen = b""
     with suppress(OSError):
         while chunk := os.read(screen, 1 << 16):
@@ -222,7 +222,7 @@ def test_elsewhere_there_are_few_and_plain_lines() -> None:
 
 
 def test_epochs_are_an_aligned_table_within_80_columns() -> None:
-    """Of the task with the most metrics; the header comes again where it is out of sight."""
+    """The task has the most metrics; the header is repeated once it is out of sight."""
     names = ["train_loss", "accuracy", "f1_macro", "f1_micro", "auroc", "val_loss"]
     stream = io.StringIO()
     with ProgressLine(stream, learner_of(), Training(10_000)) as shown:

@@ -30,7 +30,7 @@ loggers = ["tensorboard", "wandb", "mlflow"]
 
 
 def train(here: Path, *given: str, **variables: str) -> str:
-    """What the command says on stderr."""
+    """Return the command's stderr."""
     known = {"WANDB_MODE": "offline", "WANDB_DIR": str(here), "WANDB_SILENT": "true"}
     known |= {"MLFLOW_TRACKING_URI": str(here / "mlruns"), "MLFLOW_ALLOW_FILE_STORE": "true"}
     command = [sys.executable, "-m", "hoploom", "train", "run.toml", "--quiet", *given]
@@ -55,7 +55,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def written(here: Path) -> dict[str, dict[int, float]]:
-    """What the folder has, by metric and step."""
+    """Return the numbers in the run's folder, by metric and step."""
     found: dict[str, dict[int, float]] = {}
     for file, group in (("steps-rank0", "step"), ("metrics", "epoch")):
         for line in (here / "run" / f"{file}.jsonl").read_text().splitlines():
@@ -67,7 +67,7 @@ def written(here: Path) -> dict[str, dict[int, float]]:
 
 
 def records_of(path: Path) -> Iterator[bytes]:
-    """What a W&B run kept on disk: LevelDB's log format, behind 7 bytes; a record may go over several blocks."""
+    """Yield the records of a W&B run: LevelDB's log format, behind 7 bytes; a record may go over several blocks."""
     file, at, record = path.read_bytes(), 7, b""
     while at + 7 <= len(file):
         if BLOCK - at % BLOCK < 7:  # too short for a header: padding

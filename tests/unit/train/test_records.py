@@ -1,4 +1,4 @@
-"""What a run writes for its report: sums of seconds, memory, and what happened."""
+"""The records of a run for its report: sums of seconds, memory, and events."""
 
 import json
 import threading

@@ -202,7 +202,7 @@ def pairs_with_copies(links: torch.Tensor) -> list[tuple[int, int]]:
 def test_the_drawn_split_is_written_with_original_ids_and_can_be_given_back(
     tmp_path: Path, suffix: str, one_thread: None, no_sync: None
 ) -> None:
-    """From the run folder, the same links are held out: the same graph and the same seeds."""
+    """The files of the run folder hold out the same links: the same graph and the same seeds."""
     shop().save(tmp_path / "s")
     overrides = ["train.max_steps=1", "loader.threads=1", "model.name=rsage", "output.loggers=[]"]
     run_file = parse_run_file(PREDICT, overrides, folder=tmp_path)

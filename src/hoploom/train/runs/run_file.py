@@ -61,7 +61,7 @@ FEATURES = accepted(
 
 @dataclass(frozen=True)
 class TaskSection:
-    """What the model learns, and on which nodes or links."""
+    """The task, and the nodes or links that the model learns it on."""
 
     kind: str = key("node-classification", "what to learn", rules.choice(*NODE_KINDS, LINKS))
     node_type: str | None = key(
@@ -145,7 +145,7 @@ class ModelSection:
 
 @dataclass(frozen=True)
 class LoaderSection:
-    """How batches are sampled."""
+    """The sampling of batches."""
 
     fanouts: tuple[int, ...] = key(
         (15, 10), "neighbours to sample per node, one number per layer; -1: all", rules.FANOUTS
@@ -185,13 +185,13 @@ class LoaderSection:
     )
 
     def num_threads(self, num_cores: int) -> int:
-        """What makes a process's batches, where the process has so many cores."""
+        """Return the number of threads that make the batches of a process with this many cores."""
         return min(USUAL_THREADS, num_cores) if self.threads is None else self.threads
 
 
 @dataclass(frozen=True)
 class OptimizerSection:
-    """How the weights are updated."""
+    """The optimizer of the weights."""
 
     name: str = key("adam", "the optimizer", rules.choice("adam", "adamw", "sgd"))
     lr: float = key(0.003, "learning rate", rules.number(open_ends=True))
@@ -201,7 +201,7 @@ class OptimizerSection:
 
 @dataclass(frozen=True)
 class SchedulerSection:
-    """How the learning rate changes."""
+    """The schedule of the learning rate."""
 
     name: str = key(
         "none", "the schedule of the learning rate", rules.choice("none", "cosine", "step", "plateau", "warmup-cosine")
@@ -229,7 +229,7 @@ class SchedulerSection:
 
 @dataclass(frozen=True)
 class TrainSection:
-    """How long training runs, and how."""
+    """The length and the manner of training."""
 
     epochs: int = key(10, "passes over all training seeds", rules.whole(1))
     processes: int = key(1, "processes on this machine; torchrun and Slurm override it", rules.whole(1, 4096))
@@ -267,7 +267,7 @@ class TrainSection:
 
 @dataclass(frozen=True)
 class ClusterSection:
-    """Where the graph is, if it is not on this machine alone."""
+    """The place of the graph, if it is not on this machine alone."""
 
     servers: tuple[str, ...] | None = key(
         None,
@@ -340,7 +340,7 @@ class PlacementSection:
 
 @dataclass(frozen=True)
 class OutputSection:
-    """Where the results go."""
+    """The places of the results."""
 
     folder: Path = key(Path("run"), "the folder for checkpoints, journal and result", rules.PATH)
     loggers: tuple[str, ...] | None = key(

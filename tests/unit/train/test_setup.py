@@ -1,4 +1,4 @@
-"""What a run makes of run.toml and its store: the setup, the model, held-out links, schedules."""
+"""The pieces of a run, made from run.toml and a store: setup, model, schedules."""
 
 import json
 import sys
