@@ -61,7 +61,7 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_seeds() -> None:
 
 @pytest.mark.parametrize(("batch", "accumulate"), [(8, 2), (4, 4), (25, 2), (16, 3)])
 def test_accumulated_batches_make_the_step_of_one_bigger_batch(batch: int, accumulate: int) -> None:
-    """The loader takes all neighbours, so that a batch is the same however it is cut; the last step of an epoch is shorter."""
+    """The loader takes all neighbours, so a batch is the same however it is cut; an epoch's last step is shorter."""
     learners = []
     for size, count in ((batch, accumulate), (batch * accumulate, 1)):
         loader = train_loader(size)

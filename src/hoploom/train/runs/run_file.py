@@ -1,6 +1,6 @@
-"""run.toml: everything that a run follows from, as frozen dataclasses, section by section.
+"""The keys of run.toml, as frozen dataclasses, section by section.
 
-Each key stands here once, with its default, its rule and its help; the reader, the template of `hoploom init` and the
+Each key is declared once, with its default, its rule and its help; the reader, the template of `hoploom init` and the
 table in docs/training.md are made from them. `only` limits a key to some choices of another.
 """
 
@@ -359,7 +359,7 @@ class OutputSection:
 
 @dataclass(frozen=True)
 class RunFile:
-    """Everything that a run follows from.
+    """The settings of a run.
 
     >>> run_file = read_run_file("run.toml", ["train.epochs=3"])
     >>> run_file.train.epochs
@@ -405,7 +405,7 @@ class RunFile:
     where: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # key -> "run.toml:7"
 
     def problem(self, name: str, message: str) -> ConfigError:
-        """An error about one of the keys, to be raised: it begins with where that key was set."""
+        """Return an error about a key, which begins with the line that set it."""
         return problem(self.where, name, message)
 
 
