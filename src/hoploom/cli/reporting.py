@@ -49,7 +49,7 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _report(arguments: Arguments) -> int:
     from hoploom.report.page import encoded
-    from hoploom.report.run_reader import RunReader
+    from hoploom.report.reading import RunReader
     from hoploom.report.runs import run_page
     from hoploom.store.format import write_whole
 
@@ -68,7 +68,7 @@ def _watch_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _watch(arguments: Arguments) -> int:
-    from hoploom.report.run_reader import RunReader
+    from hoploom.report.reading import RunReader
     from hoploom.report.watch import LivePage
 
     runs = [RunReader(folder) for folder in arguments.run]

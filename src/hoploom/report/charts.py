@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hoploom.report.run_reader import Labelled
+from hoploom.report.reading import Labelled
 
 MOST = 600  # points of a curve: about one per two pixels
 Values: TypeAlias = NDArray[np.float64]

@@ -8,7 +8,7 @@ import numpy as np
 
 from hoploom.config.values import as_bytes, as_seconds, as_share
 from hoploom.report.page import Card, bars, notices, table_markup
-from hoploom.report.run_reader import Labelled, Line, RunReader, totals
+from hoploom.report.reading import Labelled, Line, RunReader, totals
 from hoploom.train.records import DiskUse, disk_use
 
 PARTS = {  # of a step, in the order in which they are drawn: how they are written, and shown

@@ -20,7 +20,7 @@ from hoploom.closing import Closing
 from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.errors import ConfigError
 from hoploom.report.page import encoded
-from hoploom.report.run_reader import RunReader
+from hoploom.report.reading import RunReader
 from hoploom.report.runs import run_page
 
 REQUEST_SECONDS = 10.0  # of one read or write of a request

@@ -19,7 +19,7 @@ from support.run_folders import RECIPE, step_line, times_line, write_run
 
 from hoploom import generate
 from hoploom.report.page import as_html
-from hoploom.report.run_reader import RunReader
+from hoploom.report.reading import RunReader
 from hoploom.report.runs import run_page
 from hoploom.report.watch import LivePage
 

@@ -8,7 +8,7 @@ from support.run_folders import RECIPE, end_line, epoch_line, start_line, step_l
 
 from hoploom import ConfigError
 from hoploom.report.page import as_html, encoded
-from hoploom.report.run_reader import RunReader
+from hoploom.report.reading import RunReader
 from hoploom.report.runs import run_page
 
 

@@ -14,7 +14,7 @@ import pytest
 from support.run_folders import step_line, write_run
 
 from hoploom import ConfigError
-from hoploom.report.run_reader import RunReader
+from hoploom.report.reading import RunReader
 from hoploom.report.watch import LivePage
 
 

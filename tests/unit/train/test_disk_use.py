@@ -12,7 +12,7 @@ from support.fit_workers import alone, learner_of
 
 import hoploom
 from hoploom import NeighborLoader, Store
-from hoploom.report.run_reader import RunReader
+from hoploom.report.reading import RunReader
 from hoploom.report.runs import run_page
 from hoploom.train.records import DiskMeter, DiskUse, disk_use
 from hoploom.train.runs.run import run, summary
