@@ -1,4 +1,4 @@
-"""How many files of the library do four common ways enter? A file counts once one of its functions is called.
+"""How many files of the library do five common ways enter? A file counts once one of its functions is called.
 
     python benchmarks/entered.py [--files]
 
@@ -7,7 +7,9 @@ Counts the calling process alone, so what ranks and servers do is not in it. The
 
 import argparse
 import io
+import json
 import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -88,6 +90,21 @@ def one_batch() -> Callable[[], object]:
     return lambda: next(iter(loader))
 
 
+@contextmanager
+def worker_mode() -> Iterator[Callable[[], object]]:
+    """The first batch of a loader whose other part a server holds."""
+    words = [sys.executable, "-m", "hoploom", "serve", "graph.parts", "--part", "1"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = json.loads(server.stdout.readline())["ready"]
+            with hoploom.connect(address, "graph.parts", parts=[0]) as store:
+                loader = hoploom.NeighborLoader(store, [10, 5], "train", batch_size=64, num_workers=2)
+                yield lambda: next(iter(loader))
+        finally:
+            server.terminate()
+
+
 def prepare() -> None:
     """A store, the same in parts, and files that people write."""
     command("generate", "graph.store", "--nodes", "2000", "--degree", "10", "--features", "16", "--classes", "4")
@@ -116,11 +133,14 @@ def main() -> None:
             "cluster file to processes": lambda: command("launch", "cluster.toml", "--", "script.py"),
             "one batch": one_batch(),
         }
-        for name, way in ways.items():
-            entered = Entered()
-            with entered.on():
-                way()
-            print(f"{name}: {len(entered.files)} files", *(sorted(entered.files) if with_names else ()), sep="\n    ")
+        with worker_mode() as ways["one batch in worker mode"]:
+            for name, way in ways.items():
+                entered = Entered()
+                with entered.on():
+                    way()
+                print(
+                    f"{name}: {len(entered.files)} files", *(sorted(entered.files) if with_names else ()), sep="\n    "
+                )
 
 
 if __name__ == "__main__":

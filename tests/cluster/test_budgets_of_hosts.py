@@ -70,14 +70,6 @@ def test_a_budget_bounds_how_many_steps_are_fetched_together(path: Path, address
         assert ahead.fetches.num_groups == -(-len(loader) // ahead.num_steps)
 
 
-def test_where_all_of_this_host_fits_steps_are_fetched_as_without_a_budget(path: Path, address: str) -> None:
-    with hoploom.connect(address, path, parts=[0], memory="1GB") as store:
-        assert store.reads is None
-        ahead: Any = _loader(store)._producer
-        assert ahead.num_steps == 4
-        assert _loader(store, look_ahead=7)._producer.num_steps == 7  # type: ignore[attr-defined]
-
-
 def test_a_budget_decides_whether_all_lists_are_mapped(path: Path, address: str) -> None:
     for memory, mapped in ((within(path, 0.1), 1), ("1GB", 2)):
         with hoploom.connect(address, path, parts=[0], memory=memory) as store:

@@ -20,7 +20,7 @@ from support.certificates import TOKEN, certificates, mutual_client, mutual_serv
 from support.proxy import Proxy
 from support.wires import frame, plain
 
-from hoploom import BatchError, ConfigError, PeerError
+from hoploom import BatchError, PeerError
 from hoploom.serve import handshake
 from hoploom.serve.client import Peer, error_from, read_message
 from hoploom.serve.handshake import LostError, explain, one_line
@@ -323,22 +323,6 @@ def test_a_server_that_fails_is_quoted_without_its_traceback(servers: Servers) -
     assert not any(character in message for character in "\n\x1b")
 
 
-def test_a_port_that_nothing_listens_at_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-    error = failure(address, ClientSecurity())
-    assert_explained(error, address, "does not listen; see whether `hoploom serve` runs there")
-    assert isinstance(error, LostError)
-
-
-def test_a_port_where_nobody_answers_is_named_when_its_time_is_up() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        for security in (ClientSecurity(), ours()):
-            with pytest.raises(LostError, match=f"{address} takes connections and does not answer"):
-                Peer(address, Reloading(security), 0.2).send(Message({"ask": "echo"}))
-
-
 def unreached(error: OSError, monkeypatch: pytest.MonkeyPatch) -> PeerError:
     """What a client is told where its system says this."""
 
@@ -374,11 +358,6 @@ def test_a_peer_cannot_write_to_the_terminal_nor_without_end() -> None:
     shown = one_line(Exception("a\x1b[2Jb\n\tc" + "d" * 10_000))
     assert shown.startswith("a?[2Jb c")
     assert len(shown) < 300
-
-
-def test_a_wrong_address_is_the_users_mistake() -> None:
-    with pytest.raises(ConfigError, match="address is 'a b'; give HOST:PORT"):
-        exchange("a b", ClientSecurity())
 
 
 # --- the token -----------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ class Acceptor(Closing):
                 for late in [one for one in self._waiting.values() if one.deadline <= now]:
                     self._drop(late)
         while self._waiting:
-            self._drop_first()
+            self._drop()
         for listener in self._listeners:
             listener.close()
         self._selector.close()
@@ -142,10 +142,10 @@ class Acceptor(Closing):
                 accepted, _ = listener.accept()
             except OSError as error:
                 if error.errno in OUT_OF_FILES:  # other connections may end meanwhile
-                    self._drop_first() if self._waiting else self._closed.wait(TICK)
+                    self._drop() if self._waiting else self._closed.wait(TICK)
                 return
             if len(self._waiting) >= self._most:
-                self._drop_first()
+                self._drop()
             connection = NewConnection(accepted, time.monotonic() + self._seconds, self._admit)
             self._selector.register(connection.file, READ, connection)
             self._waiting[connection.file] = connection
@@ -168,10 +168,9 @@ class Acceptor(Closing):
             self._selector.modify(connection.file, event, connection)
         self._waiting.move_to_end(connection.file)
 
-    def _drop_first(self) -> None:
-        self._drop(next(iter(self._waiting.values())))
-
-    def _drop(self, connection: NewConnection) -> None:
+    def _drop(self, connection: NewConnection | None = None) -> None:
+        """Close a connection that was not admitted; by default the one that has been idle for longest."""
+        connection = connection or next(iter(self._waiting.values()))
         self._selector.unregister(connection.file)
         del self._waiting[connection.file]
         if not connection.is_admitted:

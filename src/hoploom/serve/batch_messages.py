@@ -217,8 +217,6 @@ def _check_weights(weights: Mapping[str, Tensor], description: Description, sche
             read_weight(end, weights[hashed], schema.node_type(node_type).num_nodes)
 
 
-# --- responses ----------------------------------------------------------------------------------
-
 # _encode and _decode are no closures: a closure that calls itself is a reference cycle, and would keep its batch until
 # the garbage collector runs, which may be many batches later.
 

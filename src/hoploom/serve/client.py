@@ -101,9 +101,9 @@ class Peer(Closing):
         self.in_flight = 0
         self.last_loss = ""  # why it was lost the last time
 
-    def request(self, message: Message, reader: Reader[Read], deadline: float = math.inf) -> Read:
+    def request(self, message: Message, reader: Reader[Read]) -> Read:
         """Send a request and read its response."""
-        return self.read(self.send(message), reader, deadline)
+        return self.read(self.send(message), reader)
 
     def send(self, request: Message) -> PooledConnection:
         """Send a request; `read` must be called for its response. Raise LostError if it cannot be sent."""

@@ -24,7 +24,6 @@ from hoploom.sample import LinkTask
 from hoploom.schema import Owner, Schema
 from hoploom.serve import wire
 from hoploom.serve.batch_messages import BatchRequest, Description, Negatives, decode_batch, weight_hash
-from hoploom.serve.client import read_message
 from hoploom.serve.peers import TIMEOUT, Peers
 from hoploom.serve.security import ClientSecurity, read_client_security
 from hoploom.serve.wire import IncomingMessage, Message
@@ -153,13 +152,12 @@ class RemotePart(RemoteShard):
 
     def _request_hop(self, header: dict[str, Any], columns: list[Tensor]) -> Callable[[], tuple[Any, list[Any]]]:
         request = Message(self._header("sample") | header, columns)
-        finish = self._peers.begin(request, self.number, read_message)
 
-        def picks() -> tuple[Any, list[Any]]:
-            response = finish()
+        def read_picks(incoming: IncomingMessage) -> tuple[Any, list[Any]]:
+            response = incoming.into()
             return response.header.get("relations"), list(response.tensors)
 
-        return picks
+        return self._peers.begin(request, self.number, read_picks)
 
     def _request_rows(self, listed: list[list[Any]], ids: list[Tensor], targets: list[Target]) -> Callable[[], None]:
         message = Message({**self._header("gather"), "wanted": listed}, ids)

@@ -79,16 +79,13 @@ class Connection(Closing):
         if not self._is_tls and len(buffers) <= MAX_BUFFERS:
             sent, ancillary = self._socket.sendmsg(buffers, ancillary), []
         views = [memoryview(buffer) for buffer in buffers]
-        if sent < sum([view.nbytes for view in views]):
-            views = [view.cast("B") for view in views if view.nbytes]
-            if self._is_tls:
-                self._send_tls(views)
-            else:
-                self._send_rest(views, sent, ancillary)
-
-    def _send_rest(self, views: list[memoryview], sent: int, ancillary: list[Any]) -> None:
-        """Send the rest of the views, of which `sent` bytes were sent."""
-        first = 0
+        if sent >= sum([view.nbytes for view in views]):
+            return
+        views = [view.cast("B") for view in views if view.nbytes]
+        if self._is_tls:
+            self._send_tls(views)
+            return
+        first = 0  # of the views that are left
         while first < len(views):
             sent, ancillary = sent or self._socket.sendmsg(views[first : first + MAX_BUFFERS], ancillary), []
             while first < len(views) and sent >= views[first].nbytes:

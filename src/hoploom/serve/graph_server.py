@@ -52,7 +52,7 @@ class GraphServer(Closing):
 
     def __init__(self, path: Path, parts: Sequence[int] | None, options: BatchOptions) -> None:
         self._options = options
-        self.metrics = Metrics(self._held_bytes, self._cache_rows)
+        self.metrics = Metrics(lambda: 0 if self._batches is None else self._batches.budget.taken, self._cache_rows)
         self.parts = sorted(set(held_parts(path) if parts is None else parts))
         all_lists = bool(options.peers) and topology_fits(path, options.store_memory)
         topology: Literal["all", "own"] = "all" if all_lists else "own"
@@ -81,9 +81,6 @@ class GraphServer(Closing):
         if "error" not in response.header:
             self.metrics.count_batch()
         return response
-
-    def _held_bytes(self) -> int:
-        return 0 if self._batches is None else self._batches.budget.taken
 
     def _cache_rows(self) -> tuple[int, int]:
         """Return how many rows the cache had, and how many it did not have."""

@@ -155,9 +155,6 @@ def refuse(connection: NewConnection, error: RefusedError) -> Steps[None]:
     yield from connection.hang_up(encode_greeting(reply))
 
 
-# --- on the client -------------------------------------------------------------------------------
-
-
 class _ReplyError(Exception):
     """The reply to a greeting is a refusal, or comes from another program."""
 
@@ -197,18 +194,16 @@ def connect_tcp(
 
 def connect_unix(endpoint: UnixEndpoint, idle_timeout: float) -> Connection | None:
     """Connect to a server's Unix socket; None if it cannot be reached, as from another container."""
-    with suppress(OSError, EOFError, ValueError, _ReplyError):
-        connected = socket.socket(socket.AF_UNIX)
-        try:
-            connected.settimeout(idle_timeout)
-            connected.connect(f"\0{endpoint.name}")
-            connection = Connection(connected, idle_timeout, takes_files=True)
-            _greet(connection, endpoint.password)
-            return connection
-        except BaseException:
-            connected.close()
-            raise
-    return None
+    connected = socket.socket(socket.AF_UNIX)
+    try:
+        connected.settimeout(idle_timeout)
+        connected.connect(f"\0{endpoint.name}")
+        connection = Connection(connected, idle_timeout, takes_files=True)
+        _greet(connection, endpoint.password)
+        return connection
+    except (OSError, EOFError, ValueError, _ReplyError):
+        connected.close()
+        return None
 
 
 def _greet(connection: Connection, token: str | None) -> dict[str, Any]:
@@ -241,8 +236,6 @@ def _exchange_greeting(connection: Connection, content: dict[str, Any]) -> dict[
         raise _ReplyError(first, reply)
     return reply
 
-
-# --- errors of connections -----------------------------------------------------------------------
 
 SPEAKS_TLS = "speaks TLS; give its CA here"
 WITHOUT_TLS = "does not speak TLS; start it with --cert and --key, or give no CA here"

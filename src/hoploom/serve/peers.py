@@ -10,7 +10,7 @@ import random
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -140,8 +140,6 @@ class Peers(Closing):
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    # --- finding servers -------------------------------------------------------------------------
-
     def _wait_for_all(self, seconds: float) -> ServerInfo:
         """Wait until no part is missing, and a moment longer for the other servers.
 
@@ -230,8 +228,6 @@ class Peers(Closing):
             self._present = {**self._present, peer: info}
             self._changed.notify_all()
 
-    # --- asking servers --------------------------------------------------------------------------
-
     def ask(self, request: Message, part: int | None = None, *, pinned: bool = False) -> Message:
         """Return the response of any peer that holds the part; of any that makes whole batches if the part is None."""
         return self.begin(request, part, partial(read_message, pinned=pinned))()
@@ -265,7 +261,10 @@ class Peers(Closing):
                     unreadable[peer] = error
                 else:
                     self._pause[peer] = FIRST_PAUSE
-                    self._warn_unreadable(unreadable)
+                    for other in unreadable.keys() - self._warned:
+                        self._warned.add(other)
+                        told = "other servers answer for it as long as they can"
+                        warnings.warn(f"{unreadable[other]}; {told}", stacklevel=3)
                     return found
                 if sent is None and time.monotonic() >= deadline:
                     break
@@ -304,14 +303,6 @@ class Peers(Closing):
             pause = self._pause[peer]
             self._rests_until[peer] = time.monotonic() + pause * random.uniform(0.5, 1.0)
             self._pause[peer] = min(2 * pause, LONGEST_PAUSE)
-
-    def _warn_unreadable(self, unreadable: Mapping[Peer, StoreError]) -> None:
-        """Warn once of each peer that cannot read its files."""
-        with self._changed:
-            new = [error for peer, error in unreadable.items() if peer not in self._warned]
-            self._warned.update(unreadable)
-        for error in new:
-            warnings.warn(f"{error}; other servers answer for it as long as they can", stacklevel=4)
 
     def _lost(self, part: int | None) -> PeerError:
         what = "a batch" if part is None else f"part {part}"

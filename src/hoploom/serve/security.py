@@ -31,6 +31,14 @@ HINT = "docs/security.md has the commands that make new ones"
 PathLike = str | os.PathLike[str]
 
 
+class _Secret:
+    """Base of objects whose repr names the fields that are given, without their values."""
+
+    def __repr__(self) -> str:
+        given = [f"{name}=..." for name, value in vars(self).items() if name != "files" and value is not None]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+
 class SecurityFiles(NamedTuple):
     """The files of a security object, and the function that reads them again."""
 
@@ -39,7 +47,7 @@ class SecurityFiles(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class ServerSecurity:
+class ServerSecurity(_Secret):
     """The secrets of a server, and what it requires of clients; certificates and keys are PEM texts."""
 
     token: str | None = None
@@ -59,12 +67,9 @@ class ServerSecurity:
     def tls(self) -> bool:
         return self.certificate is not None
 
-    def __repr__(self) -> str:
-        return _repr_without_values(self)
-
 
 @dataclass(frozen=True, repr=False)
-class ClientSecurity:
+class ClientSecurity(_Secret):
     """The secrets of a client, and the CA that it trusts; certificates and keys are PEM texts."""
 
     token: str | None = None
@@ -84,17 +89,8 @@ class ClientSecurity:
     def tls(self) -> bool:
         return self.ca is not None
 
-    def __repr__(self) -> str:
-        return _repr_without_values(self)
-
 
 Kind = TypeVar("Kind", ServerSecurity, ClientSecurity)
-
-
-def _repr_without_values(security: ServerSecurity | ClientSecurity) -> str:
-    """Return a repr that names the fields that are given, without their values."""
-    given = ", ".join(f"{name}=..." for name, value in vars(security).items() if name != "files" and value is not None)
-    return f"{type(security).__name__}({given})"
 
 
 def _check_secrets(security: ServerSecurity | ClientSecurity) -> None:
@@ -267,9 +263,6 @@ class Reloading(Generic[Kind]):
                 status = os.stat(path)
                 found[-1] = (status.st_ino, status.st_mtime_ns, status.st_size)
         return found
-
-
-# --- certificates and keys -----------------------------------------------------------------------
 
 
 def tls_context(security: ServerSecurity | ClientSecurity) -> ssl.SSLContext:

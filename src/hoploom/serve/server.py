@@ -261,7 +261,12 @@ class Server(Closing):
                 except Exception as error:  # too large, say
                     count.outcome = "failed"
                     prepared = wire.prepare_message(error_response(error), client.segments)
-                count.sent = _send(connection, prepared)
+                count.sent = wire.send_message(connection, prepared)
+            except Exception as error:
+                if isinstance(error, OSError | EOFError) and not isinstance(error, HoploomError):
+                    raise  # of the connection
+                wire.send_broken(connection, error_response(error).header)  # in place of the next piece
+                raise ConnectionAbortedError from error
             finally:
                 if response.done is not None:
                     response.done()
@@ -275,17 +280,6 @@ class Server(Closing):
             raise ConnectionAbortedError from error
         except Exception as error:  # it belongs to the client, which waits for a response
             return error_response(error)
-
-
-def _send(connection: Connection, prepared: wire.PreparedMessage) -> int:
-    """Send a response. If reading its rows fails meanwhile, send the error in place of the next piece."""
-    try:
-        return wire.send_message(connection, prepared)
-    except Exception as error:
-        if isinstance(error, OSError | EOFError) and not isinstance(error, HoploomError):
-            raise  # of the connection
-        wire.send_broken(connection, error_response(error).header)
-        raise ConnectionAbortedError from error
 
 
 def error_response(error: Exception) -> Message:
