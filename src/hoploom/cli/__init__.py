@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -248,7 +249,10 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are a usage, and a line with the value and a hint."""
 
     def __init__(self, *given: Any, **described: Any) -> None:
-        super().__init__(*given, **{"formatter_class": _formatter, "allow_abbrev": False, **described})
+        columns = partial(
+            argparse.HelpFormatter, max_help_position=26, width=min(shutil.get_terminal_size().columns, 100) - 2
+        )
+        super().__init__(*given, **{"formatter_class": columns, "allow_abbrev": False, **described})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         required = [action for action in self._actions if action.required]
@@ -280,10 +284,6 @@ class _Parser(argparse.ArgumentParser):
 def _shown(action: argparse.Action) -> str:
     """Return the name of an option or an argument in messages."""
     return action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest).upper()
-
-
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    return argparse.HelpFormatter(prog, max_help_position=26, width=min(shutil.get_terminal_size().columns, 100) - 2)
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:

@@ -22,8 +22,6 @@ from hoploom.cli.command import (
 from hoploom.errors import ConfigError
 
 if TYPE_CHECKING:  # these bring torch, which the help of a command does without
-    from torch_geometric.data import Data, HeteroData
-
     from hoploom.load import NeighborLoader
 
 OF_STORE, OF_MACHINE = ("fanouts", "batch_size", "seeds", "workers"), ("out", "dir")  # options of `bench`
@@ -132,16 +130,15 @@ def _mean_cost(loader: "NeighborLoader") -> list[float]:
     for _ in loader.steps(range(min(len(loader), WARM_UP))):
         pass
     began = time.perf_counter()
-    found = [_sizes(batch) for batch in loader.steps(range(min(len(loader), NUM_STEPS)))]
+    found = []
+    for batch in loader.steps(range(min(len(loader), NUM_STEPS))):
+        seeds = sum(kept.get("batch_size", 0) for kept in batch.node_stores)
+        nodes = sum(len(kept.n_id) for kept in batch.node_stores)
+        edges = sum(kept.edge_index.shape[1] for kept in batch.edge_stores)
+        size = sum(getattr(value, "nbytes", 0) for kept in batch.stores for value in kept.values())
+        found.append((seeds, nodes, edges, size))
     seconds = time.perf_counter() - began
     return [sum(column) / len(found) for column in zip(*found, strict=True)] + [seconds / len(found)]
-
-
-def _sizes(batch: "Data | HeteroData") -> tuple[int, int, int, int]:
-    seeds = sum(kept.get("batch_size", 0) for kept in batch.node_stores)
-    nodes = sum(len(kept.n_id) for kept in batch.node_stores)
-    edges = sum(kept.edge_index.shape[1] for kept in batch.edge_stores)
-    return seeds, nodes, edges, sum(getattr(value, "nbytes", 0) for kept in batch.stores for value in kept.values())
 
 
 COMMANDS = {

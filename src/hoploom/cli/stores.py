@@ -5,7 +5,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -171,18 +171,14 @@ def _import(arguments: Arguments) -> int:
             rule = EdgeRule(undirected=True, deduplicate=True) if arguments.undirected else None
             formats.import_archive(folder, out, rule=rule, ignore=arguments.ignore, **given)
         else:
-            formats.import_glt(folder, out, labels=arguments.labels, splits=_splits(arguments.split), **given)
+            splits: dict[str, list[Path]] = {}
+            for entry in arguments.split:
+                name, _, path = entry.partition("=")
+                if not name or not path:
+                    raise ConfigError(f"--split is {entry!r}; give a name and a file, e.g. train=train_idx.pt")
+                splits.setdefault(name, []).append(Path(path))
+            formats.import_glt(folder, out, labels=arguments.labels, splits=splits, **given)
     return _show_store(arguments, time.monotonic() - begin)
-
-
-def _splits(given: list[str]) -> Mapping[str, list[Path]]:
-    splits: dict[str, list[Path]] = {}
-    for entry in given:
-        name, equals, path = entry.partition("=")
-        if not equals or not name or not path:
-            raise ConfigError(f"--split is {entry!r}; give a name and a file, e.g. train=train_idx.pt")
-        splits.setdefault(name, []).append(Path(path))
-    return splits
 
 
 # --- partition -----------------------------------------------------------------------------------

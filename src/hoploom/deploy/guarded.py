@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, Protocol
+from typing import IO, Literal
 
 from hoploom.deploy import guard
 from hoploom.deploy.cluster_file import Process
@@ -87,10 +87,7 @@ def by_hand(process: Process) -> str:
     return " ".join([f"cd {shlex.quote(process.folder)} &&", *variables, shlex.join(words)])
 
 
-class ShowLine(Protocol):
-    """Takes each line that a process prints."""
-
-    def __call__(self, label: str, line: str, *, is_error: bool) -> None: ...
+ShowLine = Callable[..., None]  # (label, line, *, is_error): takes each line that a process prints
 
 
 class GuardedProcess:

@@ -52,7 +52,8 @@ for address in sys.argv[1].split(","):
 
 def manifests(cluster: Cluster, command: Sequence[str]) -> str:
     """Return all objects of a launch, as YAML."""
-    _check(cluster)
+    for message in _mistakes(cluster, cluster.kubernetes):
+        raise ConfigError(f"{cluster.file}: {message}")
     options, files = cluster.kubernetes, _files(cluster.security)
     lines = [f"# Written by `hoploom launch {printable(cluster.file)}`; kubectl apply -f takes it."]
     if files:
@@ -306,12 +307,6 @@ def _mounts(cluster: Cluster, *, read_only: bool) -> list[Manifest]:
 
 
 # --- mistakes ------------------------------------------------------------------------------------
-
-
-def _check(cluster: Cluster) -> None:
-    """Raise ConfigError for the first mistake that pods cannot have."""
-    for message in _mistakes(cluster, cluster.kubernetes):
-        raise ConfigError(f"{cluster.file}: {message}")
 
 
 def _mistakes(cluster: Cluster, options: KubernetesOptions) -> Iterator[str]:

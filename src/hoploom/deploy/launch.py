@@ -45,10 +45,7 @@ KILLED = re.compile(r"failed \(exitcode: -\d+\) local_rank")  # torchrun, of a r
 
 
 def run_cluster(cluster: Cluster, command: Sequence[str], logs: Path | None = None) -> int:
-    """Start, show and end all processes of a cluster; return the exit code. `logs` is a folder for their lines.
-
-    >>> run_cluster(read_cluster("cluster.toml"), ["train", "run.toml"])
-    """
+    """Start, show and end all processes of a cluster; return the exit code. `logs` is a folder for their lines."""
     planned, executor = processes(with_free_ports(cluster), command), executor_of(cluster)
     with Launch(planned, executor, logs=logs) as launch:
         return launch.run()
@@ -263,11 +260,7 @@ def without_noise(tail: Sequence[str]) -> tuple[str, ...]:
 
 
 class LogFiles(Closing):
-    """A folder of files, one per speaker, such as gpu1-trainer-0.log. Files only grow.
-
-    >>> with LogFiles(Path("logs")) as logs:
-    ...     logs.write("gpu1/trainer-0", "epoch 1")
-    """
+    """A folder of files, one per speaker, such as gpu1-trainer-0.log. Files only grow."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()

@@ -118,10 +118,6 @@ class Opening:
     servers: str | Sequence[str] | None
     options: Mapping[str, Any]  # those of connect; without servers, `memory` and `scratch` count
 
-    @property
-    def memory(self) -> int | str | None:
-        return self.options.get("memory")
-
     def check(self) -> None:
         """Raise ConfigError for arguments that cannot work."""
         known = [*CONNECT, "memory", "scratch"]
@@ -134,7 +130,7 @@ class Opening:
             raise ConfigError(f"serve is {self.serve!r}; give True, False or 'auto'")
         if self.servers and self.serve is True:
             raise ConfigError("serve is True, but there are servers already; leave serve or servers out")
-        if self.memory is not None and self.servers and (self.path is None or self.parts == ()):
+        if self.options.get("memory") is not None and self.servers and (self.path is None or self.parts == ()):
             raise ConfigError(NO_PARTS)
         if self.options.get("scratch") is not None and (self.servers or self.serve is True):
             raise ConfigError(NO_SCRATCH)
@@ -160,13 +156,14 @@ def _open_deployed(context: Context, settings: LaunchSettings, opening: Opening)
         return _with_layout(context, _connected(context, opening))
     if opening.path is None:
         raise ConfigError("there is no store: path is None and no server is named; give one of them, or hoploom launch")
-    scratch, num_parts = opening.options.get("scratch"), len(read_manifest(opening.path).parts)
+    memory, scratch = (opening.options.get(name) for name in ("memory", "scratch"))
+    num_parts = len(read_manifest(opening.path).parts)
     on_several_hosts = not context.rank_info.on_one_host and num_parts > 1
     if opening.serve is True or (opening.serve == "auto" and on_several_hosts):
         if scratch is not None:
             raise ConfigError(NO_SCRATCH)
         return _with_layout(context, _open_beside_servers(context, settings, opening, num_parts))
-    store = open_store(opening.path, parts=opening.parts, memory=opening.memory, scratch=scratch)
+    store = open_store(opening.path, parts=opening.parts, memory=memory, scratch=scratch)
     return store if opening.parts is None else _with_layout(context, store)
 
 
@@ -224,7 +221,7 @@ def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Op
         if "cert" in files:
             ca, key = files.get("ca"), files.get("key")
             security = replace(security, ca=ca, cert=files["cert"], private_key=key, mutual=ca is not None)
-        limits = ServerOptions(store_memory=None if opening.memory is None else str(opening.memory))
+        limits = ServerOptions(store_memory=str(options["memory"]) if "memory" in options else None)
         command = ServerCommand(str(path), parts, join_address(address, 0), (), security, limits)
         others = context.after_the_others()
         server = context.closing.enter_context(LocalServer(command, context.timeout, token=token, before_close=others))

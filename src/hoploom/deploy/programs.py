@@ -24,11 +24,7 @@ UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # lines are shown when they are printed
 
 
 def processes(cluster: Cluster, command: Sequence[str]) -> list[Process]:
-    """Return the fetches, then the servers, then the trainers in the order of their ranks.
-
-    >>> [process.label for process in processes(cluster, ["train", "run.toml"])]
-    ['gpu1/server', 'gpu2/server', 'gpu1/trainers', 'gpu2/trainers']
-    """
+    """Return the fetches, then the servers, then the trainers in the order of their ranks."""
     script, planned = script_words(command), []
     for host in cluster.servers if cluster.source else ():
         environment = {**UNBUFFERED, **host.environment}
@@ -75,11 +71,7 @@ class ServerCommand:
     grace: int | None = None  # seconds for requests in flight at a stop
 
     def words(self, python: str) -> tuple[str, ...]:
-        """Return the program and its arguments.
-
-        >>> ServerCommand("graph.store", [0], "127.0.0.1:7700").words("python3")[1:4]
-        ('-m', 'hoploom', 'serve')
-        """
+        """Return the program and its arguments."""
         security, options = self.security, self.options
         given = {
             "--peers": ",".join(self.peers) or None,

@@ -35,11 +35,7 @@ class Overrides:
 
 
 def read_cluster(path: str | Path, overrides: Overrides | None = None) -> Cluster:
-    """Return the cluster of a file, which may be one for the launcher of GraphLearn-for-PyTorch.
-
-    >>> read_cluster("cluster.toml").hosts[0].name
-    'gpu1'
-    """
+    """Return the cluster of a file, which may be one for the launcher of GraphLearn-for-PyTorch."""
     if Path(path).suffix not in (".toml", *YAML_SUFFIXES):
         raise ConfigError(f"{path} is no cluster file by its name; name it .toml, .yaml or .yml")
     document = read_document(path, HEADINGS, absent="write one; docs/launch.md shows how")

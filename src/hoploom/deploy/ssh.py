@@ -83,7 +83,11 @@ class Ssh(Executor):
         if code == LOST_CONNECTION:
             for pattern, what, way_out in REASONS:
                 if re.search(pattern, said):
-                    message = f"{self._named(process)} {what}; {self._filled(way_out, process, said)}"
+                    known = FORGET.search(said)  # ssh names the file and the host
+                    forget = known[0] if known else f"ssh-keygen -R {shlex.quote(host.ssh.rpartition('@')[2])}"
+                    login = shlex.join(["ssh", *(word for word in self._destination(process) if word != "--"), "true"])
+                    hint = way_out.format(login=f"`{login}`", forget=f"`{forget}`")
+                    message = f"{self._named(process)} {what}; {hint}"
                     return Failure(process.label, message, tuple(tail), 1)
         return Failure(process.label, f"ssh to {self._named(process)} {ending(code)}", tuple(tail), 1)
 
@@ -96,9 +100,3 @@ class Ssh(Executor):
     def _named(self, process: Process) -> str:
         port = process.host.ssh_port
         return process.host.ssh if port is None else f"{process.host.ssh} (port {port})"
-
-    def _filled(self, way_out: str, process: Process, said: str) -> str:
-        told = FORGET.search(said)  # ssh knows which file and which name it is
-        forget = told[0] if told else f"ssh-keygen -R {shlex.quote(process.host.ssh.rpartition('@')[2])}"
-        login = shlex.join(["ssh", *(word for word in self._destination(process) if word != "--"), "true"])
-        return way_out.format(login=f"`{login}`", forget=f"`{forget}`")
