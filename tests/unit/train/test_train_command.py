@@ -261,7 +261,7 @@ def test_a_restarted_run_resumes_by_itself(here: Path, monkeypatch: pytest.Monke
     (here / "trap").write_text("0 7 self SIGINT")
     assert train(here) == 130
     place = replace(environment.RankInfo(), source="torchrun", restarts=1)
-    monkeypatch.setattr(environment, "read", lambda: place)
+    monkeypatch.setattr(environment, "read_rank", lambda: place)
     assert train(here) == 0
     monkeypatch.undo()
     assert train(here, output="other") == 0
