@@ -22,7 +22,7 @@ constexpr int64_t kMostVisits = int64_t(1) << 61;
 constexpr int64_t kSmallGraph = 4 << 20;                    // nodes
 constexpr int64_t kLabelSamples = 14, kRefineSamples = 18;  // of out-edges
 constexpr int64_t kSmallSamples = 32;                       // of out-edges, in a small graph
-constexpr int64_t kLinkShare = 3;                           // nodes for each link between clusters
+constexpr int64_t kLinkShare = 2;                           // nodes for each link between clusters
 constexpr int64_t kClusterBytes = 4;
 
 std::vector<int64_t> total_load(const Graph& graph) {
@@ -86,6 +86,7 @@ class LinkSums {
   }
   std::vector<Link> take() {
     shrink();
+    links_.shrink_to_fit();
     return std::move(links_);
   }
 
