@@ -166,10 +166,12 @@ def _spec(part: Part, want: Wanted) -> TensorSpec:
 
 def _gathered(part: Part, wanted: Sequence[Wanted], context: RequestContext) -> Sequence[Tensor | StreamedTensor]:
     """Gather a few rows from memory at once, or many while they are sent."""
-    specs = [_spec(part, want) for want in wanted]
-    if sum(spec.num_bytes for spec in specs) > PIECE:
+    tables = [part.tables[want.owner, want.field] for want in wanted]  # few calls of torch, as each takes long
+    sizes = [want.ids.numel() for want in wanted]
+    if sum(table.raw.shape[1] * size for table, size in zip(tables, sizes, strict=True)) > PIECE:
         return [_streamed(part, want, part.gather_into, PIECE) for want in wanted]
-    outs = [context.empty(spec.shape, spec.dtype) for spec in specs]
+    pairs = zip([table.rows for table in tables], sizes, strict=True)
+    outs = [context.empty((size, *rows.shape[1:]), rows.dtype) for rows, size in pairs]
     part.gather_into(wanted, outs)
     return outs
 
