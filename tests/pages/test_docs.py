@@ -214,9 +214,9 @@ def test_the_tour_names_files_where_they_are() -> None:
 
 def test_no_two_types_of_one_argument_have_the_same_name_on_the_api_page() -> None:
     griffe = pytest.importorskip("griffe")
-    path = ROOT / "src" / "hoploom" / "load" / "neighbor.py"
-    module = griffe.visit("neighbor", path, path.read_text())
-    for loader in ("NeighborLoader", "LinkNeighborLoader"):
-        parts = module[loader]["__init__"].parameters["num_neighbors"].annotation.iterate()
+    path = ROOT / "src" / "hoploom" / "load" / "arguments.py"
+    module = griffe.visit("arguments", path, path.read_text())
+    for arguments in ("NodeArguments", "LinkArguments"):
+        parts = module[arguments]["num_neighbors"].annotation.iterate()
         shown = [part.canonical_path.split(".")[-1] for part in parts if isinstance(part, griffe.ExprName)]
         assert sorted(shown) == ["Fanouts", "NumNeighbors"]

@@ -32,7 +32,7 @@ PICKS = 2  # picks for other processes may take the memory of batches divided by
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """How whole batches are made, and how much memory they and the store may take."""
+    """Options for making whole batches, and limits of their memory and the store's."""
 
     peers: Sequence[str] = ()  # servers of the other parts
     security: ClientSecurity | None = None

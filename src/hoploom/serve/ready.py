@@ -12,7 +12,7 @@ FOR_PEOPLE = "serving parts "  # the beginning of the same message on stderr
 
 @dataclass(frozen=True)
 class Ready:
-    """Where a server listens, which parts it serves, and where its metrics are."""
+    """The addresses of a server and of its metrics, and the parts that it serves."""
 
     address: str  # HOST:PORT
     parts: tuple[int, ...]

@@ -136,7 +136,7 @@ class Server(Closing):
 
     @property
     def in_flight(self) -> int:
-        """How many requests are being answered."""
+        """Number of requests being answered."""
         return self._metrics.in_flight
 
     def drain(self, grace: float = GRACE) -> bool:
