@@ -11,9 +11,8 @@ from typing import Any
 
 from hoploom.cli.command import Arguments, say
 from hoploom.errors import BatchError, ConfigError, PeerError, TrainError
-from hoploom.inference.infer import Inference, infer
-from hoploom.inference.layered import as_layered
-from hoploom.inference.layerwise import folder_of
+from hoploom.inference.infer import Inference, folder_of, infer
+from hoploom.inference.layerwise import as_layered
 from hoploom.ranks import environment
 from hoploom.ranks.context import Context, init
 from hoploom.ranks.environment import RankInfo

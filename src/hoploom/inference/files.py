@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -21,10 +21,11 @@ from torch import Tensor
 from hoploom.closing import Closing
 from hoploom.config.extras import needs
 from hoploom.errors import HoploomError, StoreError
-from hoploom.ops import DiskFile, FileRows, MappedFile
+from hoploom.ops import DiskError, DiskFile, FileRows, MappedFile, Reads, RowRequest
 from hoploom.ranks.collectives import all_or_none
 from hoploom.ranks.context import Context
 
+Gather = Callable[[Sequence[Tensor], Sequence[Tensor]], None]  # (ids, outs): writes the rows of ids[i] to outs[i]
 Columns = Mapping[str, Tensor]  # [rows], [rows, width] for lists of one length, uint8 [rows, width] for text
 
 
@@ -34,8 +35,8 @@ class RowFile(Closing):
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._path, self._shape, self._dtype = path, shape, dtype
         self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        self._size = shape[0] * self._row_bytes
         self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._size = self._shape[0] * self._row_bytes
         try:
             os.ftruncate(self._descriptor, self._size)
         except OSError:
@@ -69,10 +70,18 @@ class RowFile(Closing):
         finally:
             os.close(descriptor)
 
-    def read_far(self) -> FileRows:
-        """Return the rows of all ranks for reads past the page cache, once all have finished."""
+    def gatherer(self, reads: Reads) -> Gather:
+        """Return a function that reads rows of all ranks past the page cache, once all have finished."""
         assert self._descriptor is None, "read before it was finished"
-        return FileRows(DiskFile(str(self._path)), 0, self._shape[0])
+        rows = FileRows(DiskFile(str(self._path)), 0, self._shape[0])
+
+        def gather(ids: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+            try:
+                reads.rows([RowRequest(rows, i, torch.arange(len(i)), out) for i, out in zip(ids, outs, strict=True)])
+            except DiskError as error:
+                raise StoreError(f"rows between layers cannot be read: {error.args[2]}; check the disk") from error
+
+        return gather
 
     def remove(self) -> None:
         """Delete the file; its pages are freed after the last reader."""
@@ -93,7 +102,7 @@ class ParquetFile(Closing):
             import pyarrow.parquet
         path.parent.mkdir(parents=True, exist_ok=True)
         self._arrow: Any = pyarrow
-        schema = _table(self._arrow, like).schema
+        schema = _table(self._arrow, {name: values[:0] for name, values in like.items()}).schema
         self._file = path.open("wb")
         self._writer: Any = None
         try:
@@ -143,21 +152,27 @@ class _PeerFailedError(Exception):
 
 
 class SharedFolder:
-    """A temporary folder of all ranks, in the parent folder of `target`. It is deleted at the end of the block."""
+    """A temporary folder of all ranks in the parent folder of `target`, and one in `scratch`, if given.
 
-    def __init__(self, target: Path, context: Context) -> None:
+    They are deleted at the end of the block.
+    """
+
+    def __init__(self, target: Path, scratch: Path | None, context: Context) -> None:
         self._target, self.context = target, context
         token = int(context.broadcast(torch.tensor([secrets.randbits(62)])))
         self.path = target.absolute().with_name(f".{target.name}.partial-{token:016x}")
+        self.scratch = self.path if scratch is None else scratch.absolute() / self.path.name
 
     def __enter__(self) -> Self:
         try:
             with self.together("making a folder"):
                 if self.context.is_main:
-                    self.path.mkdir(parents=True)
+                    for path in {self.path, self.scratch}:
+                        path.mkdir(parents=True)
             with self.together("opening the folder"):
-                if not self.path.exists():
-                    raise StoreError(f"{self.path} is not to be seen here; give a path on a disk that all hosts share")
+                for path in (self.path, self.scratch):
+                    if not path.exists():
+                        raise StoreError(f"{path} is not to be seen here; give a path on a disk that all hosts share")
         except BaseException as error:
             self.__exit__(None, error, None)
             raise
@@ -202,4 +217,5 @@ class SharedFolder:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None or self.context.is_main:
-            shutil.rmtree(self.path, ignore_errors=True)
+            for path in {self.path, self.scratch}:
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,46 +1,51 @@
 """Layer-wise inference: every layer once over the whole graph, all ranks together, out of core.
 
 Rows between two layers are in files, so that a budget bounds memory; the price is disk space. Computes on the CPU.
+Models that cannot run layer by layer run in batches, which compute inner rows again for every batch that needs them.
 """
 
 import copy
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch_geometric.data import HeteroData
 
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
-from hoploom.inference.files import SharedFolder
-from hoploom.inference.in_batches import InBatches, MakeLoader, all_neighbors
-from hoploom.inference.layered import ModelPlan, as_layered, plan_of
-from hoploom.inference.layerwise import LayerWise, Predict, Progress
-from hoploom.inference.slices import Costs, Slices
+from hoploom.inference.files import ParquetFile, SharedFolder
+from hoploom.inference.layerwise import Group, LayerWise, ModelPlan, Progress, as_layered, plan_of
+from hoploom.load import NeighborLoader
 from hoploom.load.assemble import FEATURES
+from hoploom.load.loader import Loader
 from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, Context, unwrap
 from hoploom.ranks.environment import RankInfo
 from hoploom.schema import ORIGINAL_ID, Schema, holds_text
-from hoploom.store import Store
+from hoploom.store import Store, Wanted
 from hoploom.store.budget import little_idle
-from hoploom.store.format import sync_folder
+from hoploom.store.format import node_file, sync_folder
+from hoploom.train.batch_adapter import adapted
 from hoploom.train.evaluation import evaluating
 from hoploom.train.journal import progress_bar
 from hoploom.train.tasks import NodeTask, Task
 
 Column = Literal["embedding", "output", "prediction"]
+MakeLoader = Callable[[str | None], Loader]  # of `input_nodes`: all nodes of a type; None: of a store with one type
+Predict = Callable[[Tensor], Tensor]  # outputs become predictions, row by row
+
 PREDICTION: Column = "prediction"
 RESULT = "result"
 INTEGERS = frozenset(("uint8", "int8", "int16", "int32", "int64"))
 MEMORY = 256 << 20
 LEAST_MEMORY = 1 << 10
-PLAIN_EDGE_BYTES, WEIGHED_EDGE_BYTES = 16, 256  # while convolutions take rows as they are, or weigh them
+BATCH_SIZE = 512  # seeds of a batch, for models that cannot run layer by layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,64 +117,68 @@ def infer(
     batches; by default, rank 0 shows a bar on a terminal.
     """
     inference, context = inference or Inference(), context or _alone()
-    target, scratch = Path(out), None if inference.scratch is None else Path(inference.scratch) / Path(out).name
+    target, scratch = Path(out), None if inference.scratch is None else Path(inference.scratch)
     _refuse_existing(target)
     module = unwrap(model)
     if any(held.device.type != "cpu" for held in (*module.parameters(), *module.buffers())):
         module = copy.deepcopy(module).cpu()  # DDP does not bear being moved
-    layered = as_layered(module)
-    if layered is None:
-        _in_batches(module, store, target, context, inference, progress)
-        return target
-    embeds_only = set(inference.written) == {"embedding"}
+    layered, columns = as_layered(module), inference.written_of(module)
     with ExitStack() as stack:
         stack.enter_context(evaluating(module))
         stack.enter_context(little_idle(0 if store.budget is None else store.budget.window))
-        plan = plan_of(layered, store.schema, inference.node_types, embeds_only=embeds_only)
-        _check(plan, store.schema, inference)
+        if layered is None:
+            loaders = _loaders(module, store, inference, columns)
+        else:
+            plan = plan_of(layered, store.schema, inference.node_types, embeds_only=set(columns) == {"embedding"})
+            _check_plan(plan, store.schema, inference)
         context.sync_buffers(module)
-        folder = stack.enter_context(SharedFolder(target, context))
-        rows = folder if scratch is None else stack.enter_context(SharedFolder(scratch, context))
-        progress = progress or stack.enter_context(_bar(shown=context.is_main))
-        work = LayerWise(layered, plan, _slices(store, plan, inference.memory), folder, rows.path, progress)
-        predict = inference.predict if PREDICTION in inference.written else None
-        stack.enter_context(work).write(folder.path / RESULT, inference.written, inference.id_field, predict)
+        folder = stack.enter_context(SharedFolder(target, scratch, context))
+        shown = progress or stack.enter_context(_bar(context, "batches" if layered is None else "rows"))
+        if layered is None:
+            results = _in_batches(module, loaders, inference.task, folder, shown)
+        else:
+            work = stack.enter_context(LayerWise(layered, plan, store, inference.memory, folder, shown))
+            work.run()
+            results = work.results()
+        _write(folder, store, results, inference, columns)
         with folder.together(f"naming {target}"):
             if context.is_main:
                 _publish(folder.path / RESULT, target)
     return target
 
 
-def _in_batches(
-    module: nn.Module, store: Store, target: Path, context: Context, inference: Inference, progress: Progress | None
+def _write(
+    folder: SharedFolder, store: Store, results: Iterable[Group], inference: Inference, columns: Sequence[Column]
 ) -> None:
-    """Write the outputs of a model that cannot run layer by layer."""
-    columns = inference.written_of(module)
-    if "embedding" in columns:
-        raise ConfigError(
-            f"columns has 'embedding', but {type(module).__name__} cannot run layer by layer, so there is only what it "
-            "returns; leave it out, or return embeddings and write the column 'output'"
-        )
-    task = inference.task
-    own = [task.node_type] if isinstance(task, NodeTask) and task.node_type is not None else None
-    names = inference.node_types or own or list(store.schema.type_index)
-    _check_ids(names, store.schema, inference)
-    make = inference.loader or all_neighbors(module, store)
-    having = [name for name in names if store.schema.node_type(name).num_nodes]
-    loaders = {name: make(None if store.schema.homogeneous else name) for name in having}
-    work = InBatches(module, store, loaders, task)
-    predict = inference.predict if PREDICTION in columns else None
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(module))
-        context.sync_buffers(module)
-        folder = stack.enter_context(SharedFolder(target, context))
-        progress = progress or stack.enter_context(_bar(shown=context.is_main, unit="batches"))
-        if context.is_main:
-            print(f"hoploom: {work}", file=sys.stderr, flush=True)
-        result = work.write(folder, columns, inference.id_field, predict, progress)
-        with folder.together(f"naming {target}"):
-            if context.is_main:
-                _publish(result, target)
+    """Write a file of this rank per node type, with a row group for each group of nodes."""
+    files: dict[str, ParquetFile] = {}
+    with folder.together("writing"), ExitStack() as opened:
+        (folder.path / RESULT).mkdir(exist_ok=True)
+        for name, nodes, found in results:
+            found["id"] = _ids(store, name, nodes, inference.id_field)
+            if PREDICTION in columns and inference.predict is not None:
+                found[PREDICTION] = inference.predict(found["output"])
+            rows = {column: found[column] for column in ("id", *columns)}
+            if name not in files:
+                path = folder.path / RESULT / folder_of(name) / f"part-{folder.context.rank:05d}.parquet"
+                files[name] = opened.enter_context(ParquetFile(path, rows))
+            if len(nodes):
+                files[name].append(rows)
+        for file in files.values():
+            file.finish()
+
+
+def folder_of(node_type: str) -> str:
+    """Return the name of a node type's folder, which is that in a store."""
+    return Path(node_file(0, node_type, FEATURES)).parent.name
+
+
+def _ids(store: Store, node_type: str, nodes: Tensor, id_field: str) -> Tensor:
+    """Return the nodes' ids of a field, or the store's if the type has no such field."""
+    if id_field not in store.schema.node_type(node_type).fields:
+        return nodes
+    ids = store.features.gather([Wanted(node_type, id_field, nodes)])[0]
+    return ids if ids.dim() > 1 else ids.to(torch.int64)
 
 
 def _alone() -> Context:
@@ -184,14 +193,14 @@ def _refuse_existing(target: Path) -> None:
         raise StoreError(f"{target} exists; give another path, or remove it first")
 
 
-def _check(plan: ModelPlan, schema: Schema, inference: Inference) -> None:
+def _check_plan(plan: ModelPlan, schema: Schema, inference: Inference) -> None:
     """Raise ConfigError for a result that cannot be written, before anything is computed."""
     task = inference.task if PREDICTION in inference.written else None
     for name, width in plan.outputs.items():
         if isinstance(task, NodeTask) and width != task.columns[0]:
             wanted = f"{task.columns[0]} {task.columns[1]}"
             raise ConfigError(f"the model has outputs [{width}] for {name!r}, the task {wanted}; give the model's task")
-    _check_ids(plan.ends, schema, inference)
+    _check_ids(plan.embeddings, schema, inference)
 
 
 def _check_ids(names: Iterable[str], schema: Schema, inference: Inference) -> None:
@@ -205,37 +214,6 @@ def _check_ids(names: Iterable[str], schema: Schema, inference: Inference) -> No
             raise ConfigError(f"{found}; ids are one integer each, or UTF-8 in uint8 [bytes]")
 
 
-def _slices(store: Store, plan: ModelPlan, memory: int) -> Slices:
-    """Return the slices of all nodes, each of which fits the memory."""
-    relations = [key for key in store.schema.relation_index if any(key in layer.relations for layer in plan.layers)]
-    weighed = any(layer.projected for layer in plan.layers)
-    costs = Costs(memory, _row_bytes(plan, store.schema), WEIGHED_EDGE_BYTES if weighed else PLAIN_EDGE_BYTES)
-    slices = Slices(store, relations, costs)
-    widths = [plan.inputs[name] for name in plan.as_stored if slices.are_far(name)]
-    for layer in plan.layers:
-        if slices.exceed_memory(layer.num_sent_bytes(store.schema, plan.dtype)):
-            widths += layer.sent.values()
-    widest = max(widths, default=0)
-    costs = replace(costs, edge_bytes=costs.edge_bytes + widest * plan.dtype.itemsize)  # a source each, at most
-    return Slices(store, relations, costs)
-
-
-def _row_bytes(plan: ModelPlan, schema: Schema) -> dict[str, int]:
-    """Return, by node type, the most bytes of a node's rows before, within and after a layer."""
-    found = {}
-    for name, width in plan.inputs.items():
-        fields = schema.node_type(name).fields
-        most, stored = width, fields[FEATURES].row_bytes if FEATURES in fields else 0
-        for layer in plan.layers:
-            projected = {key: layer.projected.get(key, layer.widths[key[0]]) for key in layer.relations}
-            sent = sum(count for key, count in projected.items() if key[0] == name and key in layer.projected)
-            brought = sum(count for key, count in projected.items() if key[2] == name)
-            after = max(layer.computed.get(name, 0), plan.outputs.get(name, 0))
-            most = max(most, 2 * layer.widths.get(name, 0) + max(sent, brought + 3 * after))
-        found[name] = max(width * plan.dtype.itemsize + stored, most * plan.dtype.itemsize)
-    return found
-
-
 def _publish(folder: Path, target: Path) -> None:
     """Give the folder its name, once all of it is on the disk."""
     for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
@@ -246,9 +224,9 @@ def _publish(folder: Path, target: Path) -> None:
 
 
 @contextmanager
-def _bar(*, shown: bool, unit: str = "rows") -> Iterator[Progress]:
-    """Show a progress bar of this rank's share."""
-    with progress_bar(sys.stderr, 0, shown=shown) as drawn:
+def _bar(context: Context, unit: str) -> Iterator[Progress]:
+    """Show a progress bar of rank 0's share."""
+    with progress_bar(sys.stderr, 0, shown=context.is_main) as drawn:
         drawn.bar_format = f"[{{bar:20}}]  {{n:,}} of {{total:,}} {unit}  {{remaining}} left"
 
         def show(done: int, total: int) -> None:
@@ -258,3 +236,96 @@ def _bar(*, shown: bool, unit: str = "rows") -> Iterator[Progress]:
                 drawn.refresh()
 
         yield show
+
+
+# --- models that cannot run layer by layer: every batch samples what its nodes need ------------
+
+
+def _all_neighbors(model: nn.Module, store: Store) -> MakeLoader:
+    """Return a function that makes loaders of all neighbours, with as many hops as the model has layers."""
+    hops = getattr(model, "num_layers", None)
+    if not isinstance(hops, int) or hops < 1:
+        raise ConfigError(
+            f"{type(model).__name__} cannot run layer by layer and has no num_layers, so the neighbourhood that it "
+            "needs is not known; set model.num_layers, or give Inference(loader=lambda nodes: NeighborLoader(store, "
+            "[-1, -1], nodes, batch_size=512))"
+        )
+    return lambda nodes: NeighborLoader(store, [-1] * hops, nodes, batch_size=BATCH_SIZE)
+
+
+def _loaders(
+    model: nn.Module, store: Store, inference: Inference, columns: Sequence[Column]
+) -> dict[str, tuple[nn.Module, Loader]]:
+    """Return the loader of all nodes of each type, and the model as it takes the batches."""
+    if "embedding" in columns:
+        raise ConfigError(
+            f"columns has 'embedding', but {type(model).__name__} cannot run layer by layer, so there is only what it "
+            "returns; leave it out, or return embeddings and write the column 'output'"
+        )
+    task, schema = inference.task, store.schema
+    own = [task.node_type] if isinstance(task, NodeTask) and task.node_type is not None else None
+    names = inference.node_types or own or list(schema.type_index)
+    _check_ids(names, schema, inference)
+    make = inference.loader or _all_neighbors(model, store)
+    loaders = {}
+    for name in names:
+        if not (num_nodes := schema.node_type(name).num_nodes):
+            continue
+        loader = make(None if schema.homogeneous else name)
+        takes = adapted(model, loader)
+        if loader.drop_last or getattr(takes, "takes_links", False):
+            why = "the loader has drop_last=True" if loader.drop_last else f"{type(model).__name__} scores links"
+            raise ConfigError(f"{why}, so not every node of {name!r} would get a row; give one that has a row each")
+        if (num_seeds := loader.state_dict()["num_seeds"]) != num_nodes:
+            raise ConfigError(
+                f"the loader has {num_seeds:,} seeds for the {num_nodes:,} nodes of {name!r}; give "
+                "Inference(loader=...) the nodes that it is called with as input_nodes"
+            )
+        loaders[name] = takes, loader
+    return loaders
+
+
+def _in_batches(
+    model: nn.Module,
+    loaders: Mapping[str, tuple[nn.Module, Loader]],
+    task: Task | None,
+    folder: SharedFolder,
+    progress: Progress,
+) -> Iterator[Group]:
+    """Yield the outputs of this rank's batches, a consecutive share of all."""
+    rank, world_size = folder.context.rank, folder.context.world_size
+    fanouts = "; ".join(dict.fromkeys(loader.shown()["fanouts"] for _, loader in loaders.values()))
+    if folder.context.is_main:
+        print(
+            f"hoploom: {type(model).__name__} cannot run layer by layer, so its outputs are computed in batches, with "
+            f"fanouts {fanouts} (-1: all neighbours)",
+            file=sys.stderr,
+            flush=True,
+        )
+    shares = {
+        name: range(*(loader.num_whole_steps * end // world_size for end in (rank, rank + 1)))
+        for name, (_, loader) in loaders.items()
+    }
+    done, total = 0, sum(map(len, shares.values()))
+    for name, (takes, loader) in loaders.items():
+        for batch in loader.steps(shares[name], dealt=False):
+            storage = batch[name] if isinstance(batch, HeteroData) else batch
+            outputs = _outputs(takes, task, name, batch, int(storage.batch_size))
+            folder.check_peers()
+            yield name, storage.n_id[: len(outputs)], {"output": outputs}
+            done += 1
+            progress(done, total)
+
+
+def _outputs(model: nn.Module, task: Task | None, node_type: str, batch: Any, count: int) -> Tensor:
+    """Return the model's rows of a batch's `count` seeds."""
+    found: Any = task.outputs(model, batch) if isinstance(task, NodeTask) else model(batch)
+    if isinstance(found, Mapping):
+        found = found.get(node_type)
+    if not isinstance(found, Tensor) or found.dim() != 2 or found.shape[0] < count:
+        shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(
+            f"the model returned {shown} for {count} nodes of {node_type!r}; return a row for each, seeds first, or "
+            "choose node_types"
+        )
+    return found[:count]

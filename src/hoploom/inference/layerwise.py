@@ -1,83 +1,300 @@
-"""The passes of layer-wise inference over a graph's nodes, slice by slice.
+"""Models that run one layer at a time over a whole graph: the plan of their layers, and the passes over all nodes.
 
-If a layer projects rows, or normalises them first, it does so once per source: that costs another pass and file.
+A plan is made by running the model once on one row per node type, before anything is read or written. If a layer
+projects rows, or normalises them first, it does so once per source: that costs another pass and file.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hoploom import ops
 from hoploom.closing import Closing
-from hoploom.errors import StoreError
-from hoploom.inference.files import Columns, ParquetFile, RowFile, SharedFolder
-from hoploom.inference.layered import Layered, ModelPlan, Rows
-from hoploom.inference.slices import Slice, Slices, degrees_without_loops, sources_of
-from hoploom.inference.source_rows import FarTable, SourceRows, gathering
+from hoploom.errors import ConfigError, StoreError
+from hoploom.inference.files import Gather, RowFile, SharedFolder
+from hoploom.inference.slices import Slice, Slices, SourcesOnDisk, degrees_without_loops, edges_of
 from hoploom.load.assemble import FEATURES
-from hoploom.schema import Owner, RelationName
-from hoploom.store import Store, Wanted
-from hoploom.store.format import node_file
+from hoploom.ops import InEdges
+from hoploom.schema import DTYPES, Owner, RelationName, Schema
+from hoploom.store import Sharded, Store, Wanted
 
+Rows = Mapping[str, Tensor]  # by node type: [num_nodes, channels]
+Group = tuple[str, Tensor, dict[str, Tensor]]  # a node type, some nodes of it, and their rows by column
 Progress = Callable[[int, int], None]  # (rows done, rows in all)
-Sources = Mapping[RelationName, Tensor | SourceRows]  # what relations aggregate: mapped, or read from the disk
-Predict = Callable[[Tensor], Tensor]  # outputs become predictions, row by row
+Sources = Mapping[RelationName, Tensor | SourcesOnDisk]  # the rows that relations aggregate
+
+METHODS = ("num_layers", "prepare", "enter", "stage", "close", "finish")
+PLAIN_EDGE_BYTES, WEIGHED_EDGE_BYTES = 16, 256  # while convolutions take rows as they are, or weigh them
+
+
+class Stage(Protocol):
+    """The convolutions of a layer."""
+
+    @property
+    def relations(self) -> tuple[RelationName, ...]: ...
+
+    def project(self, key: RelationName, x: Tensor) -> Tensor: ...
+
+    def propagate(
+        self, z: Mapping[RelationName, Tensor], x_dst: Rows, edges: Mapping[RelationName, InEdges], aggregated: None
+    ) -> Mapping[str, Tensor]: ...
+
+
+class Layered(Protocol):
+    """A model in layers, as `hoploom.nn.GNN` is one. All but a stage's `propagate` acts on every row by itself."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    def prepare(self, x: Rows, n_id: Rows) -> Mapping[str, Tensor]: ...
+
+    def enter(self, depth: int, x: Rows) -> Rows: ...
+
+    def stage(self, depth: int) -> Stage: ...
+
+    def close(self, depth: int, rows: Rows, own: Rows) -> Mapping[str, Tensor]: ...
+
+    def finish(self, x: Rows) -> Rows: ...
+
+
+def as_layered(model: nn.Module) -> Layered | None:
+    """Return the model, if it can be run layer by layer."""
+    if not all(hasattr(model, name) for name in METHODS):
+        return None
+    if model.num_layers < 1:  # type: ignore[operator]
+        raise ConfigError(f"the model has num_layers={model.num_layers}; infer needs at least one")
+    return model  # type: ignore[return-value]
+
+
+# --- the plan ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """The rows that a layer reads and computes, by their widths."""
+
+    widths: Mapping[str, int]  # the rows it starts from
+    rewritten: Mapping[Owner, int]  # rows to write before they are aggregated: of types by `enter`, or by `project`
+    sent: Mapping[RelationName, int]  # the rows that relations aggregate
+    computed: Mapping[str, int]  # types that get new rows
+    kept: frozenset[str]  # types whose rows pass it unchanged, and are needed after it
+
+    @property
+    def rewritten_types(self) -> list[str]:
+        changed = {key if isinstance(key, str) else key[0] for key in self.rewritten}
+        return [name for name in self.widths if name in changed]
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """The rows that a whole model reads and computes."""
+
+    dtype: torch.dtype
+    inputs: Mapping[str, int]  # widths of the rows that layer one starts from
+    as_stored: frozenset[str]  # types that layer one takes as the features are
+    layers: tuple[LayerPlan, ...]  # without the last one if only the rows that it starts from are wanted
+    embeddings: Mapping[str, int]  # widths of the rows before the last learned step
+    outputs: Mapping[str, int]  # widths of the output rows; none if the last layer is left out
+    has_head: bool  # `finish` changes rows
+    with_degrees: frozenset[RelationName]  # relations whose convolutions read their sources' degrees
+
+    def row_bytes(self, schema: Schema) -> dict[str, int]:
+        """Return, by node type, the most bytes of a node's rows before, within and after a layer."""
+        found = {}
+        for name, width in self.inputs.items():
+            fields = schema.node_type(name).fields
+            most, stored = width, fields[FEATURES].row_bytes if FEATURES in fields else 0
+            for layer in self.layers:
+                projected = sum(layer.rewritten.get(key, 0) for key in layer.sent if key[0] == name)
+                brought = sum(layer.rewritten.get(key, layer.widths[key[0]]) for key in layer.sent if key[2] == name)
+                after = max(layer.computed.get(name, 0), self.outputs.get(name, 0))
+                most = max(most, 2 * layer.widths.get(name, 0) + max(projected, brought + 3 * after))
+            found[name] = max(width * self.dtype.itemsize + stored, most * self.dtype.itemsize)
+        return found
+
+
+def plan_of(model: Layered, schema: Schema, node_types: Collection[str] | None, *, embeds_only: bool) -> ModelPlan:
+    """Return the plan for rows of these types; None: of all types for which the model has outputs."""
+    try:
+        full = _probe(model, schema, None, skip_last=False)
+        wanted = list(full.outputs) if node_types is None else list(node_types)
+        unknown = [name for name in wanted if name not in full.outputs]
+        if unknown or not wanted:
+            raise ConfigError(f"the model has no outputs for {unknown or wanted}; it has some for {list(full.outputs)}")
+        return _probe(model, schema, wanted, skip_last=embeds_only and not full.has_head)
+    except (RuntimeError, IndexError, KeyError) as error:
+        raise ConfigError(f"the model does not fit the store: {error}; make it with store.schema") from error
+
+
+@dataclass(frozen=True, eq=False)
+class _ProbedEdges(InEdges):
+    """The edges of a node without any. Notes whether a layer reads degrees in the whole graph."""
+
+    key: RelationName = ("", "", "")
+    with_degrees: set[RelationName] | None = None
+
+    @cached_property
+    def in_degrees_of_sources(self) -> Tensor:
+        assert self.with_degrees is not None
+        self.with_degrees.add(self.key)
+        return torch.zeros(self.num_sources, dtype=torch.int64)
+
+
+def _probe(model: Layered, schema: Schema, wanted: Collection[str] | None, *, skip_last: bool) -> ModelPlan:
+    x, as_stored = _probe_inputs(model, schema)
+    dtype = next(iter(x.values())).dtype
+    num_layers, layers, with_degrees = model.num_layers - skip_last, list[LayerPlan](), set[RelationName]()
+    needed = [set(x) if wanted is None else set(wanted)]  # types before each layer, and after the last one
+    relations: list[tuple[RelationName, ...]] = []
+    for depth in reversed(range(num_layers)):
+        keys = tuple(key for key in model.stage(depth).relations if key[2] in needed[0])
+        for key in keys:
+            schema.relation(key)
+        if missing := sorted({key[0] for key in keys} - set(x)):
+            raise ConfigError(f"node type {missing[0]!r} has no field {FEATURES!r}, and the model makes no rows for it")
+        relations.insert(0, keys)
+        needed.insert(0, needed[0] | {key[0] for key in keys})
+    x = {name: rows for name, rows in x.items() if name in needed[0]}
+    inputs = _widths(x)
+    for depth in range(num_layers):
+        layer, x = _probe_layer(model, depth, relations[depth], x, needed[depth + 1], with_degrees)
+        layers.append(layer)
+    finished = {} if skip_last else model.finish(x)
+    has_head = any(finished[name] is not x[name] for name in finished)
+    return ModelPlan(
+        dtype,
+        inputs,
+        frozenset(as_stored & set(inputs)),
+        tuple(layers),
+        _widths(x) if has_head or skip_last else {name: layers[-1].widths[name] for name in x},
+        _widths(finished),
+        has_head,
+        frozenset(with_degrees),
+    )
+
+
+def _probe_inputs(model: Layered, schema: Schema) -> tuple[dict[str, Tensor], set[str]]:
+    """Return the last node's row of every type, and the types whose features the model takes unchanged."""
+    x: dict[str, Tensor] = {}
+    as_stored: set[str] = set()
+    for node_type in schema.node_types:
+        name, given = node_type.name, dict[str, Tensor]()
+        nodes = torch.arange(max(0, node_type.num_nodes - 1), node_type.num_nodes)
+        if (field := node_type.fields.get(FEATURES)) is not None:
+            given[name] = torch.zeros(len(nodes), *field.shape, dtype=DTYPES[field.dtype])
+        rows = model.prepare(given, {name: nodes}).get(name)
+        if rows is None:
+            continue
+        if rows.dim() != 2:
+            raise ConfigError(f"x of {name!r} has rows of shape {tuple(rows.shape[1:])}; models need one dimension")
+        x[name] = rows
+        if rows is given.get(name):
+            as_stored.add(name)
+    if not x:
+        raise ConfigError(
+            f"the model has no outputs for any node type of {list(schema.type_index)}; make it with store.schema"
+        )
+    dtypes = {rows.dtype for rows in x.values()}
+    if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
+        raise ConfigError(
+            f"the model computes in {sorted(map(str, dtypes))}; infer needs one of float32 and float64: model.float()"
+        )
+    return x, as_stored
+
+
+def _probe_layer(
+    model: Layered,
+    depth: int,
+    keys: tuple[RelationName, ...],
+    x: Rows,
+    needed: set[str],
+    with_degrees: set[RelationName],
+) -> tuple[LayerPlan, dict[str, Tensor]]:
+    stage, entered = model.stage(depth), model.enter(depth, x)
+    z = {key: stage.project(key, entered[key[0]]) for key in keys}
+    rewritten = dict[Owner, int]()
+    edges = {}
+    for key, rows in z.items():
+        if rows is not entered[key[0]]:
+            rewritten[key] = rows.shape[1]
+        elif rows is not x[key[0]]:
+            rewritten[key[0]] = rows.shape[1]
+        indptr, sources = torch.zeros(len(x[key[2]]) + 1, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
+        edges[key] = _ProbedEdges(indptr, sources, len(x[key[0]]), key=key, with_degrees=with_degrees)
+    own = {name: rows for name, rows in x.items() if name in needed}
+    out = dict(model.close(depth, stage.propagate(z, {name: entered[name] for name in own}, edges, None), own))
+    computed = {name: rows.shape[1] for name, rows in out.items() if rows is not own[name]}
+    return LayerPlan(_widths(x), rewritten, _widths(z), computed, frozenset(out) - frozenset(computed)), out
+
+
+def _widths(x: Mapping[Any, Tensor]) -> dict[Any, int]:
+    return {key: rows.shape[1] for key, rows in x.items()}
+
+
+# --- the passes -------------------------------------------------------------------------------
 
 
 class LayerWise(Closing):
     """A rank's share of one model over one store; holds files open until close()."""
 
     def __init__(
-        self, model: Layered, plan: ModelPlan, cuts: Slices, folder: SharedFolder, scratch: Path, progress: Progress
+        self, model: Layered, plan: ModelPlan, store: Store, memory: int, folder: SharedFolder, progress: Progress
     ) -> None:
-        self._model, self._plan, self._cuts = model, plan, cuts
-        self._folder, self._scratch, self._progress = folder, scratch, progress
-        self._store, self._schema = cuts.store, cuts.store.schema
-        ranks = folder.context
-        self._own = {name: list(cuts.of(name, ranks.rank, ranks.world_size)) for name in plan.inputs}
+        self._model, self._plan, self._store, self._schema = model, plan, store, store.schema
+        self._memory, self._folder, self._progress = memory, folder, progress
+        self._on_disk = [_exceed_memory(store, plan.dtype, layer) for layer in plan.layers]
+        slices, ranks = self._slices_that_fit(), folder.context
+        self._own = {name: list(slices.of(name, ranks.rank, ranks.world_size)) for name in plan.inputs}
         self._open = ExitStack()
-        self._files: dict[str, RowFile] = {}  # of the rows that the next layer starts from, by node type
+        self._x = {name: rows for name in plan.inputs if (rows := self._mapped_features(name)) is not None}
+        self._files: dict[str, RowFile] = {}  # of those rows that were computed
+        self._sources: Sources = {}  # of the last layer
         self._degrees: dict[RelationName, Tensor] = {}
-        passes = [*(name for name in plan.inputs if self._stored(name) is None), *_passes(plan)]
-        self._done, self._total = 0, sum(len(some) for name in passes for some in self._own[name])
+        passes = [name for name in plan.inputs if name not in self._x] + sorted({key[2] for key in plan.with_degrees})
+        for depth, layer in enumerate(plan.layers):
+            passes += [*layer.rewritten_types, *(layer.computed if depth < self._num_between else ())]
+        self._done, self._total = 0, sum(len(some) for name in (*passes, *plan.embeddings) for some in self._own[name])
 
-    def write(self, result: Path, columns: Sequence[str], id_field: str, predict: Predict | None) -> None:
-        """Run all passes; the last one writes a file of this rank per node type, in folders below `result`."""
+    @property
+    def _num_between(self) -> int:
+        """The number of layers whose rows are written into files."""
+        return len(self._plan.layers) - bool(self._plan.outputs)
+
+    def _slices_that_fit(self) -> Slices:
+        plan, schema = self._plan, self._schema
+        widths = [plan.inputs[name] for name in plan.as_stored if self._features_on_disk(name)]
+        for layer, is_on_disk in zip(plan.layers, self._on_disk, strict=True):
+            widths += layer.sent.values() if is_on_disk else ()
+        weighed = any(key in layer.rewritten for layer in plan.layers for key in layer.sent)
+        edge_bytes = WEIGHED_EDGE_BYTES if weighed else PLAIN_EDGE_BYTES
+        edge_bytes += max(widths, default=0) * plan.dtype.itemsize  # a source each, at most
+        relations = [key for key in schema.relation_index if any(key in layer.sent for layer in plan.layers)]
+        return Slices(self._store, relations, self._memory, plan.row_bytes(schema), edge_bytes)
+
+    def run(self) -> None:
+        """Compute the rows that the last layer aggregates, on all ranks."""
         self._count_degrees()
-        x = self._prepare()
-        num_between = len(self._plan.layers) - bool(self._plan.outputs)
-        for depth in range(num_between):
-            x = self._advance(depth, x)
-        if not self._plan.outputs:
-            self._write(result, columns, id_field, lambda some: {"embedding": x[some.node_type][some.span]})
-            return
-        with self._sources(num_between, x) as z:
-            self._write(result, columns, id_field, lambda some: self._finished(num_between, some, x, z), predict)
+        made = {name: width for name, width in self._plan.inputs.items() if name not in self._x}
+        self._files = self._pass("input", "reading features", made, made, self._prepared)
+        self._x |= {name: file.read() for name, file in self._files.items()}
+        for depth in range(self._num_between):
+            self._advance(depth)
+        if self._plan.outputs:
+            self._sources, _ = self._rewrite(self._num_between)
 
-    def _write(
-        self,
-        result: Path,
-        columns: Sequence[str],
-        id_field: str,
-        give: Callable[[Slice], dict[str, Tensor]],
-        predict: Predict | None = None,
-    ) -> None:
-        with self._folder.together("writing"):
-            for node_type in self._plan.ends:
-                path = result / folder_of(node_type) / f"part-{self._folder.context.rank:05d}.parquet"
-                ids = self._ids(Slice(node_type, 0, 0, None), id_field)
-                with ParquetFile(path, {"id": ids, **_like(self._plan, node_type, columns, predict)}) as file:
-                    for some in self._slices([node_type]):
-                        found = give(some) | {"id": self._ids(some, id_field)}
-                        if predict is not None:
-                            found["prediction"] = predict(found["output"])
-                        file.append({name: found[name] for name in ("id", *columns)})
-                    file.finish()
+    def results(self) -> Iterator[Group]:
+        """Yield embeddings and outputs of this rank's nodes, slice by slice; of each type, first rows of no nodes."""
+        for name, width in self._plan.embeddings.items():
+            widths = {"embedding": width, "output": self._plan.outputs.get(name, 0)}
+            empty = {column: torch.empty(0, size, dtype=self._plan.dtype) for column, size in widths.items()}
+            yield name, torch.arange(0), empty
+            for some in self._slices([name]):
+                yield name, some.ids, self._finished(some)
 
     def _pass(
         self,
@@ -88,144 +305,22 @@ class LayerWise(Closing):
         compute: Callable[[Slice], Mapping[Any, Tensor]],
     ) -> dict[Any, RowFile]:
         """Write files with a row per node, which all ranks compute slice by slice."""
+        numbers = {
+            owner: number for number, owner in enumerate((*self._schema.type_index, *self._schema.relation_index))
+        }
+        files = {}
         with self._folder.together(doing):
-            files = {owner: self._file(name, owner, width) for owner, width in widths.items()}
+            for owner, width in widths.items():
+                count = self._schema.node_type(owner if isinstance(owner, str) else owner[0]).num_nodes
+                shape, dtype = ((count,), torch.int64) if width is None else ((count, width), self._plan.dtype)
+                path = self._folder.scratch / f"{name}-{numbers[owner]}.rows"
+                files[owner] = self._open.enter_context(RowFile(path, shape, dtype))
             for some in self._slices(types):
                 for owner, rows in compute(some).items():
                     files[owner].write(some.first, rows)
             for file in files.values():
                 file.finish(synced=self._folder.is_shared)
         return files
-
-    def _count_degrees(self) -> None:
-        """Count the in-degrees of all nodes, if a layer reads those of its sources."""
-        keys = sorted(self._plan.with_degrees)
-
-        def count(some: Slice) -> dict[RelationName, Tensor]:
-            own = [key for key in keys if key[2] == some.node_type]
-            edges = self._cuts.edges(some, own, {})
-            return {key: degrees_without_loops(found) for key, found in edges.items()}
-
-        types = sorted({key[2] for key in keys})
-        files = self._pass("degrees", "counting edges", dict.fromkeys(keys), types, count)
-        self._degrees = {key: file.read() for key, file in files.items()}
-
-    def _prepare(self) -> Rows:
-        """Return the first layer's input rows: mapped features if usable unchanged, else rows computed into files."""
-        stored = {name: rows for name in self._plan.inputs if (rows := self._stored(name)) is not None}
-        made = {name: width for name, width in self._plan.inputs.items() if name not in stored}
-        self._files = self._pass("input", "reading features", made, made, self._prepared)
-        return stored | {name: file.read() for name, file in self._files.items()}
-
-    def _stored(self, node_type: str) -> Tensor | None:
-        if node_type not in self._plan.as_stored:
-            return None
-        tables = [part.tables.get((node_type, FEATURES)) for part in self._store.parts]
-        num_nodes = self._schema.node_type(node_type).num_nodes
-        return next((table.rows for table in tables if table is not None and table.rows.shape[0] == num_nodes), None)
-
-    def _prepared(self, some: Slice) -> dict[str, Tensor]:
-        name, ids = some.node_type, some.ids
-        given = {}
-        if FEATURES in self._schema.node_type(name).fields:
-            given[name] = self._store.features.gather([Wanted(name, FEATURES, ids)])[0]
-        return {name: self._model.prepare(given, {name: ids})[name]}
-
-    def _advance(self, depth: int, x: Rows) -> Rows:
-        """Return the rows after a layer."""
-        layer = self._plan.layers[depth]
-        with self._sources(depth, x) as z:
-            compute = partial(self._computed, depth, x, z)
-            files = self._pass(f"rows-{depth}", f"computing layer {depth + 1}", layer.computed, layer.computed, compute)
-        kept = {name: rows for name, rows in x.items() if name in layer.kept}
-        for name in [name for name in self._files if name not in kept]:
-            self._files.pop(name).remove()
-        self._files |= files
-        return kept | {name: file.read() for name, file in files.items()}
-
-    @contextmanager
-    def _sources(self, depth: int, x: Rows) -> Iterator[Sources]:
-        """Yield the rows that the layer aggregates, by relation."""
-        layer, stage = self._plan.layers[depth], self._model.stage(depth)
-
-        def rewritten(some: Slice) -> dict[Any, Tensor]:
-            name = some.node_type
-            rows = self._model.enter(depth, {name: self._own_rows(x, some)})[name]
-            made: dict[Any, Tensor] = {name: rows} if name in layer.entered else {}
-            return made | {key: stage.project(key, rows) for key in layer.projected if key[0] == name}
-
-        doing, widths = f"projecting for layer {depth + 1}", dict[Any, int](layer.entered) | dict(layer.projected)
-        files = self._pass(f"sources-{depth}", doing, widths, layer.rewritten, rewritten)
-        rows = dict[Any, Tensor](x) | {owner: file.read() for owner, file in files.items()}
-        z = {key: rows[key if key in files else key[0]] for key in layer.relations}
-        made = {key: files.get(key, files.get(key[0], self._files.get(key[0]))) for key in layer.relations}
-        yield {key: self._far(depth, x, key, z[key], made[key]) or z[key] for key in layer.relations}
-        for file in files.values():
-            file.remove()
-
-    def _far(self, depth: int, x: Rows, key: RelationName, rows: Tensor, file: RowFile | None) -> SourceRows | None:
-        """Return what reads a relation's sources from the disk; None if they fit the memory budget."""
-        reads, layer = self._store.reads, self._plan.layers[depth]
-        if reads is None:
-            return None
-        if depth == 0 and key[0] in self._plan.as_stored and rows is x[key[0]] and self._cuts.are_far(key[0]):
-            table = FarTable(partial(self._cuts.gather_features, key[0]), rows)
-        elif file is not None and self._cuts.exceed_memory(layer.num_sent_bytes(self._schema, self._plan.dtype)):
-            table = FarTable(gathering(file.read_far(), reads), rows)
-        else:
-            return None
-        memory, share = self._cuts.memory, 1 / self._folder.context.world_size
-
-        def others(some: Slice) -> Tensor:
-            return sources_of(some, key, self._cuts.edges(some, [key], {})[key]).others
-
-        return SourceRows(table, self._own[key[2]], others, memory, self._scratch, share, reads)
-
-    def _own_rows(self, x: Rows, some: Slice) -> Tensor:
-        """Return a slice's rows before a layer."""
-        name = some.node_type
-        if name not in self._files and self._cuts.are_far(name):  # features
-            return self._cuts.gather(name, some.ids)
-        rows = x[name][some.span]
-        ops.read_soon(rows)
-        return rows
-
-    def _computed(self, depth: int, x: Rows, z: Sources, some: Slice) -> dict[str, Tensor]:
-        """Return a layer's rows of a slice."""
-        name = some.node_type
-        keys = [key for key in self._plan.layers[depth].relations if key[2] == name]
-        for rows in map(z.__getitem__, keys):
-            if isinstance(rows, SourceRows):
-                rows.prepare(some, self._folder.check_peers)
-        edges = self._cuts.edges(some, keys, self._degrees)
-        given, own = {}, None
-        for key in keys:
-            if isinstance(rows := z[key], SourceRows):
-                sources = sources_of(some, key, edges[key])
-                given[key], edges[key] = rows.of(some, sources.own, sources.others), sources.edges
-                own = given[key][: len(some)] if rows.table.mapped is x[name] else own
-            else:
-                given[key] = rows
-        own_rows = {name: self._own_rows(x, some) if own is None else own}
-        try:
-            entered = self._model.enter(depth, own_rows)
-            after = self._model.stage(depth).propagate(given, entered, edges, None)
-        except IndexError as error:
-            raise StoreError(
-                f"in-edges of {name!r} {some.first} to {some.end - 1}: {error}; run hoploom check"
-            ) from error
-        return {name: self._model.close(depth, after, own_rows)[name]}
-
-    def _finished(self, depth: int, some: Slice, x: Rows, z: Sources) -> dict[str, Tensor]:
-        """Return the embedding and output of a slice."""
-        name = some.node_type
-        computed = self._computed(depth, x, z, some)[name] if name in self._plan.layers[depth].computed else None
-        embedding = self._own_rows(x, some) if computed is None or not self._plan.has_head else computed
-        output = self._model.finish({name: embedding if computed is None else computed})[name]
-        return {"embedding": embedding, "output": output}
-
-    def _ids(self, some: Slice, id_field: str) -> Tensor:
-        return ids_of(self._store, some.node_type, some.ids, id_field)
 
     def _slices(self, names: Iterable[str]) -> Iterator[Slice]:
         """Yield this rank's slices of some types, and count them; raise StoreError if a mapped file is unreadable."""
@@ -238,52 +333,161 @@ class LayerWise(Closing):
                 self._progress(self._done, self._total)
         self._store.require_whole()  # the slices were cut by what was read, too: there may be none
 
-    def _file(self, name: str, owner: Owner, width: int | None) -> RowFile:
-        """Open a file of rows, by the name that all ranks give it."""
-        if isinstance(owner, str):
-            node_type, number = owner, self._schema.type_index[owner]
-        else:
-            node_type, number = owner[0], len(self._schema.node_types) + self._schema.relation_index[owner]
-        count, path = self._schema.node_type(node_type).num_nodes, self._scratch / f"{name}-{number}.rows"
-        shape, dtype = ((count,), torch.int64) if width is None else ((count, width), self._plan.dtype)
-        return self._open.enter_context(RowFile(path, shape, dtype))
+    def _count_degrees(self) -> None:
+        """Count the in-degrees of all nodes, if a layer reads those of its sources."""
+        keys = sorted(self._plan.with_degrees)
+
+        def count(some: Slice) -> dict[RelationName, Tensor]:
+            edges = edges_of(self._store, some, [key for key in keys if key[2] == some.node_type], {})
+            return {key: degrees_without_loops(found) for key, found in edges.items()}
+
+        types = sorted({key[2] for key in keys})
+        files = self._pass("degrees", "counting edges", dict.fromkeys(keys), types, count)
+        self._degrees = {key: file.read() for key, file in files.items()}
+
+    def _prepared(self, some: Slice) -> dict[str, Tensor]:
+        name = some.node_type
+        given = {name: self._features(some)} if FEATURES in self._schema.node_type(name).fields else {}
+        return {name: self._model.prepare(given, {name: some.ids})[name]}
+
+    def _advance(self, depth: int) -> None:
+        """Replace the rows before a layer by those after it."""
+        layer = self._plan.layers[depth]
+        z, rewritten = self._rewrite(depth)
+        compute = partial(self._computed, depth, z)
+        files = self._pass(f"rows-{depth}", f"computing layer {depth + 1}", layer.computed, layer.computed, compute)
+        dropped = [self._files.pop(name) for name in list(self._files) if name not in layer.kept]
+        for file in (*dropped, *rewritten):
+            file.remove()
+        self._files |= files
+        self._x = {name: rows for name, rows in self._x.items() if name in layer.kept}
+        self._x |= {name: file.read() for name, file in files.items()}
+
+    def _rewrite(self, depth: int) -> tuple[Sources, Iterable[RowFile]]:
+        """Return the rows that a layer aggregates, and the files of those that it changes first."""
+        layer, stage = self._plan.layers[depth], self._model.stage(depth)
+
+        def changed(some: Slice) -> dict[Owner, Tensor]:
+            name = some.node_type
+            rows = self._model.enter(depth, {name: self._own_rows(some)})[name]
+            made: dict[Owner, Tensor] = {name: rows} if name in layer.rewritten else {}
+            return made | {
+                key: stage.project(key, rows) for key in layer.sent if key[0] == name and key in layer.rewritten
+            }
+
+        doing = f"projecting for layer {depth + 1}"
+        files = self._pass(f"sources-{depth}", doing, layer.rewritten, layer.rewritten_types, changed)
+        read = {owner: file.read() for owner, file in files.items()}
+        sources: dict[RelationName, Tensor | SourcesOnDisk] = {}
+        for key in layer.sent:
+            owner = key if key in files else key[0]
+            rows, file = read.get(owner, self._x[key[0]]), files.get(owner, self._files.get(key[0]))
+            sources[key] = self._sources_on_disk(depth, key, rows, file) or rows
+        return sources, files.values()
+
+    def _sources_on_disk(
+        self, depth: int, key: RelationName, rows: Tensor, file: RowFile | None
+    ) -> SourcesOnDisk | None:
+        """Return the reader of a relation's sources from the disk; None if they fit the memory budget."""
+        store, name, gather = self._store, key[0], None
+        if depth == 0 and name in self._plan.as_stored and rows is self._x[name] and self._features_on_disk(name):
+            gather = _gather_features(store, name)
+        elif file is not None and store.reads is not None and self._on_disk[depth]:
+            gather = file.gatherer(store.reads)
+        if gather is None or store.reads is None:
+            return None
+        edges: Callable[[Slice], InEdges] = lambda some: edges_of(store, some, [key], {})[key]  # noqa: E731
+        share, folder = 1 / self._folder.context.world_size, self._folder
+        return SourcesOnDisk(
+            key,
+            gather,
+            rows,
+            self._own[key[2]],
+            edges,
+            self._memory,
+            folder.scratch,
+            share,
+            store.reads,
+            folder.check_peers,
+        )
+
+    def _mapped_features(self, node_type: str) -> Tensor | None:
+        """Return features that layer one takes as they are, if one part holds them all."""
+        if node_type not in self._plan.as_stored:
+            return None
+        tables = [part.tables.get((node_type, FEATURES)) for part in self._store.parts]
+        num_nodes = self._schema.node_type(node_type).num_nodes
+        return next((table.rows for table in tables if table is not None and table.rows.shape[0] == num_nodes), None)
+
+    def _features_on_disk(self, node_type: str) -> bool:
+        """Return whether some features of a type are on disk because they exceed the memory budget."""
+        store = self._store
+        return store.reads is not None and not all(shard.in_memory(node_type, FEATURES) for shard in store.shards)
+
+    def _features(self, some: Slice) -> Tensor:
+        return self._store.features.gather([Wanted(some.node_type, FEATURES, some.ids)])[0]
+
+    def _own_rows(self, some: Slice) -> Tensor:
+        """Return a slice's rows before a layer."""
+        if some.node_type not in self._files and self._features_on_disk(some.node_type):
+            return self._features(some)
+        rows = self._x[some.node_type][some.span]
+        ops.read_soon(rows)
+        return rows
+
+    def _computed(self, depth: int, z: Sources, some: Slice) -> dict[str, Tensor]:
+        """Return a layer's rows of a slice."""
+        name, own = some.node_type, None
+        keys = [key for key in self._plan.layers[depth].sent if key[2] == name]
+        on_disk = {key: rows for key in keys if isinstance(rows := z[key], SourcesOnDisk)}
+        for sources in on_disk.values():
+            sources.prepare(some)
+        edges = edges_of(self._store, some, keys, self._degrees)
+        given = {key: rows for key in keys if isinstance(rows := z[key], Tensor)}
+        for key, sources in on_disk.items():
+            given[key], edges[key] = sources.read(some, edges[key])
+            own = given[key][: len(some)] if sources.mapped is self._x[name] else own
+        own_rows = {name: self._own_rows(some) if own is None else own}
+        try:
+            entered = self._model.enter(depth, own_rows)
+            after = self._model.stage(depth).propagate(given, entered, edges, None)
+        except IndexError as error:
+            raise StoreError(
+                f"in-edges of {name!r} {some.first} to {some.end - 1}: {error}; run hoploom check"
+            ) from error
+        return {name: self._model.close(depth, after, own_rows)[name]}
+
+    def _finished(self, some: Slice) -> dict[str, Tensor]:
+        """Return the embedding and output of a slice."""
+        name, depth = some.node_type, self._num_between
+        if not self._plan.outputs:
+            return {"embedding": self._x[name][some.span]}
+        is_computed = name in self._plan.layers[depth].computed
+        computed = self._computed(depth, self._sources, some)[name] if is_computed else None
+        embedding = self._own_rows(some) if computed is None or not self._plan.has_head else computed
+        output = self._model.finish({name: embedding if computed is None else computed})[name]
+        return {"embedding": embedding, "output": output}
 
     def close(self) -> None:
         self._open.close()
 
 
-def ids_of(store: Store, node_type: str, nodes: Tensor, id_field: str) -> Tensor:
-    """Return the nodes' ids of a field, or the store's if the type has no such field."""
-    if id_field not in store.schema.node_type(node_type).fields:
-        return nodes
-    ids = store.features.gather([Wanted(node_type, id_field, nodes)])[0]
-    return ids if ids.dim() > 1 else ids.to(torch.int64)
+def _exceed_memory(store: Store, dtype: torch.dtype, layer: LayerPlan) -> bool:
+    """Return whether the rows that a layer aggregates take more than the store's budget leaves beside the topology."""
+    if store.budget is None or store.reads is None:
+        return False
+    num_bytes = (
+        sum(store.schema.node_type(key[0]).num_nodes * width for key, width in layer.sent.items()) * dtype.itemsize
+    )
+    lists = [lists for part in store.parts for lists in part.lists]
+    offsets = sum(one.indptr.nbytes for one in lists)
+    others = sum(column.nbytes for one in lists for column in one.columns) - offsets
+    return num_bytes > store.budget.num_bytes - offsets - store.budget.lists * others
 
 
-def folder_of(node_type: str) -> str:
-    """Return the name of a node type's folder, which is that in a store."""
-    return Path(node_file(0, node_type, FEATURES)).parent.name
-
-
-def _passes(plan: ModelPlan) -> Iterator[str]:
-    """Yield the node types of every pass after that over the features."""
-    yield from sorted({key[2] for key in plan.with_degrees})
-    for depth, layer in enumerate(plan.layers):
-        yield from layer.rewritten
-        if depth < len(plan.layers) - bool(plan.outputs):
-            yield from layer.computed
-    yield from plan.ends
-
-
-def _like(plan: ModelPlan, node_type: str, columns: Sequence[str], predict: Predict | None) -> Columns:
-    """Return empty columns of a type, without the ids."""
-    embedding = plan.ends[node_type]
-    if plan.outputs and not plan.has_head:
-        embedding = plan.layers[-1].widths[node_type]
-    like = {
-        "embedding": torch.empty(0, embedding, dtype=plan.dtype),
-        "output": torch.empty(0, plan.outputs.get(node_type, 0), dtype=plan.dtype),
-    }
-    if predict is not None:
-        like["prediction"] = predict(like["output"])
-    return {name: like[name] for name in columns}
+def _gather_features(store: Store, node_type: str) -> Gather:
+    features = store.features
+    assert isinstance(features, Sharded), "features within a budget are"
+    return lambda ids, outs: features.gather_at(
+        [Wanted(node_type, FEATURES, one) for one in ids], [None] * len(ids), outs
+    )

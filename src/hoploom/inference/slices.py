@@ -1,25 +1,30 @@
-"""A store's nodes in slices that fit a memory budget, divided among ranks, with the in-edges of each.
+"""A store's nodes in slices that fit in memory, divided among ranks, with the in-edges and sources of each.
 
 If not all nodes of a type are mapped, in-edges are sampled from the store, and the size of a slice is estimated from
 the average degree.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
-from typing import NamedTuple
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.load.assemble import FEATURES
-from hoploom.ops import Frontier, InEdges
+from hoploom.inference.files import Gather
+from hoploom.load.packed import PackedRows, RowLists, read_packed, scratch_bytes
+from hoploom.ops import Frontier, InEdges, Reads
 from hoploom.schema import RelationName
-from hoploom.store import Draw, Part, Sharded, Store, Wanted
+from hoploom.store import Draw, Part, Store
+from hoploom.store.on_disk import BLOCK, Ids, ScratchFile
 from hoploom.store.scan import covers
+
+WINS = 2 / 3  # packing sources takes at most this share of the time without it
 
 
 @dataclass(frozen=True)
@@ -44,60 +49,36 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Costs:
-    """The memory that a slice takes while it is computed."""
-
-    budget: int  # bytes
-    row_bytes: Mapping[str, int]  # by node type
-    edge_bytes: int
-
-
 class Slices:
     """The slices of all nodes; each node is in one slice of one rank."""
 
-    def __init__(self, store: Store, relations: Sequence[RelationName], costs: Costs) -> None:
-        self.store, self._costs = store, costs
-        self._relations = [store.schema.relation_index[key] for key in relations]
-        self._is_mapped = [_is_mapped(store, index) for index in range(len(store.schema.node_types))]
+    store: Store
+    relations: Sequence[RelationName]  # whose edges count
+    memory: int  # bytes of a slice
+    row_bytes: Mapping[str, int]  # by node type
+    edge_bytes: int
 
     def of(self, node_type: str, rank: int, world_size: int) -> Iterator[Slice]:
         """Yield a rank's slices of a type, in order. Ranks get equally many bytes of rows and edges."""
         index = self.store.schema.type_index[node_type]
-        first, end = (self._bound(index, number, world_size) for number in (rank, rank + 1))
-        for piece in self._pieces(index):
-            yield from self._slices(index, piece, first, end)
-
-    def _bound(self, index: int, rank: int, world_size: int) -> int:
-        """Return the first node of a rank's share of a type."""
-        count = self.store.schema.node_types[index].num_nodes
-        target = self._cost(index, count) * rank // world_size
-        return count if rank == world_size else bisect_left(range(count), target, key=partial(self._cost, index))
-
-    def _pieces(self, index: int) -> list[Slice]:
-        """Return a piece for each mapped part of a type; one without a part if they do not hold all nodes."""
-        node_type = self.store.schema.node_types[index]
-        if not self._is_mapped[index]:
-            return [Slice(node_type.name, 0, node_type.num_nodes, None)]
-        return [
-            Slice(node_type.name, part.first_nodes[index], part.first_nodes[index] + part.num_nodes[index], part)
-            for part in self.store.parts
-        ]
-
-    def _slices(self, index: int, piece: Slice, first: int, end: int) -> Iterator[Slice]:
-        first, end = max(first, piece.first), min(end, piece.end)
-        while first < end:
-            most = self._cost(index, first) + self._costs.budget
-            fits = bisect_right(range(end + 1), most, lo=first + 1, key=partial(self._cost, index)) - 1
-            yield Slice(piece.node_type, first, last := max(fits, first + 1), piece.part)
-            first = last
+        count, cost = self.store.schema.node_types[index].num_nodes, partial(self._cost, index)
+        first, end = (bisect_left(range(count), cost(count) * n // world_size, key=cost) for n in (rank, rank + 1))
+        pieces: list[tuple[int, int, Part | None]] = [(0, count, None)]
+        if self._is_mapped[index]:
+            pieces = [(part.first_nodes[index], part.num_nodes[index], part) for part in self.store.parts]
+        for begin, size, part in pieces:
+            at, last = max(first, begin), min(end, begin + size)
+            while at < last:
+                fits = bisect_right(range(last + 1), cost(at) + self.memory, lo=at + 1, key=cost) - 1
+                some = Slice(node_type, at, max(fits, at + 1), part)
+                yield some
+                at = some.end
 
     def _cost(self, index: int, node: int) -> int:
         """Return the bytes of all nodes of a type before this one."""
-        schema = self.store.schema
-        num_edges = sum(
-            self._edges_before(relation, node) for relation in self._relations if schema.destinations[relation] == index
-        )
-        return num_edges * self._costs.edge_bytes + node * self._costs.row_bytes[schema.node_types[index].name]
+        schema, relations = self.store.schema, [self.store.schema.relation_index[key] for key in self.relations]
+        num_edges = sum(self._edges_before(one, node) for one in relations if schema.destinations[one] == index)
+        return num_edges * self.edge_bytes + node * self.row_bytes[schema.node_types[index].name]
 
     def _edges_before(self, relation: int, node: int) -> int:
         """Return the number of edges to the nodes before this one."""
@@ -109,78 +90,31 @@ class Slices:
         lists = parts[max(0, owner)].lists[relation]
         return lists.first_edge + int(lists.indptr[node - lists.first_node])
 
-    def edges(
-        self, some: Slice, keys: Sequence[RelationName], degrees: Mapping[RelationName, Tensor]
-    ) -> dict[RelationName, InEdges]:
-        """Return all in-edges of a slice's nodes, by relation; sources are ids of the store."""
-        schema = self.store.schema
-        lists = _sampled(self.store, some, keys) if some.part is None else _mapped(some.part, some, keys)
-        edges = {}
-        for key, (indptr, sources) in lists.items():
-            num_sources, first = schema.node_type(key[0]).num_nodes, some.first if key[0] == key[2] else 0
-            edges[key] = InEdges(indptr, sources, num_sources, None, first, degrees.get(key))
-        return edges
-
-    @property
-    def memory(self) -> int:
-        """The bytes that a slice may take."""
-        return self._costs.budget
-
-    def exceed_memory(self, num_bytes: int) -> bool:
-        """Return whether rows between layers take more than the budget leaves beside the topology."""
-        budget = self.store.budget
-        if budget is None or self.store.reads is None:
-            return False
-        lists = [lists for part in self.store.parts for lists in part.lists]
-        begins = sum(one.indptr.nbytes for one in lists)
-        others = sum(column.nbytes for one in lists for column in one.columns) - begins
-        return num_bytes > budget.num_bytes - begins - budget.lists * others
-
-    def are_far(self, node_type: str) -> bool:
-        """Return whether some features of a type are on disk because they exceed the memory budget."""
-        return self.store.reads is not None and not all(
-            shard.in_memory(node_type, FEATURES) for shard in self.store.shards
-        )
-
-    def gather_features(self, node_type: str, ids: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
-        """Read the features of ids[i] into outs[i], all together."""
-        assert isinstance(self.store.features, Sharded), "features within a budget are"
-        wanted = [Wanted(node_type, FEATURES, one) for one in ids]
-        self.store.features.gather_at(wanted, [None] * len(wanted), outs)
-
-    def gather(self, node_type: str, ids: Tensor) -> Tensor:
-        """Return features."""
-        return self.store.features.gather([Wanted(node_type, FEATURES, ids)])[0]
+    @cached_property
+    def _is_mapped(self) -> list[bool]:
+        """Whether parts that hold all nodes of a type are mapped, by the type's index."""
+        schema, parts = self.store.schema, self.store.parts
+        found = []
+        for index, node_type in enumerate(schema.node_types):
+            ends = accumulate((part.num_nodes[index] for part in parts), initial=0)
+            in_order = all(part.first_nodes[index] == end for part, end in zip(parts, ends, strict=False))
+            found.append(in_order and bool(parts) and covers(schema, parts, node_type.name))
+        return found
 
 
-class Sources(NamedTuple):
-    """The sources of a slice's edges, each once, and the edges with indices of these sources."""
-
-    own: Tensor  # the slice's nodes where sources are of their type, else none; they stand first
-    others: Tensor  # ascending
-    edges: InEdges
+# --- edges of a slice -------------------------------------------------------------------------
 
 
-def sources_of(some: Slice, key: RelationName, edges: InEdges) -> Sources:
-    first, end = (some.first, some.end) if key[0] == key[2] else (0, 0)
-    own, sources = torch.arange(first, end), edges.sources.to(torch.int64)
-    are_own = (sources >= first) & (sources < end)
-    others = torch.unique(sources[~are_own])
-    places = torch.where(are_own, sources - first, torch.searchsorted(others, sources) + (end - first))
-    degrees = None if edges.source_degrees is None else edges.source_degrees[torch.cat([own, others])]
-    return Sources(own, others, InEdges(edges.indptr, places, own.numel() + others.numel(), None, 0, degrees))
-
-
-def degrees_without_loops(edges: InEdges) -> Tensor:
-    """Return the in-degrees of a slice's nodes without self-loops: [num_destinations] int64."""
-    loops = torch.bincount(edges.destinations[edges.are_loops], minlength=edges.num_destinations)
-    return edges.degrees - loops
-
-
-def _is_mapped(store: Store, index: int) -> bool:
-    ends = accumulate((part.num_nodes[index] for part in store.parts), initial=0)
-    in_order = all(part.first_nodes[index] == end for part, end in zip(store.parts, ends, strict=False))
-    return in_order and bool(store.parts) and covers(store.schema, store.parts, store.schema.node_types[index].name)
+def edges_of(
+    store: Store, some: Slice, keys: Sequence[RelationName], degrees: Mapping[RelationName, Tensor]
+) -> dict[RelationName, InEdges]:
+    """Return all in-edges of a slice's nodes, by relation; sources are ids of the store."""
+    lists = _sampled(store, some, keys) if some.part is None else _mapped(some.part, some, keys)
+    edges = {}
+    for key, (indptr, sources) in lists.items():
+        num_sources, first = store.schema.node_type(key[0]).num_nodes, some.first if key[0] == key[2] else 0
+        edges[key] = InEdges(indptr, sources, num_sources, None, first, degrees.get(key))
+    return edges
 
 
 def _mapped(part: Part, some: Slice, keys: Sequence[RelationName]) -> dict[RelationName, tuple[Tensor, Tensor]]:
@@ -208,3 +142,109 @@ def _sampled(store: Store, some: Slice, keys: Sequence[RelationName]) -> dict[Re
         torch.cumsum(picked.counts, 0, out=indptr[1:])
         found[key] = indptr, picked.sources
     return found
+
+
+def degrees_without_loops(edges: InEdges) -> Tensor:
+    """Return the in-degrees of a slice's nodes without self-loops: [num_destinations] int64."""
+    loops = torch.bincount(edges.destinations[edges.are_loops], minlength=edges.num_destinations)
+    return edges.degrees - loops
+
+
+# --- sources of a slice -----------------------------------------------------------------------
+
+
+@dataclass
+class SourcesOnDisk:
+    """The rows of a relation's sources if they do not fit in memory, read for slices in order; packed if that pays.
+
+    The sources of a slice are all over a table, so that each slice reads a block for every row, or the whole table.
+    Packing also costs looking at the edges twice. It may take `memory` bytes while no slice is worked on, and a `share`
+    of the free bytes in `folder`.
+    """
+
+    key: RelationName
+    gather: Gather
+    mapped: Tensor  # [num_rows, width]; its values are not read
+    slices: Sequence[Slice]  # of this rank
+    edges: Callable[[Slice], InEdges]
+    memory: int
+    folder: Path
+    share: float
+    reads: Reads
+    check: Callable[[], None]  # called often; raises to end packing
+
+    def __post_init__(self) -> None:
+        self._group = range(0)  # indices of the slices that were looked at together
+        self._packed: list[PackedRows] = []  # of the group; empty if packing would not pay
+        self._row_bytes = self.mapped.shape[1] * self.mapped.dtype.itemsize
+
+    def prepare(self, some: Slice) -> None:
+        """Pack the rows of a slice and of the next ones, if that is due; before anything of it is in memory."""
+        index = self._index(some)
+        if index in self._group:
+            return
+        self._packed = []
+        lists = RowLists(self._look_ahead(index), self._row_bytes, self.memory // 2)
+        self._group = range(index, index + len(lists.ids))
+        if self._pays(lists):
+            dtype = self.mapped.dtype
+            with ScratchFile(self.folder, lists.num_bytes) as file:
+                self._packed = lists.copy(
+                    file, self.reads, lambda ids, outs: self.gather(ids, [o.view(dtype) for o in outs]), self.check
+                )
+
+    def read(self, some: Slice, edges: InEdges) -> tuple[Tensor, InEdges]:
+        """Return the rows of a slice's sources, and its edges with indices of these rows.
+
+        The slice's own nodes come first if they are of the sources' type, then the others in order.
+        """
+        first, end = self._own(some)
+        sources, others = edges.sources.to(torch.int64), self._others(some, edges)
+        own, num_sources = torch.arange(first, end), end - first + others.numel()
+        rows = ops.empty((num_sources, self.mapped.shape[1]), self.mapped.dtype)
+        outs = [rows[: end - first], rows[end - first :]]
+        if self._packed:
+            self.gather([own], outs[:1])
+            packed = self._packed[self._index(some) - self._group.start]
+            read_packed(self.reads, [packed.request_all(outs[1])])
+        else:
+            self.gather([own, others], outs)
+        at = torch.searchsorted(others, sources) + (end - first)
+        at = torch.where((sources >= first) & (sources < end), sources - first, at)
+        degrees = None if edges.source_degrees is None else edges.source_degrees[torch.cat([own, others])]
+        return rows, InEdges(edges.indptr, at, num_sources, None, 0, degrees)
+
+    def _index(self, some: Slice) -> int:
+        return bisect_left(self.slices, some.first, key=lambda one: one.first)
+
+    def _own(self, some: Slice) -> tuple[int, int]:
+        return (some.first, some.end) if self.key[0] == self.key[2] else (0, 0)
+
+    def _others(self, some: Slice, edges: InEdges) -> Tensor:
+        """Return the sources that are not nodes of the slice, each once, in order."""
+        (first, end), sources = self._own(some), edges.sources.to(torch.int64)
+        others: Tensor = torch.unique(sources[(sources < first) | (sources >= end)])
+        return others
+
+    def _look_ahead(self, index: int) -> list[Ids]:
+        """Return the sources of as many slices as half of the memory holds ids of, and scratch space rows."""
+        found: list[Ids] = []
+        memory, num_bytes = self.memory // 2, int(self.share * scratch_bytes(self.folder))
+        for some in self.slices[index:]:
+            self.check()
+            ids = self._others(some, self.edges(some)).numpy()
+            ids = ids.astype(np.int32) if len(self.mapped) < 1 << 31 else ids
+            memory -= ids.nbytes
+            num_bytes -= len(ids) * self._row_bytes
+            if found and (memory < 0 or num_bytes < 0):
+                break
+            found.append(ids)
+        return found
+
+    def _pays(self, lists: RowLists) -> bool:
+        """Return whether packing takes less than two thirds of the time, counted in bytes that the disk could read."""
+        of_a_row, sweep, num_rows = BLOCK + self.reads.gap, self.mapped.nbytes, lists.num_rows
+        direct = sum(min(len(one) * of_a_row, sweep) for one in lists.ids)
+        requests = len(lists.ids) * -(-num_rows // lists.rows_at_once)  # a slice's rows of a piece
+        packed = min(num_rows * of_a_row, sweep) + 2 * num_rows * self._row_bytes + requests * of_a_row
+        return packed < WINS * direct

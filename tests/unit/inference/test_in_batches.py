@@ -1,6 +1,7 @@
 """Inference of models that cannot run layer by layer: in batches, the same rows for any number of ranks."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Mean(nn.Module):
 def test_a_model_of_pyg_gives_the_rows_of_the_whole_graph(
     world_size: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hoploom.inference.in_batches.BATCH_SIZE", 17)
+    monkeypatch.setattr(import_module("hoploom.inference.infer"), "BATCH_SIZE", 17)
     graph = random_graph(60, 400, 1)
     torch.manual_seed(0)
     model = GAT(graph.x.shape[1], 8, num_layers=2, out_channels=4).eval()

@@ -20,9 +20,8 @@ import hoploom
 from hoploom import ConfigError, Store, StoreError
 from hoploom.inference import Inference, infer
 from hoploom.inference.files import ParquetFile, RowFile
-from hoploom.inference.layered import plan_of
-from hoploom.inference.slices import Costs, Slices
-from hoploom.inference.source_rows import gathering
+from hoploom.inference.layerwise import plan_of
+from hoploom.inference.slices import Slices
 from hoploom.nn import GNN, Shape
 from hoploom.ops import Reads
 
@@ -273,14 +272,14 @@ def test_slices_have_every_node_once_and_fit_the_budget(num_parts: int, world_si
     graph = graph_with_loops()
     store = save_in_parts(hoploom.from_pyg(graph), tmp_path / "store", num_parts)
     degrees = torch.bincount(graph.edge_index[1], minlength=60)
-    slices = Slices(store, [TO], Costs(budget=400, row_bytes={"node": 20}, edge_bytes=10))
+    slices = Slices(store, [TO], 400, row_bytes={"node": 20}, edge_bytes=10)
     found = [list(slices.of("node", rank, world_size)) for rank in range(world_size)]
     assert [node for some in found for one in some for node in one.ids.tolist()] == list(range(60))
     costs = [[int(20 * len(one) + 10 * degrees[one.span].sum()) for one in some] for some in found]
     assert max(max(some) for some in costs) <= 400
     assert sum(map(len, costs)) <= math.ceil((60 * 20 + 400 * 10) / 300) + num_parts + world_size
     assert max(map(sum, costs)) - min(map(sum, costs)) <= 2 * (20 + 10 * int(degrees.max()))
-    assert [len(one) for one in Slices(store, [TO], Costs(1, {"node": 20}, 10)).of("node", 0, 1)] == [1] * 60
+    assert [len(one) for one in Slices(store, [TO], 1, {"node": 20}, 10).of("node", 0, 1)] == [1] * 60
 
 
 def test_a_slice_takes_what_the_rows_of_its_nodes_take(tmp_path: Path) -> None:
@@ -318,7 +317,7 @@ def test_rows_between_layers_that_cannot_be_read_are_an_error(tmp_path: Path) ->
     with RowFile(tmp_path / "rows", (4000, 2), torch.float32) as file:
         file.write(0, torch.arange(8000.0).view(4000, 2))
         file.finish(synced=False)
-        gather = gathering(file.read_far(), Reads())
+        gather = file.gatherer(Reads())
         outs = [torch.empty(2, 2), torch.empty(1, 2)]
         gather([torch.tensor([1, 3999]), torch.tensor([3])], outs)
         assert [out.tolist() for out in outs] == [[[2, 3], [7998, 7999]], [[6, 7]]]
