@@ -14,7 +14,7 @@ from torch import Tensor
 from hoploom import keys
 from hoploom.batch import Seeds
 from hoploom.gpu.place import place
-from hoploom.gpu.whole_step.cuda_graph import Lane, Recording
+from hoploom.gpu.whole_step.cuda_graph import Recording, WorkStream
 from hoploom.sample import Workspace, sample_hops
 from hoploom.sample.hops import make_sampling
 from hoploom.store import Store, Wanted
@@ -82,9 +82,9 @@ def measure(work: Workload) -> Report:
         with place(store, features=features, device=here) as placed:
             gathers = Gathers(placed, ids)
             copies = copying(work.copied, here, over_the_bus=over_the_bus)
-            lane = Lane(here, beside=False)
-            taken = [gpu.repeated(side, here, work) for side in (Recording(gathers, lane), copies)]
-            lane.close()
+            stream = WorkStream(here, own_stream=False)
+            taken = [gpu.repeated(side, here, work) for side in (Recording(gathers, stream), copies)]
+            stream.close()
         ways = 1 if over_the_bus else 2
         amounts = gathers.num_bytes * ways, work.copied * ways
         ours, theirs = (gpu.rate(size / 1e9, one) for size, one in zip(amounts, taken, strict=True))

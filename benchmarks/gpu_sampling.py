@@ -16,9 +16,9 @@ from report import Report, Row, Target
 import hoploom
 from hoploom import keys
 from hoploom.batch import Seeds
-from hoploom.gpu.batches.capacity import HopPlan, first_capacity, plan_hops, used
+from hoploom.gpu.batches.capacity import HopPlan, first_capacity, plan_hops, used_capacity
 from hoploom.gpu.batches.device_hops import DeviceBuffers, fault_of, make_buffers, make_maps, sample_on_device
-from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Lane, Recording
+from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Recording, WorkStream
 from hoploom.sample.hops import make_sampling
 from hoploom.store import Store
 
@@ -47,17 +47,17 @@ class Batches:
         self.maps = make_maps(self.plan, self.device)
         self.into = self._fitted(work.sampled)
         self.picks = sum(self._sizes_of(step)[0] for step in range(self.work.batches))
-        self._lane = Lane(self.device, beside=False)
-        self._recording = Recording(self.sample, self._lane)
+        self._stream = WorkStream(self.device, own_stream=False)
+        self._recording = Recording(self.sample, self._stream)
 
     def _fitted(self, num_seeds: int) -> DeviceBuffers:
         """Buffers for what the batches take and a tenth more, as recorded steps have them."""
         most = first_capacity(self.plan, [num_seeds], sys.maxsize)
         self.into = make_buffers(self.plan, most, self.device)
-        seen = [used(self.plan, self._sizes_of(step)[1]) for step in range(self.work.batches)]
-        greatest = reduce(lambda room, other: room.joined(other, max), seen)
+        seen = [used_capacity(self.plan, self._sizes_of(step)[1]) for step in range(self.work.batches)]
+        greatest = reduce(lambda room, other: room.combine(other, max), seen)
         assert most.holds(greatest), f"{num_seeds} seeds take {greatest}, and there is room for {most}"
-        fitted = greatest.joined(most, lambda size, limit: min(size + size // 10, limit))
+        fitted = greatest.combine(most, lambda size, limit: min(size + size // 10, limit))
         return make_buffers(self.plan, fitted, self.device)
 
     def _sizes_of(self, step: int) -> tuple[int, list[int]]:
@@ -99,7 +99,7 @@ class Batches:
 
     def close(self) -> None:
         """Drop the recording, before what it reads is given back."""
-        self._lane.close()
+        self._stream.close()
 
 
 def measure(work: Workload) -> Report:

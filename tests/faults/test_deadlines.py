@@ -12,11 +12,11 @@ from support.whole_steps import homogeneous_learner
 
 import hoploom
 from hoploom import BatchError, PeerError, StoreError, TrainError
-from hoploom.gpu.batches.batch_memory import Pool, Reading
-from hoploom.gpu.place import copy as placing
+from hoploom.gpu.batches.batch_memory import PendingRead, Pool
 from hoploom.gpu.place import peer_memory as peermemory
+from hoploom.gpu.place import placing
 from hoploom.gpu.place.placed_store import Lease
-from hoploom.gpu.whole_step.cuda_graph import Lane, Mark
+from hoploom.gpu.whole_step.cuda_graph import WorkEvent, WorkStream
 from hoploom.gpu.whole_step.epoch import WholeStep
 from hoploom.ops import deadline
 from hoploom.ops.deadline import idle, reached
@@ -24,7 +24,7 @@ from hoploom.ranks.context import Context, init
 from hoploom.ranks.stopping import StopRequests
 from hoploom.store import Store
 from hoploom.train.learner import Training
-from hoploom.train.step import HostNumber, Stepper
+from hoploom.train.step import Stepper, _HostScalar
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 SHORT = 0.02  # seconds
@@ -147,13 +147,13 @@ def test_a_loader_names_the_step_whose_sizes_never_come(
     loader = nodes(placed(graph, device), num_workers=num_workers)
     first, begun = next(iter(loader)), []
     loader.set_epoch(0)
-    reading = Pool.reading
+    read = Pool.read_async
 
-    def late(pool: Pool, sizes: torch.Tensor) -> Reading:
-        begun.append(reading(pool, sizes))
+    def late(pool: Pool, sizes: torch.Tensor) -> PendingRead:
+        begun.append(read(pool, sizes))
         return begun[-1] if len(begun) == 1 else begun[-1]._replace(arrived=Hung(), seconds=SHORT)
 
-    monkeypatch.setattr(Pool, "reading", late)
+    monkeypatch.setattr(Pool, "read_async", late)
     made = iter(loader)
     assert torch.equal(next(made).n_id, first.n_id)
     said = rf"^step 1 of epoch 0 on rank 0 failed: TimeoutError: the device has not sampled within 0.02 s; {BUSY}, or "
@@ -169,9 +169,9 @@ def test_a_loader_waits_for_the_device_as_long_as_its_timeout_says(graph: Store,
 def test_a_batch_by_itself_whose_sizes_never_come_is_named(
     graph: Store, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    loader, reading = nodes(placed(graph, device)), Pool.reading
+    loader, reading = nodes(placed(graph, device)), Pool.read_async
     late = Hung()
-    monkeypatch.setattr(Pool, "reading", lambda *given: reading(*given)._replace(arrived=late, seconds=SHORT))
+    monkeypatch.setattr(Pool, "read_async", lambda *given: reading(*given)._replace(arrived=late, seconds=SHORT))
     said = rf"^a batch of 2 given positions failed: TimeoutError: the device has not sampled within 0.02 s; {BUSY}, or "
     with pytest.raises(BatchError, match=said + "raise timeout$"):
         loader([4, 1])
@@ -208,12 +208,12 @@ def never_drained(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_leaves_a_loop_on_a_hung_device_is_told_the_first_error(
     graph: Store, num_workers: int, never_drained: None, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader, late, reading = nodes(placed(graph, device), num_workers=num_workers), Hung(), Pool.reading
+    loader, late, reading = nodes(placed(graph, device), num_workers=num_workers), Hung(), Pool.read_async
     made = iter(loader)
     next(made)
     with pytest.raises(BatchError, match="what a loop had begun"):
         made.close()  # type: ignore[attr-defined]
-    monkeypatch.setattr(Pool, "reading", lambda *given: reading(*given)._replace(arrived=late, seconds=SHORT))
+    monkeypatch.setattr(Pool, "read_async", lambda *given: reading(*given)._replace(arrived=late, seconds=SHORT))
     with pytest.raises(BatchError, match=r"^step 0 of epoch 1 on rank 0 failed: TimeoutError: the device has not"):
         next(iter(loader))
 
@@ -262,13 +262,13 @@ def context_of(device: torch.device) -> Context:
 
 def lose_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on none arrives."""
-    begin = HostNumber.__init__
+    begin = _HostScalar.__init__
 
-    def late(number: HostNumber, value: torch.Tensor) -> None:
+    def late(number: _HostScalar, value: torch.Tensor) -> None:
         begin(number, value)
-        number.arrived = Hung()
+        number._arrived = Hung()
 
-    monkeypatch.setattr(HostNumber, "__init__", late)
+    monkeypatch.setattr(_HostScalar, "__init__", late)
 
 
 def test_a_step_whose_loss_never_comes_is_named(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ def test_a_device_may_wait_for_another_rank(device: torch.device) -> None:
         raise TimeoutError("computed the loss")
 
 
-class HungMark(Mark):
+class HungEvent(WorkEvent):
     """Reached the first times that somebody waits for it, and never again."""
 
     left = 0
@@ -314,14 +314,14 @@ class HungMark(Mark):
         self._event: Any = self
 
     def query(self) -> bool:
-        HungMark.left -= 1
-        return HungMark.left >= 0
+        HungEvent.left -= 1
+        return HungEvent.left >= 0
 
     def record(self, queue: Any) -> None:
         pass
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a lane of a GPU has a stream of its own")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a stream of a GPU has a stream of its own")
 @pytest.mark.parametrize(
     ("left", "step", "doing"),
     [(0, 1, "sampled"), (1, 1, "sampled"), (3, 2, "sampled"), (6, 1, "learned")],
@@ -330,30 +330,30 @@ def test_a_whole_step_that_is_never_done_is_named(
     left: int, step: int, doing: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waits are for: filling 1, its sizes; filling 2, its sizes; filling 3, its sizes, the loss of 1; and so on."""
-    monkeypatch.setattr("hoploom.gpu.whole_step.fixed_batch.Mark", HungMark)
-    monkeypatch.setattr(Lane, "_queue", Hung())
+    monkeypatch.setattr("hoploom.gpu.whole_step.epoch.WorkEvent", HungEvent)
+    monkeypatch.setattr(WorkStream, "_queue", Hung())
     whole = WholeStep(homogeneous_learner(device), Training(1), context_of(device))
-    HungMark.left = left
+    HungEvent.left = left
     said = rf"^epoch 1 step {step}: the device has not {doing} within 0.02 s; {BUSY}, or give hoploom.init a timeout "
     with pytest.raises(TrainError, match=said):
         list(whole.epoch())
 
 
-def test_a_lane_is_closed_in_bounded_time_and_drops_what_it_has(
+def test_a_stream_is_closed_in_bounded_time_and_drops_what_it_has(
     release: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hoploom.gpu.whole_step.cuda_graph.CLOSE_DEADLINE", SHORT)
-    lane, dropped = Lane(CPU, beside=False), []
+    stream, dropped = WorkStream(CPU, own_stream=False), []
 
     class Recorded:
         def drop(self) -> None:
             dropped.append(self)
 
     held: Any = Recorded()
-    lane.add(held)
-    lane.device = CUDA
+    stream.add(held)
+    stream.device = CUDA
     with pytest.raises(TrainError, match=rf"cuda:0 is not done within 0.02 s with the whole steps begun; {BUSY}"):
-        lane.close()
+        stream.close()
     assert dropped == [held]
 
 

@@ -135,25 +135,25 @@ def leave_early(context: Context, folder: str, path: str) -> None:
 
 def choose_alike(context: Context, folder: str, path: str) -> None:
     """ "auto" goes by the rank with the least free memory."""
-    from hoploom.gpu.place import place_plan as placeplan
+    from hoploom.gpu.place import placing as placeplan
 
     hostmemory.FOLDER = Path(folder)
     free = (2 << 30) + (8192 if context.rank == 1 else 1 << 30)
     placeplan.free_memory = lambda device: free  # type: ignore[assignment]
-    name_of_device = placeplan.name_of_device
-    placeplan.name_of_device = lambda device: f"GPU {context.rank}"  # type: ignore[assignment]
+    device_key = placeplan.device_key
+    placeplan.device_key = lambda device: f"GPU {context.rank}"  # type: ignore[assignment]
     with hoploom.place(hoploom.open(path, context=context), features="auto", device=DEVICE, among=context) as store:
         assert store.placed is not None
         shares = context.gather(torch.tensor([placement.share for placement in store.placed.report]))
         assert shares[0].tolist() == shares[1].tolist()
         assert 0 < shares[0].max() < 1
         assert "of 2 ranks" not in str(store.placed)
-    placeplan.name_of_device = name_of_device
+    placeplan.device_key = device_key
 
 
 def share_a_device(context: Context, folder: str, path: str) -> None:
     """Both ranks are on one device: each takes a half of what is free there, and none takes more than that."""
-    from hoploom.gpu.place import place_plan as placeplan
+    from hoploom.gpu.place import placing as placeplan
 
     hostmemory.FOLDER = Path(folder)
     store = hoploom.open(path, context=context)

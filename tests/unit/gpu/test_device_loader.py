@@ -18,9 +18,8 @@ from torch_geometric.data import Data
 
 import hoploom
 from hoploom import BatchError, ConfigError
-from hoploom.gpu.batches.batch_memory import BatchMemory, Pool, Reading, changed
-from hoploom.gpu.batches.loading import DeviceLoading
-from hoploom.gpu.batches.stages import DeviceSampling, HostSampling
+from hoploom.gpu.batches.batch_memory import BatchMemory, PendingRead, Pool, map_tensors
+from hoploom.gpu.batches.loading import DeviceLoading, DeviceSampling, HostSampling
 from hoploom.load.assemble import is_there
 from hoploom.load.loader import Loader
 from hoploom.load.pipeline import Workers
@@ -53,7 +52,7 @@ def test_all_of_a_batch_is_on_the_device_and_its_room_was_enough(graph: Store, d
 
 def _tensors(batch: Any) -> list[Tensor]:
     found: list[Tensor] = []
-    changed(contents(batch), lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    map_tensors(contents(batch), lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return found
 
 
@@ -114,13 +113,13 @@ def test_too_little_room_is_learned_and_changes_nothing(graph: Store, num_worker
 def test_a_batch_is_read_about_once(graph: Store, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until its sizes are read nothing waits for the device, and they are read in one go."""
     reads: list[int] = []
-    wait = Reading.wait
+    wait = PendingRead.wait
 
-    def counted(reading: Reading) -> list[Any]:
+    def counted(reading: PendingRead) -> list[Any]:
         reads.append(reading.host.numel())
         return wait(reading)
 
-    monkeypatch.setattr(Reading, "wait", counted)
+    monkeypatch.setattr(PendingRead, "wait", counted)
     loader = nodes(placed(graph, device))
     there = loading(loader)
     begun = []
@@ -142,9 +141,9 @@ def test_staged_values_come_out_as_they_went_in(device: torch.device) -> None:
         "none": torch.empty(0, 3),
         "columns": [torch.arange(6).view(2, 3).t(), 7, None, torch.tensor(9)],
     }
-    staged = pool.staged(value)
+    staged = pool.stage(value)
     there = staged.over(BatchMemory(pool).copy(staged.block))
-    assert same_value(changed(there, Tensor.cpu), value)
+    assert same_value(map_tensors(there, Tensor.cpu), value)
 
 
 def test_memory_that_others_have_cached_is_given_back_before_there_is_too_little(

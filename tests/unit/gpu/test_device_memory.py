@@ -11,8 +11,8 @@ from support.graphs import random_graph
 from torch import Tensor
 
 import hoploom
-from hoploom.gpu.batches import stages
-from hoploom.gpu.batches.batch_memory import BatchMemory, Pool, Reading
+from hoploom.gpu.batches import loading as stages
+from hoploom.gpu.batches.batch_memory import BatchMemory, PendingRead, Pool
 from hoploom.store import Store
 
 
@@ -83,7 +83,7 @@ def test_two_batches_are_sampled_at_once_however_many_threads_there_are(
 ) -> None:
     """No buffers come free until a thread is at the third batch: waiting for them, or making some."""
     made, third_is_up = [], threading.Event()
-    make_buffers, wait = stages.make_buffers, Reading.wait
+    make_buffers, wait = stages.make_buffers, PendingRead.wait
 
     def counted(*given: Any) -> Any:
         made.append(given)
@@ -98,13 +98,13 @@ def test_two_batches_are_sampled_at_once_however_many_threads_there_are(
             third_is_up.set()
             return super().acquire(blocking, timeout)
 
-    def held(reading: Reading) -> list[Any]:
+    def held(reading: PendingRead) -> list[Any]:
         assert num_workers < 2 or third_is_up.wait(60)  # one thread makes them in turn
         return wait(reading)
 
     monkeypatch.setattr(stages, "make_buffers", counted)
     monkeypatch.setattr(threading, "BoundedSemaphore", Noted)
-    monkeypatch.setattr(Reading, "wait", held)
+    monkeypatch.setattr(PendingRead, "wait", held)
     there = nodes(placed(graph, device), num_workers=num_workers, batch_size=2, input_nodes=torch.arange(16))
     assert len(list(there)) == 8
     assert len(made) == 2
@@ -131,11 +131,11 @@ def test_one_thread_at_a_time_enqueues_what_is_sampled(device: torch.device) -> 
     pool._turn = Watched()  # type: ignore[assignment]
 
     def work() -> None:
-        with pool.working():
+        with pool.side_stream():
             arrive()
             inside[0] += 1
             most[0] = max(most[0], inside[0])
-            with pool.working(alone=False), door:
+            with pool.side_stream(alone=False), door:
                 assert door.wait_for(lambda: len(come) == 3, 60)
             inside[0] -= 1
 

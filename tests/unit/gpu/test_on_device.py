@@ -14,8 +14,8 @@ from torch import Tensor
 
 import hoploom
 from hoploom.batch import Sampled, Seeds
-from hoploom.gpu.batches.batch_memory import changed
-from hoploom.gpu.batches.capacity import Capacity, HopPlan, first_capacity, grown, plan_hops, used
+from hoploom.gpu.batches.batch_memory import map_tensors
+from hoploom.gpu.batches.capacity import Capacity, HopPlan, first_capacity, grow_capacity, plan_hops, used_capacity
 from hoploom.gpu.batches.device_hops import (
     NO_PICKS,
     DeviceBuffers,
@@ -62,7 +62,7 @@ class Runs:
         self.into = make_buffers(self.plan, room, self.device)
 
     def run(self, key: int) -> list[int]:
-        seeds = changed(self.seeds, lambda tensor: tensor.to(self.device))
+        seeds = map_tensors(self.seeds, lambda tensor: tensor.to(self.device))
         bits = torch.tensor(key, device=self.device)
         with NoWaiting():  # type: ignore[no-untyped-call]
             sample_on_device(self.plan, self.lists, self.maps, seeds, bits, self.into)
@@ -70,7 +70,7 @@ class Runs:
 
     def sampled(self, sizes: list[int]) -> Sampled:
         cut = sampled_of(self.plan, self.into, sizes, self.seeds.first_tree, Tensor.clone)
-        return changed(cut, Tensor.cpu)  # type: ignore[no-any-return]
+        return map_tensors(cut, Tensor.cpu)  # type: ignore[no-any-return]
 
 
 def same(ours: Sampled, theirs: Sampled) -> bool:
@@ -108,11 +108,11 @@ def test_the_plan_of_a_ring_is_what_arithmetic_says(device: torch.device) -> Non
     """Node v has in-edges from v + 1 and v + 2: from node 0, two hops reach 1, 2 and then 3, 4."""
     store = hoploom.from_pyg(ring(12))
     runs = Runs(store, make_sampling(store.schema, [-1, -1]), seeds_for(store, "node", [0], disjoint=False), device)
-    seen = used(runs.plan, runs.run(1))
+    seen = used_capacity(runs.plan, runs.run(1))
     assert seen == Capacity(nodes=(5,), edges=(6,), rows=((1,), (2,)), picks=((2,), (4,)))
     blocks = make_sampling(store.schema, [-1, -1], mode="blocks")
     runs = Runs(store, blocks, seeds_for(store, "node", [0], disjoint=False), device)
-    seen = used(runs.plan, runs.run(1))
+    seen = used_capacity(runs.plan, runs.run(1))
     assert seen == Capacity(nodes=(5,), edges=(6,), rows=((1,), (3,)), picks=((2,), (6,)))
 
 
@@ -154,18 +154,18 @@ def test_a_batch_that_does_not_fit_is_noticed_and_made_again(
     sampling = make_sampling(store.schema, [2, 2], **options)
     seeds = seeds_for(store, "node", [0, 20, 7], disjoint=sampling.disjoint)
     runs = Runs(store, sampling, seeds, device)
-    needed = used(runs.plan, runs.run(1))
+    needed = used_capacity(runs.plan, runs.run(1))
     runs.use(needed)
-    assert runs.into.capacity.holds(used(runs.plan, runs.run(1)))  # to the last entry
+    assert runs.into.capacity.holds(used_capacity(runs.plan, runs.run(1)))  # to the last entry
     room = _less(needed, what)
     for _ in range(8):
         runs.use(room)
         sizes = runs.run(1)
-        seen = used(runs.plan, sizes)
+        seen = used_capacity(runs.plan, sizes)
         if room.holds(seen):
             break
         assert not room.holds(needed)
-        room = grown(room, seen)
+        room = grow_capacity(room, seen)
     assert room.holds(needed)
     assert same(runs.sampled(sizes), on_the_host(store, seeds, sampling, 1))
 

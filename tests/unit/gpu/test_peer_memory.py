@@ -52,7 +52,7 @@ def test_one_rank_alone_holds_all(monkeypatch: pytest.MonkeyPatch, folder: Path,
     monkeypatch.setattr(hostmemory, "FOLDER", folder)
     with init(device=place_workers.DEVICE) as context:
         assert gather_json(context, {"a": [1, None]}) == [{"a": [1, None]}]
-        assert peermemory.neighbours(context) == (0,)
+        assert peermemory.ranks_of_host(context) == (0,)
         with hoploom.place(
             hoploom.open(path, context=context), features="spread", device=place_workers.DEVICE, among=context
         ) as store:
@@ -91,4 +91,4 @@ def test_ranks_of_another_host_are_no_neighbours() -> None:
 
         def barrier(self) -> None: ...
 
-    assert peermemory.neighbours(Three()) == (1, 2)
+    assert peermemory.ranks_of_host(Three()) == (1, 2)

@@ -19,7 +19,7 @@ from torch import Tensor
 import hoploom
 from hoploom import Store
 from hoploom.gpu.place import host_memory as hostmemory
-from hoploom.gpu.place import place_plan as placeplan
+from hoploom.gpu.place import placing as placeplan
 from hoploom.schema import EDGE_ID, Owner
 from hoploom.store import Draw, Wanted, assemble
 from hoploom.train.runs.link_splits import LinkShares, hold_out
@@ -311,7 +311,7 @@ def test_ranks_that_share_a_device_share_what_is_free_there(
     monkeypatch.setattr(placeplan, "gather_json", lambda among, words: said.append(words) or told)
     among: Any = object()
     assert placeplan._free_memory_of_ranks(device, among, [0, 1, 2]) == room
-    assert said == [[10, placeplan.name_of_device(device)]]
+    assert said == [[10, placeplan.device_key(device)]]
     assert placeplan._free_memory_of_ranks(device, None, ()) == (10, 1)
 
 

@@ -11,7 +11,7 @@ from support.graphs import random_graph, save_in_parts
 import hoploom
 from hoploom import ConfigError
 from hoploom.gpu.place import host_memory as hostmemory
-from hoploom.gpu.place import place_plan as placeplan
+from hoploom.gpu.place import placing as placeplan
 from hoploom.gpu.place.host_memory import HostMemory
 from hoploom.ops import Picks, Rule
 

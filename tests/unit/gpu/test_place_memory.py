@@ -21,7 +21,7 @@ import hoploom
 from hoploom import ConfigError, StoreError
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place import placed_store as placed_module
-from hoploom.gpu.place.host_memory import HEADER, HostMemory, name_of, sweep
+from hoploom.gpu.place.host_memory import HEADER, HostMemory, shared_name, sweep
 from hoploom.gpu.place.placed_store import Lease
 
 
@@ -240,7 +240,7 @@ def test_nothing_is_needed_for_no_bytes(folder: Path) -> None:
 
 
 def test_a_killed_writer_leaves_no_half_and_a_killed_reader_no_lock(folder: Path) -> None:
-    half, whole = name_of("half"), name_of("whole")
+    half, whole = shared_name("half"), shared_name("whole")
     words = [sys.executable, place_workers.__file__, str(folder), whole, half]
     done = subprocess.run(words, cwd=TESTS, timeout=100, check=False)
     assert done.returncode == -signal.SIGKILL
@@ -252,7 +252,7 @@ def test_a_killed_writer_leaves_no_half_and_a_killed_reader_no_lock(folder: Path
 
 
 def test_what_nobody_uses_is_swept_away(folder: Path) -> None:
-    left, wanted, used = name_of("left"), name_of("wanted"), name_of("used")
+    left, wanted, used = shared_name("left"), shared_name("wanted"), shared_name("used")
     for name in (left, wanted, "not-ours"):
         (folder / name).write_bytes(b"left by a killed process")
     with HostMemory(used, 100, sevens):

@@ -14,7 +14,7 @@ from support.refusals import assert_refused
 import hoploom
 from hoploom import ConfigError, Store
 from hoploom.gpu.place import host_memory as hostmemory
-from hoploom.gpu.place import place_plan as placeplan
+from hoploom.gpu.place import placing as placeplan
 from hoploom.gpu.place import request as placement
 from hoploom.store import Wanted, assemble
 
@@ -76,7 +76,7 @@ def test_without_a_gpu_the_store_stays_as_it_is(ring_store: Store, monkeypatch: 
 
 
 def test_without_triton_it_says_what_to_install(ring_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("hoploom.gpu.batches.loading", "hoploom.gpu.place.copy"):  # import Triton themselves
+    for name in ("hoploom.gpu.batches.loading", "hoploom.gpu.place.placing"):  # import Triton themselves
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name in ["triton", *(name for name in sys.modules if name.startswith("hoploom.ops.kernels."))]:
         monkeypatch.setitem(sys.modules, name, None)

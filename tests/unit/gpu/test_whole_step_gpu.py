@@ -10,7 +10,7 @@ import torch
 from support.whole_steps import BATCH, NUM_TRAIN, eager, homogeneous_learner, library_learner, parameters_of, taken
 
 import hoploom
-from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Lane, Recording
+from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Recording, WorkStream
 from hoploom.gpu.whole_step.epoch import WholeStep
 from hoploom.ranks.context import init
 from hoploom.ranks.stopping import StopRequests
@@ -63,12 +63,12 @@ def test_dropout_is_drawn_anew_by_every_replay(device: torch.device) -> None:
     """And follows from seed and step alone: another run has the same losses."""
     runs = [taken(homogeneous_learner(device, shape={"dropout": 0.5}), device, EPOCHS, margin=1.0)[0] for _ in range(2)]
     assert runs[0] == pytest.approx(runs[1], rel=1e-5)
-    lane, drawn = Lane(device, beside=False), torch.zeros(64, device=device)
+    stream, drawn = WorkStream(device, own_stream=False), torch.zeros(64, device=device)
 
     def draw() -> None:
         drawn.copy_(torch.nn.functional.dropout(torch.ones_like(drawn), 0.5))
 
-    recording, seen = Recording(draw, lane), []
+    recording, seen = Recording(draw, stream), []
     for number in (*range(WARM_UP), 7, 8, 7):
         torch.manual_seed(number)
         recording()
@@ -100,7 +100,7 @@ def test_an_overflow_between_replays_changes_nothing_that_follows(
     own, whole = homogeneous_learner(device), homogeneous_learner(device)
     expected = eager(own, device, EPOCHS)
     fits = iter(step % 3 != 2 for step in range(EPOCHS * FULL))
-    from hoploom.gpu.whole_step.fixed_batch import FixedBatch
+    from hoploom.gpu.whole_step.epoch import FixedBatch
 
     real = FixedBatch.fits
     monkeypatch.setattr(FixedBatch, "fits", lambda slot: real(slot) and next(fits))
@@ -113,11 +113,11 @@ WAITING = """
 import os
 import torch
 from hoploom import ConfigError
-from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Lane, Recording
+from hoploom.gpu.whole_step.cuda_graph import WARM_UP, WorkStream, Recording
 
 device = torch.device("cuda", torch.cuda.current_device())
 values = torch.ones(4, device=device)
-recording = Recording(lambda: values.mul_(values.sum().item()), Lane(device, beside=False))
+recording = Recording(lambda: values.mul_(values.sum().item()), WorkStream(device, own_stream=False))
 for _ in range(WARM_UP):
     recording()
 stream = torch.cuda.current_stream()

@@ -15,11 +15,10 @@ from triton.runtime.interpreter import GridExecutor
 
 import hoploom
 from hoploom import LinkNeighborLoader, NeighborLoader
-from hoploom.gpu.batches.capacity import plan_hops
-from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Lane, Recording, uncollected
+from hoploom.gpu.batches.capacity import plan_hops, probe, sizes_of_probes
+from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Recording, WorkStream, without_gc
 from hoploom.gpu.whole_step.epoch import WholeStep
-from hoploom.gpu.whole_step.fixed_sizes import measure, probe
-from hoploom.gpu.whole_step.recordable import Rates, check_optimizer, prepare
+from hoploom.gpu.whole_step.recordable import LearningRates, check_optimizer, prepare_optimizer
 from hoploom.load.loader import Loader
 from hoploom.ops import rows
 from hoploom.ranks.context import init
@@ -130,12 +129,12 @@ def test_rows_that_no_batch_reaches_are_finite(device: torch.device) -> None:
 
 def test_a_recording_is_made_after_some_calls(device: torch.device) -> None:
     counter = torch.zeros((), dtype=torch.int64, device=device)
-    lane = Lane(device, beside=False)
+    stream = WorkStream(device, own_stream=False)
 
     def work() -> None:
         counter.add_(1)
 
-    recording, seen = Recording(work, lane), []
+    recording, seen = Recording(work, stream), []
     for _ in range(WARM_UP + 3):
         seen.append(recording.is_warm)
         recording()
@@ -164,17 +163,17 @@ class Capture:
 
 
 @pytest.fixture
-def capturing(monkeypatch: pytest.MonkeyPatch) -> Lane:
-    """A lane of a GPU that is not there."""
-    lane = Lane(CPU, beside=False)
-    lane.is_cuda, lane.stream = True, "the lane's"
+def capturing(monkeypatch: pytest.MonkeyPatch) -> WorkStream:
+    """A stream of a GPU that is not there."""
+    stream = WorkStream(CPU, own_stream=False)
+    stream.is_cuda, stream.stream = True, "the stream's"
     monkeypatch.setattr(Capture, "stream", "the consumer's")
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(torch.cuda, "graph", Capture)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Capture.stream)
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(Capture, "stream", stream))
-    return lane
+    return stream
 
 
 def failing(error: BaseException) -> Any:
@@ -183,7 +182,7 @@ def failing(error: BaseException) -> Any:
             raise error
         finally:
             assert not gc.isenabled()
-            assert Capture.stream == "the lane's"
+            assert Capture.stream == "the stream's"
 
     return work
 
@@ -204,11 +203,11 @@ def failing(error: BaseException) -> Any:
     ],
 )
 def test_a_recording_that_fails_names_the_first_error_and_leaves_the_stream(
-    error: BaseException, kind: type[BaseException], said: str, capturing: Lane
+    error: BaseException, kind: type[BaseException], said: str, capturing: WorkStream
 ) -> None:
     work = failing(error)
     with pytest.raises(kind, match=said):
-        Recording(work, capturing)._recorded(work)
+        Recording(work, capturing)._capture(work)
     assert Capture.stream == "the consumer's"
     assert gc.isenabled()
 
@@ -221,7 +220,7 @@ def test_nothing_is_collected_while_something_is_recorded(enabled: bool) -> None
         cycle.append(cycle)
         freed = weakref.ref(cycle[0])
         del cycle
-        with uncollected():
+        with without_gc():
             assert freed() is None  # what can be given back was, before
             assert not gc.isenabled()
         assert gc.isenabled() == enabled
@@ -238,11 +237,11 @@ def test_sizes_are_what_batches_took_and_a_margin(mode: str) -> None:
     loader = NeighborLoader(ring(40), [-1, -1], torch.arange(0, 40, 10), batch_size=4, mode=mode)
     maker = loader.maker
     plan = plan_hops(loader.store.schema, maker.sampler.sampling, [0], with_indptr=True)
-    found = measure(plan, probe(maker, loader.rehearsal(), 4), [4], margin=0.5, rounded=1)
+    found = sizes_of_probes(plan, probe(maker, loader.rehearsal(), 4), [4], margin=0.5, rounded=1)
     assert found.nodes == ((4, 18, 30),)  # 12 and 20 and a half more: from v to v + 1, v + 2, and on to v + 3, v + 4
     assert found.edges == ((12, 36),)  # 8, and 16 more; a block of 12 nodes has 24 by itself
     assert found.capacity.nodes == (30,)
-    narrow = measure(plan, probe(maker, loader.rehearsal(), 4), [4], margin=0.0, rounded=1)
+    narrow = sizes_of_probes(plan, probe(maker, loader.rehearsal(), 4), [4], margin=0.0, rounded=1)
     assert narrow.nodes == ((4, 12, 20),)
     sizes = [0] * plan.num_slots
     for hop, size in enumerate((4, 12, 20)):
@@ -257,7 +256,7 @@ def test_sizes_are_what_batches_took_and_a_margin(mode: str) -> None:
 def test_sizes_are_never_more_than_there_is(margin: float) -> None:
     loader = NeighborLoader(ring(12), [2, 2], torch.arange(12), batch_size=4)
     plan = plan_hops(loader.store.schema, loader.maker.sampler.sampling, [0], with_indptr=True)
-    found = measure(plan, probe(loader.maker, loader.rehearsal(), 4), [4], margin=margin)
+    found = sizes_of_probes(plan, probe(loader.maker, loader.rehearsal(), 4), [4], margin=margin)
     assert found.capacity.edges == (24,)
     assert found.nodes[0][-1] <= 12 + 4
 
@@ -271,8 +270,8 @@ def fused() -> torch.optim.Optimizer:
 
 def test_rates_are_on_the_device_within_a_step_only() -> None:
     optimizer = fused()
-    rates, group = Rates(optimizer), optimizer.param_groups[0]
-    with rates.on_the_device():
+    rates, group = LearningRates(optimizer), optimizer.param_groups[0]
+    with rates.as_tensors():
         inside = group["lr"]
     assert group["lr"] == 0.5
     assert isinstance(inside, torch.Tensor)
@@ -285,7 +284,7 @@ def test_rates_are_on_the_device_within_a_step_only() -> None:
 @pytest.mark.parametrize(("name", "value"), [("lr", 0.1), ("momentum", 0.5)])
 def test_an_option_that_a_recording_would_not_see_is_refused(name: str, value: float) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
-    rates = Rates(optimizer)
+    rates = LearningRates(optimizer)
     rates.check()
     optimizer.param_groups[0][name] = value
     with pytest.raises(hoploom.ConfigError, match=rf"{name} of SGD went from .* to {value}.*leave whole steps off"):
@@ -326,7 +325,7 @@ def test_a_checkpoint_of_the_other_way_does_not_decide(recorded: bool) -> None:
     (parameter,) = saved.param_groups[0]["params"]
     saved.state[parameter] = {"step": torch.tensor(3.0), "exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2)}
     optimizer.load_state_dict(saved.state_dict())
-    prepare(optimizer, recorded=recorded)
+    prepare_optimizer(optimizer, recorded=recorded)
     (group,) = optimizer.param_groups
     assert group["capturable"] == recorded
     assert float(optimizer.state[group["params"][0]]["step"]) == 3

@@ -1,17 +1,29 @@
-"""What of a run on a device the host knows beforehand, and what it makes of the sizes that it reads afterwards."""
+"""Sizes of batches that are sampled on a device: which sizes the device counts, and how large its buffers are.
+
+A loader's buffers grow with the batches seen (`Capacity`). Those of a whole step are fixed (`FixedSizes`): the sizes of
+some sampled batches and a margin, never more than there can be. Batches of one loader differ little in size; one that
+does not fit is taken as a step of its own size.
+"""
 
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
+from hoploom.batch import Sampled
+from hoploom.load.maker import NodeMaker
+from hoploom.load.order import Order
 from hoploom.sample.hops import Sampling
 from hoploom.schema import Schema
 
-ZERO, FAULT = 0, 1  # the first slots: always 0, and the worst of what went wrong
-# Picks of a relation in a hop: there is capacity for so many from the first batch on, for more once they are seen.
+ZERO, FAULT = 0, 1  # the first slots: always 0, and the highest fault code
+# Limit of the first capacity for a relation's picks in a hop; it grows once batches need more.
 LARGE = 1 << 20
 MARGIN = 4  # a capacity that grows is a fourth more than was seen
+PROBED, ROUNDED = 8, 64  # fixed sizes: batches that are sampled to find them; they are multiples of 64
+Running = tuple[tuple[int, ...], ...]
 
 
 class RelationHop(NamedTuple):
@@ -26,9 +38,9 @@ class RelationHop(NamedTuple):
 
 @dataclass(frozen=True)
 class HopPlan:
-    """Which relations each hop asks, and in which slot of the totals each size is.
+    """Relations that each hop samples, and the slot of every size in the totals.
 
-    A slot is a place on the device for one size. Sizes run on from hop to hop; the picks of every block begin anew.
+    A slot is the index of one size on the device. Sizes accumulate from hop to hop; a block's picks start at 0.
     """
 
     schema: Schema
@@ -37,7 +49,7 @@ class HopPlan:
     hops: tuple[tuple[RelationHop, ...], ...]
     # Per type, the slot of its size: [0] nothing yet, [1] seeds, [hop + 2] after hop.
     nodes: tuple[tuple[int, ...], ...]
-    picks: tuple[tuple[tuple[int, int], ...], ...]  # per relation and hop: where its picks begin and end
+    picks: tuple[tuple[tuple[int, int], ...], ...]  # per relation and hop: the slots of its picks' begin and end
     num_slots: int
 
     @property
@@ -46,33 +58,33 @@ class HopPlan:
 
     @property
     def num_layers(self) -> int:
-        """How many sets of edges there are: one of all hops, or a block for each."""
+        """The number of edge sets: one of all hops, or a block for each."""
         return self.sampling.num_hops if self.is_blocks else 1
 
     def frontier(self, hop: int, node_type: int) -> tuple[int, int]:
-        """The slots between which the nodes stand that a hop expands: those of the hop before; for blocks, all."""
+        """Return the slots that bound the nodes a hop expands: those new in the hop before; for blocks, all."""
         sizes = self.nodes[node_type]
         return ZERO if self.is_blocks else sizes[hop], sizes[hop + 1]
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """How much of everything there may be; or, of a batch, was."""
+    """Sizes of buffers; or the sizes that a batch needs."""
 
     nodes: tuple[int, ...]  # per type
     edges: tuple[int, ...]  # per relation: all hops together, or the largest block
-    rows: tuple[tuple[int, ...], ...]  # per hop and type: nodes of the frontier
-    picks: tuple[tuple[int, ...], ...]  # per hop and relation
+    rows: Running  # per hop and type: nodes of the frontier
+    picks: Running  # per hop and relation
 
     def holds(self, other: "Capacity") -> bool:
-        """Whether nothing of the other one is more than here."""
-        return self.joined(other, max) == self
+        """Return whether no size of the other one is larger."""
+        return self.combine(other, max) == self
 
-    def joined(self, other: "Capacity", join: Callable[[int, int], int]) -> "Capacity":
-        """Entry by entry."""
+    def combine(self, other: "Capacity", function: Callable[[int, int], int]) -> "Capacity":
+        """Return the capacity whose sizes are a function of both sizes."""
 
         def rows(ours: Sequence[int], theirs: Sequence[int]) -> tuple[int, ...]:
-            return tuple(map(join, ours, theirs))
+            return tuple(map(function, ours, theirs))
 
         return Capacity(
             rows(self.nodes, other.nodes),
@@ -83,7 +95,7 @@ class Capacity:
 
 
 def plan_hops(schema: Schema, sampling: Sampling, seed_types: Sequence[int], *, with_indptr: bool = False) -> HopPlan:
-    """The run for seeds of these types."""
+    """Return the plan for seeds of these types."""
     is_blocks = sampling.mode == "blocks"
     slots = itertools.count(FAULT + 1)
     sizes = [next(slots) if index in seed_types else ZERO for index in range(len(schema.node_types))]
@@ -92,7 +104,7 @@ def plan_hops(schema: Schema, sampling: Sampling, seed_types: Sequence[int], *, 
     picks: list[list[tuple[int, int]]] = [[] for _ in picked]
     hops = []
     for fanouts in sampling.fanouts:
-        asks = []
+        own = []
         for relation, fanout in enumerate(fanouts):
             begin = ZERO if is_blocks else picked[relation]
             source, seen = schema.sources[relation], nodes[schema.destinations[relation]]
@@ -100,13 +112,11 @@ def plan_hops(schema: Schema, sampling: Sampling, seed_types: Sequence[int], *, 
             if is_empty or (fanout == 0 and not with_indptr):
                 picks[relation].append((begin, begin))
                 continue
-            ask = RelationHop(
-                relation, begin, next(slots), sizes[source], sizes[source] if fanout == 0 else next(slots)
-            )
-            asks.append(ask)
-            picks[relation].append((begin, ask.end))
-            picked[relation], sizes[source] = ask.end, ask.after
-        hops.append(tuple(asks))
+            end, before = next(slots), sizes[source]
+            own.append(RelationHop(relation, begin, end, before, before if fanout == 0 else next(slots)))
+            picks[relation].append((begin, end))
+            picked[relation], sizes[source] = end, own[-1].after
+        hops.append(tuple(own))
         for seen, slot in zip(nodes, sizes, strict=True):
             seen.append(slot)
     return HopPlan(
@@ -115,16 +125,16 @@ def plan_hops(schema: Schema, sampling: Sampling, seed_types: Sequence[int], *, 
 
 
 def first_capacity(plan: HopPlan, num_seeds: Sequence[int], large: int = LARGE) -> Capacity:
-    """For all that seeds and fanouts allow, where that is not too much; batches show what they need beyond it."""
+    """Return the most that seeds and fanouts allow, but at most `large` picks of a relation in a hop."""
     schema, sampling = plan.schema, plan.sampling
     once = not (sampling.disjoint or sampling.replace)  # every edge is picked once, but for repeated seeds
     total, new = list(num_seeds), list(num_seeds)
     rows, picks = [], []
-    for hop, asks in enumerate(plan.hops):
+    for hop, relations in enumerate(plan.hops):
         frontier = total if plan.is_blocks else new
         rows.append(tuple(frontier))
         own, added = [0] * len(schema.relations), [0] * len(total)
-        for relation in (ask.relation for ask in asks):
+        for relation in (one.relation for one in relations):
             fanout, count = sampling.fanouts[hop][relation], frontier[schema.destinations[relation]]
             num_edges = schema.relations[relation].num_edges
             most = num_edges if fanout < 0 else count * fanout
@@ -136,24 +146,101 @@ def first_capacity(plan: HopPlan, num_seeds: Sequence[int], large: int = LARGE) 
         total = [sum(pair) for pair in zip(total, new, strict=True)]
         if not sampling.disjoint:
             total = [min(t, n.num_nodes + s) for t, n, s in zip(total, schema.node_types, num_seeds, strict=True)]
-    join = max if plan.is_blocks else sum
-    edges = tuple(join(own[relation] for own in picks) for relation in range(len(schema.relations)))
-    return Capacity(tuple(total), edges, tuple(rows), tuple(picks))
+    return Capacity(tuple(total), _edges(plan, picks), tuple(rows), tuple(picks))
 
 
-def used(plan: HopPlan, sizes: Sequence[int]) -> Capacity:
-    """What a batch took, or would have taken where it did not fit. `sizes` are the totals, by slot."""
-    hops = range(plan.sampling.num_hops)
+def used_capacity(plan: HopPlan, sizes: Sequence[int]) -> Capacity:
+    """Return the capacity that a batch needs, whether it fitted or not. `sizes` are the totals, by slot."""
     rows, picks = [], []
-    for hop in hops:
+    for hop in range(plan.sampling.num_hops):
         spans = [plan.frontier(hop, index) for index in range(len(plan.nodes))]
         rows.append(tuple(sizes[end] - sizes[begin] for begin, end in spans))
         picks.append(tuple(sizes[own[hop][1]] - sizes[own[hop][0]] for own in plan.picks))
+    return Capacity(tuple(sizes[slots[-1]] for slots in plan.nodes), _edges(plan, picks), tuple(rows), tuple(picks))
+
+
+def _edges(plan: HopPlan, picks: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the edges of every relation from the picks of every hop."""
     join = max if plan.is_blocks else sum
-    edges = tuple(join(of_hop[relation] for of_hop in picks) for relation in range(len(plan.picks)))
-    return Capacity(tuple(sizes[slots[-1]] for slots in plan.nodes), edges, tuple(rows), tuple(picks))
+    return tuple(join(own[relation] for own in picks) for relation in range(len(plan.picks)))
 
 
-def grown(capacity: Capacity, seen: Capacity) -> Capacity:
-    """Capacity for what was seen, and a margin wherever it was too little."""
-    return capacity.joined(seen, lambda have, need: have if need <= have else need + need // MARGIN + 1)
+def grow_capacity(capacity: Capacity, seen: Capacity) -> Capacity:
+    """Return capacity for the sizes seen, with a margin for each that was too small."""
+    return capacity.combine(seen, lambda have, need: have if need <= have else need + need // MARGIN + 1)
+
+
+# --- fixed sizes ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FixedSizes:
+    """Limits of a batch. A node counts in the hop that found it first; each block is counted whole."""
+
+    nodes: Running  # per type: within 0, 1, ... hops
+    edges: Running  # per relation: up to the first, the second, ... hop; of blocks in each
+    capacity: Capacity
+
+    def holds(self, plan: HopPlan, sizes: Sequence[int]) -> bool:
+        """Return whether a batch fits; `sizes` are its totals, by slot."""
+        nodes, edges = _running(plan, sizes)
+        limits = [*zip(nodes, self.nodes, strict=True), *zip(edges, self.edges, strict=True)]
+        is_within = all(size <= most for own, limit in limits for size, most in zip(own, limit, strict=True))
+        return is_within and self.capacity.holds(used_capacity(plan, sizes))
+
+
+def probe(maker: NodeMaker, order: Order, batch_size: int, most: int = PROBED) -> list[Sampled]:
+    """Sample some batches of full size, spread over an epoch, without their features."""
+    full = [step for step in order.steps if order.step(step)[0].numel() == batch_size]
+    return [maker.sample(*order.step(step)) for step in full[:: max(1, len(full) // most)][:most]]
+
+
+def sizes_of_probes(
+    plan: HopPlan, batches: Sequence[Sampled], num_seeds: Sequence[int], margin: float, rounded: int = ROUNDED
+) -> FixedSizes:
+    """Return the sizes of these batches plus a margin, rounded up to multiples, at most what is possible."""
+
+    def enough(seen: int, most: int) -> int:
+        return min(-(-int(min(seen * (1 + margin), most)) // rounded) * rounded, most)
+
+    worst, totals = first_capacity(plan, num_seeds, sys.maxsize), [_totals(plan, batch) for batch in batches]
+    seen = reduce(lambda one, other: one.combine(other, max), (used_capacity(plan, sizes) for sizes in totals))
+    nodes, edges = _running(plan, [max(of_slot) for of_slot in zip(*totals, strict=True)])
+    return FixedSizes(
+        tuple(
+            (seeds, *(enough(size, most) for size in own[1:]))
+            for seeds, own, most in zip(num_seeds, nodes, worst.nodes, strict=True)
+        ),
+        tuple(tuple(enough(size, most) for size in own) for own, most in zip(edges, worst.edges, strict=True)),
+        seen.combine(worst, enough),
+    )
+
+
+def _running(plan: HopPlan, sizes: Sequence[int]) -> tuple[Running, Running]:
+    """Return the nodes per type within each hop, and the edges per relation up to each hop, or in each block."""
+    nodes = tuple(tuple(sizes[slot] for slot in slots[1:]) for slots in plan.nodes)
+    return nodes, tuple(tuple(sizes[end] for _, end in hops) for hops in plan.picks)
+
+
+def _totals(plan: HopPlan, batch: Sampled) -> list[int]:
+    """Return the sizes of a batch by slot, like those that a device writes."""
+    names = [node_type.name for node_type in plan.schema.node_types]
+    keys = [relation.key for relation in plan.schema.relations]
+    if plan.is_blocks:
+        inwards = batch.blocks[::-1]
+        first = inwards[0].num_destinations
+        nodes = [[first[name], *(block.num_sources[name] for block in inwards)] for name in names]  # type: ignore[index]
+        edges = [[block.edge_index[key].shape[1] for block in inwards] for key in keys]  # type: ignore[index]
+    else:
+        assert batch.num_nodes is not None
+        assert batch.num_edges is not None
+        nodes = [list(itertools.accumulate(own)) for own in batch.num_nodes]
+        edges = [list(itertools.accumulate(own)) for own in batch.num_edges]
+    sizes = [0] * plan.num_slots
+    for slots, own in zip(plan.nodes, nodes, strict=True):
+        for slot, size in zip(slots[1:], own, strict=True):
+            sizes[slot] = size
+    for hops, own in zip(plan.picks, edges, strict=True):
+        for (_, end), size in zip(hops, own, strict=True):
+            sizes[end] = size
+    return sizes

@@ -1,7 +1,7 @@
-"""The hop loop on a device: the host starts kernels for the most there can be, and learns all sizes once, at the end.
+"""The hop loop on a device: the host starts kernels for the largest possible sizes, and reads all sizes at the end.
 
-Trades rows that do nothing, and memory for the most there can be, for hops that wait for nobody. Nothing in a run asks
-the device anything, so with fixed buffers it can be captured and replayed. What does not fit is counted, not kept.
+Costs idle rows, and memory for the largest sizes, but no hop waits for the host. The host reads nothing during a run,
+so with fixed buffers it can be captured and replayed. Nodes and edges beyond the capacity are counted, not stored.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from hoploom.ops.kernels.sample import sample
 from hoploom.sample.hops import make_draw
 
 NO_PICKS = torch.iinfo(torch.int64).max  # in an indptr, for nodes that no hop has expanded
-Copy = Callable[[Tensor], Tensor]  # takes a slice out of buffers
+Copy = Callable[[Tensor], Tensor]  # copies a slice of a buffer
 MESSAGES = {
     NODE_OUT_OF_RANGE: "a node that is asked for its edges is not in the graph",
     LIST_DAMAGED: "indptr is damaged",
@@ -44,13 +44,13 @@ class DeviceEdges:
     indptr: Tensor | None  # [capacity of the destinations + 1] int64: where each one's edges begin; or NO_PICKS
 
     def first(self, count: int, copy: Copy) -> tuple[Tensor, Tensor]:
-        """The first edges: their ends and their positions."""
+        """Return copies of the first `count` edges: their ends and their positions."""
         return copy(self.edge_index[:, :count]), copy(self.edges[:count])
 
 
 @dataclass(frozen=True)
 class DeviceBuffers:
-    """A sampled batch as the device has it: buffers, and how much of each is filled. Made once, filled by every run."""
+    """Buffers of a sampled batch on the device, and how much of each is filled. Reused by every run."""
 
     capacity: Capacity
     nodes: tuple[Tensor, ...]  # per type: [capacity] int64
@@ -60,17 +60,17 @@ class DeviceBuffers:
     totals: Tensor  # [slots, 2] int64, sizes in column 0: 16 bytes each, so that pointers to them are all alike
 
     def total(self, slot: int) -> Tensor:
-        """A size [] int64."""
+        """Return a size, [] int64."""
         return self.totals[slot, 0]
 
     @property
     def faults(self) -> Tensor:
-        """The worst of what went wrong, [1] int64: codes of hoploom.ops.kernels.forms."""
+        """The highest fault code, [1] int64, as in hoploom.ops.kernels.forms."""
         return self.totals[FAULT, :1]
 
 
 def make_buffers(plan: HopPlan, capacity: Capacity, device: torch.device) -> DeviceBuffers:
-    """Memory for batches of this capacity."""
+    """Allocate buffers for batches of this capacity."""
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int64, device=device)
@@ -88,7 +88,7 @@ def make_buffers(plan: HopPlan, capacity: Capacity, device: torch.device) -> Dev
 
 
 def make_maps(plan: HopPlan, device: torch.device) -> tuple[DeviceNodeMap, ...]:
-    """A node map per type: for one batch at a time."""
+    """Return a node map per type, for one batch at a time."""
     return tuple(DeviceNodeMap(node_type.num_nodes, device) for node_type in plan.schema.node_types)
 
 
@@ -100,7 +100,7 @@ def sample_on_device(
     key: Tensor,
     into: DeviceBuffers,
 ) -> None:
-    """Fill `into` with the batch that sample_hops makes of these seeds, which lie on the device.
+    """Fill `into` with the batch that `sample_hops` makes of these seeds, which are on the device.
 
     `key` holds the bits of the batch's key, [] int64.
     """
@@ -127,7 +127,7 @@ def _expand(
     into: DeviceBuffers,
     at: tuple[int, RelationHop],
 ) -> None:
-    """One relation in one hop: pick, then name the sources."""
+    """Sample one relation in one hop, then relabel the sources."""
     lists, maps = graph
     hop, ask = at
     relation = ask.relation
@@ -147,7 +147,7 @@ def _expand(
 
 
 def sampled_of(plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], first_tree: int, copy: Copy) -> Sampled:
-    """What was sampled, in its own size. `sizes` are the totals by slot."""
+    """Return the batch copied out of its buffers. `sizes` are the totals by slot."""
     nodes = [copy(own[: sizes[slots[-1]]]) for own, slots in zip(filled.nodes, plan.nodes, strict=True)]
     trees = None
     if plan.sampling.disjoint:
@@ -176,6 +176,6 @@ def _block(plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], hop: int,
 
 
 def fault_of(sizes: Sequence[int]) -> IndexError | None:
-    """What the core raises for the same; None where all went well."""
+    """Return the error that the core raises for this fault; None if there is none."""
     code = sizes[FAULT]
     return IndexError(f"{MESSAGES[code]}; run hoploom check on the store") if code else None

@@ -1,26 +1,44 @@
-"""Whole batches made on the device where their store is placed: sampled, relabelled, gathered and assembled there.
+"""Whole batches made on the device that holds their store: sampled, relabelled, gathered and assembled there.
 
-To begin a step enqueues its sampling and waits for nothing; to finish it reads the batch's sizes, the only wait, cuts
-the batch out of its buffers and gathers its rows. The step after it is begun first, so that the device has work
-meanwhile. Costs buffers for the most that a batch may hold, twice for every loop.
+To begin a step enqueues its sampling and does not wait. To finish it reads the batch's sizes, the only wait, copies the
+batch out of its buffers and gathers its rows. The next step is begun first, so that the device has work meanwhile.
+Costs buffers for the largest possible batch, twice for every loop.
 """
 
 import copy
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.batch import Sampled
+from hoploom.batch import Sampled, Seeds
 from hoploom.errors import ConfigError
-from hoploom.gpu.batches.batch_memory import BatchMemory, Pool
-from hoploom.gpu.batches.stages import DeviceSampling, HostSampling
+from hoploom.gpu.batches.batch_memory import BatchMemory, PendingRead, Pool, StagedValue
+from hoploom.gpu.batches.capacity import (
+    LARGE,
+    MARGIN,
+    Capacity,
+    HopPlan,
+    first_capacity,
+    grow_capacity,
+    plan_hops,
+    used_capacity,
+)
+from hoploom.gpu.batches.device_hops import (
+    DeviceBuffers,
+    fault_of,
+    make_buffers,
+    make_maps,
+    sample_on_device,
+    sampled_of,
+)
 from hoploom.gpu.place.placed_store import PlacedStore
 from hoploom.load.assemble import Arriving, Assembler, is_there, note_edges
 from hoploom.load.loader import local_producer
@@ -30,16 +48,135 @@ from hoploom.load.order import Order
 from hoploom.load.pipeline import Pipeline, Stages
 from hoploom.ops import InEdges
 from hoploom.ops.kernels.gather import Segments, gather
+from hoploom.ops.kernels.relabel import DeviceNodeMap
 from hoploom.schema import DTYPES, Owner, Relation
-from hoploom.store import Store, Wanted
+from hoploom.store import Wanted
 from hoploom.store.base import Deployment
 
-BEGUN = 2  # steps that are begun and not cut out
+BEGUN = 2  # steps that are begun and not copied out
 FASTER = "make the transform faster, see what else keeps the device busy (nvidia-smi)"
 
 
+# --- sampling, in two stages ---------------------------------------------------------------------
+
+
+class HostSampling:
+    """Sampling on the host, for modes that the device does not support or a topology that is not placed."""
+
+    num_redone = 0
+
+    def __init__(self, maker: LocalMaker, pool: Pool) -> None:
+        self._maker, self._pool = maker, pool
+
+    def begin(self, indices: Tensor, first: int, key: int) -> StagedValue:
+        """Sample into one host block."""
+        return self._pool.stage(self._maker.sample(indices, first, key))
+
+    def finish(self, begun: StagedValue, memory: BatchMemory) -> Sampled:
+        """Copy the block to the device."""
+        with self._pool.side_stream():
+            return begun.over(memory.copy(begun.block))  # type: ignore[no-any-return]
+
+
+class Buffers(NamedTuple):
+    """Buffers and maps to sample one batch at a time."""
+
+    into: DeviceBuffers
+    maps: Sequence[DeviceNodeMap]
+
+
+class Enqueued(NamedTuple):
+    """A batch whose sampling is enqueued and whose sizes are being read."""
+
+    seeds: Seeds
+    staged: StagedValue  # the key and the seeds
+    block: Tensor  # their copy on the device
+    buffers: Buffers
+    sizes: PendingRead
+
+
+class DeviceSampling:
+    """Sampling on the device, with a capacity that grows: a batch that needs more is sampled again."""
+
+    def __init__(self, maker: LocalMaker, placed: PlacedStore, pool: Pool, large: int = LARGE) -> None:
+        self.num_redone = 0
+        self._maker, self._placed, self._pool = maker, placed, pool
+        self._plan: HopPlan | None = None
+        self._capacity: Capacity | None = None
+        self.large = large  # limit of the first capacity, in picks
+        self._idle: deque[Buffers] = deque()
+        self._lock = threading.Lock()
+
+    def begin(self, indices: Tensor, first: int, key: int) -> Enqueued:
+        """Copy seeds and key in one block, and enqueue the kernels of all hops."""
+        seeds = self._maker.start(indices, first, key)
+        self._grow(seeds)
+        staged = self._pool.stage((torch.tensor(key - (1 << 64) if key >> 63 else key), seeds))
+        with self._pool.side_stream():
+            block = staged.block.to(self._pool.device, non_blocking=True)
+            with self._lock:
+                buffers = self._idle.pop() if self._idle else None
+            return self._run(seeds, staged, block, buffers)
+
+    def _run(self, seeds: Seeds, staged: StagedValue, block: Tensor, idle: Buffers | None) -> Enqueued:
+        """Sample with the current capacity: in these buffers, or in larger ones with the same maps."""
+        plan, capacity, device = self._plan, self._capacity, self._pool.device
+        lists = self._placed.lists  # raises once it is closed
+        assert plan is not None
+        assert capacity is not None
+        assert lists is not None
+        if idle is None or idle.into.capacity != capacity:
+            maps = make_maps(plan, device) if idle is None else idle.maps
+            idle = Buffers(make_buffers(plan, capacity, device), maps)
+        key, on_device = staged.over(block)
+        sample_on_device(plan, lists, idle.maps, on_device, key, idle.into)
+        return Enqueued(seeds, staged, block, idle, self._pool.read_async(idle.into.totals))
+
+    def finish(self, begun: Enqueued, memory: BatchMemory) -> Sampled:
+        """Read the sizes, sample again if the batch did not fit, and copy it out of its buffers."""
+        plan, seeds = self._plan, begun.seeds
+        assert plan is not None
+        while True:
+            sizes = [size for size, _ in begun.sizes.wait()]
+            if begun.buffers.into.capacity.holds(seen := used_capacity(plan, sizes)):
+                break
+            with self._lock:
+                assert self._capacity is not None
+                self._capacity = grow_capacity(self._capacity, seen)
+                self.num_redone += 1
+            with self._pool.side_stream():
+                begun = self._run(begun.seeds, begun.staged, begun.block, begun.buffers)
+        if (fault := fault_of(sizes)) is not None:
+            raise fault
+        with self._pool.side_stream():
+            sampled = sampled_of(plan, begun.buffers.into, sizes, seeds.first_tree, memory.copy)
+            for trees in sampled.trees or ():
+                if seeds.link_of is not None:
+                    trees.copy_(seeds.link_of.to(trees.device)[trees])
+            _, on_device = begun.staged.over(memory.copy(begun.block))
+        self._idle.append(begun.buffers)  # used again on the same stream, after the copy
+        sampled.fields = on_device.fields
+        return sampled
+
+    def _grow(self, seeds: Seeds) -> None:
+        """Grow the capacity to the number of seeds, which is known beforehand."""
+        num_seeds = [0 if nodes is None else nodes.numel() for nodes in seeds.nodes]
+        with self._lock:
+            if self._plan is None:
+                types = [index for index, nodes in enumerate(seeds.nodes) if nodes is not None]
+                self._plan = plan_hops(self._maker.assembler.store.schema, self._maker.sampler.sampling, types)
+            if self._capacity is None:
+                self._capacity = first_capacity(self._plan, num_seeds, self.large)
+            elif any(map(int.__gt__, num_seeds, self._capacity.rows[0])):
+                more = first_capacity(self._plan, [count + count // MARGIN for count in num_seeds], self.large)
+                self._capacity = self._capacity.combine(more, max)
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
 class DeviceLoading(Maker):
-    """Makes the batches of a loader whose store is placed, in two stages: waits for a size between them alone."""
+    """Makes the batches of a loader whose store is placed, in two stages; only reading the sizes waits."""
 
     def __init__(self, maker: LocalMaker, placed: PlacedStore, deadline: float) -> None:
         self.pool = Pool(placed.device, deadline)
@@ -55,16 +192,16 @@ class DeviceLoading(Maker):
 
     @property
     def num_redone(self) -> int:
-        """How many batches needed more capacity than there was, and were made again."""
+        """The number of batches that exceeded the capacity and were sampled again."""
         return self._sampling.num_redone
 
     @contextmanager
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Arriving]]:
-        """One batch is ready and the next one begun while one is used; the memory is left when all threads are gone."""
+        """Yield stages that keep one batch ready and one begun; at the end, wait for the device."""
         if pipeline.byte_limit is not None:
             raise ConfigError("prefetch_bytes is set, but batches are made on the device; give prefetch_factor instead")
         window = pipeline.num_ahead + 2  # these, one that is being made, and the consumer's
-        idle = threading.BoundedSemaphore(BEGUN if self.samples_on_device else window)  # what a batch is sampled in
+        idle = threading.BoundedSemaphore(BEGUN if self.samples_on_device else window)  # sets of sampling buffers
 
         def begin(step: int) -> Any:
             if not idle.acquire(timeout=pipeline.deadline):
@@ -82,35 +219,35 @@ class DeviceLoading(Maker):
             finally:
                 idle.release()
             made = self._assembled(sampled, memory)
-            memory.settle(window)
+            memory.reserve(window)
             return made
 
-        self.pool.add_consumer()
+        self.pool.use_current_stream()
         with ExitStack() as running:
             running.push(self.pool.leave)
             yield Stages(finish, window, pipeline.num_ahead + 1, begin, hint=FASTER)
 
     def make(self, indices: Tensor, first: int, key: int) -> Arriving:
-        """The batch of these seeds, at once; on the consumer's thread."""
-        self.pool.add_consumer()
+        """Make the batch of these seeds at once, on the consumer's thread."""
+        self.pool.use_current_stream()
         memory = BatchMemory(self.pool)
         begun: Any = self._sampling.begin(indices, first, key)
         return self._assembled(self._sampling.finish(begun, memory), memory)
 
     def _assembled(self, sampled: Sampled, memory: BatchMemory) -> Arriving:
         note_edges(sampled, self._assembler.store.schema)
-        with self.pool.working(alone=False):  # transforms may take long
+        with self.pool.side_stream(alone=False):  # transforms may take long
             batch = self._maker.finish(sampled, replace(self._assembler, memory=memory))
             return Arriving(partial(self.pool.hand_over, self.pool.event(), batch, memory), batch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceAssembler(Assembler):
-    """Assembles on the device; what joins the batch is in its memory."""
+    """Assembles batches on the device; allocates from the batch's memory."""
 
     placed: PlacedStore
     memory: BatchMemory
-    faults: Tensor  # [1] int64; ids were checked as they were sampled
+    faults: Tensor  # [1] int64, not read: ids were checked when they were sampled
     degree_rows: Segments | None = None  # every node's in-degree
 
     def _gather(self, sampled: Sampled) -> dict[tuple[Owner, str], Tensor]:
@@ -125,7 +262,7 @@ class DeviceAssembler(Assembler):
         return self.placed.gather(wanted, outs=outs, faults=self.faults)
 
     def aggregate(self, wanted: Wanted, edges: InEdges) -> Tensor:
-        """Their rows are gathered first: kernels read no tables while they add."""
+        """Gather the rows, then aggregate them: no kernel aggregates rows of a placed table directly."""
         (rows,) = self._rows([wanted])
         assert self.reduce is not None
         return self.memory.copy(ops.aggregate(rows.to(torch.float32), edges, self.reduce))
@@ -137,28 +274,24 @@ class DeviceAssembler(Assembler):
 
 
 def _assembler(host: Assembler, placed: PlacedStore, memory: BatchMemory) -> DeviceAssembler:
-    """The same for batches on the device."""
+    """Return an assembler with the host assembler's settings, for batches on the device."""
     given = {**vars(host), "template": copy.copy(host.template).to(placed.device), "pinned": False}
     faults = torch.zeros(1, dtype=torch.int64, device=placed.device)
-    degrees = _degree_rows(host.store, placed) if host.degrees else None
-    return DeviceAssembler(**given, placed=placed, memory=memory, faults=faults, degree_rows=degrees)
-
-
-def _degree_rows(store: Store, placed: PlacedStore) -> Segments:
-    """All in-degrees, found once on the host; where the topology's own pointers are, on the device or beside it."""
-    (relation,) = store.schema.relations
-    (node_type,) = store.schema.node_types
-    degrees = store.in_degrees(relation.key, torch.arange(node_type.num_nodes))
-    if placed.lists is not None and placed.lists[0].indptr.device == placed.device:
-        degrees = degrees.to(placed.device)
-    elif placed.device.type == "cuda":
-        degrees = degrees.pin_memory()
-    return Segments.of([(0, degrees)], placed.device)
+    rows = None
+    if host.degrees:  # stored where the topology's offsets are: on the device, or in host memory
+        (relation,), (node_type,) = host.store.schema.relations, host.store.schema.node_types
+        degrees = host.store.in_degrees(relation.key, torch.arange(node_type.num_nodes))
+        if placed.lists is not None and placed.lists[0].indptr.device == placed.device:
+            degrees = degrees.to(placed.device)
+        elif placed.device.type == "cuda":
+            degrees = degrees.pin_memory()
+        rows = Segments.of([(0, degrees)], placed.device)
+    return DeviceAssembler(**given, placed=placed, memory=memory, faults=faults, degree_rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice(Deployment):
-    """What a store had to do with other processes before it was placed, and where it is placed."""
+    """The deployment of a placed store: its placement, and the deployment that it had before."""
 
     placed: PlacedStore
     before: Deployment
@@ -170,7 +303,7 @@ class OnDevice(Deployment):
     def producer(
         self, maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float
     ) -> Maker | None:
-        """The device, unless batches go to another device or servers make them."""
+        """Return a maker on the device, unless batches go to another device or servers make them."""
         if self.makes_batches or not is_there(device, self.placed.device):
             return self.before.producer(maker, device, look_ahead, deadline)  # type: ignore[no-any-return]
         if isinstance(local_producer(maker, look_ahead or 1), LookAhead):
@@ -183,7 +316,7 @@ class OnDevice(Deployment):
         return self.before.traffic()
 
     def close(self, *, wait: bool) -> None:
-        """Give back what is shared with other processes, then leave them."""
+        """Close the placement, then the deployment before it."""
         try:
             self.placed.close(wait=wait)
         finally:

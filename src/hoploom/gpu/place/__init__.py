@@ -1,10 +1,10 @@
-"""A store copied to memory that kernels read: device memory, host memory, the memory of several GPUs."""
+"""Copy a store to memory that kernels read: device memory, host memory, the memory of several GPUs."""
 
 from dataclasses import replace
 
 import torch
 
-from hoploom.gpu.place.peer_memory import Among
+from hoploom.gpu.place.peer_memory import PlacingRanks
 from hoploom.gpu.place.request import read
 from hoploom.store import Store
 
@@ -16,7 +16,7 @@ def place(
     *,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
-    among: Among | None = None,
+    among: PlacingRanks | None = None,
 ) -> Store:
     """Return the store with its edges and features in memory that a GPU reads. Batches stay the same.
 
@@ -32,8 +32,8 @@ def place(
     the store after its last batch, on all ranks.
     """
     request = read(topology, features, dtype, device)
-    from hoploom.gpu.batches.loading import OnDevice  # imports Triton: `read` has checked that it is installed
-    from hoploom.gpu.place.copy import copy_store
+    from hoploom.gpu.batches.loading import OnDevice  # imports Triton, which `read` has found installed
+    from hoploom.gpu.place.placing import copy_store
 
     placed = copy_store(store, request, among)
     before = store.deployment

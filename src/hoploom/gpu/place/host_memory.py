@@ -1,8 +1,8 @@
-"""Memory of this host that all its processes share: written once, by whoever comes first, and mapped by the others.
+"""Host memory that all processes of this host share: the first process writes it, the others map it.
 
-It is a file in /dev/shm, named after what it holds. A lock says who uses it: exclusive while it is written, shared
-while it is read. Locks die with their processes, so what a killed one leaves is written anew, or removed by the next
-one that places anything; the last one to close a file removes it. A mark, written last, tells a whole file from a half.
+It is a file in /dev/shm, named after its contents. Its lock is exclusive while a process writes and shared while
+processes read. Locks die with their processes, so a file that a killed process left is written again, or removed by the
+next process that places anything; the last one to close a file removes it. A header, written last, marks a whole file.
 """
 
 import errno
@@ -29,25 +29,25 @@ from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
 from hoploom.system import memory_limit
 
 FOLDER = Path("/dev/shm")
-HEADER = mmap.PAGESIZE  # bytes before the values: the mark
-DEADLINE = 600.0  # seconds to wait for the process that writes
-PAUSE = 0.02  # seconds between two looks at a lock
+HEADER = mmap.PAGESIZE  # bytes before the values
+DEADLINE = 600.0  # seconds to wait for the writing process
+PAUSE = 0.02  # seconds between two tries of a lock
 PORTABLE, MAPPED = 1, 2  # flags of cudaHostRegister
-STILL_READ: list[Any] = []  # what was closed while a device may have read it; it stays for good
+STILL_READ: list[Any] = []  # memory closed while a device may have read it; never freed
 
 Fill = Callable[[Tensor], None]
 
 
-def name_of(*what: Any) -> str:
-    """A file's name: equal for equal contents, of this user alone."""
+def shared_name(*what: Any) -> str:
+    """Return the file name for these contents, different for every user."""
     digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()
     return f"{_prefix()}{digest[:40]}"
 
 
 class HostMemory(Closing):
-    """Bytes that every process of this host which opens the same name shares.
+    """Bytes shared by all processes of this host that open the same name.
 
-    >>> with HostMemory(name_of("papers", "x"), size, fill) as memory:
+    >>> with HostMemory(shared_name("papers", "x"), size, fill) as memory:
     ...     rows = memory.bytes.view(torch.float32)
     """
 
@@ -55,11 +55,11 @@ class HostMemory(Closing):
         self.path, self.size = FOLDER / name, size
         self._unpin: finalize[[Tensor, torch.device], HostMemory] | None = None
         descriptor = self._open(fill, time.monotonic() + seconds, seconds)
-        self._leave = finalize(self, _leave, self.path, descriptor)  # at the latest when the interpreter ends
+        self._leave = finalize(self, _leave, self.path, descriptor)  # runs at the latest when the interpreter ends
         self.bytes = _mapped(descriptor, size)
 
     def register(self, device: torch.device) -> None:
-        """Pin it, and let kernels on a GPU read it."""
+        """Pin the memory, so that kernels on a GPU can read it."""
         if device.type != "cuda" or self.size == 0:
             return
         with torch.cuda.device(device):
@@ -71,28 +71,28 @@ class HostMemory(Closing):
                 f"{size} of host memory cannot be pinned for {device} (CUDA error {code}); give this process more "
                 "memory, or place more on the device or less of the store"
             )
-        self._unpin = finalize(self, _unregister, self.bytes, device)  # one that is never closed is unpinned too
+        self._unpin = finalize(self, _unregister, self.bytes, device)  # runs without `close`, too
 
     def close(self, *, is_idle: bool = True) -> None:
-        """Leave it; the last one removes the file. Tensors keep their pages.
+        """Stop using the file; the last process removes it. Tensors keep their pages.
 
-        `is_idle=False`: kernels may still read it, and its pages stay, and stay pinned.
+        With `is_idle=False` kernels may still read the pages, so they stay and stay pinned.
         """
         try:
             if self._unpin is not None and is_idle:
-                self._unpin()  # once
+                self._unpin()  # runs once
             elif self._unpin is not None:
                 STILL_READ.append(self._unpin.detach())
         finally:
             self.bytes = torch.empty(0, dtype=torch.uint8)
-            self._leave()  # once
+            self._leave()  # runs once
 
     def _open(self, fill: Fill, until: float, seconds: float) -> int:
-        """A descriptor of the whole file, under a shared lock."""
+        """Return a descriptor of the whole file, under a shared lock."""
         while time.monotonic() < until:
             descriptor = _open_own(self.path)
             try:
-                if self._made(descriptor, fill):
+                if self._ready(descriptor, fill):
                     return descriptor
             except BaseException:
                 os.close(descriptor)
@@ -104,8 +104,8 @@ class HostMemory(Closing):
             "makes headway, then try again"
         )
 
-    def _made(self, descriptor: int, fill: Fill) -> bool:
-        """Whether the file is whole and locked now; if nobody else is at it, make it so."""
+    def _ready(self, descriptor: int, fill: Fill) -> bool:
+        """Return whether the file is whole and locked; write it first if no other process uses it."""
         if not _lock(descriptor, fcntl.LOCK_SH) or not _is_at(self.path, descriptor):
             return False
         if self._is_whole(descriptor):
@@ -114,23 +114,23 @@ class HostMemory(Closing):
             return False
         if not self._is_whole(descriptor):
             self._write(descriptor, fill)
-        # From one lock to the other there is a moment without any, in which the file may be taken for unused.
+        # The file is unlocked for a moment between both locks, in which another process may remove it as unused.
         return _lock(descriptor, fcntl.LOCK_SH) and _is_at(self.path, descriptor)
 
     def _is_whole(self, descriptor: int) -> bool:
-        mark = self._mark()
-        return os.fstat(descriptor).st_size == HEADER + self.size and os.pread(descriptor, len(mark), 0) == mark
+        header = self._header()
+        return os.fstat(descriptor).st_size == HEADER + self.size and os.pread(descriptor, len(header), 0) == header
 
-    def _mark(self) -> bytes:
+    def _header(self) -> bytes:
         return f"hoploom 1 {self.size} whole".encode()
 
     def _write(self, descriptor: int, fill: Fill) -> None:
         os.ftruncate(descriptor, 0)
         try:
             check_fits(self.size)
-            os.posix_fallocate(descriptor, 0, HEADER + self.size)  # else a full disk is a bus error, later
+            os.posix_fallocate(descriptor, 0, HEADER + self.size)  # else a full disk is a bus error later
             fill(_mapped(descriptor, self.size))
-            os.pwrite(descriptor, self._mark(), 0)
+            os.pwrite(descriptor, self._header(), 0)
         except BaseException as error:
             self.path.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -139,13 +139,13 @@ class HostMemory(Closing):
 
 
 def _unregister(pages: Tensor, device: torch.device) -> None:
-    """Before its pages go: CUDA would take what is mapped there later for pinned."""
+    """Unpin pages before they are unmapped: CUDA would treat later maps at this address as pinned."""
     with torch.cuda.device(device):
         is_idle = True
         try:
             is_idle = idle(device, CLOSE_DEADLINE)  # kernels may still read it
         finally:
-            if is_idle and int(_runtime().cudaHostUnregister(pages.data_ptr())):  # which would wait for them itself
+            if is_idle and int(_runtime().cudaHostUnregister(pages.data_ptr())):  # would wait for them without a limit
                 _forget_refusal(device)
     if not is_idle:
         STILL_READ.append(pages)
@@ -153,36 +153,36 @@ def _unregister(pages: Tensor, device: torch.device) -> None:
 
 
 def _forget_refusal(device: torch.device) -> None:
-    """CUDA keeps the last error until somebody asks, and torch asks after the next kernel: it would be blamed."""
+    """Clear CUDA's last error, which torch would raise after the next kernel."""
     with suppress(RuntimeError):
         torch.empty(1, device=device).fill_(1)
 
 
 def _leave(path: Path, descriptor: int) -> None:
     _remove_if_unused(path, descriptor)
-    fcntl.flock(descriptor, fcntl.LOCK_UN)  # the map keeps a copy of the descriptor, and a lock is of both
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # the map duplicates the descriptor, and both hold the lock
     os.close(descriptor)
 
 
 def check_fits(size: int) -> None:
-    """Raise ConfigError unless so many bytes fit."""
+    """Raise ConfigError unless `size` bytes fit."""
     if size and size + HEADER > _free():
         raise _too_little(size)
 
 
-def missing(sizes: Mapping[str, int]) -> int:
-    """The bytes of those files, by name, that nobody has begun to write."""
+def unwritten_bytes(sizes: Mapping[str, int]) -> int:
+    """Return the bytes of those files, by name, that no process has begun to write."""
     return sum(size for name, size in sizes.items() if not (FOLDER / name).exists())
 
 
 def sweep(keep: Collection[str] = ()) -> None:
-    """Remove this user's files that no living process uses, but those about to be opened."""
+    """Remove this user's files that no living process uses, except those about to be opened."""
     for path in FOLDER.glob(f"{_prefix()}*"):
         if path.name in keep:
             continue
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-        except OSError:  # gone since, or not ours
+        except OSError:  # removed meanwhile, or another user's
             continue
         try:
             _remove_if_unused(path, descriptor)
@@ -199,7 +199,7 @@ def _prefix() -> str:
 
 
 def _open_own(path: Path) -> int:
-    """The file, made if it is not there; nobody else's."""
+    """Open the file, or create it; raise StoreError if it is another user's."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -226,7 +226,7 @@ def _lock(descriptor: int, kind: int) -> bool:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether a path still leads to an open file."""
+    """Return whether a path still leads to an open file."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
     except FileNotFoundError:
@@ -239,7 +239,7 @@ def _remove_if_unused(path: Path, descriptor: int) -> None:
 
 
 def _free() -> int:
-    """Bytes that fit, by the folder's size and by what this process may use."""
+    """Return the bytes that fit: free in the folder, and available to this process."""
     try:
         found = os.statvfs(FOLDER)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""What is copied to where kernels read it: tensors of a relation or a field, in one run of bytes, a piece at a time.
+"""Pack the tensors of a relation or a field into one block of bytes, a piece at a time.
 
-Pieces go from the mapped files straight into the memory made for them, so that no second copy of a whole tensor is ever
-in this process.
+Pieces are copied from the mapped files straight into the block, so that this process never has a second copy of a whole
+tensor.
 """
 
 import math
@@ -18,18 +18,18 @@ from hoploom.ops.kernels.gather import quantise
 from hoploom.schema import DTYPES, EDGE_ID, Field, Owner
 from hoploom.store.base import Part, Wanted
 
-PIECE = 64 << 20  # bytes that are copied together
-ALIGNED = 256  # where tensors begin
+PIECE = 64 << 20  # bytes copied at once
+ALIGNED = 256  # bytes, of the offsets of tensors
 INT32_IDS = 2**31
 SCALE_BYTES = 4  # per row of int8
-WIDENED = torch.float32, torch.float16, torch.bfloat16  # what gathering converts to
+WIDENED = torch.float32, torch.float16, torch.bfloat16  # dtypes that gathering converts to
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class PackedTensors:
-    """Tensors that are made together."""
+    """Tensors that are stored in one block of bytes."""
 
     columns: tuple[tuple[Shape, torch.dtype], ...]
     fill: Callable[[Sequence[Tensor]], None]
@@ -39,7 +39,7 @@ class PackedTensors:
         return sum(_aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in self.columns)
 
     def views(self, raw: Tensor) -> list[Tensor]:
-        """Its tensors over [num_bytes] uint8."""
+        """Return the tensors as views of [num_bytes] uint8."""
         begin, out = 0, []
         for shape, dtype in self.columns:
             size = math.prod(shape) * dtype.itemsize
@@ -48,7 +48,7 @@ class PackedTensors:
         return out
 
     def fill_bytes(self, raw: Tensor) -> None:
-        """Write its contents to [num_bytes] uint8."""
+        """Write the tensors to [num_bytes] uint8."""
         self.fill(self.views(raw))
 
 
@@ -62,12 +62,12 @@ WEIGHT, EDGE_TIME, SOURCE_TIME = "weight", "edge_time", "source_time"
 
 
 def columns_of(parts: Sequence[EdgeLists]) -> tuple[str, ...]:
-    """The columns that a relation has beside indptr and indices."""
+    """Return the columns that a relation has beside indptr and indices."""
     return tuple(name for name in (WEIGHT, EDGE_TIME, SOURCE_TIME) if getattr(parts[0], name) is not None)
 
 
 def pack_topology(parts: Sequence[EdgeLists], num_sources: int) -> PackedTensors:
-    """A relation's lists of all parts, merged: indptr, indices, and the columns it has."""
+    """Pack a relation's lists, all parts merged: indptr, indices, and the columns that it has."""
     num_nodes = sum(lists.indptr.numel() - 1 for lists in parts)
     num_edges = sum(lists.num_edges for lists in parts)
     ids = torch.int32 if num_sources < INT32_IDS else torch.int64
@@ -90,7 +90,7 @@ def pack_topology(parts: Sequence[EdgeLists], num_sources: int) -> PackedTensors
 
 
 def _fill_edges(out: Tensor, pieces: Sequence[Tensor], begin: int = 0, added: Sequence[int] | None = None) -> None:
-    """out[begin:] = these tensors one after the other, plus a number each."""
+    """Write these tensors one after the other to out[begin:], each plus its entry of `added`."""
     at_once = PIECE // out.element_size()
     for number, source in enumerate(pieces):
         for first in range(0, source.numel(), at_once):
@@ -109,7 +109,7 @@ class FieldColumn:
     owner: Owner
     name: str
     field: Field
-    kept: torch.dtype  # as they are placed
+    kept: torch.dtype  # dtype as placed
     parts: tuple[Part, ...]
     counts: tuple[int, ...]  # rows per part
 
@@ -119,21 +119,21 @@ class FieldColumn:
 
     @property
     def firsts(self) -> list[int]:
-        """The first id of every part."""
+        """First id of every part."""
         return [sum(self.counts[:number]) for number in range(len(self.counts))]
 
     @property
     def row_bytes(self) -> int:
-        """As placed, without what aligns tensors."""
+        """Bytes of a row as placed, without alignment."""
         return math.prod(self.field.shape) * self.kept.itemsize + (SCALE_BYTES if self.is_scaled else 0)
 
     @property
     def is_scaled(self) -> bool:
-        """Whether a factor per row turns what is kept into values."""
+        """Whether rows are int8 with a scale each."""
         return self.kept == torch.int8 and DTYPES[self.field.dtype] != torch.int8
 
     def block(self, spans: Sequence[tuple[int, int]]) -> PackedTensors:
-        """The rows of these ranges of ids, one after the other, and their scales."""
+        """Pack the rows of these ranges of ids, and their scales."""
         count = sum(end - begin for begin, end in spans)
         columns: list[tuple[Shape, torch.dtype]] = [((count, *self.field.shape), self.kept)]
         if self.is_scaled:
@@ -151,7 +151,7 @@ class FieldColumn:
         ops.require_whole(part.tables[self.owner, self.name].rows for part in self.parts)
 
     def _pieces(self, spans: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
-        """The rows of ranges of ids, in order, some at a time."""
+        """Yield the rows of ranges of ids in order, some at a time."""
         at_once = max(1, PIECE // max(1, self.field.row_bytes))
         for begin, end in spans:
             for part, first, count in zip(self.parts, self.firsts, self.counts, strict=True):
@@ -160,7 +160,7 @@ class FieldColumn:
                     yield self._read(part, first, piece, min(high, piece + at_once))
 
     def _read(self, part: Part, first: int, begin: int, end: int) -> Tensor:
-        """The rows of ids in one part, whose first id is `first`."""
+        """Return the rows of ids in a part whose first id is `first`."""
         table = part.tables[self.owner, self.name]
         if not table.by_edge_id or (self.owner, EDGE_ID) not in part.tables:
             return table.rows[begin - first : end - first]
@@ -187,7 +187,7 @@ class FieldColumn:
 
 
 def kept_dtype(field: Field, narrow: torch.dtype | None) -> torch.dtype:
-    """How a field is placed: narrower only where that takes less, and never what is one number per row."""
+    """Return the dtype in which a field is placed: `narrow` only if it saves memory, and never for scalar rows."""
     own = DTYPES[field.dtype]
     if narrow is None or own not in WIDENED or not field.shape:
         return own

@@ -1,8 +1,8 @@
-"""Memory that is spread over the ranks of one host: each holds a share on its device and reads the others' in place.
+"""Memory spread over the ranks of one host: each rank holds a share on its device and reads the others' in place.
 
-Handles go over the ranks' own exchange, as JSON: CUDA's for other processes, or files of shared memory for kernels in
-the interpreter. A share must outlive the last kernel, of any rank, that reads it. So all ranks close: each has waited
-for its own device, lets go of what the others hold, waits for them, and only then frees its own.
+Ranks exchange handles as JSON: CUDA handles, or names of files in shared memory for kernels in the interpreter. A share
+must outlive the last kernel of any rank that reads it. So closing is collective: each rank has waited for its own
+device, closes the others' shares, waits for the other ranks, and only then frees its own.
 """
 
 import base64
@@ -17,37 +17,37 @@ from torch import Tensor
 
 from hoploom.errors import ConfigError, PeerError
 from hoploom.gpu.place import host_memory as hostmemory
-from hoploom.gpu.place.host_memory import Fill, HostMemory, name_of
+from hoploom.gpu.place.host_memory import Fill, HostMemory, shared_name
 from hoploom.ops.deadline import BUSY, DEADLINE, idle
 from hoploom.ranks.collectives import Ranks, gather_json
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Among(Ranks, Protocol):
-    """The ranks that place together: what `hoploom.init` returns."""
+class PlacingRanks(Ranks, Protocol):
+    """The ranks that place together, such as the context that `hoploom.init` returns."""
 
     def barrier(self) -> None:
-        """Wait for all ranks, not for ever."""
+        """Wait for all ranks, up to a timeout."""
 
 
-def neighbours(among: Among) -> tuple[int, ...]:
-    """The ranks that share memory with this one, itself among them, ascending. All ranks call."""
+def ranks_of_host(among: PlacingRanks) -> tuple[int, ...]:
+    """Return the ranks that share memory with this one, itself included, ascending. Collective."""
     try:
         place = [BOOT.read_text().strip(), os.stat(hostmemory.FOLDER).st_dev]
-    except OSError:  # no Linux, or no /dev/shm: alone
+    except OSError:  # no Linux, or no /dev/shm: this rank alone
         place = [secrets.token_hex(16), among.rank]
     return tuple(rank for rank, other in enumerate(gather_json(among, place)) if other == place)
 
 
 class PeerMemory:
-    """One run of bytes per rank of this host. All ranks make it, and all close it.
+    """One block of bytes per rank of this host. Creating and closing it are collective.
 
-    `sizes` are those of all ranks in `ranks`; `fill` writes this rank's own.
+    `sizes` are the bytes of each rank in `ranks`; `fill` writes this rank's share.
     """
 
     def __init__(
-        self, among: Among, ranks: Sequence[int], sizes: Sequence[int], fill: Fill, device: torch.device
+        self, among: PlacingRanks, ranks: Sequence[int], sizes: Sequence[int], fill: Fill, device: torch.device
     ) -> None:
         self._among, self._closed = among, False
         own = list(ranks).index(among.rank)
@@ -64,9 +64,9 @@ class PeerMemory:
             raise
 
     def close(self, *, wait: bool = True, is_idle: bool = True) -> None:
-        """Free the own share, after all ranks have let go of it; `wait=False` does not wait for them.
+        """Free the own share after all ranks have closed it; `wait=False` does not wait for them.
 
-        `is_idle=False`: kernels of this rank may still read the shares, and all of them stay.
+        With `is_idle=False` kernels of this rank may still read the shares, so all of them stay.
         """
         if self._closed:
             return
@@ -87,7 +87,7 @@ class _HostShare:
     """A share in a file of shared memory."""
 
     def __init__(self, size: int, fill: Fill, device: torch.device) -> None:
-        self._memory = HostMemory(name_of("peer", secrets.token_hex(16)), size, fill)
+        self._memory = HostMemory(shared_name("peer", secrets.token_hex(16)), size, fill)
         self._others: list[HostMemory] = []
         self.bytes = self._memory.bytes
 
@@ -120,18 +120,18 @@ class _DeviceShare:
         self._device = device
         self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
         fill(self.bytes)
-        if not idle(device, DEADLINE):  # so that no reader has to wait for an event of this process
+        if not idle(device, DEADLINE):  # so that readers need not wait for an event of this process
             raise PeerError(f"{device} has not filled its share of the rows within {DEADLINE:g} s; {BUSY}")
 
     def export(self) -> Any:
-        """A handle for one reader: torch counts readers by handles. Plain numbers, and bytes as text."""
+        """Return a handle for one reader, as JSON values: torch counts readers by handles."""
         if not self.bytes.numel():
             return None
         shared = self.bytes.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
         return [{"bytes": base64.b64encode(v).decode()} if isinstance(v, bytes) else v for v in shared]
 
     def open(self, handle: Any, size: int) -> Tensor:
-        """Another rank's share, mapped for this rank's own GPU, whichever of the GPUs it lies on."""
+        """Return another rank's share, mapped for this rank's GPU, on whichever GPU it is stored."""
         if handle is None:
             return self.bytes[:0]
         words = [base64.b64decode(word["bytes"]) if isinstance(word, dict) else word for word in handle]

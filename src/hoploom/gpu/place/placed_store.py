@@ -1,6 +1,6 @@
-"""What of a store lies where kernels read it: lists to sample from, rows to gather, and a table that says where.
+"""A placed store: lists that kernels sample from, rows that they gather, and a table of the memory in use.
 
-Fields that were not placed stay on the host: their ids go there and their rows come back, which waits for the device.
+Other fields stay on the host: their ids are copied there and their rows back, which waits for the device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,22 +23,22 @@ from hoploom.store.base import FeatureStore, Triple, Wanted
 
 @dataclass
 class Lease:
-    """What is shared with other processes, until it is closed."""
+    """Memory shared with other processes, until it is closed."""
 
     device: torch.device  # whose kernels read it
     closes: list[Callable[[bool, bool], None]] = field(default_factory=list)  # (wait for other ranks, device is idle)
     closed: bool = False
 
     def close(self, *, wait: bool) -> None:
-        """Give all back; StoreError if the device may still read it, and then it stays for good."""
+        """Close the shared memory; raise StoreError if the device may still read it, and never free it then."""
         closes, self.closes, self.closed = self.closes, [], True
         if not closes:
             return
-        with ExitStack() as last_first:  # all of them, whatever one of them raises
+        with ExitStack() as last_first:  # calls all of them, even if one raises
             is_idle = True
             try:
                 is_idle = idle(self.device, CLOSE_DEADLINE)
-            except RuntimeError:  # of a kernel: none runs any more
+            except RuntimeError:  # of a kernel: no kernel runs any more
                 wait = False
                 raise
             finally:
@@ -50,7 +50,7 @@ class Lease:
                 )
 
     def check(self) -> None:
-        """Raise ConfigError once closed: addresses lead nowhere then."""
+        """Raise ConfigError if closed: the addresses are invalid then."""
         if self.closed:
             raise ConfigError(
                 "the placed store is closed; place the opened store again, and close it after the last batch"
@@ -59,7 +59,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one relation's topology or one field lies."""
+    """The memory that holds one relation's topology or one field."""
 
     what: str  # "topology of node to node", "x of paper"
     kept: str  # "int64", "float32 as int8"
@@ -76,7 +76,7 @@ class Placement:
 
 @dataclass(frozen=True, repr=False)
 class PlacedStore:
-    """The parts of a store that kernels read, made by `Store.place`.
+    """The parts of a store that kernels read, made by `hoploom.place`.
 
     >>> store = hoploom.place(hoploom.open("papers.store"), topology="cuda", features="20%")
     >>> print(store.placed)
@@ -85,15 +85,15 @@ class PlacedStore:
     schema: Schema
     device: torch.device
     relations: tuple[DeviceLists, ...] | None
-    fields: Mapping[tuple[Owner, str], Segments]  # those that are placed
-    host: FeatureStore  # answers for the others
+    fields: Mapping[tuple[Owner, str], Segments]  # only placed ones
+    host: FeatureStore  # for the others
     report: tuple[Placement, ...]
     lease: Lease
-    chosen: str = ""  # what "auto" went by
+    chosen: str = ""  # for "auto": the free memory that it was chosen by
 
     @property
     def lists(self) -> tuple[DeviceLists, ...] | None:
-        """Every relation's in-edges, all parts merged; None where topology was not placed."""
+        """The in-edges of every relation, all parts merged; None if topology was not placed."""
         self.lease.check()
         return self.relations
 
@@ -101,7 +101,7 @@ class PlacedStore:
         return "PlacedStore({}: {}, host: {})".format(self.device, *self._totals())
 
     def __str__(self) -> str:
-        """A table of what lies where."""
+        """Return a table of the placed tensors and their memory."""
         titles = ("what", "dtype", "where", "rows on device", "device bytes", "host bytes")
         total = ("all", "", "", "", *self._totals())
         rows = [titles, *(placement.cells for placement in self.report), total]
@@ -120,11 +120,11 @@ class PlacedStore:
         outs: Sequence[Tensor] | None = None,
         faults: Tensor | None = None,
     ) -> list[Tensor]:
-        """The rows wanted, on the device, of ids on the device; each in its field's own dtype.
+        """Return the wanted rows on the device, each in its field's dtype. The ids are on the device, too.
 
-        `sizes` say on the device how many of the ids count, [] int64 each: rows beyond are not written. `outs` is where
-        rows go, else they are new. With `faults` ([1] int64) nothing is waited for, and an id out of range is noted in
-        it; without, this waits for the device and raises IndexError, as a store on the host does.
+        `sizes`, [] int64 each on the device, limit the ids that count: later rows are not written. `outs` receive the
+        rows; by default they are new. With `faults` ([1] int64) an id out of range sets a fault code there and nothing
+        waits; without, this waits for the device and raises IndexError, like a store on the host.
 
         >>> (x,) = store.placed.gather([Wanted("node", "x", ids)])
         """
@@ -139,14 +139,14 @@ class PlacedStore:
         return rows
 
     def empty(self, owner: Owner, name: str, count: int) -> Tensor:
-        """Memory on the device for rows of a field."""
+        """Allocate memory on the device for `count` rows of a field."""
         of_field = self.field(owner, name)
         return torch.empty((count, *of_field.shape), dtype=DTYPES[of_field.dtype], device=self.device)
 
     def close(self, *, wait: bool = True) -> None:
-        """Give back what is shared with other processes; with ranks that read each other's memory, all of them call.
+        """Close the shared memory; collective if ranks read each other's memory.
 
-        `wait=False` is for leaving after an error: the other ranks are not waited for.
+        `wait=False`, for use after an error, does not wait for the other ranks.
         """
         self.lease.close(wait=wait)
 
@@ -156,11 +156,11 @@ class PlacedStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with nullcontext() if error is None else suppress(StoreError, PeerError):  # the first error is the one to tell
+        with nullcontext() if error is None else suppress(StoreError, PeerError):  # keep the first error
             self.close(wait=error is None)
 
     def field(self, owner: Owner, name: str) -> Field:
-        """A field's type and shape."""
+        """Return a field's dtype and shape."""
         described: Any = self.schema.node_type(owner) if isinstance(owner, str) else self.schema.relation(owner)
         if name == EDGE_ID and name not in described.fields:
             return Field("int64")  # a relation in the user's own order: ids are positions
@@ -191,7 +191,7 @@ class PlacedStore:
             raise ConfigError(f"the ids of {name!r} are {given}; give int64 of shape [n] on {self.device}")
 
     def _refuse_ids(self, wanted: Sequence[Triple], sizes: Sequence[Tensor | None]) -> None:
-        """Raise IndexError for the first id that is out of range of what is placed; the host looked at the others."""
+        """Raise IndexError for the first id out of range in a placed field; the host has checked the others."""
         for (owner, name, ids), size in zip(wanted, sizes, strict=True):
             segments = self.fields.get((owner, name))
             if segments is None:

@@ -1,4 +1,4 @@
-"""What `place` takes: words, shares and sizes for topology and features, a dtype, and the device they mean."""
+"""Check the arguments of `place`: words, shares and sizes for topology and features, a dtype, a device."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,7 +20,7 @@ NO_GPU = "there is no GPU here; leave the store as it is: loaders sample on the 
 
 @dataclass(frozen=True)
 class PlaceRequest:
-    """A placement as it was given, read and checked."""
+    """The checked arguments of `place`."""
 
     topology: Topology | None
     features: Features | None
@@ -29,7 +29,7 @@ class PlaceRequest:
 
 
 def read(topology: object, features: object, dtype: object, device: object) -> PlaceRequest:
-    """What was given; ConfigError for what is no placement, or not on this machine."""
+    """Check the arguments; raise ConfigError if they are invalid or impossible on this machine."""
     wanted_topology, wanted_features, narrow = read_topology(topology), read_features(features), read_dtype(dtype)
     if wanted_topology is None and wanted_features is None:
         raise ConfigError("neither topology nor features are given; give at least one, e.g. place(topology='cuda')")
@@ -42,7 +42,7 @@ def read(topology: object, features: object, dtype: object, device: object) -> P
 
 
 def read_topology(value: object) -> Topology | None:
-    """Where topology goes."""
+    """Check `topology`; return its kind of memory."""
     if value is None or (isinstance(value, str) and value in (HOST, AUTO)):
         return value  # type: ignore[return-value]
     if not _is_device(value):
@@ -51,7 +51,7 @@ def read_topology(value: object) -> Topology | None:
 
 
 def read_features(value: object) -> Features | None:
-    """Where features go, or how many of them to the device: a share as a float, bytes as an int."""
+    """Check `features`; return their kind of memory, or the device's share as a float or in bytes as an int."""
     if value is None or (isinstance(value, str) and value in (HOST, AUTO, SPREAD)):
         return value  # type: ignore[return-value]
     if _is_device(value):
@@ -60,7 +60,7 @@ def read_features(value: object) -> Features | None:
 
 
 def read_dtype(value: object) -> torch.dtype | None:
-    """What float features are kept in."""
+    """Check `dtype`; return the torch dtype."""
     name = str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
     if name is None:
         return None
@@ -82,13 +82,13 @@ def _is_device(value: object) -> bool:
 
 
 def _device(named: set[str]) -> torch.device:
-    """The one device that is meant, able to run kernels."""
+    """Return the one device that the arguments name; raise ConfigError unless kernels run on it."""
     interprets = kernels_are_interpreted()
     default = "cpu" if interprets else "cuda"
     numbered = {name for name in named if ":" in name}
     types = {torch.device(name).type for name in named}
     if len(types) > 1 and not interprets and not torch.cuda.is_available():
-        raise ConfigError(NO_GPU)  # neither of them would do
+        raise ConfigError(NO_GPU)  # neither of them works
     if len(numbered) > 1 or len(types) > 1:
         raise ConfigError(f"the devices {sorted(named)} differ; a store is placed on one, name one of them")
     return _numbered(torch.device(min(numbered or named or {default})), interprets)
@@ -110,7 +110,7 @@ def _numbered(device: torch.device, interprets: bool) -> torch.device:
 
 
 def kernels_are_interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter; ConfigError where there is no Triton."""
+    """Return whether kernels run in Triton's interpreter; raise ConfigError without Triton."""
     try:
         from triton.runtime.interpreter import InterpretedFunction
 

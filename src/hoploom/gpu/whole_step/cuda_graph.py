@@ -1,8 +1,8 @@
 """Work that is recorded once as a CUDA graph and then replayed; on the CPU it is simply done again.
 
-A replay starts all its kernels with one call and reads and writes the very memory of the recording: whoever records
-keeps what goes in and out in tensors that stay. The first calls are real ones, so that what is made at first use (an
-optimizer's state, compiled kernels) is there before the recording.
+A replay starts all its kernels with one call and reads and writes the very memory of the recording: the caller keeps
+inputs and outputs in tensors that stay. The first calls are real ones, so that things made at first use (an optimizer's
+state, compiled kernels) exist before the recording.
 """
 
 import gc
@@ -19,28 +19,28 @@ from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle, reached
 WARM_UP = 2  # calls before the recording
 
 
-class Mark:
-    """A point that a lane has reached, or will. Nothing to wait for on the CPU, where all is done at once."""
+class WorkEvent:
+    """A CUDA event; on the CPU, where all work is done at once, it is always reached."""
 
     def __init__(self, device: torch.device) -> None:
         self._event: Any = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def reached(self, seconds: float) -> bool:
-        """Hold this thread until it is reached; False if it is not in so many seconds."""
+    def wait(self, seconds: float) -> bool:
+        """Wait until the event is reached; return False after `seconds`."""
         return self._event is None or reached(self._event, seconds)
 
 
-class Lane:
-    """A queue of work on the device: its own stream, or the current one. Recordings of a lane share their memory.
+class WorkStream:
+    """A stream for recordings: one of its own (`own_stream`), or the current one. Its recordings share one memory pool.
 
-    They may, as one lane's work never overlaps. Two lanes' work does.
+    They may, because work on one stream never overlaps. Work on two streams does.
     """
 
-    def __init__(self, device: torch.device, *, beside: bool) -> None:
+    def __init__(self, device: torch.device, *, own_stream: bool) -> None:
         self.device = device
         self.is_cuda = device.type == "cuda"
-        self._beside = beside
-        self.stream: Any = None  # where the lane's first calls and recordings run
+        self._owns_stream = own_stream
+        self.stream: Any = None  # for the first calls and for recording
         self.pool: Any = None
         self._recordings: WeakSet[Recording] = WeakSet()
         if self.is_cuda:
@@ -48,18 +48,18 @@ class Lane:
                 self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
                 self.pool = torch.cuda.graph_pool_handle()
 
-    def on(self) -> Any:
-        """Within: what is started is this lane's."""
-        return torch.cuda.stream(self.stream) if self._beside and self.is_cuda else nullcontext()
+    def current(self) -> Any:
+        """Return a context manager that makes this stream the current one."""
+        return torch.cuda.stream(self.stream) if self._owns_stream and self.is_cuda else nullcontext()
 
     def add(self, recording: "Recording") -> None:
-        """It runs on this lane."""
+        """Add a recording, which `close` drops."""
         self._recordings.add(recording)
 
     def close(self) -> None:
-        """Wait for the device, and drop what was recorded and what it was made of. The lane takes no more work."""
+        """Wait for the device, and drop the recordings with the work that they recorded."""
         try:
-            if not idle(self.device, CLOSE_DEADLINE):  # what is dropped may be used again at once
+            if not idle(self.device, CLOSE_DEADLINE):  # dropped memory may be used again at once
                 raise TrainError(
                     f"{self.device} is not done within {CLOSE_DEADLINE:g} s with the whole steps begun; {BUSY}, and "
                     "start again from the last checkpoint"
@@ -68,34 +68,34 @@ class Lane:
             for recording in self._recordings:
                 recording.drop()
 
-    def set(self, mark: Mark) -> None:
-        """Put the mark behind what was started so far."""
-        if mark._event is not None:
-            mark._event.record(self._queue)
+    def record(self, event: WorkEvent) -> None:
+        """Record an event after the work started so far."""
+        if event._event is not None:
+            event._event.record(self._queue)
 
-    def wait(self, mark: Mark) -> None:
-        """What is started from now on waits for the mark; this thread does not."""
-        if mark._event is not None:
-            self._queue.wait_event(mark._event)
+    def wait_for(self, event: WorkEvent) -> None:
+        """Make work started from now on wait for an event; this thread does not wait."""
+        if event._event is not None:
+            self._queue.wait_event(event._event)
 
     @property
     def _queue(self) -> Any:
-        return self.stream if self._beside else torch.cuda.current_stream(self.device)
+        return self.stream if self._owns_stream else torch.cuda.current_stream(self.device)
 
 
 class Recording:
-    """One function of no arguments, and its recording once there is one.
+    """A function without arguments, recorded after its first calls.
 
-    >>> step = Recording(train_on_the_static_batch, Lane(device, beside=False))
+    >>> step = Recording(train_on_the_static_batch, WorkStream(device, own_stream=False))
     >>> step()
     """
 
-    def __init__(self, work: Callable[[], None], lane: Lane) -> None:
+    def __init__(self, work: Callable[[], None], stream: WorkStream) -> None:
         self._work: Callable[[], None] | None = work
-        self._lane = lane
+        self._stream = stream
         self._calls = 0
         self._graph: Any = None
-        lane.add(self)
+        stream.add(self)
 
     @property
     def is_warm(self) -> bool:
@@ -105,62 +105,61 @@ class Recording:
     def __call__(self) -> None:
         is_warm, self._calls = self.is_warm, self._calls + 1
         assert self._work is not None
-        if not self._lane.is_cuda:
+        if not self._stream.is_cuda:
             self._work()
             return
         if not is_warm:
-            self._do(self._work)
+            self._run(self._work)
             return
         if self._graph is None:
-            self._graph = self._recorded(self._work)
-        with self._lane.on():
+            self._graph = self._capture(self._work)
+        with self._stream.current():
             self._graph.replay()
 
     def drop(self) -> None:
-        """Forget the work, which may lead back to this, and the recording with its memory."""
+        """Drop the work, which may refer back to this object, and the recording with its memory."""
         self._work = self._graph = None
 
-    def _do(self, work: Callable[[], None]) -> None:
-        """On the stream of the recording, between what the lane did before and what it does next."""
-        lane = self._lane
-        queue = lane._queue
-        lane.stream.wait_stream(queue)
-        with torch.cuda.stream(lane.stream):
+    def _run(self, work: Callable[[], None]) -> None:
+        """Do the work on the recording's stream, ordered between earlier and later work of the queue."""
+        stream, queue = self._stream.stream, self._stream._queue
+        stream.wait_stream(queue)
+        with torch.cuda.stream(stream):
             work()
-        queue.wait_stream(lane.stream)
+        queue.wait_stream(stream)
 
-    def _recorded(self, work: Callable[[], None]) -> Any:
-        """Waits for the device. Other threads may go on: only what this one calls must be fit for a recording."""
-        lane, graph = self._lane, torch.cuda.CUDAGraph()
-        with torch.cuda.device(lane.device), uncollected():
-            before = torch.cuda.current_stream(lane.device)
+    def _capture(self, work: Callable[[], None]) -> Any:
+        """Return the recorded graph. Waits for the device; only this thread's calls must be fit for a recording."""
+        own, graph = self._stream, torch.cuda.CUDAGraph()
+        with torch.cuda.device(own.device), without_gc():
+            before = torch.cuda.current_stream(own.device)
             try:
-                with torch.cuda.graph(graph, pool=lane.pool, stream=lane.stream, capture_error_mode="thread_local"):
+                with torch.cuda.graph(graph, pool=own.pool, stream=own.stream, capture_error_mode="thread_local"):
                     work()
             except HoploomError:
                 raise
             except RuntimeError as error:
-                raise _refused(error) from error
+                raise _capture_error(error) from error
             finally:
-                torch.cuda.set_stream(before)  # a capture that cannot be ended leaves its own
+                torch.cuda.set_stream(before)  # a capture that cannot be ended leaves its own stream current
         return graph
 
 
-def _refused(error: RuntimeError) -> ConfigError:
+def _capture_error(error: RuntimeError) -> ConfigError:
     first: BaseException = error
-    while isinstance(first.__context__, RuntimeError):  # CUDA says once more, at the end, that something went wrong
+    while isinstance(first.__context__, RuntimeError):  # CUDA raises once more when the capture ends
         first = first.__context__
-    said = (str(first) or type(first).__name__).splitlines()[0]
+    message = (str(first) or type(first).__name__).splitlines()[0]
     return ConfigError(
-        f"this step cannot be recorded as a CUDA graph: {said:.300}; what waits for the device cannot (.item(), a "
+        f"this step cannot be recorded as a CUDA graph: {message:.300}; what waits for the device cannot (.item(), a "
         "boolean mask, a copy from plain memory); leave whole steps off, in a new process: this one's memory and "
         "random numbers stay as if still recorded"
     )
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Nothing is collected within: memory of an earlier recording that is given back there would break this one."""
+def without_gc() -> Iterator[None]:
+    """Disable garbage collection in this block: freeing an earlier graph's memory would break the capture."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,44 +1,253 @@
-"""Whole steps: sampling, gathering and learning are recorded once and replayed, two batches of fixed size in turn.
+"""Whole steps: sampling, gathering and learning are recorded once and replayed on two batches of fixed size in turn.
 
-A step costs the host a few calls, and equals the one at its own size: the same picks, the loss up to rounding. The
-price: memory and work for what batches leave unused, and losses that are known two steps later.
+A step costs the host a few calls and equals the step on an unpadded batch: the same picks, the loss up to rounding. The
+price: memory and work for the unused rest of a batch, and losses that are known two steps later. Filling and learning
+are two recordings: the next batch is filled while this one is learned from. Neither waits for the device; the sizes
+arrive in pinned memory, and the host checks them before it starts the step.
 """
 
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data, HeteroData
 
+from hoploom.batch import Seeds
 from hoploom.errors import ConfigError, TrainError
-from hoploom.gpu.batches.capacity import plan_hops
-from hoploom.gpu.batches.device_hops import make_maps
-from hoploom.gpu.whole_step.cuda_graph import Lane
-from hoploom.gpu.whole_step.fixed_batch import FixedBatch, FixedBatchSpec, degrees_of, targets_of
-from hoploom.gpu.whole_step.fixed_sizes import PROBED, ROUNDED, measure, probe
-from hoploom.gpu.whole_step.recordable import Rates, check_learner, refused
+from hoploom.gpu.batches.capacity import FAULT, PROBED, ROUNDED, FixedSizes, HopPlan, plan_hops, probe, sizes_of_probes
+from hoploom.gpu.batches.device_hops import make_buffers, make_maps, sample_on_device
+from hoploom.gpu.place.placed_store import PlacedStore
+from hoploom.gpu.whole_step.cuda_graph import Recording, WorkEvent, WorkStream
+from hoploom.gpu.whole_step.recordable import LearningRates, check_learner, not_recordable
+from hoploom.load.assemble import FEATURES, IN_DEGREE, Batch
 from hoploom.load.loader import EpochSteps
 from hoploom.load.maker import NodeMaker
-from hoploom.nn import GNN
+from hoploom.nn import GNN, LayerView
+from hoploom.nn.layers import one_per_layer
+from hoploom.ops import InEdges
+from hoploom.ops.kernels.relabel import DeviceNodeMap
 from hoploom.ranks.context import Context, unwrap
 from hoploom.ranks.stopping import StopRequests
+from hoploom.schema import RelationName
+from hoploom.store import Wanted
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.learner import Learner, Training, mixed
 from hoploom.train.step import StepCounts, Stepper, StepReport, StepResult
 from hoploom.train.tasks import NodeTask
 
 SLOTS = 2  # one is filled while the other is learned from
+SIGN, WORD = 1 << 63, 1 << 64
+STAGED = 2  # entries before the seeds: the key, and one that keeps the seeds' address a multiple of 16
+
+
+@dataclass(frozen=True)
+class FixedBatchSpec:
+    """Settings and memory that all batches of a run share."""
+
+    plan: HopPlan
+    sizes: FixedSizes
+    placed: PlacedStore
+    maps: tuple[DeviceNodeMap, ...]  # for one batch at a time
+    model: GNN
+    maker: NodeMaker
+    batch_size: int
+    targets: Tensor  # of every seed of the loader
+    degrees: Tensor | None  # of every node
+    fill_stream: WorkStream
+    timeout: float  # seconds, of every wait for the device
+
+    @property
+    def device(self) -> torch.device:
+        return self.placed.device
+
+    @property
+    def seed_type(self) -> int:
+        return self.plan.schema.type_index[self.maker.seeds.node_type]
+
+    def wait_for(self, event: WorkEvent, doing: str) -> None:
+        """Wait until an event is reached; raise TimeoutError, which names the unfinished work."""
+        if not event.wait(self.timeout):
+            raise TimeoutError(doing)
+
+
+class FixedBatch:
+    """A batch of fixed size, which is filled on the device again and again, with the recordings that use it."""
+
+    def __init__(self, spec: FixedBatchSpec, learn: "Callable[[FixedBatch], None]", learn_stream: WorkStream) -> None:
+        self._spec = spec
+        size = spec.batch_size
+        self.on = make_buffers(spec.plan, spec.sizes.capacity, spec.device)
+        for nodes in self.on.nodes:
+            nodes.zero_()  # rows that no batch has reached are looked up too
+        self._staged = torch.zeros(STAGED + 2 * size, dtype=torch.int64, device=spec.device)
+        self._sent = _pinned(self._staged)
+        self._sizes = _pinned(self.on.totals)
+        self.targets = spec.targets.new_empty((size, *spec.targets.shape[1:]))
+        # Zeros at first, rows of earlier batches later, so always finite. They must be: a row beyond the batch has no
+        # effect and its gradient is zero, but that is multiplied by the row.
+        self.rows = {
+            index: spec.placed.empty(node_type.name, FEATURES, self.on.nodes[index].numel()).zero_()
+            for index, node_type in enumerate(spec.plan.schema.node_types)
+            if FEATURES in node_type.fields and node_type.name in spec.model.types[0]
+        }
+        self.loss = torch.zeros((), dtype=torch.float64, device=spec.device)
+        self._loss = _pinned(self.loss)
+        self.filled, self.learned = WorkEvent(spec.device), WorkEvent(spec.device)
+        self._fill = Recording(self._make, spec.fill_stream)
+        self.learn = Recording(partial(learn, self), learn_stream)
+        learn_stream.record(self.learned)  # the other stream must not fill the batch before it is made
+
+    # --- filling ------------------------------------------------------------------------------
+
+    def fill(self, indices: Tensor, key: int) -> None:
+        """Start to make the batch of these seeds, once the batch before is learned from."""
+        self._spec.placed.lease.check()  # a replay would read memory that is gone
+        self._spec.wait_for(self.filled, "sampled")  # after this, the input of the batch before may be overwritten
+        stream, size = self._spec.fill_stream, self._spec.batch_size
+        self._sent[0] = key - WORD if key >= SIGN else key
+        self._sent[STAGED : STAGED + size] = self._spec.maker.seeds.nodes[indices]
+        self._sent[STAGED + size :] = indices
+        stream.wait_for(self.learned)
+        self._fill()
+        stream.record(self.filled)
+
+    def fits(self) -> bool:
+        """Wait for the batch's sizes; return whether all of it fitted."""
+        self._spec.wait_for(self.filled, "sampled")
+        sizes: list[int] = self._sizes[:, 0].tolist()
+        return sizes[FAULT] == 0 and self._spec.sizes.holds(self._spec.plan, sizes)
+
+    def _make(self) -> None:
+        spec, on, size = self._spec, self.on, self._spec.batch_size
+        self._staged.copy_(self._sent, non_blocking=True)
+        seeds: list[Tensor | None] = [None] * len(on.nodes)
+        seeds[spec.seed_type] = self._staged[STAGED : STAGED + size]
+        no_trees = (None,) * len(on.nodes)
+        assert spec.placed.lists is not None
+        sample_on_device(spec.plan, spec.placed.lists, spec.maps, Seeds(tuple(seeds), no_trees), self._staged[0], on)
+        torch.index_select(spec.targets, 0, self._staged[STAGED + size :], out=self.targets)
+        names = spec.plan.schema.node_types
+        spec.placed.gather(
+            [Wanted(names[index].name, FEATURES, on.nodes[index]) for index in self.rows],
+            [on.total(spec.plan.nodes[index][-1]) for index in self.rows],
+            outs=list(self.rows.values()),
+            faults=on.totals[FAULT, :1],
+        )
+        self._sizes.copy_(on.totals, non_blocking=True)
+
+    # --- learning -----------------------------------------------------------------------------
+
+    def batch(self) -> Batch:
+        """Return the batch in the form that the models of hoploom.nn take."""
+        spec, schema = self._spec, self._spec.plan.schema
+        out: Batch = Data() if schema.homogeneous else HeteroData()
+        out.views = self._views()
+        for index, node_type in enumerate(schema.node_types):
+            storage = out if schema.homogeneous else out[node_type.name]
+            if index in self.rows:
+                storage[FEATURES] = self.rows[index]
+            storage["n_id"] = self.on.nodes[index]
+            if index == spec.seed_type:
+                storage["batch_size"] = spec.batch_size
+        if spec.degrees is not None:
+            out[IN_DEGREE] = spec.degrees.index_select(0, self.on.nodes[0])
+        return out
+
+    def _views(self) -> list[LayerView]:
+        spec, plan, hops = self._spec, self._spec.plan, []
+        for hop in range(plan.sampling.num_hops):
+            edges = {}
+            layer = self.on.layers[hop if plan.is_blocks else 0]
+            for index, (relation, own) in enumerate(zip(plan.schema.relations, layer, strict=True)):
+                assert own.indptr is not None
+                total, most = self.on.total(plan.picks[index][hop][1]), spec.sizes.edges[index][hop]
+                edges[relation.key] = PaddedEdges(own.edge_index[0], own.indptr, total, most)
+            hops.append(edges)
+        names = [node_type.name for node_type in plan.schema.node_types]
+        most_nodes = dict(zip(names, spec.sizes.nodes, strict=True))
+        num_layers = spec.model.num_layers
+        return padded_views(one_per_layer(hops, num_layers), most_nodes, num_layers, are_blocks=plan.is_blocks)
+
+    def send_loss(self, loss_sum: Tensor) -> None:
+        """Start to copy the sum of the losses to the host."""
+        self.loss.copy_(loss_sum)
+        self._loss.copy_(self.loss, non_blocking=True)
+
+    def read_loss(self) -> float:
+        """Wait for the step; return the sum of its losses."""
+        self._spec.wait_for(self.learned, "learned")
+        return float(self._loss)
+
+
+def _pinned(like: Tensor) -> Tensor:
+    """Return zeros of the same shape in host memory, pinned if the tensor is on a GPU."""
+    return torch.zeros(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+
+
+# --- views of a padded batch ---------------------------------------------------------------------
+# All sizes are numbers of the host, so that the same kernels can be replayed for every batch. Rows beyond a batch's own
+# have empty lists: they are computed and reach nothing.
+
+
+@dataclass(frozen=True)
+class PaddedEdges:
+    """The picks of one relation up to some hop, in arrays of fixed size. Ends are local ids."""
+
+    sources: Tensor  # [at least most] int64; entries beyond the picks are ignored
+    indptr: Tensor  # [most destinations + 1] int64: offsets of each one's picks; NO_PICKS beyond those expanded
+    total: Tensor  # [] int64: the number of picks
+    most: int  # and its limit
+
+    def grouped(self, num_sources: int, num_destinations: int, whole: InEdges | None = None) -> InEdges:
+        """Return the edges grouped by destination. Nodes of later hops get empty lists: their offsets are capped."""
+        indptr = torch.minimum(self.indptr[: num_destinations + 1], self.total)
+        return InEdges(indptr, self.sources[: self.most], num_sources, whole=whole)
+
+
+def padded_views(
+    hops: Sequence[Mapping[RelationName, PaddedEdges]],
+    most_nodes: Mapping[str, Sequence[int]],
+    num_layers: int,
+    *,
+    are_blocks: bool = False,
+) -> list[LayerView]:
+    """Return one view per layer, from the input layer on, like `views_of` for an unpadded batch.
+
+    `hops` are ordered from the seeds inwards: each with all picks up to it, or for blocks with its own. `most_nodes`
+    limits a type's nodes within 0, 1, ... hops; the batch must fit.
+    """
+    wholes: dict[RelationName, InEdges] = {}
+    if not are_blocks:
+        last = {name: counts[-1] for name, counts in most_nodes.items()}
+        wholes = {key: one.grouped(last[key[0]], last[key[2]]) for key, one in hops[-1].items()}
+    views = []
+    for follow in range(num_layers - 1, -1, -1):  # layers that follow: the distance in hops of a layer's destinations
+        sources, destinations = (
+            {name: counts[min(hop, len(counts) - 1)] for name, counts in most_nodes.items()}
+            for hop in (follow + 1, follow)
+        )
+        edges = {
+            key: one.grouped(sources[key[0]], destinations[key[2]], wholes.get(key))
+            for key, one in hops[min(follow, len(hops) - 1)].items()
+        }
+        views.append(LayerView(edges, sources, destinations))
+    return views
+
+
+# --- the step ------------------------------------------------------------------------------------
 
 
 class WholeStep:
-    """The whole step of a learner, for a store that is placed: give it to `fit` as `stepper=WholeStep`.
+    """The whole step of a learner on a placed store: give it to `fit` as `stepper=WholeStep`.
 
-    Make it after you have restored the learner: a recording keeps the parameters and the optimizer's state at their
-    place in memory.
+    Make it after you have restored the learner: a recording keeps the addresses of the parameters and of the
+    optimizer's state.
 
     >>> with WholeStep(learner, Training(epochs=1), context) as whole:
     ...     losses = [report.loss for report in whole.epoch()]
@@ -59,32 +268,27 @@ class WholeStep:
         self.learner, self.counts = learner, StepCounts()
         self._training, self._is_cuda = training, context.device.type == "cuda"
         self.stepper = Stepper(learner, training, context, checkpoint)
-        self._main = Lane(context.device, beside=False)
+        self._learn_stream = WorkStream(context.device, own_stream=False)
         self.spec = _spec_of(learner, maker, context, training.margin, probed, rounded)
-        self._rates = Rates(learner.optimizer)
-        self._slots = deque(self._slot() for _ in range(SLOTS))
-
-    def _slot(self) -> FixedBatch:
-        slot = FixedBatch(self.spec, self._learn, self._main)
-        self._main.set(slot.learned)  # it is filled on another lane, not before it is made
-        return slot
+        self._rates = LearningRates(learner.optimizer)
+        self._slots = deque(FixedBatch(self.spec, self._learn, self._learn_stream) for _ in range(SLOTS))
 
     def close(self) -> None:
         """Wait for the device, and free the batches and recordings."""
         with ExitStack() as last_first:
             last_first.callback(self._slots.clear)
-            last_first.callback(self._main.close)
-            last_first.callback(self.spec.lane.close)
+            last_first.callback(self._learn_stream.close)
+            last_first.callback(self.spec.fill_stream.close)
 
     def __enter__(self) -> "WholeStep":
         return self
 
     def __exit__(self, *error: object) -> None:
-        with nullcontext() if error[0] is None else suppress(TrainError):  # the first error is the one to tell
+        with nullcontext() if error[0] is None else suppress(TrainError):  # keep the first error
             self.close()
 
     def epoch(self) -> Iterator[StepReport]:
-        """Run the steps that are left in the epoch of the loader. A step is reported two steps later, with its loss."""
+        """Run the steps that are left in the loader's epoch; yield each report two steps later, with its loss."""
         requests = StopRequests()
         with self.steps() as steps:
             while not steps.is_empty:
@@ -92,11 +296,11 @@ class WholeStep:
             yield from steps.rest()
 
     def steps(self) -> "WholeSteps":
-        """The steps that are left in the epoch of the loader."""
+        """Return the steps that are left in the loader's epoch."""
         return WholeSteps(self, self.learner.loader.begin_epoch())
 
     def fill_next(self, indices: Tensor, key: int) -> FixedBatch | None:
-        """Start to make a batch in the slot that waits longest; None if it has another number of seeds."""
+        """Start to fill the slot that was used longest ago; return None for another number of seeds."""
         if indices.numel() != self.spec.batch_size:
             return None
         if not self._slots:
@@ -114,22 +318,22 @@ class WholeStep:
         self.stepper.reseed()
         self.counts.replayed += slot.learn.is_warm
         self.counts.first += not slot.learn.is_warm
-        self._main.wait(slot.filled)
+        self._learn_stream.wait_for(slot.filled)
         slot.learn()
-        self._main.set(slot.learned)
+        self._learn_stream.record(slot.learned)
 
     def _learn(self, slot: FixedBatch) -> None:
-        """All that is recorded of a step. Gradients are left in place: the next recording or step begins without."""
+        """Take the recorded part of a step. Gradients stay: the next recording or step drops them first."""
         learner, task = self.learner, self.learner.task
         learner.optimizer.zero_grad(set_to_none=True)
-        # casts are not kept: those of a recording would be taken for values
+        # no cache of casts: a later step would use those of the recording as values
         with mixed(self._training.precision, self.spec.device, cache_enabled=False):
             losses = task.losses(task.outputs(learner.model, slot.batch()), slot.targets)
         (losses.sum() * (1 / losses.numel())).backward()  # type: ignore[no-untyped-call]
         if self._training.clip_norm is not None:
             parameters = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
             torch.nn.utils.clip_grad_norm_(parameters, self._training.clip_norm)
-        with self._rates.on_the_device():
+        with self._rates.as_tensors():
             learner.optimizer.step()
         slot.send_loss(losses.detach().double().sum())
 
@@ -137,30 +341,32 @@ class WholeStep:
 def _spec_of(
     learner: Learner, maker: NodeMaker, context: Context, margin: float, probed: int, rounded: int
 ) -> FixedBatchSpec:
-    """What all batches of a learner have in common."""
-    device, model = context.device, unwrap(learner.model)
+    """Return the settings of a learner's batches; allocate what they share."""
+    device, model, task = context.device, unwrap(learner.model), learner.task
     assert isinstance(model, GNN)
-    assert isinstance(learner.task, NodeTask)
-    schema, store, batch_size = maker.assembler.store.schema, maker.assembler.store, learner.loader.batch_size
+    assert isinstance(task, NodeTask)
+    seeds, store, batch_size = maker.seeds, maker.assembler.store, learner.loader.batch_size
     assert store.placed is not None
-    seed_type = schema.type_index[maker.seeds.node_type]
-    plan = plan_hops(schema, maker.sampler.sampling, [seed_type], with_indptr=True)
+    seed_type = store.schema.type_index[seeds.node_type]
+    plan = plan_hops(store.schema, maker.sampler.sampling, [seed_type], with_indptr=True)
     batches = probe(maker, learner.loader.rehearsal(), batch_size, probed)
     if not batches:
-        raise refused(f"need a step of batch_size={batch_size} seeds, and no step of an epoch has so many; give fewer")
-    num_seeds = [batch_size if index == seed_type else 0 for index in range(len(schema.node_types))]
+        raise not_recordable(
+            f"need a step of batch_size={batch_size} seeds, and no step of an epoch has so many; give fewer"
+        )
+    num_seeds = [batch_size if index == seed_type else 0 for index in range(len(store.schema.node_types))]
+    sizes, maps = sizes_of_probes(plan, batches, num_seeds, margin, rounded), make_maps(plan, device)
+    task.check(store, seeds.nodes[:0], seeds.node_type)
+    labels = store.features.gather([Wanted(seeds.node_type, task.label, seeds.nodes)])[0]
+    targets = task.read(labels, seeds.nodes).to(device)  # or an error, which names the first seed without a label
+    degrees = None
+    if maker.assembler.degrees:
+        (relation,) = store.schema.relations
+        nodes = torch.arange(store.schema.node_type(relation.destination).num_nodes)
+        degrees = store.in_degrees(relation.key, nodes).to(device)
+    fill_stream = WorkStream(device, own_stream=True)
     return FixedBatchSpec(
-        plan,
-        measure(plan, batches, num_seeds, margin, rounded),
-        store.placed,
-        make_maps(plan, device),
-        model,
-        maker,
-        batch_size,
-        targets_of(maker, learner.task).to(device),
-        degrees_of(maker, device),
-        Lane(device, beside=True),
-        context.timeout,
+        plan, sizes, store.placed, maps, model, maker, batch_size, targets, degrees, fill_stream, context.timeout
     )
 
 
@@ -168,7 +374,7 @@ def _spec_of(
 
 
 class WholeSteps:
-    """An epoch's steps. The batch after the one that is learned from is made beside it."""
+    """The steps of an epoch. The next batch is filled while the current one is learned from."""
 
     def __init__(self, whole: WholeStep, epoch: EpochSteps) -> None:
         self._whole, self._epoch = whole, epoch
@@ -181,17 +387,19 @@ class WholeSteps:
         return self._begun is None and not self._left
 
     def take(self, requests: StopRequests, *, is_due: bool = False) -> StepResult:
-        """Take the next step; the reports are of steps before it."""
+        """Take the next step; return the reports of steps before it."""
         began = time.perf_counter()
         step, slot = self._begun or self._begin()
         with self._in_time():
             fits = slot is not None and slot.fits()
         waited = time.perf_counter() - began
-        known = self._known(slot)
+        known: list[StepReport] = []
+        while slot is not None and any(other is slot for _, other in self._open):  # its loss would be overwritten
+            known.append(self._complete(*self._open.popleft()))
         if slot is not None and fits:
             report = self._learn(slot, waited)
         else:
-            report = self._own_size(step, requests, overflowed=slot is not None)
+            report = self._take_unpadded(step, requests, overflowed=slot is not None)
         self._begun = None
         self._epoch.done(step)
         if self._left:
@@ -201,8 +409,8 @@ class WholeSteps:
         return StepResult(known, requests.stop_requested, is_due)
 
     def rest(self) -> list[StepReport]:
-        """Wait for all losses."""
-        return [self._close(*self._open.popleft()) for _ in range(len(self._open))]
+        """Wait for all losses; return the reports that are left."""
+        return [self._complete(*self._open.popleft()) for _ in range(len(self._open))]
 
     def _begin(self) -> tuple[int, FixedBatch | None]:
         step = self._left.popleft()
@@ -213,14 +421,8 @@ class WholeSteps:
     def _in_time(self) -> AbstractContextManager[None]:
         return self._whole.stepper.in_time(self._whole.learner.progress.steps + 1)
 
-    def _known(self, slot: FixedBatch | None) -> list[StepReport]:
-        """The reports up to the one whose loss lies in this slot, before it is written over."""
-        known: list[StepReport] = []
-        while slot is not None and any(other is slot for _, other in self._open):
-            known.append(self._close(*self._open.popleft()))
-        return known
-
-    def _close(self, report: StepReport, slot: FixedBatch | None) -> StepReport:
+    def _complete(self, report: StepReport, slot: FixedBatch | None) -> StepReport:
+        """Return the report with the loss in its slot; count the loss, or raise if it is not finite."""
         if slot is None:
             return report
         stepper = self._whole.stepper
@@ -239,7 +441,8 @@ class WholeSteps:
         progress.steps += 1
         return StepReport(progress.epoch, progress.steps, math.nan, rows, rows, learning_rate, 0.0, waited)
 
-    def _own_size(self, step: int, requests: StopRequests, *, overflowed: bool) -> StepReport:
+    def _take_unpadded(self, step: int, requests: StopRequests, *, overflowed: bool) -> StepReport:
+        """Take the step as without recordings: its batch does not fit, or has fewer seeds."""
         whole = self._whole
         whole.counts.overflowed += overflowed
         whole.counts.shorter += not overflowed

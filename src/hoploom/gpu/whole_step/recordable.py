@@ -1,7 +1,7 @@
-"""What a learner must be like for its step to be recorded once and replayed, and what a recording would hold on to.
+"""Check that a learner's step can be recorded and replayed, and keep its learning rates on the device.
 
-A recording keeps every number of the host that it has seen. Learning rates go through the device instead, so that a
-schedule's changes are seen; any other option of the optimizer that changes later is refused.
+A recording keeps the values that host numbers had. Learning rates are read from the device instead, so that changes by
+a schedule take effect; a later change of any other option of the optimizer raises ConfigError.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from hoploom.train.tasks import NodeTask
 
 
 def check_learner(learner: Learner, training: Training, device: torch.device) -> NodeMaker:
-    """Raise ConfigError for what cannot be replayed; else who makes the loader's batches."""
+    """Return the maker of the loader's batches; raise ConfigError if the step cannot be replayed."""
     loader, model, task = learner.loader, unwrap(learner.model), learner.task
     is_distributed = isinstance(learner.model, DistributedDataParallel) or loader.world_size > 1
     maker = getattr(loader, "maker", None)
@@ -44,7 +44,7 @@ def check_learner(learner: Learner, training: Training, device: torch.device) ->
 
 
 def _check_maker(maker: NodeMaker, device: torch.device) -> None:
-    """Raise ConfigError for batches that cannot be made on the device."""
+    """Raise ConfigError if the batches cannot be made on the device."""
     placed, sampling, schema = maker.assembler.store.placed, maker.sampler.sampling, maker.assembler.store.schema
     is_there = placed is not None and placed.lists is not None and placed.device == device
     fields = {} if placed is None else placed.fields
@@ -65,41 +65,43 @@ def _check_maker(maker: NodeMaker, device: torch.device) -> None:
 
 
 def check_optimizer(optimizer: Optimizer, device: torch.device, *, scheduled: bool) -> None:
-    """Raise ConfigError for an optimizer whose step cannot be taken or, on this device, not recorded."""
+    """Raise ConfigError if the optimizer needs a closure or, on this device, cannot be recorded."""
     check_closure(optimizer)
     name = type(optimizer).__name__
     if device.type != "cuda":
         return
     for group in optimizer.param_groups:
         if "capturable" in group and not group["capturable"]:
-            raise refused(f"do not go with {name} that counts its steps on the host; give it capturable=True")
+            raise not_recordable(f"do not go with {name} that counts its steps on the host; give it capturable=True")
         if "capturable" not in group and not isinstance(optimizer, SGD):
-            raise refused(f"do not go with {name}; take Adam or AdamW with capturable=True, SGD")
+            raise not_recordable(f"do not go with {name}; take Adam or AdamW with capturable=True, SGD")
         if scheduled and not _takes_tensor(group):
-            raise refused(f"do not go with {name} that keeps the learning rate it began with; give it fused=True")
+            raise not_recordable(
+                f"do not go with {name} that keeps the learning rate it began with; give it fused=True"
+            )
 
 
 def _takes_tensor(group: dict[str, Any]) -> bool:
-    """Whether the learning rate may be a tensor that is read on the device."""
+    """Return whether the learning rate may be a tensor that is read on the device."""
     return bool(group.get("capturable") or group.get("fused"))
 
 
-def refused(why: str) -> ConfigError:
-    """An error to raise, with the way out."""
+def not_recordable(why: str) -> ConfigError:
+    """Return the error for a step that cannot be recorded."""
     return ConfigError(f"whole steps {why}, or leave whole steps off")
 
 
 def _refuse(reasons: Sequence[tuple[bool, str]]) -> None:
-    """Raise for the first one that is so."""
+    """Raise the first error whose condition holds."""
     for is_so, why in reasons:
         if is_so:
-            raise refused(why)
+            raise not_recordable(why)
 
 
-def prepare(optimizer: Optimizer, *, recorded: bool) -> None:
-    """Make an optimizer one whose step is recorded, or one whose step is not; a checkpoint may have made it the other.
+def prepare_optimizer(optimizer: Optimizer, *, recorded: bool) -> None:
+    """Set an optimizer's options for recorded steps, or for steps that are not; a checkpoint may hold the other ones.
 
-    >>> prepare(optimizer, recorded=True)
+    >>> prepare_optimizer(optimizer, recorded=True)
     """
     for group in optimizer.param_groups:
         if isinstance(optimizer, SGD):
@@ -113,10 +115,10 @@ def prepare(optimizer: Optimizer, *, recorded: bool) -> None:
                 state["step"] = state["step"].to(parameter.device if recorded else "cpu", torch.float32)
 
 
-class Rates:
-    """The learning rates of an optimizer's groups, on the device while a step is taken.
+class LearningRates:
+    """Learning rates of an optimizer's groups as tensors on the device.
 
-    Between steps the groups hold plain numbers, as schedules and checkpoints know them.
+    Between steps the groups hold plain numbers, which schedules and checkpoints need.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -131,13 +133,13 @@ class Rates:
 
     @staticmethod
     def _tensor(group: dict[str, Any]) -> Tensor | None:
-        """The rate where it may be a tensor that is read on the device."""
+        """Return the rate on the device; None if the group needs a number."""
         if not _takes_tensor(group):
             return None
         return torch.full((), float(group["lr"]), dtype=torch.float32, device=group["params"][0].device)
 
     def send(self) -> None:
-        """Bring the newest rates to the device; does not wait for it."""
+        """Copy changed rates to the device, without waiting for it."""
         for number, (group, tensor) in enumerate(self._groups):
             value = float(group["lr"])
             if tensor is not None and value != self._values[number]:
@@ -145,8 +147,8 @@ class Rates:
                 self._values[number] = value
 
     @contextmanager
-    def on_the_device(self) -> Iterator[None]:
-        """Within: the groups' rates are the tensors."""
+    def as_tensors(self) -> Iterator[None]:
+        """Set the groups' rates to the tensors in this block."""
         numbers = [group["lr"] for group, _ in self._groups]
         for group, tensor in self._groups:
             group["lr"] = group["lr"] if tensor is None else tensor
@@ -157,7 +159,7 @@ class Rates:
                 group["lr"] = number
 
     def check(self) -> None:
-        """Raise ConfigError if an option has changed that is no rate on the device: the recording would not see it."""
+        """Raise ConfigError if an option has changed that the recording has as a constant."""
         now = []
         for group, tensor in self._groups:
             unseen = {"params", "initial_lr", "lr"} if tensor is not None else {"params", "initial_lr"}
@@ -166,7 +168,7 @@ class Rates:
         for before, group in zip(self._recorded, now, strict=True):
             for name, value in group.items():
                 if value != before[name]:
-                    raise refused(
+                    raise not_recordable(
                         f"do not see that {name} of {type(self._optimizer).__name__} went from {before[name]} to "
                         f"{value}; keep it, for lr give the optimizer fused=True"
                     )

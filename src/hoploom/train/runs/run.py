@@ -19,7 +19,7 @@ from hoploom.deploy.open import CONNECT
 from hoploom.deploy.open import open as open_store
 from hoploom.errors import ConfigError, StoreError
 from hoploom.gpu.place import place, request
-from hoploom.gpu.whole_step.recordable import prepare
+from hoploom.gpu.whole_step.recordable import prepare_optimizer
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
 from hoploom.ranks.context import DEADLINE, Context
 from hoploom.ranks.environment import RankInfo
@@ -155,7 +155,7 @@ def _restore(run_file: RunFile, learner: Learner, checkpoint: Checkpoint, contex
         checkpoint.restore(LAST, learner.parts())
     recorded = run_file.train.whole_steps and context.device.type == "cuda"
     if recorded or resume:  # the run before may have been the other way
-        prepare(learner.optimizer, recorded=recorded)
+        prepare_optimizer(learner.optimizer, recorded=recorded)
 
 
 def _begin_folder(run_file: RunFile, setup: TrainingSetup, *, resume: bool) -> None:
