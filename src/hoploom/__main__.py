@@ -1,4 +1,4 @@
-"""Where the `hoploom` command and `python -m hoploom` begin. Ctrl-C ends the process at once until a command runs.
+"""Entry point of `hoploom` and `python -m hoploom`. Until a command runs, Ctrl-C ends the process at once.
 
 Launchers that start modules can use it, such as `torchrun -m hoploom train run.toml`.
 """

@@ -23,7 +23,7 @@ from hoploom.load.assemble import Batch, of_blocks
 from hoploom.ops import Reduce
 from hoploom.sample.hops import Sampling, make_hgt_sampling, make_sampling
 from hoploom.schema import DTYPE_NAMES, Owner, Schema, read_ids
-from hoploom.serve.requests import read_fanouts, read_flag, read_integer, read_owner, require
+from hoploom.serve.requests import read_flag, read_hop_fanouts, read_integer, read_owner, require
 from hoploom.serve.wire import Message
 
 MAX_HOPS = 64
@@ -130,7 +130,7 @@ def _read_sampling(values: Mapping[str, Any], schema: Schema) -> Sampling:
     require(fits, "num_samples", drawn, f"up to {MAX_HOPS} layers of {width} counts, one per node type")
     if drawn:
         return make_hgt_sampling(schema, dict(zip(schema.type_index, zip(*drawn, strict=True), strict=True)))
-    read = [read_fanouts(hop, len(schema.relations)) for hop in hops]
+    read = [read_hop_fanouts(hop, len(schema.relations)) for hop in hops]
     weighted = read_flag(values, "weighted")
     return make_sampling(
         schema,

@@ -47,7 +47,7 @@ def read_flag(holder: Mapping[str, Any], key: str) -> bool:
     return bool(value)
 
 
-def read_fanouts(given: Any, num_relations: int) -> list[int]:
+def read_hop_fanouts(given: Any, num_relations: int) -> list[int]:
     """Return the fanouts of a hop, one for each relation."""
     fits = isinstance(given, list) and len(given) == num_relations
     require(fits, "fanouts", given, f"one per relation, {num_relations}")
@@ -56,7 +56,7 @@ def read_fanouts(given: Any, num_relations: int) -> list[int]:
 
 def read_draw(header: Mapping[str, Any], num_relations: int) -> Draw:
     """Return the options of a hop."""
-    fanouts = read_fanouts(header.get("fanouts"), num_relations)
+    fanouts = read_hop_fanouts(header.get("fanouts"), num_relations)
     key, hop = read_integer("key", header.get("key"), 0, 1 << 64), read_integer("hop", header.get("hop"), 0, 1 << 16)
     flags = ("replace", "last", "labor", "weighted", "counts_only")
     return Draw(key, hop, fanouts, *(read_flag({"counts_only": False, **header}, name) for name in flags))
