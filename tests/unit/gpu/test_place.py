@@ -241,13 +241,16 @@ def test_bytes_are_not_exceeded_by_more_than_alignment(budget: int, num_parts: i
     store = in_parts(hoploom.from_pyg(library()), num_parts)
     plan = placeplan.plan_placement(store, placeplan.PlaceRequest(None, budget, None, torch.device("cpu")), None)
     taken = sum(
-        end - begin for column in plan.columns for begin, end in plan.hot(column) for _ in range(column.row_bytes)
+        end - begin
+        for column in plan.columns
+        for begin, end in plan.device_ids(column)
+        for _ in range(column.row_bytes)
     )
     total = sum(column.num_rows * column.row_bytes for column in plan.columns)
     most = sum(column.row_bytes for column in plan.columns) * num_parts  # a row of every part is left out
     assert min(budget, total) - most <= taken <= budget
     for column in plan.columns:
-        spans = sorted(plan.hot(column) + plan.rest(column))
+        spans = sorted(plan.device_ids(column) + plan.host_ids(column))
         assert [i for begin, end in spans for i in range(begin, end)] == list(range(column.num_rows))
 
 

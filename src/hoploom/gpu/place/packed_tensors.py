@@ -155,17 +155,15 @@ class FieldColumn:
         at_once = max(1, PIECE // max(1, self.field.row_bytes))
         for begin, end in spans:
             for part, first, count in zip(self.parts, self.firsts, self.counts, strict=True):
-                low, high = max(begin, first), min(end, first + count)
-                for piece in range(low, high, at_once):
-                    yield self._read(part, first, piece, min(high, piece + at_once))
-
-    def _read(self, part: Part, first: int, begin: int, end: int) -> Tensor:
-        """Return the rows of ids in a part whose first id is `first`."""
-        table = part.tables[self.owner, self.name]
-        if not table.by_edge_id or (self.owner, EDGE_ID) not in part.tables:
-            return table.rows[begin - first : end - first]
-        (rows,) = part.gather([Wanted(self.owner, self.name, torch.arange(begin, end))])
-        return rows
+                start, high = max(begin, first), min(end, first + count)
+                table = part.tables[self.owner, self.name]
+                in_order = not table.by_edge_id or (self.owner, EDGE_ID) not in part.tables
+                for low in range(start, high, at_once):
+                    until = min(high, low + at_once)
+                    if in_order:
+                        yield table.rows[low - first : until - first]
+                    else:
+                        yield part.gather([Wanted(self.owner, self.name, torch.arange(low, until))])[0]
 
     def _narrowed(self, rows: Tensor) -> tuple[Tensor, ...]:
         if self.kept == rows.dtype:

@@ -23,12 +23,11 @@ from hoploom.gpu.place.packed_tensors import FieldColumn, PackedTensors, columns
 from hoploom.gpu.place.peer_memory import PeerMemory, PlacingRanks, ranks_of_host
 from hoploom.gpu.place.placed_store import Lease, PlacedStore, Placement
 from hoploom.gpu.place.request import AUTO, DEVICE, HOST, SPREAD, Features, PlaceRequest
-from hoploom.ops import EdgeLists
 from hoploom.ops.deadline import BUSY, DEADLINE, idle
 from hoploom.ops.kernels.forms import DeviceLists
 from hoploom.ops.kernels.gather import Segments
 from hoploom.ranks.collectives import gather_json
-from hoploom.schema import DTYPE_NAMES, DTYPES, Field, Owner, RelationName, Schema
+from hoploom.schema import DTYPE_NAMES, DTYPES, Field, Owner, Schema
 from hoploom.store.scan import covers
 from hoploom.system import memory_limit
 
@@ -59,15 +58,15 @@ class PlacePlan:
     def device_bytes(self) -> int:
         """Bytes on this rank's device."""
         topology = sum(block.num_bytes for block in self.relations) if self.topology == DEVICE else 0
-        return topology + sum(column.block(self.hot(column)).num_bytes for column in self.columns)
+        return topology + sum(column.block(self.device_ids(column)).num_bytes for column in self.columns)
 
-    def hot(self, column: FieldColumn) -> Spans:
+    def device_ids(self, column: FieldColumn) -> Spans:
         """Return the ids whose rows go to this rank's device."""
         if self.peers:
             return [self.spread(column)[self.peers.index(self.rank)]]
         return merge_ranges([(begin, middle) for begin, middle, _ in self._shared(column)])
 
-    def rest(self, column: FieldColumn) -> Spans:
+    def host_ids(self, column: FieldColumn) -> Spans:
         """Return the ids whose rows go to host memory."""
         return [] if self.peers else merge_ranges([(middle, end) for _, middle, end in self._shared(column)])
 
@@ -88,7 +87,7 @@ class PlacePlan:
         if self.topology == HOST:
             found = {self.relation_file(index): block for index, block in enumerate(self.relations)}
         for column in self.columns:
-            block = column.block(self.rest(column))
+            block = column.block(self.host_ids(column))
             if block.num_bytes:
                 found[self.column_file(column)] = block
         return found
@@ -97,7 +96,7 @@ class PlacePlan:
         return shared_name(self.identity, index, str(self.relations[index].columns))
 
     def column_file(self, column: FieldColumn) -> str:
-        return shared_name(self.identity, column.owner, column.name, str(column.kept), self.rest(column))
+        return shared_name(self.identity, column.owner, column.name, str(column.kept), self.host_ids(column))
 
 
 def merge_ranges(spans: Spans) -> Spans:
@@ -113,20 +112,26 @@ def merge_ranges(spans: Spans) -> Spans:
 
 def plan_placement(store: "Store", request: PlaceRequest, among: PlacingRanks | None) -> PlacePlan:
     """Plan the placement; raise ConfigError if it is impossible or does not fit. Collective over `among`, if given."""
-    _check_among(among)
+    if among is not None and not all(hasattr(among, name) for name in ("rank", "world_size", "gather", "barrier")):
+        raise ConfigError(f"among is {among!r:.80}; give the context that hoploom.init made, or leave it out")
     _check_reach(store, request)
     if request.features == SPREAD and among is None:
         raise ConfigError("features='spread' needs the ranks to spread over; give among=context, as hoploom.init made")
     peers = () if among is None else ranks_of_host(among)
-    relations = () if request.topology is None else tuple(_relations(store))
+    relations = () if request.topology is None else _relations(store)
     columns = () if request.features is None else tuple(_columns(store, request.narrow))
     memory = _free_memory_of_ranks(request.device, among, peers)
     spread = peers if request.features == SPREAD else ()
     left = min(memory.free, max(LEAST_FREE, memory.free // FREE_SHARE))
-    budget = memory.free - left
-    topology = _where_topology(request, relations, budget)
+    budget, topology_bytes = memory.free - left, sum(block.num_bytes for block in relations)
+    topology = request.topology
+    if topology == "auto":
+        topology = "device" if topology_bytes <= budget else "host"
     if topology == DEVICE:
-        budget -= sum(block.num_bytes for block in relations)
+        budget -= topology_bytes
+    chosen = ""
+    if AUTO in (request.topology, request.features):
+        chosen = f"auto: {request.device} had {memory}, of which {as_bytes(left)} are left to training"
     plan = PlacePlan(
         request.device,
         store.identity or secrets.token_hex(16),
@@ -136,9 +141,16 @@ def plan_placement(store: "Store", request: PlaceRequest, among: PlacingRanks | 
         columns,
         spread,
         0 if among is None else among.rank,
-        _chosen(request, memory, left),
+        chosen,
     )
-    _check_fits(plan, memory)
+    needed = plan.device_bytes
+    if needed > memory.free:
+        raise ConfigError(
+            f"placing this takes {as_bytes(needed)} of {plan.device}, which has {memory}; "
+            "give features='auto', a smaller share such as '20%' or 'host', or topology='host'"
+        )
+    sizes = {name: block.num_bytes for name, block in plan.files.items()}
+    hostmemory.check_fits(hostmemory.unwritten_bytes(sizes))
     return plan
 
 
@@ -175,12 +187,6 @@ def _free_memory_of_ranks(device: torch.device, among: PlacingRanks | None, peer
 # --- what there is to place ----------------------------------------------------------------------
 
 
-def _check_among(among: object) -> None:
-    """Raise ConfigError unless `among` is None or a context."""
-    if among is not None and not all(hasattr(among, name) for name in ("rank", "world_size", "gather", "barrier")):
-        raise ConfigError(f"among is {among!r:.80}; give the context that hoploom.init made, or leave it out")
-
-
 def _check_reach(store: "Store", request: PlaceRequest) -> None:
     """Raise ConfigError unless this process has all that is to be placed."""
     if store.placed is not None:
@@ -209,13 +215,11 @@ def fields_of(schema: Schema) -> dict[tuple[Owner, str], Field]:
     return of_nodes | {(r.key, name): field for r in schema.relations for name, field in r.fields.items()}
 
 
-def _relations(store: "Store") -> list[PackedTensors]:
-    schema = store.schema
-    lists: list[list[EdgeLists]] = [[part.lists[i] for part in store.topology] for i in range(len(schema.relations))]
-    return [
-        pack_topology(of_parts, schema.node_types[source].num_nodes)
-        for of_parts, source in zip(lists, schema.sources, strict=True)
-    ]
+def _relations(store: "Store") -> tuple[PackedTensors, ...]:
+    return tuple(
+        pack_topology([part.lists[index] for part in store.topology], store.schema.node_types[source].num_nodes)
+        for index, source in enumerate(store.schema.sources)
+    )
 
 
 def _columns(store: "Store", narrow: torch.dtype | None) -> list[FieldColumn]:
@@ -232,55 +236,24 @@ def _columns(store: "Store", narrow: torch.dtype | None) -> list[FieldColumn]:
 # --- what goes where -----------------------------------------------------------------------------
 
 
-def _chosen(request: PlaceRequest, memory: FreeMemory, left: int) -> str:
-    if AUTO not in (request.topology, request.features):
-        return ""
-    return f"auto: {request.device} had {memory}, of which {as_bytes(left)} are left to training"
-
-
-def _where_topology(
-    request: PlaceRequest, relations: tuple[PackedTensors, ...], budget: int
-) -> Literal["device", "host"] | None:
-    if request.topology == AUTO:
-        return "device" if sum(block.num_bytes for block in relations) <= budget else "host"
-    return request.topology  # type: ignore[return-value]  # "auto" is dealt with
-
-
 def _share(wanted: Features, columns: tuple[FieldColumn, ...], budget: int) -> float:
     """Return the share of the rows that goes to the device; for "auto" in whole percent, so that ranks agree."""
     total = sum(column.num_rows * column.row_bytes for column in columns)
     if isinstance(wanted, float):
         return wanted
     if isinstance(wanted, int):
-        _check_holds_row(wanted, total, columns)
+        most = max((count for column in columns for count in column.counts), default=0)
+        least = -(-total // max(1, most))
+        if 0 < wanted < least:
+            raise ConfigError(
+                f"features is {wanted} bytes, which hold no row of this store; give '{least}B' or more, a share such "
+                "as '20%', or 'host'"
+            )
         return min(1.0, wanted / max(1, total))
     if wanted == AUTO:
         whole = sum(column.block([(0, column.num_rows)]).num_bytes for column in columns)
         return 1.0 if whole <= budget else max(0, 100 * budget // whole) / 100
     return 0.0 if wanted == HOST else 1.0
-
-
-def _check_holds_row(wanted: int, total: int, columns: tuple[FieldColumn, ...]) -> None:
-    """Raise ConfigError for bytes above 0 that give no part a whole row."""
-    most = max((count for column in columns for count in column.counts), default=0)
-    least = -(-total // max(1, most))
-    if 0 < wanted < least:
-        raise ConfigError(
-            f"features is {wanted} bytes, which hold no row of this store; give '{least}B' or more, a share such as "
-            "'20%', or 'host'"
-        )
-
-
-def _check_fits(plan: PlacePlan, memory: FreeMemory) -> None:
-    """Raise ConfigError unless the plan fits on the device and in host memory."""
-    needed = plan.device_bytes
-    if needed > memory.free:
-        raise ConfigError(
-            f"placing this takes {as_bytes(needed)} of {plan.device}, which has {memory}; "
-            "give features='auto', a smaller share such as '20%' or 'host', or topology='host'"
-        )
-    sizes = {name: block.num_bytes for name, block in plan.files.items()}
-    hostmemory.check_fits(hostmemory.unwritten_bytes(sizes))
 
 
 Run = tuple[int, list[Tensor]]  # the first id of consecutive rows; the rows, and scales if any
@@ -300,11 +273,15 @@ def copy_store(store: "Store", request: PlaceRequest, among: PlacingRanks | None
         with suppress(StoreError, PeerError):
             lease.close(wait=False)
         raise
-    of_lists = [
-        _of_relation(one.key, plan, block) for one, block in zip(store.schema.relations, plan.relations, strict=False)
-    ]
-    report = (*of_lists, *(_of_column(column, plan) for column in plan.columns))
-    return PlacedStore(store.schema, plan.device, lists, fields, store.features, report, lease, plan.chosen)
+    report = []
+    for relation, block in zip(store.schema.relations, plan.relations, strict=False):
+        what, kept = f"topology of {' '.join(relation.key)}", DTYPE_NAMES[block.columns[1][1]]
+        if plan.topology == DEVICE:
+            report.append(Placement(what, kept, str(plan.device), 1.0, block.num_bytes, 0))
+        else:
+            report.append(Placement(what, kept, "host", 0.0, 0, block.num_bytes))
+    report += [_of_column(column, plan) for column in plan.columns]
+    return PlacedStore(store.schema, plan.device, lists, fields, store.features, tuple(report), lease, plan.chosen)
 
 
 def _on_device(block: PackedTensors, device: torch.device) -> list[Tensor]:
@@ -345,13 +322,6 @@ def _place_topology(store: "Store", plan: PlacePlan, lease: Lease) -> tuple[Devi
     return tuple(lists)
 
 
-def _of_relation(key: RelationName, plan: PlacePlan, block: PackedTensors) -> Placement:
-    what, kept, size = f"topology of {' '.join(key)}", DTYPE_NAMES[block.columns[1][1]], block.num_bytes
-    if plan.topology == "device":
-        return Placement(what, kept, str(plan.device), 1.0, size, 0)
-    return Placement(what, kept, "host", 0.0, 0, size)
-
-
 # --- features ------------------------------------------------------------------------------------
 
 
@@ -361,8 +331,11 @@ def _place_features(plan: PlacePlan, among: PlacingRanks | None, lease: Lease) -
     else:
         runs = [_runs(column, plan, lease) for column in plan.columns]
     fields = {}
-    for column, own in zip(plan.columns, runs, strict=True):
-        segments = _segments(column, own, plan.device)
+    for column, found in zip(plan.columns, runs, strict=True):
+        own = found or [(0, _on_device(column.block([]), plan.device))]
+        scales = [tensors[1] for _, tensors in own] if column.is_scaled else None
+        rows = [(first, tensors[0]) for first, tensors in own]
+        segments = Segments.of(rows, plan.device, DTYPES[column.field.dtype], scales)
         # Peers free their shares when all ranks have closed them, so nothing but the lease may keep a reference.
         fields[column.owner, column.name] = replace(segments, keep=()) if plan.peers else segments
     return fields
@@ -370,7 +343,7 @@ def _place_features(plan: PlacePlan, among: PlacingRanks | None, lease: Lease) -
 
 def _runs(column: FieldColumn, plan: PlacePlan, lease: Lease) -> list[Run]:
     """Place the first rows of every part in device memory, the others in host memory."""
-    hot, rest = plan.hot(column), plan.rest(column)
+    hot, rest = plan.device_ids(column), plan.host_ids(column)
     runs = _runs_of(hot, _on_device(column.block(hot), plan.device))
     if rest:
         runs += _runs_of(rest, _in_host_memory(column.block(rest), plan.column_file(column), plan.device, lease))
@@ -383,18 +356,18 @@ def _spread_runs(plan: PlacePlan, among: PlacingRanks, lease: Lease) -> list[lis
     blocks = [[c.block([span]) for c, span in zip(plan.columns, spans, strict=True)] for spans in by_rank]
     own = blocks[plan.peers.index(plan.rank)]
     sizes = [sum(block.num_bytes for block in of_rank) for of_rank in blocks]
-    memory = PeerMemory(among, plan.peers, sizes, lambda raw: _fill_all(own, raw), plan.device)
+
+    def fill(raw: Tensor) -> None:
+        for block, piece in zip(own, _pieces(own, raw), strict=True):
+            block.fill_bytes(piece)
+
+    memory = PeerMemory(among, plan.peers, sizes, fill, plan.device)
     lease.closes.append(lambda wait, is_idle: memory.close(wait=wait, is_idle=is_idle))
     runs: list[list[Run]] = [[] for _ in plan.columns]
     for spans, of_rank, raw in zip(by_rank, blocks, memory.bytes, strict=True):
         for index, (span, block, piece) in enumerate(zip(spans, of_rank, _pieces(of_rank, raw), strict=True)):
             runs[index] += _runs_of([span], block.views(piece))
     return runs
-
-
-def _fill_all(blocks: Sequence[PackedTensors], raw: Tensor) -> None:
-    for block, piece in zip(blocks, _pieces(blocks, raw), strict=True):
-        block.fill_bytes(piece)
 
 
 def _pieces(blocks: Sequence[PackedTensors], raw: Tensor) -> tuple[Tensor, ...]:
@@ -409,16 +382,10 @@ def _runs_of(spans: Spans, tensors: Sequence[Tensor]) -> list[Run]:
     return [(begin, list(own)) for (begin, end), own in zip(spans, pieces, strict=True) if end > begin]
 
 
-def _segments(column: FieldColumn, runs: list[Run], device: torch.device) -> Segments:
-    runs = runs or [(0, _on_device(column.block([]), device))]
-    scales = [own[1] for _, own in runs] if column.is_scaled else None
-    return Segments.of([(first, own[0]) for first, own in runs], device, DTYPES[column.field.dtype], scales)
-
-
 def _of_column(column: FieldColumn, plan: PlacePlan) -> Placement:
     own, kept = column.field.dtype, DTYPE_NAMES[column.kept]
     owner = column.owner if isinstance(column.owner, str) else " ".join(column.owner)
-    hot, rest = plan.hot(column), plan.rest(column)
+    hot, rest = plan.device_ids(column), plan.host_ids(column)
     on_device, in_host = (sum(end - begin for begin, end in spans) for spans in (hot, rest))
     if plan.peers:
         where, share = f"{plan.device.type} of {len(plan.peers)} ranks", 1.0

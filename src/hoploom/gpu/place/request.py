@@ -37,7 +37,7 @@ def read(topology: object, features: object, dtype: object, device: object) -> P
         raise ConfigError(f"dtype is {dtype!r:.80}, but features are not placed; give features too, or drop dtype")
     if device is not None and not _is_device(device):
         raise ConfigError(f"device is {device!r:.80}; give 'cuda' or 'cuda:1', or leave it out")
-    named = {str(word) for word in (topology, features, device) if word is not None and _is_device(word)}
+    named = {str(word) for word in (topology, features, device) if _is_device(word)}
     return PlaceRequest(wanted_topology, wanted_features, narrow, _device(named))
 
 

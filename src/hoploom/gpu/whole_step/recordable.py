@@ -123,20 +123,18 @@ class LearningRates:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._tensors = [self._tensor(group) for group in optimizer.param_groups]
+        self._tensors = [  # None if the group needs a number
+            torch.full((), float(group["lr"]), dtype=torch.float32, device=group["params"][0].device)
+            if _takes_tensor(group)
+            else None
+            for group in optimizer.param_groups
+        ]
         self._values = [float(group["lr"]) for group in optimizer.param_groups]
         self._recorded: list[dict[str, Any]] = []
 
     @property
     def _groups(self) -> Iterator[tuple[dict[str, Any], Tensor | None]]:
         return zip(self._optimizer.param_groups, self._tensors, strict=True)
-
-    @staticmethod
-    def _tensor(group: dict[str, Any]) -> Tensor | None:
-        """Return the rate on the device; None if the group needs a number."""
-        if not _takes_tensor(group):
-            return None
-        return torch.full((), float(group["lr"]), dtype=torch.float32, device=group["params"][0].device)
 
     def send(self) -> None:
         """Copy changed rates to the device, without waiting for it."""
