@@ -12,8 +12,9 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -151,37 +152,14 @@ class _PeerFailedError(Exception):
     """Ends this rank's share of a pass that another rank cannot finish."""
 
 
+@dataclass(frozen=True)
 class SharedFolder:
-    """A temporary folder of all ranks in the parent folder of `target`, and one in `scratch`, if given.
+    """A temporary folder of all ranks, and one for the rows between layers, which may be the same."""
 
-    They are deleted at the end of the block.
-    """
-
-    def __init__(self, target: Path, scratch: Path | None, context: Context) -> None:
-        self._target, self.context = target, context
-        token = int(context.broadcast(torch.tensor([secrets.randbits(62)])))
-        self.path = target.absolute().with_name(f".{target.name}.partial-{token:016x}")
-        self.scratch = self.path if scratch is None else scratch.absolute() / self.path.name
-
-    def __enter__(self) -> Self:
-        try:
-            with self.together("making a folder"):
-                if self.context.is_main:
-                    for path in {self.path, self.scratch}:
-                        path.mkdir(parents=True)
-            with self.together("opening the folder"):
-                for path in (self.path, self.scratch):
-                    if not path.exists():
-                        raise StoreError(f"{path} is not to be seen here; give a path on a disk that all hosts share")
-        except BaseException as error:
-            self.__exit__(None, error, None)
-            raise
-        return self
-
-    @property
-    def is_shared(self) -> bool:
-        """Return whether there are other ranks, perhaps on other hosts."""
-        return self.context.world_size > 1
+    target: Path  # where the result goes
+    path: Path
+    scratch: Path
+    context: Context
 
     @contextmanager
     def together(self, doing: str) -> Iterator[None]:
@@ -192,30 +170,42 @@ class SharedFolder:
             except _PeerFailedError:
                 pass  # the rank that failed tells the others
             except BaseException as error:
-                self._leave_note()
+                if self.context.world_size > 1:
+                    with suppress(OSError):
+                        self._note(self.context.rank).touch()
                 if not isinstance(error, OSError) or isinstance(error, HoploomError):
                     raise
-                raise StoreError(self._explained(error)) from error
+                if error.errno == errno.ENOSPC:
+                    text = f"the disk is full writing {self.target} and nothing was kept; free some space"
+                    raise StoreError(text) from error
+                raise StoreError(f"cannot write {self.target}: {error}") from error
 
     def check_peers(self) -> None:
         """Leave the block of `together` if another rank has failed."""
         if any(self._note(rank).exists() for rank in range(self.context.world_size) if rank != self.context.rank):
             raise _PeerFailedError
 
-    def _explained(self, error: OSError) -> str:
-        if error.errno == errno.ENOSPC:
-            return f"the disk is full writing {self._target} and nothing was kept; free some space"
-        return f"cannot write {self._target}: {error}"
-
-    def _leave_note(self) -> None:
-        if self.is_shared:
-            with suppress(OSError):
-                self._note(self.context.rank).touch()
-
     def _note(self, rank: int) -> Path:
         return self.path / f"failed-{rank}"
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None or self.context.is_main:
-            for path in {self.path, self.scratch}:
-                shutil.rmtree(path, ignore_errors=True)
+
+@contextmanager
+def shared_folder(target: Path, scratch: Path | None, context: Context) -> Iterator[SharedFolder]:
+    """Make temporary folders beside `target` and in `scratch`, if given; delete them at the end of the block."""
+    token = int(context.broadcast(torch.tensor([secrets.randbits(62)])))
+    path = target.absolute().with_name(f".{target.name}.partial-{token:016x}")
+    folder = SharedFolder(target, path, path if scratch is None else scratch.absolute() / path.name, context)
+    paths, failed = {path, folder.scratch}, True
+    try:
+        with folder.together("making a folder"):
+            for one in paths if context.is_main else ():
+                one.mkdir(parents=True)
+        with folder.together("opening the folder"):
+            for one in paths:
+                if not one.exists():
+                    raise StoreError(f"{one} is not to be seen here; give a path on a disk that all hosts share")
+        yield folder
+        failed = False
+    finally:
+        for one in paths if failed or context.is_main else ():
+            shutil.rmtree(one, ignore_errors=True)

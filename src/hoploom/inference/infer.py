@@ -19,7 +19,7 @@ from torch_geometric.data import HeteroData
 
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
-from hoploom.inference.files import ParquetFile, SharedFolder
+from hoploom.inference.files import ParquetFile, SharedFolder, shared_folder
 from hoploom.inference.layerwise import Group, LayerWise, ModelPlan, Progress, as_layered, plan_of
 from hoploom.load import NeighborLoader
 from hoploom.load.assemble import FEATURES
@@ -132,7 +132,7 @@ def infer(
             plan = plan_of(layered, store.schema, inference.node_types, embeds_only=set(columns) == {"embedding"})
             _check_plan(plan, store.schema, inference)
         context.sync_buffers(module)
-        folder = stack.enter_context(SharedFolder(target, scratch, context))
+        folder = stack.enter_context(shared_folder(target, scratch, context))
         shown = progress or stack.enter_context(_bar(context, "batches" if layered is None else "rows"))
         if layered is None:
             results = _in_batches(module, loaders, inference.task, folder, shown)
@@ -310,22 +310,16 @@ def _in_batches(
     for name, (takes, loader) in loaders.items():
         for batch in loader.steps(shares[name], dealt=False):
             storage = batch[name] if isinstance(batch, HeteroData) else batch
-            outputs = _outputs(takes, task, name, batch, int(storage.batch_size))
+            count = int(storage.batch_size)
+            found: Any = task.outputs(takes, batch) if isinstance(task, NodeTask) else takes(batch)
+            outputs = found.get(name) if isinstance(found, Mapping) else found
+            if not isinstance(outputs, Tensor) or outputs.dim() != 2 or outputs.shape[0] < count:
+                shown = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+                raise ConfigError(
+                    f"the model returned {shown} for {count} nodes of {name!r}; return a row for each, seeds first, or "
+                    "choose node_types"
+                )
             folder.check_peers()
-            yield name, storage.n_id[: len(outputs)], {"output": outputs}
+            yield name, storage.n_id[:count], {"output": outputs[:count]}
             done += 1
             progress(done, total)
-
-
-def _outputs(model: nn.Module, task: Task | None, node_type: str, batch: Any, count: int) -> Tensor:
-    """Return the model's rows of a batch's `count` seeds."""
-    found: Any = task.outputs(model, batch) if isinstance(task, NodeTask) else model(batch)
-    if isinstance(found, Mapping):
-        found = found.get(node_type)
-    if not isinstance(found, Tensor) or found.dim() != 2 or found.shape[0] < count:
-        shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise ConfigError(
-            f"the model returned {shown} for {count} nodes of {node_type!r}; return a row for each, seeds first, or "
-            "choose node_types"
-        )
-    return found[:count]

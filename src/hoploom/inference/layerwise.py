@@ -7,8 +7,8 @@ projects rows, or normalises them first, it does so once per source: that costs 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,11 @@ from hoploom.errors import ConfigError, StoreError
 from hoploom.inference.files import Gather, RowFile, SharedFolder
 from hoploom.inference.slices import Slice, Slices, SourcesOnDisk, degrees_without_loops, edges_of
 from hoploom.load.assemble import FEATURES
+from hoploom.nn.models import GNN, Rows
 from hoploom.ops import InEdges
 from hoploom.schema import DTYPES, Owner, RelationName, Schema
 from hoploom.store import Sharded, Store, Wanted
 
-Rows = Mapping[str, Tensor]  # by node type: [num_nodes, channels]
 Group = tuple[str, Tensor, dict[str, Tensor]]  # a node type, some nodes of it, and their rows by column
 Progress = Callable[[int, int], None]  # (rows done, rows in all)
 Sources = Mapping[RelationName, Tensor | SourcesOnDisk]  # the rows that relations aggregate
@@ -32,38 +32,11 @@ METHODS = ("num_layers", "prepare", "enter", "stage", "close", "finish")
 PLAIN_EDGE_BYTES, WEIGHED_EDGE_BYTES = 16, 256  # while convolutions take rows as they are, or weigh them
 
 
-class Stage(Protocol):
-    """The convolutions of a layer."""
+def as_layered(model: nn.Module) -> GNN | None:
+    """Return the model if it can run layer by layer: a GNN, or another model with these methods of one.
 
-    @property
-    def relations(self) -> tuple[RelationName, ...]: ...
-
-    def project(self, key: RelationName, x: Tensor) -> Tensor: ...
-
-    def propagate(
-        self, z: Mapping[RelationName, Tensor], x_dst: Rows, edges: Mapping[RelationName, InEdges], aggregated: None
-    ) -> Mapping[str, Tensor]: ...
-
-
-class Layered(Protocol):
-    """A model in layers, as `hoploom.nn.GNN` is one. All but a stage's `propagate` acts on every row by itself."""
-
-    @property
-    def num_layers(self) -> int: ...
-
-    def prepare(self, x: Rows, n_id: Rows) -> Mapping[str, Tensor]: ...
-
-    def enter(self, depth: int, x: Rows) -> Rows: ...
-
-    def stage(self, depth: int) -> Stage: ...
-
-    def close(self, depth: int, rows: Rows, own: Rows) -> Mapping[str, Tensor]: ...
-
-    def finish(self, x: Rows) -> Rows: ...
-
-
-def as_layered(model: nn.Module) -> Layered | None:
-    """Return the model, if it can be run layer by layer."""
+    All methods but a stage's `propagate` must compute every row by itself.
+    """
     if not all(hasattr(model, name) for name in METHODS):
         return None
     if model.num_layers < 1:  # type: ignore[operator]
@@ -83,6 +56,7 @@ class LayerPlan:
     sent: Mapping[RelationName, int]  # the rows that relations aggregate
     computed: Mapping[str, int]  # types that get new rows
     kept: frozenset[str]  # types whose rows pass it unchanged, and are needed after it
+    with_degrees: frozenset[RelationName]  # relations that read their sources' degrees
 
     @property
     def rewritten_types(self) -> list[str]:
@@ -101,7 +75,11 @@ class ModelPlan:
     embeddings: Mapping[str, int]  # widths of the rows before the last learned step
     outputs: Mapping[str, int]  # widths of the output rows; none if the last layer is left out
     has_head: bool  # `finish` changes rows
-    with_degrees: frozenset[RelationName]  # relations whose convolutions read their sources' degrees
+
+    @property
+    def with_degrees(self) -> list[RelationName]:
+        """Relations whose convolutions read their sources' degrees in the whole graph."""
+        return sorted({key for layer in self.layers for key in layer.with_degrees})
 
     def row_bytes(self, schema: Schema) -> dict[str, int]:
         """Return, by node type, the most bytes of a node's rows before, within and after a layer."""
@@ -118,7 +96,7 @@ class ModelPlan:
         return found
 
 
-def plan_of(model: Layered, schema: Schema, node_types: Collection[str] | None, *, embeds_only: bool) -> ModelPlan:
+def plan_of(model: GNN, schema: Schema, node_types: Collection[str] | None, *, embeds_only: bool) -> ModelPlan:
     """Return the plan for rows of these types; None: of all types for which the model has outputs."""
     try:
         full = _probe(model, schema, None, skip_last=False)
@@ -131,24 +109,10 @@ def plan_of(model: Layered, schema: Schema, node_types: Collection[str] | None, 
         raise ConfigError(f"the model does not fit the store: {error}; make it with store.schema") from error
 
 
-@dataclass(frozen=True, eq=False)
-class _ProbedEdges(InEdges):
-    """The edges of a node without any. Notes whether a layer reads degrees in the whole graph."""
-
-    key: RelationName = ("", "", "")
-    with_degrees: set[RelationName] | None = None
-
-    @cached_property
-    def in_degrees_of_sources(self) -> Tensor:
-        assert self.with_degrees is not None
-        self.with_degrees.add(self.key)
-        return torch.zeros(self.num_sources, dtype=torch.int64)
-
-
-def _probe(model: Layered, schema: Schema, wanted: Collection[str] | None, *, skip_last: bool) -> ModelPlan:
+def _probe(model: GNN, schema: Schema, wanted: Collection[str] | None, *, skip_last: bool) -> ModelPlan:
     x, as_stored = _probe_inputs(model, schema)
     dtype = next(iter(x.values())).dtype
-    num_layers, layers, with_degrees = model.num_layers - skip_last, list[LayerPlan](), set[RelationName]()
+    num_layers, layers = model.num_layers - skip_last, list[LayerPlan]()
     needed = [set(x) if wanted is None else set(wanted)]  # types before each layer, and after the last one
     relations: list[tuple[RelationName, ...]] = []
     for depth in reversed(range(num_layers)):
@@ -162,7 +126,7 @@ def _probe(model: Layered, schema: Schema, wanted: Collection[str] | None, *, sk
     x = {name: rows for name, rows in x.items() if name in needed[0]}
     inputs = _widths(x)
     for depth in range(num_layers):
-        layer, x = _probe_layer(model, depth, relations[depth], x, needed[depth + 1], with_degrees)
+        layer, x = _probe_layer(model, depth, relations[depth], x, needed[depth + 1])
         layers.append(layer)
     finished = {} if skip_last else model.finish(x)
     has_head = any(finished[name] is not x[name] for name in finished)
@@ -174,11 +138,10 @@ def _probe(model: Layered, schema: Schema, wanted: Collection[str] | None, *, sk
         _widths(x) if has_head or skip_last else {name: layers[-1].widths[name] for name in x},
         _widths(finished),
         has_head,
-        frozenset(with_degrees),
     )
 
 
-def _probe_inputs(model: Layered, schema: Schema) -> tuple[dict[str, Tensor], set[str]]:
+def _probe_inputs(model: GNN, schema: Schema) -> tuple[dict[str, Tensor], set[str]]:
     """Return the last node's row of every type, and the types whose features the model takes unchanged."""
     x: dict[str, Tensor] = {}
     as_stored: set[str] = set()
@@ -208,28 +171,23 @@ def _probe_inputs(model: Layered, schema: Schema) -> tuple[dict[str, Tensor], se
 
 
 def _probe_layer(
-    model: Layered,
-    depth: int,
-    keys: tuple[RelationName, ...],
-    x: Rows,
-    needed: set[str],
-    with_degrees: set[RelationName],
+    model: GNN, depth: int, keys: tuple[RelationName, ...], x: Rows, needed: set[str]
 ) -> tuple[LayerPlan, dict[str, Tensor]]:
     stage, entered = model.stage(depth), model.enter(depth, x)
     z = {key: stage.project(key, entered[key[0]]) for key in keys}
-    rewritten = dict[Owner, int]()
-    edges = {}
+    rewritten, edges, none = dict[Owner, int](), dict[RelationName, InEdges](), torch.empty(0, dtype=torch.int32)
     for key, rows in z.items():
         if rows is not entered[key[0]]:
             rewritten[key] = rows.shape[1]
         elif rows is not x[key[0]]:
             rewritten[key[0]] = rows.shape[1]
-        indptr, sources = torch.zeros(len(x[key[2]]) + 1, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
-        edges[key] = _ProbedEdges(indptr, sources, len(x[key[0]]), key=key, with_degrees=with_degrees)
+        edges[key] = InEdges(torch.zeros(len(x[key[2]]) + 1, dtype=torch.int64), none, len(x[key[0]]))
     own = {name: rows for name, rows in x.items() if name in needed}
     out = dict(model.close(depth, stage.propagate(z, {name: entered[name] for name in own}, edges, None), own))
     computed = {name: rows.shape[1] for name, rows in out.items() if rows is not own[name]}
-    return LayerPlan(_widths(x), rewritten, _widths(z), computed, frozenset(out) - frozenset(computed)), out
+    kept = frozenset(out) - frozenset(computed)
+    read = frozenset(key for key, found in edges.items() if "in_degrees_of_sources" in vars(found))  # it is cached
+    return LayerPlan(_widths(x), rewritten, _widths(z), computed, kept, read), out
 
 
 def _widths(x: Mapping[Any, Tensor]) -> dict[Any, int]:
@@ -243,7 +201,7 @@ class LayerWise(Closing):
     """A rank's share of one model over one store; holds files open until close()."""
 
     def __init__(
-        self, model: Layered, plan: ModelPlan, store: Store, memory: int, folder: SharedFolder, progress: Progress
+        self, model: GNN, plan: ModelPlan, store: Store, memory: int, folder: SharedFolder, progress: Progress
     ) -> None:
         self._model, self._plan, self._store, self._schema = model, plan, store, store.schema
         self._memory, self._folder, self._progress = memory, folder, progress
@@ -319,7 +277,7 @@ class LayerWise(Closing):
                 for owner, rows in compute(some).items():
                     files[owner].write(some.first, rows)
             for file in files.values():
-                file.finish(synced=self._folder.is_shared)
+                file.finish(synced=self._folder.context.world_size > 1)
         return files
 
     def _slices(self, names: Iterable[str]) -> Iterator[Slice]:
@@ -335,7 +293,7 @@ class LayerWise(Closing):
 
     def _count_degrees(self) -> None:
         """Count the in-degrees of all nodes, if a layer reads those of its sources."""
-        keys = sorted(self._plan.with_degrees)
+        keys = self._plan.with_degrees
 
         def count(some: Slice) -> dict[RelationName, Tensor]:
             edges = edges_of(self._store, some, [key for key in keys if key[2] == some.node_type], {})
