@@ -17,6 +17,7 @@ from hoploom.nn import GNN, Shape
 from hoploom.ranks.context import Context, chosen_backend
 from hoploom.train import Learner, NodeClassification, Training, evaluate, fit
 from hoploom.train.loop import Outcome
+from support.device_loaders import placed
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,6 @@ class Size:
 
 TINY = Size(160, 2, 6.0, (4, 3), 24, 4, floor=0.85, tolerance=0.04)
 LARGE = Size(6000, 8, 15.0, (10, 5), 256, 10, floor=0.93, tolerance=0.01)
-
-
-def placed(store: Store, context: Context) -> Store:
-    return hoploom.place(store, topology=context.device, features=context.device)
 
 
 def loader_of(store: Store, size: Size, context: Context, **options: Any) -> NeighborLoader:
@@ -111,7 +108,7 @@ def fitted(
 def two_ranks(context: Context, path: str, size: Size, alone: list[float]) -> None:
     """Both ranks make their batches on one device, and learn what one process learns from both."""
     host = hoploom.open(path, context=context)
-    with placed(host, context) as store:
+    with placed(host, context.device) as store:
         loaders = loader_of(host, size, context), loader_of(store, size, context)
         for theirs, ours in islice(zip(*loaders, strict=True), 2):
             assert torch.equal(ours.n_id, theirs.n_id)
@@ -149,7 +146,7 @@ def group_of_one(context: Context, path: str, size: Size, backend: str) -> None:
     context.barrier()
     assert context.sum(2**60 + 1) == 2**60 + 1
     assert [entry.tolist() for entry in context.gather(torch.arange(2, device=context.device))] == [[0, 1]]
-    with placed(hoploom.open(path), context) as store:
+    with placed(hoploom.open(path), context.device) as store:
         parameters = []
         for averaged in (False, True):
             learner = learner_of(store, size, context)

@@ -15,6 +15,7 @@ from hoploom.ranks.stopping import StopRequests
 from hoploom.train.learner import Learner, Training
 from hoploom.train.step import Stepper
 from hoploom.train.tasks import NodeClassification
+from support.device_loaders import placed
 from support.graphs import random_graph
 from support.models import books
 
@@ -28,10 +29,6 @@ def labelled() -> Data:
     data.y = torch.randint(NUM_CLASSES, (NUM_NODES,), generator=generator)
     data.train_mask = torch.arange(NUM_NODES) < NUM_TRAIN
     return data
-
-
-def placed(store: Store, device: torch.device) -> Store:
-    return hoploom.place(store, topology=device, features=device)
 
 
 def homogeneous_learner(device: torch.device, kind: str = "sage", *, on_host: bool = False, **options: Any) -> Learner:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import pytest
 import torch
 from support import gpu_workers
-from support.gpu_workers import LARGE, TINY, Meter, Size, accuracy_of, after_steps, fitted, learner_of, placed
+from support.device_loaders import placed
+from support.gpu_workers import LARGE, TINY, Meter, Size, accuracy_of, after_steps, fitted, learner_of
 
 import hoploom
 from hoploom import Store
@@ -67,7 +68,7 @@ def test_training_takes_no_more_memory_from_step_100_on(num_workers: int, device
     """Batches that reach nearly all of a graph differ little in size; no step leaves anything behind."""
     size = Size(3000, 4, 20.0, (10, 10), 256, 1, floor=0.25, tolerance=0.0)
     torch.cuda.empty_cache()  # what other tests left would hide what this one takes
-    with init(device=device) as context, placed(hoploom.open(size.write(tmp_path / "store")), context) as store:
+    with init(device=device) as context, placed(hoploom.open(size.write(tmp_path / "store")), device) as store:
         learner = learner_of(store, size, context, num_workers=num_workers)
         meter = Meter(context.device)
         epochs = -(-500 // len(learner.loader))
@@ -81,7 +82,7 @@ def test_training_takes_no_more_memory_from_step_100_on(num_workers: int, device
 def test_two_processes_on_one_device_learn_what_one_does(device: torch.device, tmp_path: Path) -> None:
     """Over Gloo, as NCCL takes one rank per GPU."""
     path = TINY.write(tmp_path / "store")
-    with init(device=device) as context, placed(hoploom.open(path), context) as store:
+    with init(device=device) as context, placed(hoploom.open(path), device) as store:
         alone = after_steps(learner_of(store, TINY, context), 2, context)
     where = "cuda:0" if device.type == "cuda" else "cpu"
     arguments = [str(path), TINY, alone.tolist()]

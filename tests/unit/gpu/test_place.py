@@ -62,14 +62,6 @@ def assert_same_rows(store: Store) -> None:
 # --- rows and lists ------------------------------------------------------------------------------
 
 
-@every_graph
-@pytest.mark.parametrize("num_parts", [1, 3])
-def test_rows_in_two_places_are_those_of_the_host(graph: Graph, num_parts: int) -> None:
-    store = in_parts(hoploom.from_pyg(graph.make(), **graph.options), num_parts)
-    with hoploom.place(store, features="30%", device=ON_DEVICE) as placed:
-        assert_same_rows(placed)
-
-
 @pytest.mark.parametrize("num_parts", [1, 3])
 @pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
 def test_every_placement_gives_the_rows_of_the_host(features: Any, num_parts: int) -> None:
@@ -81,10 +73,11 @@ def test_every_placement_gives_the_rows_of_the_host(features: Any, num_parts: in
 @every_graph
 @pytest.mark.parametrize("num_parts", [1, 3])
 @pytest.mark.parametrize("topology", [ON_DEVICE, "host"])
-def test_lists_hold_all_edges_of_all_parts(graph: Graph, num_parts: int, topology: str) -> None:
+def test_lists_and_rows_hold_all_of_all_parts(graph: Graph, num_parts: int, topology: str) -> None:
     store = in_parts(hoploom.from_pyg(graph.make(), **graph.options), num_parts)
     every = Draw(1, 0, [-1] * len(store.schema.relations))
-    with hoploom.place(store, topology, device=ON_DEVICE) as placed:
+    with hoploom.place(store, topology, "30%", device=ON_DEVICE) as placed:
+        assert_same_rows(placed)
         assert placed.placed is not None
         assert placed.placed.lists is not None
         for index, (lists, (counts, sources, _)) in enumerate(

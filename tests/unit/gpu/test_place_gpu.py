@@ -76,23 +76,19 @@ def _all_of(store: hoploom.Store) -> Picks:
     return picks
 
 
-def test_memory_is_unpinned_when_the_store_is_closed() -> None:
-    store = hoploom.from_pyg(random_graph(100, 900, 1))
-    for _ in range(3):  # the same pages cannot be registered twice
-        placed = hoploom.place(store, "host")
-        assert placed.placed is not None
-        assert placed.placed.lists is not None
-        (lists,) = placed.placed.lists
-        placed.close()
-        assert not lists.indices.is_pinned()
-
-
-def test_memory_is_unpinned_when_the_store_is_dropped() -> None:
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_memory_is_unpinned_when_the_store_is_closed_or_dropped(is_closed: bool) -> None:
     store = hoploom.from_pyg(random_graph(100, 900, 1))
     device = torch.device("cuda", torch.cuda.current_device())
-    for _ in range(3):  # what is mapped there next is registered anew
+    for _ in range(3):  # the same pages cannot be registered twice; later maps at their address can
         placed = hoploom.place(store, "host", "host")
         place_workers.assert_all_rows(placed)
+        if is_closed:
+            assert placed.placed is not None
+            assert placed.placed.lists is not None
+            (lists,) = placed.placed.lists
+            placed.close()
+            assert not lists.indices.is_pinned()
         del placed
         gc.collect()
     assert int(torch.ones(10, device=device).sum()) == 10
@@ -108,21 +104,6 @@ def test_a_refusal_to_pin_does_not_fail_the_next_kernel() -> None:
                 memory.register(device)
             assert int(torch.ones(10, device=device).sum()) == 10
             assert memory.bytes.is_pinned()
-
-
-def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
-    store = hoploom.from_tensors({"x": torch.randn(1 << 20, 64)}, torch.randint(10, (2, 10)))  # 268 MB
-    device = torch.device("cuda", torch.cuda.current_device())
-    torch.cuda.empty_cache()
-    taken = torch.empty(torch.cuda.mem_get_info(device)[0] - (128 << 20), dtype=torch.uint8, device=device)
-    try:
-        with pytest.raises(
-            ConfigError, match=r"placing this takes 268 MB of cuda:\d, which has .*B free; give features="
-        ):
-            hoploom.place(store, features="cuda")
-    finally:
-        del taken
-        torch.cuda.empty_cache()
 
 
 def test_two_ranks_on_one_gpu_read_each_others_memory(tmp_path: Path) -> None:

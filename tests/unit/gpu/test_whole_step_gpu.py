@@ -9,7 +9,6 @@ import pytest
 import torch
 from support.whole_steps import BATCH, NUM_TRAIN, eager, homogeneous_learner, library_learner, parameters_of, taken
 
-import hoploom
 from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Recording, WorkStream
 from hoploom.gpu.whole_step.epoch import WholeStep
 from hoploom.ranks.context import init
@@ -154,10 +153,3 @@ def test_a_fit_leaves_no_memory_behind(device: torch.device) -> None:
         torch.cuda.empty_cache()
         held.append(torch.cuda.memory_reserved(device))
     assert held[-1] <= held[1] + (2 << 20)
-
-
-def test_an_optimizer_that_counts_on_the_host_is_refused(device: torch.device) -> None:
-    learner = homogeneous_learner(device)
-    learner.optimizer = torch.optim.Adam(learner.model.parameters(), lr=0.02)
-    with pytest.raises(hoploom.ConfigError, match="capturable=True"):
-        WholeStep(learner, Training(1), init(device=device))
