@@ -218,7 +218,7 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _partition(arguments: Arguments) -> int:
-    from hoploom.partition import as_json, partition
+    from hoploom.partition import partition, report_as_json
     from hoploom.report.page import as_html
     from hoploom.report.plans import partition_page
     from hoploom.store.format import read_manifest, write_whole
@@ -247,9 +247,9 @@ def _partition(arguments: Arguments) -> int:
     print(printable(f"{report}\n", "\n"), file=for_people(arguments))
     if arguments.report is not None:
         is_page = arguments.report.suffix == ".html"
-        text = as_html(partition_page(report, str(arguments.out))) if is_page else as_json(report)
+        text = as_html(partition_page(report, str(arguments.out))) if is_page else report_as_json(report)
         write_whole(arguments.report, [text.encode()])
-    return _show_store(arguments, time.monotonic() - begin, report=json.loads(as_json(report)))
+    return _show_store(arguments, time.monotonic() - begin, report=json.loads(report_as_json(report)))
 
 
 def _partition_on_spark(arguments: Arguments, show: Callable[[str], None]) -> "PartitionReport":

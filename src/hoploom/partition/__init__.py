@@ -9,9 +9,9 @@ from types import ModuleType
 
 from hoploom.partition.assign import METHODS, assign, edge_cut
 from hoploom.partition.partition import partition
-from hoploom.partition.report import PartitionReport, as_json, report
+from hoploom.partition.report import PartitionReport, report, report_as_json
 
-__all__ = ["METHODS", "PartitionReport", "as_json", "assign", "edge_cut", "partition", "report"]
+__all__ = ["METHODS", "PartitionReport", "assign", "edge_cut", "partition", "report", "report_as_json"]
 __dir__ = __all__.copy
 
 

@@ -1,7 +1,7 @@
-"""A store that is read and sampled within so much memory: pages of its files are dropped once they were read.
+"""A store that is read and sampled within a limit of memory: mapped pages are dropped after reading.
 
-Dropped pages stay in the page cache, so this costs little. A store that the caller has opened is left alone: something
-may have been written to its tensors, and would be lost.
+Dropped pages stay in the page cache, so this costs little. A store that the caller has opened keeps its pages: dropping
+them would lose writes to its tensors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ SMALL = 1 << 30  # bytes: with less memory batches are made one at a time
 
 
 class EdgeSpan(NamedTuple):
-    """Some edges of a part's relation: positions [begin, end) in the part, and both ends of each."""
+    """Edges of a relation of a part: positions [begin, end) in the part, and both ends of each."""
 
     begin: int
     end: int
@@ -42,7 +42,7 @@ class EdgeSpan(NamedTuple):
 
 
 class BoundedStore:
-    """A store, opened if it is a path, and how much the process may hold while it is read and sampled."""
+    """A store, opened if given as a path, and the memory limit of the process while reading and sampling it."""
 
     def __init__(self, given: Store | str | Path, memory: int) -> None:
         store = given if isinstance(given, Store) else open_store(given)
@@ -61,12 +61,12 @@ class BoundedStore:
         self.store = Store(store.schema, BoundedGraph(store.graph, self, piece), store.features, store.parts)
 
     def drop(self) -> None:
-        """Let go of pages, if much is held."""
+        """Drop mapped pages if the process holds too much memory."""
         if resident_bytes() > self._enough:
             drop_pages(self._maps)
 
     def batches(self, fanouts: Fanouts, seeds: Any, plan: Presampling) -> Iterator[list[Tensor]]:
-        """The nodes of each batch that training would make, by type; see load.presample.visited."""
+        """Yield the nodes of each batch that training would make, by type; see load.presample.visited."""
         threads = 0 if self.memory < SMALL else plan.num_threads
         for nodes in visited(self.store, fanouts, seeds, replace(plan, num_threads=threads)):
             yield nodes
@@ -75,7 +75,7 @@ class BoundedStore:
                 pool_trim()
 
     def rows(self, part: int, owner: Owner, field: str, begin: int, end: int) -> Tensor:
-        """A copy of some rows of a field, counted from the part's first."""
+        """Return a copy of some rows of a field, by their index in the part."""
         tables = self.parts[part].tables
         table = tables[owner, field]
         if not table.by_edge_id or (owner, EDGE_ID) not in tables:
@@ -85,7 +85,7 @@ class BoundedStore:
         return rows
 
     def edge_spans(self, part: int, relation: int, edge_bytes: int) -> Iterator[EdgeSpan]:
-        """A part's edges of a relation in chunks, in order."""
+        """Yield a part's edges of a relation in chunks, in order."""
         lists, step = self.parts[part].lists[relation], max(1, CHUNK_BYTES // (edge_bytes + 16))
         for first, last in pieces(lists.indptr.numel() - 1, 8):
             indptr = self._copied(lists.indptr, first, last + 1)
@@ -107,14 +107,14 @@ class BoundedStore:
 
 
 def _topology_maps(parts: Sequence[Part]) -> Iterator[Tensor]:
-    """The topology as open_part has mapped it; times of source nodes are no map."""
+    """Return the mapped tensors of the topology; times of source nodes are not mapped."""
     for lists in chain.from_iterable(part.lists for part in parts):
         columns = (lists.indptr, lists.indices, lists.weight, lists.edge_time)
         yield from (rows for rows in columns if rows is not None and rows.numel())
 
 
 def opened_parts(store: Store) -> Sequence[Part]:
-    """The store's parts; ConfigError unless all nodes are in them."""
+    """Return the store's parts; raise ConfigError unless all nodes are in them."""
     for index, node_type in enumerate(store.schema.node_types):
         held = sum(part.num_nodes[index] for part in store.parts)
         if held != node_type.num_nodes:
@@ -123,19 +123,19 @@ def opened_parts(store: Store) -> Sequence[Part]:
 
 
 def pieces(num_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Rows in chunks of about CHUNK_BYTES."""
+    """Yield ranges of rows of about CHUNK_BYTES."""
     step = max(1, CHUNK_BYTES // max(1, row_bytes))
     return ((begin, min(num_rows, begin + step)) for begin in range(0, num_rows, step))
 
 
 def row_bytes(owner: NodeType | Relation) -> int:
-    """What all fields of a node or an edge take."""
+    """Return the bytes of all fields of a node or an edge."""
     return sum(field.row_bytes for field in owner.fields.values())
 
 
 @dataclass(frozen=True)
 class BoundedGraph:
-    """A GraphStore that looks at the memory after every few nodes, and checks what it samples."""
+    """A GraphStore that checks memory use after every few nodes, and checks the sampled ids."""
 
     inner: GraphStore
     opened: BoundedStore
@@ -146,7 +146,7 @@ class BoundedGraph:
         return self.inner.schema
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """What the store answers, however its frontiers are cut."""
+        """Sample some nodes at a time; the picks do not depend on how frontiers are split."""
         longest = max((f.nodes.numel() for f in frontiers if f is not None), default=0)
         if self.piece is None or longest <= self.piece:
             return self._picks(frontiers, draw)
@@ -185,7 +185,7 @@ class BoundedGraph:
         return picked
 
     def _failing(self, frontiers: Sequence[Frontier | None], draw: Draw) -> str:
-        """The relation that fails on its own; for the text of an error only."""
+        """Return the relation that fails by itself, for an error message."""
         for index, (relation, fanout) in enumerate(zip(self.schema.relations, draw.fanouts, strict=True)):
             alone = [fanout if other == index else 0 for other in range(len(draw.fanouts))]
             try:

@@ -1,8 +1,8 @@
-"""Parts by frequency: a node goes to the part whose own batches ask for it most, as far as equal sizes allow.
+"""Assign nodes by frequency: a node goes to the part whose batches visit it most, as far as equal sizes allow.
 
-The seeds are dealt to the parts first, in the order of their ids, and each part's batches are sampled as training
-would. Takes six bytes per node and part, and where nodes prefer the same parts, a pass over all of them per part. It
-never looks at the edges beyond that: in-edges are not balanced.
+The seeds are distributed over the parts first, in order of their ids, and each part's batches are sampled as in
+training. Takes six bytes per node and part, and one pass over the nodes per part if they prefer the same parts. The
+in-edges are not balanced.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ LEAST_BATCHES, MOST_BATCHES = 8, 256  # of a part; else as many as an epoch has
 def frequency_parts(
     opened: BoundedStore, num_parts: int, seeds: Iterable[tuple[str, Tensor]], fanouts: Fanouts
 ) -> Mapping[str, Tensor]:
-    """The part of every node, by type: [num_nodes] int16. Seeds (type, ids) stay with the part that they come to."""
+    """Return the part of every node, by type: [num_nodes] int16. Seeds (type, ids) keep the part they get first."""
     schema = opened.schema
     counts = {t.name: t.num_nodes for t in schema.node_types}
     parts = {name: torch.full((count,), -1, dtype=torch.int16) for name, count in counts.items()}
@@ -43,16 +43,16 @@ def frequency_parts(
 
 
 def _even(count: int, num_parts: int, first: int) -> Tensor:
-    """The sizes of parts that differ by one at most; larger ones go on from those of the types before."""
+    """Return sizes of parts that differ by at most one, continuing the rotation of earlier types."""
     places = (torch.arange(num_parts) - first) % num_parts
     return count // num_parts + (places < count % num_parts).to(torch.int64)
 
 
 def _place(parts: Tensor, visits: Tensor, sizes: Tensor) -> None:
-    """Give nodes that have no part yet (-1) the one that visits them most and has room.
+    """Assign nodes without a part (-1) to the part with space that visits them most.
 
-    `visits` are [num_parts, num_nodes]. Where a part is full, those stay that would lose most elsewhere. What nobody
-    visits fills the parts up, in the order of the ids.
+    `visits` are [num_parts, num_nodes]. If a part is full, the nodes with the largest loss elsewhere stay. Unvisited
+    nodes fill the parts up, in order of their ids.
     """
     room = sizes - torch.bincount(parts[parts >= 0].long(), minlength=sizes.numel())
     left = torch.nonzero((parts < 0) & visits.any(0)).view(-1)

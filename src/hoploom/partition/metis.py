@@ -1,4 +1,4 @@
-"""Parts by METIS, through the optional package pymetis. Holds both directions of every edge in memory."""
+"""Assign nodes by METIS, with the optional package pymetis. Holds both directions of every edge in memory."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ MOST = 2**31 - 1  # nodes, and edges in both directions: METIS counts in 32 bits
 
 
 def metis_parts(topology: Topology, seed_bits: Tensor | None, rule: PartitionRule, most: int = MOST) -> Tensor:
-    """[num_nodes] int16. A node's weight is itself, its in-edges and its being a seed, each kind with the same sum."""
+    """Return the part of every node, [num_nodes] int16, balancing nodes, in-edges and seeds alike."""
     with needs("metis"):
         import pymetis
     num_nodes = topology.bounds[-1]
@@ -49,7 +49,7 @@ def _check_count(what: str, count: int, most: int) -> None:
 
 
 def _edges(topology: Topology) -> tuple[Tensor, Tensor]:
-    """Both ends of every edge, ids counted through all types."""
+    """Return both ends of every edge, with ids counted through all types."""
     pairs = [torch.empty(2, 0, dtype=torch.int64)]
     for name, source, destination, all_lists in topology.relations:
         firsts = torch.tensor([[topology.bounds[source]], [topology.bounds[destination]]])
@@ -70,7 +70,7 @@ def _node_weights(degrees: Tensor, is_seed: Tensor | None) -> Tensor:
 
 
 def _fill_empty(parts: Tensor, num_parts: int) -> Tensor:
-    """METIS may leave parts of tiny graphs without a node."""
+    """Move nodes to empty parts, which METIS may leave in tiny graphs."""
     for part in range(num_parts):
         counts = torch.bincount(parts.long(), minlength=num_parts)
         if counts[part] == 0:

@@ -22,7 +22,7 @@ from hoploom.partition.assign import METHODS, USUAL, assign, named_seeds, split_
 from hoploom.partition.hotness import expected_visits, visit_classes
 from hoploom.partition.renumber import NewOrder, order_nodes
 from hoploom.partition.report import FANOUTS, Cut, PartCost, PartitionReport
-from hoploom.partition.spark_rewrite import Buckets, NewIds, count_inside, edge_streams, node_streams
+from hoploom.partition.spark_rewrite import Buckets, NewIds, count_inside, spark_edge_streams, spark_node_streams
 from hoploom.partition.store_files import StoreFiles
 from hoploom.sample.hops import Fanouts, resolve_fanouts
 from hoploom.schema import Schema
@@ -95,7 +95,10 @@ def partition_on_spark(
         scratch = target.local_scratch("spark")
         with spark_session(scratch, options.memory, options.master, options.conf) as session:
             schema = files.schema
-            nodes, edges = node_streams(session, renumbering, bounds, changed), edge_streams(session, renumbering)
+            nodes, edges = (
+                spark_node_streams(session, renumbering, bounds, changed),
+                spark_edge_streams(session, renumbering),
+            )
             written = StoreOptions(
                 weight=schema.weight, time=schema.time, homogeneous=schema.homogeneous, memory=options.memory
             )

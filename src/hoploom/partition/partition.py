@@ -1,7 +1,7 @@
-"""A store cut into parts: nodes are assigned, ordered by what training will ask for, and everything is written anew.
+"""Cut a store into parts: assign the nodes, order them by expected use, and write a new store.
 
-Works from a store alone, of one part or of many, never from the tables it was built from. Memory is a few numbers per
-node and chunks of the rest.
+Needs only a store, of one part or of many, and not the tables that it was built from. Takes memory for a few numbers
+per node, and chunks of the rest.
 """
 
 import os
@@ -110,7 +110,7 @@ def _visits(opened: BoundedStore, fanouts: Fanouts, seeds: Any, num_seeds: int) 
 
 
 def _renumbered(seeds: Any, marked: Mapping[str, Tensor], orders: Mapping[str, NewOrder], schema: Schema) -> Any:
-    """Seeds in the new ids: what has a name keeps it."""
+    """Return the seeds in new ids; names of splits stay."""
     given = seeds[1] if isinstance(seeds, tuple | list) and len(seeds) == 2 else seeds
     if isinstance(given, str):
         return seeds

@@ -1,6 +1,6 @@
-"""Nodes numbered anew, part after part and the hottest first, and a store streamed under these numbers.
+"""Renumber nodes by part, most visited first, and stream a store under the new numbers.
 
-Every cache is then a prefix. Memory is one number per node, what one part needs, and a few chunks.
+Every cache is then a prefix of the ids. Takes memory for one number per node, one part, and a few chunks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ ID_BYTES = 8
 
 @dataclass(frozen=True)
 class NewOrder:
-    """The new numbers of a type's nodes."""
+    """The new ids of one type's nodes."""
 
     new_of_old: Tensor  # [num_nodes] int64
     bounds: tuple[int, ...]  # part p holds the new ids bounds[p] to bounds[p + 1] - 1
@@ -34,15 +34,15 @@ class NewOrder:
 def order_nodes(
     parts: Mapping[str, Tensor], num_parts: int, visits: Mapping[str, Tensor] | None = None
 ) -> dict[str, NewOrder]:
-    """New ids by node type: by part, then by visits (most first), then by old id.
+    """Return new ids by node type: ordered by part, then by visits (most first), then by old id.
 
-    `parts` [num_nodes] gives each node its part, `visits` [num_nodes] the batches that it was in.
+    `parts` [num_nodes] has each node's part, `visits` [num_nodes] its number of batches.
     """
     return {name: _order_type(of, num_parts, None if visits is None else visits[name]) for name, of in parts.items()}
 
 
 def _order_type(parts: Tensor, num_parts: int, visits: Tensor | None) -> NewOrder:
-    """Sort by counting, chunk by chunk, on one key of part and visits."""
+    """Order one type by a counting sort of (part, visits), chunk by chunk."""
     num_classes = 1 if visits is None else int(visits.max()) + 1 if visits.numel() else 1
     next_ids = torch.zeros(num_parts * num_classes, dtype=torch.int64)
 
@@ -66,7 +66,7 @@ def _order_type(parts: Tensor, num_parts: int, visits: Tensor | None) -> NewOrde
 
 
 def node_streams(opened: BoundedStore, orders: Mapping[str, NewOrder]) -> list[NodeStream]:
-    """Every node type under its new numbers; the original ids become a field, where there is none yet."""
+    """Return a stream per node type in new order; original ids become a field unless there is one."""
     streams = []
     for node_type in opened.schema.node_types:
         order = orders[node_type.name]
@@ -97,7 +97,7 @@ def _members(opened: BoundedStore, node_type: str, split: str, order: NewOrder) 
 
 
 def edge_streams(opened: BoundedStore, orders: Mapping[str, NewOrder]) -> list[EdgeStream]:
-    """Every relation under new numbers, its fields and the user's edge ids with it."""
+    """Return a stream per relation in new ids, with its fields and the user's edge ids."""
     return [
         EdgeStream(relation.key, relation.fields, partial(_edges, opened, index, orders), EdgeRule(in_order=True))
         for index, relation in enumerate(opened.schema.relations)

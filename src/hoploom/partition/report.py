@@ -1,7 +1,7 @@
-"""What a partitioned store will cost to train on: cut edges, balance, remote rows, what a cache spares.
+"""The cost of training on a partitioned store: cut edges, balance, remote rows, and hit rates of caches.
 
-Cut and balance are counted exactly. Remote rows and hit rates come from batches of each part's own seeds, sampled as
-training would; the batches that choose what a cache holds are not those that it is measured on.
+Cut and balance are exact counts. Remote rows and hit rates come from batches of each part's own seeds, sampled as in
+training; caches are filled from some batches and measured on others.
 """
 
 import json
@@ -28,7 +28,7 @@ Batches = Callable[[Presampling], Iterator[list[Tensor]]]
 
 @dataclass(frozen=True)
 class Cut:
-    """How many edges of a relation come from another part."""
+    """The number of a relation's edges that come from another part."""
 
     relation: str
     num_edges: int
@@ -37,7 +37,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class PartCost:
-    """What a part holds, and what a batch of its own seeds asks for, on average."""
+    """The size of a part, and the mean rows of a batch of its own seeds."""
 
     num_nodes: Mapping[str, int]
     num_edges: int
@@ -49,7 +49,7 @@ class PartCost:
 
 @dataclass(frozen=True)
 class CacheRate:
-    """The share of remote rows that a cache of so many of the remote nodes answers."""
+    """The share of remote rows that a cache answers, by its share of the remote nodes."""
 
     nodes: float
     hits: float
@@ -57,7 +57,7 @@ class CacheRate:
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """What a partitioned store costs to train on.
+    """The cost of training on a partitioned store.
 
     >>> costs = report("papers.parts", [15, 10, 5])
     >>> print(costs)
@@ -70,19 +70,19 @@ class PartitionReport:
 
     @property
     def edge_cut(self) -> float:
-        """The share of all edges that come from another part."""
+        """Share of all edges that come from another part."""
         return sum(cut.num_cut for cut in self.cuts) / max(1, sum(cut.num_edges for cut in self.cuts))
 
     @property
     def remote_share(self) -> float | None:
-        """The share of a batch's rows that come from another part; None where nothing was sampled."""
+        """Share of a batch's rows that come from another part; None if nothing was sampled."""
         sampled = [part for part in self.parts if part.batch_rows]
         if not sampled:
             return None
         return sum(part.remote_rows or 0 for part in sampled) / sum(part.batch_rows or 0 for part in sampled)
 
     def __str__(self) -> str:
-        """The report to read in a terminal."""
+        """Return the report as text for a terminal."""
         lines = [*_aligned(self._rows()), "", f"edges from another part: {_percent(self.edge_cut)}"]
         if len(self.cuts) > 1:
             lines += [f"  {_percent(cut.num_cut / max(1, cut.num_edges)):>7}  {cut.relation}" for cut in self.cuts]
@@ -97,7 +97,7 @@ class PartitionReport:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The table that a notebook shows."""
+        """Return the table that a notebook shows."""
         columns, *rows = self._rows()
         return html.table(self._title(), columns, rows)
 
@@ -111,14 +111,14 @@ class PartitionReport:
         return title
 
     def _rows(self) -> list[list[str]]:
-        """The names of the columns, and a row for every part."""
+        """Return the names of the columns, and a row for every part."""
         columns = {**COUNTED, **({} if self.remote_share is None else SAMPLED)}
         rows = [[str(number), *(text(part) for text in columns.values())] for number, part in enumerate(self.parts)]
         return [["part", *columns], *rows]
 
 
-def as_json(costs: PartitionReport) -> str:
-    """The report for other programs."""
+def report_as_json(costs: PartitionReport) -> str:
+    """Return the report as JSON."""
     contents = {"edge_cut": costs.edge_cut, "remote_share": costs.remote_share, **asdict(costs)}
     return json.dumps(contents, indent=1)
 
@@ -160,7 +160,7 @@ def report(
     sampling: Presampling = AS_TRAINED,
     memory: int = 4 << 30,
 ) -> PartitionReport:
-    """Measure what training on a partitioned store will cost. If `fanouts` or `seeds` is None, nothing is sampled.
+    """Measure the cost of training on a partitioned store. If `fanouts` or `seeds` is None, nothing is sampled.
 
     `seeds` are as for partition(). If there are many parts, the figures of a part come from few batches.
 
@@ -222,7 +222,7 @@ def _count_cut(opened: BoundedStore, index: int) -> Cut:
 def _sampled_cost(
     opened: BoundedStore, number: int, held: PartCost, batches: Batches, plan: Presampling
 ) -> tuple[PartCost, Tensor]:
-    """A part's cost, and the rows of a batch that each cache would have answered."""
+    """Return a part's cost, and the rows of a batch that each cache would answer."""
     answered = torch.zeros(len(CACHES), dtype=torch.float64)
     if held.num_seeds == 0:
         return replace(held, batch_rows=0.0, remote_rows=0.0, remote_bytes=0.0), answered
@@ -242,9 +242,9 @@ def _sampled_cost(
 
 
 def _cache_levels(opened: BoundedStore, number: int, batches: Iterator[list[Tensor]]) -> Tensor:
-    """Of every node, all types numbered through, the smallest of a part's caches that holds it: [num_nodes] uint8.
+    """Return the smallest of a part's caches that holds each node (of all types): [num_nodes] uint8.
 
-    Caches hold what these batches ask for most.
+    Caches hold the rows that these batches use most.
     """
     num_nodes = sum(node_type.num_nodes for node_type in opened.schema.node_types)
     visits = torch.zeros(num_nodes, dtype=torch.int32)
@@ -261,7 +261,7 @@ def _cache_levels(opened: BoundedStore, number: int, batches: Iterator[list[Tens
 
 
 def _remote(opened: BoundedStore, number: int, nodes: Sequence[Tensor]) -> Iterator[tuple[NodeType, int, Tensor]]:
-    """By node type: what the types before it count, and which of a batch's nodes lie in other parts."""
+    """Yield, by node type, the number of nodes of earlier types, and the batch's nodes in other parts."""
     part, before = opened.ranges[number], 0
     for node_type, first, count, ids in zip(
         opened.schema.node_types, part.first_nodes, part.num_nodes, nodes, strict=True

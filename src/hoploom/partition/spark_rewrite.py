@@ -76,7 +76,7 @@ class NewIds:
         return f"new/{bucket:06d}.npy"
 
 
-def node_streams(
+def spark_node_streams(
     session: SparkSession, to: NewIds, bounds: Sequence[Sequence[int]], changed: Sequence[bool]
 ) -> list[NodeStream]:
     """Return a stream of each node type with its new ids.
@@ -101,7 +101,7 @@ def node_streams(
     return streams
 
 
-def edge_streams(session: SparkSession, to: NewIds) -> list[EdgeStream]:
+def spark_edge_streams(session: SparkSession, to: NewIds) -> list[EdgeStream]:
     """Return a stream of each relation with its new ids and its fields, in the order of its edges."""
     streams = []
     for index, relation in enumerate(to.store.schema.relations):

@@ -12,7 +12,7 @@ import hoploom
 from hoploom import ConfigError, Store
 from hoploom.load.presample import Presampling
 from hoploom.partition import bounded_store
-from hoploom.partition.report import CacheRate, Cut, PartCost, PartitionReport, as_json, report
+from hoploom.partition.report import CacheRate, Cut, PartCost, PartitionReport, report, report_as_json
 from hoploom.schema import RelationName
 from hoploom.store import assemble
 
@@ -156,7 +156,7 @@ def test_the_table_says_what_the_figures_say() -> None:
 
 
 def test_the_json_holds_every_figure() -> None:
-    contents = json.loads(as_json(made_up(3)))
+    contents = json.loads(report_as_json(made_up(3)))
     assert contents["edge_cut"] == 0.125
     assert contents["remote_share"] == 0.25
     assert contents["parts"][2]["num_nodes"] == {"node": 300}
