@@ -29,6 +29,28 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
+BUDGETS = {  # lines of each package; "" are the modules beside the packages
+    "": 720,
+    "config": 915,
+    "ops": 3390,
+    "store": 4860,
+    "sample": 1290,
+    "ranks": 2640,
+    "load": 3780,
+    "nn": 900,
+    "serve": 4260,
+    "train": 5130,
+    "gpu": 3170,
+    "inference": 1250,
+    "ingest": 7930,
+    "partition": 1870,
+    "scale": 1290,
+    "deploy": 2720,
+    "report": 1320,
+    "cli": 1910,
+}
+BUDGET, MOST_FILES = 49_300, 243
 
 
 def _tracked(*patterns: str) -> list[Path]:
@@ -94,6 +116,45 @@ def test_a_public_class_name_exists_once() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(name)
     assert not {name: modules for name, modules in homes.items() if len(modules) > 1}
+
+
+def test_a_file_name_and_a_public_function_name_exist_once() -> None:
+    """Exceptions: ops.kernels has the names of ops, __main__ the usual one, and two documented functions are report."""
+    files: dict[str, list[str]] = {}
+    functions: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        if name.startswith("ops.kernels") or name == "__main__":
+            continue
+        if path.name != "__init__.py":
+            files.setdefault(path.name, []).append(name)
+        for node in _tree(path).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                functions.setdefault(node.name, []).append(name)
+    assert not {name: homes for name, homes in (files | functions).items() if len(homes) > 1 and name != "report"}
+
+
+def test_docstrings_open_with_a_verb_or_a_noun_phrase() -> None:
+    """A docstring says what the thing is or does, and stands without the line above it."""
+    riddles = []
+    for path in SOURCES:
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+                opening = RIDDLE.match(ast.get_docstring(node) or "")
+                if opening:
+                    riddles.append(f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 1)} {opening[0]} ...")
+    assert not riddles
+
+
+def test_packages_keep_to_their_budgets_of_lines() -> None:
+    """Raising a budget needs a deletion of as much elsewhere in the same commit."""
+    lines: dict[str, int] = {}
+    for path in SOURCES:
+        package = path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else ""
+        lines[package] = lines.get(package, 0) + len(path.read_text().splitlines())
+    over = {package: (count, BUDGETS[package]) for package, count in lines.items() if count > BUDGETS[package]}
+    assert not over
+    assert sum(lines.values()) <= BUDGET
+    assert len(SOURCES) <= MOST_FILES
 
 
 def test_the_tree_of_errors_is_the_one_drawn() -> None:
