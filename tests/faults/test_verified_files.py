@@ -139,13 +139,13 @@ class Meeting:
 def test_ranks_meet_while_one_reads_the_rest(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So that none waits for another without a sign of life; they are told once."""
+    """So that none waits for another without a sign of life; the message appears once."""
     go_on = threading.Event()
     monkeypatch.setattr(running, "POLL", 0.01)
     monkeypatch.setattr(Verification, "_pause", lambda self, num_bytes: go_on.wait(60))
     context: Any = Meeting(go_on)
     with Verification(path, [0]) as verified:
-        running._verify_rest(verified, context, told=False)
+        running._verify_rest(verified, context, shown=True)
         assert not verified._thread.is_alive()
     assert context.met > 3
     assert capsys.readouterr().err.count("reading the rest of the store's files") == 1

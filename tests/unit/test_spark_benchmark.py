@@ -8,8 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 from support import ROOT
 
-import hoploom
-
 
 @pytest.fixture
 def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,29 +50,6 @@ def test_the_plan_by_the_rates_of_a_build_takes_as_long_as_that_build(cluster: M
     assert rates["spark_joins"] == pytest.approx(20_000_000 / 30 / 2, rel=0.01)
     assert planned(20_000_000, constants_of(rates)) == pytest.approx(84.0, rel=0.01)
     assert planned(200_000_000, constants_of(rates)) == pytest.approx(20 + 640, rel=0.01)
-
-
-def test_the_plan_by_the_rates_of_a_cut_takes_as_long_as_that_cut(cluster: ModuleType) -> None:
-    from spark_plan import constants_of, cut_rates_of, planned_cut
-
-    least = cluster.Ended({"assigning nodes by stream": 10.0, "node": 4.0, "node to node": 3.0}, 30.0)
-    known = cluster.Ended({"assigning nodes by stream": 40.0, "node": 6.0, "node to node": 15.0}, 74.0)
-    cuts = {40_000: least, 4_000_000: known}
-    rates = cut_rates_of(cuts, 0.1, 40_000, 4_000_000)
-    assert rates["spark_stage"] == 0.1
-    assert planned_cut(4_000_000, constants_of(rates)) == pytest.approx(74.0, rel=0.01)
-    assert planned_cut(40_000, constants_of(rates)) == pytest.approx(30.0, rel=0.05)
-    slower = cut_rates_of(cuts, 0.2, 40_000, 4_000_000)
-    assert slower["spark_links"] > rates["spark_links"]  # more of the time is that of stages
-    assert planned_cut(40_000_000, constants_of(rates)) > 30 + 8 * (74 - 30)  # stages do not grow with the edges
-
-
-@pytest.mark.slow
-def test_a_graph_is_cut_in_a_process_of_its_own(cluster: ModuleType, tmp_path: Path) -> None:
-    hoploom.generate(tmp_path / "graph.store", num_nodes=400, num_features=1)
-    ended = cluster.in_process(tmp_path, os.environ, "cut")
-    assert 0 < sum(ended.stages.values()) < ended.seconds
-    assert (tmp_path / "out.store" / "store.json").exists()
 
 
 def test_a_driver_that_fails_is_named_with_its_last_words(cluster: ModuleType, tmp_path: Path) -> None:

@@ -246,9 +246,13 @@ def test_the_hosts_it_names_are_the_fewest_that_fit() -> None:
     [
         ({"cache": 0.5}, "breaks", "trainers and cache take"),
         ({"edge_cut": "metis"}, "breaks", "partitioning takes 32.0 TB of 512 GB"),
-        ({"edge_cut": "stream", "memory_per_host": 10**11}, "breaks", "partitioning takes 700 GB of 100 GB"),
-        ({"edge_cut": "stream"}, "breaks", "the stream partitioner counts nodes up to 4,294,967,294"),
-        ({"edge_cut": "metis"}, "breaks", "the metis partitioner counts nodes up to 4,294,967,294"),
+        ({"edge_cut": "stream", "memory_per_host": 10**11}, "breaks", "partitioning takes 240 GB of 100 GB"),
+        (
+            {"edge_cut": "stream", "nodes": 2**40},
+            "breaks",
+            "the stream partitioner counts nodes up to 1,099,511,627,774",
+        ),
+        ({"edge_cut": "metis", "nodes": 2**40}, "breaks", "the metis partitioner counts nodes up to 1,099,511,627,774"),
         ({"memory_per_host": 64 * 10**9}, "breaks", "partitioning takes 200 GB of 64.0 GB"),
         ({"edge_cut": 0.3, "memory_per_host": 64 * 10**9}, "breaks", "partitioning takes 200 GB of 64.0 GB"),
         ({"memory_per_host": 10**11}, "slow", "do not fit the 100 GB of a host"),
@@ -267,11 +271,11 @@ def test_partitioning_needs_memory_for_every_node() -> None:
         graph: dict[str, Any] = {"nodes": 4 * 10**9, "edges": 4 * 10**10, "hosts": 8, "memory_per_host": 80 * 10**9}
         return [limit.what for limit in findings(plan(Question(**(graph | given)))) if "partition" in limit.what]
 
-    assert found(edge_cut="stream") == ["partitioning takes 280 GB of 80.0 GB"]
+    assert found(edge_cut="stream") == ["partitioning takes 96.0 GB of 80.0 GB"]
     assert found(edge_cut="hash", memory_per_host=79 * 10**9) == ["partitioning takes 80.0 GB of 79.0 GB"]
     assert found(edge_cut="hash") == found(edge_cut="stream", hosts=1) == []
-    assert found(edge_cut="stream", nodes=2**32 - 2, memory_per_host=10**12) == []
-    assert len(found(edge_cut="stream", nodes=2**32 - 1, memory_per_host=10**12)) == 1
+    assert found(edge_cut="stream", nodes=2**40 - 2, memory_per_host=10**14) == []
+    assert len(found(edge_cut="stream", nodes=2**40 - 1, memory_per_host=10**14)) == 1
 
 
 def test_assigning_by_stream_takes_as_long_as_was_measured_for_each_edge_and_core() -> None:

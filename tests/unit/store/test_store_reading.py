@@ -120,10 +120,10 @@ def test_seconds_in_which_two_reads_are_under_way_are_busy_once(monkeypatch: pyt
     now = iter([1.0, 5.0, 7.0, 20.0, 21.5, 22.0])  # begins, asked, the last of two ends; begins, asked, ends
     monkeypatch.setattr("hoploom.ops.disk.time.perf_counter", lambda: next(now))
     reads = Reads()
-    with reads._under_way():
-        with reads._under_way():
+    with reads._in_flight():
+        with reads._in_flight():
             pass
         assert reads.so_far()["busy_seconds"] == 4
     assert reads.so_far()["busy_seconds"] == 6
-    with reads._under_way():
+    with reads._in_flight():
         assert reads.so_far()["busy_seconds"] == 7.5
