@@ -88,6 +88,16 @@ def test_every_request_is_counted_with_its_kind_outcome_and_bytes() -> None:
     assert samples["hoploom_requests_under_way", ()] == 0
 
 
+def test_what_clients_call_a_request_cannot_grow_the_counts() -> None:
+    metrics = Metrics()
+    for number in range(50):
+        with metrics.request(f'nonsense"\n{number}'):
+            pass
+    samples = read(metrics.text())
+    assert samples["hoploom_requests_total", (("kind", "other"), ("outcome", "ok"))] == 50
+    assert len(samples) < 50
+
+
 def test_buckets_are_cumulative_and_hold_what_they_should() -> None:
     """Requests of 0.0001 (at a bound), 0.3 and 99 seconds."""
     now = [0.0]
