@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from hoploom.config.values import as_bytes, as_int, as_number, read_addresses
 from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.load.assemble import Batch
 from hoploom.load.maker import LinkMaker, LocalMaker, Maker, NodeMaker
+from hoploom.ops import Frontier, Picks
 from hoploom.sample import LinkTask
 from hoploom.schema import Owner, Schema
 from hoploom.serve import wire
@@ -28,10 +29,9 @@ from hoploom.serve.peers import TIMEOUT, Peers
 from hoploom.serve.security import ClientSecurity, read_client_security
 from hoploom.serve.wire import IncomingMessage, Message
 from hoploom.store import Store
-from hoploom.store.base import Deployment
+from hoploom.store.base import Deployment, Draw, RowLookup, Tier, Wanted
 from hoploom.store.budget import NO_PARTS
-from hoploom.store.remote_shard import RemoteShard, Target
-from hoploom.store.sharded import Sharded
+from hoploom.store.sharded import IdEncoding, Sharded
 from hoploom.store.store import Topology, check_topology, join_parts, open_own
 
 LOOK_AHEAD = 4  # batches whose missing rows are fetched together
@@ -140,30 +140,125 @@ class Connected(Deployment):
         self.peers.close()
 
 
-class RemotePart(RemoteShard):
-    """A shard on peers, for one part. Every request names the store, so that a server of another store refuses it."""
+class IdColumn(NamedTuple):
+    """The ids[positions] of a request, and the indices of the fields that are wanted of them."""
+
+    ids: Tensor  # [n] int64
+    positions: Tensor  # [m] int64
+    wants: list[int]
+
+
+class RemotePart:
+    """A shard on peers, for one part. Every request names the store, so that a server of another store refuses it.
+
+    A hop is one request, and so are all rows, unless they have more than `max_ids` ids.
+    """
+
+    tier: ClassVar[Tier] = Tier.REMOTE
 
     def __init__(self, schema: Schema, number: int, peers: Peers, max_ids: int = MAX_IDS) -> None:
-        super().__init__(schema, number, peers.manifest.parts[number], max_ids)
-        self._peers = peers
+        self.schema, self.number, self._peers, self._max_ids = schema, number, peers, max_ids
+        self._encoding = IdEncoding(schema, peers.manifest.parts[number])
+
+    def in_memory(self, owner: Owner, name: str) -> bool:
+        return False
+
+    def look_up(self, owner: Owner, ids: Tensor, positions: Tensor) -> RowLookup:
+        return RowLookup(owner, ids, (positions[:0],), (), positions)
+
+    def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
+        destinations = self.schema.destinations
+        drawn = [
+            relation
+            for relation, (end, fanout) in enumerate(zip(destinations, draw.fanouts, strict=True))
+            if fanout != 0 and frontiers[end] is not None
+        ]
+        if not drawn:
+            return lambda: [None] * len(destinations)
+        types = {destinations[relation] for relation in drawn}
+        listed, columns = [], []
+        for number, frontier in enumerate(frontiers):
+            if frontier is None or number not in types:
+                continue
+            nodes, trees, times = frontier
+            listed.append([number, trees is not None, times is not None])
+            columns.append(self._encoding.nodes[number].encode(nodes))
+            columns += [column for column in (trees, times) if column is not None]
+        header = dict(zip(draw._fields, draw, strict=True)) | {"frontiers": listed, "fanouts": list(draw.fanouts)}
+        request = Message(self._header("sample") | header, columns)
+        return self._peers.begin(request, self.number, lambda incoming: self._picks(incoming.into(), drawn, frontiers))
+
+    def _picks(
+        self, response: Message, drawn: Sequence[int], frontiers: Sequence[Frontier | None]
+    ) -> list[Picks | None]:
+        """Return the picks of a response by relation; raise PeerError if they do not fit the request."""
+        columns = response.tensors
+        if response.header.get("relations") != drawn or len(columns) != 3 * len(drawn):
+            raise self._wrong("picks of other relations")
+        found: list[Picks | None] = [None] * len(self.schema.relations)
+        for place, index in enumerate(drawn):
+            picks = self._encoding.decode_picks(index, columns[3 * place : 3 * place + 3])
+            frontier = frontiers[self.schema.destinations[index]]
+            assert frontier is not None
+            if picks is None or picks.counts.shape != frontier.nodes.shape or picks.sources.shape != picks.edges.shape:
+                raise self._wrong("picks that do not fit the frontier")
+            found[index] = picks
+        return found
+
+    def begin_gather(
+        self, wanted: Sequence[Wanted], positions: Sequence[Tensor], outs: Sequence[Tensor]
+    ) -> Callable[[], None]:
+        """Begin to write rows, as Shard.begin_gather. The returned function sends what is too much for one request."""
+        columns: dict[tuple[int, int], IdColumn] = {}
+        for index, (want, own) in enumerate(zip(wanted, positions, strict=True)):
+            if own.numel():
+                key = id(want.ids), id(own)  # fields of one type share their ids
+                columns.setdefault(key, IdColumn(want.ids, own, [])).wants.append(index)
+        if not columns:
+            return lambda: None
+        first, *others = self._requests(list(columns.values()))
+        finish = self._begin_gather(first, wanted, outs)
+
+        def finish_all() -> None:
+            finish()
+            for request in others:
+                self._begin_gather(request, wanted, outs)()
+
+        return finish_all
+
+    def _requests(self, columns: list[IdColumn]) -> list[list[IdColumn]]:
+        """Cut the columns into requests of at most `max_ids` ids."""
+        requests: list[list[IdColumn]] = [[]]
+        left = self._max_ids
+        for column in columns:
+            for begin in range(0, column.positions.numel(), self._max_ids):
+                positions = column.positions[begin : begin + self._max_ids]
+                if requests[-1] and positions.numel() > left:
+                    requests.append([])
+                    left = self._max_ids
+                requests[-1].append(column._replace(positions=positions))
+                left -= positions.numel()
+        return requests
+
+    def _begin_gather(
+        self, columns: Sequence[IdColumn], wanted: Sequence[Wanted], outs: Sequence[Tensor]
+    ) -> Callable[[], None]:
+        listed: list[list[Any]] = []
+        targets: list[tuple[Tensor, Tensor]] = []  # out[positions] of each wanted field
+        ids: list[Tensor] = []
+        for number, (all_ids, positions, wants) in enumerate(columns):
+            ids.append(self._encoding.owned[wanted[wants[0]].owner].encode(all_ids, positions))
+            for index in wants:
+                owner, name, _ = wanted[index]
+                listed.append([owner if isinstance(owner, str) else list(owner), name, number])
+                targets.append((positions, outs[index]))
+        message = Message({**self._header("gather"), "wanted": listed}, ids)
+        return self._peers.begin(message, self.number, lambda incoming: self._scatter(incoming, targets))
 
     def _header(self, kind: str) -> dict[str, object]:
         return {"ask": kind, "identity": self._peers.identity, "part": self.number}
 
-    def _request_hop(self, header: dict[str, Any], columns: list[Tensor]) -> Callable[[], tuple[Any, list[Any]]]:
-        request = Message(self._header("sample") | header, columns)
-
-        def read_picks(incoming: IncomingMessage) -> tuple[Any, list[Any]]:
-            response = incoming.into()
-            return response.header.get("relations"), list(response.tensors)
-
-        return self._peers.begin(request, self.number, read_picks)
-
-    def _request_rows(self, listed: list[list[Any]], ids: list[Tensor], targets: list[Target]) -> Callable[[], None]:
-        message = Message({**self._header("gather"), "wanted": listed}, ids)
-        return self._peers.begin(message, self.number, lambda incoming: self._scatter(incoming, targets))
-
-    def _scatter(self, incoming: IncomingMessage, targets: Sequence[Target]) -> None:
+    def _scatter(self, incoming: IncomingMessage, targets: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Write rows to their targets while they are received."""
         if incoming.specs != [(out.dtype, (positions.numel(), *out.shape[1:])) for positions, out in targets]:
             raise self._wrong("rows of another dtype or shape")
@@ -186,6 +281,9 @@ class RemotePart(RemoteShard):
         if int(tensors[0].min()) < first or int(tensors[0].max()) >= end:
             raise self._wrong(f"members of {name!r} that it does not hold")
         return tensors[0]
+
+    def _wrong(self, what: str) -> PeerError:
+        return PeerError(f"part {self.number} answered with {what}; use the same Hoploom on both sides")
 
 
 @dataclass(frozen=True)

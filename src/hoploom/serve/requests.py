@@ -13,7 +13,7 @@ from hoploom.schema import Owner, Schema
 from hoploom.serve.wire import Message
 from hoploom.store import Part
 from hoploom.store.base import Draw, GraphStore, Wanted
-from hoploom.store.remote_shard import IdRange
+from hoploom.store.sharded import IdRange
 
 MAX_FANOUT = 1 << 31
 MAX_WANTED = 1024

@@ -22,8 +22,7 @@ from hoploom.serve.wire import PIECE, PROTOCOL, Message, StreamedTensor, TensorS
 from hoploom.store import Part, Store
 from hoploom.store.base import Shard, Wanted
 from hoploom.store.format import Manifest, manifest_to_json
-from hoploom.store.remote_shard import IdEncoding, read_all
-from hoploom.store.sharded import empty_rows
+from hoploom.store.sharded import IdEncoding, empty_rows
 
 Handler = Callable[[Message, RequestContext], Message]
 Fill = Callable[[Sequence[Wanted], Sequence[Tensor]], None]  # writes the wanted rows into the tensors
@@ -145,7 +144,7 @@ class Service:
             if size <= free:
                 listed = list(on_disk.values())
                 outs = [empty_rows(part.schema, want.owner, want.field, want.ids.numel()) for want in listed]
-                read_all(shard, listed, outs)
+                _read_all(shard, listed, outs)
                 read = dict(zip(on_disk, outs, strict=True))
             piece = max(PIECE, free // 2)  # while one is sent, the next is read
             tensors: list[Tensor | StreamedTensor] = []
@@ -153,7 +152,7 @@ class Service:
                 if n in read:
                     tensors.append(read[n])
                 elif n in on_disk:
-                    tensors.append(_streamed(part, want, partial(read_all, shard), piece))
+                    tensors.append(_streamed(part, want, partial(_read_all, shard), piece))
                 else:
                     tensors.append(_streamed(part, want, part.gather_into, PIECE))
             return Message({}, tensors, reservation.close)
@@ -186,3 +185,9 @@ def _streamed(part: Part, want: Wanted, fill: Fill, piece: int) -> Tensor | Stre
         fill([want._replace(ids=want.ids[row : row + out.shape[0]])], [out])
 
     return StreamedTensor(spec, fill_rows, piece)
+
+
+def _read_all(shard: Shard, wanted: Sequence[Wanted], outs: Sequence[Tensor]) -> None:
+    """Write all wanted rows of a shard to `outs`."""
+    positions = {id(want.ids): torch.arange(want.ids.numel()) for want in wanted}  # fields of one type share their ids
+    shard.begin_gather(wanted, [positions[id(want.ids)] for want in wanted], outs)()

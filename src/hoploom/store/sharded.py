@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -225,3 +225,53 @@ class LocalEdgeFields(ShardWrapper):
         own = [p if is_local else p[:0] for p, is_local in zip(positions, are_local, strict=True)]
         rest = [p[:0] if is_local else p for p, is_local in zip(positions, are_local, strict=True)]
         return self._copy_and_gather([self.local.begin_gather(wanted, own, outs)], wanted, rest, outs)
+
+
+# --- the encoding of ids --------------------------------------------------------------------
+# Ids travel as int32, relative to the first one of their range, if the range has at most 2^31 ids: node ids and edge
+# positions relative to the part's first, sources relative to 0. Costs a pass over the ids on either side and saves half
+# of their bytes. Ids that arrive as int64 are taken as they are.
+
+MOST = 1 << 31  # ids of a range that fit into int32
+
+
+class IdRange(NamedTuple):
+    """A range of ids."""
+
+    first: int
+    size: int
+
+    def encode(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Encode the ids, or those at some positions, to be sent."""
+        if self.size <= MOST:
+            return ops.narrow(ids, self.first, positions)
+        return ids if positions is None else ops.select(ids, positions)
+
+    def decode(self, ids: Tensor) -> Tensor:
+        """Decode received ids to int64; raise IndexError if one is out of range."""
+        return ops.owned(ids, self.first, self.size)
+
+
+class IdEncoding:
+    """The id ranges of one part."""
+
+    def __init__(self, schema: Schema, held: PartRange) -> None:
+        self.nodes = [IdRange(*of_type) for of_type in zip(held.first_nodes, held.num_nodes, strict=True)]
+        edges = [IdRange(*of_relation) for of_relation in zip(held.first_edges, held.num_edges, strict=True)]
+        sources = [IdRange(0, schema.node_types[index].num_nodes) for index in schema.sources]
+        counts = [IdRange(0, of_relation.size) for of_relation in edges]
+        self._columns = list(zip(counts, sources, edges, strict=True))  # of picks, by relation
+        self.owned: dict[Owner, IdRange] = {t.name: own for t, own in zip(schema.node_types, self.nodes, strict=True)}
+        self.owned |= {relation.key: own for relation, own in zip(schema.relations, edges, strict=True)}
+
+    def encode_picks(self, relation: int, picks: Picks) -> list[Tensor]:
+        """Encode the columns of picks, to be sent."""
+        return [ids.encode(column) for ids, column in zip(self._columns[relation], picks, strict=True)]
+
+    def decode_picks(self, relation: int, columns: Sequence[Any]) -> Picks | None:
+        """Decode received picks to int64; return None if the columns cannot be picks."""
+        for column in columns:
+            if column.dtype not in (torch.int32, torch.int64) or column.dim() != 1:
+                return None
+        counts, sources, edges = columns
+        return ops.widen_picks(counts, sources, edges, self._columns[relation][2].first)

@@ -19,8 +19,7 @@ from hoploom.serve.service import Service
 from hoploom.serve.wire import Message, TensorSpec
 from hoploom.store import Store, Wanted
 from hoploom.store.base import Draw, range_of
-from hoploom.store.remote_shard import IdEncoding, IdRange
-from hoploom.store.sharded import Sharded
+from hoploom.store.sharded import IdEncoding, IdRange, Sharded
 
 SPAN = 1 << 31
 
