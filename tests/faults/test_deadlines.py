@@ -21,7 +21,7 @@ from hoploom.gpu.whole_step.epoch import WholeStep
 from hoploom.ops import deadline
 from hoploom.ops.deadline import idle, reached
 from hoploom.ranks.context import Context, init
-from hoploom.ranks.stopping import StopRequests
+from hoploom.ranks.supervise import StopRequests
 from hoploom.store import Store
 from hoploom.train.learner import Training
 from hoploom.train.step import Stepper, _HostScalar

@@ -11,7 +11,7 @@ from hoploom import NeighborLoader, Store
 from hoploom.gpu.whole_step.epoch import WholeStep
 from hoploom.nn import GNN, Shape
 from hoploom.ranks.context import init
-from hoploom.ranks.stopping import StopRequests
+from hoploom.ranks.supervise import StopRequests
 from hoploom.train.learner import Learner, Training
 from hoploom.train.step import Stepper
 from hoploom.train.tasks import NodeClassification

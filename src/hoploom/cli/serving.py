@@ -12,7 +12,7 @@ from hoploom.config.extras import needs
 from hoploom.config.values import parse_bytes, read_addresses, split_address
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ranks import environment
-from hoploom.ranks.stopping import put_back, take_over
+from hoploom.ranks.supervise import put_back, take_over
 from hoploom.serve.ready import FOR_PEOPLE, Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
 from hoploom.store.check import Verification

@@ -18,8 +18,7 @@ from hoploom.config.rules import REQUIRED, KeyRule, key, keys_in
 from hoploom.config.values import as_key, nearest
 from hoploom.deploy.cluster_file import SECTIONS, Host, ParsedClusterFile, SshOptions, TopKeys
 from hoploom.errors import ConfigError
-from hoploom.ranks.collectives import gather_json
-from hoploom.ranks.context import Context
+from hoploom.ranks.context import Context, gather_json
 from hoploom.ranks.environment import WIDTHS
 from hoploom.store import Store
 

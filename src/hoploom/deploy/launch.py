@@ -26,8 +26,7 @@ from hoploom.deploy.guarded import Executor, Failure, GuardedProcess, ending, is
 from hoploom.deploy.programs import processes
 from hoploom.deploy.ssh import Ssh
 from hoploom.errors import ConfigError
-from hoploom.ranks.stopping import put_back, take_over
-from hoploom.ranks.supervise import EndTimeouts, ProcessEvent, SignalName, Supervisor
+from hoploom.ranks.supervise import EndTimeouts, ProcessEvent, SignalName, Supervisor, put_back, take_over
 
 LOOPBACK = "127.0.0.1"
 INTERRUPTED = 128  # plus the signal's number: an exit code

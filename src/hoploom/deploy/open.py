@@ -21,8 +21,7 @@ from hoploom.deploy.guarded import Executor, GuardedProcess
 from hoploom.deploy.programs import ServerCommand
 from hoploom.errors import ConfigError, PeerError
 from hoploom.ranks import environment
-from hoploom.ranks.collectives import gather_json
-from hoploom.ranks.context import Context
+from hoploom.ranks.context import Context, gather_json
 from hoploom.ranks.environment import LOOPBACK, LaunchSettings
 from hoploom.ranks.rendezvous import address_towards
 from hoploom.ranks.supervise import Supervisor

@@ -23,8 +23,7 @@ from hoploom.closing import Closing
 from hoploom.config.extras import needs
 from hoploom.errors import HoploomError, StoreError
 from hoploom.ops import DiskError, DiskFile, FileRows, MappedFile, Reads, RowRequest
-from hoploom.ranks.collectives import all_or_none
-from hoploom.ranks.context import Context
+from hoploom.ranks.context import Context, all_or_none
 
 Gather = Callable[[Sequence[Tensor], Sequence[Tensor]], None]  # (ids, outs): writes the rows of ids[i] to outs[i]
 Columns = Mapping[str, Tensor]  # [rows], [rows, width] for lists of one length, uint8 [rows, width] for text

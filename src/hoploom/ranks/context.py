@@ -6,13 +6,14 @@ and a rank that ended or hangs is named in a PeerError, which takes a second.
 """
 
 import atexit
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,10 +25,8 @@ from hoploom import ops
 from hoploom.config.values import as_number
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.ranks import environment
-from hoploom.ranks.collectives import gather_json
 from hoploom.ranks.deadlock import detector_here
 from hoploom.ranks.environment import LOOPBACK, RankInfo
-from hoploom.ranks.one_report import report_once
 from hoploom.ranks.rendezvous import Rendezvous, adopted, interface_of, meet
 from hoploom.ranks.shared_calls import MAX, SUM, GradientAveraging, SharedCalls
 
@@ -64,7 +63,6 @@ def init(
     `rank`, `world_size` and `address` (HOST:PORT of rank 0); then the environment is not read. If you have made a
     process group already, it is used and stays open when the context is closed.
     """
-    report_once()
     seconds = read_timeout(timeout)
     info = _rank_info(rank, world_size, address)
     chosen_backend(backend, chosen_device(device, info))  # a mistake is raised before any wait for other ranks
@@ -367,3 +365,58 @@ class Context:
             return self._calls.reduce_number(value, operation)
         exact = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64, copy=True)
         return (exact if self._calls is None else self._calls.reduce(exact, operation)).to(value.device)
+
+
+# --- calls that all ranks make ---------------------------------------------------------------------
+
+
+class Ranks(Protocol):
+    """The part of a `Context` that gathers over all ranks."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    def gather(self, tensor: Tensor, /) -> list[Tensor]:
+        """Return the tensors of all ranks, which have one shape and dtype."""
+        ...
+
+
+def gather_json(ranks: Ranks, value: Any) -> list[Any]:
+    """Return the values of all ranks, anything that JSON can hold, in the order of ranks. All ranks call."""
+    content = json.dumps(value).encode()
+    size = max(int(size) for size in ranks.gather(torch.tensor(len(content))))
+    padded = torch.tensor(list(content.ljust(size)), dtype=torch.uint8)
+    return [json.loads(bytes(entry.tolist())) for entry in ranks.gather(padded)]
+
+
+@contextmanager
+def all_or_none(ranks: Ranks, doing: str, *, stops: bool = False) -> Iterator[None]:
+    """A context manager that all ranks leave together: an error of one is an error of all.
+
+    >>> with all_or_none(context, "writing the checkpoint"):
+    ...     write(path)
+
+    Ctrl-C and SystemExit do not wait for the other ranks, which then lose this one; unless the block `stops` everywhere
+    as soon as one rank fails, so that no rank waits long.
+    """
+    failure: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        if not stops and not isinstance(error, Exception):
+            raise
+        failure = error
+    texts: list[str | None] = []
+    try:
+        if ranks.world_size > 1:
+            own = None if failure is None else str(failure) or type(failure).__name__
+            with nullcontext() if failure is None else suppress(PeerError):  # an own error goes before lost ranks
+                texts = gather_json(ranks, own)
+        if failure is not None:
+            raise failure
+    finally:
+        del failure  # its traceback leads here: together they would hold what is mapped until a collection
+    rank = next((rank for rank, text in enumerate(texts) if text is not None), None)
+    if rank is not None:
+        raise PeerError(f"rank {rank} failed {doing}: {texts[rank]}")

@@ -29,8 +29,15 @@ from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, init, read_timeout
 from hoploom.ranks.environment import LOOPBACK, RankInfo
 from hoploom.ranks.rendezvous import hold_local_store, meet
-from hoploom.ranks.stopping import die_with, terminated_as_interrupted
-from hoploom.ranks.supervise import EndTimeouts, ProcessEvent, SignalName, Supervisor, killed_by
+from hoploom.ranks.supervise import (
+    EndTimeouts,
+    ProcessEvent,
+    SignalName,
+    Supervisor,
+    die_with,
+    killed_by,
+    terminated_as_interrupted,
+)
 from hoploom.system import keep_imports
 
 LONGEST_TRACEBACK = 20_000  # characters

@@ -23,8 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from hoploom.errors import ConfigError, HoploomError, StoreError
-from hoploom.ranks.collectives import all_or_none
-from hoploom.ranks.context import Context, unwrap
+from hoploom.ranks.context import Context, all_or_none, unwrap
 from hoploom.store.format import regular, write_whole
 
 FORMAT = 1

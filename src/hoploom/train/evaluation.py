@@ -15,8 +15,7 @@ from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.ranks.agreement import difference_of
-from hoploom.ranks.collectives import gather_json
-from hoploom.ranks.context import Context
+from hoploom.ranks.context import Context, gather_json
 from hoploom.train.batch_adapter import adapted, check_outputs, without_ddp
 from hoploom.train.checkpoint import is_sharded
 from hoploom.train.learner import check_precision, mixed

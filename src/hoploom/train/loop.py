@@ -17,9 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from hoploom import html
 from hoploom.errors import ConfigError, PeerError, StoreError, TrainError
 from hoploom.nn import GNN
-from hoploom.ranks.collectives import gather_json
-from hoploom.ranks.context import Context, unwrap
-from hoploom.ranks.stopping import StopRequests
+from hoploom.ranks.context import Context, gather_json, unwrap
+from hoploom.ranks.supervise import StopRequests
 from hoploom.train.batch_adapter import check_outputs
 from hoploom.train.checkpoint import Checkpoint, SaveClock, is_sharded, last_good
 from hoploom.train.journal import Journal, ProgressLine, machine_of

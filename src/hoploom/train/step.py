@@ -23,7 +23,7 @@ from hoploom.load.loader import Loader
 from hoploom.ops.deadline import BUSY, reached
 from hoploom.ranks.context import Context
 from hoploom.ranks.deadlock import detector_here
-from hoploom.ranks.stopping import StopRequests
+from hoploom.ranks.supervise import StopRequests
 from hoploom.train.batch_adapter import adapted
 from hoploom.train.checkpoint import Checkpoint, last_good
 from hoploom.train.learner import Learner, Training, mixed

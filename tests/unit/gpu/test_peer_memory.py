@@ -14,8 +14,7 @@ import hoploom
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place import peer_memory as peermemory
 from hoploom.gpu.place.peer_memory import PeerMemory
-from hoploom.ranks.collectives import gather_json
-from hoploom.ranks.context import init
+from hoploom.ranks.context import gather_json, init
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 TIMEOUT = 60  # seconds, of what ranks wait for each other

@@ -12,7 +12,7 @@ from support.whole_steps import BATCH, NUM_TRAIN, eager, homogeneous_learner, li
 from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Recording, WorkStream
 from hoploom.gpu.whole_step.epoch import WholeStep
 from hoploom.ranks.context import init
-from hoploom.ranks.stopping import StopRequests
+from hoploom.ranks.supervise import StopRequests
 from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import fit
 

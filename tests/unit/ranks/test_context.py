@@ -16,8 +16,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from hoploom import ConfigError, PeerError
-from hoploom.ranks.collectives import all_or_none
-from hoploom.ranks.context import Context, init, unwrap
+from hoploom.ranks.context import Context, all_or_none, init, unwrap
 from hoploom.ranks.environment import RankInfo, first_host, read_rank, share_of_cores
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}

@@ -19,7 +19,7 @@ from hoploom.errors import ConfigError, PeerError
 from hoploom.gpu.place import host_memory as hostmemory
 from hoploom.gpu.place.host_memory import Fill, HostMemory, shared_name
 from hoploom.ops.deadline import BUSY, DEADLINE, idle
-from hoploom.ranks.collectives import Ranks, gather_json
+from hoploom.ranks.context import Ranks, gather_json
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 

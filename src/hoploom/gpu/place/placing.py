@@ -26,7 +26,7 @@ from hoploom.gpu.place.request import AUTO, DEVICE, HOST, SPREAD, Features, Plac
 from hoploom.ops.deadline import BUSY, DEADLINE, idle
 from hoploom.ops.kernels.forms import DeviceLists
 from hoploom.ops.kernels.gather import Segments
-from hoploom.ranks.collectives import gather_json
+from hoploom.ranks.context import gather_json
 from hoploom.schema import DTYPE_NAMES, DTYPES, Field, Owner, Schema
 from hoploom.store.scan import covers
 from hoploom.system import memory_limit

@@ -33,7 +33,7 @@ from hoploom.nn.layers import one_per_layer
 from hoploom.ops import InEdges
 from hoploom.ops.kernels.relabel import DeviceNodeMap
 from hoploom.ranks.context import Context, unwrap
-from hoploom.ranks.stopping import StopRequests
+from hoploom.ranks.supervise import StopRequests
 from hoploom.schema import RelationName
 from hoploom.store import Wanted
 from hoploom.train.checkpoint import Checkpoint
