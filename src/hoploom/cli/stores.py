@@ -137,7 +137,7 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     ogb.add_argument("name", help="the data set, such as ogbn-products")
     ogb.add_argument("folder", type=Path, help="its folder")
     ogb.add_argument("--undirected", action="store_true", help=BOTH_WAYS)
-    archive = kinds.add_parser("npz", help="an archive of NumPy's, or of SciPy's sparse matrices")
+    archive = kinds.add_parser("npz", help="an archive of NumPy's")
     archive.add_argument("folder", type=Path, metavar="file", help="the .npz")
     archive.add_argument("--undirected", action="store_true", help=BOTH_WAYS)
     archive.add_argument("--ignore", action="append", default=[], metavar="ARRAY", help="leave an array out")

@@ -15,7 +15,7 @@ from torch_geometric.transforms import ToUndirected
 import hoploom
 from hoploom import ConfigError, DataError
 from hoploom.ingest.formats import import_ogb
-from hoploom.ingest.formats.npz import npz_pairs, npz_table, read_arrays
+from hoploom.ingest.formats.archives import npz_pairs, npz_table, read_arrays
 from hoploom.ingest.formats.ogb import csv_table
 from hoploom.ingest.formats.row_source import Count, EdgeSource, edge_stream, flat, labels, members
 from hoploom.ingest.stream import EdgeRule

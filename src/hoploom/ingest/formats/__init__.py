@@ -1,4 +1,4 @@
-"""Graphs from other tools' files and objects: OGB, NumPy and SciPy archives, GLT partitions, DGL."""
+"""Graphs from other tools' files and objects: OGB, NumPy archives, GLT partitions, DGL."""
 
 from hoploom.ingest.formats.archives import import_archive
 from hoploom.ingest.formats.dgl import from_dgl

@@ -1,29 +1,26 @@
-"""Import NumPy and SciPy archives in the layouts in which graphs are commonly shared.
+"""Import NumPy archives (.npz) in the layouts in which graphs are commonly shared, streamed from the zip file.
 
-Arrays are recognized by their names; nothing is unpickled. An unknown array of numbers with a row neither per node nor
-per edge is an error, so that nothing is left out silently.
+Arrays are recognized by their names. Headers are parsed by NumPy, and nothing is unpickled. An unknown array of numbers
+with a row neither per node nor per edge is an error, so that nothing is left out silently.
 """
 
+import math
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
+import numpy as np
 import torch
+from numpy.lib import format as npy
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hoploom.errors import DataError
-from hoploom.ingest.formats.npz import (
-    Matrix,
-    NpzArray,
-    dense_rows,
-    matrix_ends,
-    npz_pairs,
-    npz_table,
-    npz_values,
-    read_arrays,
-    take_adjacency,
-    take_matrix,
-)
 from hoploom.ingest.formats.row_source import (
     CHUNK_BYTES,
     Count,
@@ -38,16 +35,38 @@ from hoploom.ingest.formats.row_source import (
     write_graph,
 )
 from hoploom.ingest.stream import EdgeRule, Progress, StoreOptions
-from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE
+from hoploom.schema import DTYPES, HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field
 from hoploom.store import Store
 
 FEATURES = ("x", "features", "node_features", "feat", "attr_matrix")
-SPARSE_FEATURES = ("attr", "x", "features")  # with _data (or _values), _indices, _indptr and _shape
 LABELS = ("y", "labels", "node_labels", "label")
 ENDS = (("row", "col"), ("src", "dst"), ("edge_src", "edge_dst"))
 EDGE_FIELDS = {"edge_attr": "edge_attr", "edge_weight": "weight", "weight": "weight"}
 SPLITS = {"train": "train", "val": "val", "valid": "val", "test": "test"}
 SIZES = ("num_nodes", "num_edges", "num_classes")  # single numbers that may be there
+MOST_AT_ONCE = 256 << 20  # bytes of an array in Fortran's order, which is read at once
+DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError)  # RuntimeError: encrypted
+WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}  # what tensors lack
+
+
+@dataclass(frozen=True)
+class NpzArray:
+    """An array in an archive, by its header."""
+
+    path: Path
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    by_column: bool  # stored in Fortran's order
+    chunk_bytes: int = CHUNK_BYTES  # read at once
+
+    @property
+    def label(self) -> str:
+        return f"{self.path}:{self.name}"
+
+    @property
+    def is_numeric(self) -> bool:
+        return self.dtype.kind in "biuf" and _plain_dtype(self.dtype) in DTYPES
 
 
 def import_archive(
@@ -60,7 +79,7 @@ def import_archive(
     progress: Progress | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Store:
-    """Write a store from an .npz and open it: arrays saved by `numpy.savez`, or a matrix by `scipy.save_npz`.
+    """Write a store from an .npz that `numpy.savez` wrote, and open it.
 
     `rule` changes the edges (undirected, without loops or repeats); `ignore` names arrays to leave out.
 
@@ -70,119 +89,73 @@ def import_archive(
     for name in ignore:
         if left.pop(name, None) is None:
             raise DataError(f"{path} has no array {name!r} to ignore; it has {sorted(left)}")
-    sizes = {name: _size(left.pop(name)) for name in SIZES if name in left and left[name].shape in ((), (1,))}
-    adjacency, fields = take_adjacency(left), _take_nodes(left)
-    nodes = _count_nodes(path, fields, adjacency, sizes, left)
+    if "format" in left or "adj_indptr" in left:
+        hint = "load it with SciPy and save row and col of matrix.tocoo() (docs/importing.md shows how)"
+        raise DataError(f"{path} holds a sparse matrix; {hint}")
+    sizes: dict[str, int] = {}
+    for name in (name for name in SIZES if name in left and left[name].shape in ((), (1,))):
+        array = left.pop(name)
+        if array.dtype.kind not in "iu":
+            hint = "save it as an integer, or leave it out with ignore"
+            raise DataError(f"{array.label} has dtype {array.dtype}; {hint}")
+        sizes[name] = int(npz_values(array).item())
+    fields: dict[str, RowSource] = {}
+    for ours, known in (("x", FEATURES), ("y", LABELS)):
+        if found := [name for name in known if name in left]:
+            array = left.pop(found[0])
+            is_class = ours == "y" and array.dtype.kind in "iu" and array.shape[1:] in ((), (1,))
+            fields[ours] = labels(npz_table(array), None) if is_class else npz_table(array)
+    nodes = _count_nodes(path, fields, sizes, left)
     splits = _take_splits(left, nodes)
-    ends = matrix_ends(adjacency, nodes) if adjacency is not None else _take_ends(path, left)
-    for count in (nodes, ends.count):
-        if (size := sizes.get(f"num_{count.of}", count.rows)) != count.rows:
-            found = f"num_{count.of} is {size}, but there are {count.rows} {count.of} ({count.given_by})"
-            raise DataError(f"{path}: {found}; correct one, or leave num_{count.of} out with ignore")
-    edge_fields = dict(ends.fields)
+    ends = _take_ends(path, left)
+    edges = Count("edges", sizes["num_edges"], "num_edges") if "num_edges" in sizes else ends.count
+    edge_fields: dict[str, RowSource] = {}
     for name, ours in EDGE_FIELDS.items():
         if name in left:
             table = npz_table(left.pop(name))
             edge_fields[ours] = flat(table) if ours == "weight" else table
-    fields |= _take_rest(left, nodes, ends.count, edge_fields)
-    node = node_stream(HOMOGENEOUS_TYPE, fields, nodes, splits)
-    ends = EdgeSource(ends.tables, ends.count, edge_fields)
+    fields |= _take_rest(left, nodes, edges, edge_fields)
     rule = EdgeRule(in_order=True) if rule is None else rule
-    edges = edge_stream(HOMOGENEOUS_RELATION, ends, (nodes.rows, nodes.rows), rule)
+    edge_source = EdgeSource(ends.tables, edges, edge_fields)
+    streams = edge_stream(HOMOGENEOUS_RELATION, edge_source, (nodes.rows, nodes.rows), rule)
     options = StoreOptions(weight="weight" if "weight" in edge_fields else None, homogeneous=True, memory=memory)
-    return write_graph(out, [node], [edges], options, progress)
-
-
-# --- nodes ----------------------------------------------------------------------------------
-
-
-def _take_nodes(left: dict[str, NpzArray]) -> dict[str, RowSource]:
-    """Remove and return features and labels."""
-    fields = {}
-    for prefix in SPARSE_FEATURES:
-        matrix = take_matrix(left, prefix)
-        if matrix is not None and "x" not in fields:
-            fields["x"] = dense_rows(matrix)
-    for name in FEATURES:
-        if name in left and "x" not in fields:
-            fields["x"] = npz_table(left.pop(name))
-    for name in LABELS:
-        if name in left and "y" not in fields:
-            fields["y"] = _labels(left.pop(name))
-    return fields
-
-
-def _labels(array: NpzArray) -> RowSource:
-    """Return integers as classes, -1 if unknown; fractions, and several labels a node, unchanged."""
-    table = npz_table(array)
-    classes = array.dtype.kind in "iu" and table.field.shape in ((), (1,))
-    return labels(table, None) if classes else table
-
-
-def _size(array: NpzArray) -> int:
-    """Return a single number."""
-    if array.dtype.kind not in "iu":
-        raise DataError(f"{array.label} has dtype {array.dtype}; save it as an integer, or leave it out with ignore")
-    return int(npz_values(array).item())
+    return write_graph(out, [node_stream(HOMOGENEOUS_TYPE, fields, nodes, splits)], [streams], options, progress)
 
 
 def _count_nodes(
-    path: str | Path,
-    fields: Mapping[str, RowSource],
-    adjacency: Matrix | None,
-    sizes: Mapping[str, int],
-    left: Mapping[str, NpzArray],
+    path: str | Path, fields: Mapping[str, RowSource], sizes: Mapping[str, int], left: Mapping[str, NpzArray]
 ) -> Count:
-    for name, table in fields.items():
-        if table.num_rows is not None:
-            return Count("nodes", table.num_rows, f"as many as {name} has")
-    if adjacency is not None:
-        return Count("nodes", adjacency.shape[0], "the shape of the matrix")
+    """Return the number of nodes: num_nodes, or the rows of a field or a mask."""
     if "num_nodes" in sizes:
         return Count("nodes", sizes["num_nodes"], "num_nodes")
-    masks = [array for name, array in left.items() if name.endswith("_mask") and len(array.shape) == 1]
-    if masks:
-        return Count("nodes", masks[0].shape[0], f"as many as {masks[0].name} has")
+    counts = {name: table.num_rows for name, table in fields.items()}
+    counts |= {name: array.shape[0] for name, array in left.items() if name.endswith("_mask") and array.shape}
+    for name, rows in counts.items():
+        if rows is not None:
+            return Count("nodes", rows, f"as many as {name} has")
     raise DataError(f"{path} does not say how many nodes there are; save an array num_nodes with it")
 
 
 def _take_splits(left: dict[str, NpzArray], nodes: Count) -> dict[str, Members]:
-    """Remove and return splits, from masks or lists of ids; several masks under one name become train0, train1, ..."""
+    """Remove and return splits, from masks or lists of ids."""
     found: dict[str, Members] = {}
     for theirs, ours in SPLITS.items():
-        for array in (left.pop(f"{theirs}_{name}", None) for name in ("mask", "masks")):
-            if array is not None:
-                found |= _masks(array, ours, nodes)
+        if (mask := left.pop(f"{theirs}_mask", None)) is not None:
+            if mask.shape not in ((nodes.rows,), (nodes.rows, 1)) or not mask.is_numeric:
+                hint = f"give masks of one entry per node ({nodes.rows})"
+                raise DataError(f"{mask.label} has shape {mask.shape} and dtype {mask.dtype}; {hint}")
+            found[ours] = partial(_marked, mask)
         if f"{theirs}_idx" in left:
             found[ours] = members(npz_table(left.pop(f"{theirs}_idx")), nodes.rows)
     return found
 
 
-def _masks(array: NpzArray, name: str, nodes: Count) -> dict[str, Members]:
-    """Return the splits of an array of one mask, or of several: [number of masks, num_nodes], or transposed."""
-    if nodes.rows not in array.shape or len(array.shape) > 2 or not array.is_numeric:
-        hint = f"give masks of one entry per node ({nodes.rows})"
-        raise DataError(f"{array.label} has shape {array.shape} and dtype {array.dtype}; {hint}")
-    if array.shape in ((nodes.rows,), (nodes.rows, 1)):
-        return {name: partial(_marked, array, 0, by_row=False)}
-    by_row = array.shape[1] == nodes.rows
-    numbers = range(array.shape[0 if by_row else 1])
-    return {f"{name}{number}": partial(_marked, array, number, by_row=by_row) for number in numbers}
-
-
-def _marked(array: NpzArray, number: int, *, by_row: bool) -> Iterator[Tensor]:
-    """Yield the nodes of a mask, which is a row or a column."""
+def _marked(mask: NpzArray) -> Iterator[Tensor]:
+    """Yield the nodes of a mask."""
     first = 0
-    for rows in npz_table(array).chunks():
-        if not by_row:
-            column = rows[:, number] if rows.dim() == 2 else rows
-            yield torch.nonzero(column).view(-1) + first
-        elif first <= number < first + len(rows):
-            yield torch.nonzero(rows[number - first]).view(-1)
+    for rows in npz_table(mask).chunks():
+        yield torch.nonzero(rows.view(-1)).view(-1) + first
         first += len(rows)
-
-
-# --- edges ----------------------------------------------------------------------------------
 
 
 def _take_ends(path: str | Path, left: dict[str, NpzArray]) -> EdgeSource:
@@ -223,3 +196,117 @@ def _take_rest(
             raise DataError(f"{array.label} has shape {array.shape} for {counts}; give a row for each of one; {hint}")
         owners[fitting[0]][1][name] = npz_table(array)
     return fields
+
+
+# --- arrays ---------------------------------------------------------------------------------
+
+
+def read_arrays(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Mapping[str, NpzArray]:
+    """Return every array of an archive, by name."""
+    found = {}
+    with _opened(path) as archive:
+        for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            with archive.open(member) as file:
+                found[name] = NpzArray(path, name, *_header(file, f"{path}:{name}"), chunk_bytes)
+    return found
+
+
+def npz_table(array: NpzArray) -> RowSource:
+    """Return the rows of an array."""
+    _check_numeric(array)
+    if not array.shape:
+        raise DataError(f"{array.label} is a single value; rows were expected")
+    dtype = _plain_dtype(array.dtype)
+    return RowSource(array.label, Field(dtype, array.shape[1:]), lambda: _chunks(array, dtype), array.shape[0])
+
+
+def npz_pairs(array: NpzArray) -> tuple[RowSource, ...]:
+    """Return an array [2, n] as two tables [n], or as one [n, 2], depending on how it is stored."""
+    _check_numeric(array)
+    if len(array.shape) != 2 or array.shape[0] != 2:
+        raise DataError(f"{array.label} has shape {array.shape}; give [2, number of edges]")
+    dtype, count = _plain_dtype(array.dtype), array.shape[1]
+    if array.by_column:
+        return (npz_table(replace(array, shape=(count, 2), by_column=False)),)
+
+    def row(number: int) -> RowSource:
+        line = replace(array, shape=(count,))
+        return RowSource(array.label, Field(dtype), lambda: _chunks(line, dtype, skip=number * count), count)
+
+    return row(0), row(1)
+
+
+def npz_values(array: NpzArray) -> NDArray[Any]:
+    """Return all values of an array that is small, or that has an entry per node."""
+    with _opened(array.path), np.load(array.path, allow_pickle=False) as archive:
+        values: NDArray[Any] = archive[array.name]
+    return values
+
+
+# --- reading --------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist; give the path of an .npz") from error
+    except DAMAGE as error:
+        begin = b""
+        if path.is_file():
+            with path.open("rb") as file:
+                begin = file.read(2)
+        if begin != b"PK":
+            raise DataError(f"{path} is no .npz; give a file that numpy.savez wrote") from error
+        raise DataError(f"{path} is cut short or damaged ({error or type(error).__name__}); get it again") from error
+
+
+def _header(file: IO[bytes], label: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    try:
+        version = npy.read_magic(file)
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+        shape, by_column, dtype = read(file)
+    except (ValueError, KeyError) as error:
+        raise DataError(f"{label} has no .npy header that can be read ({error}); save it with numpy.savez") from error
+    if min(shape, default=0) < 0:
+        raise DataError(f"{label} has a header with shape {shape}; save it with numpy.savez")
+    return dtype, shape, by_column and len(shape) > 1
+
+
+def _plain_dtype(dtype: np.dtype[Any]) -> str:
+    name = dtype.newbyteorder("=").name
+    return WIDER.get(name, name)
+
+
+def _check_numeric(array: NpzArray) -> None:
+    if array.dtype.hasobject:
+        raise DataError(f"{array.label} holds pickled objects, which are never loaded; save it as plain numbers")
+    if not array.is_numeric:
+        raise DataError(f"{array.label} has dtype {array.dtype}; save it as one of {sorted(DTYPES)}")
+
+
+def _chunks(array: NpzArray, dtype: str, skip: int = 0) -> Iterator[Tensor]:
+    """Yield the rows in chunks, after `skip` values."""
+    row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
+    if array.by_column:
+        if row_bytes * array.shape[0] > MOST_AT_ONCE:
+            raise DataError(f"{array.label} is stored column by column; save it with numpy.ascontiguousarray(...)")
+        yield torch.from_numpy(np.ascontiguousarray(npz_values(array), dtype))
+        return
+    step = max(1, array.chunk_bytes // max(1, row_bytes))
+    with _opened(array.path) as archive, archive.open(f"{array.name}.npy") as file:
+        _header(file, array.label)
+        for begin in range(0, skip * array.dtype.itemsize, array.chunk_bytes):  # seek would read more at once
+            file.read(min(array.chunk_bytes, skip * array.dtype.itemsize - begin))
+        for begin in range(0, array.shape[0], step):
+            rows = min(step, array.shape[0] - begin)
+            raw = file.read(rows * row_bytes)
+            if len(raw) != rows * row_bytes:
+                raise DataError(f"{array.label} is cut short: its header promises {array.shape}; get it again")
+            values = np.frombuffer(raw, array.dtype).reshape(rows, *array.shape[1:])
+            yield torch.from_numpy(values.astype(dtype))  # a copy: writable, in the machine's byte order

@@ -19,7 +19,7 @@ from torch import Tensor
 from hoploom.config.extras import needs
 from hoploom.config.values import nearest
 from hoploom.errors import ConfigError, DataError
-from hoploom.ingest.formats.npz import NpzArray, npz_pairs, npz_table, npz_values, read_arrays
+from hoploom.ingest.formats.archives import NpzArray, npz_pairs, npz_table, npz_values, read_arrays
 from hoploom.ingest.formats.row_source import (
     Count,
     EdgeSource,
