@@ -1,4 +1,4 @@
-// Rows are requested some entries ahead, across the ends of lists; a list's sum stays in the first-level cache.
+// Rows are prefetched some entries ahead, across the ends of lists; a list's sum stays in the first-level cache.
 #include "aggregate.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kLine = 64;
 constexpr int64_t kAheadBytes = 9600;  // as in gather.cpp
-constexpr int64_t kSmall = 1 << 15;    // values; below it another thread costs more than it brings
+constexpr int64_t kSmall = 1 << 15;    // values; for fewer, another thread costs more than it saves
 
 int useful(int threads, int64_t values) { return int(std::clamp<int64_t>(values / kSmall, 1, std::max(threads, 1))); }
 
@@ -87,7 +87,7 @@ HOPLOOM_INLINE void max_range(const RowLists<Id>& lists, const Matrix<T>& x, int
         continue;
       }
       for (int64_t c = 0; c < width; ++c) {
-        const bool wins = row[c] > best[c] || (row[c] != row[c] && best[c] == best[c]);  // the first NaN stays
+        const bool wins = row[c] > best[c] || (row[c] != row[c] && best[c] == best[c]);  // the first NaN wins
         best[c] = wins ? row[c] : best[c];
         winner[c] = wins ? int32_t(e - begin) : winner[c];
       }
@@ -136,7 +136,7 @@ HOPLOOM_INLINE void dot_range(const RowLists<Id>& lists, const Matrix<T>& x, con
     }
 }
 
-// work(from, to) for the share of every thread.
+// Calls work(from, to) for the share of every thread.
 template <typename Work>
 void in_shares(const int64_t* indptr, int64_t num_lists, int threads, int64_t width, Work work) {
   const int64_t values = (indptr[num_lists] + num_lists) * std::max<int64_t>(width, 1);

@@ -11,38 +11,38 @@ struct RowLists {
   const int64_t* indptr;  // [num_lists + 1], from 0, ascending
   const Id* rows;         // [num_entries]
   int64_t num_lists, num_entries;
-  const int64_t* places;  // [num_entries] where an entry's weight stands; null: at the entry's own position
+  const int64_t* places;  // [num_entries] index of an entry's weight; null: the entry's own index
 };
 
-// Rows of one width, possibly apart from each other.
+// A matrix whose rows may have gaps between them.
 template <typename T>
 struct Matrix {
   const T* values;
   int64_t num_rows, width, stride;
 };
 
-// What entries are multiplied by: heads weights per entry, each for its share of the columns. Null: ones.
+// Weights of entries: `heads` per entry, each for its share of the columns. Null: every weight is one.
 template <typename T>
 struct Weights {
   const T* values;  // [num_entries, heads]
   int64_t heads;
 };
 
-// Throw std::out_of_range unless the lists follow each other, and fit a matrix of `num_rows` rows.
+// Throws std::out_of_range unless `indptr` ascends and every row index is below `num_rows`.
 void check_indptr(const int64_t* indptr, int64_t num_lists, int64_t num_entries);
 template <typename Id>
 void check_lists(const RowLists<Id>& lists, int64_t num_rows);
 
-// out[i] = sum over list i of weight x row; divided by the list's length where `mean`. Rows of empty lists are zero.
+// out[i] = sum over list i of weight * row; divided by the list's length if `mean`. An empty list gives zeros.
 template <typename T, typename Id>
 void sum_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Weights<T>& weights, bool mean, int threads, T* out);
 
-// out[i] = greatest value per column, zero for an empty list; winners: which entry of the list it was, the first one
-// of equals, -1 for an empty list.
+// out[i] = maximum per column, zero for an empty list. winners: the index of the entry that has it, the first of
+// equal ones, -1 for an empty list.
 template <typename T, typename Id>
 void max_rows(const RowLists<Id>& lists, const Matrix<T>& x, int threads, T* out, int32_t* winners);
 
-// The backward of max_rows, over the transposed lists: out[s] = sum of grad[d] where entry `places` of d had won.
+// Backward of max_rows over the transposed lists: out[s] = sum of grad[d] over the entries of s that won in d.
 template <typename T, typename Id>
 void max_rows_backward(const RowLists<Id>& transposed, const int64_t* indptr, const Matrix<T>& grad,
                        const int32_t* winners, int threads, T* out);

@@ -1,4 +1,4 @@
-// For what one thread uses at a time: a second one meanwhile gets an error, and the map stays as it was.
+// A lock for data that one thread uses at a time: a second thread gets an error, and the data stays as it was.
 #pragma once
 #include <mutex>
 #include <shared_mutex>
@@ -8,9 +8,9 @@ namespace hoploom {
 
 class Alone {
  public:
-  // Held while something changes.
+  // Held by a thread that writes.
   std::unique_lock<std::shared_mutex> change() const { return taken<std::unique_lock<std::shared_mutex>>(); }
-  // Held while something is read, by any number of threads.
+  // Held by threads that read, any number at a time.
   std::shared_lock<std::shared_mutex> read() const { return taken<std::shared_lock<std::shared_mutex>>(); }
 
  private:

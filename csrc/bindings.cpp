@@ -1,5 +1,4 @@
-// With the other files of this name the only ones that know Python. Checks types and lengths, releases the GIL, calls
-// the core.
+// Only this file and others named bindings know Python. They check types and lengths, release the GIL, call the core.
 #include "bindings.h"
 
 #include <nanobind/stl/string.h>
@@ -44,7 +43,7 @@ void map_file(MappedFile* self, int descriptor, size_t size, std::string path) {
   }
 }
 
-// The arrays of one relation, held by reference so that a call passes one object.
+// The arrays of one relation; kept as one object, so that a call passes one argument.
 struct Lists {
   Array<int64_t> indptr;
   nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu> indices;
@@ -96,7 +95,7 @@ auto sample_lists(const Lists& lists, Array<int64_t> nodes, Optional<int64_t> tr
   return std::make_tuple(std::move(picks.counts), std::move(picks.sources), std::move(picks.edges));
 }
 
-// For arrays that somebody else than the core has read.
+// For arrays that were read outside the core.
 void require_whole_at(uintptr_t address) {
   const void* array = reinterpret_cast<const void*>(address);
   require_whole({&array, 1});
@@ -133,7 +132,7 @@ Buffer permute(uint64_t key, uint64_t size, uint64_t from, uint64_t to) {
   return out;
 }
 
-// One integer in [0, bound) per id, from 64 bits of its block.
+// Returns one integer in [0, bound) per id, from 64 bits of its block.
 Buffer draw_bounded(uint64_t key, Array<int64_t> ids, uint32_t stream, uint32_t draw, uint64_t bound) {
   nb::gil_scoped_release release;
   Buffer out(ids.shape(0) * 8);
@@ -142,7 +141,7 @@ Buffer draw_bounded(uint64_t key, Array<int64_t> ids, uint32_t stream, uint32_t 
   return out;
 }
 
-// Four words per id: for weighted negatives and synthetic graphs.
+// Returns four words per id: for weighted negatives and synthetic graphs.
 Buffer draw_words(uint64_t key, Array<int64_t> ids, uint32_t stream, uint32_t block) {
   nb::gil_scoped_release release;
   Buffer out(ids.shape(0) * 16);
@@ -156,7 +155,7 @@ Buffer draw_words(uint64_t key, Array<int64_t> ids, uint32_t stream, uint32_t bl
 }  // namespace
 
 NB_MODULE(_core, m) {
-  nb::set_leak_warnings(false);  // tensors held until the interpreter ends are no leak
+  nb::set_leak_warnings(false);  // tensors alive at interpreter exit are no leak
   nb::class_<Buffer>(m, "Buffer", nb::type_slots(buffer_slots))
       .def(
           "__init__", [](Buffer* self, size_t size) { new (self) Buffer(size); }, "size"_a)

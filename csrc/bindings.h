@@ -1,4 +1,4 @@
-// What the binding files share: how arrays come in, and what is asked of them.
+// Helpers of the binding files: they check arrays that come from Python and unpack their arguments.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -32,21 +32,21 @@ const T* pointer(const Optional<T>& array) {
   return array ? array->data() : nullptr;
 }
 
-// What may lie in a map of a file: see read_maps().
+// Arrays that may be in a mapped file: see read_maps().
 template <typename... Arrays>
 std::array<const void*, sizeof...(Arrays)> arrays_of(const Arrays&... arrays) {
   return {static_cast<const void*>(arrays.data())...};
 }
 
-// NodeMap, NodeBudget, IdMap, IdRanks, SlotMap, gather, route, narrow, stitch and their like.
+// Binds NodeMap, NodeBudget, IdMap, IdRanks, SlotMap, gather, route, narrow, stitch and related functions.
 void bind_ids(nb::module_& m);
-// sum_rows, max_rows, dot_rows, softmax_lists and their like.
+// Binds sum_rows, max_rows, dot_rows, softmax_lists and related functions.
 void bind_aggregates(nb::module_& m);
-// pack_records, place_column, take_column, order_records.
+// Binds pack_records, place_column, take_column, order_records.
 void bind_spool(nb::module_& m);
-// DiskFile, SparseArray, read_rows, read_lists.
+// Binds DiskFile, SparseArray, read_rows, read_lists.
 void bind_disk(nb::module_& m);
-// assign_parts and count_cut.
+// Binds assign_parts and count_cut.
 void bind_partitioning(nb::module_& m);
 
 }  // namespace hoploom

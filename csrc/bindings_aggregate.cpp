@@ -7,7 +7,7 @@ namespace hoploom {
 namespace {
 
 template <typename T>
-using Strided = nb::ndarray<const T, nb::ndim<2>, nb::device::cpu>;  // rows may lie apart, columns must not
+using Strided = nb::ndarray<const T, nb::ndim<2>, nb::device::cpu>;  // rows may have gaps between them, columns may not
 
 template <typename T>
 Matrix<T> matrix_of(const Strided<T>& rows) {

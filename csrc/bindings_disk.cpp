@@ -14,7 +14,7 @@
 namespace hoploom {
 namespace {
 
-// A table in a file: row `first` begins at a byte of it.
+// A table in a file: row `first` begins at `offset`.
 struct FileRows {
   const DiskFile* file;
   int64_t offset, num_rows, row_bytes, first;
@@ -51,7 +51,7 @@ auto timed_read(std::vector<Piece>& pieces, const ReadPlan& plan) {
   return std::make_tuple(tally.requests, tally.bytes, seconds);
 }
 
-// Each want is (file, offset, num_rows, first, ids, places, out): out[places] = the rows of ids[places].
+// Each request is (file, offset, num_rows, first, ids, places, out): out[places] = the rows of ids[places].
 auto read_rows(const std::vector<Want>& wants, int64_t gap, int depth, bool by_threads) {
   std::vector<Request> requests;
   for (const auto& [file, offset, num_rows, first, ids, places, out] : wants) {
@@ -72,7 +72,7 @@ auto read_rows(const std::vector<Want>& wants, int64_t gap, int depth, bool by_t
   return timed_read(pieces, {gap, depth, by_threads});
 }
 
-// The lists of these nodes, in every column at its own place: columns are (file, offset, bytes per entry, array).
+// Reads the lists of these nodes in every column: columns are (file, offset, bytes per entry, array).
 using ListColumn = std::tuple<const DiskFile*, int64_t, int64_t, SparseArray*>;
 
 auto read_lists(const std::vector<ListColumn>& columns, Array<int64_t> indptr, int64_t first_node, Array<int64_t> nodes,
@@ -121,7 +121,7 @@ void bind_disk(nb::module_& m) {
   nb::class_<SparseArray>(m, "SparseArray", nb::type_slots(sparse_slots))
       .def(nb::init<size_t>(), "size"_a)
       .def("forget", &SparseArray::forget);
-  // Arguments: the file, the byte, what went wrong.
+  // Arguments: the file, the offset, the error.
   static nb::object disk_error = nb::steal(PyErr_NewException("hoploom._core.DiskError", PyExc_RuntimeError, nullptr));
   m.attr("DiskError") = disk_error;
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {

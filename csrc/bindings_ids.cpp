@@ -1,4 +1,4 @@
-// Ids to rows and to small numbers, for Python: what is in gather.h, travel.h, relabel.h and the maps.
+// Ids to rows and to local numbers, for Python: gather.h, travel.h, relabel.h and the maps.
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
@@ -92,7 +92,7 @@ auto widen_picks(Ids counts, Ids sources, Ids edges, int64_t first_edge) {
   return std::make_tuple(widen(columns[0]), widen(columns[1]), widen(columns[2]));
 }
 
-// Of every part: places, counts, sources, edges.
+// Per part: places, counts, sources, edges.
 using PartColumns = std::tuple<Array<int64_t>, Array<int64_t>, Array<int64_t>, Array<int64_t>>;
 
 auto stitch_picks(const std::vector<PartColumns>& columns, int64_t frontier_size) {

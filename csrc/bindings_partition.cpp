@@ -12,8 +12,8 @@ namespace {
 
 using Ids = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;  // int32 or int64
 
-// Lists are (indptr, indices, first node, first source, number of sources, relation, its name, number of lists, number
-// of edges, whether indices are int64); both arrays are None where `read` reads them.
+// A list is (indptr, indices, first node, first source, number of sources, relation, its name, number of lists, number
+// of edges, whether indices are int64); both arrays are None if `read` reads them.
 Topology topology_of(nb::list lists, Array<int64_t> bounds, int64_t num_relations, nb::object read,
                      std::vector<std::pair<Array<int64_t>, Ids>>& kept) {
   Topology topology{{bounds.data(), bounds.data() + bounds.shape(0)}, {}, {}};
@@ -99,7 +99,7 @@ void spread(nb::list lists, Array<int64_t> bounds, nb::object read, Array<float>
             [&] { spread_visits(topology, new_visits.data(), fanouts.data(), threads, visits.data()); });
 }
 
-// Whole pages of an array that is a map of a file to which nobody wrote; they come back from the file when read.
+// Drops whole pages of an array in a mapped file that nothing has written to; they are read again from the file.
 void drop_pages(nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> mapped) {
   drop(mapped.data(), 0, int64_t(mapped.nbytes()));
 }

@@ -21,19 +21,19 @@ void NodeBudget::add(const int64_t* sources, const int32_t* local, const int64_t
   for (size_t i = 0; i < fresh.size(); ++i) sums_[size_t(found.slots.as<int64_t>()[i])] += shares[i];
 }
 
-// Exponential races (Efraimidis and Spirakis), one for each node: who is the earliest does not depend on who else runs.
+// Exponential races (Efraimidis and Spirakis), one per node: a node's time does not depend on the other nodes.
 Buffer NodeBudget::draw(uint64_t key, uint32_t stream, int64_t count) {
   const auto held = alone_.change();
   const Buffer ids = ids_.copy_ids();
-  using Race = std::tuple<double, int64_t, size_t>;  // when it ends, node, number
-  std::vector<Race> earliest;                        // a heap with the last of them on top
+  using Race = std::tuple<double, int64_t, size_t>;  // finish time, node, candidate
+  std::vector<Race> earliest;                        // a heap with the latest on top
   for (size_t number = 0; count > 0 && number < sums_.size(); ++number) {
     const int64_t node = ids.as<int64_t>()[number];
     const double weight = sums_[number] * sums_[number];
     if (weight == 0) continue;
     const double unit = Draws(key, node, stream).unit(0);
     const bool is_full = int64_t(earliest.size()) == count;
-    // -ln(u) > 1 - u: most nodes lose without a logarithm. The margin is far above what rounding can be.
+    // -ln(u) > 1 - u: most nodes lose without a logarithm. The margin is far above rounding errors.
     if (is_full && 1.0 - unit > std::get<0>(earliest[0]) * weight * (1 + 1e-9)) continue;
     const Race race(-exact_log(unit) / weight, node, number);
     if (is_full && race > earliest[0]) continue;

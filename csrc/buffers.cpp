@@ -49,7 +49,7 @@ void release(void* block, size_t bytes) {
   else std::free(block);
 }
 
-// What lies idle is listed in itself: to give a block back takes no memory, so it cannot fail.
+// Idle blocks form a list through their own memory, so that freeing a block cannot fail for lack of memory.
 struct Idle {
   Idle* next;
   size_t bytes;
@@ -85,14 +85,14 @@ class Pool {
       throw;
     }
   }
-  // Keeps the block; blocks of other sizes make room, so that sizes nobody asks for any more go.
+  // Keeps the block, and frees blocks of other sizes if needed, so that unused sizes disappear.
   void give(void* block, size_t bytes) noexcept {
     Idle* evicted = nullptr;
     {
       std::lock_guard lock(mutex_);
       live_ -= bytes;
       Idle*& own = idle_[list_of(bytes)];
-      if (bytes <= limit())  // nothing makes room for what will not fit
+      if (bytes <= limit())  // nothing is freed for a block that cannot fit
         for (Idle*& list : idle_)
           while (&list != &own && list && idle_bytes_ + bytes > limit()) push(evicted, pop(list));
       const bool fits = idle_bytes_ + bytes <= limit();
@@ -121,7 +121,7 @@ class Pool {
   }
 
  private:
-  // What was in use at once may lie idle at once: batches come and go together.
+  // All blocks in use may become idle together, because batches come and go together.
   size_t limit() const { return std::min(most_, std::max(kIdleLeast, peak_)); }
   Idle* pop(Idle*& list) {
     Idle* block = list;

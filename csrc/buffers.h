@@ -1,5 +1,5 @@
-// Output buffers that return to a process-wide pool when their last reader drops them.
-// Gives up some idle memory (bounded) for never paying page faults twice.
+// Output buffers that return to a process-wide pool when their last reader frees them.
+// Costs some idle memory (bounded), and saves page faults in fresh memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace hoploom {
 
-// Owns `capacity` bytes; its first `size` bytes are what a reader sees.
+// A block of `capacity` bytes, of which the first `size` are in use.
 class Buffer {
  public:
   Buffer() = default;
@@ -26,7 +26,7 @@ class Buffer {
   size_t size() const { return size_; }
   size_t capacity() const { return capacity_; }
   void trim(size_t size) { size_ = size; }
-  // Makes room for `size` bytes, keeping the first `kept`.
+  // Grows to `size` bytes and keeps the first `kept`.
   void grow(size_t size, size_t kept);
 
  private:
@@ -45,17 +45,17 @@ struct PoolUse {
 PoolUse pool_use();
 // Returns idle buffers to the operating system.
 void pool_trim();
-// From now on so many idle bytes at most: for who has little memory.
+// Limits the idle bytes that the pool keeps.
 void pool_keep_at_most(size_t bytes);
 
-// Has malloc keep what is freed, in this process and from now on, rather than fault the same pages in at every training
-// step. False where the C library offers no such setting.
+// Configures malloc to keep freed memory in this process, so that training steps do not fault the same pages in again.
+// Returns false if the C library has no such setting.
 bool keep_freed_memory();
 
-// Returns what malloc keeps of freed memory, after keep_freed_memory() too, and idle buffers to the operating system.
+// Returns idle buffers and freed memory of malloc to the operating system, also after keep_freed_memory().
 void give_back_freed_memory();
 
-// Zeroed memory straight from the operating system: untouched pages cost nothing.
+// Zeroed memory from the operating system; a page takes memory once it is written.
 class ZeroedPages {
  public:
   ZeroedPages() = default;

@@ -10,9 +10,9 @@ namespace {
 
 constexpr int kRounds = 4, kPasses = 8, kTries = 8;
 constexpr int64_t kCoarse = 32;  // clusters per part at which coarsening ends
-constexpr int64_t kCuts = 8;     // no cluster is more than this share of a part
+constexpr int64_t kCuts = 8;     // a cluster is at most one part divided by this
 
-// Sums by a small number; forgetting costs what was added.
+// Sums by a small index; clearing costs as much as was added.
 class Sums {
  public:
   explicit Sums(int64_t size) : sums_(size_t(size)) {}
@@ -38,7 +38,7 @@ void each_link(const ClusterGraph& graph, int64_t cluster, Take take) {
     take(graph.ends[size_t(i)], graph.weights[size_t(i)]);
 }
 
-// Every cluster joins the neighbour it has most links to, while that does not grow too large.
+// Joins every cluster to the neighbour with most links to it, unless the result would be too large.
 std::vector<uint32_t> merge(const ClusterGraph& graph, int64_t largest) {
   std::vector<uint32_t> labels(size_t(graph.num_clusters));
   std::iota(labels.begin(), labels.end(), 0u);
@@ -62,7 +62,7 @@ std::vector<uint32_t> merge(const ClusterGraph& graph, int64_t largest) {
   return labels;
 }
 
-// Numbers the labels without gaps; returns how many there are.
+// Renumbers the labels without gaps; returns the number of labels.
 int64_t number(std::vector<uint32_t>& labels) {
   std::vector<uint32_t> numbers(labels.size(), UINT32_MAX);
   uint32_t count = 0;
@@ -93,7 +93,7 @@ struct Placement {
   Loads loads;
 };
 
-// The part that is least full with this load.
+// Returns the part that is least full with this load.
 int64_t emptiest(const Loads& loads, const int64_t* load) {
   int64_t best = 0;
   for (int64_t p = 1; p < loads.num_parts; ++p)
@@ -101,7 +101,7 @@ int64_t emptiest(const Loads& loads, const int64_t* load) {
   return best;
 }
 
-// From the largest cluster to the smallest: where it has more links than chance would give, among parts with room.
+// Places clusters from the largest to the smallest: in the part with most links beyond chance, among parts with room.
 Placement place(const ClusterGraph& graph, const Loads& limits, uint64_t key) {
   constexpr uint16_t kNowhere = UINT16_MAX;
   Placement placed{std::vector<uint16_t>(size_t(graph.num_clusters), kNowhere), limits};
@@ -168,7 +168,7 @@ void refine(const ClusterGraph& graph, Placement& placed) {
   }
 }
 
-// Links cut, and what parts hold too much at the price of all links.
+// The objective: links cut, plus excess loads priced by the total of links.
 double cost(const ClusterGraph& graph, const Placement& placed) {
   double cut = 0, total = 0, excess = 0;
   for (int64_t c = 0; c < graph.num_clusters; ++c)

@@ -1,4 +1,4 @@
-// A graph of clusters, small enough for memory, is coarsened, placed on parts and refined level by level.
+// Placing clusters on parts: the graph of clusters fits in memory; it is coarsened, placed, and refined level by level.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -6,11 +6,11 @@
 
 namespace hoploom {
 
-// What a part may hold of every kind: nodes of each type, edges, seeds.
+// Limits and current loads of parts, per kind: nodes of each type, edges, seeds.
 struct Loads {
   int64_t num_parts, num_kinds;
-  std::vector<int64_t> most;  // [num_kinds]
-  std::vector<int64_t> held;  // [num_parts, num_kinds]
+  std::vector<int64_t> most;  // [num_kinds] limit of a part
+  std::vector<int64_t> held;  // [num_parts, num_kinds] current load
 
   bool has_room(int64_t part, const int64_t* load) const {
     const int64_t* own = &held[size_t(part * num_kinds)];
@@ -18,7 +18,7 @@ struct Loads {
       if (load[k] > 0 && own[k] + load[k] > most[size_t(k)]) return false;
     return true;
   }
-  // Whether it holds too much of what this load is made of.
+  // Returns whether the part exceeds a limit of a kind that this load contains.
   bool is_over(int64_t part, const int64_t* load) const {
     const int64_t* own = &held[size_t(part * num_kinds)];
     for (int64_t k = 0; k < num_kinds; ++k)
@@ -29,11 +29,11 @@ struct Loads {
     int64_t* own = &held[size_t(part * num_kinds)];
     for (int64_t k = 0; k < num_kinds; ++k) own[k] += sign * load[k];
   }
-  // The fullest kind of a part that also takes this load, as a share of what it may hold.
+  // Returns the largest share of a limit that the part reaches with this load.
   double fullness(int64_t part, const int64_t* load) const;
 };
 
-// `weight` edges between two clusters, a < b.
+// A link of `weight` edges between clusters a < b.
 struct Link {
   uint32_t a, b;
   int32_t weight;
@@ -42,20 +42,20 @@ struct Link {
 struct ClusterGraph {
   int64_t num_clusters, num_kinds;
   std::vector<int64_t> loads;    // [num_clusters, num_kinds]
-  std::vector<int64_t> sizes;    // [num_clusters]: all kinds in one number
-  std::vector<int64_t> indptr;   // [num_clusters + 1], both directions of every link
+  std::vector<int64_t> sizes;    // [num_clusters]: the load of all kinds as one number
+  std::vector<int64_t> indptr;   // [num_clusters + 1]; a link is stored in both directions
   std::vector<uint32_t> ends;    // [2 * num_links]
   std::vector<int32_t> weights;  // [2 * num_links]
 };
 
-// Sorts links and adds up those of the same pair.
+// Sorts links and merges those of the same pair.
 void merge_links(std::vector<Link>& links);
 
-// Links in any order, the same pair any number of times; they are consumed.
+// Builds the graph from links in any order, with repeats. The links are consumed.
 ClusterGraph cluster_graph(std::vector<int64_t> loads, std::vector<int64_t> sizes, int64_t num_kinds,
                            std::vector<Link>& links);
 
-// [num_clusters] parts: few links between parts, none too full. `limits` is empty of loads.
+// Returns the part of each cluster: few links between parts, loads within limits. `limits` comes without loads.
 std::vector<uint16_t> place_clusters(ClusterGraph graph, const Loads& limits, uint64_t key);
 
 }  // namespace hoploom

@@ -16,7 +16,7 @@
 namespace hoploom {
 namespace {
 
-constexpr int64_t kMostBuckets = 4096;  // their lines fit a cache of 1 MiB
+constexpr int64_t kMostBuckets = 4096;  // their write buffers fit a cache of 1 MiB
 
 using Counts = std::vector<std::vector<int64_t>>;  // [threads][num_buckets]
 
@@ -39,10 +39,10 @@ Range share(const Coo& coo, int t, int threads) {
 }
 
 struct Survey {
-  bool are_known = true, are_sorted = true;  // destinations
+  bool are_known = true, are_sorted = true;  // of the destinations
 };
 
-// Counts the edges of every bucket; what is out of range counts with the last.
+// Counts the edges of every bucket; out-of-range ones count for the last.
 Survey survey(const Coo& coo, const Buckets& buckets, Range edges, std::vector<int64_t>& counts) {
   if (edges.begin == edges.end) return {};
   uint64_t greatest = 0;
@@ -71,8 +71,8 @@ Survey survey_all(const Coo& coo, const Buckets& buckets, Counts& counts) {
   return all;
 }
 
-// What each thread counted becomes where its edges begin in each bucket: behind those of the threads before it.
-// Returns where the buckets begin, and the end of the last.
+// Replaces each thread's counts by the first position of its edges in each bucket, after those of earlier threads.
+// Returns the first position of each bucket, and the end of the last.
 std::vector<int64_t> begins_of(Counts& counts, const Buckets& buckets) {
   std::vector<int64_t> begins{0};
   for (int64_t next = 0; begins.size() <= size_t(buckets.count); begins.push_back(next))
@@ -80,7 +80,7 @@ std::vector<int64_t> begins_of(Counts& counts, const Buckets& buckets) {
   return begins;
 }
 
-// Puts one bucket in order, stable, and writes where its lists begin.
+// Sorts one bucket (stable), and writes the offsets of its lists.
 template <typename Id>
 void sort_bucket(const Buckets& buckets, Range edges, Entries<Id> entries, Entries<Id> spare,
                  std::vector<int64_t>& cursors, std::span<int64_t> indptr) {
@@ -109,7 +109,7 @@ void sort_buckets(const Coo& coo, const Buckets& buckets, const std::vector<int6
   int64_t most = 0;
   for (size_t b = 0; b + 1 < begins.size(); ++b) most = std::max(most, begins[b + 1] - begins[b]);
   const int64_t width = int64_t(1) << buckets.shift;
-  std::vector<Buffer> spare;  // what no bucket needs is never touched
+  std::vector<Buffer> spare;  // pages that no bucket needs are never touched
   for (int t = 0; t < threads; ++t) spare.emplace_back(size_t(most) * (sizeof(uint64_t) + sizeof(Id)));
   Counts cursors(size_t(threads), std::vector<int64_t>(size_t(std::min(width, coo.num_destinations))));
   std::atomic<int64_t> next = 0;
@@ -127,7 +127,7 @@ void sort_buckets(const Coo& coo, const Buckets& buckets, const std::vector<int6
   csc.indptr.as<int64_t>()[coo.num_destinations] = coo.num_edges;
 }
 
-// False if a source is out of range, or the edges have changed.
+// Returns false if a source is out of range, or the edges have changed.
 template <typename Id>
 bool sort_edges(const Coo& coo, const Buckets& buckets, Counts& counts, const Csc& csc) {
   const int threads = int(counts.size());
@@ -135,7 +135,7 @@ bool sort_edges(const Coo& coo, const Buckets& buckets, Counts& counts, const Cs
   std::atomic<bool> are_known = true;
   {
     std::vector<Partition<Id>> partitions;
-    for (size_t t = 0; t < counts.size(); ++t)  // what one thread writes ends where the next one's begins
+    for (size_t t = 0; t < counts.size(); ++t)  // a thread's range ends where the next thread's begins
       partitions.emplace_back(Entries<Id>{csc.permutation.as<uint64_t>(), csc.indices.as<Id>()}, counts[t],
                               t + 1 < counts.size() ? counts[t + 1] : std::vector(begins.begin() + 1, begins.end()));
     on_threads(threads, [&](int t) {
@@ -146,12 +146,12 @@ bool sort_edges(const Coo& coo, const Buckets& buckets, Counts& counts, const Cs
   return are_known;
 }
 
-// Edges that are in order already: lists begin where the destination changes. False as for sort_edges().
+// For edges that are already sorted: a list begins where the destination changes. Returns false like sort_edges().
 template <typename Id>
 bool copy_edges(const Coo& coo, int threads, const Csc& csc) {
   std::atomic<bool> are_known = true;
   int64_t* indptr = csc.indptr.as<int64_t>();
-  std::vector<int64_t> last = {-1};  // [threads + 1] the destination before a thread's first edge
+  std::vector<int64_t> last = {-1};  // [threads + 1] the destination before each thread's first edge
   for (int t = 0; t < threads; ++t) {
     const Range edges = share(coo, t, threads);
     last.push_back(edges.begin < edges.end ? coo.destination(edges.end - 1) : last.back());

@@ -1,6 +1,6 @@
-// COO to CSC: stable, within the result's own memory, several threads. Edges go to buckets of neighbouring
-// destinations, then each bucket is put in order: two sweeps through memory instead of a random write per edge.
-// Gives up a second piece of memory as large as the largest bucket: with a hub in it, up to that of the whole result.
+// COO to CSC: stable, in the result's own memory, on several threads. Edges go to buckets of neighbouring destinations,
+// then each bucket is sorted: two passes through memory instead of a random write per edge.
+// Costs memory for one more bucket per thread; with a hub in it, a bucket can be as large as the result.
 #pragma once
 #include <cstdint>
 
@@ -15,19 +15,19 @@ struct Csc {
   bool wide_ids, is_identity;
 };
 
-// How the work is divided. Results do not depend on it.
+// The division of the work. Results do not depend on it.
 struct Split {
   int threads;
-  int64_t bucket_size;  // edges and lists that one bucket should hold
+  int64_t bucket_size;  // edges and lists per bucket, about
   Split(int threads, int64_t bucket_size = 1 << 15) : threads(threads), bucket_size(bucket_size) {}
 };
 
-// Throws std::out_of_range for an edge with an unknown end.
+// Throws std::out_of_range if an id of an edge is out of range.
 Csc build_csc(const int64_t* sources, const int64_t* destinations, int64_t num_edges, int64_t num_sources,
               int64_t num_destinations, Split split);
 
-// Puts every list in time order (stable). Time of an edge: edge_time[permutation[position]], or
-// source_time[source]. Exactly one of the two is given.
+// Sorts every list by time (stable). The time of an edge is edge_time[permutation[position]] or source_time[source];
+// exactly one of the two arrays is given.
 void order_by_time(Csc& csc, int64_t num_edges, int64_t num_destinations, const int64_t* edge_time,
                    const int64_t* source_time);
 

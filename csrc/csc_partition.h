@@ -1,6 +1,6 @@
-// The first half of building CSC: edges go to buckets of neighbouring destinations, each small enough to be put in
-// order within a cache. A line of cache per bucket collects what goes there, so that memory sees whole lines: thousands
-// of places to write to at once, for 128 bytes each and thread.
+// The first half of building CSC: edges go to buckets of neighbouring destinations, each small enough to be sorted in
+// a cache. Values are collected in one cache line per bucket and written line by line, so that a thread can write to
+// thousands of positions at a cost of 128 bytes each.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -16,8 +16,8 @@
 
 namespace hoploom {
 
-// Edges that another thread may write to meanwhile: each end is read by one load, and what a later pass reads is
-// compared again with what the first one has found.
+// Edges that another thread may change meanwhile: each id is loaded once, and a later pass compares what it loads
+// with the result of the first one.
 struct Coo {
   const int64_t* sources;
   const int64_t* destinations;
@@ -31,7 +31,7 @@ struct Range {
   int64_t begin, end;
 };
 
-// The arrays of the result. Between the halves, records stand where the permutation will.
+// The arrays of the result. Between the two halves, the permutation's memory holds records.
 template <typename Id>
 struct Entries {
   uint64_t* records;
@@ -39,8 +39,8 @@ struct Entries {
 };
 
 struct Buckets {
-  int shift = 0;  // a bucket holds 2 to the power of this many destinations
-  int edge_bits;  // what the position of an edge takes in a record; above it, the last bits of the destination
+  int shift = 0;  // a bucket has 2^shift destinations
+  int edge_bits;  // bits of a record for the edge's position; the bits above hold the last bits of the destination
   int64_t count;
 
   Buckets(int64_t num_edges, int64_t num_destinations, int64_t most)
@@ -58,8 +58,8 @@ struct Buckets {
 
 inline bool are_below(uint64_t greatest, int64_t limit) { return limit > 0 && greatest < uint64_t(limit); }
 
-// What a thread has yet to write of an array: a line per bucket, which goes out as soon as it is full. A value keeps
-// its place within the array's lines; where a bucket begins or ends within one, only its own part is written.
+// Write buffer of one thread for one array: a line per bucket, written to memory once it is full. A value keeps its
+// offset within its line; at the start and end of a bucket, only the bucket's part of a line is written.
 template <typename Value>
 class Lines {
  public:
@@ -86,7 +86,7 @@ class Lines {
     if (end - begin == kLine) write_past_caches(array_ + begin, values);
     else std::memcpy(array_ + begin, values + (begin - line), (end - begin) * sizeof(Value));
   }
-  // The caches have better things to hold. Arrays are on multiples of 16 bytes.
+  // Bypasses the caches. Arrays are aligned to 16 bytes.
   static void write_past_caches(Value* to, const Value* line) {
 #if defined(__SSE2__)
     for (int i = 0; i < 4; ++i)
@@ -97,22 +97,22 @@ class Lines {
   }
 
   Value* array_;
-  std::vector<int64_t> begins_;  // [num_buckets] the thread's first place in each
+  std::vector<int64_t> begins_;  // [num_buckets] the thread's first position in each
   std::vector<Line> lines_;      // [num_buckets]
 };
 
-// One thread's share. All memory is taken when it is made: threads must not throw.
+// The share of one thread. Allocates everything when constructed, because threads must not throw.
 template <typename Id>
 class Partition {
  public:
-  // [num_buckets] where this thread's edges begin and end in each bucket.
+  // [num_buckets] first and end position of this thread's edges in each bucket.
   Partition(Entries<Id> entries, std::vector<int64_t> begins, std::vector<int64_t> ends)
       : records_(entries.records, begins),
         sources_(entries.sources, begins),
         cursors_(std::move(begins)),
         ends_(std::move(ends)) {}
 
-  // False if a source is out of range, or if the destinations are not those that were counted.
+  // Returns false if a source is out of range, or if the destinations differ from those that were counted.
   bool run(const Coo& coo, const Buckets& buckets, Range edges) {
     uint64_t greatest = 0;
     for (int64_t e = edges.begin; e < edges.end; ++e) {
@@ -129,7 +129,7 @@ class Partition {
       sources_.finish(bucket, size_t(cursors_[bucket]));
     }
 #if defined(__SSE2__)
-    _mm_sfence();  // other threads see what went past the caches
+    _mm_sfence();  // makes the writes that bypassed the caches visible to other threads
 #endif
     return edges.begin == edges.end || are_below(greatest, coo.num_sources);
   }

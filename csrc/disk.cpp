@@ -20,26 +20,26 @@ namespace hoploom {
 namespace {
 
 constexpr int64_t kBlock = 4096;
-constexpr int64_t kLongest = 256 << 10;  // bytes of one read: longer ones are no faster
-constexpr int64_t kBuffers = 16 << 20;   // bytes of all reads under way
+constexpr int64_t kLongest = 256 << 10;  // bytes of one read: longer reads are no faster
+constexpr int64_t kBuffers = 16 << 20;   // bytes of all reads in flight
 
 int64_t down(int64_t at, int64_t block) { return at / block * block; }
 int64_t up(int64_t at, int64_t block) { return down(at + block - 1, block); }
 
-// One read, and the pieces that lie in it or reach into it.
+// One read, and the ranges that it covers, at least in part.
 struct Run {
   const DiskFile* file;
   int64_t begin, bytes;
   size_t first, end;
   int64_t end_byte() const { return begin + bytes; }
-  int64_t needed() const { return std::min(bytes, file->size() - begin); }  // a file's last block may be cut off
+  int64_t needed() const { return std::min(bytes, file->size() - begin); }  // a file's last block may be shorter
 };
 
 bool is_before(const Piece& a, const Piece& b) {
   return a.file != b.file ? std::less<>()(a.file, b.file) : a.begin < b.begin;
 }
 
-// The reads of sorted pieces.
+// Merges sorted ranges into reads.
 std::vector<Run> runs_of(const std::vector<Piece>& pieces, int64_t gap) {
   std::vector<Run> runs;
   for (size_t i = 0; i < pieces.size(); ++i) {
@@ -53,7 +53,7 @@ std::vector<Run> runs_of(const std::vector<Piece>& pieces, int64_t gap) {
     if (follows) {
       for (auto run = runs.rbegin(); run != runs.rend() && run->file == piece.file && run->end_byte() > begin; ++run)
         run->end = i + 1;
-      begin = std::max(begin, runs.back().end_byte());  // what lies before it is read already
+      begin = std::max(begin, runs.back().end_byte());  // bytes before it are already read
     }
     if (begin >= end) continue;
     if (follows && begin - runs.back().end_byte() <= gap && end - runs.back().begin <= kLongest) {
@@ -67,7 +67,7 @@ std::vector<Run> runs_of(const std::vector<Piece>& pieces, int64_t gap) {
   return runs;
 }
 
-// Copies what a read has brought to where it belongs.
+// Copies the bytes of a read to their destinations.
 void deliver(const Run& run, const std::vector<Piece>& pieces, const uint8_t* bytes) {
   for (size_t i = run.first; i < run.end; ++i) {
     const Piece& piece = pieces[i];
@@ -77,14 +77,14 @@ void deliver(const Run& run, const std::vector<Piece>& pieces, const uint8_t* by
   }
 }
 
-// Memory for reads, each at a multiple of a block.
+// Memory for reads, each aligned to a block.
 class Slots {
  public:
   Slots(int count, int64_t bytes) : stride_(up(bytes, kBlock)), buffer_(size_t(count * stride_ + kBlock)) {
     first_ = buffer_.as<uint8_t>() + (kBlock - int64_t(reinterpret_cast<uintptr_t>(buffer_.as<uint8_t>()) % kBlock));
   }
   uint8_t* operator[](int slot) const { return first_ + slot * stride_; }
-  void keep() { new Buffer(std::move(buffer_)); }  // for ever: the kernel may still write to it
+  void keep() { new Buffer(std::move(buffer_)); }  // leaked: the kernel may still write to it
 
  private:
   int64_t stride_;
@@ -92,7 +92,7 @@ class Slots {
   uint8_t* first_;
 };
 
-// Some file systems open a file for direct reads, and then refuse them or want larger blocks.
+// Some file systems open a file for direct reads, and then refuse them or need larger blocks.
 bool takes_direct_reads(int descriptor) {
   const Slots block(1, kBlock);
   return pread(descriptor, block[0], size_t(kBlock), 0) >= 0;
@@ -106,7 +106,7 @@ bool takes_direct_reads(int descriptor) {
   throw DiskError(*run.file, run.begin + got, std::generic_category().message(error));
 }
 
-// Reads by io_uring: the calling thread keeps the queue full and copies what has come.
+// Reads with io_uring: the calling thread keeps the queue full and copies finished reads.
 class Queued {
  public:
   Queued(std::unique_ptr<ReadQueue> queue, const std::vector<Run>& runs, const std::vector<Piece>& pieces, int depth,
@@ -122,7 +122,7 @@ class Queued {
         while (next < runs_.size() && !free_.empty()) begin(next++);
         wait();
       }
-    } catch (const std::system_error& error) {  // of the queue itself
+    } catch (const std::system_error& error) {  // an error of the queue itself
       drain();
       throw DiskError(*runs_.front().file, runs_.front().begin, error.what());
     } catch (...) {
@@ -176,7 +176,7 @@ class Queued {
     }
   }
 
-  // Waits for what is under way, since the kernel writes to the slots; what never ends keeps them.
+  // Waits for reads in flight, because the kernel writes to their slots; reads that never end keep theirs.
   void drain() noexcept {
     try {
       ReadQueue::Done done;
@@ -211,7 +211,7 @@ void read_all(const Run& run, uint8_t* out) {
   }
 }
 
-// Reads by threads, each of which waits for one read at a time.
+// Reads with threads, one read at a time each.
 void read_by_threads(const std::vector<Run>& runs, const std::vector<Piece>& pieces, int depth, int64_t longest) {
   const Slots slots(depth, longest);
   std::atomic<size_t> next = 0;
@@ -231,7 +231,7 @@ void read_by_threads(const std::vector<Run>& runs, const std::vector<Piece>& pie
     std::vector<std::jthread> threads;
     try {
       for (int slot = 1; slot < depth; ++slot) threads.emplace_back(work, slot);
-    } catch (const std::exception&) {  // a container allows few threads: those that there are read everything
+    } catch (const std::exception&) {  // a container allows few threads: the ones started read everything
     }
     work(0);
   }

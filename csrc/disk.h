@@ -1,8 +1,8 @@
-// Pieces of files that are not in memory: read without the page cache, sorted, and each block once.
+// Reads of file ranges that are not in memory: without the page cache, sorted, and each block once.
 //
 // A read of a mapped file stops its thread for one round trip to the disk, and the kernel reads ahead around it. Here
-// all pieces of a request are known at once, so many reads are under way together, and two pieces are read as one where
-// the gap between them costs less than another read. Trades a sort and a copy for that.
+// all ranges of a request are known at once, so many reads are in flight together, and two ranges are read as one if
+// the gap between them costs less than another read. Costs a sort and a copy.
 #pragma once
 #include <cstdint>
 #include <stdexcept>
@@ -11,7 +11,7 @@
 
 namespace hoploom {
 
-// A file that is read past the page cache where its file system allows that, and buffered where not.
+// A file opened for direct reads if its file system supports them, else for buffered ones.
 class DiskFile {
  public:
   explicit DiskFile(std::string path);  // throws std::system_error
@@ -21,7 +21,7 @@ class DiskFile {
 
   const std::string& path() const { return path_; }
   int descriptor() const { return descriptor_; }
-  int64_t size() const { return size_; }  // when it was opened
+  int64_t size() const { return size_; }  // size when the file was opened
   int64_t block() const { return block_; }
   bool is_direct() const { return is_direct_; }
 
@@ -29,22 +29,22 @@ class DiskFile {
   std::string path_;
   int descriptor_ = -1;
   int64_t size_ = 0;
-  int64_t block_ = 1;  // reads begin and end at multiples of it
+  int64_t block_ = 1;  // alignment of reads
   bool is_direct_ = false;
 };
 
-// Bytes of a file, and where they go. Pieces of one file are the same or do not overlap.
+// A range of a file, and its destination in memory. Ranges of one file are equal or do not overlap.
 struct Piece {
   const DiskFile* file;
   int64_t begin, bytes;
   uint8_t* out;
 };
 
-// What decides how pieces are read.
+// Settings of a read.
 struct ReadPlan {
-  int64_t gap = 0;          // bytes between two pieces that are read rather than skipped
-  int depth = 128;          // reads under way
-  bool by_threads = false;  // even where the kernel has a queue for them
+  int64_t gap = 0;          // largest gap between two ranges that is read instead of skipped
+  int depth = 128;          // reads in flight
+  bool by_threads = false;  // use threads even if io_uring is available
 };
 
 struct ReadTally {
@@ -56,13 +56,13 @@ class DiskError : public std::runtime_error {
  public:
   DiskError(const DiskFile& file, int64_t at, const std::string& what);
   const std::string path;
-  const int64_t at;  // the byte of the file
+  const int64_t at;  // offset in the file
 };
 
-// Whether the kernel and the container allow io_uring; found out once.
+// Returns whether the kernel and the container allow io_uring; cached.
 bool has_read_queue();
 
-// Reads all pieces, which are sorted on the way. Throws DiskError for what cannot be read, when no read is under way.
+// Reads all ranges, and sorts them on the way. Throws DiskError for a failed read, once none is in flight.
 ReadTally read_pieces(std::vector<Piece>& pieces, const ReadPlan& plan);
 
 }  // namespace hoploom

@@ -1,5 +1,5 @@
-// Row gathers at memory speed: lines are requested some rows ahead, into the second-level cache.
-// Stores past the cache were slower here: they share their buffers with the reads under way.
+// Row gathers at memory speed: cache lines are prefetched some rows ahead, into the second-level cache.
+// Non-temporal stores were slower here: they share their buffers with the reads in flight.
 #include "gather.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace hoploom {
 namespace {
 
 constexpr int64_t kLine = 64;
-constexpr int64_t kAheadBytes = 9600;  // how much is requested ahead of the copy
+constexpr int64_t kAheadBytes = 9600;  // how far ahead of the copy to prefetch
 
 HOPLOOM_INLINE void request(const uint8_t* row, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(row + at, 0, 2);
@@ -43,7 +43,7 @@ void check_ids_at(const int64_t* ids, const int64_t* places, int64_t count, int6
     if (is_outside(ids[places[i]], first, num_rows)) refuse(ids[places[i]], first, num_rows);
 }
 
-// Where the i-th id stands, and its row in the output: at i, or at places[i].
+// Returns the index of the i-th id, and of its row in the output: i, or places[i].
 struct Everywhere {
   int64_t operator[](int64_t i) const { return i; }
 };
@@ -57,7 +57,7 @@ void gather_small(const uint8_t* table, const int64_t* ids, Places places, int64
   }
 }
 
-// One row, 64 bytes at a time; the last piece overlaps the one before it.
+// Copies one row, 64 bytes at a time; the last piece overlaps the one before it.
 HOPLOOM_INLINE void copy_row(uint8_t* out, const uint8_t* row, int64_t bytes) {
   if (bytes < kLine) {
     std::memcpy(out, row, size_t(bytes));
@@ -97,7 +97,7 @@ void gather_any(const uint8_t* table, int64_t row_bytes, const int64_t* ids, Pla
   }
 }
 
-// How many bounds an id has reached. Few bounds are compared in a row: their number is known to the processor.
+// Returns how many bounds are at most an id. A few bounds are compared in a loop of known length.
 HOPLOOM_INLINE int64_t part_of(int64_t id, const int64_t* bounds, int64_t num_bounds) {
   if (num_bounds > 16) return std::upper_bound(bounds, bounds + num_bounds, id) - bounds;
   int64_t part = 0;
@@ -105,7 +105,7 @@ HOPLOOM_INLINE int64_t part_of(int64_t id, const int64_t* bounds, int64_t num_bo
   return part;
 }
 
-// Sorts by counting. The parts are kept between its two passes where they fit a byte.
+// A counting sort. Parts that fit a byte are kept between its two passes.
 template <typename Places>
 void route_any(const int64_t* ids, Places places, int64_t count, const int64_t* bounds, int64_t num_bounds,
                int64_t* routed, int64_t* counts) {

@@ -1,4 +1,4 @@
-// Numbers in four or five bytes each: half of an array of int64 where memory for every node of a graph is short.
+// An array of integers of four or five bytes each: half of an int64 array, where memory per node of a graph counts.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -7,10 +7,10 @@
 
 namespace hoploom {
 
-// Zeroes at first, in large pages: they are read in random order.
+// Initialized with zeros, in huge pages, because it is read in random order.
 class IdArray {
  public:
-  // Takes numbers up to `largest`.
+  // Chooses the width by the largest value.
   IdArray(int64_t size, uint64_t largest)
       : size_(size),
         wide_(largest > UINT32_MAX),
@@ -24,7 +24,7 @@ class IdArray {
     if (wide_) high_[at] = uint8_t(value >> 32);
   }
   bool is_wide() const { return wide_; }
-  uint32_t& low(int64_t at) { return low_[at]; }  // all of a number, unless numbers are wide
+  uint32_t& low(int64_t at) { return low_[at]; }  // the whole value, unless values are wide
   void prefetch(int64_t at) const {
     __builtin_prefetch(&low_[at]);
     if (wide_) __builtin_prefetch(&high_[at]);

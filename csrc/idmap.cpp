@@ -10,7 +10,7 @@
 namespace hoploom {
 namespace {
 
-constexpr int64_t kGroup = 32;  // ids that are on their way from memory at once
+constexpr int64_t kGroup = 32;  // ids prefetched together
 
 void check_places(const int64_t* places, int64_t count, int64_t num_ids) {
   for (int64_t i = 0; places && i < count; ++i)
@@ -59,7 +59,7 @@ void IdMap::reserve(int64_t count) {
   if (slots > slots_.size()) grow(slots);
 }
 
-// Where the search for each of some ids begins; the lines it reads are on their way then.
+// Returns where the search for each of some ids begins, and prefetches the lines it reads.
 template <typename At>
 void IdMap::locate(const int64_t* ids, At place, int64_t size, size_t* at) const {
   const size_t mask = slots_.size() - 1;

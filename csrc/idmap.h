@@ -1,5 +1,5 @@
-// Distinct ids, numbered in the order in which they came: a set of rows that is held out of a larger table.
-// Trades a hash per look-up for memory by what is held, not by what there is: 16 to 24 bytes per id.
+// A set of distinct ids, numbered in the order of insertion: the rows of a cache, for example.
+// Costs a hash per look-up, and 16 to 24 bytes per id in the set; memory does not depend on the range of ids.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,16 +12,16 @@ namespace hoploom {
 
 class IdMap {
  public:
-  // Makes room for so many ids at once.
+  // Reserves memory for `count` ids.
   void reserve(int64_t count);
-  // Adds those of the ids that are not there yet; with places, of the ids at these places of `num_ids`.
+  // Inserts the ids that are missing; with `places`, only the ids at these positions of `num_ids`.
   void add(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count);
 
   struct Found {
-    Buffer slots;         // [num_ids] int64: the numbers of ids at `hits`; the rest is left as it was
-    Buffer hits, misses;  // int64: the places of the ids that are here, and of those that are not, in order
+    Buffer slots;         // [num_ids] int64: the numbers of ids at `hits`; other entries are not written
+    Buffer hits, misses;  // int64: the positions of ids in the set, and of the others, ascending
   };
-  // Any number of threads may look up at once while none adds; else std::logic_error.
+  // Any number of threads may look up at once unless one inserts; else throws std::logic_error.
   Found find(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count) const;
 
   int64_t size() const;

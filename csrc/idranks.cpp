@@ -10,7 +10,7 @@
 namespace hoploom {
 namespace {
 
-constexpr int64_t kAhead = 16;  // words that are on their way from memory at once
+constexpr int64_t kAhead = 16;  // words prefetched ahead
 
 void check_places(const int64_t* places, int64_t count, int64_t num_ids) {
   uint64_t worst = 0;
@@ -25,7 +25,7 @@ struct Outputs {
   int64_t num_hits = 0, num_misses = 0;
 };
 
-// Without branches on what is found: that is as good as random.
+// Without branches on the result, which would be mispredicted.
 template <typename Places>
 HOPLOOM_INLINE void look_up(const IdRanks::Word* words, int64_t first, int64_t span, const int64_t* ids, Places places,
                             int64_t count, Outputs* out) {
@@ -81,7 +81,7 @@ IdRanks::IdRanks(const int64_t* ids, int64_t count) : size_(count) {
 
 IdMap::Found IdRanks::find(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count) const {
   if (places) check_places(places, count, num_ids);
-  // A place more for what is written last and not counted.
+  // One position more, for the last value, which is written but not counted.
   IdMap::Found found{Buffer(size_t(num_ids) * 8), Buffer(size_t(count + 1) * 8), Buffer(size_t(count + 1) * 8)};
   Outputs out{found.slots.as<int64_t>(), found.hits.as<int64_t>(), found.misses.as<int64_t>()};
   const Word nothing = {0, 0};

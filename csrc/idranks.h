@@ -1,5 +1,5 @@
-// Ids that ascend, numbered in that order: a bit for each id of their range, and for every 64 of them how many come
-// before. Trades two bits for each id between the first one and the last for no hashing.
+// Ascending ids, numbered in their order: a bit for each id of their range, and a running count for every 64 of them.
+// Costs two bits for each id between the first one and the last, and saves hashing.
 #pragma once
 #include <cstdint>
 
@@ -10,20 +10,20 @@ namespace hoploom {
 
 class IdRanks {
  public:
-  // Throws where ids do not ascend.
+  // Throws unless ids ascend.
   IdRanks(const int64_t* ids, int64_t count);
 
-  // As IdMap::find, in any number of threads. `slots` holds anything at the misses.
+  // Works like IdMap::find, on any number of threads. `slots` is undefined at misses.
   IdMap::Found find(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count) const;
 
   int64_t size() const { return size_; }
   Buffer copy_ids() const;
   int64_t bytes() const { return int64_t(words_.size()); }
-  // What these would take.
+  // Returns the bytes that an instance for these ids would take.
   static int64_t bytes_of(int64_t first, int64_t last);
 
   struct Word {
-    uint64_t bits;  // 64 ids from a multiple of 64 beyond the first one on
+    uint64_t bits;  // presence bits of 64 ids
     int64_t before;
   };
 

@@ -10,18 +10,18 @@ namespace {
 
 constexpr int64_t kSamples = 16;  // in-edges that vote; a power of two
 constexpr int kRounds = 5;
-constexpr int64_t kVotes = kSamples + OutSamples::kMost + 1;  // the most that a node gets
+constexpr int64_t kVotes = kSamples + OutSamples::kMost + 1;  // largest number of votes for a node
 constexpr int64_t kGroup = 32;                                // nodes whose labels are fetched together
 constexpr size_t kLocks = 4096;
 
-// The most frequent of a few labels. Counts lie in slots by a hash: that two labels share one is rare, and the price
-// for a loop without branches.
+// The most frequent of a few labels. Counts are in slots by a hash: two labels rarely share one, which is accepted for
+// a loop without branches.
 class Ballot {
  public:
   explicit Ballot(uint64_t largest_id) : id_bits_(largest_id > UINT32_MAX ? 40 : 32) {}
   void add(uint64_t label) { labels_[num_votes_++] = label; }
-  // The label with most votes that `is_open`; of equals the one that all nodes would choose. The own label has
-  // a vote, too: two nodes that have only each other would exchange their labels for ever.
+  // Returns the label with most votes among those that `is_open`; a hash decides between equals. The node's own label
+  // has a vote, too: otherwise two nodes with no other neighbour would exchange their labels in every pass.
   template <typename IsOpen>
   uint64_t winner(uint64_t own, IsOpen is_open) {
     add(own);
@@ -41,7 +41,7 @@ class Ballot {
  private:
   static uint32_t hash(uint64_t label) { return uint32_t(label ^ label >> 32) * 2654435761u; }
   static uint32_t slot(uint64_t label) { return hash(label) >> 21; }
-  // The votes, then a hash between equals, then the label itself.
+  // Compare votes, then a hash, then the label itself.
   uint64_t score(uint64_t label) const {
     const uint64_t tie = uint64_t(hash(label)) & ((uint64_t(1) << (56 - id_bits_)) - 1);
     return uint64_t(counts_[slot(label)]) << 56 | tie << id_bits_ | label;
@@ -54,7 +54,7 @@ class Ballot {
   int num_votes_ = 0;
 };
 
-// take(source) for all in-edges of a node, or for kSamples of them at equal distances.
+// Calls take(source) for all in-edges of a node, or for kSamples of them at equal distances.
 template <typename Take>
 void sample_sources(PieceReader& reader, int64_t node, uint64_t word, Faults& faults, Take take) {
   const int64_t degree = reader.degree_of(node, faults);
@@ -111,7 +111,7 @@ OutSamples::OutSamples(const Graph& graph, uint64_t key, int64_t bytes) : key_(k
   faults.raise();
 }
 
-// Each slot keeps the edge with the greatest word, whichever thread comes first.
+// Each slot keeps the edge with the greatest word, in whatever order threads arrive.
 void OutSamples::keep(int64_t source, int64_t destination) {
   const auto word_of = [&](uint64_t end) { return mix(key_ ^ uint64_t(source), end - 1); };
   const uint64_t end = uint64_t(destination) + 1, word = word_of(end);
@@ -133,9 +133,9 @@ namespace {
 // The state of label propagation.
 struct Clusters {
   IdArray labels;                // [num_nodes]
-  IdArray held;                  // [num_nodes], by label: the size of its cluster
-  std::vector<uint64_t> closed;  // [num_nodes / 64 + 1], by label: whether a node of mean size would be too much
-  int64_t largest, usual;        // sizes
+  IdArray held;                  // [num_nodes], by label: the weight of its cluster
+  std::vector<uint64_t> closed;  // [num_nodes / 64 + 1], by label: whether a node of mean weight would be too much
+  int64_t largest, usual;        // weight limit of a cluster, mean weight of a node
 
   bool is_open(uint64_t label) const { return !(closed[label / 64] >> (label % 64) & 1); }
   void grow(int64_t label, int64_t size) {
@@ -153,8 +153,8 @@ struct Task {
   Faults& faults;
 };
 
-// The labels that the nodes [first, end) would rather have. Reads the sources of all of them first, so that the labels
-// are on their way when they are asked for.
+// Computes the labels that the nodes [first, end) would change to. Reads all their sources first, so that the labels
+// are prefetched.
 void propose(const Task& task, PieceReader& reader, const Clusters& clusters, int64_t first, int64_t end,
              Ballot& ballot, uint64_t* wanted) {
   std::array<int64_t, kGroup * kVotes> sources;
@@ -176,7 +176,7 @@ void propose(const Task& task, PieceReader& reader, const Clusters& clusters, in
   }
 }
 
-// Those that find room move, in order.
+// Applies the changes that fit, in order.
 void settle(const Block& block, const std::vector<uint64_t>& wanted, const std::vector<int64_t>& sizes,
             Clusters& clusters) {
   for (int64_t v = block.first; v < block.end; ++v) {

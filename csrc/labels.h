@@ -11,24 +11,24 @@
 
 namespace hoploom {
 
-// A graph, and what balance is about.
+// A graph, and what parts are balanced by.
 struct Graph {
   const Topology& topology;
   std::vector<Block> blocks;
   const uint8_t* seed_bits;                  // a bit per node, or null
-  uint64_t largest_id;                       // what ids are stored for: a test gives more than there are
+  uint64_t largest_id;                       // largest id that must be storable; tests set more than there are nodes
   mutable std::vector<PieceReader> readers;  // one per thread
 
   bool is_seed(int64_t node) const { return seed_bits && (seed_bits[node / 8] >> (node % 8) & 1); }
   int64_t num_kinds() const { return topology.num_types() + 2; }
-  // Writes what a node counts for: [num_kinds] nodes of each type, edges, seeds.
+  // Writes the load of a node: [num_kinds] nodes of each type, edges, seeds.
   void load_of(int64_t type, int64_t node, int64_t degree, int64_t* load) const;
-  // work(thread, reader, first, end) for the pieces of a block, whichever thread is free.
+  // Calls work(thread, reader, first, end) for the pieces of a block on all threads.
   template <typename Work>
   void share_out(const Block& block, Work work) const {
     hoploom::share_out(topology, block, readers, work);
   }
-  // work(node, degree, block) for every node, in order.
+  // Calls work(node, degree, block) for every node, in order.
   template <typename Work>
   void each_degree(Work work) const {
     Faults faults;
@@ -44,16 +44,16 @@ struct Graph {
   }
 };
 
-// Some out-edges of the nodes that have few in-edges: without them nothing would tell where these belong.
+// Some out-edges of nodes that have few in-edges, which would not tell their cluster.
 class OutSamples {
  public:
   static constexpr int64_t kEnough = 8;  // in-edges
   static constexpr int64_t kMost = 8;    // out-edges of a node
 
-  // Keeps as many of each node as fit `bytes`; at least one.
+  // Keeps as many edges of each node as fit `bytes`; at least one.
   OutSamples(const Graph& graph, uint64_t key, int64_t bytes);
   bool is_complete() const { return per_node_ == kMost; }
-  // take(destination)
+  // Calls take(destination) for the stored out-edges of a node.
   template <typename Take>
   void each(int64_t node, Take take) const {
     if (!has(node)) return;
@@ -70,21 +70,21 @@ class OutSamples {
   }
   void keep(int64_t source, int64_t destination);
 
-  std::vector<uint64_t> bits_;   // which nodes have few in-edges
-  std::vector<uint64_t> ranks_;  // how many come before each word of bits
+  std::vector<uint64_t> bits_;   // a bit per node: has few in-edges
+  std::vector<uint64_t> ranks_;  // number of set bits before each word of bits
   int64_t num_rows_ = 0, per_node_ = kMost;
   std::optional<IdArray> ends_;  // [rows, per_node]: a destination plus one; 0: none
   std::vector<std::mutex> locks_;
   uint64_t key_;
 };
 
-// What a node adds to the size of its cluster: itself, its in-edges and its being a seed, each kind with equal sums.
+// The weight of a node in its cluster: itself, its in-edges, and being a seed; each kind has the same total.
 struct Sizes {
-  int64_t per_node, per_seed;  // in edges
+  int64_t per_node, per_seed;  // in units of edges
   int64_t of(int64_t degree, bool is_seed) const { return per_node + degree + (is_seed ? per_seed : 0); }
 };
 
-// Returns [num_nodes] labels: node ids; a cluster is those of one label. `whole` is the size of all nodes together.
+// Returns [num_nodes] labels, which are node ids: nodes with equal labels are a cluster. `whole` is the total weight.
 IdArray propagate_labels(const Graph& graph, const OutSamples& out, const Sizes& sizes, int64_t whole, int64_t largest,
                          uint64_t key);
 

@@ -25,12 +25,12 @@ void check(const Topology& topology, const InLists& lists) {
   if (!fits) throw std::out_of_range(lists.name + ": its lists do not fit the nodes");
 }
 
-constexpr int64_t kPiece = 256;              // nodes that a thread takes at a time, in memory
-constexpr int64_t kLeastPieces = 16;         // of a block, if they are not too small: all threads have some
-constexpr int64_t kWindow = 4 << 20;         // bytes that a thread reads at a time from files of one block
-constexpr int64_t kLeastWindow = 256 << 10;  // and from one file
+constexpr int64_t kPiece = 256;              // nodes per thread at a time, in memory
+constexpr int64_t kLeastPieces = 16;         // least pieces of a block, so that every thread gets some
+constexpr int64_t kWindow = 4 << 20;         // bytes that a thread reads at a time from the files of one block
+constexpr int64_t kLeastWindow = 256 << 10;  // bytes that it reads at least from one file
 
-// Returns so many nodes of a block that their lists take about a window, where they are read from files.
+// Returns the number of nodes of a block whose lists take about a window, if they are read from files.
 int64_t piece_of(const Block& block) {
   int64_t piece = kPiece;
   for (const InLists* lists : block.lists)
@@ -103,7 +103,7 @@ void PieceReader::open(const Topology& topology, const Block& block, int64_t fir
 
 namespace {
 
-constexpr uintptr_t kAround = 128 << 10;  // a fault maps pages before the one asked for, too
+constexpr uintptr_t kAround = 128 << 10;  // a page fault also maps pages before the requested one
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// The in-edges of a whole graph, read in blocks of nodes, from memory or piece by piece from files. Node ids count
-// through all types: those of the first type, then those of the second. An id out of range is an exception.
+// The in-edges of a whole graph, read in blocks of nodes, from memory or in pieces from files. Node ids run through all
+// types: first the nodes of the first type, then those of the second. An id out of range throws.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -38,18 +38,18 @@ struct Topology {
   int64_t num_edges() const;
 };
 
-// Consecutive nodes of one type, and the lists that lead to them.
+// A range of nodes of one type, and the lists of their in-edges.
 struct Block {
   int64_t first, end, type;
   std::vector<const InLists*> lists;
   int64_t piece;  // nodes that a thread takes at a time
 };
 
-// Returns all nodes in order, in at least `at_least` blocks where there are as many nodes. Throws std::out_of_range
+// Returns all nodes in order, in at least `at_least` blocks if there are as many nodes. Throws std::out_of_range
 // unless the lists fit the types.
 std::vector<Block> blocks_of(const Topology& topology, int64_t at_least);
 
-// The first fault that threads come across, by node.
+// The error with the lowest node among those that threads find.
 class Faults {
  public:
   void add(const InLists& lists, int64_t node, const std::string& what);
@@ -67,20 +67,20 @@ struct Span {
   int64_t size() const { return end - begin; }
 };
 
-// Some consecutive lists of one relation, and a window of their sources.
+// A range of lists of one relation, and a window of their sources.
 class ListReader {
  public:
-  // Opens the lists of nodes [first, end). A window of a file takes `window_bytes`.
+  // Opens the lists of nodes [first, end). A window of a file has `window_bytes`.
   void open(const Topology& topology, const InLists& lists, int64_t first, int64_t end, int64_t window_bytes);
   const InLists& lists() const { return *lists_; }
-  // Returns where the list of a node begins and ends; an empty list if that is outside the file.
+  // Returns the range of a node's list; an empty one if it is outside the file.
   Span span_of(int64_t node, Faults& faults) const {
     const Span span{indptr_[node - first_], indptr_[node - first_ + 1]};
     if (span.begin >= 0 && span.begin <= span.end && span.end <= lists_->num_edges) return span;
     faults.add(*lists_, node, "its list runs from " + std::to_string(span.begin) + " to " + std::to_string(span.end));
     return {0, 0};
   }
-  // Calls take(source) for the edges of a span; stops at an id that is no source.
+  // Calls take(source) for the edges of a span; stops at a source out of range.
   template <typename Take>
   void each_source(int64_t node, Span span, Faults& faults, Take take) {
     while (span.begin < span.end) {
@@ -126,7 +126,7 @@ class ListReader {
   std::vector<char> read_sources_;
 };
 
-// The lists of a piece of a block, for one thread.
+// One thread's reader of the lists of a piece of a block.
 struct PieceReader {
   std::vector<ListReader> lists;
 
@@ -138,7 +138,7 @@ struct PieceReader {
   }
 };
 
-// work(thread, reader, first, end) for the pieces of a block, whichever thread is free. `readers` has one per thread.
+// Calls work(thread, reader, first, end) for the pieces of a block on all threads. `readers` has one per thread.
 template <typename Work>
 void share_out(const Topology& topology, const Block& block, std::vector<PieceReader>& readers, Work work) {
   std::atomic<int64_t> next{block.first};
@@ -153,7 +153,7 @@ void share_out(const Topology& topology, const Block& block, std::vector<PieceRe
   });
 }
 
-// Drops the whole pages of bytes [begin, end) of an array that is a map of a file, and some before them. What was
+// Drops from memory the whole pages of bytes [begin, end) of an array in a mapped file, and some before them. Bytes
 // written to such a page would be lost.
 void drop(const void* array, int64_t begin, int64_t end);
 

@@ -14,24 +14,24 @@
 
 namespace hoploom {
 
-// One map. Entries are never freed, only used again, so that a handler may read them at any moment.
+// One map. Entries are reused, never freed, so that a handler may read them at any moment.
 struct MapEntry {
   std::atomic<uint32_t> version{0};  // odd while the entry changes
   std::atomic<uintptr_t> begin{0}, end{0};
   std::atomic<bool> is_damaged{false};
   std::string path;
-  MapEntry* next = nullptr;         // of all
+  MapEntry* next = nullptr;         // in the list of all entries
   MapEntry* next_unused = nullptr;  // under the registry's mutex
 };
 
 namespace {
 
 std::atomic<MapEntry*> all_entries{nullptr};
-std::atomic<int64_t> num_damaged{0};  // of the maps there are
+std::atomic<int64_t> num_damaged{0};  // number of existing maps that are damaged
 uintptr_t page_size = 4096;
 struct sigaction previous;
 
-// What a handler may call: it takes no lock and no memory. An entry that changes is not the map that is being read.
+// Safe in a signal handler: takes no lock and allocates nothing. An entry that is being changed is not the map in use.
 MapEntry* entry_of(uintptr_t address) {
   for (MapEntry* entry = all_entries.load(); entry; entry = entry->next) {
     const uint32_t version = entry->version.load();
@@ -41,15 +41,15 @@ MapEntry* entry_of(uintptr_t address) {
   return nullptr;
 }
 
-// Not ours: as if this handler had never been there.
+// The fault is not in our maps: restore the previous handler.
 void pass_on(int signal, siginfo_t* info, void* context) {
   if (previous.sa_flags & SA_SIGINFO) return previous.sa_sigaction(signal, info, context);
   if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) return previous.sa_handler(signal);
   sigaction(signal, &previous, nullptr);
-  if (info->si_code <= 0) raise(signal);  // sent by a process; a fault comes again by itself
+  if (info->si_code <= 0) raise(signal);  // sent by a process; a real fault happens again by itself
 }
 
-// From the page that cannot be read to the end of the file: a map then needs no more than one further mapping.
+// Replaces the pages from the unreadable one to the end of the file: at most one further mapping per map.
 void on_bus_error(int signal, siginfo_t* info, void* context) {
   const int error = errno;
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
@@ -75,7 +75,7 @@ void install_handler() {
 // Never destroyed: maps may outlive every other static at interpreter exit.
 struct Registry {
   std::mutex mutex;
-  MapEntry* unused = nullptr;  // linked, not listed: giving an entry back must not need memory
+  MapEntry* unused = nullptr;  // reusable entries, linked in advance: freeing an entry must not allocate
 };
 Registry& registry() {
   static Registry* instance = (install_handler(), new Registry);
@@ -117,10 +117,10 @@ void remove_entry(MapEntry* entry) {
 MappedFile::MappedFile(int descriptor, size_t size, std::string path) : size_(size) {
   void* pages = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
   if (pages == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
-  madvise(pages, size, MADV_HUGEPAGE);  // a hint: where the file system has large pages, lookups get cheaper
+  madvise(pages, size, MADV_HUGEPAGE);  // huge pages make look-ups cheaper, if the file system has them
   try {
     entry_ = add_entry(pages, size, std::move(path));
-  } catch (...) {  // an object that was not made has no destructor
+  } catch (...) {  // an object whose constructor throws has no destructor call
     munmap(pages, size);
     throw;
   }
@@ -135,19 +135,19 @@ MappedFile::~MappedFile() {
 
 void MappedFile::read_scattered() const {
   madvise(bytes_, size_,
-          MADV_NOHUGEPAGE);  // else each fault reads a large page; hints: what they return changes nothing
+          MADV_NOHUGEPAGE);  // else each fault reads a huge page. Only a hint, so the result is ignored
   madvise(bytes_, size_, MADV_RANDOM);
 }
 
 void read_soon(const void* begin, size_t bytes) {
-  constexpr size_t kAtOnce = 1 << 20;  // of a longer range the kernel takes only the beginning
+  constexpr size_t kAtOnce = 1 << 20;  // the kernel takes only the beginning of a longer range
   const uintptr_t end = reinterpret_cast<uintptr_t>(begin) + bytes;
   for (uintptr_t at = reinterpret_cast<uintptr_t>(begin) / page_size * page_size; at < end; at += kAtOnce)
     madvise(reinterpret_cast<void*>(at), std::min<size_t>(kAtOnce, end - at), MADV_WILLNEED);
 }
 
 bool any_damaged() {
-  std::atomic_thread_fence(std::memory_order_acquire);  // what was read before was read before the mark is
+  std::atomic_thread_fence(std::memory_order_acquire);  // earlier reads happen before the mark is read
   return num_damaged.load(std::memory_order_relaxed) != 0;
 }
 

@@ -1,8 +1,8 @@
-// Files mapped into memory, and what happens when one of them can no longer be read.
+// Files mapped into memory, and handling of those that become unreadable.
 //
-// Reading a map of a file that was truncated, or whose disk fails, sends SIGBUS, which ends the process. Here a handler
-// puts zeroed pages in place of what cannot be read and marks the map as damaged; whoever has read it asks afterwards.
-// Trades a check after every read, one load while all files are whole, for not ending a server with its store.
+// Reading a map of a file that was truncated, or whose disk fails, raises SIGBUS, which ends the process. This handler
+// replaces unreadable pages by zeroed ones and marks the map as damaged; readers check the mark afterwards.
+// Costs a check after every read (one load while no file is damaged); a server survives a damaged store.
 #pragma once
 #include <cstddef>
 #include <span>
@@ -12,10 +12,10 @@
 
 namespace hoploom {
 
-struct MapEntry;  // of the list that the handler reads
+struct MapEntry;  // an entry of the list that the handler reads
 
-// A file's pages, private: what is written to them stays in this process and counts against no limit. Keeps no
-// descriptor: a store has more files than a process may have open. The path is for messages.
+// A file's pages, mapped privately: writes stay in this process. The map counts against no memory limit and keeps no
+// descriptor, because a store has more files than a process may open. The path is for messages.
 class MappedFile {
  public:
   MappedFile(int descriptor, size_t size,
@@ -25,7 +25,7 @@ class MappedFile {
   ~MappedFile();
   void* bytes() const { return bytes_; }
   size_t size() const { return size_; }
-  void read_scattered() const;  // from now on the kernel reads what is asked for, and nothing around it
+  void read_scattered() const;  // tells the kernel to read only requested pages, without read-ahead
 
  private:
   void* bytes_ = nullptr;
@@ -33,7 +33,7 @@ class MappedFile {
   MapEntry* entry_ = nullptr;
 };
 
-// The kernel begins to read this memory, if it is a map of a file. For who goes through a map in order.
+// Starts reading this memory ahead if it is a map of a file; for sequential readers.
 void read_soon(const void* begin, size_t bytes);
 
 class DamagedFile : public std::runtime_error {
@@ -41,13 +41,13 @@ class DamagedFile : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Whether any map could not be read, of those there are.
+// Returns whether any existing map is damaged.
 bool any_damaged();
 
-// Throws DamagedFile if one of these arrays lies in a map that could not be read. Null pointers are skipped.
+// Throws DamagedFile if one of these arrays is in a damaged map. Skips null pointers.
 void require_whole(std::span<const void* const> arrays);
 
-// work() reads these arrays. That one of them is damaged goes before what work() threw: zeros may have misled it.
+// Calls work(), which reads these arrays. DamagedFile takes precedence over what work() throws: it may have read zeros.
 template <typename Work>
 void read_maps(std::span<const void* const> arrays, Work work) {
   try {

@@ -12,7 +12,7 @@ class Permutation {
  public:
   Permutation(uint64_t key, uint64_t size) : key_(key), size_(size) {
     const int bits = size > 1 ? 64 - std::countl_zero(size - 1) : 1;
-    half_ = std::max(4, (bits + 1) / 2);  // fewer bits a half would leave small shuffles uneven
+    half_ = std::max(4, (bits + 1) / 2);  // fewer bits per half would make small shuffles uneven
     mask_ = (uint64_t(1) << half_) - 1;
   }
   uint64_t at(uint64_t position) const {

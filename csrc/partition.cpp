@@ -13,16 +13,16 @@
 namespace hoploom {
 namespace {
 
-constexpr int64_t kBlocks = 256;         // more of them: decisions on newer labels; fewer: less waiting for threads
+constexpr int64_t kBlocks = 256;         // more blocks: decisions see newer labels; fewer: threads wait less
 constexpr int64_t kLeastBlock = 16;      // nodes
 constexpr int64_t kClustersPerPart = 8;  // at least
-constexpr int64_t kFewMoves = 1000;      // a pass that moves less than one in so many nodes is the last
+constexpr int64_t kFewMoves = 1000;      // stop after a pass that moves fewer than one node in this many
 constexpr int64_t kMostVisits = int64_t(1) << 61;
-// Bytes per node of what else is held than labels or parts; small graphs are worth some more.
+// Bytes per node beside labels and parts; small graphs may take more.
 constexpr int64_t kSmallGraph = 4 << 20;                    // nodes
 constexpr int64_t kLabelSamples = 14, kRefineSamples = 18;  // of out-edges
 constexpr int64_t kSmallSamples = 32;                       // of out-edges, in a small graph
-constexpr int64_t kLinkShare = 2;                           // nodes for each link between clusters
+constexpr int64_t kLinkShare = 2;                           // nodes per link between clusters
 constexpr int64_t kClusterBytes = 4;
 
 std::vector<int64_t> total_load(const Graph& graph) {
@@ -44,13 +44,13 @@ Loads limits_of(const Graph& graph, const std::vector<int64_t>& total, const Par
   return limits;
 }
 
-// Returns the bytes for out-edges that a graph of this size may take.
+// Returns the bytes of out-edges that are kept for a graph of this size.
 int64_t sample_bytes(int64_t num_nodes, int64_t per_node) {
   return std::max(num_nodes * per_node, std::min(num_nodes, kSmallGraph) * kSmallSamples);
 }
 
-// Numbers the clusters from 1 on, without gaps; 0: a node in no cluster. Nodes on their own are in none, and of more
-// clusters than there may be, the smallest are none. Returns how many there are, plus one.
+// Numbers the clusters from 1 without gaps; 0: no cluster. Single nodes are in no cluster; if there are too many
+// clusters, the smallest are dropped. Returns the number of clusters plus one.
 int64_t number_clusters(IdArray& labels, int64_t most, uint64_t largest_id) {
   IdArray numbers(labels.size(), largest_id);
   for (int64_t v = 0; v < labels.size(); ++v) numbers.set(int64_t(labels[v]), numbers[int64_t(labels[v])] + 1);
@@ -65,7 +65,7 @@ int64_t number_clusters(IdArray& labels, int64_t most, uint64_t largest_id) {
   return count;
 }
 
-// Of a list's edges a share `rate`, at equal distances.
+// Visits a share `rate` of a list's edges, at equal distances.
 template <typename Take>
 void sample_span(Span span, double rate, uint64_t word, Take take) {
   const double chance = double(word >> 11) * 0x1p-53;
@@ -74,8 +74,8 @@ void sample_span(Span span, double rate, uint64_t word, Take take) {
   for (int64_t i = 0; i < count; ++i) take(span.begin + (i * span.size() + offset) / count);
 }
 
-// The sums of links, of at most so many pairs. If there are more, those with the greatest hashes are left out: the same
-// in whichever order they come.
+// The sums of links of a limited number of pairs. Beyond the limit, the pairs with the greatest hashes are dropped, so
+// that the result does not depend on the order.
 class LinkSums {
  public:
   explicit LinkSums(int64_t most) : most_(size_t(most)) { links_.reserve(2 * most_); }
@@ -104,7 +104,7 @@ class LinkSums {
   std::vector<Link> links_;
 };
 
-// The edges between clusters, of about as many edges as there are nodes.
+// Returns the links between clusters, from about as many edges as there are nodes.
 std::vector<Link> sample_links(const Graph& graph, const IdArray& clusters, uint64_t key) {
   Faults faults;
   const int64_t num_nodes = graph.topology.num_nodes();
@@ -152,7 +152,7 @@ ClusterGraph graph_of_clusters(const Graph& graph, const IdArray& clusters, int6
   return cluster_graph(std::move(loads), std::move(held), int64_t(kinds), links);
 }
 
-// The parts of the clusters' nodes; the others have part `num_parts`, which is none. Leaves samples that are small.
+// Places the nodes of clusters; other nodes get part `num_parts`, which means none. Leaves out samples that are small.
 void first_parts(const Graph& graph, std::optional<OutSamples>& out, const std::vector<int64_t>& total,
                  const Loads& limits, uint64_t key, int16_t* parts) {
   const int64_t num_nodes = graph.topology.num_nodes(), num_edges = graph.topology.num_edges();
@@ -169,7 +169,7 @@ void first_parts(const Graph& graph, std::optional<OutSamples>& out, const std::
     parts[v] = int16_t(clusters[v] == 0 ? limits.num_parts : placed[clusters[v] - 1]);
 }
 
-// Every part gets a node.
+// Gives every part at least one node.
 void fill_empty(int16_t* parts, int64_t num_nodes, int64_t num_parts) {
   std::vector<int64_t> counts(static_cast<size_t>(num_parts));
   for (int64_t v = 0; v < num_nodes; ++v) ++counts[size_t(parts[v])];

@@ -1,6 +1,6 @@
-// Nodes to parts: few edges between parts, none too full. Reads the edges several times, and holds at most 24 bytes per
-// node, beside 200 MB for graphs of any size. Gives up the best cut for that; the parts do not depend on the number of
-// threads.
+// Assigns nodes to parts: few edges between parts, balanced loads. Reads the edges several times, and takes at most 24
+// bytes per node beside 200 MB for graphs of any size; for that, the cut is not the best possible. The parts do not
+// depend on the number of threads.
 #pragma once
 #include <cstdint>
 
@@ -13,22 +13,21 @@ constexpr int64_t kMostNodes = (int64_t(1) << 40) - 2;
 
 struct PartitionRule {
   int64_t num_parts;
-  int passes;        // of refinement, each reads every edge; at least one, which places the nodes in no cluster
-  double imbalance;  // how much more than the mean a part may hold of anything
+  int passes;        // refinement passes, each over every edge; at least one, which places nodes outside all clusters
+  double imbalance;  // allowed excess over the mean load of a part
   int threads;
   uint64_t key;
-  bool wide_ids = false;  // for tests: store ids as if there were more than 2^32 nodes
+  bool wide_ids = false;  // for tests: store ids as if the graph had more than 2^32 nodes
 };
 
-// parts: [num_nodes]. seed_bits: [num_nodes / 8 + 1], a bit per node that a part's share of seeds counts; or null.
+// parts: [num_nodes]. seed_bits: [num_nodes / 8 + 1], a bit for each node that counts as a seed; or null.
 void assign_parts(const Topology& topology, const uint8_t* seed_bits, const PartitionRule& rule, int16_t* parts);
 
-// cut: [number of relations], edges between different parts are added to.
+// cut: [number of relations]; the number of edges between different parts is added.
 void count_cut(const Topology& topology, const int16_t* parts, int threads, int64_t* cut);
 
-// Carries the visits of one hop from nodes to the sources of their in-edges. new_visits: [num_nodes], those of the
-// nodes that a batch reaches for the first time. fanouts: [number of relations], -1: all. visits: [num_nodes], added
-// to.
+// Propagates the visits of one hop from nodes to the sources of their in-edges. new_visits: [num_nodes] first visits by
+// a batch in the previous hop. fanouts: [number of relations], -1: all. visits: [num_nodes], the new ones are added.
 void spread_visits(const Topology& topology, const float* new_visits, const int64_t* fanouts, int threads,
                    int64_t* visits);
 

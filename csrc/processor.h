@@ -1,5 +1,5 @@
-// One function compiled twice: for every processor, and for those with AVX2, which is chosen when it is called. By
-// hand, as what compilers offer for that (target_clones) needs a linker's help that clang on musl, among others, lacks.
+// Compiles a function twice, for every processor and for those with AVX2, and chooses at the call. Done by hand,
+// because the compilers' own way (target_clones) needs a linker feature that clang on musl, among others, lacks.
 #pragma once
 
 #define HOPLOOM_INLINE inline __attribute__((always_inline))
@@ -26,7 +26,7 @@ HOPLOOM_AVX2 void run_with_avx2(Args&... args) {
 
 #endif
 
-// kernel(args...), which must be HOPLOOM_INLINE: only what is inlined is compiled for the processor.
+// Calls kernel(args...), which must be HOPLOOM_INLINE: only inlined code is compiled for the processor.
 template <auto kernel, typename... Args>
 void run_fastest(Args... args) {
 #if defined(HOPLOOM_AVX2)

@@ -1,5 +1,5 @@
 // Counter-based randomness: Philox4x32-10, the 64-bit key mix, and bounded draws.
-// Gives up nothing but speed against a stateful generator; any draw can be computed anywhere.
+// Slower than a stateful generator, but any draw can be computed anywhere.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -34,10 +34,10 @@ HOPLOOM_INLINE void philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, 
   words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
 }
 
-// A population above this takes two words a draw, so that no bound is biased by more than 2^-16.
+// A bound above this takes two words per draw, so that no draw is biased by more than 2^-16.
 constexpr uint64_t kNarrowLimit = 1u << 16;
 
-// The draws of one (key, id, stream), in any order; remembers the last block.
+// The draws of one (key, id, stream), in any order; caches the last block.
 class Draws {
  public:
   Draws(uint64_t key, int64_t id, uint32_t stream)
@@ -54,12 +54,12 @@ class Draws {
     const uint64_t high = word(2 * draw);
     return high << 32 | word(2 * draw + 1);
   }
-  // An integer in [0, bound) by multiply-shift; `is_wide` says how many words it takes.
+  // Returns an integer in [0, bound) by multiply-shift; `is_wide` says whether it takes two words.
   uint64_t bounded(uint64_t draw, uint64_t bound, bool is_wide) {
     if (!is_wide) return uint64_t(word(draw)) * bound >> 32;
     return uint64_t((unsigned __int128)wide(draw) * bound >> 64);
   }
-  // A double strictly inside (0, 1), exact in 53 bits.
+  // Returns a double strictly inside (0, 1), exact in 53 bits.
   double unit(uint64_t draw) { return (double(wide(draw) >> 12) + 0.5) * 0x1p-52; }
 
  private:
@@ -69,7 +69,7 @@ class Draws {
   uint32_t words_[4];
 };
 
-// ln(x) for 0 < x < 1 from +, *, / alone, so that every device rounds alike.
+// Returns ln(x) for 0 < x < 1, computed with +, *, / alone, so that every device rounds alike.
 inline double exact_log(double x) {
   uint64_t bits;
   std::memcpy(&bits, &x, 8);

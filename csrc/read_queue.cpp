@@ -21,7 +21,7 @@
 namespace hoploom {
 namespace {
 
-[[maybe_unused]] constexpr long long kPatience = 300;  // seconds until one of the reads under way must be done
+[[maybe_unused]] constexpr long long kPatience = 300;  // seconds in which one of the reads in flight must end
 
 [[noreturn]] void fail(int error, const char* what) { throw std::system_error(error, std::generic_category(), what); }
 
@@ -32,8 +32,8 @@ struct IdleQueues {
   std::vector<std::unique_ptr<ReadQueue>> queues;
 };
 
-// Never destroyed: threads may outlive static objects. A child process makes its own: its parent's answers must not
-// come to it.
+// Never destroyed: threads may outlive static objects. A child process makes its own pool, because it must not receive
+// completions of its parent.
 std::atomic<IdleQueues*> all_idle{nullptr};
 
 IdleQueues& idle() {
@@ -113,7 +113,7 @@ void ReadQueue::submit_and_wait() {
       num_refused_ = 0;
       return;
     }
-    if (errno == EAGAIN || errno == EBUSY) {  // the kernel has no room until something is popped or freed
+    if (errno == EAGAIN || errno == EBUSY) {  // the kernel has no room until entries are popped or freed
       if (++num_refused_ > kPatience * 1000) fail(errno, "io_uring_enter");
       usleep(1000);
       return;
@@ -131,7 +131,7 @@ bool ReadQueue::pop(Done& done) {
   return true;
 }
 
-#else  // headers older than Linux 5.11: threads read
+#else  // headers older than Linux 5.11: read with threads
 
 ReadQueue::ReadQueue() { fail(ENOSYS, "io_uring"); }
 ReadQueue::~ReadQueue() = default;

@@ -1,4 +1,4 @@
-// Reads that the kernel makes while this process goes on: io_uring by its system calls, so that no library is needed.
+// Asynchronous reads with io_uring, through its system calls, so that no library is needed.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -6,31 +6,31 @@
 
 namespace hoploom {
 
-// Up to kEntries reads under way. For one thread at a time.
+// A queue of up to kEntries reads in flight. Not thread-safe.
 class ReadQueue {
  public:
   static constexpr unsigned kEntries = 128;
 
   struct Done {
     uint64_t tag;
-    int32_t result;  // bytes, or minus the error's number
+    int32_t result;  // number of bytes, or a negative error number
   };
 
-  ReadQueue();  // throws std::system_error where io_uring is forbidden or too old
+  ReadQueue();  // throws std::system_error if io_uring is forbidden or too old
   ReadQueue(const ReadQueue&) = delete;
   ReadQueue& operator=(const ReadQueue&) = delete;
   ~ReadQueue();
 
   void push(int descriptor, void* out, uint32_t bytes, int64_t at, uint64_t tag);
-  void submit_and_wait();  // for one to be done; throws std::system_error after kPatience without one
+  void submit_and_wait();  // waits for one read; throws std::system_error if none ends in kPatience seconds
   bool pop(Done& done);
 
  private:
   void unmap();
 
   int descriptor_ = -1;
-  unsigned pushed_ = 0;        // and not submitted
-  long long num_refused_ = 0;  // submissions in a row
+  unsigned pushed_ = 0;        // not yet submitted
+  long long num_refused_ = 0;  // failed submissions in a row
   void* ring_ = nullptr;
   size_t ring_bytes_ = 0;
   void* entries_ = nullptr;
@@ -40,8 +40,8 @@ class ReadQueue {
   void* done_ = nullptr;
 };
 
-// Queues are kept for the next request: making one costs more than a small read.
-std::unique_ptr<ReadQueue> borrow_queue();  // none where the kernel gives none now
+// Takes a queue from the pool of the process: making one costs more than a small read.
+std::unique_ptr<ReadQueue> borrow_queue();  // null if the kernel gives none now
 void return_queue(std::unique_ptr<ReadQueue> queue);
 
 }  // namespace hoploom

@@ -14,7 +14,7 @@ bool wait_readable(int descriptor, int64_t microseconds) {
   do {
     const int ready = poll(&asked, 1, 0);
     if (ready != 0) return ready > 0;
-    sched_yield();  // whoever has work goes first
+    sched_yield();  // lets other threads run first
   } while (Clock::now() < end);
   return false;
 }

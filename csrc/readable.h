@@ -1,11 +1,10 @@
-// Whether a socket has something to read, asked again and again for a moment: a processor that falls asleep wakes up
-// later than most answers come.
+// Polls a socket for a moment before a blocking wait: a sleeping processor wakes up later than most responses arrive.
 #pragma once
 #include <cstdint>
 
 namespace hoploom {
 
-// True as soon as there is something, or the other end has closed; false after so many microseconds, or on an error.
+// Returns true once there is data, or the other end has closed; false after `microseconds` or on an error.
 bool wait_readable(int descriptor, int64_t microseconds);
 
 }  // namespace hoploom

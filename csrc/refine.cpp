@@ -5,8 +5,8 @@
 namespace hoploom {
 namespace {
 
-constexpr size_t kCandidates = 4;                               // those waiting who are asked to swap
-constexpr int64_t kWaitingShare = 32, kLeastWaiting = 1 << 20;  // at most one node in so many waits, or so many
+constexpr size_t kCandidates = 4;                               // waiting nodes that are tried for a swap
+constexpr int64_t kWaitingShare = 32, kLeastWaiting = 1 << 20;  // at most one node in 32 waits, or 1 Mi nodes
 
 uint64_t way(int64_t from, int64_t to) { return uint64_t(from) << 32 | uint64_t(to); }
 
@@ -103,7 +103,7 @@ bool Refinement::grant(const Block& block, int64_t node, Aim aim) {
   return false;
 }
 
-// Of those that wait for the same, the half that came first: the last are asked first.
+// Drops the second half of the nodes that wait for the same move: the last ones are tried first.
 void Refinement::forget_oldest() {
   num_waiting_ = 0;
   for (auto& [_, waiting] : waiting_) {
@@ -112,7 +112,7 @@ void Refinement::forget_oldest() {
   }
 }
 
-// A node without a part goes where it wishes, else to the next part with room.
+// Places a node without a part: where it wishes, else in the next part with room.
 bool Refinement::settle(int64_t node, int64_t part) {
   if (part == loads_.num_parts || !loads_.has_room(part, load_.data())) {
     part = next_;
@@ -133,7 +133,7 @@ bool Refinement::move(int64_t node, int64_t part) {
   return true;
 }
 
-// With one of those that wait for the way back, if that leaves neither part too full.
+// Swaps with a node that waits for the opposite move, if neither part then exceeds its limits.
 bool Refinement::swap(int64_t node, int64_t part) {
   const int16_t own = parts_[node];
   const auto found = waiting_.find(way(part, own));

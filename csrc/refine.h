@@ -1,4 +1,4 @@
-// Refinement: nodes move to the part where most of their neighbours are, or swap places where both parts are full.
+// Refinement: nodes move to the part that has most of their neighbours, or swap if both parts are full.
 #pragma once
 #include <cstdint>
 #include <unordered_map>
@@ -10,27 +10,27 @@
 
 namespace hoploom {
 
-// Where a node has most neighbours, and where it has most among parts with room; its own part unless that is better.
+// The part with most neighbours of a node, and the best part with room; the node's own part if none is better.
 struct Wish {
   int16_t best, open;
 };
 
-// A node that found no room.
+// A node whose wished part was full.
 struct WaitingNode {
   int64_t node, degree, type;
 };
 
-// Moves nodes pass by pass, block by block: what a block's nodes wish is found by all threads from what was before the
-// block, and granted in order.
+// Moves nodes pass by pass, block by block. All threads compute the wishes of a block's nodes from the state before the
+// block; the moves are then made in order.
 class Refinement {
  public:
-  // parts: [num_nodes]; a node with part limits.num_parts has none yet and gets one in the first pass.
+  // parts: [num_nodes]; nodes with part limits.num_parts are not placed yet and are placed in the first pass.
   Refinement(const Graph& graph, const OutSamples& out, const Loads& limits, int16_t* parts);
 
-  // Every node once; half of them, drawn afresh, see where the other half went: neighbours that change places at the
-  // same time gain nothing. Returns how many moved.
+  // One pass over all nodes; returns the number of moves. A random half may move and sees where the other half went:
+  // neighbours that swap parts at the same time would gain nothing.
   int64_t pass(uint64_t key);
-  // Moves nodes out of parts that are too full: those that lose least, then any.
+  // Moves nodes out of parts that are too full: first those that lose least, then any.
   void relieve();
 
  private:
@@ -52,12 +52,12 @@ class Refinement {
   Loads loads_;
   int16_t* parts_;
   Faults faults_;
-  uint64_t key_ = 0, half_ = 0;                                     // who may move: those whose word has this last bit
+  uint64_t key_ = 0, half_ = 0;                                     // nodes whose random word has this bit may move
   std::vector<Wish> wishes_;                                        // of the block's nodes
   std::vector<int64_t> degrees_;                                    // of the block's nodes
   std::vector<std::vector<int32_t>> tallies_;                       // [threads][num_parts + 1]
   std::vector<int64_t> load_, other_load_;                          // [num_kinds]
-  int64_t next_ = 0;                                                // where the search for room goes on
+  int64_t next_ = 0;                                                // part where the next search for room begins
   std::unordered_map<uint64_t, std::vector<WaitingNode>> waiting_;  // (from, to): nodes that found no room
   int64_t num_waiting_ = 0;
 };

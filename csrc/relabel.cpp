@@ -18,7 +18,7 @@ NodeMap::NodeMap(int64_t num_nodes, int64_t budget) : num_nodes_(num_nodes) {
   if (has_slots_) slots_ = ZeroedPages(size_t(num_nodes) * 4);
 }
 
-// The first nodes of a batch decide how it is kept.
+// The first nodes of a batch decide between direct map and hash.
 void NodeMap::begin(bool with_trees) {
   if (size_ > 0 && with_trees != with_trees_)
     throw std::invalid_argument("a batch has trees for all of its nodes or for none");
@@ -61,7 +61,7 @@ void NodeMap::add_seeds(const int64_t* nodes, const int64_t* trees, int64_t coun
     } else {
       const int32_t before = int32_t(size_);
       const int32_t local = insert(nodes[i], trees ? trees[i] : 0);
-      if (local == before) continue;  // insert() has appended it
+      if (local == before) continue;  // appended by insert()
     }
     if (with_trees_) trees_.as<int64_t>()[size_] = trees[i];
     nodes_.as<int64_t>()[size_++] = nodes[i];
@@ -80,7 +80,7 @@ void NodeMap::add_direct(const int64_t* sources, int64_t count, int32_t* local) 
       size_ = size;
       check(node);
     }
-    // No branch on "new or seen": a coin toss costs more than two idle stores.
+    // No branch on "new or seen": a mispredicted branch costs more than two superfluous stores.
     int32_t slot = slots[node];
     const bool fresh = slot == 0;
     slot = fresh ? int32_t(size) + 1 : slot;
@@ -120,7 +120,7 @@ size_t NodeMap::slot_of(int64_t node, int64_t tree) const {
   return slot;
 }
 
-// The local id of (node, tree), appended if it is new.
+// Returns the local id of (node, tree); appends it if it is new.
 int32_t NodeMap::insert(int64_t node, int64_t tree) {
   if (used_.size() * 2 >= table_.size()) grow_table();
   const size_t slot = slot_of(node, tree);

@@ -1,5 +1,5 @@
-// Global ids to batch-local ids in order of first sight.
-// Trades a map of one slot per node for no hashing; above its memory budget it hashes.
+// Global ids to batch-local ids, in the order of first occurrence.
+// Takes a map of one slot per node and saves hashing; above its memory budget it hashes.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -9,32 +9,32 @@
 
 namespace hoploom {
 
-// The nodes of one type in one batch. Reused from batch to batch; cleared by undoing, never in full. For one thread at
-// a time: another one gets std::logic_error.
+// The nodes of one type in one batch. Reused by the next batch: it resets only the slots in use. Not thread-safe: a
+// second thread gets std::logic_error.
 class NodeMap {
  public:
-  // `budget` in bytes: the direct map is used while it fits. Trees always hash.
+  // The direct map is used if it fits `budget` bytes. Disjoint trees always hash.
   NodeMap(int64_t num_nodes, int64_t budget);
 
-  // Appends every seed, repeated ones too; a repeated seed is found at its first place.
+  // Appends every seed, also repeated ones; look-ups find the first of equal seeds.
   void add_seeds(const int64_t* nodes, const int64_t* trees, int64_t count);
-  // Local ids of the sources; `counts` and `frontier_trees` say whose tree each source joins.
+  // Returns local ids of the sources; appends new nodes. `counts` and `frontier_trees` give the tree of each source.
   Buffer add(const int64_t* sources, int64_t count, const int64_t* counts, const int64_t* frontier_trees,
              int64_t frontier_size);
-  // Local ids, -1 for nodes that are not in the batch; with trees, one per source, not in this tree. Adds nothing.
+  // Returns local ids, -1 for nodes that are not in the batch (or not in the tree given per source). Adds nothing.
   Buffer find(const int64_t* sources, int64_t count, const int64_t* trees = nullptr) const;
 
   int64_t size() const;
   Buffer copy_nodes(int64_t from) const;
   Buffer copy_trees(int64_t from) const;
-  // Hands over the node list and leaves an empty map.
+  // Moves the node list out and clears the map.
   Buffer take();
   void clear();
 
  private:
   struct Slot {
     int64_t node, tree;
-    int32_t local;  // plus one; 0 is empty
+    int32_t local;  // local id plus one; 0 is empty
   };
   bool direct() const { return !hashed_; }
   void begin(bool with_trees);

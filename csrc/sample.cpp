@@ -1,5 +1,5 @@
-// Every strategy, one node at a time. The common case, uniform picks with a small fanout, has a
-// faster twin in sample_vector.cpp that makes the same picks.
+// Every strategy, one node at a time. The common case, uniform picks with a small fanout, has a faster implementation
+// in sample_vector.cpp that makes the same picks.
 #include "sample.h"
 
 #include <algorithm>
@@ -45,7 +45,7 @@ class Picker {
   void take_range(int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) scratch.offsets.push_back(i);
   }
-  // The list is in time order: how many of its edges are not later than `time`.
+  // Returns how many edges of the list, which is sorted by time, are not later than `time`.
   int64_t count_until(Extent list, int64_t time) const {
     if (!c_.edge_time && !c_.source_time) return list.degree;
     int64_t low = 0, high = list.degree;
@@ -75,7 +75,7 @@ class Picker {
     Draws draws(key, node, r_.stream);
     r_.replace ? pick_by_sums(draws, weight, population) : pick_by_races(draws, weight, population);
   }
-  // With replacement: invert the running sum of weights.
+  // With replacement: inverts the running sum of weights.
   void pick_by_sums(Draws& draws, const float* weight, int64_t population) {
     auto& sums = scratch.sums;
     sums.resize(size_t(population));
@@ -109,7 +109,7 @@ class Picker {
   const Rule& r_;
 };
 
-// Membership for Floyd: a linear scan while the set is small, then an open-addressing table.
+// Set membership for Floyd: a linear scan while the set is small, then an open-addressing table.
 class FloydSet {
  public:
   FloydSet(Scratch& scratch, int64_t fanout) : scratch_(scratch), small_(fanout <= kVectorFanout) {
@@ -118,7 +118,7 @@ class FloydSet {
     while (slots < size_t(fanout) * 2) slots *= 2;
     scratch_.table.assign(slots, -1);
   }
-  bool insert(int64_t offset) {  // false if it was there
+  bool insert(int64_t offset) {  // false if it was already in the set
     if (small_) {
       for (int64_t seen : scratch_.offsets)
         if (seen == offset) return false;

@@ -9,16 +9,16 @@
 
 namespace hoploom {
 
-// In-edges of the nodes [first_node, first_node + num_nodes), by destination.
+// In-edges of the nodes [first_node, first_node + num_nodes), grouped by destination.
 struct Adjacency {
   const int64_t* indptr;  // [num_nodes + 1], positions within this part
-  const void* indices;    // [num_edges] source ids, int32 or int64; null: picks are positions, and their sources 0
+  const void* indices;    // [num_edges] source ids, int32 or int64; null: all sources are 0
   bool wide_ids;
   int64_t num_nodes, num_edges;
   int64_t first_node, first_edge;
 };
 
-// Optional columns; null where the strategy does not need them.
+// Optional columns; null if the strategy does not use them.
 struct EdgeColumns {
   const float* weight = nullptr;         // [num_edges]
   const int64_t* edge_time = nullptr;    // [num_edges], ascending within a list
@@ -30,7 +30,7 @@ struct Frontier {
   const int64_t* nodes;
   int64_t size;
   const int64_t* trees = nullptr;  // disjoint: the tree each node belongs to
-  const int64_t* times = nullptr;  // temporal: nothing later than this is seen
+  const int64_t* times = nullptr;  // temporal: later edges are skipped
 };
 
 struct Rule {
@@ -48,9 +48,9 @@ struct Picks {
 
 Picks sample(const Adjacency& adjacency, const EdgeColumns& columns, const Frontier& frontier, const Rule& rule);
 
-// --- shared by the two paths ---------------------------------------------------------------
+// --- used by both implementations ------------------------------------------------------------
 
-// A list's extent; checked here, so that a damaged file cannot send a read astray.
+// Returns the range of a list; checked, so that a damaged file cannot cause reads out of bounds.
 struct Extent {
   int64_t begin, degree;
 };
@@ -74,7 +74,7 @@ struct Scratch {
 void pick_uniform(uint64_t key, int64_t node, uint32_t stream, int64_t population, int64_t fanout, bool replace,
                   Scratch& scratch);
 
-// How many picks a call can make at most: what the outputs are sized by.
+// Returns the largest number of picks of a call, which is the capacity of the outputs.
 int64_t most_picks(const Adjacency& adjacency, const Frontier& frontier, const Rule& rule);
 
 constexpr int64_t kVectorFanout = 64;

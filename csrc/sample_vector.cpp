@@ -1,6 +1,6 @@
-// Uniform picks for groups of sixteen nodes at once: sixteen Philox streams side by side, and
-// three stages in flight (lists located, picks drawn, sources read) so that memory never waits.
-// Trades a fixed fanout limit and the plain strategy for about three times the speed.
+// Uniform picks for groups of sixteen nodes: sixteen Philox streams side by side, and three stages in flight (find
+// lists, draw picks, read sources) that hide the latency of memory.
+// About three times as fast as one node at a time; for limited fanouts and uniform picks only.
 #include <string>
 
 #include "processor.h"
@@ -12,13 +12,13 @@ namespace {
 
 constexpr int kLanes = 16;
 
-enum class Kind : uint8_t { run, drawn, wide };  // all neighbours, drawn in lanes, drawn alone
+enum class Kind : uint8_t { run, drawn, wide };  // all neighbours; drawn in vector lanes; drawn alone
 
 struct Group {
   int size;
   int64_t begin[kLanes], degree[kLanes];
   Kind kind[kLanes];
-  alignas(64) uint32_t population[kLanes];  // of the drawn lanes; harmless in the others
+  alignas(64) uint32_t population[kLanes];  // of the drawn lanes; unused in the others
   alignas(64) uint32_t low[kLanes], high[kLanes];
   alignas(64) uint32_t offsets[kVectorFanout][kLanes];
 };
@@ -125,7 +125,7 @@ class Pipeline {
     }
   }
   void emit(int64_t group, const Group& g) {
-    // Locals, because a store through an int64 pointer could otherwise be a store to any member.
+    // Local copies, because a store through an int64 pointer might alias any member.
     const Id* indices = indices_;
     int64_t* sources = sources_ + written_;
     int64_t* edges = edges_ + written_;

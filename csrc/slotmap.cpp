@@ -10,7 +10,7 @@
 namespace hoploom {
 namespace {
 
-constexpr int64_t kGroup = 32;  // ids that are on their way from memory at once
+constexpr int64_t kGroup = 32;  // ids prefetched together
 
 }  // namespace
 
@@ -55,7 +55,7 @@ Buffer SlotMap::copy_ids() const {
   return out;
 }
 
-// Where the search for an id begins.
+// Returns where the search for an id begins.
 size_t SlotMap::begin_of(int64_t id) const {
   return num_ids_ ? size_t(id) : mix(0, uint64_t(id)) & (hashed_.size() - 1);
 }
@@ -67,7 +67,7 @@ size_t SlotMap::entry_from(size_t entry, int64_t id) const {
   return entry;
 }
 
-// The same for each of some ids; the lines that the search reads are on their way then.
+// Returns where the search for each of some ids begins, and prefetches the lines that it reads.
 template <typename At>
 void SlotMap::locate(const int64_t* ids, At place, int64_t size, size_t* at) const {
   for (int64_t i = 0; i < size; ++i) {
@@ -78,7 +78,7 @@ void SlotMap::locate(const int64_t* ids, At place, int64_t size, size_t* at) con
     if (entries_[at[i]]) __builtin_prefetch(&slots_[size_t(entries_[at[i]]) - 1], 1);
 }
 
-// At most half of the entries are in use, those that match nothing any more included.
+// At most half of the entries are in use, including stale ones.
 void SlotMap::reserve(size_t more) {
   if (slots_.size() + more > size_t(INT32_MAX)) throw std::length_error("a map holds at most 2^31 ids");
   if (num_ids_ || (num_entries_ + more) * 2 <= hashed_.size()) return;
@@ -89,7 +89,7 @@ void SlotMap::reserve(size_t more) {
   num_entries_ = slots_.size();
 }
 
-// A slot that no round needs any more: each is passed once a round. Else a new one.
+// Returns a slot that no round needs (each is passed once per round), else a new one.
 int32_t SlotMap::free_slot() {
   for (const size_t size = slots_.size(); num_passed_ < size; ++num_passed_) {
     hand_ = hand_ + 1 < size ? hand_ + 1 : 0;

@@ -1,6 +1,5 @@
-// Ids that have a slot each of a table of rows. An id that two rounds have not needed gives its slot to another one:
-// rows that are needed again stay where they are. Trades a look-up for moving no row: by id where there are few ids,
-// else by hash.
+// Slots of a table of rows by id. An id that two rounds have not needed gives up its slot, so rows that are needed
+// again stay in place. Costs a look-up and saves moving rows. Look-ups are by index if there are few ids, else by hash.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,26 +12,26 @@ namespace hoploom {
 
 class SlotMap {
  public:
-  // For ids from 0 up to `num_ids`, with 4 bytes for each of these; 0: for any ids, with a hash.
+  // For ids in [0, num_ids), with 4 bytes per id; num_ids = 0: for any ids, with a hash.
   explicit SlotMap(int64_t num_ids);
 
-  // Begins a round. Slots of ids that neither this round nor the one before it needs are free.
+  // Begins a round. Slots of ids that neither this round nor the previous one needs become free.
   void begin();
 
   struct Found {
-    Buffer slots;   // [num_ids] int64: at the places of ids that have a slot; the rest is left as it was
-    Buffer misses;  // int64: the places of the other ids, in order
+    Buffer slots;   // [num_ids] int64: slots at the positions of ids that have one; other entries are not written
+    Buffer misses;  // int64: positions of the other ids, ascending
   };
-  // Looks up the ids at some places of `num_ids`. This round needs them.
+  // Looks up the ids at positions `places` of `num_ids`, and marks them as needed in this round.
   Found find(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count);
-  // Gives those that have no slot one, and writes the slots of all to `slots` [num_ids], at their places. Returns the
-  // slots given, int64: their rows are still to be written. After all look-ups of a round, so that none is given away
-  // whose id that round needs.
+  // Gives a slot to each id without one, and writes all slots to `slots` [num_ids] at the ids' positions. Returns the
+  // new slots, int64, whose rows must still be written. Call it after all look-ups of a round, so that no slot of an
+  // id that the round needs is given away.
   Buffer add(const int64_t* ids, int64_t num_ids, const int64_t* places, int64_t count, int64_t* slots);
 
-  int64_t size() const;        // slots: free ones too
-  int64_t num_needed() const;  // ids that this round needs
-  Buffer copy_ids() const;     // by slot, that of a free one too
+  int64_t size() const;        // slots, free ones included
+  int64_t num_needed() const;  // ids needed in this round
+  Buffer copy_ids() const;     // by slot, free ones included
 
  private:
   size_t begin_of(int64_t id) const;
@@ -47,11 +46,11 @@ class SlotMap {
   Alone alone_;
   struct Slot {
     int64_t id;
-    int64_t round;  // the last one that needed the id
+    int64_t round;  // the last round that needed the id
   };
   std::vector<Slot> slots_;
-  // By id, or by open addressing, a power of two then: slot plus one; 0 is empty. With a hash, an entry whose slot has
-  // gone to another id stays until all are entered anew: it matches that other id alone.
+  // Slot plus one, by id or by open addressing (a power of two); 0 is empty. In the hash, an entry whose slot was given
+  // to another id stays until the next rebuild: its id no longer matches.
   std::vector<int32_t> hashed_ = {0, 0};
   ZeroedPages direct_;
   int32_t* entries_;

@@ -1,4 +1,4 @@
-// An array of which only a few pages are there: what is written takes memory, until it is forgotten.
+// An array that takes memory only for the pages written since they were last dropped.
 #pragma once
 #include <sys/mman.h>
 

@@ -17,7 +17,7 @@ T read(const uint8_t* from) {
   return value;
 }
 
-// Which bucket a key is in: a table over equal spans gets near, the bounds decide.
+// Finds the bucket of a key: a table over equal spans gives a start, the bounds decide.
 class Buckets {
  public:
   Buckets(const int64_t* bounds, int64_t count) : bounds_(bounds), count_(count) {
@@ -107,12 +107,12 @@ struct Entry {
   uint32_t record;
 };
 
-// Puts lists of records in order, one after the other.
+// Sorts lists of records, one after the other.
 class Lists {
  public:
   Lists(const Records& records, const EdgeOrder& how) : records_(records), how_(how) {}
 
-  // Returns how many records of the list stay; they stand first.
+  // Returns the number of records kept, which are moved to the front.
   int64_t sort(uint32_t* begin, uint32_t* end) {
     if (how_.time_offset < 0 && how_.canonical && how_.source_bytes == 4) sort_small(begin, end);
     else if (how_.time_offset >= 0 || how_.canonical) sort_entries(begin, end);
@@ -130,7 +130,7 @@ class Lists {
     return order ? order < 0 : a < b;
   }
 
-  // Source and record in one word: most lists of most graphs.
+  // Source and record in one word, which is possible for most lists.
   void sort_small(uint32_t* begin, uint32_t* end) {
     words_.clear();
     for (uint32_t* at = begin; at != end; ++at) words_.push_back(uint64_t(source(*at)) << 32 | *at);
@@ -191,7 +191,7 @@ int64_t order_edges(const Records& records, int64_t num_lists, const EdgeOrder& 
   for (int64_t i = 0; i < records.count; ++i)
     order[cursor[read<uint32_t>(records.bytes + i * records.width)]++] = uint32_t(i);
 
-  // The cursors stand at the lists' ends now; where a list gets shorter, they fall back.
+  // The cursors are at the lists' ends now; they move back if a list gets shorter.
   threads = records.count < (1 << 16) ? 1 : std::clamp(threads, 1, 64);
   on_threads(threads, [&](int t) {
     Lists lists(records, how);

@@ -1,4 +1,4 @@
-// One thread: batches are made by several, each its own. Rows are requested some ids ahead, as in gather.cpp.
+// Single-threaded: several threads make batches. Rows are prefetched some ids ahead, as in gather.cpp.
 #include "tables.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct Bfloat16 {
 };
 HOPLOOM_INLINE float widened(Bfloat16 value) { return std::bit_cast<float>(uint32_t(value.bits) << 16); }
 
-// Exponent and fraction move into place, and 2^112 mends the bias: right for subnormals too.
+// Shifts exponent and fraction into place and corrects the bias by 2^112, also for subnormals.
 struct Float16 {
   uint16_t bits;
 };

@@ -12,7 +12,7 @@
 namespace hoploom {
 namespace {
 
-// On the caller's stack while its pieces are worked on.
+// A job, on the caller's stack until all pieces are done.
 struct Job {
   Job(const std::function<void(int)>& work, int threads) : work(work), threads(threads), wanted(threads - 1) {}
 
@@ -37,7 +37,7 @@ struct Job {
   }
 };
 
-// Threads that wait for jobs. A caller works itself, so a job ends even if no helper can be started.
+// A pool of threads. The caller works, too, so a job ends even if no helper can be started.
 class Crew {
  public:
   void run(Job& job) {
@@ -60,11 +60,11 @@ class Crew {
   bool start_helper() {
     try {
       std::thread([this] { help(); }).detach();
-    } catch (...) {  // no thread or no memory: either way the caller's stack must outlive the job
+    } catch (...) {  // no thread or no memory: the caller's stack must outlive the job anyway
       return false;
     }
     ++num_helpers_;
-    ++idle_;  // from now on: it need not wait before it works
+    ++idle_;  // it counts as idle until it takes a job
     return true;
   }
   void help() {
@@ -83,7 +83,7 @@ class Crew {
       if (--job.helpers == 0) done_.notify_all();
     }
   }
-  // Nobody may join it any more.
+  // No helper may join from here on.
   void leave(Job& job) {
     Job** link = &jobs_;
     while (*link != &job) link = &(*link)->next;

@@ -1,16 +1,16 @@
-// One piece of work on several threads, and ranges of lists that take about the same time. Threads that have worked
-// wait for the next piece: starting one takes as long as adding up a small batch's rows.
+// One job on several threads, and ranges of lists of about equal work. Threads stay alive between jobs: starting one
+// takes as long as adding up a small batch's rows.
 #pragma once
 #include <cstdint>
 #include <functional>
 
 namespace hoploom {
 
-// work(0), ..., work(threads - 1), each once, and waits. Several may run one after the other on one thread: no piece
-// may wait for another one. What one of them throws, the caller gets: of several the first.
+// Calls work(0), ..., work(threads - 1), once each, and waits. One thread may run several: none may wait for another.
+// Rethrows the first exception.
 void on_threads(int threads, const std::function<void(int)>& work);
 
-// The first list of thread t: lists and their entries weigh alike.
+// Returns the first list of thread t: a list counts as much as one entry.
 inline int64_t first_list(const int64_t* indptr, int64_t num_lists, int t, int threads) {
   if (t == threads) return num_lists;
   const int64_t share = (indptr[num_lists] - indptr[0] + num_lists) / threads * t;
