@@ -100,8 +100,6 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         ("--seeds", "SPLIT", None, "the split that the cache is filled for (default: train)"),
     ):
         parser.add_argument(flag, metavar=metavar, default=default, help=text)
-    text = "check the files of the store against their checksums in the background; stop if one is damaged"
-    parser.add_argument("--verify", action="store_true", help=text)
     parser.add_argument("--insecure", action="store_true", help="allow other hosts to connect without TLS or a token")
     threads = str(num_cores())
     text = f"batches to build at the same time (default: one per core, here {threads})"

@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
-from hoploom.cli.command import Arguments, complaint, fanouts_or_none, seeds_of
+from hoploom.cli.command import Arguments, fanouts_or_none, seeds_of
 from hoploom.config.extras import needs
 from hoploom.config.values import parse_bytes, read_addresses, split_address
-from hoploom.errors import ConfigError, StoreError
+from hoploom.errors import ConfigError
 from hoploom.ranks import environment
 from hoploom.ranks.supervise import put_back, take_over
 from hoploom.serve.ready import FOR_PEOPLE, Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
-from hoploom.store.check import Verification
 from hoploom.store.format import read_manifest
 from hoploom.store.mapping import held_parts
 from hoploom.store.row_cache import read_size
@@ -56,14 +55,8 @@ def serve(arguments: Arguments) -> int:
         print(f"{FOR_PEOPLE}{shown}{'' if budget is None else f'; {budget}'}", file=sys.stderr, flush=True)
         print(ready.line(), flush=True)  # for programs
         held.warm_up()
-        verified = stack.enter_context(Verification(arguments.store, held.parts)) if arguments.verify else None
         while not asked.wait(LOOK_UP):
-            try:
-                if verified is not None:
-                    verified.check()
-            except StoreError as error:  # answers may be wrong, and another server may have the same part
-                print(complaint(str(error)), file=sys.stderr)
-                _end(1)
+            pass
         print(f"stopping: {server.in_flight} requests under way, new ones are refused", flush=True)
         finished = server.drain(grace)
         print("stopped" if finished else f"stopped after {grace:g} s, cutting off what was under way", flush=True)

@@ -26,7 +26,7 @@ from torch_geometric.sampler.base import SubgraphType
 from hoploom import keys
 from hoploom.batch import Sampled
 from hoploom.errors import ConfigError
-from hoploom.load.arguments import LinkArguments, NodeArguments, PairOrData, read_fanouts, read_input, shown_counts
+from hoploom.load.arguments import AnyGraph, LinkArguments, NodeArguments, read_fanouts, read_input, shown_counts
 from hoploom.load.maker import NodeTimes, Sampler, one_type_seeds
 from hoploom.sample import Links, make_link_seeds, make_link_task
 from hoploom.sample.hops import Fanouts, Mode, Subgraph, Temporal, make_sampling
@@ -69,7 +69,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
 
     def __init__(
         self,
-        data: PairOrData,
+        data: AnyGraph,
         num_neighbors: Fanouts | NumNeighbors,
         subgraph_type: Subgraph | SubgraphType = "directional",
         replace: bool = False,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeAlias, Ty
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, NegativeSampling, NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
@@ -35,12 +35,12 @@ from hoploom.schema import (
 )
 from hoploom.store import Store, open_store
 from hoploom.store.base import Tier
-from hoploom.store.from_pyg import PygGraph, read_pair, read_pyg
+from hoploom.store.from_pyg import PygGraph, read_pyg
 from hoploom.store.scan import NODES, sampled_edges, scan_edges, scan_rows
 from hoploom.store.views import is_text
 from hoploom.system import require_memory
 
-PairOrData: TypeAlias = Data | HeteroData | Store | str | Path | tuple[FeatureStore, GraphStore]
+AnyGraph: TypeAlias = Data | HeteroData | Store | str | Path
 Parameters = ParamSpec("Parameters")
 Given = TypeVar("Given")
 
@@ -157,7 +157,7 @@ class NodeArguments(NeighborArguments):
 
     loader = "NeighborLoader"
 
-    data: PairOrData
+    data: AnyGraph
     num_neighbors: Fanouts | NumNeighbors
     input_nodes: Any = None
     input_time: Tensor | None = None
@@ -181,7 +181,7 @@ class LinkArguments(NeighborArguments):
 
     loader = "LinkNeighborLoader"
 
-    data: PairOrData
+    data: AnyGraph
     num_neighbors: Fanouts | NumNeighbors
     edge_label_index: Any = None
     edge_label: Tensor | None = None
@@ -209,7 +209,7 @@ class HGTArguments(LoaderArguments):
 
     loader = "HGTLoader"
 
-    data: PairOrData
+    data: AnyGraph
     num_samples: NumSamples
     input_nodes: Any
     is_sorted: bool = False
@@ -255,19 +255,13 @@ def _check_supported(loader: str, given: Mapping[str, Any]) -> None:
 # --- the graph, and what is sampled of it ------------------------------------------------------
 
 
-def read_input(data: PairOrData, *, weight_attr: str | None, time_attr: str | None) -> PygGraph:
+def read_input(data: AnyGraph, *, weight_attr: str | None, time_attr: str | None) -> PygGraph:
     """Return a store from whatever PyG's loaders take, or from a store or its path."""
     if isinstance(data, str | Path):
         data = open_store(data)
     if isinstance(data, Store):
         return PygGraph(data, empty_batch(data), {}, {}, set())
-    if not isinstance(data, tuple | list):
-        return read_pyg(data, weight_attr=weight_attr, time_attr=time_attr)
-    if len(data) != 2 or not isinstance(data[0], FeatureStore) or not isinstance(data[1], GraphStore):
-        raise ConfigError(f"data is a {type(data).__name__}, but not a pair; give (feature_store, graph_store)")
-    if weight_attr is not None:
-        raise ConfigError("weight_attr is not supported for a (feature_store, graph_store) pair; use HeteroData")
-    return read_pair(data[0], data[1], time_attr=time_attr)
+    return read_pyg(data, weight_attr=weight_attr, time_attr=time_attr)
 
 
 def empty_batch(store: Store) -> Batch:

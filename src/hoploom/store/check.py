@@ -1,19 +1,14 @@
-"""Read every byte of a store to name the damaged file and its problem: at once, or slowly in the background."""
+"""Read every byte of a store to name the damaged file and its problem."""
 
-import os
-import sys
-import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.closing import Closing
-from hoploom.errors import HoploomError, StoreError
+from hoploom.errors import HoploomError
 from hoploom.schema import EDGE_ID
 from hoploom.store import format as layout
 from hoploom.store.base import Part, Wanted
@@ -23,8 +18,6 @@ from hoploom.store.sharded import Sharded
 CHUNK_BYTES = 4 << 20
 CHUNK_EDGES = 1 << 20
 SEEN_IDS = 1 << 28  # edge ids that are marked in one pass, a byte each
-RATE = 100 << 20  # bytes a second in the background: about a tenth of a core, and of a disk
-LOWEST = 19  # niceness
 
 
 def problems(path: str | Path) -> Iterator[str]:
@@ -59,17 +52,14 @@ def problems(path: str | Path) -> Iterator[str]:
         yield from _edge_id_problems(parts, index)
 
 
-def file_problems(
-    folder: Path, name: str, entry: layout.FileEntry, pause: Callable[[int], None] = lambda num_bytes: None
-) -> Iterator[str]:
-    """Yield the problem of a file, if it has one. `pause` is called after every read."""
+def file_problems(folder: Path, name: str, entry: layout.FileEntry) -> Iterator[str]:
+    """Yield the problem of a file, if it has one."""
     try:
         size, crc = 0, 0
         with layout.regular(layout.inside(folder, name)).open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
                 size += len(chunk)
                 crc = zlib.crc32(chunk, crc)
-                pause(len(chunk))
     except FileNotFoundError:
         yield f"{name}: missing"
     except (OSError, HoploomError) as error:
@@ -193,68 +183,3 @@ def _chunks(column: Tensor, overlap: int = 0) -> Iterator[tuple[int, Tensor]]:
         some = column[begin : begin + CHUNK_EDGES + overlap]
         ops.read_soon(some)
         yield begin, some
-
-
-class _ClosedError(Exception):
-    """Raised in the background thread when it must end early."""
-
-
-class Verification(Closing):
-    """A background thread that compares the files of some parts with their checksums, and keeps the first problem.
-
-    >>> with Verification(Path("papers.store"), [0]) as verification:
-    ...     verification.finish()
-    """
-
-    def __init__(self, folder: Path, parts: Sequence[int], rate: float = RATE) -> None:
-        """Also compare the topology of other parts that is on this host."""
-        self._folder, self._rate, self._problem = folder, rate, ""
-        own = {layout.part_folder(part) for part in parts}
-        self._files = {
-            name: entry
-            for name, entry in layout.read_manifest(folder).files.items()
-            if name.partition("/")[0] in own or ("/csc." in name and layout.inside(folder, name).exists())
-        }
-        self._closed, self._hurry = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hoploom-verify", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        if sys.platform == "linux":  # where threads have a niceness, which the disk's scheduler uses too
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
-        with suppress(_ClosedError):
-            for name, entry in self._files.items():
-                for problem in file_problems(self._folder, name, entry, self._pause):
-                    self._problem = problem
-                    return
-
-    def _pause(self, num_bytes: int) -> None:
-        """Wait as long as the rate asks for."""
-        self._hurry.wait(num_bytes / self._rate)
-        if self._closed.is_set():
-            raise _ClosedError
-
-    def check(self) -> None:
-        """Raise StoreError if a damaged file has been found."""
-        if self._problem:
-            raise StoreError(
-                f"{self._folder}: {self._problem}; restore the file, for example with `hoploom fetch`, and see "
-                "`hoploom check`"
-            )
-
-    def finish(self, seconds: float | None = None) -> bool:
-        """Wait up to `seconds` for the end, at full speed; return whether all files are read.
-
-        Raise StoreError if a file is damaged.
-        """
-        self._hurry.set()
-        self._thread.join(seconds)
-        self.check()
-        return not self._thread.is_alive()
-
-    def close(self) -> None:
-        """End the thread early."""
-        self._closed.set()
-        self._hurry.set()
-        self._thread.join()

@@ -59,13 +59,11 @@ def fit(
     validate: Validate | None = None,
     checkpoint: Checkpoint | None = None,
     journal: Journal | None = None,
-    check: Callable[[], None] | None = None,
     stepper: MakeStepper | None = None,
 ) -> Outcome:
     """Train a model. All ranks call, each with its own learner and journal.
 
-    `check` is called after every step, and ends training with what it raises. `stepper=hoploom.WholeStep` runs each
-    step as CUDA graphs, for a store that is placed on a GPU.
+    `stepper=hoploom.WholeStep` runs each step as CUDA graphs, for a store that is placed on a GPU.
 
     Training continues from the learner's progress; to resume a run, restore a checkpoint first.
 
@@ -89,7 +87,7 @@ def fit(
     meter = DiskMeter(learner.loader)
     line = ProgressLine(sys.stderr, learner, training, meter, shown=shown)
     with recording, stepping as steps, StopRequests() as requests, line:
-        loop = _Loop(learner, training, context, validate, checkpoint, journal, check, meter, line, requests, steps)
+        loop = _Loop(learner, training, context, validate, checkpoint, journal, meter, line, requests, steps)
         try:
             ending = loop.run()
         except PeerError as error:
@@ -183,7 +181,6 @@ class _Loop:
     validate: Validate | None
     checkpoint: Checkpoint | None
     journal: Journal | None
-    check: Callable[[], None] | None
     meter: DiskMeter
     line: ProgressLine
     requests: StopRequests
@@ -217,8 +214,6 @@ class _Loop:
         with self.stepper.steps() as steps:
             while not (stop_requested or steps.is_empty) and self.progress.ending(self.training) is None:
                 reports, stop_requested, is_due = steps.take(self.requests, is_due=self.save_clock.is_due)
-                if self.check is not None:
-                    self.check()
                 self._report(reports)
                 is_due = is_due or (every is not None and self.progress.steps % every == 0)
                 if is_due and not (stop_requested or steps.is_empty):

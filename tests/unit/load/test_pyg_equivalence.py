@@ -19,8 +19,6 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
 from torch_geometric.sampler import NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
-from torch_geometric.testing.feature_store import MyFeatureStore
-from torch_geometric.testing.graph_store import MyGraphStore
 from torch_geometric.utils import trim_to_layer
 
 from hoploom import NeighborLoader, NeighborSampler
@@ -242,55 +240,6 @@ def test_every_relation_may_have_fanouts_of_its_own(make: MakeLoader, as_object:
     counts = {key[1]: batch[key].num_sampled_edges for key in data.edge_types}
     # Papers 6, 7 and 8 cite paper 5; of these, 7 and 8 cite 6 and 8 cites 7.
     assert counts == {"writes": [1, 0], "reviews": [1, 0], "cites": [3, 3], "appears_in": [0, 0], "prints": [1, 0]}
-
-
-# --- PyG's own stores ----------------------------------------------------------------------------
-
-
-def stores_of(data: Data | HeteroData, *, sized: bool = True) -> tuple[MyFeatureStore, MyGraphStore]:
-    """PyG's example stores with the x and y of every type, and the edges."""
-    features, graph = MyFeatureStore(), MyGraphStore()
-    one_type = isinstance(data, Data)
-    for name, storage in [(None, data)] if one_type else data.node_items():
-        for field in ("x", "y"):
-            if field in storage:
-                features.put_tensor(storage[field], group_name=name, attr_name=field, index=None)
-    for key, storage in [(None, data)] if one_type else data.edge_items():
-        size = storage.size() if sized else None
-        graph.put_edge_index(storage.edge_index, edge_type=key, layout="coo", size=size, is_sorted=False)
-    return features, graph
-
-
-with_edge_features = stores_of(catalogue())
-with_edge_features[0].put_tensor(torch.ones(27, 2), group_name=WRITES, attr_name="edge_attr", index=None)
-PAIRS: dict[str, tuple[Any, Any]] = {
-    "one type": (stores_of(ring(12)), torch.tensor([3, 1, 3, 8, 11])),
-    "a mask": (stores_of(ring(12)), ring(12).train_mask),
-    "types": (stores_of(catalogue()), "paper"),
-    "types and ids": (stores_of(catalogue()), ("paper", PAPERS)),
-    "types of unknown size": (stores_of(catalogue(), sized=False), "paper"),
-    "edge features, which PyG leaves out": (with_edge_features, "paper"),
-}
-
-
-@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_a_pair_of_stores_gives_the_batches_that_pyg_makes_of_it(pair: tuple[Any, Any]) -> None:
-    data, input_nodes = pair
-    ours = NeighborLoader(data, [2, 2], input_nodes, batch_size=4)
-    assert_same_batches(ours, by_pyg(data, [2, 2], input_nodes, batch_size=4))
-
-
-def test_a_pair_keeps_to_the_time_of_its_seeds_though_its_edges_are_not_in_order() -> None:
-    data = random_graph(50, 1000, 0)
-    features, graph = stores_of(data)
-    features.put_tensor(data.node_time, group_name=None, attr_name="time", index=None)
-    for batch in NeighborLoader((features, graph), [-1], torch.arange(50), batch_size=5, time_attr="time"):
-        sources, seeds = batch.edge_index
-        assert (batch.time[sources] <= batch.time[seeds]).all()
-        assert batch.num_edges == sum(
-            int((data.node_time[data.edge_index[0, data.edge_index[1] == seed]] <= data.node_time[seed]).sum())
-            for seed in batch.input_id
-        )
 
 
 # --- what a GNN computes -------------------------------------------------------------------------

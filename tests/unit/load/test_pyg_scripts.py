@@ -270,9 +270,8 @@ def sparse_tensors() -> None:
     assert_refused(lambda: NeighborLoader(data, [2]), "edge_index")
 
 
-def weights_of_a_pair() -> None:
-    pair = (ring(12), ring(12))  # any two objects: the argument is refused before they are read
-    assert_refused(lambda: NeighborLoader(pair, [2], weight_attr="weight"), "weight_attr", "pair")
+def pairs() -> None:
+    assert_refused(lambda: NeighborLoader((ring(12), ring(12)), [2]), "tuple", "HeteroData")  # type: ignore[arg-type]
 
 
 ROWS: dict[str, Callable[[], None]] = {  # works as in PyG
@@ -307,7 +306,7 @@ ROWS |= {  # raises
     "`edge_label_index` of a relation whose name is nearly one of the graph's": near_relations,
     "`in_order=False`": lambda: refused("leave it out: batches come in order", in_order=False),
     "`pin_memory_device`": lambda: refused("device=", pin_memory_device="cuda"),
-    "`weight_attr` with a `(feature_store, graph_store)` pair": weights_of_a_pair,
+    "a `(feature_store, graph_store)` pair": pairs,
     "no seeds: an empty mask, list or `edge_label_index` (in PyG, the loop does nothing)": no_seeds,
     "`data.edge_index = ...`, or a new tensor for `weight_attr` or `time_attr`, after you created the loader": (
         new_edges

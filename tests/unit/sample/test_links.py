@@ -15,8 +15,6 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkLoader
 from torch_geometric.sampler import NegativeSampling
-from torch_geometric.testing.feature_store import MyFeatureStore
-from torch_geometric.testing.graph_store import MyGraphStore
 
 from hoploom import ConfigError, DataError, LinkNeighborLoader, NeighborSampler
 
@@ -78,10 +76,6 @@ def assert_in_proportion(values: Tensor, weights: Tensor) -> None:
 
 # --- the fields of a batch -----------------------------------------------------------------------
 
-ring_stores = MyFeatureStore(), MyGraphStore()
-ring_stores[0].put_tensor(ring(12).x, group_name=None, attr_name="x", index=None)
-ring_stores[1].put_edge_index(ring(12).edge_index, edge_type=None, layout="coo", size=(12, 12), is_sorted=False)
-citations = HeteroData(paper={"x": torch.eye(10)}, paper__cites__paper={"edge_index": library()[CITES].edge_index})
 labels = torch.arange(24) % 3
 given = ring(12).edge_index[:, 3:13]
 timed = {"edge_label_time": torch.arange(24) * 4 + 10}
@@ -116,8 +110,6 @@ CASES: dict[str, tuple[Any, ...]] = {  # data, edge_label_index, options of the 
     "triplets of one type": (library(), CITES, {"neg_sampling": NegativeSampling("triplet", 2)}),
     "disjoint relation": (library(), WRITES, {"neg_sampling": BINARY}, {"disjoint": True}),
     "disjoint triplets of types": (library(), WRITES, {"neg_sampling": TRIPLET}, {"disjoint": True}),
-    "a pair": (ring_stores, (None, given), {"neg_sampling": BINARY}),
-    "a pair of types": ((citations, citations), CITES, {"neg_sampling": TRIPLET}),
     "times of types": (
         dated_library(),
         WRITES,

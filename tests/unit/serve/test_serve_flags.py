@@ -44,7 +44,6 @@ def test_what_a_cluster_file_says_of_a_server_is_what_the_server_reads(path: Pat
     assert vars(read) == {
         **{"store": path, "part": [0], "listen": "host1:7700", "peers": "host2:7700,host3:7700"},
         **{"token_file": "token", "cert": "cert", "key": "key", "ca": "ca", "client_ca": "ca", "insecure": True},
-        "verify": False,
         **{"threads": 3, "memory": "2GB", "store_memory": "6GB", "cache": "20%", "fanouts": "4,2", "seeds": "train"},
         **{"metrics": "host1:9400", "timeout": 15.0, "stall": 60.0, "grace": 7.0},
     }

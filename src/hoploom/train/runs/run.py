@@ -24,10 +24,8 @@ from hoploom.load.presample import Presampling, count_visits, no_visits, read_se
 from hoploom.ranks.context import DEADLINE, Context
 from hoploom.ranks.environment import RankInfo
 from hoploom.store import Store
-from hoploom.store.base import Part, Tier
-from hoploom.store.check import Verification
+from hoploom.store.base import Tier
 from hoploom.store.format import write_whole
-from hoploom.store.on_disk import OnDisk
 from hoploom.store.row_cache import CacheReport, Visits, cached, report
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.evaluation import evaluate
@@ -62,7 +60,6 @@ from hoploom.train.step import MakeStepper
 from hoploom.train.tasks import Task
 
 RESULT_FILE, LINKS_FOLDER = "result.json", "links"
-POLL = 5.0  # seconds between two meetings of ranks while the rest of a store is verified
 NUM_BATCHES = 64  # that are sampled to find the nodes whose rows are cached
 CONNECT_KEYS = tuple(name for name in CONNECT if name != "made")  # where batches are made, depends on the stores
 
@@ -114,7 +111,6 @@ def run_checked(run_file: RunFile, context: Context, *, resume: bool = False, pr
         scheduler = make_scheduler(run_file, optimizer, len(loader), setup.task.monitor[1])
         learner = Learner(model, optimizer, setup.task, loader, scheduler)
 
-        verification = _verification(store, context, closing) if run_file.verify else None
         checkpoint = Checkpoint(run_file.output.folder, context)
         _restore(run_file, learner, checkpoint, context, resume=resume)
         if context.is_main:
@@ -126,13 +122,10 @@ def run_checked(run_file: RunFile, context: Context, *, resume: bool = False, pr
             validate=_evaluation(run_file, setup, context, model, "val") if "val" in setup.seeds else None,
             checkpoint=checkpoint,
             journal=journal,
-            check=None if verification is None else verification.check,
             stepper=_stepper(run_file),
         )
         test = {} if outcome.stopped == "asked" else _test(run_file, setup, learner, checkpoint, context)
         journal.test(test, step=outcome.steps)
-        if run_file.verify:
-            _verify_rest(verification, context, shown=shown)
         folder, num_parameters = run_file.output.folder, sum(p.numel() for p in model.parameters())
         seconds, cache = time.perf_counter() - began, cache_report(run_file, setup, context)
         result = Result(folder, outcome, setup.task.monitor[0], test, num_parameters, seconds, cache)
@@ -200,25 +193,6 @@ def _test(
             "--resume, or start anew in another output.folder"
         )
     return _evaluation(run_file, setup, context, learner.model, "test")()
-
-
-def _verification(store: Store, context: Context, closing: ExitStack) -> Verification | None:
-    """Start to check the files of the parts that this rank has opened, except those that another rank of its host
-    checks."""
-    parts = {number for number, shard in enumerate(store.shards) if isinstance(shard, Part | OnDisk)}
-    homes, first = store.deployment.homes, context.rank - context.local_rank
-    parts -= (
-        parts if not homes and context.local_rank else {part for home in homes[first : context.rank] for part in home}
-    )
-    return closing.enter_context(Verification(store.path, sorted(parts))) if store.path is not None and parts else None
-
-
-def _verify_rest(verification: Verification | None, context: Context, *, shown: bool) -> None:
-    """Wait until all hosts' files are read. All ranks call; they meet now and then, so none takes another for lost."""
-    while context.max(int(verification is not None and not verification.finish(POLL))):
-        if shown:
-            print("hoploom: training is over; verify = true: reading the rest of the store's files", file=sys.stderr)
-        shown = False
 
 
 # --- the graph -----------------------------------------------------------------------------------

@@ -386,12 +386,6 @@ class RunFile:
         only=WITH_STORE,
         example="/mnt/nvme",
     )
-    verify: bool = key(
-        False,
-        "check the store's files against their checksums while training; stop if one is damaged",
-        rules.FLAG,
-        only=WITH_STORE,
-    )
     seed: int = key(0, "all random numbers derive from it; another seed gives another run", rules.whole(0, MOST_SEED))
     task: TaskSection = field(default_factory=TaskSection)
     model: ModelSection = field(default_factory=ModelSection)

@@ -29,7 +29,7 @@ LAST, BEST = "last", "best"  # checkpoints
 NO_CACHE = "cluster.cache has no effect where servers make the batches; leave it out, and start them with --cache"
 MANY = 4  # keys of a section that need the same choice, which then have a table of their own
 # Keys that may differ between a run and its continuation: how long and where it trains, not what is learned.
-MAY_CHANGE = {"store", "verify", "loader.threads", "loader.eval_fanouts", "loader.eval_batch_size"}
+MAY_CHANGE = {"store", "loader.threads", "loader.eval_fanouts", "loader.eval_batch_size"}
 MAY_CHANGE |= {name for name in FIELDS if name.startswith(("cluster.", "placement.", "output.", "train."))}
 MAY_CHANGE -= {"cluster.locality", "placement.dtype"}
 MAY_CHANGE -= {"train.precision", "train.accumulate", "train.clip_norm", "train.monitor"}
