@@ -41,7 +41,7 @@ DEGREE, FEATURES, CLASSES = 20, 64, 16
 CACHED = 0.1  # share of the nodes
 PREPARED = 10_000_000  # edges of the largest graph that is built from tables, and cut into parts
 WIDTH, CUT_PARTS, MEMORY, TURNS = 16, 4, 4 * 10**9, 3
-TINY = Effort(3_000_000, 48 << 20, 500_000, 1_000_000, 0.1)
+TINY = Effort(3_000_000, 48 << 20, 1_000_000, 0.1)
 GRAPH_FILE = """
 [nodes.node]
 files = "nodes.parquet"

@@ -6,7 +6,6 @@ and its start counts where a row does not say something else. 200 M edges take u
 row is printed on stderr as soon as it is measured; what fails or takes too long is absent.
 """
 
-import json
 import os
 import shutil
 import sys
@@ -22,7 +21,6 @@ import spark_cluster
 from measure import Spread, spread_of
 from report import Report, Row, Target
 from spark_cluster import DriverError, Ended
-from spark_plan import constants_of, planned, rates_of
 from spark_tables import write_tables
 
 SIZES = (200_000, 2_000_000, 20_000_000, 200_000_000)  # edges
@@ -206,23 +204,10 @@ def _scaling(bench: _Bench) -> None:
 
 
 def _smaller(bench: _Bench) -> None:
-    """What the plan needs besides."""
     for num_edges, side in ((bench.sizes.least, "joins"), (bench.sizes.least, "build"), (bench.sizes.small, "build")):
         bench.spark(num_edges, side)
 
 
-def _planned(bench: _Bench) -> None:
-    """`hoploom plan`, whose rates are those of the second largest graph."""
-    sizes = bench.sizes
-    builds, joins = ({size: bench.median(size, side) for size, of in bench.ended if of == side} for side in SIDES)
-    rates = rates_of(builds, joins, sizes.least, sizes.middle)
-    bench.notes.append(f"{RATES}{json.dumps(rates)}")
-    for size in sorted(builds.keys() - {sizes.least}):
-        forecast = planned(size, constants_of(rates))
-        bench.say(seconds_row(f"{named(size)}: build", seconds_of([builds[size]]), "plan", spread_of([forecast])))
-
-
-RATES = "rates of the plan, for src/hoploom/scale/defaults.json: "
 FASTER = Target("ratio", ">=", 1.6)
 STEPS = {
     "build against the joins": _against_joins,
@@ -230,7 +215,6 @@ STEPS = {
     "one worker": _scaling,
     "smaller graphs": _smaller,
     "growth": _growth,
-    "plan": _planned,
 }
 
 

@@ -45,10 +45,10 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "inference": 1250,
     "ingest": 7680,
     "partition": 1870,
-    "scale": 1290,
+    "scale": 1000,
     "deploy": 2720,
-    "report": 1320,
-    "cli": 1910,
+    "report": 1268,
+    "cli": 1894,
 }
 BUDGET, MOST_FILES = 49_300, 243
 

@@ -79,14 +79,6 @@ def test_a_wrong_figure_and_a_bare_claim_are_seen() -> None:
     assert not CLAIM.search("600 seconds")
 
 
-def test_the_rates_of_a_plan_for_spark_are_the_measured_ones() -> None:
-    notes = json.loads((RESULTS / "spark.json").read_text())["notes"]
-    (rates,) = [note for note in notes if note.startswith("rates of the plan")]
-    built_in = json.loads((ROOT / "src/hoploom/scale/defaults.json").read_text())
-    found = json.loads(rates.partition(": ")[2])
-    assert {name: built_in[name] for name in found} == found
-
-
 def test_the_table_of_the_plan_is_the_measured_one() -> None:
     """docs/scale.md: edges, what, unit, measured, planned, ratio."""
     table = re.findall(r"^\| ([\d.]+ M) \|(.*)\|$", (ROOT / "docs" / "scale.md").read_text(), re.MULTILINE)

@@ -9,7 +9,6 @@ from support.graphs import library, ring
 
 import hoploom
 from hoploom import LinkNeighborLoader, NeighborLoader, html
-from hoploom.scale import Question, plan
 from hoploom.train.loop import Outcome
 
 
@@ -68,10 +67,6 @@ def test_reports_are_tables(tmp_path: Path) -> None:
     assert repr(costs) == (
         "<PartitionReport: 2 parts, edges from another part: 25.0 %, rows of a batch from another part: 50.0 %>"
     )
-    question = Question(nodes=10**9, edges=10**10, hosts=4)
-    assert "1.00 B nodes, 10.0 B edges, hosts: 4" in plan(question)._repr_html_()
-    assert repr(plan(question)).startswith("<ScalePlan: 1.00 B nodes, 10.0 B edges, hosts: 4, ranks: ")
-    assert len(repr(plan(question))) < 120
     outcome = Outcome(20, 2, 0.5, 2, [{"epoch": 1, "train_loss": 1.25}, {"epoch": 2, "train_loss": 0.5}], "done")
     assert "20 steps, 2 epochs, done" in outcome._repr_html_()
     assert "<td class=figure>1.25</td>" in outcome._repr_html_()

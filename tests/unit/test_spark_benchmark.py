@@ -1,4 +1,4 @@
-"""What measures builds on Spark: its tables are what it says, and the plan's rates are those of the builds."""
+"""What measures builds on Spark: its tables are what it says."""
 
 import os
 from pathlib import Path
@@ -37,19 +37,6 @@ def test_tables_have_distinct_ids_with_gaps_and_edges_between_them(benchmarks: N
         found = {one for table in edges for one in table[end].to_pylist()}
         assert found <= set(ids)
         assert len(found) > 490  # of 5,000 draws
-
-
-def test_the_plan_by_the_rates_of_a_build_takes_as_long_as_that_build(cluster: ModuleType) -> None:
-    from spark_plan import constants_of, planned, rates_of
-
-    least = cluster.Ended({"numbering the nodes": 5.0, "node": 1.0, "node to node": 2.0}, 20.0)
-    known = cluster.Ended({"numbering the nodes": 15.0, "node": 5.0, "node to node": 52.0}, 84.0)
-    joins = {one: cluster.Ended({"joins and shuffle": seconds}) for one, seconds in ((10_000, 1.0), (20_000_000, 31.0))}
-    rates = rates_of({10_000: least, 20_000_000: known}, joins, 10_000, 20_000_000)
-    assert rates["spark_nodes"] == pytest.approx(2_000_000 / 10 / 2, rel=0.01)
-    assert rates["spark_joins"] == pytest.approx(20_000_000 / 30 / 2, rel=0.01)
-    assert planned(20_000_000, constants_of(rates)) == pytest.approx(84.0, rel=0.01)
-    assert planned(200_000_000, constants_of(rates)) == pytest.approx(20 + 640, rel=0.01)
 
 
 def test_a_driver_that_fails_is_named_with_its_last_words(cluster: ModuleType, tmp_path: Path) -> None:

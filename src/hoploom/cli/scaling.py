@@ -32,29 +32,21 @@ HEADER = ("fanouts", "batch size", "nodes", "edges", "     MB", "     ms", "seed
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     for field in fields(scale.Question):
-        option, flag = field.metadata["option"], "--" + field.name.replace("_", "-")
+        flag, text = "--" + field.name.replace("_", "-"), field.metadata["help"]
         if field.default is False:
-            parser.add_argument(flag, action="store_true", help=option.help)
+            parser.add_argument(flag, action="store_true", help=text)
         else:
-            required = field.default is MISSING
-            described = {"metavar": "X", "required": required, "help": option.help}
-            add_option(parser, flag, option.read, default=argparse.SUPPRESS, **described)
+            described = {"metavar": "X", "required": field.default is MISSING, "help": text}
+            add_option(parser, flag, field.metadata["read"], default=argparse.SUPPRESS, **described)
     parser.add_argument("--constants", type=Path, metavar="FILE", help="what `hoploom bench` wrote")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write a page, e.g. plan.html, too")
 
 
 def _plan(arguments: Arguments) -> int:
-    check_writable("--out", arguments.out, ".html")
     names = {field.name for field in fields(scale.Question)}
     given = {name: value for name, value in vars(arguments).items() if name in names}
     constants = None if arguments.constants is None else scale.read_constants(arguments.constants)
     answer = scale.plan(scale.Question(**given), constants)
-    if arguments.out is not None:
-        from hoploom.report.page import as_html
-        from hoploom.report.plans import plan_page
-
-        arguments.out.write_text(as_html(plan_page(answer)), encoding="utf-8")
     print(scale.as_json(answer) if arguments.json else scale.as_text(answer))
     return 0
 
@@ -97,7 +89,7 @@ def _bench(arguments: Arguments) -> int:
 
     check_writable("--out", arguments.out)  # said before anything is measured
     constants = measure(arguments.dir, lambda what: print(what, file=sys.stderr, flush=True))
-    print(scale.constants_as_text(constants))
+    print(scale.to_json(constants))
     if arguments.out is not None:
         arguments.out.write_text(scale.to_json(constants) + "\n", encoding="utf-8")
     return 0
@@ -142,7 +134,7 @@ def _mean_cost(loader: "NeighborLoader") -> list[float]:
 
 
 COMMANDS = {
-    "plan": Command(_plan_arguments, _plan, imports=lambda a: "hoploom.report.plans" if a.out else None),
+    "plan": Command(_plan_arguments, _plan),
     "bench": Command(
         _bench_arguments,
         _bench,

@@ -1,57 +1,10 @@
-"""The pages of a plan and of a partitioned store, in the form of a run's."""
+"""The page of a partitioned store, in the form of a run's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from hoploom.config.values import as_bytes, as_count, as_seconds, as_share
+from hoploom.config.values import as_bytes, as_count, as_share
 from hoploom.partition.report import PartCost, PartitionReport
-from hoploom.report.page import Card, Page, State, bars, key_figures, notices, table_markup
-from hoploom.scale.plan import ScalePlan, findings
-from hoploom.scale.text import Line, headline, sections
-
-STATES: Mapping[str, tuple[str, State]] = {
-    "breaks": ("does not fit", "bad"),
-    "slow": ("fits, but is slow", "busy"),
-    "fits": ("fits", "good"),
-}
-HOST, STEP = "Memory and disk of a host", "Time of a step"  # sections with a bar
-
-
-def plan_page(answer: ScalePlan) -> Page:
-    """Return the page of a plan."""
-    asked, *constants = headline(answer).split("\n")
-    limits = findings(answer)
-    found = [f"{limit.level}: {limit.what}. Way out: {limit.way_out}" for limit in limits]
-    level = limits[0].level if limits else "fits"  # the worst is first
-    host = {item.name: item.memory for item in answer.store if item.memory}
-    host |= {"trainers": answer.private - answer.cached}
-    names = ("sampling", "gathering", "network", "model")
-    times = {name: float(getattr(answer.times, name)) for name in names}
-    memory = float(answer.question.memory_per_host)
-    drawn = {
-        HOST: bars(
-            [("", host, f"{as_bytes(answer.wanted)} of {as_bytes(answer.question.memory_per_host)}")], [*host], memory
-        ),
-        STEP: bars([(name, {name: value}, as_seconds(value)) for name, value in times.items() if value], names),
-    }
-    shown = [
-        ("memory of a host", as_bytes(answer.wanted), f"of {as_bytes(answer.question.memory_per_host)}"),
-        ("disk of a host", as_bytes(answer.disk), ""),
-        ("a step", as_seconds(answer.times.total), f"bound by {answer.times.bottleneck}"),
-        ("an epoch", as_seconds(answer.steps_per_epoch * answer.times.total), f"{answer.steps_per_epoch:,} steps"),
-    ]
-    cards = [
-        Card("At a glance", key_figures(shown)),
-        Card("Limits", notices(found or ["The plan meets no limit."])),
-        *(Card(title, drawn.get(title, "") + _section(lines)) for title, lines in sections(answer).items()),
-        Card("Constants", notices(constants)),
-    ]
-    return Page("Plan", asked, cards, states=[STATES[level]])
-
-
-def _section(lines: Sequence[Line]) -> str:
-    if not lines[0][0]:  # a header
-        return table_markup(lines[0], lines[1:], has_remarks=True)
-    return table_markup([""] * len(lines[0]), lines, has_remarks=True)
+from hoploom.report.page import Card, Page, bars, key_figures, table_markup
 
 
 def partition_page(costs: PartitionReport, title: str) -> Page:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ from hoploom.ops import NodeMap
 from hoploom.partition import assign
 from hoploom.sample import Workspace, sample_hops
 from hoploom.sample.hops import make_sampling
-from hoploom.scale.constants import OF_SPARK, SHORT_ROW, Constants, default_constants
+from hoploom.scale.inputs import SHORT_ROW, Constants, default_constants
 from hoploom.store import Store, open_store
 from hoploom.store.from_tensors import from_tensors
 from hoploom.system import num_cores
@@ -41,7 +40,6 @@ ROWS = 1 << 19  # gathered at a time (a quarter for long rows): more than a CPU 
 LONG_ROW = 1024  # bytes
 PAGE = 4096
 PIECE = 1 << 20
-NUM_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,6 @@ class Effort:
 
     edges: int = 32_000_000  # of the sampled graph
     file_bytes: int = 512 << 20  # written, read and gathered from
-    joined_edges: int = 8_000_000
     partitioned_edges: int = 5_000_000
     budget: float = 0.6  # seconds per figure
 
@@ -64,28 +61,16 @@ def measure(
     """Measure this machine, with temporary files in `folder`: choose it on the disk of your stores."""
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"{folder} is no directory; give one on the disk that will hold the stores")
-    found: Rates = {name: getattr(default_constants(), name) for name in OF_SPARK}
+    built_in = default_constants()
+    found = {"join_edges": built_in.join_edges / built_in.cores * num_cores()}  # without DuckDB
     with tempfile.TemporaryDirectory(prefix=".hoploom-bench-", dir=folder) as scratch:
         for what, measurement in MEASUREMENTS.items():
             progress(what)
             found |= measurement(Path(scratch), effort)
-    return Constants(
-        machine=_machine(),
-        cores=num_cores(),
-        hoploom=hoploom.__version__,
-        date=time.strftime("%Y-%m-%d"),
-        **found,
-    )
-
-
-def _machine() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    return f"{named[0] if named else platform.machine()}, {memory:.0f} GiB"
+    machine = f"{platform.node()}, {platform.machine()}, {memory:.0f} GiB"
+    date = time.strftime("%Y-%m-%d")
+    return Constants(machine=machine, cores=num_cores(), hoploom=hoploom.__version__, date=date, **found)
 
 
 def seconds_of(work: Callable[[], object], budget: float, least: int = 3) -> float:
@@ -106,58 +91,39 @@ def seconds_of(work: Callable[[], object], budget: float, least: int = 3) -> flo
 
 
 def _disk(here: Path, effort: Effort) -> Rates:
-    path = here / "rows"
-    return {"disk_write": _write_file(path, effort.file_bytes), "disk_read": _read_file(path)}
-
-
-def _write_file(path: Path, size: int) -> float:
-    """Return the bytes per second of writing and flushing a file of random, so incompressible, bytes."""
-    piece = random.Random(0).randbytes(PIECE)
+    """Measure writing and flushing a file of random, so incompressible, bytes, and reading it from the disk."""
+    path, piece = here / "rows", bytearray(random.Random(0).randbytes(PIECE))
     begin = time.perf_counter()
     with path.open("wb") as file:
-        for _ in range(size // PIECE):
+        for _ in range(effort.file_bytes // PIECE):
             file.write(piece)
         file.flush()
         os.fsync(file.fileno())
-    return size / (time.perf_counter() - begin)
-
-
-def _forget(path: Path) -> None:
-    """Drop a file from the page cache."""
-    if hasattr(os, "posix_fadvise"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _read_file(path: Path) -> float:
-    """Return the bytes per second of reading a file from the disk, in order."""
-    _forget(path)
-    buffer = bytearray(PIECE)
-    begin = time.perf_counter()
+    written = time.perf_counter()
     with path.open("rb", buffering=0) as file:
-        while file.readinto(buffer):
+        if hasattr(os, "posix_fadvise"):  # drop the file from the page cache
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        dropped = time.perf_counter()
+        while file.readinto(piece):
             pass
-    return path.stat().st_size / (time.perf_counter() - begin)
+    return {
+        "disk_write": effort.file_bytes / (written - begin),
+        "disk_read": effort.file_bytes / (time.perf_counter() - dropped),
+    }
 
 
 def _gathering(here: Path, effort: Effort) -> Rates:
-    """Measure gathering of short rows, and of the further bytes of long ones."""
+    """Measure gathering of short rows, and of the further bytes of long ones, by random ids into recycled memory."""
     bytes_ = np.memmap(here / "rows", dtype=np.uint8, mode="r+")
     int(bytes_[::PAGE].sum())  # every page is mapped
-    short, long = (_gather_seconds(torch.from_numpy(bytes_).view(-1, row), effort) for row in (SHORT_ROW, LONG_ROW))
-    return {"gather_rows": 1 / short, "gather_bytes": (LONG_ROW - SHORT_ROW) / max(long - short, 1e-12)}
-
-
-def _gather_seconds(table: Tensor, effort: Effort) -> float:
-    """Return the seconds per row of gathering by random ids into recycled memory."""
-    count = ROWS if table.shape[1] < LONG_ROW else ROWS // 4
-    ids = torch.randint(table.shape[0], (count,), generator=torch.Generator().manual_seed(0))
-
-    def gather() -> None:
-        ops.gather(table, ids, ops.empty((count, table.shape[1]), torch.uint8))
-
-    return seconds_of(gather, effort.budget) / count
+    seconds = {}
+    for width, count in ((SHORT_ROW, ROWS), (LONG_ROW, ROWS // 4)):
+        table = torch.from_numpy(bytes_).view(-1, width)
+        ids = torch.randint(table.shape[0], (count,), generator=torch.Generator().manual_seed(0))
+        work = partial(ops.gather, table, ids, torch.empty(count, width, dtype=torch.uint8))
+        seconds[width] = seconds_of(work, effort.budget) / count
+    further = max(seconds[LONG_ROW] - seconds[SHORT_ROW], 1e-12)
+    return {"gather_rows": 1 / seconds[SHORT_ROW], "gather_bytes": (LONG_ROW - SHORT_ROW) / further}
 
 
 # --- sampling ------------------------------------------------------------------------------------
@@ -171,7 +137,9 @@ def _sampling(here: Path, effort: Effort) -> Rates:
     del sort  # and the edges that it holds
     relation = {"indptr": lists.indptr, "indices": lists.indices}
     from_tensors({}, relation, num_nodes=num_nodes).save(here / "graph")
-    store = _open_cold(here / "graph")
+    store = open_store(here / "graph")
+    for column in (store.parts[0].lists[0].indptr, store.parts[0].lists[0].indices):
+        int(column[:: PAGE // column.element_size()].sum())  # every page is mapped
     direct, hashed = _picks(store, effort.budget, hashed=False), _picks(store, effort.budget, hashed=True)
     return {
         "sort_edges": effort.edges / sorting,
@@ -187,17 +155,6 @@ def draw_edges(num_nodes: int, num_edges: int) -> Tensor:
     ranks = draws.square_().mul_(num_nodes).long()
     sources = ranks.mul_(SCATTER).remainder_(num_nodes)
     return torch.stack([sources, torch.randint(num_nodes, (num_edges,), generator=generator)])
-
-
-def _open_cold(folder: Path) -> Store:
-    """Open a store after dropping it from the page cache, then map every page."""
-    for path in folder.rglob("*.npy"):
-        _forget(path)
-    store = open_store(folder)
-    for lists in store.parts[0].lists:
-        for column in (lists.indptr, lists.indices):
-            int(column[:: PAGE // column.element_size()].sum())
-    return store
 
 
 def _picks(store: Store, budget: float, *, hashed: bool) -> float:
@@ -220,38 +177,11 @@ def _picks(store: Store, budget: float, *, hashed: bool) -> float:
     return sum(num_picks) / len(num_picks) / seconds
 
 
-# --- the rest ------------------------------------------------------------------------------------
-
-
-def _joins(_: Path, effort: Effort) -> Rates:
-    """Measure DuckDB's lookup of both ends of edges, read as Arrow; keep the built-in rate without DuckDB."""
-    if find_spec("duckdb") is None:
-        return {"join_edges": default_constants().join_edges}
-    import duckdb
-
-    num_edges, num_nodes = effort.joined_edges, effort.joined_edges // DEGREE
-    with duckdb.connect() as connection:
-        connection.execute("SET enable_progress_bar = false")
-        connection.execute(f"SET threads = {num_cores()}")
-        scattered = f"(i * {SCATTER}) % {1 << 40}"  # distinct, for the factor is odd
-        connection.execute(f"CREATE TABLE nodes AS SELECT {scattered} AS id, i AS place FROM range({num_nodes}) t(i)")
-        ends = [f"((hash(i * 2 + {end}) % {num_nodes})::BIGINT * {SCATTER}) % {1 << 40}" for end in (0, 1)]
-        connection.execute(f"CREATE TABLE edges AS SELECT {ends[0]} AS a, {ends[1]} AS b FROM range({num_edges}) t(i)")
-        begin = time.perf_counter()
-        found = connection.sql(
-            "SELECT s.place, d.place FROM edges LEFT JOIN nodes s ON a = s.id LEFT JOIN nodes d ON b = d.id"
-        )
-        count = sum(batch.num_rows for batch in found.to_arrow_reader(1 << 17))
-        seconds = time.perf_counter() - begin
-    assert count == num_edges, "an id was found twice"
-    return {"join_edges": num_edges / seconds}
-
-
 def _assigning(here: Path, effort: Effort) -> Rates:
     """Measure one thread of the stream partitioner on a graph with communities."""
     num_nodes = effort.partitioned_edges // DEGREE
     store = generate(here / "communities", num_nodes=num_nodes, avg_degree=DEGREE, num_features=1)
-    work = partial(assign, store, NUM_PARTS, "stream", seeds="train", threads=1)
+    work = partial(assign, store, 8, "stream", seeds="train", threads=1)
     return {"partition_edges": store.schema.relations[0].num_edges / seconds_of(work, 0.0, least=1)}
 
 
@@ -260,5 +190,4 @@ MEASUREMENTS = {  # in order: gathering reads the file of "disk"
     "gathering": _gathering,
     "sorting edges, sampling": _sampling,
     "assigning nodes to parts": _assigning,
-    "joins": _joins,
 }

@@ -4,60 +4,32 @@ Everything is an expected value from a few measured rates; nothing is simulated.
 compares them with measurements.
 """
 
+import json
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Literal
 
-from hoploom import html
-from hoploom.config.values import as_bytes, as_count, as_seconds, as_share
+from hoploom.config.values import as_bytes, as_count, as_rate, as_seconds, as_share
 from hoploom.scale import sizes
-from hoploom.scale.constants import SHORT_ROW, Constants, default_constants
+from hoploom.scale.inputs import SHORT_ROW, Constants, Question, default_constants
 from hoploom.scale.sizes import BatchSize, Item
-from hoploom.scale.spec import Question
 
 ID_BYTES = 8
-EDGE_BYTES = 16  # of an edge in a table, in a temporary file, and in what Spark writes
-NODE_ROW = 16  # of a node without its fields, in what Spark writes
+EDGE_BYTES = 16  # of an edge in a table and in a temporary file
 LIBRARIES = 250e6  # private bytes of a process that has imported torch and Hoploom (benchmarks/RESULTS.md)
 HASH_ENTRY = 48  # bytes of a node of the batch in a hash table, half of whose slots are free
 PREFETCH = 2  # batches ahead per loader thread
 STATES = 4  # weights, gradients and Adam's two
-PARTITION_BYTES = 20  # per node, any method: its part, how often it was sampled, its new id
-STREAM_BYTES = 24  # per node, of the stream partitioner, before any of that
-METIS_BYTES = 32  # per edge: both directions as 64-bit ids, and as much again to work in
-MOST_HOSTS = 1 << 16
 
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds that each activity of a rank's step takes; they run at the same time."""
-
-    sampling: float
-    gathering: float
-    network: float  # of the host's link
-    model: float  # 0 if it was not measured
-
-    @property
-    def loading(self) -> float:
-        return self.sampling + self.gathering
-
-    @property
-    def total(self) -> float:
-        return max(self.loading, self.network, self.model)
-
-    @property
-    def bottleneck(self) -> str:
-        names = ("sampling", "gathering") if self.total == self.loading else ("network", "model")
-        return max(names, key=lambda name: float(getattr(self, name)))
+Line = Sequence[str]
 
 
 @dataclass(frozen=True)
 class Finding:
     """A limit that a plan meets, and a hint."""
 
-    level: Literal["breaks", "slow"]
+    level: str  # "breaks" or "slow"
     what: str
     way_out: str
 
@@ -101,15 +73,26 @@ class ScalePlan:
         return sizes.traffic(self.question, self.batch)
 
     @cached_property
-    def times(self) -> StepTimes:
+    def times(self) -> dict[str, float]:
+        """Seconds that each activity of a rank's step takes, at the same time: loading is sampling and gathering."""
         question, constants, moved = self.question, self.constants, sum(self.traffic.values())
         slower = constants.hashed_slowdown if sizes.is_hashed(question) else 1.0
-        return StepTimes(
-            sampling=self.batch.picks / constants.sample_picks * slower / question.workers,
-            gathering=self.batch.nodes * gather_seconds(question, constants) / question.workers,
-            network=moved * question.ranks_per_host / question.network,
-            model=question.step_seconds,
-        )
+        return {
+            "sampling": self.batch.picks / constants.sample_picks * slower / question.workers,
+            "gathering": self.batch.nodes * gather_seconds(question, constants) / question.workers,
+            "network": moved * question.ranks_per_host / question.network,  # of the host's link
+            "model": question.step_seconds,  # 0 if it was not measured
+        }
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return max(self.times["sampling"] + self.times["gathering"], self.times["network"], self.times["model"])
+
+    @property
+    def bottleneck(self) -> str:
+        longest = ("network", "model") if self.step in self.times.values() else ("sampling", "gathering")
+        return max(longest, key=self.times.__getitem__)
 
     @property
     def build(self) -> dict[str, float]:
@@ -120,26 +103,6 @@ class ScalePlan:
             "look up the ids": question.edges / constants.join_edges,
             **_ordering(question, constants),
             "write the store": _store_bytes(question) / constants.disk_write,
-        }
-
-    @property
-    def spark(self) -> dict[str, float]:
-        """Seconds of a build and of a cut on the question's executors; empty without executors."""
-        question, constants = self.question, self.constants
-        if question.executors is None:
-            return {}
-        cores = question.executors * question.executor_cores
-        node_rows = question.nodes * (NODE_ROW + sizes.node_bytes(question))
-        building = (
-            question.nodes / constants.spark_nodes
-            + question.edges / constants.spark_joins
-            + (node_rows + question.edges * EDGE_BYTES) / constants.spark_writes
-        )
-        rewriting = question.edges / constants.spark_rewrites + node_rows / constants.spark_writes
-        assigning = self.partition["assign the nodes"]  # by the driver
-        return {
-            "tables to parts": constants.spark_start + building / cores,
-            "store to parts": constants.spark_start + assigning + rewriting / cores,
         }
 
     @property
@@ -182,44 +145,6 @@ class ScalePlan:
     def steps_per_epoch(self) -> int:
         return -(-self.question.num_seeds // (self.question.batch_size * self.question.ranks))
 
-    def _repr_html_(self) -> str:
-        """Return the table that a notebook shows: memory and disk of a host."""
-        rows = [(item.name, as_bytes(item.disk), as_bytes(item.memory)) for item in self.store]
-        rows += [
-            ("trainers", "", as_bytes(self.private - self.cached)),
-            ("together", as_bytes(self.disk), as_bytes(self.wanted)),
-        ]
-        return html.table(self._title(), ["a host", "disk", "memory"], rows)
-
-    def __repr__(self) -> str:
-        return f"<ScalePlan: {self._title()}>"
-
-    def _title(self) -> str:
-        asked, times = self.question, self.times
-        graph = (
-            f"{as_count(asked.nodes)} nodes, {as_count(asked.edges)} edges, hosts: {asked.hosts}, ranks: {asked.ranks}"
-        )
-        return f"{graph}; a step takes {as_seconds(times.total)}, bound by {times.bottleneck}"
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the whole plan for programs: bytes, seconds and counts."""
-        totals = {name: getattr(self, name) for name in ("disk", "mapped", "private", "wanted")}
-        return {
-            "question": asdict(self.question),
-            "constants": asdict(self.constants),
-            "topology_everywhere": self.everywhere,
-            "host": {"store": [asdict(item) for item in self.store], **totals},
-            "process": self.process,
-            "batch": asdict(self.batch) | {"nodes": self.batch.nodes, "picks": self.batch.picks},
-            "traffic": self.traffic,
-            "times": asdict(self.times) | {"step": self.times.total, "bottleneck": self.times.bottleneck},
-            "epoch": {"steps": self.steps_per_epoch, "seconds": self.steps_per_epoch * self.times.total},
-            "build": self.build,
-            "partition": self.partition,
-            "spark": self.spark,
-            "findings": [asdict(finding) for finding in findings(self)],
-        }
-
 
 def plan(question: Question, constants: Constants | None = None) -> ScalePlan:
     """Return the plan for a question.
@@ -236,27 +161,28 @@ def plan(question: Question, constants: Constants | None = None) -> ScalePlan:
 
 
 def findings(answer: ScalePlan) -> list[Finding]:
-    """Return all limits that a plan meets, worst first."""
-    found = [*_memory(answer), *_partitioning(answer.question), *_speed(answer)]
-    return sorted(found, key=lambda finding: finding.level)
-
-
-def _memory(answer: ScalePlan) -> Iterator[Finding]:
-    question, has = answer.question, as_bytes(answer.question.memory_per_host)
+    """Return the limits that a plan meets, worst first: memory, then what makes the model wait."""
+    question, times, found = answer.question, answer.times, []
+    has, waiting = as_bytes(question.memory_per_host), 1 - times["model"] / answer.step
     enough = hosts_needed(question, answer.constants) if answer.wanted > question.memory_per_host else None
-    ways = [f"{enough} hosts"] if enough else []
-    if answer.cached:
-        ways.append("a smaller cache")
+    ways = (f"{enough} hosts, " if enough else "") + ("a smaller cache, " if answer.cached else "")
     if answer.private > question.memory_per_host:
         what = f"trainers and cache take {as_bytes(answer.private)} of a host's {has}"
-        ways += ["a smaller batch or fanouts", "fewer workers or ranks per host"]
-        yield Finding("breaks", what, ", ".join(ways))
+        ways += "a smaller batch or fanouts, fewer workers or ranks per host"
+        found.append(Finding("breaks", what, ways))
     elif answer.wanted > question.memory_per_host:
         missing = as_bytes(answer.wanted - question.memory_per_host)
         what = f"{missing} of what batches touch do not fit the {has} of a host and are read from its disk"
-        ways += [f"{as_bytes(answer.wanted)} per host", "features of fewer bytes"]
-        ways.append("a budget for the store (`memory` in run.toml): then rows are read ahead, many at once")
-        yield Finding("slow", what, ", ".join(ways))
+        ways += f"{as_bytes(answer.wanted)} per host, features of fewer bytes, "
+        ways += "a budget for the store (`memory` in run.toml): then rows are read ahead, many at once"
+        found.append(Finding("slow", what, ways))
+    if answer.bottleneck == "network" or (times["model"] and answer.bottleneck != "model"):
+        ways = "more workers per rank, if the host has cores for them"
+        if answer.bottleneck == "network":
+            ways = "a cache of remote rows, seeds of a rank's own host, features of fewer bytes, a faster network"
+        idle = f", the model waits {as_share(waiting)} of the time" if times["model"] else ""
+        found.append(Finding("slow", f"{answer.bottleneck} bounds the step: {as_seconds(answer.step)}{idle}", ways))
+    return found
 
 
 def hosts_needed(question: Question, constants: Constants) -> int | None:
@@ -267,41 +193,9 @@ def hosts_needed(question: Question, constants: Constants) -> int | None:
     def fits(hosts: int) -> bool:
         return plan(replace(question, hosts=hosts), constants).wanted <= question.memory_per_host
 
-    most = min(question.nodes, MOST_HOSTS)
+    most = min(question.nodes, 1 << 16)
     enough = 1 + bisect_left(range(1, most + 1), True, key=fits)
     return enough if enough <= most else None
-
-
-def _partitioning(question: Question) -> Iterator[Finding]:
-    """Yield the limits of `hoploom partition` on one machine like the hosts."""
-    from hoploom.ops.assign_parts import MOST_NODES  # brings torch, which the help of `plan` does without
-
-    if question.hosts == 1:
-        return
-    method, memory = str(question.edge_cut), question.memory_per_host
-    assigning = {"stream": question.nodes * STREAM_BYTES, "metis": question.edges * METIS_BYTES}.get(method, 0)
-    needed = max(assigning, question.nodes * PARTITION_BYTES)
-    way_out = "a larger machine for this step, or `hoploom build --parts`, which assigns by a hash and streams"
-    if needed > memory:
-        what = f"partitioning takes {as_bytes(needed)} of {as_bytes(memory)}"
-        yield Finding("breaks", what, way_out)
-    if assigning and question.nodes > MOST_NODES:
-        what = f"the {method} partitioner counts nodes up to {MOST_NODES:,}, there are {question.nodes:,}"
-        yield Finding("breaks", what, "hash or range, which look at ids alone")
-
-
-def _speed(answer: ScalePlan) -> Iterator[Finding]:
-    """Yield what makes the model wait; if its time is not known, only the network may."""
-    times, question = answer.times, answer.question
-    if times.bottleneck == "model" or not (times.model or times.bottleneck == "network"):
-        return
-    if times.bottleneck == "network":
-        way_out = "a cache of remote rows, seeds of a rank's own host, features of fewer bytes, a faster network"
-    else:
-        workers = int(times.loading * question.workers / max(times.model, times.network)) + 1
-        way_out = f"{min(workers, 1024)} workers per rank, if the host has cores for them"
-    idle = f", the model waits {as_share(1 - times.model / times.total)} of the time" if times.model else ""
-    yield Finding("slow", f"{times.bottleneck} bounds the step: {as_seconds(times.total)}{idle}", way_out)
 
 
 # --- seconds -------------------------------------------------------------------------------------
@@ -330,3 +224,127 @@ def _table_bytes(question: Question) -> int:
 def _store_bytes(question: Question) -> float:
     """Return the size of the whole store."""
     return sum(item.disk for item in sizes.host_items(question, everywhere=False)) * question.hosts
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+def as_json(answer: ScalePlan) -> str:
+    """Return a plan as one JSON object: bytes, seconds and counts."""
+    contents = {
+        "question": asdict(answer.question),
+        "constants": asdict(answer.constants),
+        "topology_everywhere": answer.everywhere,
+        "host": {"store": [asdict(item) for item in answer.store]}
+        | {name: getattr(answer, name) for name in ("disk", "mapped", "private", "wanted")},
+        "process": answer.process,
+        "batch": asdict(answer.batch) | {"nodes": answer.batch.nodes, "picks": answer.batch.picks},
+        "traffic": answer.traffic,
+        "times": answer.times | {"step": answer.step, "bottleneck": answer.bottleneck},
+        "epoch": {"steps": answer.steps_per_epoch, "seconds": answer.steps_per_epoch * answer.step},
+        "build": answer.build,
+        "partition": answer.partition,
+        "findings": [asdict(finding) for finding in findings(answer)],
+    }
+    return json.dumps(contents, indent=1, allow_nan=False)
+
+
+def as_text(answer: ScalePlan) -> str:
+    """Return a plan as text: the question, one table per subject, then the limits."""
+    question = answer.question
+    constants = f"Constants: measured on {answer.constants}."
+    if answer.constants == default_constants():
+        constants = (
+            f"Constants: the built-in ones, measured on {answer.constants}.\n"
+            "Not your machine: `hoploom bench --out bench.json` measures it, --constants bench.json uses that."
+        )
+    headline = (
+        f"{as_count(question.nodes)} nodes, {as_count(question.edges)} edges, hosts: {question.hosts}, "
+        f"ranks: {question.ranks}, batches of {question.batch_size:,} seeds, "
+        f"fanouts {','.join(map(str, question.fanouts))}\n{constants}"
+    )
+    batch = answer.batch
+    hops = [
+        (f"hop {number}", as_count(hop.frontier), as_count(hop.picks), as_count(hop.nodes), "")
+        for number, hop in enumerate(batch.hops, 1)
+    ]
+    whole = ("together", "", as_count(batch.picks), as_count(batch.nodes), as_bytes(batch.bytes))
+    sections: dict[str, Sequence[Line]] = {
+        "Memory and disk of a host": _store(answer),
+        "A trainer process adds": [(name, as_bytes(size), "") for name, size in answer.process.items()],
+        "A batch": [("", "expanded", "picks", "distinct nodes", ""), *hops, whole],
+        "Network, per step of a rank": _network(answer),
+        "Time of a step": _times(answer),
+        "Preparing, on one machine": _preparing(answer),
+    }
+    tables = [f"{title}\n{_columns(lines)}" for title, lines in sections.items()]
+    found = [f"  {limit.level}: {limit.what}\n    way out: {limit.way_out}" for limit in findings(answer)]
+    last = "\n".join(["Where it breaks" if found else "Nothing breaks.", *found])
+    return "\n\n".join([headline, *tables, last])
+
+
+def _columns(lines: Sequence[Line]) -> str:
+    """Return a table as text: names left, figures right-aligned, then remarks."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = []
+    for name, *cells, remark in lines:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:-1], strict=True)]
+        rows.append("  ".join(["", name.ljust(widths[0]), *padded, remark]).rstrip())
+    return "\n".join(rows)
+
+
+def _store(answer: ScalePlan) -> list[Line]:
+    question, (topology, *items) = answer.question, answer.store
+    where = "the whole on every host" if answer.everywhere and question.hosts > 1 else ""
+    verdict = f"of {as_bytes(question.memory_per_host)}"
+    if answer.wanted > question.memory_per_host:
+        verdict += ", too much"
+    return [
+        ("", "disk", "memory", ""),
+        (topology.name, as_bytes(topology.disk), as_bytes(topology.memory), where),
+        *((item.name, as_bytes(item.disk), as_bytes(item.memory), "") for item in items),
+        ("trainers", "", as_bytes(answer.private - answer.cached), f"processes: {question.ranks_per_host}"),
+        ("together", as_bytes(answer.disk), as_bytes(answer.wanted), verdict),
+    ]
+
+
+def _network(answer: ScalePlan) -> list[Line]:
+    question, batch = answer.question, answer.batch
+    if question.hosts == 1:
+        return [("one host", "nothing", "")]
+    hits = f", the cache holds {as_share(batch.hits)} of them" if answer.cached else ""
+    total = sum(answer.traffic.values())
+    per_host = total * question.ranks_per_host
+    remarks = {
+        "hops": f"{as_count(batch.remote_picks)} picks are remote",
+        "rows": f"{as_count(batch.remote_rows)} nodes are remote{hits}",
+        "gradients": "all-reduce, shared by the ranks of a host",
+    }
+    return [
+        *((name, as_bytes(size), remarks[name]) for name, size in answer.traffic.items()),
+        ("together", as_bytes(total), f"{as_bytes(per_host)} per host and step"),
+        ("per second", as_rate(per_host / answer.step), f"per host and direction, of {as_rate(question.network)}"),
+    ]
+
+
+def _times(answer: ScalePlan) -> list[Line]:
+    steps, seeds = answer.steps_per_epoch, as_count(answer.question.num_seeds)
+    remarks = {"sampling": f"loader threads: {answer.question.workers}", "model": "as given"}
+    lines = [(name, as_seconds(value), remarks.get(name, "")) for name, value in answer.times.items() if value]
+    if not answer.times["model"]:
+        lines.append(("model", "", "not measured; if it is slower than this, it sets the time of a step"))
+    return [
+        *lines,
+        ("step", as_seconds(answer.step), f"limited by {answer.bottleneck} (loading, network and model run at once)"),
+        ("epoch", as_seconds(steps * answer.step), f"{steps:,} steps for {seeds} seeds"),
+    ]
+
+
+def _preparing(answer: ScalePlan) -> list[Line]:
+    lines: list[Line] = [(name, as_seconds(seconds), "") for name, seconds in answer.build.items() if seconds]
+    lines.append(("tables to store", as_seconds(sum(answer.build.values())), ""))
+    if answer.question.hosts > 1:
+        how = f"edge cut: {answer.question.edge_cut}"
+        how += ", without the time of METIS itself" * (answer.question.edge_cut == "metis")
+        lines.append(("store to parts", as_seconds(sum(answer.partition.values())), how))
+    return lines

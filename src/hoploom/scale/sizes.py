@@ -9,17 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
-from hoploom.scale.spec import Question
-
-if TYPE_CHECKING:
-    from torch import Tensor  # imported on use: `hoploom plan --help` does without
+from hoploom.scale.inputs import Question
 
 HEADER = 128  # bytes of a .npy file before its values
 SLOT = 4  # bytes of a node in a direct map from ids to positions in a batch
 ID = 8  # bytes of an id, in memory and on the wire
-POINTS = 4096  # of the numerical integral over the ranks
+RANKS = [(point + 0.5) / 1024 for point in range(1024)]  # of the numerical integrals
 
 
 @dataclass(frozen=True)
@@ -42,18 +38,17 @@ def is_hashed(question: Question) -> bool:
 
 
 def topology_bytes(question: Question, num_hosts: float) -> float:
-    """Return the bytes of `num_hosts` hosts' adjacency lists, with the weights and times that the sampler reads."""
+    """Return the bytes of `num_hosts` hosts' adjacency lists."""
     from hoploom.store.format import ID_LIMIT
 
-    share = num_hosts / question.hosts
-    per_edge = (4 if question.nodes < ID_LIMIT else 8) + 4 * question.weights + 8 * question.times
-    headers = num_hosts * ((2 + question.weights + question.times) * HEADER + 8)  # and one more entry of indptr each
-    return question.nodes * share * 8 + question.edges * share * per_edge + headers
+    lists = question.nodes * 8 + question.edges * (4 if question.nodes < ID_LIMIT else 8)
+    return lists * num_hosts / question.hosts + num_hosts * (2 * HEADER + 8)  # one more offset than nodes
 
 
 def node_fields(question: Question) -> dict[str, int]:
     """Return the bytes of one node in each field's file."""
-    rows = {"features": question.row_bytes, "labels": 8, "original ids": question.original_id_bytes}
+    features = 0 if question.features is None else question.features.row_bytes
+    rows = {"features": features, "labels": 8, "original ids": question.original_id_bytes}
     return {name: row for name, row in rows.items() if row}
 
 
@@ -69,12 +64,13 @@ def host_items(question: Question, *, everywhere: bool) -> list[Item]:
     items = [Item("topology", topology, topology)]
     for name, row in node_fields(question).items():
         items.append(Item(name, nodes * row + HEADER, nodes * row + HEADER))
-    own = 0 if question.edge_features is None else question.edge_features.row_bytes
-    of_edges = sum(edges * row + HEADER for row in (own, 4 * question.weights, 8 * question.times) if row)
-    seeds = nodes * question.train_share * 8 + HEADER if question.train_share else 0.0
-    rest = (Item("edge fields", of_edges, 0.0), Item("training seeds", seeds, 0.0))
-    cache = Item("cache of remote rows", 0.0, cache_bytes(question))
-    return [*items, *(item for item in (*rest, cache) if item.disk or item.memory)]
+    if question.edge_features is not None:
+        items.append(Item("edge features", edges * question.edge_features.row_bytes + HEADER, 0.0))
+    if question.train_share:
+        items.append(Item("training seeds", nodes * question.train_share * 8 + HEADER, 0.0))
+    if question.cache and question.hosts > 1:
+        items.append(Item("cache of remote rows", 0.0, cache_bytes(question)))
+    return items
 
 
 def cache_bytes(question: Question) -> float:
@@ -83,12 +79,6 @@ def cache_bytes(question: Question) -> float:
 
 
 # --- a batch -------------------------------------------------------------------------------------
-
-
-def _points() -> "Tensor":
-    import torch
-
-    return (torch.arange(POINTS, dtype=torch.float64) + 0.5) / POINTS
 
 
 @dataclass(frozen=True)
@@ -100,17 +90,15 @@ class Popularity:
 
     def distinct(self, seeds: float, draws: float, among: float = 1.0) -> float:
         """Return the expected number of distinct nodes, counted among the `among` share of most popular ones."""
-        points = _points()
-        ranks = among * points * points  # denser where the popularity is steep
-        density = (1 - self.skew) * ranks.pow(-self.skew)
         missed = math.log1p(-seeds / self.num_nodes) if seeds < self.num_nodes else -math.inf
-        chances = -(missed - draws / self.num_nodes * density).expm1()  # exact however small
-        return self.num_nodes * among * float((2 * points * chances).sum()) / POINTS
+        total = 0.0
+        for point in RANKS:
+            density = (1 - self.skew) * (among * point * point) ** -self.skew  # denser where popularity is steep
+            total -= 2 * point * math.expm1(missed - draws / self.num_nodes * density)  # exact however small
+        return self.num_nodes * among * total / len(RANKS)
 
     def hit_rate(self, seeds: float, draws: float, cached: float) -> float:
         """Return the share of a batch's distinct nodes that are among the `cached` share of most popular ones."""
-        if cached <= 0:
-            return 0.0
         return min(1.0, self.distinct(seeds, draws, min(1.0, cached)) / self.distinct(seeds, draws))
 
 
@@ -119,12 +107,12 @@ def picks_per_node(mean_degree: float, *fanouts: int) -> float:
 
     With several fanouts, each draws afresh from the same list: return the number of distinct edges picked.
     """
-    points = _points()
-    degrees = mean_degree / 2 / points  # the share of nodes above this is points squared
-    left = degrees.new_ones(POINTS)  # probability that an edge of such a list is not picked
-    for fanout in fanouts:
-        left = left * (1 - (degrees.clamp(max=fanout) if fanout >= 0 else degrees) / degrees)
-    return float((2 * points * degrees * (1 - left)).sum()) / POINTS
+    total = 0.0
+    for point in RANKS:
+        degree = mean_degree / 2 / point  # the share of nodes above this is the point squared
+        left = math.prod(max(0.0, 1 - fanout / degree) if fanout >= 0 else 0.0 for fanout in fanouts)
+        total += 2 * point * degree * (1 - left)
+    return total / len(RANKS)
 
 
 @dataclass(frozen=True)
@@ -186,12 +174,9 @@ def batch_size(question: Question, *, everywhere: bool) -> BatchSize:
     if not everywhere:
         frontier = sum(asked)
         picks = sum(hop.picks * away / hop.frontier for hop, away in zip(hops, asked, strict=True))
-    hits = question.hit_rate if cache_bytes(question) else 0.0
-    if hits is None:
-        hits = popularity.hit_rate(hops[0].frontier, hops[-1].drawn, question.cache)
-    size = sum(hop.picks for hop in hops) * 3 * ID + hops[-1].nodes * (
-        ID + node_bytes(question)
-    )  # both ends, and the edge id
+    hits = popularity.hit_rate(hops[0].frontier, hops[-1].drawn, question.cache) if cache_bytes(question) else 0.0
+    size = hops[-1].nodes * (ID + node_bytes(question))
+    size += sum(hop.picks for hop in hops) * 3 * ID  # both ends, and the edge id
     return BatchSize(hops, frontier, picks, rows, hits, size)
 
 

@@ -63,7 +63,6 @@ def shell(command: str, *words: object) -> subprocess.CompletedProcess[str]:
     [
         ("hoploom.cli", "info STORE"),
         ("torch", "info STORE"),
-        ("torch", "plan --nodes 1e6 --edges 1e7 -o plan.html"),
         pytest.param("hoploom.store.check", "check STORE", marks=pytest.mark.slow),
     ],
 )
@@ -105,7 +104,6 @@ def test_a_full_disk_behind_standard_output_is_one_line() -> None:
     ("words", "said"),
     [
         (["partition", "STORE", "-o", "NEW", "--parts", "2", "--report", "x.txt"], "ends in .json or .html"),
-        (["plan", "--nodes", "10", "--edges", "10", "-o", "x.pdf"], "ends in .html"),
         (["init", "nofolder/x.toml"], "there is no folder nofolder; make it first"),
     ],
 )
