@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hoploom.inference.infer import infer
     from hoploom.ingest.formats.dgl import from_dgl
     from hoploom.ingest.synthetic import generate
-    from hoploom.load import HGTLoader, LinkNeighborLoader, NeighborLoader, NeighborSampler
+    from hoploom.load import HGTLoader, LinkNeighborLoader, NeighborLoader
     from hoploom.partition.partition import partition  # the package, which can be called
     from hoploom.ranks.context import init
     from hoploom.ranks.spawn import spawn
@@ -47,7 +47,6 @@ __all__ = [
     "LinkPrediction",
     "MultiLabel",
     "NeighborLoader",
-    "NeighborSampler",
     "NodeClassification",
     "NodeRegression",
     "PeerError",
@@ -83,7 +82,7 @@ _HOMES = {
     "generate": "ingest.synthetic",
     "open": "deploy.open",
     "place": "gpu.place",
-} | dict.fromkeys(("HGTLoader", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler"), "load")
+} | dict.fromkeys(("HGTLoader", "LinkNeighborLoader", "NeighborLoader"), "load")
 _HOMES |= {
     "WholeStep": "gpu.whole_step.epoch",
     "infer": "inference.infer",

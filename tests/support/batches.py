@@ -1,11 +1,13 @@
 """Comparing batches to the last bit, and the reference sampler behind the store's own seam."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
 from hoploom.batch import Block
 from hoploom.ops import Frontier, Picks
@@ -83,3 +85,38 @@ def _listed(column: Tensor | None) -> Any:
 def with_reference(store: Store) -> Store:
     """The same store, sampled by the reference."""
     return replace(store, graph=ReferenceGraph(store.parts[0]))
+
+
+class Replayed(BaseSampler):
+    """PyG's sampler interface over given batches, so that PyG's own loader joins the features of the same picks."""
+
+    edge_permutation = None
+
+    def __init__(self, given: Iterable[Any]) -> None:
+        self._given = iter(given)
+
+    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput | HeteroSamplerOutput:
+        batch = next(self._given)
+        return _sampler_output(batch, (index.input_id, index.time))
+
+    def sample_from_edges(self, index: EdgeSamplerInput, **_: Any) -> SamplerOutput | HeteroSamplerOutput:
+        batch = next(self._given)
+        triplets = any("src_index" in storage for storage in batch.stores)
+        names = ("src_index", "dst_pos_index", "dst_neg_index", "seed_time")
+        names = names if triplets else ("edge_label_index", "edge_label", "edge_label_time")
+        return _sampler_output(batch, (index.input_id, *(next(_held(batch, name), None) for name in names)))
+
+
+def _held(batch: Any, name: str) -> Iterator[Any]:
+    return (storage[name] for storage in batch.stores if name in storage)
+
+
+def _sampler_output(batch: Any, metadata: tuple[Any, ...]) -> SamplerOutput | HeteroSamplerOutput:
+    names = ("n_id", "edge_index", "e_id", "batch", "num_sampled_nodes", "num_sampled_edges")
+    if isinstance(batch, Data):
+        node, (row, col), *more = (batch.get(name, None) for name in names)
+        return SamplerOutput(node, row, col, *more, metadata=metadata)
+    node, edge_index, edge, *rest = ({s._key: s[name] for s in batch.stores if name in s} for name in names)
+    row, col = ({key: ends[i] for key, ends in edge_index.items()} for i in (0, 1))
+    edges = dict.fromkeys(batch.edge_types) | edge
+    return HeteroSamplerOutput(node, row, col, edges, *(found or None for found in rest), metadata=metadata)

@@ -5,10 +5,9 @@ from types import ModuleType
 from typing import NoReturn
 
 from hoploom.errors import ConfigError
-from hoploom.load.adapter import NeighborSampler
 from hoploom.load.neighbor import HGTLoader, LinkNeighborLoader, NeighborLoader
 
-__all__ = ["HGTLoader", "LinkNeighborLoader", "NeighborLoader", "NeighborSampler"]
+__all__ = ["HGTLoader", "LinkNeighborLoader", "NeighborLoader"]
 __dir__ = __all__.copy
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import BaseSampler, NegativeSampling, NumNeighbors
+from torch_geometric.sampler import NegativeSampling, NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
 from hoploom.config.values import as_int, as_number, nearest, parse_bytes
@@ -54,6 +54,7 @@ COUNTS = {  # arguments that are counts: the least value, and what to give
 MAY_BE_NONE = ("prefetch_factor", "look_ahead")
 SEED_BYTES, ORDER_BYTES = 16, 32  # of an edge that is a seed, and while it is put in the user's own order
 UNSUPPORTED = {  # arguments of PyG, of torch's DataLoader, then of other libraries; their defaults pass
+    "neighbor_sampler": "give its options to the loader; loaders of one store, hoploom.from_pyg(data), share its edges",
     "transform_sampler_output": "use transform= on the batch instead",
     "custom_cls": "use transform= on the batch instead",
     "collate_fn": "a batch is made whole, there is nothing to collate; give transform=, a function of the batch",
@@ -171,7 +172,7 @@ class NodeArguments(NeighborArguments):
     transform_sampler_output: None = None
     is_sorted: bool = False
     filter_per_worker: bool | None = None
-    neighbor_sampler: BaseSampler | None = None
+    neighbor_sampler: None = None
     directed: bool = True
 
 
@@ -198,7 +199,7 @@ class LinkArguments(NeighborArguments):
     transform_sampler_output: None = None
     is_sorted: bool = False
     filter_per_worker: bool | None = None
-    neighbor_sampler: BaseSampler | None = None
+    neighbor_sampler: None = None
     directed: bool = True
     strict_negatives: bool = field(default=False, kw_only=True)
 

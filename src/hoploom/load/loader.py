@@ -1,7 +1,7 @@
 """The loader: an order of steps, a maker of their batches, a pipeline, and a position that can be saved."""
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,12 +10,13 @@ from typing import Any, NoReturn, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch_geometric.data import HeteroData
 from torch_geometric.data.data import BaseData
+from torch_geometric.typing import TensorFrame
 
 from hoploom import html, keys
 from hoploom.config.values import as_int
 from hoploom.errors import BatchError, ConfigError
-from hoploom.load.adapter import Calls
 from hoploom.load.arguments import LoaderArguments, seeds_name, shown_counts
 from hoploom.load.assemble import Batch, Mover, received
 from hoploom.load.fingerprint import Fingerprint
@@ -24,11 +25,10 @@ from hoploom.load.maker import LocalMaker, Maker, NodeMaker
 from hoploom.load.order import DividedOrder, DrawnOrder, Order, divided, drawn, localised
 from hoploom.load.packed import Packing
 from hoploom.load.pipeline import DEADLINE, ByteLimit, Pipeline
-from hoploom.load.watched_fields import WatchedFields
 from hoploom.ranks.agreement import ALONE, Meeting, agree
 from hoploom.ranks.deadlock import call_chain, detector_here
 from hoploom.ranks.share import DIVIDED, LONE, Share, current_share, read_share
-from hoploom.schema import ID_DTYPES
+from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, ID_DTYPES, Owner
 from hoploom.store import Sharded
 from hoploom.store.base import Tier
 from hoploom.store.from_pyg import PygGraph
@@ -79,6 +79,62 @@ def local_producer(maker: LocalMaker, num_steps: int | None) -> Maker:
     return maker
 
 
+class _WatchedData:
+    """The user's PyG data as a loader read it. Batches follow fields that are deleted, or added to nodes."""
+
+    def __init__(self, data: Any, graph: PygGraph) -> None:
+        self._frames, self._deleted, self._schema = graph.frames, graph.deleted, graph.store.schema
+        owners: list[tuple[Owner, ...]] = [(HOMOGENEOUS_TYPE, HOMOGENEOUS_RELATION)]
+        if isinstance(data, HeteroData):
+            owners = [(), *((owner,) for owner in (*data.node_types, *data.edge_types))]
+        self._storages = [
+            (own, storage, {name: (value, _version(value)) for name, value in storage.items()})
+            for own, storage in zip(owners, data.stores, strict=True)
+        ]
+
+    def check(self) -> None:
+        """Note the fields that were deleted or added; raise ConfigError for one that was replaced."""
+        for owners, storage, known in self._storages:
+            for name, (old, version) in known.items():
+                for owner in owners:
+                    (self._deleted.discard if name in storage else self._deleted.add)((owner, name))
+                if not _is_as_read(storage.get(name), old, version):
+                    self._raise(name)
+            if owners and isinstance(owners[0], str):
+                self._add(owners[0], {name: rows for name, rows in storage.items() if name not in known}, known)
+
+    def _add(self, node_type: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+        before = self._frames.get(node_type, {})
+        for name in [name for name in before if name not in known and name not in given]:
+            del before[name]
+        for name, rows in given.items():
+            if _is_dense(rows) and rows.shape[:1] == (self._schema.node_type(node_type).num_nodes,):
+                self._frames.setdefault(node_type, {})[name] = rows
+            elif name in before:
+                self._raise(name)
+
+    def _raise(self, name: str) -> NoReturn:
+        raise ConfigError(f"{name} of the data was replaced after the loader was made; make the loader again")
+
+
+def _is_dense(rows: Any) -> bool:
+    return isinstance(rows, Tensor) and rows.layout == torch.strided
+
+
+def _version(rows: Any) -> int:
+    """Return how often rows were written if the loader had to copy them, else 0."""
+    return 0 if not _is_dense(rows) or rows.is_contiguous() or rows.is_inference() else rows._version
+
+
+def _is_as_read(now: Any, old: Any, version: int) -> bool:
+    """Return whether a field has the rows that the loader read, or is gone, or on another device."""
+    if now is old:
+        return _version(now) == version
+    if now is None or not isinstance(old, Tensor | TensorFrame) or getattr(now, "device", None) != old.device:
+        return True
+    return _is_dense(now) and _is_dense(old) and now.dtype == old.dtype and torch.equal(now, old)
+
+
 class Loader:
     """The base class of the loaders: each loop over a loader yields the batches of one epoch."""
 
@@ -90,8 +146,7 @@ class Loader:
         self.data, self.store, self.maker = given.data, graph.store, maker
         self._given = given
         self._mover = mover
-        self._watched = WatchedFields(self.data, graph) if isinstance(self.data, BaseData) else None
-        self._calls = Calls(given.random_seed(), graph.store)
+        self._watched = _WatchedData(self.data, graph) if isinstance(self.data, BaseData) else None
         self._meeting: Meeting | None = None  # of several ranks that were not told their shares
         self._is_settled = False  # whether that has shown how the seeds are divided
         self._call_chain = call_chain()
@@ -255,7 +310,8 @@ class Loader:
 
     def begin_epoch(self) -> EpochSteps:
         """Begin the next epoch, or what is left of it, and return its steps without their batches."""
-        self._take_new_fields()
+        if self._watched is not None:
+            self._watched.check()
         self.settle()
         self._check_lone()
         start = self._next
@@ -305,7 +361,8 @@ class Loader:
         Ranks that take whole steps in turn see the batches that one process would see:
         `loader.steps(range(rank, loader.num_whole_steps, world_size), dealt=False)`.
         """
-        self._take_new_fields()
+        if self._watched is not None:
+            self._watched.check()
         order = self._order if dealt else self._order.for_one_rank()
         if len(steps) and not 0 <= min(steps) <= max(steps) < order.num_steps:
             raise ConfigError(f"steps are {steps}, but an epoch has {order.num_steps}; stay within it")
@@ -350,36 +407,8 @@ class Loader:
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
         """Return the batch of these positions among the seeds."""
-        return self._make_of(index, keys.batch_key(self._order.seed, self._consumed.epoch, CALLS))
-
-    def collate_fn(self, index: Tensor | list[int]) -> Batch:
-        """Return a batch of these positions among the seeds, for PyG's ZipLoader; every call draws again."""
-        if self.share.world_size > 1:
-            raise ConfigError(
-                f"this loader has the share of {self.share}, but a ZipLoader or torch's DataLoader counts positions "
-                "among all seeds; make the loaders with rank=0, world_size=1, and give the ZipLoader "
-                "sampler=DistributedSampler(range(n)) for the n seeds of the shortest loader"
-            )
-        return self._make_of(index, self._calls.key())
-
-    def filter_fn(self, batch: Batch) -> Batch:
-        """Return the batch as it is; ZipLoader calls this after `collate_fn`."""
-        return batch
-
-    def enable_multithreading(self, worker_threads: int | None = None) -> AbstractContextManager[None]:
-        """Do nothing: workers are threads here. PyG's loaders have worker processes."""
-        return nullcontext()
-
-    def enable_cpu_affinity(self, loader_cores: Any = None) -> AbstractContextManager[None]:
-        """Do nothing: workers are threads here, and no core is reserved for them."""
-        return nullcontext()
-
-    def _take_new_fields(self) -> None:
         if self._watched is not None:
-            self._watched.renew()
-
-    def _make_of(self, index: Tensor | list[int], key: int) -> Batch:
-        self._take_new_fields()
+            self._watched.check()
         indices = torch.as_tensor(index)
         if indices.dim() != 1 or indices.dtype not in ID_DTYPES:
             of = f"dtype {indices.dtype} and shape {tuple(indices.shape)}"
@@ -388,11 +417,20 @@ class Loader:
         outside = indices[(indices < 0) | (indices >= limit)]
         if outside.numel():
             raise ConfigError(f"index holds {outside[0]}, out of range [0, {limit}); give positions among the seeds")
+        key = keys.batch_key(self._order.seed, self._consumed.epoch, CALLS)
         try:
             made = self._producer.make(indices.to(torch.int64).contiguous(), 0, key)
         except TimeoutError as error:
             raise BatchError(f"a batch of {indices.numel()} given positions failed: TimeoutError: {error}") from error
         return received(self._mover.send(made))
+
+    def enable_multithreading(self, worker_threads: int | None = None) -> AbstractContextManager[None]:
+        """Do nothing: workers are threads here. PyG's loaders have worker processes."""
+        return nullcontext()
+
+    def enable_cpu_affinity(self, loader_cores: Any = None) -> AbstractContextManager[None]:
+        """Do nothing: workers are threads here, and no core is reserved for them."""
+        return nullcontext()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next loop. A position that was restored inside this epoch is kept."""

@@ -7,7 +7,6 @@ from torch_geometric.sampler import NegativeSampling
 
 from hoploom.errors import ConfigError
 from hoploom.load import arguments as inputs
-from hoploom.load.adapter import given_sampler
 from hoploom.load.arguments import HGTArguments, LinkArguments, NodeArguments, NodeSeeds, taking
 from hoploom.load.loader import Loader
 from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampler
@@ -49,7 +48,7 @@ class NeighborLoader(Loader):
     def __init__(self, given: NodeArguments) -> None:
         if given.input_time is not None and given.time_attr is None:
             raise ConfigError("'input_time' is set while 'time_attr' is not set; name the time attribute")
-        given, graph = given_sampler(given)
+        graph = inputs.read_input(given.data, weight_attr=given.weight_attr, time_attr=given.time_attr)
         sampler = _neighbor_sampler(graph.store, given)
         super().__init__(given, graph, _node_maker(given, sampler, graph, given.input_time, given.time_attr))
 
@@ -89,7 +88,7 @@ class LinkNeighborLoader(Loader):
         if (given.edge_label_time is None) != (given.time_attr is None):
             names = ("edge_label_time", "time_attr") if given.time_attr is None else ("time_attr", "edge_label_time")
             raise ConfigError("{!r} is set while {!r} is not set; give both or neither".format(*names))
-        given, graph = given_sampler(given)
+        graph = inputs.read_input(given.data, weight_attr=given.weight_attr, time_attr=given.time_attr)
         store = graph.store
         sampler = _neighbor_sampler(store, given)
         assembler = inputs.assembler_of(given, graph, sampler.sampling)

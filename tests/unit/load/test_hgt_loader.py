@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 import torch
 from support import reference
-from support.batches import assert_same_batches
+from support.batches import Replayed, assert_same_batches
 from support.graphs import library, ring
 from support.refusals import assert_refused, table
 from torch.nn import functional as F  # noqa: N812
 from torch_geometric.data import HeteroData
 from torch_geometric.loader import NodeLoader
-from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NodeSamplerInput
 
 import hoploom
 from hoploom import HGTLoader
@@ -113,30 +112,12 @@ def test_no_budget_no_nodes_and_repeated_seeds_stay() -> None:
 # --- as PyG's --------------------------------------------------------------------------------------
 
 
-class Drawn(BaseSampler):
-    """PyG's sampler interface over the nodes and edges of given batches."""
-
-    edge_permutation = None
-
-    def __init__(self, given: list[HeteroData]) -> None:
-        self.given = iter(given)
-
-    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> HeteroSamplerOutput:
-        batch = next(self.given)
-        row, col = ({key: batch[key].edge_index[end] for key in batch.edge_types} for end in (0, 1))
-        edges = {key: batch[key].e_id for key in batch.edge_types}
-        return HeteroSamplerOutput(batch.n_id_dict, row, col, edges, metadata=(index.input_id, index.time))
-
-    def sample_from_edges(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError
-
-
 @pytest.mark.filterwarnings("ignore:Unable to accurately infer")
 @pytest.mark.parametrize("seeds", [("paper", library()["paper"].train_mask), "author", ("venue", [2, 0])])
 def test_a_batch_has_the_fields_of_pygs(seeds: Any) -> None:
     data = library()
     ours = list(HGTLoader(data, [2, 2], seeds, is_sorted=True, filter_per_worker=True, batch_size=4))
-    assert_same_batches(ours, NodeLoader(data, Drawn(ours), seeds, batch_size=4))
+    assert_same_batches(ours, NodeLoader(data, Replayed(ours), seeds, batch_size=4))
 
 
 # --- wrong arguments -------------------------------------------------------------------------------

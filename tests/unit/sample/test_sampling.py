@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import assert_same
+from support.batches import Replayed, assert_same
 from support.graphs import add_relation, library, random_graph, ring
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import SAGEConv
 from torch_geometric.sampler import NodeSamplerInput
 
-from hoploom import ConfigError, Edges, NeighborLoader, NeighborSampler
+from hoploom import ConfigError, Edges, NeighborLoader
 from hoploom.sample import LayerGraph
 
 CITES, WRITES = ("paper", "cites", "paper"), ("author", "writes", "paper")
@@ -265,9 +265,15 @@ def ends_of(out: Any) -> dict[Any, list[tuple[int, int]]]:
 @pytest.mark.filterwarnings("ignore:.*reverse")
 @pytest.mark.parametrize(("data", "node_type"), [(random_graph(40, 300, 1), None), (both_ways(), "paper")])
 def test_bidirectional_is_what_pyg_makes_of_the_directional_sample(data: Any, node_type: str | None) -> None:
-    seeds = NodeSamplerInput(None, torch.tensor([2, 5, 6]), input_type=node_type)
-    directional = NeighborSampler(data, [2, 2]).sample_from_nodes(seeds)
-    found = ends_of(NeighborSampler(data, [2, 2], subgraph_type="bidirectional").sample_from_nodes(seeds))
+    ids = torch.tensor([2, 5, 6])
+    seeds, index = ids if node_type is None else (node_type, ids), NodeSamplerInput(None, ids, input_type=node_type)
+    directional, both = (
+        Replayed(NeighborLoader(data, [2, 2], seeds, batch_size=3, subgraph_type=subgraph_type)).sample_from_nodes(
+            index
+        )
+        for subgraph_type in ("directional", "bidirectional")
+    )
+    found = ends_of(both)
     assert found == ends_of(directional.to_bidirectional())
     assert all(len(set(ends)) == len(ends) for ends in found.values())
     if node_type is not None:
