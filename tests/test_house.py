@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "hoploom"
 LAYERS = [
     {"errors", "closing", "fields", "schema", "keys", "_core"},
-    {"batch", "config", "html", "system"},
+    {"batch", "config", "system"},
     {"ops"},
     {"store"},
     {"sample", "ranks"},
@@ -31,10 +31,10 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
-    "": 720,
+    "": 674,
     "config": 915,
     "ops": 3390,
-    "store": 4507,
+    "store": 4492,
     "sample": 1290,
     "ranks": 2550,
     "load": 3450,

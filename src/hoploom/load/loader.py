@@ -14,7 +14,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.data.data import BaseData
 from torch_geometric.typing import TensorFrame
 
-from hoploom import html, keys
+from hoploom import keys
 from hoploom.config.values import as_int
 from hoploom.errors import BatchError, ConfigError
 from hoploom.load.arguments import LoaderArguments, seeds_name, shown_counts
@@ -488,7 +488,7 @@ class Loader:
         self._looped = -1
 
     def shown(self) -> dict[str, str]:
-        """Return the facts that `repr` and a notebook's table show of the loader."""
+        """Return the facts that `repr` shows of the loader."""
         order, name = self._order, seeds_name(self._given)
         shown = {"seeds of": name} if name else {}
         shown |= {"seeds": f"{order.num_seeds:,}", "steps": f"{order.num_steps:,}, of {order.batch_size:,} seeds each"}
@@ -503,10 +503,6 @@ class Loader:
         ]
         words += [f"{name} {text}" for name, text in shown.items()]
         return f"{type(self).__name__}({''.join(first)}{', '.join([*words, str(self.share)])})"
-
-    def _repr_html_(self) -> str:
-        """Return the table that a notebook shows."""
-        return html.table(type(self).__name__, ["", ""], [*self.shown().items(), ("share", str(self.share))])
 
     def __str__(self) -> str:
         return f"{type(self).__name__}()"  # as PyG's

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hoploom import html
 from hoploom.load.presample import AS_TRAINED, Presampling, read_seeds
 from hoploom.partition.assign import USUAL, named_seeds
 from hoploom.partition.bounded_store import BoundedStore, row_bytes
@@ -95,11 +94,6 @@ class PartitionReport:
             sampling = [str(self.sampling[name]) for name in ("batch_size", "seeds", "fanouts")]
             lines.append("sampled: batches of {}, seeds {}, fanouts {}".format(*sampling))
         return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        """Return the table that a notebook shows."""
-        columns, *rows = self._rows()
-        return html.table(self._title(), columns, rows)
 
     def __repr__(self) -> str:
         return f"<PartitionReport: {self._title()}>"

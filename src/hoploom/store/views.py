@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hoploom import html
-from hoploom.config.values import as_count, as_int, printable
+from hoploom.config.values import as_int, printable
 from hoploom.errors import ConfigError, DataError
 from hoploom.schema import (
     DTYPES,
@@ -451,20 +450,6 @@ class Explored(Uncopied, ABC):
             raise ConfigError(f"the graph has several types; give of=, one of {[*self.node_types, *self.edge_types]}")
         return self[of].neighbors(node)
 
-    def _repr_html_(self) -> str:
-        """Return the table that a notebook shows."""
-        splits = [", ".join(f"{name} {n:,}" for name, n in t.splits.items()) for t in self.schema.node_types]
-        rows = [(t.name, f"{t.count:,}", _fields(t), s) for t, s in zip(self.schema.node_types, splits, strict=True)]
-        rows += [(" ".join(r.key), f"{r.count:,}", _fields(r), "") for r in self.schema.relations]
-        where = self.path or ("in memory" if self.parts else "on servers")
-        title = f"Store {where}: {as_count(self.num_nodes)} nodes, {as_count(self.num_edges)} edges"
-        return html.table(title, ["type", "count", "fields", "splits"], rows)
-
 
 def _shown(owner: Owner) -> str:
     return owner if isinstance(owner, str) else "(" + ", ".join(owner) + ")"
-
-
-def _fields(of: NodeType | Relation) -> str:
-    shown = {name: f"[{', '.join(map(str, f.shape))}]" if f.shape else "" for name, f in of.fields.items()}
-    return ", ".join(f"{name} {of.fields[name].dtype}{shape}" for name, shape in shown.items() if name != EDGE_ID)

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hoploom import html
 from hoploom.errors import ConfigError, PeerError, StoreError, TrainError
 from hoploom.nn import GNN
 from hoploom.ranks.context import Context, gather_json, unwrap
@@ -43,12 +42,6 @@ class Outcome:
     stopped: Ending
     whole_steps: StepCounts | None = None  # how a stepper such as WholeStep took the steps
     disk: DiskUse | None = None  # by this rank, if the store is larger than its budget
-
-    def _repr_html_(self) -> str:
-        """Return the table that a notebook shows, with a row for each epoch."""
-        columns = list(dict.fromkeys(name for epoch in self.history for name in epoch))
-        rows = [[f"{epoch[name]:.4g}" if name in epoch else "" for name in columns] for epoch in self.history]
-        return html.table(f"{self.steps:,} steps, {self.epochs} epochs, {self.stopped}", columns, rows)
 
 
 def fit(

@@ -256,12 +256,6 @@ def test_names_complete_and_tables_are_escaped(store: Store, books: Store) -> No
     assert books._ipython_key_completions_()[:2] == ["author", "paper"]
     with pytest.raises(AttributeError, match="store\\[type\\]"):
         _ = books.x
-    shelf = library()
-    shelf["<b>"].x = torch.zeros(2, 3)
-    shown = hoploom.from_pyg(shelf)._repr_html_()
-    assert "&lt;b&gt;" in shown
-    assert "<b>" not in shown
-    assert "train 6" in shown
 
 
 def test_a_store_says_in_one_line_what_it_is(books: Store, tmp_path: Path) -> None:
