@@ -1,21 +1,19 @@
-"""Draft a graph.toml for the tables in a folder, from the names, types and first rows of their columns.
+"""Draft a graph.toml for the tables in a folder, from the names and types of their columns and the first rows.
 
-Guesses have a comment: a person is to read the text and correct it. Also reads the ids of node tables, to find the node
-types of columns by their values.
+Guesses have a comment: a person is to read the text and correct it.
 """
 
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hoploom.config.values import as_key, as_share, as_toml, printable
+from hoploom.config.values import as_key, as_toml, printable
 from hoploom.errors import ConfigError, DataError
 from hoploom.ingest.tables.csv import CsvFile
 from hoploom.ingest.tables.sources import column_names, plain_schema
@@ -27,17 +25,15 @@ HEADER = """\
 # Check the lines that say "guessed". A line that begins with `# ` has no effect.
 
 """
-SAMPLE, WANTED = 10_000, 200  # rows that are read of a table; values of a column that are looked up among ids
-ENDS = ("source", "destination")
+SAMPLE = 10_000  # rows that are read of a table
 END_WORDS = {
     "source": ("src", "source", "from", "citing"),
     "destination": ("dst", "destination", "target", "to", "cited"),
 }
-PEERS = ("friend", "peer", "neighbor", "neighbour", "parent", "child", "other")
 ID_WORDS = ("id", "ids", "idx", "nid", "uid", "node", "nodes")
-EDGE_WORDS = ("edge", "edges", "link", "links", *ID_WORDS)
-LABELS, SPLITS, WEIGHTS = ("label", "labels", "y", "target", "class"), ("split", "fold"), ("weight", "w")
-TIMES = ("time", "timestamp", "date", "datetime", "ts", "created_at", "published")
+OTHER_WORDS = ("friend", "neighbor", "neighbour", "parent", "child", *END_WORDS["source"], *END_WORDS["destination"])
+LABELS, SPLITS = ("label", "labels", "y", "target", "class"), ("split", "fold")
+NO_FEATURES = ("time", "timestamp", "date", "datetime", "ts", "created_at", "published", "weight", "w")
 SHARES = {"train": 0.8, "val": 0.1, "test": 0.1}
 ROW_NUMBER = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # columns that pandas adds
 
@@ -61,7 +57,7 @@ class _Section:
     @property
     def node_type(self) -> str:
         """The name of the node type, if the table holds nodes."""
-        return "_".join(word for word in _words(self.name) if word not in ID_WORDS) or "node"
+        return _stem(self.name) or "node"
 
     @property
     def id_typed(self) -> list[str]:
@@ -71,11 +67,13 @@ class _Section:
     def is_text(self, column: str) -> bool:
         return bool(pa.types.is_string(self.types[column]))
 
-    def values(self, column: str) -> Iterator[pa.Array]:
-        """Yield all values of a column, as text or int64."""
-        kind = pa.string() if self.is_text(column) else pa.int64()
-        for path in self.paths:
-            yield from (batch.column(column).cast(kind, safe=False) for batch in _batches(path, [column]))
+    def is_number(self, column: str) -> bool:
+        """Return whether a column holds numbers, or lists of numbers of one length."""
+        kind = self.types[column]
+        if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+            lengths = pc.count_distinct(pc.list_value_length(self.sample[column]), mode="all").as_py()
+            return bool(pa.types.is_primitive(kind.value_type)) and lengths == 1
+        return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 def draft(folder: Path, beside: Path) -> str:
@@ -95,7 +93,8 @@ def draft(folder: Path, beside: Path) -> str:
             found.nodes[table.node_type] = table
     found.types = set(found.nodes)
     for table in tables:
-        found.add_foreign_keys(table) if "id" in table.keys else found.add_edges(table)
+        if "id" not in table.keys:
+            found.add_edges(table)
         _add_columns(table, [name for name in table.types if found.refers(name)])
     return found.text(os.path.relpath(folder, beside))
 
@@ -107,20 +106,19 @@ def _tables(folder: Path, root: Path) -> Iterator[_Section]:
     paths = [TableFile(os.path.abspath(file), str(file), kind_of(file.name) or "") for file in files]
     columns = {tuple(sorted(column_names(path))) for path in paths}
     if folder != root and len(columns) == 1 and len(files) == len(entries):
-        yield _table(folder.name, paths, folder.relative_to(root))
+        yield _section(folder.name, paths, folder.relative_to(root))
     else:
         for file, path in zip(files, paths, strict=True):
-            yield _table(file.name.partition(".")[0], [path], file.relative_to(root))
+            yield _section(file.name.partition(".")[0], [path], file.relative_to(root))
     for child in (entry for entry in entries if entry.is_dir()):
         yield from _tables(child, root)
 
 
-def _table(name: str, paths: Sequence[TableFile], shown: Path) -> _Section:
+def _section(name: str, paths: Sequence[TableFile], shown: Path) -> _Section:
     batch = next((batch for path in paths for batch in _batches(path) if batch.num_rows), None)
     if batch is None:
         raise DataError(f"{paths[0].shown} has no rows; give a table with rows, or remove it")
-    columns = {column: batch.column(batch.schema.names.index(column)) for column in batch.schema.names}
-    sample = pa.table(columns).slice(0, SAMPLE)
+    sample = pa.Table.from_batches([batch]).slice(0, SAMPLE)
     return _Section(name, str(shown), paths, sample.cast(plain_schema(sample.schema, sample.schema.names)))
 
 
@@ -156,23 +154,10 @@ class _Draft:
         own = [name for name in named if _stem(name) == table.node_type] if len(named) < 3 else []
         general = [name for name in named if not _stem(name)]
         own += general if len(general) == 1 else []
-        own = own or (named if len(named) == 1 else [])
-        columns = {name: table.sample[name] for name in own}
-        unique = (name for name, ids in columns.items() if pc.count_distinct(ids, mode="all").as_py() == len(ids))
-        return None if _named_ends(table) else next(unique, None)
-
-    def add_foreign_keys(self, table: _Section) -> None:
-        """Add a relation for each column that is called like another node type, and holds its ids in every row."""
-        for column in table.id_typed:
-            other = _stem(column)
-            if column == table.keys["id"] or other not in self.nodes or self.nodes[other] is table:
-                continue
-            if self.share(table, column, other) < 1 or table.sample[column].null_count:
-                self.notes.append(f"{table.files}: {column} has ids of {other}, but not in every row, as edges need")
-                continue
-            edges = _Section("", table.files, table.paths, table.sample.select([table.keys["id"], column]))
-            edges.keys = {"source": table.keys["id"], "destination": column}
-            self._add_relation(edges, table.node_type, other)
+        for name in () if _named_ends(table) else own or named[: len(named) == 1]:
+            if pc.count_distinct(table.sample[name], mode="all").as_py() == table.sample.num_rows:
+                return name
+        return None
 
     def add_edges(self, table: _Section) -> None:
         """Add the relation of a table of edges: its ends are named so, or called like ids, or the only two columns."""
@@ -181,59 +166,42 @@ class _Draft:
         if len(ends) != 2:
             self.notes.append(f"{table.files} is left out: no ids are seen among {', '.join(table.types)}")
             return
-        table.keys |= zip(ENDS, ends, strict=True)
-        types: list[str] = []
-        for end, column in zip(ENDS, ends, strict=True):
-            type_ = self._end_type(table, end, column, types)
-            if type_ is None:
+        table.keys |= zip(END_WORDS, ends, strict=True)
+        types = [self._named_type(table, column) for column in ends]
+        if None in types:
+            known = [name for name in _words(table.name) if name in self.nodes]
+            only = [*self.nodes, "node"] if len(self.nodes) < 2 else []
+            both = [*(name for name in types if name), *known, *only]
+            for number, end in enumerate(END_WORDS):
+                if types[number] is None and both:
+                    types[number] = known[-number] if known else both[0]
+                    table.why[end] = f"guessed: these are ids of {types[number]}"
+        for name, column in zip(types, ends, strict=True):
+            nodes = self.nodes.get(name or "")
+            has_text = False if nodes is None else nodes.is_text(nodes.keys["id"])
+            if name is None or table.is_text(column) != has_text:
                 way_out = f"add one as [nodes.{as_key(_stem(column) or 'node')}]"
                 self.notes.append(f"{table.files} is left out: no table has the ids of {column}; {way_out}")
                 return
-            types.append(type_)
-        self._add_relation(table, *types)
-
-    def _end_type(self, table: _Section, end: str, column: str, before: Sequence[str]) -> str | None:
-        """Return the node type of an end, by the column's name, else by its values, else a new one with a count."""
-        by_name = next(
-            (name for name, of in self.nodes.items() if column == of.keys["id"] or name in _words(column)), None
-        )
-        if by_name is not None:
-            if (share := self.share(table, column, by_name)) < 1:
-                what = f"only {as_share(share)} of the first values are ids in {self.nodes[by_name].files}"
-                table.why[end] = f"guessed by the name, but {what}"
-            return by_name
-        shares = {name: self.share(table, column, name) for name in self.nodes}
-        likely = before if _stem(column) in PEERS else ()  # the friends of users are users
-        best = max(shares, key=lambda name: (name in likely and shares[name] > 0.5, shares[name]), default=None)
-        is_named = self.refers(column) and _stem(column) not in ("", *PEERS)  # users may have the numbers of movies
-        if best is not None and shares[best] > 0.5 and (table.is_text(column) or not is_named):
-            table.why[end] = f"guessed: these are ids in {self.nodes[best].files}, by their values"
-            return best
-        name = _stem(column) if self.refers(column) and _stem(column) else "node"
-        if table.is_text(column) or name in self.nodes:
-            return None
-        most = max(pc.max(values).as_py() or 0 for values in table.values(column))
-        self.counts[name] = max(self.counts.get(name, 0), most + 1)
-        return name
-
-    def share(self, table: _Section, column: str, node_type: str) -> float:
-        """Return the share of a column's first values that are ids of a node type."""
-        nodes = self.nodes[node_type]
-        if nodes.is_text(nodes.keys["id"]) != table.is_text(column):
-            return 0.0
-        wanted = pc.unique(next(table.values(column)).drop_null()).slice(0, WANTED)
-        missing = wanted
-        for ids in nodes.values(nodes.keys["id"]):
-            missing = missing.filter(pc.invert(pc.is_in(missing, ids)))
-        return 1 - len(missing) / max(1, len(wanted))
-
-    def _add_relation(self, edges: _Section, source: str, destination: str) -> None:
-        """Add a relation, named by the words of its table that are not those of its types."""
-        taken, words = {source, destination, *EDGE_WORDS}, re.split(r"[^a-z]+", edges.name.lower())
-        name = "_".join(word for word in words if word and not {word, _singular(word)} & taken) or "to"
-        while (source, name, destination) in self.relations:
+            if nodes is None:
+                batches = (batch for path in table.paths for batch in _batches(path, [column]))
+                most = max(pc.max(batch.column(column)).as_py() or 0 for batch in batches)
+                self.counts[name] = max(self.counts.get(name, 0), most + 1)
+        source, destination = types
+        taken = {source, destination, "edge", "link", *ID_WORDS}
+        words = re.findall(r"[a-z]+", table.name.lower())
+        name = "_".join(word for word in words if not {word, *_words(word)} & taken) or "to"
+        while (str(source), name, str(destination)) in self.relations:
             name += "_2"
-        self.relations[source, name, destination] = edges
+        self.relations[str(source), name, str(destination)] = table
+
+    def _named_type(self, table: _Section, column: str) -> str | None:
+        """Return the node type that the name of a column says; None if it says none."""
+        for name, nodes in self.nodes.items():
+            if column == nodes.keys["id"] or name in _words(column):
+                return name
+        stem = "_".join(word for word in _words(column) if word not in (*ID_WORDS, *OTHER_WORDS))
+        return stem if stem and self.refers(column) and not table.is_text(column) else None
 
     def text(self, prefix: str) -> str:
         """Return the text of graph.toml."""
@@ -242,11 +210,8 @@ class _Draft:
             self.counts = dict(zip([HOMOGENEOUS_TYPE], self.counts.values(), strict=False))
             self.relations = dict(zip([HOMOGENEOUS_RELATION], self.relations.values(), strict=True))
             self.notes.append('with the one type "node" and the one relation "node to node" the graph is homogeneous')
-        has_times = any("time" in edges.keys for edges in self.relations.values())
         text = HEADER.format(folder="this folder." if prefix == "." else f"{prefix}.")
         for name, nodes in self.nodes.items():
-            if has_times and (time := nodes.keys.pop("time", None)) is not None:
-                self.notes.append(f"nodes.{name}.time = {time} is left out: a graph has times of nodes or of edges")
             text += _section_text(f"nodes.{as_key(name)}", nodes, prefix)
         for name, count in self.counts.items():
             text += f"[nodes.{as_key(name)}]\ncount = {count}  # guessed: one more than the largest id\n\n"
@@ -261,73 +226,44 @@ class _Draft:
 
 def _named_ends(table: _Section) -> list[str]:
     """Return the columns that are called source and destination, or alike; none if there are no such columns."""
-    found = [next((name for name in table.id_typed if _stem(name) in END_WORDS[end]), None) for end in ENDS]
-    return [name for name in found if name is not None] if None not in found else []
+    found = [name for words in END_WORDS.values() for name in table.id_typed if _stem(name) in words]
+    return found if len(found) == 2 else []
 
 
 def _add_columns(table: _Section, ids: Sequence[str]) -> None:
-    """Add the keys of features, label, split, time and weight; `ids` are columns that are called like ids."""
-    types, left = table.types, [name for name in table.types if name not in table.keys.values()]
-    words = [name for name in left if table.is_text(name)]
-    numbers = [name for name in left if _is_number(table, name)]
-    moments = [name for name in left if pa.types.is_temporal(types[name])]
-
-    def named(wanted: Sequence[str], able: Sequence[str]) -> str | None:
-        return next((name for word in wanted for name in able if name.lower() == word), None)
-
-    roles = {"time": named(TIMES, [*moments, *(name for name in numbers if pa.types.is_integer(types[name]))])}
-    if "id" in table.keys:
-        repeated = [
-            name for name in words if 2 * pc.count_distinct(table.sample[name]).as_py() <= table.sample.num_rows
-        ]
-        able = [name for name in numbers if name != "y" or "x" not in numbers]  # x and y are a position
-        roles = {"label": named(LABELS, [*able, *repeated]), "split": named(SPLITS, repeated)} | roles
-    else:
-        roles = {"weight": named(WEIGHTS, numbers)} | roles
-    features = [name for name in numbers if name not in (*roles.values(), *ids) and not table.sample[name].null_count]
+    """Add the keys of features, and of a node table's label and split; `ids` are columns that are called like ids."""
+    left = [name for name in table.types if name not in (*table.keys.values(), *ids)]
+    numbers = [name for name in left if table.is_number(name) and name.lower() not in NO_FEATURES]
+    repeated = [  # words that stand for classes or splits
+        name
+        for name in left
+        if table.is_text(name) and 2 * pc.count_distinct(table.sample[name]).as_py() <= table.sample.num_rows
+    ]
+    able = [name for name in numbers if name != "y" or "x" not in numbers]  # x and y are a position
+    labels = [name for word in LABELS for name in [*able, *repeated] if name.lower() == word and "id" in table.keys]
+    features = [name for name in numbers if name not in labels[:1] and not table.sample[name].null_count]
     if features:
-        table.keys["features"] = _globs(features, [name for name in types if name not in features])
-    table.keys |= {role: column for role, column in roles.items() if column is not None}
-    if (label := roles.get("label")) is not None:
-        table.why["label"] = f"guessed: the column is called {label}; is this what you predict?"
-        if "split" not in table.keys:
-            table.keys["split"], table.why["split"] = SHARES, "guessed: no column names the splits"
-        if label in words:
-            key = f"columns.{as_key(label)}.categories"
-            table.keys[key], table.why[key] = "codes", "guessed: words stand for classes"
-
-
-def _globs(features: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Return the features, by a glob where that means the same columns."""
-    found = []
-    for name in features:
-        pattern = name.rstrip("0123456789") + "*"
-        alike = [one for one in features if fnmatchcase(one, pattern)]
-        is_glob = len(alike) > 2 and pattern not in ("*", f"{name}*")
-        found.append(pattern if is_glob and not any(fnmatchcase(one, pattern) for one in others) else name)
-    return list(dict.fromkeys(found))
-
-
-def _is_number(table: _Section, name: str) -> bool:
-    """Return whether a column holds numbers, or lists of numbers of one length."""
-    kind = table.types[name]
-    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
-        lengths = pc.count_distinct(pc.list_value_length(table.sample[name]), mode="all").as_py()
-        return bool(pa.types.is_primitive(kind.value_type)) and lengths == 1
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+        table.keys["features"] = features
+    if not labels:
+        return
+    table.keys["label"], table.why["label"] = (
+        labels[0],
+        f"guessed: the column is called {labels[0]}; is this what you predict?",
+    )
+    splits = [name for name in repeated if name.lower() in SPLITS]
+    table.keys["split"] = splits[0] if splits else SHARES
+    if not splits:
+        table.why["split"] = "guessed: no column names the splits"
+    if labels[0] in repeated:
+        key = f"columns.{as_key(labels[0])}.categories"
+        table.keys[key], table.why[key] = "codes", "guessed: words stand for classes"
 
 
 def _words(name: str) -> list[str]:
     """Return the words of a name, in singular: writesPaper, writes_paper and writes-papers have two."""
-    split = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
-    return [_singular(word) for word in split if word]
-
-
-def _singular(word: str) -> str:
-    """Return author for authors, and category for categories."""
-    if word.endswith("ies") and len(word) > 4 and word != "movies":
-        return word[:-3] + "y"
-    return word[:-1] if word.endswith("s") and not word.endswith(("ss", "us", "is")) and len(word) > 3 else word
+    words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    plural = re.compile(r"(?<=...)(?<!s|u|i)s$")
+    return [plural.sub("", word) for word in words if word]
 
 
 def _stem(name: str) -> str:
@@ -340,9 +276,8 @@ def _section_text(owner: str, table: _Section, prefix: str) -> str:
     for key, value in table.keys.items():
         why = f"  # {printable(table.why[key])}" if key in table.why else ""
         text += f"{key} = {as_toml(value)}{why}\n"
-    patterns = table.keys.get("features", [])
-    used = {name for name in table.types for pattern in patterns if name == pattern or fnmatchcase(name, pattern)}
-    unused = [name for name in table.types if name not in used and name not in table.keys.values()]
+    used = [*table.keys.get("features", []), *table.keys.values()]
+    unused = [name for name in table.types if name not in used]
     nulls = {name: ", some null" if table.sample[name].null_count else "" for name in unused}
     shown = ", ".join(f"{name} ({table.types[name]}{nulls[name]})" for name in unused)
     return text + (f"# not used: {printable(shown)}\n" if unused else "") + "\n"
