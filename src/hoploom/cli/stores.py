@@ -143,7 +143,7 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     archive.add_argument("--ignore", action="append", default=[], metavar="ARRAY", help="leave an array out")
     glt = kinds.add_parser("glt", help="a folder of GraphLearn-for-PyTorch's partitions")
     glt.add_argument("folder", type=Path, help="the folder of GLT's partitions, with part0, part1, ...")
-    glt.add_argument("--labels", type=Path, metavar="FILE", help="the .pt or .npy with the labels")
+    glt.add_argument("--labels", type=Path, metavar="FILE", help="the .pt file with the labels")
     glt.add_argument(
         "--split",
         action="append",

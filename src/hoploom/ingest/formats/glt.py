@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +30,7 @@ from hoploom.schema import (
 from hoploom.store import Store
 
 PICKLED = "is a pickle, which Hoploom never loads; rewrite it with torch.save as a .pt (docs/importing.md shows how)"
+Features = tuple[Path, Tensor, Tensor]  # the folder, its feats.pt and its ids.pt
 COMPUTED = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # torch lacks operations for other integers
 
 
@@ -45,8 +45,8 @@ def import_glt(
 ) -> Store:
     """Write a store from a GLT partition folder and open it: a part for each of GLT's, `edge_id` for its edge ids.
 
-    GLT keeps labels and splits in other folders: give the .pt (or .npy) file of the labels, and for each split a file
-    of ids, a folder of them, or a list of either. With several node types, give both by type.
+    GLT keeps labels and splits in other folders: give the .pt file of the labels, and for each split a file of ids, a
+    folder of them, or a list of either. With several node types, give both by type.
 
     >>> import_glt("products-partitions", "products.store", labels="label.pt", splits={"train": "train-partitions"})
     """
@@ -84,32 +84,28 @@ class _GltFolder:
     books: dict[str, Tensor]  # node type -> [num_nodes], the part of every node
     relations: Sequence[RelationName]
     homogeneous: bool
-    cached: bool  # the topology is in one folder for all parts
 
-    def graph_folders(self, key: RelationName) -> list[Path]:
-        """Return the folders with the edges of a relation."""
-        if self.cached:
-            return [self._of_relation(self.root / "graph", key)]
-        return [self._of_relation(part / "graph", key) for part in self._parts()]
+    def folders(self, kind: str, owner: str | RelationName) -> list[Path]:
+        """Return the folders with the graph, node_feat or edge_feat of a type, one per part."""
+        name = "" if self.homogeneous else owner if isinstance(owner, str) else "__".join(owner)
+        return [self.root / f"part{number}" / kind / name for number in range(self.num_parts)]
 
-    def edge_features(self, key: RelationName) -> list[Path]:
-        """Return folders with feats.pt and ids.pt, one per part; none if edges have no features."""
-        return _with_features([self._of_relation(part / "edge_feat", key) for part in self._parts()])
-
-    def node_features(self, name: str) -> list[Path]:
-        """Return folders with feats.pt and ids.pt, one per part that has nodes; none if nodes have no features."""
-        sizes = torch.bincount(self.books[name].to(torch.int64), minlength=self.num_parts).tolist()
-        folders = [part / "node_feat" for part, size in zip(self._parts(), sizes, strict=True) if size]
-        return _with_features([folder if self.homogeneous else folder / name for folder in folders])
-
-    def edge_book(self, key: RelationName) -> Path:
-        return self.root / "edge_pb.pt" if self.homogeneous else self.root / "edge_pb" / f"{'__'.join(key)}.pt"
-
-    def _parts(self) -> list[Path]:
-        return [self.root / f"part{number}" for number in range(self.num_parts)]
-
-    def _of_relation(self, folder: Path, key: RelationName) -> Path:
-        return folder if self.homogeneous else folder / "__".join(key)
+    def features(self, kind: str, owner: str | RelationName, num_rows: Sequence[int]) -> list[Features]:
+        """Return feats.pt and ids.pt of each part that has rows; none if the type has no features."""
+        folders = [path for path, rows in zip(self.folders(kind, owner), num_rows, strict=True) if rows]
+        if not any(folder.is_dir() for folder in folders):
+            return []
+        for path in (folder / name for folder in folders for name in ("feats.pkl", "ids.pkl")):
+            if path.exists() and not path.with_suffix(".pt").exists():
+                raise DataError(f"{path} {PICKLED}")
+        require_files([folder / name for folder in folders for name in ("feats.pt", "ids.pt")], "the features")
+        files = [(folder, _read_tensor(folder / "feats.pt"), _read_ids(folder / "ids.pt")) for folder in folders]
+        field = _field(files[0][1], folders[0] / "feats.pt")
+        for folder, feats, ids in files:
+            if _field(feats, folder / "feats.pt") != field or len(feats) != len(ids):
+                found = f"{feats.dtype} {tuple(feats.shape)}"
+                raise DataError(f"{folder / 'feats.pt'} has {found}; as many rows as ids.pt of {field} fit")
+        return files
 
 
 def _read_folder(root: Path) -> _GltFolder:
@@ -126,29 +122,14 @@ def _read_folder(root: Path) -> _GltFolder:
             raise DataError(f"{files[name]} holds {int(book.min())}; the part of every node was expected")
     found = len([path for path in root.glob("part*") if path.is_dir() and path.name[4:].isdigit()])
     named = max((int(book.max()) + 1 for book in books.values() if book.numel()), default=0)
-    cached = (root / "graph").is_dir()
     relations = [HOMOGENEOUS_RELATION]
     if not homogeneous:
-        topologies = [root / "graph", *root.glob("part*/graph")]
-        named_folders = {path for top in topologies if top.is_dir() for path in top.iterdir() if path.is_dir()}
-        relations = [_relation(root, name, list(books)) for name in sorted({path.name for path in named_folders})]
-    folder = _GltFolder(root, max(found, named, 1), books, relations, homogeneous, cached)
-    graphs = [
-        graph / name for key in relations for graph in folder.graph_folders(key) for name in ("rows.pt", "cols.pt")
-    ]
-    require_files(graphs, str(root))
+        names = {path.name for path in root.glob("part*/graph/*") if path.is_dir()}
+        relations = [_relation(root, name, list(books)) for name in sorted(names)]
+    folder = _GltFolder(root, max(found, named, 1), books, relations, homogeneous)
+    graphs = [graph for key in relations for graph in folder.folders("graph", key)]
+    require_files([graph / name for graph in graphs for name in ("rows.pt", "cols.pt")], str(root))
     return folder
-
-
-def _with_features(folders: Sequence[Path]) -> list[Path]:
-    present = [folder for folder in folders if folder.is_dir()]
-    if not present:
-        return []
-    for path in (folder / name for folder in present for name in ("feats.pkl", "ids.pkl")):
-        if path.exists() and not path.with_suffix(".pt").exists():
-            raise DataError(f"{path} {PICKLED}")
-    require_files([folder / name for folder in folders for name in ("feats.pt", "ids.pt")], "the features")
-    return list(folders)
 
 
 def _relation(root: Path, name: str, types: Sequence[str]) -> RelationName:
@@ -171,48 +152,32 @@ def _relation(root: Path, name: str, types: Sequence[str]) -> RelationName:
 
 
 def _read_tensor(path: Path) -> Tensor:
-    """Return the rows in a .pt or .npy file, mapped if its format allows."""
+    """Return the rows in a .pt file, mapped if its format allows."""
     if not path.is_file():
         raise DataError(f"{path} does not exist; give the path of a tensor that torch.save wrote")
-    rows = _read_npy(path) if path.suffix == ".npy" else _read_pt(path)
-    if rows.dim() == 0:
-        raise DataError(f"{path} holds a single value; rows were expected, so save a tensor with one per node or edge")
-    return rows
-
-
-def _read_ids(path: Path) -> Tensor:
-    """Return the ids in a .pt or .npy file, [n]: integers, in a list or in one column."""
-    ids = _read_tensor(path)
-    is_integer = not (ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex())
-    if ids.shape[1:] not in ((), (1,)) or (ids.numel() and not is_integer):
-        found = f"dtype {ids.dtype} and shape {tuple(ids.shape)}"
-        raise DataError(f"{path} has {found}; ids are integers in a list, so save it as int64")
-    return (ids if ids.dtype in COMPUTED else ids.to(torch.int64)).reshape(-1)
-
-
-def _read_pt(path: Path) -> Tensor:
     try:
-        value = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        rows = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # torch raises what its unpickler, its reader or the system do
         reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
         if "weights only" in reason.lower() or type(error).__name__ == "UnpicklingError":
             what = "cannot be read without unpickling, which Hoploom never does"
             raise DataError(f"{path} {what}; save a plain tensor with torch.save ({reason:.100})") from error
         raise DataError(f"{path} is cut short or damaged ({reason:.100}); get it again") from error
-    if not isinstance(value, Tensor) or value.layout != torch.strided:
-        raise DataError(f"{path} holds a {type(value).__name__}; save a plain tensor with torch.save")
-    return value.detach()
+    if not isinstance(rows, Tensor) or rows.layout != torch.strided:
+        raise DataError(f"{path} holds a {type(rows).__name__}; save a plain tensor with torch.save")
+    if rows.dim() == 0:
+        raise DataError(f"{path} holds a single value; rows were expected, so save a tensor with one per node or edge")
+    return rows.detach()
 
 
-def _read_npy(path: Path) -> Tensor:
-    try:
-        values = np.load(path, mmap_mode="c", allow_pickle=False)
-        if not values.dtype.isnative:
-            values = values.astype(values.dtype.newbyteorder("="))
-        return torch.from_numpy(values)
-    except (TypeError, ValueError, OSError, EOFError) as error:
-        reason = str(error).split(". ", 1)[0]
-        raise DataError(f"{path} cannot be read ({reason}); save an array of plain numbers with numpy.save") from error
+def _read_ids(path: Path) -> Tensor:
+    """Return the ids in a .pt file, [n]: integers, in a list or in one column."""
+    ids = _read_tensor(path)
+    is_integer = not (ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex())
+    if ids.shape[1:] not in ((), (1,)) or (ids.numel() and not is_integer):
+        found = f"dtype {ids.dtype} and shape {tuple(ids.shape)}"
+        raise DataError(f"{path} has {found}; ids are integers in a list, so save it as int64")
+    return (ids if ids.dtype in COMPUTED else ids.to(torch.int64)).reshape(-1)
 
 
 # --- nodes ----------------------------------------------------------------------------------
@@ -236,9 +201,10 @@ class Renumbering:
 
 
 def _nodes(layout: _GltFolder, name: str, new: Renumbering, labels: Any, splits: Mapping[str, Any]) -> NodeStream:
-    blocks = []
-    if folders := layout.node_features(name):
-        blocks.append(_feature_block(folders, new))
+    sizes = torch.bincount(layout.books[name].to(torch.int64), minlength=layout.num_parts)
+    files, blocks = layout.features("node_feat", name, sizes.tolist()), []
+    if files:
+        blocks.append(_feature_block(files, new))
     if labels is not None:
         values = _read_tensor(Path(labels))
         if len(values) != new.num_nodes:
@@ -263,22 +229,17 @@ def _in_order(name: str, field: Field, new: Renumbering, values: Tensor | None =
     return NodeFields({name: field}, rows)
 
 
-def _feature_block(folders: Sequence[Path], new: Renumbering) -> NodeFields:
-    files = [(_read_tensor(folder / "feats.pt"), _read_ids(folder / "ids.pt")) for folder in folders]
-    field = _field(files[0][0], folders[0] / "feats.pt")
-    counts = torch.zeros(new.num_nodes, dtype=torch.int64)
-    for (feats, ids), folder in zip(files, folders, strict=True):
-        if _field(feats, folder / "feats.pt") != field or len(feats) != len(ids):
-            shape = tuple(feats.shape)
-            raise DataError(f"{folder / 'feats.pt'} has {feats.dtype} {shape}; as many rows as ids.pt of {field} fit")
+def _feature_block(files: Sequence[Features], new: Renumbering) -> NodeFields:
+    field, counts = _field(files[0][1], files[0][0]), torch.zeros(new.num_nodes, dtype=torch.int64)
+    for folder, _, ids in files:
         counts += torch.bincount(new.renumbered(ids, folder / "ids.pt"), minlength=new.num_nodes)
     wrong = torch.nonzero(counts[new.store_ids] != 1).view(-1)
     if wrong.numel():
         times = int(counts[new.store_ids[wrong[0]]])
-        raise DataError(f"{folders[0]} and its like have {times} rows for node {int(wrong[0])}; give one each")
+        raise DataError(f"{files[0][0]} and its like have {times} rows for node {int(wrong[0])}; give one each")
 
     def rows() -> Iterator[Rows]:
-        for feats, ids in files:
+        for _, feats, ids in files:
             for first, some in _pieces(ids, field.row_bytes):
                 yield Rows(new.store_ids[some.to(torch.int64)], {"x": feats[first : first + len(some)]})
 
@@ -297,10 +258,6 @@ def _id_files(split: str, given: Any) -> list[Path]:
         if not found:
             raise DataError(f"{path} holds no .pt file; give a file of node ids, or a folder of them")
         files += found
-    resolved = [file.resolve() for file in files]
-    for place, file in enumerate(resolved):
-        if file in resolved[:place]:
-            raise ConfigError(f"split {split!r} has {files[place]} twice; list it once, by itself or by its folder")
     return files
 
 
@@ -319,25 +276,29 @@ def _members(files: Sequence[Path], new: Renumbering) -> Iterator[Tensor]:
 
 
 def _edges(layout: _GltFolder, key: RelationName, sources: Renumbering, destinations: Renumbering) -> EdgeStream:
-    folders = layout.graph_folders(key)
-    features = layout.edge_features(key)
+    folders = layout.folders("graph", key)
     parts = [_edge_columns(folder) for folder in folders]
-    if features:
-        tables = [(_read_tensor(folder / "feats.pt"), _read_ids(folder / "ids.pt")) for folder in features]
-        if layout.cached:
-            tables = [(torch.cat([feats for feats, _ in tables]), torch.cat([ids for _, ids in tables]))]
-        for columns, folder, (feats, ids) in zip(parts, folders, tables, strict=True):
-            columns["edge_attr"] = _by_edge(feats, ids, columns, folder)
-    described = _same_fields(parts, folders)
-    book, found = layout.edge_book(key), sum(len(columns["rows"]) for columns in parts)
+    tables = layout.features("edge_feat", key, [1] * len(parts))
+    for folder, columns, (_, feats, ids) in zip(folders, parts, tables, strict=False):  # no tables: no features
+        columns["edge_attr"] = _by_edge(feats, ids, columns, folder)
+    name, found = "" if layout.homogeneous else "__".join(key), sum(len(columns["rows"]) for columns in parts)
+    book = layout.root / "edge_pb" / f"{name}.pt" if name else layout.root / "edge_pb.pt"
     if book.is_file() and (counted := len(_read_tensor(book))) != found:
         raise DataError(f"{book} counts {counted} edges, the parts hold {found}; partition again")
+    described = [
+        {name: _field(values, folder) for name, values in columns.items() if name not in ("rows", "cols")}
+        for columns, folder in zip(parts, folders, strict=True)
+    ]
+    for fields, folder in zip(described, folders, strict=True):
+        if fields != described[0]:
+            others = f"{folders[0]} has {described[0]}"
+            raise DataError(f"{folder} has the fields {fields}, {others}; all parts need the same")
 
     def rows() -> Iterator[EdgeRows]:
         for folder, columns in zip(folders, parts, strict=True):
             yield from _edge_rows(folder, columns, sources, destinations)
 
-    return EdgeStream(key, described, rows)
+    return EdgeStream(key, described[0], rows)
 
 
 def _edge_columns(folder: Path) -> dict[str, Tensor]:
@@ -368,18 +329,6 @@ def _by_edge(feats: Tensor, ids: Tensor, columns: Mapping[str, Tensor], folder: 
         missing = wanted if not len(ordered) else wanted[ordered[places] != wanted]
         raise DataError(f"{folder} has edge {int(missing[0])}, but its edge_feat has no features of it")
     return feats[positions[places]]
-
-
-def _same_fields(parts: Sequence[Mapping[str, Tensor]], folders: Sequence[Path]) -> dict[str, Field]:
-    described = [
-        {name: _field(values, folder) for name, values in columns.items() if name not in ("rows", "cols")}
-        for columns, folder in zip(parts, folders, strict=True)
-    ]
-    for fields, folder in zip(described, folders, strict=True):
-        if fields != described[0]:
-            others = f"{folders[0]} has {described[0]}"
-            raise DataError(f"{folder} has the fields {fields}, {others}; all parts need the same")
-    return described[0]
 
 
 def _edge_rows(
