@@ -19,7 +19,7 @@ from torch import Tensor
 from hoploom.config.extras import needs
 from hoploom.config.values import nearest
 from hoploom.errors import ConfigError, DataError
-from hoploom.ingest.formats.archives import NpzArray, npz_pairs, npz_table, npz_values, read_arrays
+from hoploom.ingest.formats.archives import npz_pairs, npz_table, npz_values, read_arrays
 from hoploom.ingest.formats.row_source import (
     Count,
     EdgeSource,
@@ -75,17 +75,12 @@ def import_ogb(
         near = nearest(name, list(DATASETS))
         hint = f"; did you mean {near!r}?" if near else ""
         raise ConfigError(f"dataset {name!r} is not known{hint} There are {', '.join(DATASETS)}")
-    dataset = DATASETS[name]
-    nodes, edges = dataset.read(dataset, _root(name, Path(folder)), undirected)
+    dataset, folder, made = DATASETS[name], Path(folder), name.replace("-", "_")
+    inside = [folder, folder / made, folder / f"{made}_pyg", folder / name.removeprefix("ogbn-")]  # as OGB names it
+    root = next((path for path in inside if (path / "raw").is_dir()), folder)
+    nodes, edges = dataset.read(dataset, root, undirected)
     options = StoreOptions(homogeneous=nodes[0].name == HOMOGENEOUS_TYPE, memory=memory)
     return write_graph(out, nodes, edges, options, progress)
-
-
-def _root(name: str, folder: Path) -> Path:
-    """Return the folder with `raw` inside: the given one, or the one that OGB made in it."""
-    made = name.replace("-", "_")
-    inside = [folder, folder / made, folder / f"{made}_pyg", folder / name.removeprefix("ogbn-")]
-    return next((path for path in inside if (path / "raw").is_dir()), folder)
 
 
 # --- one type -------------------------------------------------------------------------------
@@ -100,7 +95,9 @@ def _read_csv(dataset: Dataset, root: Path, undirected: bool) -> Streams:
     require_files([*files.values(), *splits.values()], str(root))
     nodes, edges = _count("nodes", files["num-node-list"]), _count("edges", files["num-edge-list"])
     fields = _node_fields(dataset, files["node-feat"], files["node-label"], files.get("node_year"))
-    ends = EdgeSource([_two_columns(csv_table(files["edge"], "int64"))], edges, both_ways=dataset.both_ways)
+    ends = EdgeSource(
+        [_two_columns(csv_table(files["edge"], "int64"))], edges, both_ways=dataset.both_ways and not undirected
+    )
     return _one_type(fields, nodes, ends, splits, undirected)
 
 
@@ -122,26 +119,23 @@ def _read_binary(dataset: Dataset, root: Path, undirected: bool) -> Streams:
     missing += [] if "node_label" in classes else [f"{files[1]}:node_label"]
     if missing:
         raise DataError(f"{root} is incomplete; these arrays are missing: {', '.join(missing)}")
-    nodes, edges = (Count(of, _single(data[f"num_{of}_list"]), f"num_{of}_list") for of in ("nodes", "edges"))
+    counts = []
+    for of in ("nodes", "edges"):
+        array = data[f"num_{of}_list"]
+        if array.shape != (1,):
+            raise DataError(f"{array.label} has shape {array.shape}; one number was expected, the size of one graph")
+        counts.append(Count(of, int(npz_values(array).item()), array.name))
     fields = {
         "x": npz_table(data["node_feat"]),
         "y": labels(npz_table(classes["node_label"]), dataset.num_classes),
         "year": flat(npz_table(data["node_year"])),
     }
-    return _one_type(fields, nodes, EdgeSource(npz_pairs(data["edge_index"]), edges), splits, undirected)
-
-
-def _single(array: NpzArray) -> int:
-    if array.shape != (1,):
-        raise DataError(f"{array.label} has shape {array.shape}; one number was expected, the size of the one graph")
-    return int(npz_values(array).item())
+    return _one_type(fields, counts[0], EdgeSource(npz_pairs(data["edge_index"]), counts[1]), splits, undirected)
 
 
 def _one_type(
     fields: Mapping[str, RowSource], nodes: Count, ends: EdgeSource, splits: Mapping[str, Path], undirected: bool
 ) -> Streams:
-    if undirected:
-        ends = EdgeSource(ends.tables, ends.count, ends.fields)  # both directions come from the rule
     rule = MERGED if undirected else AS_IT_COMES
     edges = edge_stream(HOMOGENEOUS_RELATION, ends, (nodes.rows, nodes.rows), rule)
     return [node_stream(HOMOGENEOUS_TYPE, fields, nodes, _members(splits, nodes))], [edges]
@@ -190,14 +184,10 @@ def _read_mag(dataset: Dataset, root: Path, undirected: bool) -> Streams:
     edges = []
     for key, folder in folders.items():
         ends = EdgeSource([_two_columns(csv_table(folder / EDGES, "int64"))], _count("edges", folder / NUM_EDGES))
-        edges.append(edge_stream(key, ends, (sizes[key[0]], sizes[key[2]]), _rule(key, undirected)))
+        both_ways = MERGED if key[0] == key[2] else EdgeRule(reverse=f"rev_{key[1]}", in_order=True)
+        rule = both_ways if undirected else AS_IT_COMES
+        edges.append(edge_stream(key, ends, (sizes[key[0]], sizes[key[2]]), rule))
     return nodes, edges
-
-
-def _rule(key: RelationName, undirected: bool) -> EdgeRule:
-    if not undirected:
-        return AS_IT_COMES
-    return MERGED if key[0] == key[2] else EdgeRule(reverse=f"rev_{key[1]}", in_order=True)
 
 
 def _relations(path: Path) -> list[RelationName]:

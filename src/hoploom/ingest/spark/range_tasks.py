@@ -21,10 +21,10 @@ from pyspark import SparkFiles
 from hoploom.ingest.spark.frames import Ranges
 from hoploom.ingest.spark.joining import PIECES, PieceWriter
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream
-from hoploom.ingest.stream.edge_lists import WrittenRelation, write_relations
 from hoploom.ingest.stream.node_rows import measured_chunks, write_fields, write_split
 from hoploom.ingest.stream.spill import SpillBudget
 from hoploom.ingest.stream.streams import LEAST_MEMORY, IdRows, Measures
+from hoploom.ingest.stream.to_store import WrittenRelation, write_relations
 from hoploom.ops import give_back_freed_memory
 from hoploom.store.storage_path import StoragePath
 from hoploom.system import resident_bytes

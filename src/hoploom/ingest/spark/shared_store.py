@@ -28,10 +28,15 @@ from hoploom.ingest.spark.range_tasks import TURNED, EdgeRangeTask, NodeRangeTas
 from hoploom.ingest.spark.session import explained, watching
 from hoploom.ingest.spark.target import StoreTarget
 from hoploom.ingest.stream import EdgeStream, NodeFields, NodeStream, Rows, StoreOptions
-from hoploom.ingest.stream.edge_lists import WrittenRelation
 from hoploom.ingest.stream.node_rows import chunk_rows, stored_fields
 from hoploom.ingest.stream.streams import SOURCE_TIME, IdRows
-from hoploom.ingest.stream.to_store import check_streams, describe_store, takes_node_times, written_relations
+from hoploom.ingest.stream.to_store import (
+    WrittenRelation,
+    check_streams,
+    describe_store,
+    takes_node_times,
+    written_relations,
+)
 from hoploom.ops import KEY_BYTES
 from hoploom.schema import Field
 from hoploom.store import format as layout
