@@ -13,7 +13,7 @@ from gpu_training import CPU_THREADS, Epochs, Precision, end_times
 from measure import Spread, spread_of
 from report import Report, Row, Target
 
-from hoploom.gpu.place import place
+from hoploom.gpu.placement import place
 
 SIDES: tuple[tuple[Precision, bool, float], ...] = (
     ("fp32", True, 0.4),

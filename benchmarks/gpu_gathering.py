@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hoploom import keys
 from hoploom.batch import Seeds
-from hoploom.gpu.place import place
-from hoploom.gpu.whole_step.cuda_graph import Recording, WorkStream
+from hoploom.gpu.cuda_graph import Recording, WorkStream
+from hoploom.gpu.placement import place
 from hoploom.sample import Workspace, sample_hops
 from hoploom.sample.hops import make_sampling
 from hoploom.store import Store, Wanted

@@ -17,7 +17,7 @@ from report import Report, Row
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from hoploom.gpu.place import place
+from hoploom.gpu.placement import place
 
 STEPS = 16
 SHOWN = 15  # kernels, those that take the longest

@@ -16,9 +16,9 @@ from report import Report, Row, Target
 import hoploom
 from hoploom import keys
 from hoploom.batch import Seeds
-from hoploom.gpu.batches.capacity import HopPlan, first_capacity, plan_hops, used_capacity
-from hoploom.gpu.batches.device_hops import DeviceBuffers, fault_of, make_buffers, make_maps, sample_on_device
-from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Recording, WorkStream
+from hoploom.gpu.capacity import HopPlan, first_capacity, plan_hops, used_capacity
+from hoploom.gpu.cuda_graph import WARM_UP, Recording, WorkStream
+from hoploom.gpu.device_hops import DeviceBuffers, fault_of, make_buffers, make_maps, sample_on_device
 from hoploom.sample.hops import make_sampling
 from hoploom.store import Store
 

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from hoploom.batch import Block
     from hoploom.deploy.open import open
     from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, PeerError, StoreError, TrainError
-    from hoploom.gpu.place import place
-    from hoploom.gpu.whole_step.epoch import WholeStep
+    from hoploom.gpu.placement import place
+    from hoploom.gpu.whole_steps import WholeStep
     from hoploom.inference.infer import infer
     from hoploom.ingest.formats.dgl import from_dgl
     from hoploom.ingest.synthetic import generate
@@ -81,10 +81,10 @@ _HOMES = {
     "from_tensors": "store.from_tensors",
     "generate": "ingest.synthetic",
     "open": "deploy.open",
-    "place": "gpu.place",
+    "place": "gpu.placement",
 } | dict.fromkeys(("HGTLoader", "LinkNeighborLoader", "NeighborLoader"), "load")
 _HOMES |= {
-    "WholeStep": "gpu.whole_step.epoch",
+    "WholeStep": "gpu.whole_steps",
     "infer": "inference.infer",
     "init": "ranks.context",
     "spawn": "ranks.spawn",

@@ -10,7 +10,7 @@ import torch
 
 import hoploom
 from hoploom import NeighborLoader, Store, StoreError, ops
-from hoploom.gpu.place import host_memory
+from hoploom.gpu import host_memory
 from hoploom.inference import Inference, infer
 from hoploom.partition import assign, partition
 from hoploom.train.runs.link_splits import LinkShares, hold_out

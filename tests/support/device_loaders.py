@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 import hoploom
-from hoploom.gpu.batches.loading import DeviceLoading
+from hoploom.gpu.loading import DeviceLoading
 from hoploom.load.loader import Loader
 from hoploom.store import Store
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hoploom.gpu.batches.loading import DeviceLoading
+from hoploom.gpu.loading import DeviceLoading
 from hoploom.load.loader import Loader
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import LocalMaker, Maker

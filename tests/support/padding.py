@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from hoploom.gpu.batches.device_hops import NO_PICKS
-from hoploom.gpu.whole_step.epoch import PaddedEdges, padded_views
+from hoploom.gpu.device_hops import NO_PICKS
+from hoploom.gpu.whole_steps import PaddedEdges, padded_views
 from hoploom.nn.layers import by_relation, by_type
 
 HUGE = 1e6  # finite: zero times infinity is no zero, and gradients of unused rows are products with zero

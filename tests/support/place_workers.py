@@ -1,4 +1,4 @@
-"""What processes of the tests of placements run: ranks that share host memory or each other's, and a killed writer."""
+"""What processes of the tests of placements run: ranks that share host memory, and a killed writer."""
 
 import os
 import signal
@@ -14,8 +14,8 @@ from torch import Tensor
 
 import hoploom
 from hoploom import ConfigError, Store
-from hoploom.gpu.place import host_memory as hostmemory
-from hoploom.gpu.place.host_memory import HostMemory
+from hoploom.gpu import host_memory as hostmemory
+from hoploom.gpu.host_memory import HostMemory
 from hoploom.ranks.context import Context
 from hoploom.schema import Owner
 from hoploom.store import Wanted
@@ -33,12 +33,11 @@ def own_folder() -> Iterator[Path]:
 
 def together(context: Context, folder: str, path: str) -> None:
     """What takes two ranks; to start them is what takes long."""
-    for scene in (share_host_memory, spread, spread_narrow, choose_alike, share_a_device):
+    for scene in (share_host_memory, choose_alike, share_a_device):
         context.barrier()
         scene(context, folder, path)
         context.barrier()
         assert os.listdir(folder) == [], scene
-    leave_early(context, folder, path)
 
 
 def placed_rows(store: Store, owner: Owner, field: str, ids: Tensor) -> Tensor:
@@ -96,46 +95,9 @@ def _mapped_of(folder: str, what: str) -> int:
     return total
 
 
-def spread(context: Context, folder: str, path: str) -> None:
-    """Each rank holds a half of the rows, and both gather all of them."""
-    hostmemory.FOLDER = Path(folder)
-    with hoploom.place(hoploom.open(path, context=context), DEVICE, "spread", among=context) as store:
-        assert store.placed is not None
-        assert_all_rows(store)
-        segments = store.placed.fields["node", "x"]
-        count = store.schema.node_type("node").num_nodes
-        assert segments.bounds.tolist() == [0, count // 2]
-        half = 2 * store.schema.node_type("node").fields["x"].row_bytes * count // 4
-        (x,) = (placement for placement in store.placed.report if placement.what == "x of node")
-        assert half <= x.device_bytes <= half + 512
-        assert x.where == f"{DEVICE} of 2 ranks"
-        if DEVICE == "cpu":
-            assert len(os.listdir(folder)) == 2
-
-
-def spread_narrow(context: Context, folder: str, path: str) -> None:
-    """int8 with scales, some of them in the other rank's memory."""
-    hostmemory.FOLDER = Path(folder)
-    with hoploom.place(
-        hoploom.open(path, context=context), features="spread", dtype="int8", device=DEVICE, among=context
-    ) as store:
-        rows = rows_of(store, "node", "x")
-        error = (placed_rows(store, "node", "x", torch.arange(rows.shape[0])) - rows).abs()
-        assert bool((error <= rows.abs().amax(1, keepdim=True) / 254 * (1 + 1e-5)).all())
-
-
-def leave_early(context: Context, folder: str, path: str) -> None:
-    """Rank 1 fails; rank 0 wants to close what rank 1 may read."""
-    hostmemory.FOLDER = Path(folder)
-    with hoploom.place(hoploom.open(path, context=context), features="spread", device=DEVICE, among=context):
-        if context.rank == 1:
-            (Path(path).parent / "left").touch()
-            raise RuntimeError("rank 1 had enough")
-
-
 def choose_alike(context: Context, folder: str, path: str) -> None:
     """ "auto" goes by the rank with the least free memory."""
-    from hoploom.gpu.place import placing as placeplan
+    from hoploom.gpu import placing as placeplan
 
     hostmemory.FOLDER = Path(folder)
     free = (2 << 30) + (8192 if context.rank == 1 else 1 << 30)
@@ -153,7 +115,7 @@ def choose_alike(context: Context, folder: str, path: str) -> None:
 
 def share_a_device(context: Context, folder: str, path: str) -> None:
     """Both ranks are on one device: each takes a half of what is free there, and none takes more than that."""
-    from hoploom.gpu.place import placing as placeplan
+    from hoploom.gpu import placing as placeplan
 
     hostmemory.FOLDER = Path(folder)
     store = hoploom.open(path, context=context)

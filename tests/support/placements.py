@@ -18,7 +18,7 @@ import torch
 
 import hoploom
 from hoploom import ops
-from hoploom.gpu.batches.loading import DeviceSampling
+from hoploom.gpu.loading import DeviceSampling
 from hoploom.load.loader import Loader
 from hoploom.load.packed import Packing
 from hoploom.serve.requests import most_picks

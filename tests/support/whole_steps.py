@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 
 import hoploom
 from hoploom import NeighborLoader, Store
-from hoploom.gpu.whole_step.epoch import WholeStep
+from hoploom.gpu.whole_steps import WholeStep
 from hoploom.nn import GNN, Shape
 from hoploom.ranks.context import init
 from hoploom.ranks.supervise import StopRequests

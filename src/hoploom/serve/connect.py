@@ -136,7 +136,7 @@ class Connected(Deployment):
     def traffic(self) -> dict[str, float]:
         return self.peers.traffic()
 
-    def close(self, *, wait: bool) -> None:
+    def close(self) -> None:
         self.peers.close()
 
 

@@ -161,7 +161,7 @@ class Deployment:
 
     homes: tuple[tuple[int, ...], ...] = ()  # the parts of every rank, if a context has found out
     look_ahead: int | None = None  # batches whose missing rows loaders fetch together by default
-    placed: Any = None  # hoploom.gpu.place.placed_store.PlacedStore, which a GPU's kernels read
+    placed: Any = None  # hoploom.gpu.placed_store.PlacedStore, which a GPU's kernels read
 
     @property
     def makes_batches(self) -> bool:
@@ -176,8 +176,8 @@ class Deployment:
         """Return the counts of requests to other processes so far."""
         return {}
 
-    def close(self, *, wait: bool) -> None:
-        """Close connections and free shared memory. After an error, do not wait for other ranks."""
+    def close(self) -> None:
+        """Close connections and free shared memory."""
 
 
 NOWHERE = Deployment()

@@ -99,7 +99,7 @@ class Store(Explored):
 
         Tensors that you still use stay valid.
         """
-        self.deployment.close(wait=True)
+        self.deployment.close()
 
     def traffic(self) -> dict[str, float]:
         """Return the traffic to servers so far: requests, bytes_sent, bytes_received, wait_seconds of all threads."""
@@ -126,7 +126,7 @@ class Store(Explored):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with nullcontext() if error is None else suppress(StoreError, PeerError):  # the first error is raised
-            self.deployment.close(wait=error is None)
+            self.deployment.close()
 
     def require_whole(self) -> None:
         """Raise StoreError if a file of this store can no longer be read, so that tensors over it may be zeros.

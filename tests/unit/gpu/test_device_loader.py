@@ -18,8 +18,8 @@ from torch_geometric.data import Data
 
 import hoploom
 from hoploom import BatchError, ConfigError
-from hoploom.gpu.batches.batch_memory import BatchMemory, PendingRead, Pool, map_tensors
-from hoploom.gpu.batches.loading import DeviceLoading, DeviceSampling, HostSampling
+from hoploom.gpu.batch_memory import BatchMemory, PendingRead, Pool, map_tensors
+from hoploom.gpu.loading import DeviceLoading, DeviceSampling, HostSampling
 from hoploom.load.assemble import is_there
 from hoploom.load.loader import Loader
 from hoploom.load.pipeline import Workers

@@ -11,8 +11,8 @@ from support.graphs import random_graph
 from torch import Tensor
 
 import hoploom
-from hoploom.gpu.batches import loading as stages
-from hoploom.gpu.batches.batch_memory import BatchMemory, PendingRead, Pool
+from hoploom.gpu import loading as stages
+from hoploom.gpu.batch_memory import BatchMemory, PendingRead, Pool
 from hoploom.store import Store
 
 

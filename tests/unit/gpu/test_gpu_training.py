@@ -78,7 +78,7 @@ def test_training_takes_no_more_memory_from_step_100_on(num_workers: int, device
     assert max(meter.reserved[100:]) == meter.reserved[99]
 
 
-@pytest.mark.slow  # that ranks share a device is shown by test_peer_memory.py, too
+@pytest.mark.slow  # that ranks share a device is shown by test_place_ranks.py, too
 def test_two_processes_on_one_device_learn_what_one_does(device: torch.device, tmp_path: Path) -> None:
     """Over Gloo, as NCCL takes one rank per GPU."""
     path = TINY.write(tmp_path / "store")

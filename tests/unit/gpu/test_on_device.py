@@ -14,9 +14,9 @@ from torch import Tensor
 
 import hoploom
 from hoploom.batch import Sampled, Seeds
-from hoploom.gpu.batches.batch_memory import map_tensors
-from hoploom.gpu.batches.capacity import Capacity, HopPlan, first_capacity, grow_capacity, plan_hops, used_capacity
-from hoploom.gpu.batches.device_hops import (
+from hoploom.gpu.batch_memory import map_tensors
+from hoploom.gpu.capacity import Capacity, HopPlan, first_capacity, grow_capacity, plan_hops, used_capacity
+from hoploom.gpu.device_hops import (
     NO_PICKS,
     DeviceBuffers,
     fault_of,

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from torch import Tensor
 
 import hoploom
 from hoploom import Store
-from hoploom.gpu.place import host_memory as hostmemory
-from hoploom.gpu.place import placing as placeplan
+from hoploom.gpu import host_memory as hostmemory
+from hoploom.gpu import placing as placeplan
 from hoploom.schema import EDGE_ID, Owner
 from hoploom.store import Draw, Wanted, assemble
 from hoploom.train.runs.link_splits import LinkShares, hold_out
@@ -232,7 +233,7 @@ def test_a_share_is_the_first_rows_of_every_part(ring_store: Store) -> None:
 def test_bytes_are_not_exceeded_by_more_than_alignment(budget: int, num_parts: int) -> None:
     """No bytes at all are none; 200 hold a row."""
     store = in_parts(hoploom.from_pyg(library()), num_parts)
-    plan = placeplan.plan_placement(store, placeplan.PlaceRequest(None, budget, None, torch.device("cpu")), None)
+    plan = placeplan.plan_placement(store, None, budget, None, torch.device("cpu"), None)
     taken = sum(
         end - begin
         for column in plan.columns
@@ -263,12 +264,12 @@ def test_auto_takes_topology_first_and_leaves_room(
         return placeplan.PackedTensors((((size,), torch.uint8),), lambda tensors: None)
 
     monkeypatch.setattr(placeplan, "free_memory", lambda device: free)
-    monkeypatch.setattr(placeplan, "_relations", lambda store: [block(256 << 20)])
+    monkeypatch.setattr(placeplan, "_relations", lambda store: (block(256 << 20),))
     field = hoploom.schema.Field("uint8", (1 << 20,))
     column = placeplan.FieldColumn("node", "x", field, torch.uint8, (), (1 << 10,))
     monkeypatch.setattr(placeplan, "_columns", lambda store, narrow: [column])
     store = hoploom.from_pyg(ring(12))
-    plan = placeplan.plan_placement(store, placeplan.PlaceRequest("auto", "auto", None, torch.device("cpu")), None)
+    plan = placeplan.plan_placement(store, "auto", "auto", None, torch.device("cpu"), None)
     assert (plan.topology, plan.share) == (where, share)
     assert plan.device_bytes <= free - max(2 << 30, free // 4)
 
@@ -296,19 +297,20 @@ def test_auto_says_what_it_went_by(
         ([(10, "a"), (11, "a"), (4, "b")], (4, 1)),
         ([(10, "a"), (11, "a"), (6, "b")], (5, 2)),
         ([(10, "a"), (10, "a"), (10, "a")], (3, 3)),
-        ([(10, "a"), (10, "a"), (10, "a"), (1, "a")], (3, 3)),  # the last one's device is in another host
     ],
 )
 def test_ranks_that_share_a_device_share_what_is_free_there(
     told: list[tuple[int, str]], room: tuple[int, int], monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     said: list[Any] = []
+    here, elsewhere = placeplan.host_key(), [["boot", 1], 1, "a"]  # the device "a" of another host
     monkeypatch.setattr(placeplan, "free_memory", lambda device: 10)
-    monkeypatch.setattr(placeplan, "gather_json", lambda among, words: said.append(words) or told)
-    among: Any = object()
-    assert placeplan._free_memory_of_ranks(device, among, [0, 1, 2]) == room
-    assert said == [[10, placeplan.device_key(device)]]
-    assert placeplan._free_memory_of_ranks(device, None, ()) == (10, 1)
+    every = [[here, free, key] for free, key in told] + [elsewhere]
+    monkeypatch.setattr(placeplan, "gather_json", lambda among, words: said.append(words) or every)
+    among: Any = SimpleNamespace(rank=0)
+    assert placeplan.free_memory_of_ranks(device, among) == room
+    assert said == [[here, 10, placeplan.device_key(device)]]
+    assert placeplan.free_memory_of_ranks(device, None) == (10, 1)
 
 
 def test_any_type_of_number_is_an_amount(ring_store: Store) -> None:

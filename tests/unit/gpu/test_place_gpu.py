@@ -1,18 +1,17 @@
-"""Placements on a real GPU: memory is measured, host memory pinned and read by kernels, a peer's read in place."""
+"""Placements on a real GPU: memory is measured, host memory pinned and read by kernels."""
 
 import gc
-from pathlib import Path
 
 import pytest
 import torch
 from support import place_workers
-from support.graphs import random_graph, save_in_parts
+from support.graphs import random_graph
 
 import hoploom
 from hoploom import ConfigError
-from hoploom.gpu.place import host_memory as hostmemory
-from hoploom.gpu.place import placing as placeplan
-from hoploom.gpu.place.host_memory import HostMemory
+from hoploom.gpu import host_memory as hostmemory
+from hoploom.gpu import placing as placeplan
+from hoploom.gpu.host_memory import HostMemory
 from hoploom.ops import Picks, Rule
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_sync")]
@@ -104,11 +103,3 @@ def test_a_refusal_to_pin_does_not_fail_the_next_kernel() -> None:
                 memory.register(device)
             assert int(torch.ones(10, device=device).sum()) == 10
             assert memory.bytes.is_pinned()
-
-
-def test_two_ranks_on_one_gpu_read_each_others_memory(tmp_path: Path) -> None:
-    """Over Gloo: NCCL takes one rank per GPU."""
-    save_in_parts(hoploom.from_pyg(random_graph(90, 400, 1), weight_attr="weight"), tmp_path / "store", 3)
-    with place_workers.own_folder() as folder:
-        places = [str(folder), str(tmp_path / "store")]
-        hoploom.spawn(place_workers.together, 2, places, device="cuda:0", backend="gloo", timeout=120)

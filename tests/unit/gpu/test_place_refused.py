@@ -13,9 +13,9 @@ from support.refusals import assert_refused
 
 import hoploom
 from hoploom import ConfigError, Store
-from hoploom.gpu.place import host_memory as hostmemory
-from hoploom.gpu.place import placing as placeplan
-from hoploom.gpu.place import request as placement
+from hoploom.gpu import host_memory as hostmemory
+from hoploom.gpu import placement
+from hoploom.gpu import placing as placeplan
 from hoploom.store import Wanted, assemble
 
 ON_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -24,15 +24,14 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({}, "neither topology nor features are given"),
     "no place": ({"topology": "gpu"}, "topology is 'gpu'; give 'cuda', 'host', 'auto'"),
     "a share of topology": ({"topology": "20%"}, "topology is '20%'"),
-    "spread topology": ({"topology": "spread"}, "topology is 'spread'"),
     "a number": ({"topology": 3}, "topology is 3"),
     "another place": ({"features": "disk"}, "features is 'disk'; give 'cuda', 'host'"),
-    "too much": ({"features": "120%"}, "features is '120%'; give 'cuda', 'host', 'auto', 'spread', a share such as"),
+    "too much": ({"features": "120%"}, "features is '120%'; give 'cuda', 'host', 'auto', a share such as"),
     "less than nothing": ({"features": -0.5}, "features is -0.5; give"),
     "negative bytes": ({"features": -5}, "features is -5; give"),
     "truth": ({"features": True}, "features is True; give"),
     "odd bytes": ({"features": "4 gigs"}, "features is '4 gigs'; give a size such as 512GB"),
-    "odd share": ({"features": "x%"}, "features is 'x%'; give 'cuda', 'host', 'auto', 'spread', a share such as"),
+    "odd share": ({"features": "x%"}, "features is 'x%'; give 'cuda', 'host', 'auto', a share such as"),
     "no share": ({"features": "%"}, "features is '%'; give 'cuda', 'host'"),
     "no number": ({"features": "nan%"}, "features is 'nan%'; give 'cuda', 'host'"),
     "a share or bytes": ({"features": "0.5"}, "features is '0.5'; give '50%' for a share or '4GB' for bytes"),
@@ -52,10 +51,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "device": ({"topology": "host", "device": "tpu"}, "device is 'tpu'; give 'cuda'"),
     "two devices": ({"topology": "cuda:0", "features": "cuda:1"}, "differ; a store is placed on one, name one"),
     "two kinds": ({"topology": "cuda", "device": "cpu"}, "the devices ['cpu', 'cuda'] differ; a store is placed"),
-    "nobody to spread over": (
-        {"features": "spread", "device": ON_DEVICE},
-        "features='spread' needs the ranks to spread over; give among=context",
-    ),
+    "rows spread over GPUs": ({"features": "spread"}, "features is 'spread'; give 'cuda', 'host', 'auto', a share"),
 }
 
 
@@ -76,7 +72,7 @@ def test_without_a_gpu_the_store_stays_as_it_is(ring_store: Store, monkeypatch: 
 
 
 def test_without_triton_it_says_what_to_install(ring_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("hoploom.gpu.batches.loading", "hoploom.gpu.place.placing"):  # import Triton themselves
+    for name in ("hoploom.gpu.loading", "hoploom.gpu.placing"):  # import Triton themselves
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name in ["triton", *(name for name in sys.modules if name.startswith("hoploom.ops.kernels."))]:
         monkeypatch.setitem(sys.modules, name, None)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,7 @@ from support.place_workers import own_folder
 
 import hoploom
 from hoploom import ConfigError
-from hoploom.gpu.place import host_memory as hostmemory
-from hoploom.gpu.place import request
+from hoploom.gpu import host_memory as hostmemory
 from hoploom.ranks.context import init
 from hoploom.train.runs.run import Result, run
 from hoploom.train.runs.run_file import RunFile
@@ -94,7 +94,7 @@ ALL, NAMED = ("topology=cuda", "features=cuda", "topology=auto", "features=20%")
 def test_a_run_on_the_cpu_is_told_to_leave_placement_out(
     here: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, given: str
 ) -> None:
-    monkeypatch.setattr(request, "kernels_are_interpreted", KERNELS[kernels])
+    monkeypatch.setattr(sys.modules["hoploom.train.runs.run"], "kernels_are_interpreted", KERNELS[kernels])
     key = f"placement.{given.partition('=')[0]}"
     no_gpu = "its context was made so" if torch.cuda.is_available() else "there is no GPU here"
     for why, overrides in {no_gpu: (), 'train.device is "cpu"': ("train.device=cpu",)}.items():

@@ -24,8 +24,8 @@ from support.whole_steps import (
 )
 
 import hoploom
-from hoploom.gpu.whole_step.cuda_graph import Recording
-from hoploom.gpu.whole_step.epoch import StepCounts, WholeStep
+from hoploom.gpu.cuda_graph import Recording
+from hoploom.gpu.whole_steps import StepCounts, WholeStep
 from hoploom.ranks.context import init
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal

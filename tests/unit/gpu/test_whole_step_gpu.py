@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.whole_steps import BATCH, NUM_TRAIN, eager, homogeneous_learner, library_learner, parameters_of, taken
 
-from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Recording, WorkStream
-from hoploom.gpu.whole_step.epoch import WholeStep
+from hoploom.gpu.cuda_graph import WARM_UP, Recording, WorkStream
+from hoploom.gpu.whole_steps import WholeStep
 from hoploom.ranks.context import init
 from hoploom.ranks.supervise import StopRequests
 from hoploom.train.learner import Learner, Training
@@ -99,7 +99,7 @@ def test_an_overflow_between_replays_changes_nothing_that_follows(
     own, whole = homogeneous_learner(device), homogeneous_learner(device)
     expected = eager(own, device, EPOCHS)
     fits = iter(step % 3 != 2 for step in range(EPOCHS * FULL))
-    from hoploom.gpu.whole_step.epoch import FixedBatch
+    from hoploom.gpu.whole_steps import FixedBatch
 
     real = FixedBatch.fits
     monkeypatch.setattr(FixedBatch, "fits", lambda slot: real(slot) and next(fits))
@@ -112,7 +112,7 @@ WAITING = """
 import os
 import torch
 from hoploom import ConfigError
-from hoploom.gpu.whole_step.cuda_graph import WARM_UP, WorkStream, Recording
+from hoploom.gpu.cuda_graph import WARM_UP, WorkStream, Recording
 
 device = torch.device("cuda", torch.cuda.current_device())
 values = torch.ones(4, device=device)

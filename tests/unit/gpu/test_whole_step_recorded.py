@@ -15,10 +15,10 @@ from triton.runtime.interpreter import GridExecutor
 
 import hoploom
 from hoploom import LinkNeighborLoader, NeighborLoader
-from hoploom.gpu.batches.capacity import plan_hops, probe, sizes_of_probes
-from hoploom.gpu.whole_step.cuda_graph import WARM_UP, Recording, WorkStream, without_gc
-from hoploom.gpu.whole_step.epoch import WholeStep
-from hoploom.gpu.whole_step.recordable import LearningRates, check_optimizer, prepare_optimizer
+from hoploom.gpu.capacity import plan_hops, probe, sizes_of_probes
+from hoploom.gpu.cuda_graph import WARM_UP, Recording, WorkStream, without_gc
+from hoploom.gpu.recordable import LearningRates, check_optimizer, prepare_optimizer
+from hoploom.gpu.whole_steps import WholeStep
 from hoploom.load.loader import Loader
 from hoploom.ops import rows
 from hoploom.ranks.context import init

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from hoploom.deploy.open import CONNECT
 from hoploom.deploy.open import open as open_store
 from hoploom.errors import ConfigError, StoreError
-from hoploom.gpu.place import place, request
-from hoploom.gpu.whole_step.recordable import prepare_optimizer
+from hoploom.gpu.placement import kernels_are_interpreted, place
+from hoploom.gpu.recordable import prepare_optimizer
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
 from hoploom.ranks.context import DEADLINE, Context
 from hoploom.ranks.environment import RankInfo
@@ -168,7 +168,7 @@ def _training(run_file: RunFile, *, progress: bool) -> Training:
 def _stepper(run_file: RunFile) -> MakeStepper | None:
     if not run_file.train.whole_steps:
         return None
-    from hoploom.gpu.whole_step.epoch import WholeStep  # imports Triton
+    from hoploom.gpu.whole_steps import WholeStep  # imports Triton
 
     return WholeStep
 
@@ -228,7 +228,7 @@ def _check_kernels_run(run_file: RunFile, name: str, device: torch.device) -> No
     """Raise ConfigError on a CPU, unless kernels are interpreted and no GPU is named."""
     names_gpu = "cuda" in f"{run_file.placement.topology} {run_file.placement.features}"
     with suppress(ConfigError):  # there is no Triton
-        if device.type != "cpu" or (request.kernels_are_interpreted() and not names_gpu):
+        if device.type != "cpu" or (kernels_are_interpreted() and not names_gpu):
             return
     why = "its context was made so" if torch.cuda.is_available() else "there is no GPU here"
     why = 'train.device is "cpu"' if run_file.train.device == "cpu" else why

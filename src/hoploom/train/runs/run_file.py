@@ -25,7 +25,7 @@ from hoploom.config.rules import (
     problem,
 )
 from hoploom.errors import ConfigError
-from hoploom.gpu.place.request import NARROW, read_features, read_topology
+from hoploom.gpu.placement import NARROW, read_features, read_topology
 from hoploom.nn.kinds import KINDS
 from hoploom.train.checkpoint import MINUTES
 from hoploom.train.loggers import NAMES
@@ -52,10 +52,10 @@ RELATION_FANOUTS = rules.table_of(
 )
 TOPOLOGY = accepted('"cuda", "host" or "auto"', read_topology, words=("cuda", "host", "auto"))
 FEATURES = accepted(
-    '"cuda", "host", "auto", "spread", a share such as "20%" or 0.2, or a size such as "4GB"',
+    '"cuda", "host", "auto", a share such as "20%" or 0.2, or a size such as "4GB"',
     read_features,
     kinds=str | float,
-    words=("cuda", "host", "auto", "spread"),
+    words=("cuda", "host", "auto"),
 )
 
 
@@ -324,7 +324,7 @@ class PlacementSection:
     )
     features: str | float | None = key(
         None,
-        "where feature rows are, likewise; 20%: so many in GPU memory, others in host memory; spread: on all GPUs",
+        "where feature rows are, likewise; 20%: so many in GPU memory, others in host memory",
         FEATURES,
         example="20%",
         only=WITH_STORE,

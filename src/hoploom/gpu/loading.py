@@ -20,8 +20,8 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.batch import Sampled, Seeds
 from hoploom.errors import ConfigError
-from hoploom.gpu.batches.batch_memory import BatchMemory, PendingRead, Pool, StagedValue
-from hoploom.gpu.batches.capacity import (
+from hoploom.gpu.batch_memory import BatchMemory, PendingRead, Pool, StagedValue
+from hoploom.gpu.capacity import (
     LARGE,
     MARGIN,
     Capacity,
@@ -31,7 +31,7 @@ from hoploom.gpu.batches.capacity import (
     plan_hops,
     used_capacity,
 )
-from hoploom.gpu.batches.device_hops import (
+from hoploom.gpu.device_hops import (
     DeviceBuffers,
     fault_of,
     make_buffers,
@@ -39,7 +39,7 @@ from hoploom.gpu.batches.device_hops import (
     sample_on_device,
     sampled_of,
 )
-from hoploom.gpu.place.placed_store import PlacedStore
+from hoploom.gpu.placed_store import PlacedStore
 from hoploom.load.assemble import Arriving, Assembler, is_there, note_edges
 from hoploom.load.loader import local_producer
 from hoploom.load.look_ahead import LookAhead
@@ -315,9 +315,9 @@ class OnDevice(Deployment):
     def traffic(self) -> dict[str, float]:
         return self.before.traffic()
 
-    def close(self, *, wait: bool) -> None:
+    def close(self) -> None:
         """Close the placement, then the deployment before it."""
         try:
-            self.placed.close(wait=wait)
+            self.placed.close()
         finally:
-            self.before.close(wait=wait)
+            self.before.close()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hoploom.config.values import as_bytes, as_share
-from hoploom.errors import ConfigError, PeerError, StoreError
+from hoploom.errors import ConfigError, StoreError
 from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
 from hoploom.ops.kernels.forms import DeviceLists
 from hoploom.ops.kernels.gather import Segments, gather
@@ -26,24 +26,21 @@ class Lease:
     """Memory shared with other processes, until it is closed."""
 
     device: torch.device  # whose kernels read it
-    closes: list[Callable[[bool, bool], None]] = field(default_factory=list)  # (wait for other ranks, device is idle)
+    closes: list[Callable[[bool], None]] = field(default_factory=list)  # (the device is idle)
     closed: bool = False
 
-    def close(self, *, wait: bool) -> None:
+    def close(self) -> None:
         """Close the shared memory; raise StoreError if the device may still read it, and never free it then."""
         closes, self.closes, self.closed = self.closes, [], True
         if not closes:
             return
         with ExitStack() as last_first:  # calls all of them, even if one raises
-            is_idle = True
+            is_idle = True  # after an error of a kernel, too: no kernel runs any more
             try:
                 is_idle = idle(self.device, CLOSE_DEADLINE)
-            except RuntimeError:  # of a kernel: no kernel runs any more
-                wait = False
-                raise
             finally:
                 for close in closes:
-                    last_first.callback(close, wait, is_idle)
+                    last_first.callback(close, is_idle)
             if not is_idle:
                 raise StoreError(
                     f"{self.device} still reads the placed store {CLOSE_DEADLINE:g} s after it was closed; {BUSY}"
@@ -143,12 +140,9 @@ class PlacedStore:
         of_field = self.field(owner, name)
         return torch.empty((count, *of_field.shape), dtype=DTYPES[of_field.dtype], device=self.device)
 
-    def close(self, *, wait: bool = True) -> None:
-        """Close the shared memory; collective if ranks read each other's memory.
-
-        `wait=False`, for use after an error, does not wait for the other ranks.
-        """
-        self.lease.close(wait=wait)
+    def close(self) -> None:
+        """Close the shared memory."""
+        self.lease.close()
 
     def __enter__(self) -> "PlacedStore":
         return self
@@ -156,8 +150,8 @@ class PlacedStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with nullcontext() if error is None else suppress(StoreError, PeerError):  # keep the first error
-            self.close(wait=error is None)
+        with nullcontext() if error is None else suppress(StoreError):  # keep the first error
+            self.close()
 
     def field(self, owner: Owner, name: str) -> Field:
         """Return a field's dtype and shape."""

@@ -20,11 +20,11 @@ from torch_geometric.data import Data, HeteroData
 
 from hoploom.batch import Seeds
 from hoploom.errors import ConfigError, TrainError
-from hoploom.gpu.batches.capacity import FAULT, PROBED, ROUNDED, FixedSizes, HopPlan, plan_hops, probe, sizes_of_probes
-from hoploom.gpu.batches.device_hops import make_buffers, make_maps, sample_on_device
-from hoploom.gpu.place.placed_store import PlacedStore
-from hoploom.gpu.whole_step.cuda_graph import Recording, WorkEvent, WorkStream
-from hoploom.gpu.whole_step.recordable import LearningRates, check_learner, not_recordable
+from hoploom.gpu.capacity import FAULT, PROBED, ROUNDED, FixedSizes, HopPlan, plan_hops, probe, sizes_of_probes
+from hoploom.gpu.cuda_graph import Recording, WorkEvent, WorkStream
+from hoploom.gpu.device_hops import make_buffers, make_maps, sample_on_device
+from hoploom.gpu.placed_store import PlacedStore
+from hoploom.gpu.recordable import LearningRates, check_learner, not_recordable
 from hoploom.load.assemble import FEATURES, IN_DEGREE, Batch
 from hoploom.load.loader import EpochSteps
 from hoploom.load.maker import NodeMaker

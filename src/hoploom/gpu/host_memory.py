@@ -73,7 +73,7 @@ class HostMemory(Closing):
             )
         self._unpin = finalize(self, _unregister, self.bytes, device)  # runs without `close`, too
 
-    def close(self, *, is_idle: bool = True) -> None:
+    def close(self, is_idle: bool = True) -> None:
         """Stop using the file; the last process removes it. Tensors keep their pages.
 
         With `is_idle=False` kernels may still read the pages, so they stay and stay pinned.

@@ -1,35 +1,43 @@
-"""Check the arguments of `place`: words, shares and sizes for topology and features, a dtype, a device."""
+"""Copy a store to memory that kernels read, device memory or pinned host memory: the checks of `place`'s arguments."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
 from hoploom.config.values import parse_share_or_bytes
 from hoploom.errors import ConfigError
+from hoploom.ranks.context import Ranks
+from hoploom.store import Store
 
-DEVICE, HOST, AUTO, SPREAD = "device", "host", "auto", "spread"
 Topology = Literal["device", "host", "auto"]
-Features = Literal["device", "host", "auto", "spread"] | float | int  # a share of the rows as float, bytes as int
+Features = Literal["device", "host", "auto"] | float | int  # a share of the rows as float, bytes as int
 NARROW = {"int8": torch.int8, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-TOPOLOGY_WAY_OUT = "give 'cuda', 'host', 'auto', or leave it out"
-FEATURES_WAY_OUT = "give 'cuda', 'host', 'auto', 'spread', a share such as '20%' or 0.2, or bytes such as '4GB'"
 NO_GPU = "there is no GPU here; leave the store as it is: loaders sample on the host and copy batches to their device"
 
 
-@dataclass(frozen=True)
-class PlaceRequest:
-    """The checked arguments of `place`."""
+def place(
+    store: Store,
+    topology: str | torch.device | None = None,
+    features: str | float | torch.device | None = None,
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    among: Ranks | None = None,
+) -> Store:
+    """Return the store with its edges and features in memory that a GPU reads. Batches stay the same.
 
-    topology: Topology | None
-    features: Features | None
-    narrow: torch.dtype | None
-    device: torch.device
+    >>> store = hoploom.place(hoploom.open("papers.store"), topology="cuda", features="20%")
+    >>> print(store.placed)
 
+    `topology` is "cuda" (device memory), "host" (pinned host memory, one copy for all processes of the host) or
+    "auto" (as free memory allows, topology first). `features` take these too, or a share ("20%", 0.2) or bytes
+    ("4GB") of them: the first rows of every part go to the device, the hottest ones in a store that `partition`
+    wrote. With `among=context`, all ranks call, and "auto" chooses alike on the ranks of a host.
 
-def read(topology: object, features: object, dtype: object, device: object) -> PlaceRequest:
-    """Check the arguments; raise ConfigError if they are invalid or impossible on this machine."""
+    `dtype` ("int8" with a scale per row, "float16", "bfloat16") keeps float features narrower, and rounds them. Close
+    the store after its last batch.
+    """
     wanted_topology, wanted_features, narrow = read_topology(topology), read_features(features), read_dtype(dtype)
     if wanted_topology is None and wanted_features is None:
         raise ConfigError("neither topology nor features are given; give at least one, e.g. place(topology='cuda')")
@@ -37,26 +45,35 @@ def read(topology: object, features: object, dtype: object, device: object) -> P
         raise ConfigError(f"dtype is {dtype!r:.80}, but features are not placed; give features too, or drop dtype")
     if device is not None and not _is_device(device):
         raise ConfigError(f"device is {device!r:.80}; give 'cuda' or 'cuda:1', or leave it out")
-    named = {str(word) for word in (topology, features, device) if _is_device(word)}
-    return PlaceRequest(wanted_topology, wanted_features, narrow, _device(named))
+    if among is not None and not all(hasattr(among, name) for name in ("rank", "world_size", "gather")):
+        raise ConfigError(f"among is {among!r:.80}; give the context that hoploom.init made, or leave it out")
+    to = _device({str(word) for word in (topology, features, device) if _is_device(word)})
+    from hoploom.gpu.loading import OnDevice  # imports Triton, which is installed: `_device` has looked
+    from hoploom.gpu.placing import copy_store
+
+    placed = copy_store(store, wanted_topology, wanted_features, narrow, to, among)
+    before = store.deployment
+    on_device = OnDevice(placed=placed, before=before, homes=before.homes, look_ahead=before.look_ahead)
+    return replace(store, deployment=on_device)
 
 
 def read_topology(value: object) -> Topology | None:
     """Check `topology`; return its kind of memory."""
-    if value is None or (isinstance(value, str) and value in (HOST, AUTO)):
+    if value is None or (isinstance(value, str) and value in ("host", "auto")):
         return value  # type: ignore[return-value]
     if not _is_device(value):
-        raise ConfigError(f"topology is {value!r:.80}; {TOPOLOGY_WAY_OUT}")
+        raise ConfigError(f"topology is {value!r:.80}; give 'cuda', 'host', 'auto', or leave it out")
     return "device"
 
 
 def read_features(value: object) -> Features | None:
     """Check `features`; return their kind of memory, or the device's share as a float or in bytes as an int."""
-    if value is None or (isinstance(value, str) and value in (HOST, AUTO, SPREAD)):
+    if value is None or (isinstance(value, str) and value in ("host", "auto")):
         return value  # type: ignore[return-value]
     if _is_device(value):
         return "device"
-    return parse_share_or_bytes("features", value, FEATURES_WAY_OUT)
+    way_out = "give 'cuda', 'host', 'auto', a share such as '20%' or 0.2, or bytes such as '4GB'"
+    return parse_share_or_bytes("features", value, way_out)
 
 
 def read_dtype(value: object) -> torch.dtype | None:
@@ -67,9 +84,6 @@ def read_dtype(value: object) -> torch.dtype | None:
     if not isinstance(name, str) or name not in NARROW:
         raise ConfigError(f"dtype is {value!r:.80}; give 'int8', 'float16' or 'bfloat16', or leave it out")
     return NARROW[name]
-
-
-# --- the device ----------------------------------------------------------------------------------
 
 
 def _is_device(value: object) -> bool:
@@ -84,17 +98,13 @@ def _is_device(value: object) -> bool:
 def _device(named: set[str]) -> torch.device:
     """Return the one device that the arguments name; raise ConfigError unless kernels run on it."""
     interprets = kernels_are_interpreted()
-    default = "cpu" if interprets else "cuda"
     numbered = {name for name in named if ":" in name}
     types = {torch.device(name).type for name in named}
     if len(types) > 1 and not interprets and not torch.cuda.is_available():
         raise ConfigError(NO_GPU)  # neither of them works
     if len(numbered) > 1 or len(types) > 1:
         raise ConfigError(f"the devices {sorted(named)} differ; a store is placed on one, name one of them")
-    return _numbered(torch.device(min(numbered or named or {default})), interprets)
-
-
-def _numbered(device: torch.device, interprets: bool) -> torch.device:
+    device = torch.device(min(numbered or named or {"cpu" if interprets else "cuda"}))
     if device.type == "cpu":
         if not interprets:
             raise ConfigError("kernels do not run on the device 'cpu'; give 'cuda', or leave the store as it is")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hoploom.batch import Block, Sampled, Seeds
-from hoploom.gpu.batches.capacity import FAULT, Capacity, HopPlan, RelationHop
+from hoploom.gpu.capacity import FAULT, Capacity, HopPlan, RelationHop
 from hoploom.ops.kernels.forms import (
     LIST_DAMAGED,
     NODE_OUT_OF_RANGE,

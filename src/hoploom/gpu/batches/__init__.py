@@ -1,1 +1,0 @@
-"""Batches made on the device where their store is placed."""

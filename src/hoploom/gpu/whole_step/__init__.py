@@ -1,1 +1,0 @@
-"""Whole steps: sampling, gathering and learning are recorded once and replayed."""
