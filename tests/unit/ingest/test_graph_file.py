@@ -89,11 +89,6 @@ MISTAKES = {  # claim: text, line (0: none), what the message says
         'features: "z" is the label, too',
     ),
     "dtype of nothing": (NODES + "dtype = 'float16'\n" + EDGES, 4, "dtype: it has no effect without features"),
-    "two features": (
-        NODES + "features = 'a'\nfeatures_npy = 'b.npy'\n" + EDGES,
-        5,
-        "features_npy: it has no effect with features",
-    ),
     "field x": (NODES + "fields = { x = 'a' }\n" + EDGES, 4, 'a field "x" cannot be given; choose another name'),
     "field weight": (WITH + "fields = { weight = 'a' }\n", 9, 'a field "weight" cannot be given'),
     "filled ids": (NODES + "columns.paper_id = { fill = 0 }\n" + EDGES, 4, "fill: it cannot be done to ids"),

@@ -182,11 +182,6 @@ def test_standardised_edge_features(tmp_path: Path) -> None:
     assert "only columns of nodes are standardised" in message
 
 
-def test_arrays_on_spark_are_refused_with_the_way_out(tmp_path: Path) -> None:
-    message = refused(tmp_path, text('features_npy = "x.npy"'), NODES, engine="spark")
-    assert "features_npy: Spark reads no .npy files; use the engine duckdb, or write the features as" in message
-
-
 def test_tables_without_rows(tmp_path: Path) -> None:
     empty = {"id": pa.array([], pa.string())}
     assert "no rows" in refused(tmp_path, text().replace('["n-0.parquet", "n-1.parquet"]', '"n.parquet"'), empty)

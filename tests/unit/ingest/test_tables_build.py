@@ -130,20 +130,6 @@ def test_types_with_a_count_need_no_table(tmp_path: Path) -> None:
         assert sorted(turned) == sorted((paper, author) for author, paper in ends)
 
 
-@pytest.mark.parametrize("name", ["dense", "from 100", "sparse", "text"])
-def test_rows_of_an_array_go_with_the_rows_of_the_table(tmp_path: Path, name: str) -> None:
-    ids = shuffled({"id": [IDS[name](v) for v in range(50)]}, 2)["id"]
-    write_table(tmp_path / "nodes.parquet", {"id": ids}, files=3, row_groups=5)
-    array = np.arange(100, dtype=np.float32).reshape(50, 2)
-    np.save(tmp_path / "a.npy", array[:20])
-    np.save(tmp_path / "b.npy", array[20:])
-    write_table(tmp_path / "edges.parquet", {"src": ids[:1], "dst": ids[1:2]})
-    text = NODES.split("features")[0] + 'features_npy = ["a.npy", "b.npy"]\ndtype = "float16"\n'
-    store, _ = build_here(tmp_path, text + EDGES)
-    assert by_id(store, "x") == dict(zip(ids, array.tolist(), strict=True))
-    assert store.schema.node_types[0].fields["x"].dtype == "float16"
-
-
 @pytest.mark.parametrize("name", ["sparse", "text"])
 def test_shares_are_drawn_by_id_and_seed_alone(tmp_path: Path, name: str) -> None:
     count, drawn = 1000, list[set[Any]]()

@@ -17,7 +17,7 @@ from pyarrow import ipc
 from support.table_files import EDGES, NODES, as_csv, read, refused, rows_in, small_tables
 
 from hoploom import ConfigError
-from hoploom.ingest.tables.table_files import TableFile, array_rows, arrow_batches
+from hoploom.ingest.tables.table_files import TableFile, arrow_batches
 
 FIELD = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 
@@ -275,9 +275,3 @@ def test_arrow_files_of_a_table_have_the_same_types_of_their_own(folder: Path, o
         with ipc.new_file(folder / name, table.schema) as writer:
             writer.write_table(table)
     refused(folder, "n1.arrow: a is ", "in ", "n0.arrow; write all", nodes="label = 'a'", table="n*.arrow")
-
-
-def test_an_array_without_columns_has_rows(folder: Path) -> None:
-    np.save(folder / "x.npy", np.zeros((10, 0), np.float32))
-    (array,) = read(folder, "features_npy = 'x.npy'")[NODES].arrays
-    assert array_rows(array, 2, 5).shape == (5, 0)

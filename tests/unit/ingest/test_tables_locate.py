@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -84,42 +83,6 @@ def test_a_cast_makes_ids_the_same(tmp_path: Path) -> None:
     sources = _sources(tmp_path, text, s=TEXT)
     assert sources["nodes.a"].has_text("id")
     assert sources['edges."a to b"'].has_text("s")
-
-
-# --- features beside the table -------------------------------------------------------------------
-
-WITH_ARRAY = TABLES.replace('id = "id"', 'id = "id"\nfeatures_npy = "*.npy"')
-
-
-ARRAYS = {
-    "too few rows": (np.zeros((1, 3)), "x.npy has 1 rows, ", "a.parquet 2; give a row"),
-    "a value per row of none": (np.zeros(3), "x.npy has 3 rows"),
-    "text": (np.array([["a"], ["b"]]), "holds <U1 of shape (2, 1); features are a row of numbers"),
-    "times": (np.zeros((2, 2), "M8[s]"), "features are a row of numbers"),
-    "cubes": (np.zeros((2, 2, 2)), "features are a row of numbers"),
-    "objects": (np.array([[1, None], [2, 3]]), "x.npy is no .npy file"),
-    "columns": (np.asfortranarray(np.zeros((2, 3))), "stored column by column; save it with"),
-}
-
-
-@pytest.mark.parametrize("row", ARRAYS.values(), ids=ARRAYS.keys())
-def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, row: tuple[Any, ...]) -> None:
-    np.save(tmp_path / "x.npy", row[0], allow_pickle=True)
-    with pytest.raises(DataError) as raised:
-        _sources(tmp_path, WITH_ARRAY)
-    assert [part for part in row[1:] if part not in str(raised.value)] == [], str(raised.value)
-
-
-def test_arrays_unlike_each_other_or_cut_short_are_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros((1, 3)))
-    np.save(tmp_path / "y.npy", np.zeros((1, 2)))
-    with pytest.raises(
-        DataError, match=r"y.npy has 2 columns of <f8, but 3 columns of <f8 in .*x.npy; make them alike"
-    ):
-        _sources(tmp_path, WITH_ARRAY)
-    (tmp_path / "y.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-8])
-    with pytest.raises(DataError, match=r"y.npy is no .npy file, or cut short"):
-        _sources(tmp_path, WITH_ARRAY)
 
 
 # --- where a value stands ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.tables import build_here, by_id, field, write_table
 
-from hoploom.errors import ConfigError, DataError, HoploomError
+from hoploom.errors import ConfigError, HoploomError
 from hoploom.ingest.tables.build import open_engine
 from hoploom.ingest.tables.build_options import Report
 from hoploom.ingest.tables.field_plan import Planner
@@ -171,20 +171,11 @@ def test_a_split_column_has_few_words(tmp_path: Path) -> None:
     source = source_of(tmp_path, 'split = "v"', [f"s{row % 100}" for row in range(200)])
     numbering = Numbering("nodes.node", (0, 200))
     with open_engine(tmp_path, 256 << 20) as engine:
-        stream = NodeRows(engine, source, numbering).stream(tmp_path, Report())
+        stream = NodeRows(engine, source, numbering).stream(Report())
     assert len(stream.splits) == 100
     (tmp_path / "more").mkdir()
     with pytest.raises(ConfigError, match=r"graph\.toml:4: nodes\.node.split: column 'v' has more than 100 values"):
         build(tmp_path / "more", 'split = "v"', [f"s{row}" for row in range(101)])
-
-
-def test_arrays_of_numbers_that_nothing_here_computes_with_are_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.ones((3, 2), np.longdouble))
-    with pytest.raises(DataError, match=r"x\.npy holds float128"):
-        build(tmp_path, 'features_npy = "x.npy"', [0, 1, 2])
-    np.save(tmp_path / "x.npy", np.array([[1.0], [2.0], [1e300]]))
-    with pytest.raises(DataError, match=r"x.npy, rows 1 to 3: holds 1e\+300, too large for float32"):
-        build(tmp_path, 'features_npy = "x.npy"', [0, 1, 2])
 
 
 def test_a_value_that_is_no_category_is_never_counted_as_the_last_one() -> None:

@@ -37,10 +37,6 @@ def build(graph: GraphFile, out: str | Path, options: BuildOptions, *, progress:
     report = Report()
     with StageTimes(report.seconds, progress) as stages:
         if options.engine == "spark":
-            for table in graph.nodes.values():
-                if table.features_npy:
-                    way_out = "use the engine duckdb, or write the features as a column of lists"
-                    raise graph.problem(f"{table.owner}.features_npy", f"Spark reads no .npy files; {way_out}")
             with needs("spark"):
                 from hoploom.ingest.tables.spark_build import build_on_spark
             build_on_spark(graph, out, options, report, stages)
@@ -63,7 +59,7 @@ def _build_here(graph: GraphFile, out: Path, options: BuildOptions, report: Repo
         largest = max((group_bytes(TableFile(path, path, "parquet"), names) for path, names in files), default=0)
         threads = options.threads or fitting_threads(share, largest, num_cores())
         with open_engine(writer.scratch, share, threads) as engine:
-            tables = GraphTables(graph, sources, engine, folder)
+            tables = GraphTables(graph, sources, engine)
             with tables.naming_damage():
                 begin("numbering the nodes")
                 nodes, edges = tables.streams(options.parts, report, drop_dangling=options.drop_dangling)

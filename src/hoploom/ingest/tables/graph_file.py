@@ -89,12 +89,6 @@ class NodeTable:
     features: tuple[str, ...] = key(
         (), "columns that become field x, side by side; f_* means all that begin with f_", COLUMNS, only=WITH_FILES
     )
-    features_npy: tuple[str, ...] = key(
-        (),
-        ".npy files that become field x, with one row per row of the table",
-        FILES,
-        only=KeyCondition("features", absent=True),
-    )
     dtype: str = key("float32", "the type of field x", rules.choice(*DTYPES))
     label: str | None = key(None, "the column that becomes field y", rules.TEXT, example="venue", only=WITH_FILES)
     num_classes: int | None = key(
@@ -306,9 +300,8 @@ def _check_nodes(graph: GraphFile, table: NodeTable) -> None:
             raise graph.problem(at, f"it {only.refusal(None)}")
     if table.count is None and table.id is None:
         raise graph.problem(table.owner, f'id is missing; add a line such as id = "{table.name}_id"')
-    for name in ("features_npy", "columns") if table.count is not None else ():
-        if getattr(table, name):
-            raise graph.problem(f"{table.owner}.{name}", f"it {WITH_FILES.refusal(None)}")
+    if table.count is not None and table.columns:
+        raise graph.problem(f"{table.owner}.columns", f"it {WITH_FILES.refusal(None)}")
 
 
 def _check_edges(graph: GraphFile, table: EdgeTable) -> None:
@@ -334,7 +327,7 @@ def _check_fields(graph: GraphFile, table: Table) -> None:
     is_nodes = isinstance(table, NodeTable)
     made = ("x", "y", "time", ORIGINAL_ID) if is_nodes else ("edge_attr", "weight", "time", EDGE_ID)  # by other keys
     at = f"{table.owner}.dtype"
-    if at in graph.where and not (table.features or (isinstance(table, NodeTable) and table.features_npy)):
+    if at in graph.where and not table.features:
         raise graph.problem(at, "it has no effect without features; leave it out")
     if isinstance(table, NodeTable) and table.label in table.features:
         message = f"{quoted(table.label)} is the label, too, so the model would be given the answer; drop it here"

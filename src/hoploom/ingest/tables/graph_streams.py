@@ -10,13 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import ibis.expr.types as ir
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -33,20 +31,17 @@ from hoploom.ingest.tables.ids import (
     NodeIds,
     Numbering,
     cast_ids,
-    file_name,
     int64_of,
     number_nodes,
     read_node_ids,
 )
 from hoploom.ingest.tables.sources import TableSource
-from hoploom.ingest.tables.table_files import MappedArray, array_rows
-from hoploom.ingest.tables.transforms import UnfitError, check_range, signed, standardise
+from hoploom.ingest.tables.transforms import standardise
 from hoploom.keys import mix
 from hoploom.ops.mixing import Words, mix_words
-from hoploom.schema import DTYPES, ORIGINAL_ID, Field
+from hoploom.schema import ORIGINAL_ID, Field
 
 MOST_SPLITS = 100  # each is read by itself
-ARRAY_BYTES = 4 << 20  # of a .npy file at a time
 ENDS = ("source", "destination")
 Splits = Mapping[str, Callable[[], Iterator[Tensor]]]
 
@@ -58,7 +53,6 @@ class GraphTables:
     graph: GraphFile
     sources: Mapping[str, TableSource]
     engine: Engine
-    scratch: Path
 
     def streams(self, parts: int, report: Report, *, drop_dangling: bool) -> tuple[list[NodeStream], list[EdgeStream]]:
         """Number all nodes; return the node types and the relations. Raise ConfigError or DataError for unfit columns.
@@ -74,7 +68,7 @@ class GraphTables:
             numbering = numberings[name]
             if node_table.files:
                 rows = NodeRows(self.engine, self.sources[node_table.owner], numbering)
-                nodes.append(rows.stream(self.scratch, report))
+                nodes.append(rows.stream(report))
             else:
                 nodes.append(NodeStream(name, numbering.bounds, _original_ids(self.engine, numbering)))
         for (begin, _, end), table in self.graph.edges.items():
@@ -115,7 +109,7 @@ class NodeRows:
     source: TableSource
     numbering: Numbering
 
-    def stream(self, scratch: Path, report: Report) -> NodeStream:
+    def stream(self, report: Report) -> NodeStream:
         """Return the node type as a stream, and report the nodes without a label."""
         table, planned = self.source.table, Planner(self.engine, self.source).fields()
         assert isinstance(table, NodeTable)
@@ -133,10 +127,6 @@ class NodeRows:
             stored = {field.name: field.field for field in planned.fields}
             finish = standardise(standardised, stored) if standardised else None
             fields.append(NodeFields(arriving, self._rows(planned), finish))
-        if self.source.arrays:
-            field = Field(table.dtype, (self.source.arrays[0].shape[1],))
-            arrays = _ArrayRows(self.engine, self.source, self.numbering, field, scratch)
-            fields.append(NodeFields({"x": field}, arrays))
         timed = [one for one in planned.fields if one.name == "time"]
         times = self._rows(replace(planned, fields=timed)) if timed else None
         return NodeStream(table.name, self.numbering.bounds, fields, splits, times=times)
@@ -253,58 +243,6 @@ def _original_ids(engine: Engine, numbering: Numbering) -> list[NodeFields]:
 def _as_field(given: NodeIds) -> Rows:
     nodes, ids = given
     return Rows(nodes, {ORIGINAL_ID: ids})
-
-
-@dataclass(frozen=True)
-class _ArrayRows:
-    """The rows of .npy files, in the order of the table's rows, with the store ids of these."""
-
-    engine: Engine
-    source: TableSource
-    numbering: Numbering
-    field: Field
-    scratch: Path
-
-    def __call__(self) -> Iterator[Rows]:
-        nodes, waiting = self._nodes_in_order(), torch.empty(0, dtype=torch.int64)
-        for array in self.source.arrays:
-            step = max(1, ARRAY_BYTES // max(1, array.dtype.itemsize * array.shape[1]))
-            for begin in range(0, len(array), step):
-                end = min(len(array), begin + step)
-                while waiting.numel() < end - begin:
-                    waiting = torch.cat([waiting, next(nodes)])
-                yield Rows(waiting[: end - begin], {"x": self._values(array, begin, end)})
-                waiting = waiting[end - begin :]
-
-    def _values(self, array: MappedArray, begin: int, end: int) -> Tensor:
-        values = signed(array_rows(array, begin, end - begin))
-        try:
-            check_range(values, self.field.dtype)
-        except UnfitError as error:
-            raise DataError(f"{array.filename}, rows {begin + 1} to {end}: {error}") from error
-        return torch.from_numpy(values).to(DTYPES[self.field.dtype])
-
-    def _nodes_in_order(self) -> Iterator[Tensor]:
-        """Yield the store ids of the table's rows, in the order of its files."""
-        column = self.source.id_column
-        if self.numbering.pairs is None:
-            for _, _, ids in self.source.scan(column):
-                yield int64_of(ids) - self.numbering.first
-            return
-        path = self.scratch / f"{file_name(self.source.owner)}.rows.parquet"
-        schema = pa.schema([("row", pa.int64()), ("id", self.source.schema.field(column).type)])
-        count = 0
-        with pq.ParquetWriter(path, schema) as writer:  # the ids with the numbers of their rows
-            for _, _, ids in self.source.scan(column):
-                numbers = pa.array(np.arange(count, count + len(ids)))
-                writer.write_table(pa.table([numbers, ids.cast(schema.field("id").type)], schema=schema))
-                count += len(ids)
-        rows = self.engine.read([str(path)])
-        chosen = rows.select(row=rows["row"], id=cast_ids(rows["id"], self.source, column))
-        numbered = self.numbering.attach(chosen, "id", "node")
-        for batch in self.engine.stream(numbered.order_by("row").select("node")):
-            yield int64_of(batch.column("node"))
-        path.unlink()
 
 
 # --- edges ---------------------------------------------------------------------------------------

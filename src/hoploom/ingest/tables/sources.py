@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,7 +21,6 @@ from hoploom.errors import ConfigError, DataError
 from hoploom.ingest.tables.csv import CSV_BLOCK, INTEGER, CsvFile, csv_rewrites
 from hoploom.ingest.tables.graph_file import GraphFile, NodeTable, Table, rule_of
 from hoploom.ingest.tables.table_files import (
-    ARRAYS,
     BATCH,
     GROUP,
     MAGIC,
@@ -35,7 +33,6 @@ from hoploom.ingest.tables.table_files import (
     is_url,
     largest_value,
     one_by_one,
-    open_array,
     parquet_batches,
     parquet_footer,
     readable,
@@ -67,7 +64,6 @@ class TableSource:
     schema: pa.Schema  # of the columns that are used
     num_rows: int
     features: tuple[str, ...] = ()  # the columns of x or edge_attr, in order: globs are resolved
-    arrays: tuple["np.memmap[Any, Any]", ...] = ()  # features_npy: their rows, one after another, go with the table's
 
     @property
     def owner(self) -> str:
@@ -162,10 +158,8 @@ def _source(graph: GraphFile, table: Table, folder: Path, limits: ReadLimits, ru
         paths = [str(folder / f"{index:05d}.cut.parquet") for index in range(len(found))]
         for file, path in zip(found, paths, strict=True):
             stage(parquet_batches(file, used), plain_schema(parquet_footer(file)[0], used), Path(path))
-    arrays = _arrays(graph, table, num_rows, _some(found))
-    return TableSource(
-        graph, table, tuple(paths), tuple(file.shown for file in found), schema, num_rows, features, arrays
-    )
+    origins = tuple(file.shown for file in found)
+    return TableSource(graph, table, tuple(paths), origins, schema, num_rows, features)
 
 
 def column_names(file: TableFile, csv_block: int = CSV_BLOCK) -> list[str]:
@@ -231,23 +225,6 @@ def _arrow_rows(file: TableFile, used: Sequence[str]) -> Iterator[Any]:
 
 def _some(found: Sequence[TableFile]) -> str:
     return found[0].shown + (f" and {len(found) - 1} more" if len(found) > 1 else "")
-
-
-def _arrays(graph: GraphFile, table: Table, num_rows: int, tables: str) -> tuple["np.memmap[Any, Any]", ...]:
-    """Return the .npy files with the features of the table's rows."""
-    if not isinstance(table, NodeTable) or not table.features_npy:
-        return ()
-    at = f"{table.owner}.features_npy"
-    found = find_files(graph, at, table.features_npy, ARRAYS)
-    arrays = [open_array(file) for file in found]
-    kinds = [f"{array.shape[1]} columns of {array.dtype.str}" for array in arrays]
-    for file, kind in zip(found, kinds, strict=True):
-        if kind != kinds[0]:
-            raise DataError(f"{file.shown} has {kind}, but {kinds[0]} in {found[0].shown}; make them alike")
-    rows = sum(map(len, arrays))
-    if rows != num_rows:
-        raise DataError(f"{at}: {_some(found)} has {rows} rows, {tables} {num_rows}; give a row of features per row")
-    return tuple(arrays)
 
 
 # --- columns -------------------------------------------------------------------------------------

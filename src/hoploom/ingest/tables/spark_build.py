@@ -55,7 +55,7 @@ def build_on_spark(
             set_join_tasks(session, max((source.num_rows for source in sources.values()), default=0))
             if not _share_folders(target, session):
                 _check_reach(folder, sources)
-            tables = GraphTables(graph, sources, engine, folder)
+            tables = GraphTables(graph, sources, engine)
             begin("numbering the nodes")
             with watching(session, stages.detail):
                 nodes, edges = tables.streams(options.parts, report, drop_dangling=options.drop_dangling)

@@ -7,13 +7,12 @@ import fnmatch
 import glob
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs, ipc
@@ -24,10 +23,8 @@ from hoploom.ingest.tables.graph_file import GraphFile
 
 KINDS = {".parquet": "parquet", ".pq": "parquet"} | dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), "arrow")
 KINDS |= {f".{kind}{packed}": kind for kind in ("csv", "tsv") for packed in ("", ".gz", ".bz2", ".zst")}
-ARRAYS = {".npy": "npy"}
 MAGIC = "*?["
 BUFFER = 1 << 20  # bytes of a column that are read at once: a row group may be larger than memory
-MappedArray = np.memmap[Any, Any]
 BATCH = 1 << 16  # rows
 GROUP = 16 << 20  # bytes of a row group in scratch files: engines read row groups at once and in parallel
 Rewrite = Callable[[], None]  # rewrites one file as Parquet, in this process or in an executor
@@ -39,7 +36,7 @@ class TableFile:
 
     path: str  # absolute, or a URL
     shown: str  # as messages call it
-    kind: str  # "parquet", "csv", "tsv", "arrow" or "npy"
+    kind: str  # "parquet", "csv", "tsv" or "arrow"
 
     def open(self) -> Any:
         """Open the file for pyarrow; compressed CSV is unpacked."""
@@ -53,44 +50,42 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
-def kind_of(name: str, kinds: Mapping[str, str] = KINDS) -> str | None:
+def kind_of(name: str) -> str | None:
     """Return the format by the suffix of the name; None if it is unknown."""
-    return next((kind for ending, kind in kinds.items() if name.lower().endswith(ending)), None)
+    return next((kind for ending, kind in KINDS.items() if name.lower().endswith(ending)), None)
 
 
 # --- finding files -------------------------------------------------------------------------------
 
 
-def find_files(
-    graph: GraphFile, key: str, patterns: tuple[str, ...], kinds: Mapping[str, str] = KINDS
-) -> tuple[TableFile, ...]:
+def find_files(graph: GraphFile, key: str, patterns: tuple[str, ...]) -> tuple[TableFile, ...]:
     """Return the files that a key names, e.g. nodes.paper.files."""
     found: dict[str, TableFile] = {}
     for pattern in patterns:
         matching = _remote if is_url(pattern) else _local
-        for shown in matching(graph, key, pattern, kinds):
-            path, kind = shown if is_url(shown) else os.path.abspath(shown), kind_of(shown, kinds)
+        for shown in matching(graph, key, pattern):
+            path, kind = shown if is_url(shown) else os.path.abspath(shown), kind_of(shown)
             if path in found:
                 raise graph.problem(key, f"{shown} is named twice; list every file once")
             if kind is None:
-                raise graph.problem(key, f"{shown} has no known format; give one of {', '.join(sorted(kinds))}")
+                raise graph.problem(key, f"{shown} has no known format; give one of {', '.join(sorted(KINDS))}")
             found[path] = TableFile(path, shown, kind)
     return tuple(found.values())
 
 
-def _local(graph: GraphFile, key: str, pattern: str, kinds: Mapping[str, str]) -> list[str]:
+def _local(graph: GraphFile, key: str, pattern: str) -> list[str]:
     """Return the files that a path or a glob names, or that are in a folder."""
     exact = graph.folder / pattern
     if exact.is_file():
         return [str(exact)]
     entries = [pattern] if exact.is_dir() else sorted(glob.glob(pattern, root_dir=graph.folder, recursive=True))
-    files = [str(file) for entry in entries for file in _files_in(graph.folder / entry, kinds)]
+    files = [str(file) for entry in entries for file in _files_in(graph.folder / entry)]
     if not files:
         beside = sorted(os.listdir(exact.parent)) if not entries and exact.parent.is_dir() else []
         alike = nearest(exact.name, beside)
         hint = "paths are relative to the folder of graph.toml" if alike is None else f"did you mean {quoted(alike)}?"
         what = (
-            f"{exact} holds nothing that ends in {', '.join(sorted(kinds))}" if entries else f"{exact} does not exist"
+            f"{exact} holds nothing that ends in {', '.join(sorted(KINDS))}" if entries else f"{exact} does not exist"
         )
         if not entries and any(sign in pattern for sign in MAGIC):
             what = f"nothing matches {exact}"
@@ -98,17 +93,17 @@ def _local(graph: GraphFile, key: str, pattern: str, kinds: Mapping[str, str]) -
     return files
 
 
-def _files_in(entry: Path, kinds: Mapping[str, str]) -> Iterator[Path]:
+def _files_in(entry: Path) -> Iterator[Path]:
     """Yield the entry itself, or the tables below a folder."""
     if entry.is_dir():
         for child in sorted(entry.iterdir()):
             if child.name[0] not in "._":
-                yield from _files_in(child, kinds)
-    elif entry.name[0] not in "._" and kind_of(entry.name, kinds):
+                yield from _files_in(child)
+    elif entry.name[0] not in "._" and kind_of(entry.name):
         yield entry
 
 
-def _remote(graph: GraphFile, key: str, url: str, kinds: Mapping[str, str]) -> list[str]:
+def _remote(graph: GraphFile, key: str, url: str) -> list[str]:
     """Return the URLs of the objects that a URL names: one, those below it, or those that match it."""
     scheme, _, path = url.partition("://")
     begin = path
@@ -124,7 +119,7 @@ def _remote(graph: GraphFile, key: str, url: str, kinds: Mapping[str, str]) -> l
         reason = str(error).splitlines()[0]
         raise graph.problem(key, f"{url} cannot be listed ({reason}); give a URL such as s3://…") from error
     wanted = root + path.removeprefix(base)
-    tables = [one for one in listed if one.is_file and one.base_name[0] not in "._" and kind_of(one.base_name, kinds)]
+    tables = [one for one in listed if one.is_file and one.base_name[0] not in "._" and kind_of(one.base_name)]
     matching = sorted(one.path for one in tables if begin == path or fnmatch.fnmatchcase(one.path, wanted))
     if not matching:
         raise graph.problem(key, f"nothing matches {url}; name objects that are there")
@@ -215,31 +210,6 @@ def arrow_batches(file: TableFile) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
             reader = ipc.open_stream(handle)
             batches = iter(reader)
         yield reader.schema, batches
-
-
-def open_array(file: TableFile) -> MappedArray:
-    """Map a .npy file with a row of numbers per node."""
-    with readable(f"{file.shown} is no .npy file, or cut short"):
-        if is_url(file.path):
-            raise ValueError("arrays are mapped into memory, so they must lie on this machine")
-        array = np.load(file.path, mmap_mode="r", allow_pickle=False)
-    is_plain = isinstance(array, np.memmap) and array.dtype.kind in "biuf" and array.dtype.itemsize <= 8
-    if not is_plain or array.ndim not in (1, 2):
-        found = f"{getattr(array, 'dtype', 'no array')} of shape {getattr(array, 'shape', ())}"
-        raise DataError(f"{file.shown} holds {found}; features are a row of numbers per node")
-    if not array.flags.c_contiguous:
-        raise DataError(f"{file.shown} is stored column by column; save it with numpy.ascontiguousarray(…)")
-    return array.reshape(len(array), array.shape[1] if array.ndim == 2 else 1)  # type: ignore[no-any-return]
-
-
-def array_rows(array: MappedArray, begin: int, count: int) -> np.ndarray[Any, Any]:
-    """Read rows of a .npy file. The mapping is not used, because its pages would count as memory."""
-    width = array.shape[1]
-    if width == 0:  # nothing is mapped, so the array does not say where it begins
-        return np.empty((count, 0), array.dtype.newbyteorder("="))
-    offset = array.offset + begin * width * array.dtype.itemsize
-    rows = np.fromfile(str(array.filename), array.dtype, count * width, offset=offset).reshape(count, width)
-    return rows.astype(rows.dtype.newbyteorder("="), copy=False)
 
 
 # --- scratch files -------------------------------------------------------------------------------
