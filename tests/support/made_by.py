@@ -7,7 +7,6 @@ from hoploom.gpu.loading import DeviceLoading
 from hoploom.load.loader import Loader
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import LocalMaker, Maker
-from hoploom.load.packed import Packing
 from hoploom.serve.connect import ServedBatches
 from hoploom.store import Store
 from hoploom.store.row_cache import report
@@ -59,9 +58,9 @@ def the_disk(made: Made) -> None:
 
 def scratch_space(made: Made) -> None:
     the_disk(made)
-    for producer in made.producers:
-        assert isinstance(producer, Packing)
-    assert any(sum(producer.packed) for producer in made.producers if isinstance(producer, Packing))
+    ahead = [producer for producer in made.producers if isinstance(producer, LookAhead)]
+    assert len(ahead) == len(made.producers)
+    assert any(sum(producer.fetches.packed) for producer in ahead)
 
 
 def a_cache(made: Made) -> None:

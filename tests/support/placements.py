@@ -20,7 +20,7 @@ import hoploom
 from hoploom import ops
 from hoploom.gpu.loading import DeviceSampling
 from hoploom.load.loader import Loader
-from hoploom.load.packed import Packing
+from hoploom.load.look_ahead import LookAhead
 from hoploom.serve.requests import most_picks
 from hoploom.store import Store, assemble
 from hoploom.store.row_cache import cached
@@ -201,7 +201,7 @@ def _buffered(case: Case, site: Site) -> Placed:
 
 def _packed(case: Case, site: Site) -> Placed:
     """Two steps at a time: in a graph as small as this, the window would hold no more ids."""
-    site.closing.enter_context(patch.object(Packing, "_steps_that_fit", lambda *_: 2))
+    site.closing.enter_context(patch.object(LookAhead, "_steps_that_fit", lambda *_: 2))
     path = site.saved(case, 2)
     return hoploom.open(path, memory=within(path, 0.03), scratch=site.folder), THREADS
 

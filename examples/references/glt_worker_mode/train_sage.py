@@ -31,7 +31,7 @@ def run_training_proc(context: Context, args: argparse.Namespace) -> None:
     if store.parts:  # worker mode: keep the rows of other hosts that sampling asks for most
         store = cached(store, args.cache, count_visits(store, NUM_NEIGHBORS, "train"))
     # With locality, a rank gets seeds of its own host's parts as far as equal batches allow; all seeds come once.
-    ahead = {"num_workers": 2, "prefetch_bytes": "1GB"}
+    ahead = {"num_workers": 2, "prefetch_factor": 2}
     train_loader = NeighborLoader(store, input_nodes="train", shuffle=True, locality=True, **ahead, **common)
     test_loader = NeighborLoader(store, input_nodes="test", **common)
 

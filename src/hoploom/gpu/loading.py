@@ -198,8 +198,6 @@ class DeviceLoading(Maker):
     @contextmanager
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Arriving]]:
         """Yield stages that keep one batch ready and one begun; at the end, wait for the device."""
-        if pipeline.byte_limit is not None:
-            raise ConfigError("prefetch_bytes is set, but batches are made on the device; give prefetch_factor instead")
         window = pipeline.num_ahead + 2  # these, one that is being made, and the consumer's
         idle = threading.BoundedSemaphore(BEGUN if self.samples_on_device else window)  # sets of sampling buffers
 

@@ -15,7 +15,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
-from hoploom.config.values import as_int, as_number, nearest, parse_bytes
+from hoploom.config.values import as_int, as_number, nearest
 from hoploom.errors import ConfigError, StoreError
 from hoploom.load.assemble import FEATURES, Assembler, Batch, Fields
 from hoploom.load.pipeline import DEADLINE
@@ -59,12 +59,13 @@ UNSUPPORTED = {  # arguments of PyG, of torch's DataLoader, then of other librar
     "custom_cls": "use transform= on the batch instead",
     "collate_fn": "a batch is made whole, there is nothing to collate; give transform=, a function of the batch",
     "dataset": "leave it out, and say with input_nodes= or edge_label_index= what the seeds are",
+    "prefetch_bytes": "give num_workers= and prefetch_factor=, whose product is the number of batches that wait",
     "batch_sampler": "give sampler=, batch_size= and drop_last=, so that ranks share a step; a DynamicBatchSampler "
     "measures whole graphs, while num_neighbors= and batch_size= bound a batch here",
     "multiprocessing_context": "workers are threads of this process",
     "pin_memory_device": "give device=",
     "collect_features": "give fields=[] for False, and leave it out for True",
-    "channel_size": "give prefetch_bytes=, such as '1GB'",
+    "channel_size": "give num_workers= and prefetch_factor=, whose product is the number of batches that wait",
     "to_device": "give device=",
     "worker_options": "give num_workers=, threads of this process; where the graph lives is up to the store",
     "use_ddp": "leave it out: a loader takes its rank's share of the seeds by itself",
@@ -81,7 +82,6 @@ class LoaderArguments:
     data: Any = field(init=False)
 
     input_id: Tensor | None = None
-    custom_cls: None = None
     device: torch.device | str | None = None
     seed: int | None = None
     rank: int | None = None
@@ -102,7 +102,6 @@ class LoaderArguments:
     locality: Any = False
     look_ahead: int | None = None
     fields: Any = None
-    prefetch_bytes: int | str | None = None
 
     def __post_init__(self) -> None:
         _check_supported(self.loader, vars(self))
@@ -115,10 +114,6 @@ class LoaderArguments:
             if value is not None or name not in MAY_BE_NONE:
                 setattr(self, name, as_int(name, value, least, hint))
         self.random_seed()
-        if isinstance(self.prefetch_bytes, str):
-            self.prefetch_bytes = parse_bytes("prefetch_bytes", self.prefetch_bytes)
-        elif self.prefetch_bytes is not None:
-            as_int("prefetch_bytes", self.prefetch_bytes, 1, "give bytes, or a size such as '1GB'")
         self.timeout = as_number("timeout", self.timeout, f"give seconds, or 0 for {DEADLINE:.0f}")
         for name in ("sample_frontier", "transform", "worker_init_fn"):
             value = getattr(self, name, None)

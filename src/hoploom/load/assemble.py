@@ -327,11 +327,6 @@ def received(sent: Batch | Arriving) -> Batch:
     return sent.receive() if isinstance(sent, Arriving) else sent
 
 
-def num_bytes(sent: Any) -> int:
-    """Return the bytes of a batch's tensors."""
-    return sum(tensor.nbytes for tensor in tensors_in(sent.batch if isinstance(sent, Arriving) else sent))
-
-
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield every tensor of a value, such as a batch."""
     if isinstance(value, Tensor):

@@ -23,8 +23,7 @@ from hoploom.load.fingerprint import Fingerprint
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import LocalMaker, Maker, NodeMaker
 from hoploom.load.order import DividedOrder, DrawnOrder, Order, divided, drawn, localised
-from hoploom.load.packed import Packing
-from hoploom.load.pipeline import DEADLINE, ByteLimit, Pipeline
+from hoploom.load.pipeline import DEADLINE, Pipeline
 from hoploom.ranks.agreement import ALONE, Meeting, agree
 from hoploom.ranks.deadlock import call_chain, detector_here
 from hoploom.ranks.share import DIVIDED, LONE, Share, current_share, read_share
@@ -70,13 +69,11 @@ def local_producer(maker: LocalMaker, num_steps: int | None) -> Maker:
     features = store.features
     window = 0 if store.budget is None else store.budget.window
     waits = isinstance(features, Sharded) and any(shard.tier < Tier.MEMORY for shard in features.shards)
-    if (waits and (num_steps or 0) > 1) or (num_steps is None and window):
-        assert isinstance(features, Sharded)
-        has_remote = any(shard.tier is Tier.REMOTE for shard in features.shards)
-        if num_steps is None and store.scratch is not None and not has_remote:
-            return Packing(maker, features, window, store.scratch)
-        return LookAhead(maker, features, num_steps, window)
-    return maker
+    if not (waits and (num_steps or 0) > 1) and not (num_steps is None and window):
+        return maker
+    assert isinstance(features, Sharded)
+    is_local = num_steps is None and all(shard.tier is not Tier.REMOTE for shard in features.shards)
+    return LookAhead(maker, features, num_steps, window, store.scratch if is_local else None)
 
 
 class _WatchedData:
@@ -155,8 +152,7 @@ class Loader:
         deadline = given.timeout or DEADLINE
         self._producer = producer_of(self.maker, mover.device, given.look_ahead, deadline)
         num_threads = max(given.num_workers, self._producer.least_threads)
-        byte_limit = None if given.prefetch_bytes is None else ByteLimit(int(given.prefetch_bytes))
-        self._pipeline = Pipeline(num_threads, given.prefetch_factor or 2, deadline, byte_limit=byte_limit)
+        self._pipeline = Pipeline(num_threads, given.prefetch_factor or 2, deadline)
         self._next = self._consumed = Position()
         self._num_loops = 0
         self._meet()

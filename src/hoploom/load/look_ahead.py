@@ -2,15 +2,20 @@
 
 Batches are computable, so those of a group of steps are sampled first. Their rows that neither a cache nor an earlier
 group has come in one request per peer, and then each batch is assembled. Where a row is, is looked up once. Costs the
-memory of two groups' rows, and a first batch that waits for its group.
+memory of two groups' rows, and a first batch that waits for its group. With scratch space, rows of more steps than fit
+in memory are copied there, each step's together; then every step is sampled twice, for its ids and for its batch.
 """
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from hoploom import ops
@@ -18,19 +23,27 @@ from hoploom.batch import Sampled
 from hoploom.load.assemble import Assembler, Batch
 from hoploom.load.maker import LocalMaker, Maker
 from hoploom.load.order import Order
+from hoploom.load.packed import PackedRows, RowLists, read_packed, scratch_bytes
 from hoploom.load.pipeline import LEAD, Pipeline, Stages
-from hoploom.ops import Empty, IdMap, SlotMap
-from hoploom.schema import Owner, Schema
+from hoploom.ops import Empty, IdMap, Reads, RowRequest, SlotMap
+from hoploom.schema import DTYPES, Owner, Schema
 from hoploom.store import Sharded, Wanted
 from hoploom.store.base import CachedPositions, RowLookup, Triple, read_wanted
 from hoploom.store.budget import little_idle
+from hoploom.store.on_disk import Ids as SortedIds
+from hoploom.store.on_disk import OnDisk, ScratchFile
 from hoploom.store.row_cache import Cached
 from hoploom.store.sharded import empty_rows
 
-MOST_STEPS = 128  # in a group, however small their rows are
+MOST_STEPS, MOST_PACKED = 128, 1024  # in a group, however small their rows are
+GROUPS = 3  # that may be in scratch space at once: one ends, one is read, one is written
+PIECE = 64 << 20  # bytes that are packed at once, or a quarter of the window
+SECONDS, SWEEPS = 60.0, 3.0  # packing a group takes at most so long, or as long as so many passes over the store,
+DEADLINE_SHARE = 0.25  # and never more than this share of the loader's deadline
 SPARE = 16  # a table that grows gets one row in 16 to spare
 Fields = Mapping[Owner, Sequence[str]]  # those of which some rows cost a wait
 Ids = tuple[Owner, int, int]  # a list of ids, told apart by its owner, address and length
+Packed = Mapping[tuple[Owner, int], Mapping[str, PackedRows]]  # a step's rows, by shard number and field
 
 
 # --- the window of rows that are prefetched ---------------------------------------------------
@@ -82,9 +95,12 @@ class Window:
 class PrefetchedRows:
     """A FeatureStore that knows where the rows of some ids are, so that it looks none up again."""
 
-    def __init__(self, features: Sharded, fields: Fields, lookups: Sequence[RowLookup]) -> None:
+    def __init__(
+        self, features: Sharded, fields: Fields, lookups: Sequence[RowLookup], packed: Sequence["StepRows"] = ()
+    ) -> None:
         self._features, self._fields = features, fields
         self._lookups = {_key_of(one.owner, one.ids): one for one in lookups}
+        self._packed = packed
 
     @property
     def schema(self) -> Schema:
@@ -101,11 +117,30 @@ class PrefetchedRows:
             if lookup is not None:
                 for rows in lookup.cached:
                     rows.copy(name, out)
+                for own in self._packed:
+                    if own.ids is lookup.ids:
+                        own.copy(name, out)
             elif key not in routed:
                 routed[key] = self._features.route(owner, ids)
             positions.append(routed[key] if lookup is None else lookup.in_memory)
         self._features.gather_routed(wanted, positions, outs)
         return outs
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """The rows of a list of ids that are in scratch space, of one shard."""
+
+    ids: Tensor
+    positions: Tensor  # of the rows in `ids`: [n] int64
+    tables: Mapping[str, PackedRows]
+    reads: Reads
+
+    def copy(self, name: str, out: Tensor) -> None:
+        """Write the rows of a field to their positions in `out`."""
+        rows, packed = torch.zeros_like(self.ids), self.tables[name]
+        rows[self.positions] = torch.from_numpy(packed.find(self.ids[self.positions].numpy())).to(rows.dtype)
+        read_packed(self.reads, [RowRequest(packed.rows, rows, self.positions, out)])
 
 
 # --- the maker ----------------------------------------------------------------------------------
@@ -118,6 +153,11 @@ class Fetches:
     num_groups: int = 0  # of steps: each requests rows of every peer at most once
     num_fetched: int = 0  # rows
     num_reused: int = 0  # rows that the group before had fetched
+    packed: list[int] = field(default_factory=list)  # rows of each group in scratch space
+
+
+class _LoopLeftError(Exception):
+    """Ends packing for a loop that is not read any more."""
 
 
 class Needed(NamedTuple):
@@ -141,7 +181,7 @@ class StepSize(NamedTuple):
     id_bytes: int  # each id once, as narrow as it fits
 
 
-def id_bytes(schema: Schema, owner: Owner) -> int:
+def _id_bytes(schema: Schema, owner: Owner) -> int:
     """Return the bytes of the narrowest integer that fits the owner's ids."""
     return 4 if schema.described(owner).count < 1 << 31 else 8
 
@@ -149,11 +189,19 @@ def id_bytes(schema: Schema, owner: Owner) -> int:
 class LookAhead(Maker):
     """Makes batches in groups of steps. `fetches` counts over all loops.
 
-    A group has `num_steps` steps; None: as many as fit a `window` of so many bytes.
+    A group has `num_steps` steps; None: as many as fit a `window` of so many bytes, or the folder `scratch`.
     """
 
-    def __init__(self, maker: LocalMaker, features: Sharded, num_steps: int | None, window: int = 0) -> None:
-        self.num_steps, self._window = num_steps, window
+    def __init__(
+        self,
+        maker: LocalMaker,
+        features: Sharded,
+        num_steps: int | None,
+        window: int = 0,
+        scratch: Path | None = None,
+    ) -> None:
+        self.num_steps, self._window, self._scratch = num_steps, window, scratch
+        self.num_packed: int | None = None  # steps of a group in scratch space, in the last loop
         self._step_size: StepSize | None = None  # measured by the first loop, if there is a window
         self.fetches = Fetches()
         self._counting = threading.Lock()  # every loop has its own threads
@@ -166,6 +214,22 @@ class LookAhead(Maker):
     @contextmanager
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Batch]]:
         """Two groups are in flight, the one that is delivered and the one after it; without threads, one."""
+        if self._scratch is not None:
+            size, left = self.measure(order), threading.Event()
+            self.num_packed = num_steps = self._steps_that_fit(order, size, pipeline.deadline, self._scratch)
+            if num_steps > 1 and num_steps * size.num_bytes * GROUPS > self._window:
+                with little_idle(self._window):
+                    yield Stages(
+                        lambda step, begun, group: self._from_scratch(order.step(step), group.get(step, {})),
+                        window=(2 if pipeline.num_threads else 1) * num_steps,
+                        num_finishing=max(1, min(pipeline.num_ahead, self._window // size.num_bytes)),
+                        begin=lambda step: step,
+                        fetch=lambda steps, before: self._pack(order, steps, left),
+                        group=num_steps,
+                        leave=left.set,
+                        hint="leave scratch out",
+                    )
+                return
         num_groups = 2 if pipeline.num_threads else 1
         num_ahead = pipeline.num_ahead
         if self._window:
@@ -204,7 +268,7 @@ class LookAhead(Maker):
                 for owner, needed in missing.items():
                     fields = schema.described(owner).fields
                     num_bytes += len(needed.ids) * sum(fields[name].row_bytes for name in needed.fields)
-                    num_id_bytes += len(needed.ids) * id_bytes(schema, owner)
+                    num_id_bytes += len(needed.ids) * _id_bytes(schema, owner)
                 sizes.append(StepSize(num_bytes, num_id_bytes))
             self._step_size = StepSize(*map(max, zip(*sizes, strict=True)))
         return self._step_size
@@ -268,3 +332,98 @@ class LookAhead(Maker):
         wanted = [want for want in self._maker.assembler.wanted(sampled) if want.field in fields.get(want.owner, ())]
         lists = {_key_of(want.owner, want.ids): want for want in wanted}
         return [self._features.look_up(want.owner, want.ids) for want in lists.values()]
+
+    # --- scratch space ----------------------------------------------------------------------------
+
+    def _steps_that_fit(self, order: Order, size: StepSize, deadline: float, folder: Path) -> int:
+        """Return how many steps make a group in scratch space.
+
+        Half of its free bytes hold the rows of all ranks, half of the window the ids of two groups, and the first
+        batch does not wait for long.
+        """
+        store = self._maker.assembler.store
+        assert store.reads is not None
+        assert store.budget is not None
+        in_scratch = scratch_bytes(folder) // order.world_size // (GROUPS * size.num_bytes)
+        in_memory = self._window // 4 // max(1, size.id_bytes)
+        bytes_per_second = store.reads.bytes_per_second
+        sweep = store.budget.disk_bytes / bytes_per_second
+        seconds = min(DEADLINE_SHARE * deadline, max(SECONDS, SWEEPS * sweep))
+        in_time = int((seconds - sweep) * bytes_per_second / (2 * size.num_bytes))
+        return max(0, min(MOST_PACKED, len(order.steps), in_scratch, in_memory, in_time))
+
+    def _from_scratch(self, step: tuple[Tensor, int, int], packed: Packed) -> Batch:
+        """Make a batch whose rows beyond memory are in scratch space."""
+        sampled, assembler = self._maker.sample(*step), self._maker.assembler
+        if packed:
+            fields = self._waiting([sampled])
+            lookups, rows = self._lookups(sampled, fields), list[StepRows]()
+            for lookup in lookups:
+                for number, own in enumerate(self._features.route(lookup.owner, lookup.ids, lookup.missing)):
+                    shard = self._features.shards[number]
+                    if own.numel() and isinstance(shard, OnDisk):
+                        rows.append(StepRows(lookup.ids, own, packed[lookup.owner, number], shard.reads))
+            features = PrefetchedRows(self._features, fields, lookups, rows)
+            assembler = replace(assembler, store=replace(assembler.store, features=features))
+        return self._maker.finish(sampled, assembler)
+
+    def _pack(self, order: Order, steps: Sequence[int], left: threading.Event) -> Mapping[int, Packed]:
+        """Copy the rows of these steps that are beyond memory to a file without a name."""
+
+        def check() -> None:
+            if left.is_set():
+                raise _LoopLeftError
+
+        ids: dict[int, dict[Owner, SortedIds]] = {}
+        fields: dict[Owner, Sequence[str]] = {}
+        try:
+            for step in steps:
+                check()
+                try:
+                    missing = self.missing(self._maker.sample(*order.step(step)))
+                except Exception:  # raised again when the step is made; those after it are not delivered
+                    break
+                ids[step] = {owner: self._sorted(owner, needed.ids.ids) for owner, needed in missing.items()}
+                fields |= {owner: needed.fields for owner, needed in missing.items()}
+            with self._maker.seconds("fetch"):
+                return self._copied(ids, fields, check)
+        except _LoopLeftError:
+            return {}
+
+    def _copied(
+        self, ids: Mapping[int, Mapping[Owner, SortedIds]], fields: Fields, check: Callable[[], None]
+    ) -> Mapping[int, Packed]:
+        plans: list[tuple[tuple[Owner, int], str, OnDisk, list[int], RowLists]] = []
+        for number, shard in enumerate(self._features.shards):
+            for table, far in shard.tables.items() if isinstance(shard, OnDisk) else ():
+                assert isinstance(shard, OnDisk)
+                if (owner := table[0]) not in fields or any((owner, number) == plan[0] for plan in plans):
+                    continue
+                steps = [step for step in ids if owner in ids[step]]
+                bounds = far.rows.first, far.rows.first + far.rows.num_rows
+                own = [one[slice(*np.searchsorted(one, bounds))] for one in (ids[step][owner] for step in steps)]
+                for name in fields[owner]:
+                    row_bytes = self._features.schema.described(owner).fields[name].row_bytes
+                    lists = RowLists(own, row_bytes, min(PIECE, self._window // 4))
+                    plans.append(((owner, number), name, shard, steps, lists))
+        packed: dict[int, dict[tuple[Owner, int], dict[str, PackedRows]]] = {step: {} for step in ids}
+        num_bytes = sum(lists.num_bytes for *_, lists in plans)
+        if not num_bytes or self._scratch is None:
+            return packed
+        self.fetches.packed.append(sum(lists.num_rows for *_, lists in plans))
+        with ScratchFile(self._scratch, num_bytes) as file:
+            for key, name, shard, steps, lists in plans:
+                read = partial(self._read, shard, key[0], name)
+                for step, rows in zip(steps, lists.copy(file, shard.reads, read, check), strict=True):
+                    packed[step].setdefault(key, {})[name] = rows
+        return packed
+
+    def _read(self, shard: OnDisk, owner: Owner, name: str, ids: list[Tensor], outs: list[Tensor]) -> None:
+        field = self._features.schema.described(owner).fields[name]
+        wanted = [Wanted(owner, name, one) for one in ids if len(one)]
+        rows = [out.view(DTYPES[field.dtype]).view(len(out), *field.shape) for out in outs if len(out)]
+        shard.begin_gather(wanted, [torch.arange(len(want.ids)) for want in wanted], rows)()
+
+    def _sorted(self, owner: Owner, ids: Tensor) -> SortedIds:
+        found = ids.numpy()
+        return np.sort(found.astype(np.int32) if _id_bytes(self._features.schema, owner) == 4 else found)

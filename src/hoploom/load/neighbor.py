@@ -32,8 +32,6 @@ class NeighborLoader(Loader):
       parts of every rank are those that `hoploom.open` found
     - `look_ahead`: fetch the remote rows of this many steps together, each row once
     - `fields=["x"]`, `fields={"paper": ["x", "y"]}`: batches have only these fields, and ids; `[]`: no fields
-    - `prefetch_bytes="1GB"`: limits the memory of batches that are ready or being made. A batch that is not made yet
-      counts as large as the largest so far; one group of `look_ahead` steps is always allowed
     - `device`: where batches arrive, copied on a side stream; batches of a placed store are made on its device
     - `mode="blocks"`: message-flow blocks; `sample_frontier(layer, graph, seeds)` chooses the edges of each layer
     - `labor`: the seeds of a batch share neighbours, so a batch has fewer distinct nodes
@@ -62,7 +60,7 @@ class HGTLoader(Loader):
     batch has all edges between its nodes.
 
     Takes PyG's arguments, and of those that NeighborLoader adds `seed`, `rank`, `world_size`, `least_tail`, `locality`,
-    `look_ahead`, `fields`, `prefetch_bytes` and `device`.
+    `look_ahead`, `fields` and `device`.
 
     >>> loader = HGTLoader(data, [512] * 4, input_nodes=("paper", data["paper"].train_mask), batch_size=128)
     """

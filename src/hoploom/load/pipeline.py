@@ -19,7 +19,6 @@ from itertools import zip_longest
 from typing import Any, Generic, TypeVar
 
 from hoploom.errors import BatchError
-from hoploom.load.assemble import num_bytes
 
 Made = TypeVar("Made")
 Naming = Callable[[int], AbstractContextManager[None]]  # a block whose errors name the step
@@ -45,20 +44,6 @@ class Stages(Generic[Made]):
     hint: str = "make the transform faster"  # in the error of a step that takes too long
 
 
-@dataclass
-class ByteLimit:
-    """The bytes that batches in flight may take: one counts as the largest so far until it is made. One may always be
-    made."""
-
-    most: int
-    largest: int = 0  # of all loops
-
-    def fits(self, made: Sequence[int], num_in_flight: int, num_more: int) -> bool:
-        """Return whether more steps may begin beside those in flight, of which some are `made`: their bytes."""
-        num_counted = num_in_flight - len(made) + num_more
-        return not num_in_flight or (self.largest > 0 and sum(made) + num_counted * self.largest <= self.most)
-
-
 @dataclass(frozen=True)
 class Pipeline:
     """The threads and limits with which stages run."""
@@ -67,7 +52,6 @@ class Pipeline:
     per_thread: int = 2  # batches that are ready or being made, for each thread
     deadline: float = DEADLINE
     close_deadline: float = CLOSE_DEADLINE
-    byte_limit: ByteLimit | None = None
 
     @property
     def num_ahead(self) -> int:
@@ -106,9 +90,7 @@ class _Run(Generic[Made]):
     ) -> None:
         self._pipeline, self._stages, self._steps, self._naming = pipeline, stages, steps, naming
         self._workers, self._fetching = workers, fetching
-        self._sizes: dict[int, int] = {}  # with a byte limit: bytes of each batch that is made and not delivered
         self._groups = iter([steps[at : at + stages.group] for at in range(0, len(steps), stages.group)])
-        self._num_waiting = len(steps)  # steps that are not begun
         self._begun: deque[tuple[int, Future[Any] | None, Future[Any] | None]] = deque()
         self._finishing: deque[Future[Made]] = deque()
         self._fetched: Future[Any] | None = None  # for the newest group
@@ -118,7 +100,6 @@ class _Run(Generic[Made]):
         for step in self._steps:
             self._fill()
             made = self._result(self._finishing.popleft(), step)
-            self._sizes.pop(step, None)
             if self._pipeline.num_threads:
                 self._fill()  # the consumer's batch is not in flight any more: others are made while it is used
             yield made
@@ -128,13 +109,9 @@ class _Run(Generic[Made]):
         group = self._stages.group
         while True:
             num_begun = len(self._begun)
-            num_in_flight = num_begun + len(self._finishing)
-            fits = num_in_flight + group <= self._stages.window and num_begun + group <= LEAD * group
-            limit = self._pipeline.byte_limit if self._num_waiting and fits else None
-            if limit is not None:
-                fits = limit.fits(tuple(self._sizes.values()), num_in_flight, group)
-            if self._num_waiting and fits:
-                self._begin_group(next(self._groups))
+            fits = num_begun + len(self._finishing) + group <= self._stages.window and num_begun + group <= LEAD * group
+            if fits and (steps := next(self._groups, None)) is not None:
+                self._begin_group(steps)
             elif num_begun and len(self._finishing) < self._stages.num_finishing:
                 step, begun, fetched = self._begun.popleft()
                 self._finishing.append(self._workers.submit(partial(self._finish, step, begun, fetched)))
@@ -142,7 +119,6 @@ class _Run(Generic[Made]):
                 return
 
     def _begin_group(self, steps: range) -> None:
-        self._num_waiting -= len(steps)
         begun: list[Future[Any]] = []
         if self._stages.begin is not None:
             begun = [self._workers.submit(partial(self._until_one_fails, self._begin, step)) for step in steps]
@@ -170,11 +146,7 @@ class _Run(Generic[Made]):
                 rows = None if fetched is None else self._result(fetched, step)
                 return self._stages.finish(step, own, rows)
 
-        made = finish(step) if self._stages.begin is not None else self._until_one_fails(finish, step)
-        if (limit := self._pipeline.byte_limit) is not None:
-            self._sizes[step] = num_bytes(made)
-            limit.largest = max(limit.largest, self._sizes[step], 1)
-        return made
+        return finish(step) if self._stages.begin is not None else self._until_one_fails(finish, step)
 
     def _until_one_fails(self, make: Callable[[int], Any], step: int) -> Any:
         """Make a step unless one before it has failed: it would never be delivered, and may take long."""

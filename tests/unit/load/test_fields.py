@@ -83,7 +83,7 @@ def test_a_name_that_is_not_there_is_an_error_that_lists_what_is(fields: Any, me
     ("given", "way_out"),
     [
         ({"collect_features": False}, r"collect_features=; give fields=\[\] for False, and leave it out for True"),
-        ({"channel_size": "1GB"}, "channel_size=; give prefetch_bytes="),
+        ({"channel_size": "1GB"}, "channel_size=; give num_workers= and prefetch_factor="),
         ({"to_device": "cpu"}, "to_device=; give device="),
         ({"worker_options": object()}, "worker_options=; give num_workers="),
         ({"use_ddp": True}, "use_ddp=; leave it out"),

@@ -15,7 +15,8 @@ from support.batches import assert_same_batches
 
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError
-from hoploom.load.packed import GROUPS, Packing, RowLists
+from hoploom.load.look_ahead import GROUPS, LookAhead
+from hoploom.load.packed import RowLists
 from hoploom.store.on_disk import BLOCK
 
 NUM_NODES, WIDTH, BATCH = 20_000, 128, 100
@@ -34,8 +35,8 @@ def _loader(store: Store, **options: Any) -> NeighborLoader:
     return NeighborLoader(store, [5, 3], seeds, **{"batch_size": BATCH, "shuffle": True, "seed": 3, **options})
 
 
-def _packing(loader: NeighborLoader) -> Packing:
-    assert isinstance(loader._producer, Packing)
+def _packing(loader: NeighborLoader) -> LookAhead:
+    assert isinstance(loader._producer, LookAhead)
     return loader._producer
 
 
@@ -45,9 +46,9 @@ def test_a_step_reads_its_rows_together(path: Path, tmp_path: Path, num_workers:
     loader = _loader(packed, num_workers=num_workers)
     assert_same_batches(_loader(alone, look_ahead=1), loader)
     producer = _packing(loader)
-    assert producer.num_steps is not None
-    assert producer.num_steps > 2
-    assert len(producer.packed) == -(-len(loader) // producer.num_steps)
+    assert producer.num_packed is not None
+    assert producer.num_packed > 2
+    assert len(producer.fetches.packed) == -(-len(loader) // producer.num_packed)
     assert alone.reads is not None
     assert packed.reads is not None
     alone.reads.gap = 0
@@ -66,7 +67,7 @@ def test_nothing_is_left_in_scratch_space_at_any_time(path: Path, tmp_path: Path
         assert _open_files(tmp_path)
         if step == 3:
             break
-    assert sum(_packing(loader).packed) > 0
+    assert sum(_packing(loader).fetches.packed) > 0
     del _
     left = threading.enumerate()
     assert not [thread.name for thread in left if thread.name.startswith("hoploom-") and thread.name[8:].isdigit()]
@@ -85,7 +86,7 @@ def test_scratch_space_that_is_too_small_is_not_used(path: Path, small_disk: Cal
     (disk / "other").write_bytes(bytes(11 << 20))
     loader = _loader(hoploom.open(path, memory=MEMORY, scratch=disk))
     assert_same_batches(_loader(hoploom.open(path)), loader)
-    assert not _packing(loader).packed
+    assert not _packing(loader).fetches.packed
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -98,10 +99,10 @@ def test_scratch_space_that_others_fill_is_an_error_with_the_way_out(
     next(batches)
     with pytest.raises(StoreError, match=f"scratch space {disk} cannot be used: No space left.*another folder"):
         _use_up(batches, disk / "other")
-    num_packed = len(_packing(loader).packed)
+    num_packed = len(_packing(loader).fetches.packed)
     loader.set_epoch(0)
     assert_same_batches(_loader(hoploom.open(path)), loader)  # the window in memory does it
-    assert len(_packing(loader).packed) == num_packed
+    assert len(_packing(loader).fetches.packed) == num_packed
 
 
 def _use_up(batches: Iterator[Any], file: Path) -> None:
@@ -122,7 +123,7 @@ def test_a_file_that_shrinks_while_it_is_packed_is_one_error_that_names_it(
     loader = _loader(hoploom.open(copy, memory="1MB", scratch=tmp_path), num_workers=num_workers)
     batches = iter(loader)
     next(batches)
-    assert (_packing(loader).num_steps or 0) < len(loader) // 4  # more stretches are to come
+    assert (_packing(loader).num_packed or 0) < len(loader) // 4  # more stretches are to come
     file = next(copy.rglob("x.npy"))
     os.truncate(file, file.stat().st_size * 19 // 20)
     with pytest.raises(StoreError, match=r"of epoch 0.*row \d+ of 'x' of 'node' .*x\.npy\) cannot be read"):
@@ -133,11 +134,11 @@ def test_a_window_that_holds_as_many_steps_needs_no_scratch_space(path: Path, tm
     loader = _loader(hoploom.open(path, memory=MEMORY, scratch=tmp_path), batch_size=10, drop_last=True)
     assert_same_batches(_loader(hoploom.open(path), batch_size=10), loader)
     producer = _packing(loader)
-    assert producer.num_steps is not None
+    assert producer.num_packed is not None
     few = NeighborLoader(producer._maker.assembler.store, [2], torch.arange(30), batch_size=10)
     list(few)
-    assert _packing(few).num_steps == 3 <= GROUPS
-    assert not _packing(few).packed
+    assert _packing(few).num_packed == 3 <= GROUPS
+    assert not _packing(few).fetches.packed
 
 
 def test_an_epoch_that_ends_soon_leaves_the_next_one_its_stretches(path: Path, tmp_path: Path) -> None:
@@ -149,9 +150,9 @@ def test_an_epoch_that_ends_soon_leaves_the_next_one_its_stretches(path: Path, t
     resumed = _loader(hoploom.open(path, memory="1MB", scratch=tmp_path))
     resumed.load_state_dict(state)
     assert len(list(resumed)) == 1
-    assert not _packing(resumed).packed
+    assert not _packing(resumed).fetches.packed
     list(resumed)
-    assert len(_packing(resumed).packed) > 2
+    assert len(_packing(resumed).fetches.packed) > 2
 
 
 def test_no_piece_takes_much_more_than_it_may() -> None:

@@ -8,11 +8,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from torch_geometric.data import Data
 
 from hoploom import BatchError
-from hoploom.load.pipeline import ByteLimit, Pipeline, Stages, Workers, _Run
+from hoploom.load.pipeline import Pipeline, Stages, Workers, _Run
 
 STEPS = range(3, 15)
 PATIENCE = 10.0  # seconds that a test waits for a thread
@@ -81,39 +79,6 @@ def test_as_many_steps_are_under_way_as_the_bounds_allow(window: int, num_finish
     assert delivered == list(STEPS)
     assert max(under_way) - num_begun in (0, 1)  # one is the consumer's, which has not yet said so
     assert max(finishing) - num_finishing in (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("most", "group", "num_batches"),
-    [(50, 1, 1), (100, 1, 1), (399, 1, 3), (10_000, 1, 8), (50, 3, 3), (399, 3, 3), (700, 3, 7)],
-)
-def test_no_more_bytes_are_under_way_than_asked_for(most: int, group: int, num_batches: int) -> None:
-    """At least one batch, or one group of them, whatever its size; the consumer's own is not counted."""
-    started, delivered, under_way = [0], [0], [0]
-    changed = threading.Condition()
-
-    def start(step: int) -> Any:
-        with changed:
-            started[0] += 1
-            under_way.append(started[0] - delivered[0] - 1)  # one is the consumer's by then
-            changed.notify_all()
-
-    def finish(step: int, begun: None, fetched: None) -> Any:
-        if group == 1:
-            start(step)
-        return Data(x=torch.zeros(100, dtype=torch.uint8))
-
-    byte_limit, begin = ByteLimit(most), start if group > 1 else None
-    stages = Stages(finish, 9, 8, begin, group=group)
-    for _ in range(2):  # the second loop knows how large a batch is
-        started[0] = delivered[0] = 0
-        for _ in Pipeline(8, byte_limit=byte_limit).run(stages, range(21)):
-            delivered[0] += 1
-            with changed:  # they are made while this batch is used
-                expected = min(21, delivered[0] + num_batches)
-                assert changed.wait_for(lambda expected=expected: started[0] >= expected - group + 1, PATIENCE)
-    assert max(under_way) <= num_batches
-    assert byte_limit.largest == 100
 
 
 def test_the_next_step_is_made_while_the_consumer_uses_its_own() -> None:
