@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "hoploom"
 LAYERS = [
-    {"errors", "closing", "fields", "schema", "keys", "_core"},
+    {"errors", "fields", "schema", "keys", "_core"},
     {"batch", "config", "system"},
     {"ops"},
     {"store"},
@@ -31,10 +31,10 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
-    "": 674,
+    "": 635,
     "config": 915,
     "ops": 3390,
-    "store": 4492,
+    "store": 4462,
     "sample": 1290,
     "ranks": 2550,
     "load": 3367,
@@ -157,11 +157,12 @@ def test_packages_keep_to_their_budgets_of_lines() -> None:
     assert len(SOURCES) <= MOST_FILES
 
 
-def test_the_tree_of_errors_is_the_one_drawn() -> None:
-    """An error elsewhere is of a kind that is drawn, so that users can catch it as that."""
-    drawn = re.findall(r"── (\w+)", ast.get_docstring(_tree(PACKAGE / "errors.py")) or "")
-    classes = [node for path in SOURCES for node in ast.walk(_tree(path)) if isinstance(node, ast.ClassDef)]
-    assert drawn == [cls.name for cls in classes if any(ast.unparse(base) == "HoploomError" for base in cls.bases)]
+def test_every_kind_of_error_is_in_one_file() -> None:
+    """An error elsewhere is of one of these kinds, so that users can catch it as that."""
+    for path in SOURCES:
+        classes = [node for node in ast.walk(_tree(path)) if isinstance(node, ast.ClassDef)]
+        new = [cls.name for cls in classes if any(ast.unparse(base) == "HoploomError" for base in cls.bases)]
+        assert not new or path.name == "errors.py", path
 
 
 def test_no_test_imports_a_test() -> None:

@@ -7,92 +7,70 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hoploom.batch import Block
-    from hoploom.deploy.open import open
-    from hoploom.errors import BatchError, ConfigError, DataError, HoploomError, PeerError, StoreError, TrainError
-    from hoploom.gpu.placement import place
-    from hoploom.gpu.whole_steps import WholeStep
-    from hoploom.inference.infer import infer
-    from hoploom.ingest.formats.dgl import from_dgl
-    from hoploom.ingest.synthetic import generate
-    from hoploom.load import HGTLoader, LinkNeighborLoader, NeighborLoader
-    from hoploom.partition.partition import partition  # the package, which can be called
-    from hoploom.ranks.context import init
-    from hoploom.ranks.spawn import spawn
-    from hoploom.sample import Edges
-    from hoploom.serve.connect import connect
-    from hoploom.store import Store
-    from hoploom.store.from_pyg import from_pyg
-    from hoploom.store.from_tensors import from_tensors
-    from hoploom.train.checkpoint import Checkpoint
-    from hoploom.train.evaluation import evaluate
-    from hoploom.train.learner import Learner, Training
-    from hoploom.train.loop import fit
-    from hoploom.train.runs.run import load_run
-    from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression
+    # isort: off
+    from hoploom.batch import Block as Block
+    from hoploom.deploy.open import open as open
+    from hoploom.errors import *  # noqa: F403
+    from hoploom.gpu.placement import place as place
+    from hoploom.gpu.whole_steps import WholeStep as WholeStep
+    from hoploom.inference.infer import infer as infer
+    from hoploom.ingest.formats.dgl import from_dgl as from_dgl
+    from hoploom.ingest.synthetic import generate as generate
+    from hoploom.load import (
+        HGTLoader as HGTLoader,
+        LinkNeighborLoader as LinkNeighborLoader,
+        NeighborLoader as NeighborLoader,
+    )
+    from hoploom.partition.partition import partition as partition
+    from hoploom.ranks.context import init as init
+    from hoploom.ranks.spawn import spawn as spawn
+    from hoploom.sample import Edges as Edges
+    from hoploom.serve.connect import connect as connect
+    from hoploom.store import Store as Store
+    from hoploom.store.from_pyg import from_pyg as from_pyg
+    from hoploom.store.from_tensors import from_tensors as from_tensors
+    from hoploom.train.checkpoint import Checkpoint as Checkpoint
+    from hoploom.train.evaluation import evaluate as evaluate
+    from hoploom.train.learner import Learner as Learner, Training as Training
+    from hoploom.train.loop import fit as fit
+    from hoploom.train.runs.run import load_run as load_run
+    from hoploom.train.tasks import (
+        LinkPrediction as LinkPrediction,
+        MultiLabel as MultiLabel,
+        NodeClassification as NodeClassification,
+        NodeRegression as NodeRegression,
+    )
+    # isort: on
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "BatchError",
-    "Block",
-    "Checkpoint",
-    "ConfigError",
-    "DataError",
-    "Edges",
-    "HGTLoader",
-    "HoploomError",
-    "Learner",
-    "LinkNeighborLoader",
-    "LinkPrediction",
-    "MultiLabel",
-    "NeighborLoader",
-    "NodeClassification",
-    "NodeRegression",
-    "PeerError",
-    "Store",
-    "StoreError",
-    "TrainError",
-    "Training",
-    "WholeStep",
-    "connect",
-    "evaluate",
-    "fit",
-    "from_dgl",
-    "from_pyg",
-    "from_tensors",
-    "generate",
-    "infer",
-    "init",
-    "load_run",
-    "open",
-    "partition",
-    "place",
-    "spawn",
-]
 # Where a name comes from, at first use: building a store needs no PyG, which takes 160 MB and a second to import.
-_HOMES = {
-    "Block": "batch",
-    "Edges": "sample",
-    "Store": "store",
-    "connect": "serve.connect",
-    "from_dgl": "ingest.formats.dgl",
-    "from_pyg": "store.from_pyg",
-    "from_tensors": "store.from_tensors",
-    "generate": "ingest.synthetic",
-    "open": "deploy.open",
-    "place": "gpu.placement",
-} | dict.fromkeys(("HGTLoader", "LinkNeighborLoader", "NeighborLoader"), "load")
-_HOMES |= {
-    "WholeStep": "gpu.whole_steps",
-    "infer": "inference.infer",
-    "init": "ranks.context",
-    "spawn": "ranks.spawn",
+_NAMES = {
+    "batch": "Block",
+    "deploy.open": "open",
+    "errors": "BatchError ConfigError DataError HoploomError PeerError StoreError TrainError",
+    "gpu.placement": "place",
+    "gpu.whole_steps": "WholeStep",
+    "inference.infer": "infer",
+    "ingest.formats.dgl": "from_dgl",
+    "ingest.synthetic": "generate",
+    "load": "HGTLoader LinkNeighborLoader NeighborLoader",
+    "ranks.context": "init",
+    "ranks.spawn": "spawn",
+    "sample": "Edges",
+    "serve.connect": "connect",
+    "store": "Store",
+    "store.from_pyg": "from_pyg",
+    "store.from_tensors": "from_tensors",
+    "train.checkpoint": "Checkpoint",
+    "train.evaluation": "evaluate",
+    "train.learner": "Learner Training",
+    "train.loop": "fit",
+    "train.runs.run": "load_run",
+    "train.tasks": "LinkPrediction MultiLabel NodeClassification NodeRegression",
 }
-_HOMES |= {"Checkpoint": "train.checkpoint", "evaluate": "train.evaluation", "fit": "train.loop"}
-_HOMES |= {"load_run": "train.runs.run", "Learner": "train.learner", "Training": "train.learner"}
-_HOMES |= dict.fromkeys(("LinkPrediction", "MultiLabel", "NodeClassification", "NodeRegression"), "train.tasks")
-_HOMES |= {name: "errors" for name in __all__ if name.endswith("Error")}
+_HOMES = {name: room for room, names in _NAMES.items() for name in names.split()}
+__all__ = sorted([*_HOMES, "partition"])  # partition is a package that can be called
 _PUBLIC = {"inference", "load", "nn", "ops", "partition", "sample", "scale", "store", "train"}  # each has an __all__
 _PACKAGES = {"batch", "config", "deploy", "ranks", "errors", "gpu", "ingest", "keys", "schema", "serve", *_PUBLIC}
 
@@ -106,15 +84,14 @@ def __getattr__(name: str) -> Any:
 
 
 def _import(room: str) -> ModuleType:
-    """Import without collections: they take a fifth of the time, and nothing of a module is garbage."""
-    if current_thread() is not main_thread():  # which may have its own reasons to do without
-        return import_module(f"hoploom.{room}")
-    enabled = gc.isenabled()
-    gc.disable()
+    """Import a module. Without collections this takes a fifth less time; another thread may have its own reasons."""
+    paused = gc.isenabled() and current_thread() is main_thread()
+    if paused:
+        gc.disable()
     try:
         return import_module(f"hoploom.{room}")
     finally:
-        if enabled:
+        if paused:
             gc.enable()
 
 

@@ -1,13 +1,4 @@
-"""Every error a user can meet.
-
-HoploomError
-├── ConfigError    an argument is wrong; raised when the object is made (also a ValueError)
-├── DataError      the graph or features given are unusable (also a ValueError)
-├── StoreError     a store on disk is missing, damaged, newer, or cannot be written (also an OSError)
-├── BatchError     a batch could not be made; names the step, and the cause is chained
-├── TrainError     training cannot go on, e.g. the loss is not finite; names the step and the rank
-└── PeerError      another rank has ended or does not answer
-"""
+"""Every error a user can meet."""
 
 
 class HoploomError(Exception):
@@ -15,7 +6,7 @@ class HoploomError(Exception):
 
 
 class ConfigError(HoploomError, ValueError):
-    """An argument is wrong."""
+    """An argument is wrong; raised when the object is made."""
 
 
 class DataError(HoploomError, ValueError):
@@ -27,11 +18,11 @@ class StoreError(HoploomError, OSError):
 
 
 class BatchError(HoploomError, RuntimeError):
-    """A batch could not be made."""
+    """A batch could not be made. Names the step; the cause is chained."""
 
 
 class TrainError(HoploomError, RuntimeError):
-    """Training cannot go on."""
+    """Training cannot go on, for example because the loss is not finite. Names the step and the rank."""
 
 
 class PeerError(HoploomError, RuntimeError):

@@ -1,6 +1,7 @@
-"""Limits of this process: cores and memory, from the host and from control groups, version 1 or 2.
+"""This process: objects that it closes, imports that it keeps, and its limits: cores and memory.
 
-A group is also bounded by its parents. If no group can be read, the limits of the host apply.
+Limits come from the host and from control groups, version 1 or 2. A group is also bounded by
+its parents. If no group can be read, the limits of the host apply.
 """
 
 import atexit
@@ -10,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Self
 
 from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError
@@ -35,6 +38,21 @@ def group_files(
         yield from (folder / one / name for one in (path, *path.parents))
 
 
+class Closing:
+    """Mixin that closes the object at the end of its `with` block."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 def keep_imports() -> None:
     """Exclude imported objects from garbage collection, at exit too: this makes both faster."""
     gc.freeze()
@@ -42,13 +60,8 @@ def keep_imports() -> None:
 
 
 def _thaw() -> None:
-    """Unfreeze objects if Triton 3.8 or newer is loaded, which reports frozen ones as leaks in 30 lines at exit.
-
-    Otherwise the last collection, which takes most of a second, skips them.
-    """
-    triton = sys.modules.get("triton")
-    version = str(getattr(triton, "__version__", "0.0")).split(".")
-    if "triton._C.libtriton" in sys.modules and [int(number) for number in version[:2]] >= [3, 8]:
+    """Unfreeze objects if Triton is loaded, which reports frozen ones as leaks at exit."""
+    if "triton._C.libtriton" in sys.modules:
         gc.unfreeze()
 
 

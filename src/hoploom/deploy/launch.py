@@ -19,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from hoploom.closing import Closing
 from hoploom.config.values import join_address, split_address
 from hoploom.deploy.cluster_file import Cluster, Process
 from hoploom.deploy.guarded import Executor, Failure, GuardedProcess, ending, is_consequence
@@ -27,6 +26,7 @@ from hoploom.deploy.programs import processes
 from hoploom.deploy.ssh import Ssh
 from hoploom.errors import ConfigError
 from hoploom.ranks.supervise import EndTimeouts, ProcessEvent, SignalName, Supervisor, put_back, take_over
+from hoploom.system import Closing
 
 LOOPBACK = "127.0.0.1"
 INTERRUPTED = 128  # plus the signal's number: an exit code

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from hoploom.closing import Closing
 from hoploom.config.values import as_int, is_loopback, join_address
 from hoploom.deploy.cluster_file import Host, Process, Security, ServerOptions
 from hoploom.deploy.guarded import Executor, GuardedProcess
@@ -33,6 +32,7 @@ from hoploom.store.format import read_manifest
 from hoploom.store.mapping import held_parts
 from hoploom.store.on_disk import OnDisk
 from hoploom.store.store import check_topology
+from hoploom.system import Closing
 
 Serve = bool | Literal["auto"]
 NO_SCRATCH = "scratch is set, but parts are on other hosts; it is for a store of which all parts are here: leave it out"

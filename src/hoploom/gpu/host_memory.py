@@ -22,11 +22,10 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from hoploom.closing import Closing
 from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
-from hoploom.system import memory_limit
+from hoploom.system import Closing, memory_limit
 
 FOLDER = Path("/dev/shm")
 HEADER = mmap.PAGESIZE  # bytes before the values

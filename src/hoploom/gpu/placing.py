@@ -29,7 +29,7 @@ from hoploom.ops.kernels.gather import Segments
 from hoploom.ranks.context import Ranks, gather_json
 from hoploom.schema import DTYPE_NAMES, DTYPES, Field, Owner, Schema
 from hoploom.store import Store
-from hoploom.store.scan import covers
+from hoploom.store.base import covers
 from hoploom.system import memory_limit
 
 LEAST_FREE = 2 << 30  # bytes of device memory that "auto" leaves to training,

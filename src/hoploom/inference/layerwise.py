@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from hoploom import ops
-from hoploom.closing import Closing
 from hoploom.errors import ConfigError, StoreError
 from hoploom.inference.files import Gather, RowFile, SharedFolder
 from hoploom.inference.slices import Slice, Slices, SourcesOnDisk, degrees_without_loops, edges_of
@@ -23,6 +22,7 @@ from hoploom.nn.models import GNN, Rows
 from hoploom.ops import InEdges
 from hoploom.schema import DTYPES, Owner, RelationName, Schema
 from hoploom.store import Sharded, Store, Wanted
+from hoploom.system import Closing
 
 Group = tuple[str, Tensor, dict[str, Tensor]]  # a node type, some nodes of it, and their rows by column
 Progress = Callable[[int, int], None]  # (rows done, rows in all)

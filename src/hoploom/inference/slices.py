@@ -21,8 +21,8 @@ from hoploom.load.packed import PackedRows, RowLists, read_packed, scratch_bytes
 from hoploom.ops import Frontier, InEdges, Reads
 from hoploom.schema import RelationName
 from hoploom.store import Draw, Part, Store
+from hoploom.store.base import covers
 from hoploom.store.on_disk import BLOCK, Ids, ScratchFile
-from hoploom.store.scan import covers
 
 WINS = 2 / 3  # packing sources takes at most this share of the time without it
 

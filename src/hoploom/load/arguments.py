@@ -34,9 +34,8 @@ from hoploom.schema import (
     read_permutation,
 )
 from hoploom.store import Store, open_store
-from hoploom.store.base import Tier
+from hoploom.store.base import NODES, Tier, sampled_edges, scan_edges, scan_rows
 from hoploom.store.from_pyg import PygGraph, read_pyg
-from hoploom.store.scan import NODES, sampled_edges, scan_edges, scan_rows
 from hoploom.store.views import is_text
 from hoploom.system import require_memory
 

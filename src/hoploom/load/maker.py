@@ -29,7 +29,7 @@ from hoploom.sample import (
 from hoploom.sample.hops import Sampling
 from hoploom.schema import NodeType, Owner, RelationName
 from hoploom.store import GraphStore, Store, Wanted
-from hoploom.store.scan import scan_rows
+from hoploom.store.base import scan_rows
 
 
 @dataclass(frozen=True)

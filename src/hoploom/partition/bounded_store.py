@@ -21,8 +21,7 @@ from hoploom.ops.assign_parts import drop_pages
 from hoploom.sample.hops import Fanouts
 from hoploom.schema import EDGE_ID, NodeType, Owner, Relation, Schema
 from hoploom.store import Draw, GraphStore, Part, Store, open_store
-from hoploom.store.base import range_of
-from hoploom.store.scan import destinations
+from hoploom.store.base import destinations, range_of
 from hoploom.store.sharded import merge_picks, select_frontier
 from hoploom.system import resident_bytes
 

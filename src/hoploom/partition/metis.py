@@ -9,7 +9,7 @@ from hoploom import ops
 from hoploom.config.extras import needs
 from hoploom.errors import ConfigError
 from hoploom.ops import EdgeLists, PartitionRule, Topology
-from hoploom.store.scan import scan_edges
+from hoploom.store.base import scan_edges
 
 SCALE = 1000  # of a node's weight: so much for the mean node
 MOST = 2**31 - 1  # nodes, and edges in both directions: METIS counts in 32 bits

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from hoploom.closing import Closing
 from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.errors import ConfigError
 from hoploom.report.page import encoded
 from hoploom.report.reading import RunReader
 from hoploom.report.runs import run_page
+from hoploom.system import Closing
 
 REQUEST_SECONDS = 10.0  # of one read or write of a request
 POLL_SECONDS = 0.5  # between two looks at the thread

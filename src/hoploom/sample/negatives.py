@@ -9,7 +9,7 @@ from torch import Tensor
 from hoploom import keys, ops
 from hoploom.errors import DataError
 from hoploom.store import GraphStore
-from hoploom.store.scan import in_edges
+from hoploom.store.base import in_edges
 
 ROUNDS = 256  # if nine of ten draws are bad, one in 10^12 is still bad after these
 DrawNodes = Callable[[Tensor, int], Tensor]  # (slots, attempt) -> nodes

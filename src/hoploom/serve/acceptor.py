@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from hoploom.closing import Closing
+from hoploom.system import Closing
 
 Value = TypeVar("Value")
 Steps = Generator[int, None, Value]  # yields the event of `selectors` that it waits for

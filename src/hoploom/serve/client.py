@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hoploom import errors, ops
-from hoploom.closing import Closing
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.serve import wire
 from hoploom.serve.connection import Connection
@@ -22,6 +21,7 @@ from hoploom.serve.memory_budget import BusyError
 from hoploom.serve.security import ClientSecurity, Reloading
 from hoploom.serve.shared_memory import ClientSegments
 from hoploom.serve.wire import BrokenError, IncomingMessage, MalformedError, Message, StillPendingError, TooLargeError
+from hoploom.system import Closing
 
 Read = TypeVar("Read")
 Reader = Callable[[IncomingMessage], Read]

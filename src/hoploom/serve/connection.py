@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from hoploom import ops
-from hoploom.closing import Closing
+from hoploom.system import Closing
 
 BUFFERED = 1 << 16  # bytes that are read ahead, so that a small message comes in one call
 LINGER = 1.0  # seconds for the other side to read the last message

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hoploom.closing import Closing
 from hoploom.errors import HoploomError
 from hoploom.serve.memory_budget import BusyError, RequestContext
 from hoploom.serve.metrics import Metrics
@@ -21,6 +20,7 @@ from hoploom.serve.wire import Message
 from hoploom.store import Store, open_store
 from hoploom.store.mapping import held_parts, topology_fits
 from hoploom.store.row_cache import cached, report
+from hoploom.system import Closing
 
 if TYPE_CHECKING:
     from hoploom.serve.batch_service import BatchService

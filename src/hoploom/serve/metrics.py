@@ -21,11 +21,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from hoploom.closing import Closing
 from hoploom.config.values import is_loopback, join_address
 from hoploom.errors import ConfigError
 from hoploom.serve.acceptor import BACKLOG, READ, Acceptor, NewConnection, Steps
 from hoploom.serve.security import Reloading, ServerSecurity, check_listen, is_same, tls_context
+from hoploom.system import Closing
 
 KINDS = ("info", "sample", "gather", "split", "batch")
 OTHER = "other"  # any other name of a request: clients could send any number of names

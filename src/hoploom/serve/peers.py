@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from hoploom.closing import Closing
 from hoploom.errors import ConfigError, HoploomError, PeerError, StoreError
 from hoploom.serve.client import Peer, PooledConnection, Reader, UnavailableError, error_from, read_message
 from hoploom.serve.handshake import LostError
@@ -25,6 +24,7 @@ from hoploom.serve.security import ClientSecurity, Reloading
 from hoploom.serve.wire import PROTOCOL, IncomingMessage, Message
 from hoploom.store.format import Manifest, manifest_from_json
 from hoploom.store.mapping import check_manifest
+from hoploom.system import Closing
 
 Read = TypeVar("Read")
 Found = TypeVar("Found")

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.closing import Closing
 from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.errors import BatchError, ConfigError, HoploomError, PeerError, StoreError
 from hoploom.serve import handshake, wire
@@ -34,6 +33,7 @@ from hoploom.serve.security import ServerSecurity
 from hoploom.serve.service import Service
 from hoploom.serve.shared_memory import ServerSegments, can_share
 from hoploom.serve.wire import DRAINING, BrokenError, IncomingMessage, MalformedError, Message, TooLargeError
+from hoploom.system import Closing
 
 GRACE = 30.0  # seconds that requests in flight get at a stop
 MAX_CONNECTIONS = 4096

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hoploom.closing import Closing
 from hoploom.schema import DTYPE_NAMES
 from hoploom.serve.memory_budget import MemoryBudget
+from hoploom.system import Closing
 
 SHARED_FROM = 1 << 16  # bytes of a tensor; smaller ones are sent over the socket
 MAX_SEGMENTS = 64  # of one connection

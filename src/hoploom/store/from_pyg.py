@@ -11,12 +11,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.typing import TensorFrame
 
 from hoploom.errors import ConfigError, DataError
-from hoploom.schema import (
-    HOMOGENEOUS_RELATION,
-    HOMOGENEOUS_TYPE,
-    Owner,
-    RelationName,
-)
+from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Owner, RelationName
 from hoploom.store import Store
 from hoploom.store.from_tensors import as_tensor, build_store, mask_splits
 

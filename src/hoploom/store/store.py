@@ -24,31 +24,18 @@ from hoploom.store.base import (
     Deployment,
     FeatureStore,
     GraphStore,
+    Loops,
     Part,
     Shard,
     Wanted,
+    covers,
     in_degrees_of,
+    loops_of,
     range_of,
 )
-from hoploom.store.budget import (
-    Budget,
-    disk_figures,
-    open_on_disk,
-    plan_budget,
-    read_memory,
-    read_scratch,
-    warm_up,
-)
+from hoploom.store.budget import Budget, disk_figures, open_on_disk, plan_budget, read_memory, read_scratch, warm_up
 from hoploom.store.format import Manifest, PartRange
-from hoploom.store.mapping import (
-    check_manifest,
-    exceeds_memory,
-    held_parts,
-    open_part,
-    open_topology,
-    topology_fits,
-)
-from hoploom.store.scan import Loops, covers, loops_of
+from hoploom.store.mapping import check_manifest, exceeds_memory, held_parts, open_part, open_topology, topology_fits
 from hoploom.store.sharded import LocalEdgeFields, Sharded
 from hoploom.store.views import Explored
 from hoploom.store.write import write_parts

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from hoploom.errors import ConfigError
 from hoploom.schema import EDGE_ID, NodeType, Relation, read_members
-from hoploom.store.base import Wanted
-from hoploom.store.scan import NODES, in_edges
+from hoploom.store.base import NODES, Wanted, in_edges
 from hoploom.store.views import Explored, FieldRows
 from hoploom.system import require_memory
 

@@ -33,8 +33,7 @@ from hoploom.schema import (
     read_ids,
     read_members,
 )
-from hoploom.store.base import FeatureStore, GraphStore, Part, Wanted
-from hoploom.store.scan import in_edges, scan_rows
+from hoploom.store.base import FeatureStore, GraphStore, Part, Wanted, in_edges, scan_rows
 
 CHUNK = 1 << 12  # rows that an iteration fetches together
 

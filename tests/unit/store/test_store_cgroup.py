@@ -24,7 +24,7 @@ from hoploom.inference import Inference
 from hoploom.load.presample import Presampling, count_visits
 from hoploom.nn import GNN, Shape
 from hoploom.store.check import problems
-from hoploom.store.scan import scan_rows
+from hoploom.store.base import scan_rows
 from hoploom.train.runs.link_splits import LinkShares, hold_out
 
 path, memory, out = sys.argv[1:]

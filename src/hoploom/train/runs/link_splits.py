@@ -24,10 +24,9 @@ from hoploom.ops.mixing import Words, mix_words
 from hoploom.sample.negatives import are_edges
 from hoploom.schema import EDGE_ID, Owner, Relation, RelationName, Schema, read_ids
 from hoploom.store import Store
-from hoploom.store.base import Part, Table
+from hoploom.store.base import Part, Table, scan_edges
 from hoploom.store.format import write_whole
 from hoploom.store.on_disk import OnDisk
-from hoploom.store.scan import scan_edges
 from hoploom.store.sharded import Sharded
 from hoploom.store.store import assemble
 from hoploom.system import require_memory
