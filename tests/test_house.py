@@ -48,7 +48,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "scale": 1000,
     "deploy": 2720,
     "report": 1268,
-    "cli": 1894,
+    "cli": 1845,
 }
 BUDGET, MOST_FILES = 49_300, 243
 

@@ -6,7 +6,7 @@ Here are the arguments; what imports torch is in other modules, so that help app
 import argparse
 from pathlib import Path
 
-from hoploom.cli.command import Arguments, Command, add_option, read_address, read_positive, read_seconds, read_up_to
+from hoploom.cli import Arguments, Command, add_option, read_address, read_positive, read_seconds, read_up_to
 from hoploom.config.extras import needs
 from hoploom.config.values import parse_count
 from hoploom.deploy.cluster_file import EXECUTORS
@@ -78,25 +78,14 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         ("--client-ca", "FILE", None, "TLS: clients must show a certificate of this CA"),
         ("--ca", "FILE", None, "TLS: the CA of the peers (default: --client-ca)"),
         ("--memory", "SIZE", "4GB", "memory for batches that are built and not yet sent (default: %(default)s)"),
-        (
-            "--store-memory",
-            "SIZE",
-            None,
-            "for a part larger than memory: how much of the store to hold, the rest is read from disk when needed "
-            "(default: what is free)",
-        ),
+        ("--store-memory", "SIZE", None, "memory for the store; the rest is read from disk (default: what is free)"),
         (
             "--cache",
             "SIZE",
             "",
-            "cache for feature rows of other partitions: a share (20%%) or a size (4GB); default: no cache",
+            "cache for feature rows of other parts: a share (20%%) or a size (4GB) (default: none)",
         ),
-        (
-            "--fanouts",
-            "N,N",
-            "15,10,5",
-            "fanouts of your training; the cache keeps the rows that such batches need most (default: %(default)s)",
-        ),
+        ("--fanouts", "N,N", "15,10,5", "the cache keeps the rows that batches with these need (default: %(default)s)"),
         ("--seeds", "SPLIT", None, "the split that the cache is filled for (default: train)"),
     ):
         parser.add_argument(flag, metavar=metavar, default=default, help=text)
@@ -112,7 +101,13 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         add_option(parser, flag, read_seconds, default=seconds, metavar="SECONDS", help=f"{text} ({seconds})")
 
 
+def _serve(arguments: Arguments) -> int:
+    from hoploom.cli.serving import serve
+
+    return serve(arguments)
+
+
 COMMANDS = {
     "launch": Command(_launch_arguments, _launch),
-    "serve": Command(_serve_arguments, "serving:serve", lambda a: f"opening {a.store}"),
+    "serve": Command(_serve_arguments, _serve, lambda a: f"opening {a.store}", "hoploom.cli.serving"),
 }

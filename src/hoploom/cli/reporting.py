@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from hoploom.cli.command import (
+from hoploom.cli import (
     Arguments,
     Command,
     add_json,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hoploom import scale
-from hoploom.cli.command import (
+from hoploom.cli import (
     Arguments,
     Command,
     add_option,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
-from hoploom.cli.command import Arguments, fanouts_or_none, seeds_of
+from hoploom.cli import Arguments, fanouts_or_none, seeds_of
 from hoploom.config.extras import needs
 from hoploom.config.values import parse_bytes, read_addresses, split_address
 from hoploom.errors import ConfigError
@@ -25,9 +25,6 @@ with needs("cluster"):
     from hoploom.serve.server import LOOK_UP, Server, ServerLimits
 
 
-SHARED = 2  # the part of --memory that may be shared with clients on this host
-
-
 def serve(arguments: Arguments) -> int:
     """Serve until SIGTERM or Ctrl-C, then finish the requests in flight."""
     files = arguments.token_file, arguments.cert, arguments.key, arguments.client_ca
@@ -41,7 +38,7 @@ def serve(arguments: Arguments) -> int:
     with ExitStack() as stack:
         asked = stack.enter_context(_asked_to_stop())
         held = stack.enter_context(GraphServer(arguments.store, arguments.part, options))
-        limits = ServerLimits(arguments.stall, shared=options.memory // SHARED, memory=held.service.budget)
+        limits = ServerLimits(arguments.stall, shared=options.memory // 2, memory=held.service.budget)
         server = stack.enter_context(Server(held.service, arguments.listen, security, held.metrics, limits))
         metrics = None
         if arguments.metrics is not None:
@@ -60,14 +57,9 @@ def serve(arguments: Arguments) -> int:
         print(f"stopping: {server.in_flight} requests under way, new ones are refused", flush=True)
         finished = server.drain(grace)
         print("stopped" if finished else f"stopped after {grace:g} s, cutting off what was under way", flush=True)
-    return _end(0 if finished else 1)
-
-
-def _end(code: int) -> int:
-    """Exit without the interpreter's end, which threads that were cut off in the core would disturb."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(0 if finished else 1)  # the interpreter's end would disturb threads that were cut off in the core
 
 
 def batch_options(arguments: Arguments, security: ServerSecurity) -> BatchOptions:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hoploom.cli.command import (
+from hoploom.cli import (
     Arguments,
     Command,
     add_json,

@@ -1,12 +1,30 @@
-"""The commands train, evaluate and infer, and init, which writes a file to start from."""
+"""The commands train, evaluate and infer, and init, which writes a file to start from.
+
+What imports torch is imported by the functions that run, so that help appears at once.
+"""
 
 import argparse
+import json
+import shlex
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from hoploom.cli.command import Arguments, Command, add_json, add_option, check_writable, read_up_to
+from hoploom.cli import Arguments, Command, add_json, add_option, check_writable, read_up_to, say
 from hoploom.config.values import parse_bytes, printable
-from hoploom.errors import ConfigError
+from hoploom.errors import BatchError, ConfigError, PeerError, TrainError
+from hoploom.ranks import environment
+from hoploom.ranks.environment import RankInfo
+
+if TYPE_CHECKING:
+    from hoploom.ranks.context import Context
+    from hoploom.train.runs.run_file import RunFile
+
+
+# --- options -------------------------------------------------------------------------------------
 
 
 def _add_set(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +37,6 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--processes", read_up_to(4096), metavar="N", help=text)
 
 
-# --- train ---------------------------------------------------------------------------------------
-
-
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help="run.toml; `hoploom init` writes one")
     _add_set(parser)
@@ -29,9 +44,6 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint, if there is one")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     add_json(parser)
-
-
-# --- evaluate and infer --------------------------------------------------------------------------
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +71,181 @@ def _infer_arguments(parser: argparse.ArgumentParser) -> None:
     text = "memory of each process besides the model (default: 256MiB)"
     add_option(parser, "--memory", parse_bytes, default="256MiB", metavar="SIZE", help=text)
     add_json(parser)
+
+
+# --- train ---------------------------------------------------------------------------------------
+
+
+def train(arguments: Arguments) -> int:
+    """Train as run.toml describes."""
+    from hoploom.train.runs.run import RESULT_FILE
+    from hoploom.train.runs.run_toml import check_run, read_run_file
+
+    run_file = read_run_file(arguments.file, arguments.set)
+    started = environment.read_rank()
+    num_processes = _num_processes(arguments, run_file, started)
+    resume = arguments.resume or started.restarts > 0
+    check_run(run_file, num_processes, resume=resume)
+    if started.rank == 0:
+        processes = f"starting {num_processes} processes, " if num_processes > 1 else ""
+        say(f"{processes}opening {run_file.store or 'the graph on servers'}")
+        least, more = divmod(run_file.loader.batch_size, num_processes)
+        if more and not arguments.quiet:
+            shares = f"{more} with {least + 1:,} seeds and {num_processes - more} with {least:,}"
+            step = f"a step of {run_file.loader.batch_size:,} seeds goes to {num_processes} processes"
+            print(f"hoploom: {step}: {shares}", file=sys.stderr, flush=True)
+    work = (resume, not arguments.quiet, arguments.json)
+    try:
+        with environment.quiet() if arguments.quiet else nullcontext():
+            complete = _on_ranks(train_rank, run_file, work, started, num_processes)
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt("; ".join(_way_on("", arguments, run_file, started))) from interrupt
+    except (TrainError, PeerError, BatchError) as error:
+        raise type(error)("; ".join([str(error), *_way_on(str(error), arguments, run_file, started)])) from error
+    if complete is None:  # other processes trained
+        complete = (run_file.output.folder / RESULT_FILE).exists()
+    if not complete:
+        raise KeyboardInterrupt("; ".join(_way_on("", arguments, run_file, started)))
+    return 0
+
+
+def train_rank(context: "Context", run_file: "RunFile", resume: bool, progress: bool, as_object: bool) -> bool:
+    """Train on this rank; return False if the run was stopped early."""
+    from hoploom.train.runs.run import result_json, run_checked, summary
+
+    result = run_checked(run_file, context, resume=resume, progress=progress)
+    if context.is_main:
+        try:
+            print(summary(result), file=sys.stderr if as_object else sys.stdout, flush=True)
+            if as_object and result.is_complete:  # else the command prints how to continue
+                print(json.dumps({"folder": str(result.folder), **json.loads(result_json(result))}), flush=True)
+        except OSError as error:  # a full disk, or a pipe without a reader
+            raise OSError(error.errno, f"{error.strerror}; the run is complete, see {result.folder}") from error
+    return result.is_complete
+
+
+def _way_on(error: str, arguments: Arguments, run_file: "RunFile", started: RankInfo) -> list[str]:
+    """Return the last checkpoint, unless `error` names it, and the command that continues from it."""
+    from hoploom.train.checkpoint import last_good
+    from hoploom.train.runs.run_toml import LAST
+
+    path = run_file.output.folder / f"{LAST}.safetensors"
+    saved = last_good(path)
+    found = [] if saved in error else [saved]
+    if not path.exists():
+        return found
+    if started.source != "single":  # the command line of torchrun or srun is not known
+        return [*found, "start it again as before, with --resume at the end"]
+    words = ["hoploom", "train", str(arguments.file)]
+    for override in arguments.set:
+        words += ["--set", override]
+    words += ["--processes", str(arguments.processes)] if arguments.processes else []
+    return [*found, f"continue with: {shlex.join([*words, '--resume'])}"]
+
+
+# --- evaluate and infer --------------------------------------------------------------------------
+
+
+def evaluate_run(arguments: Arguments) -> int:
+    """Print the metrics of a finished run on a split."""
+    from hoploom.train.runs.run import read_finished
+
+    run_file, checkpoint = read_finished(arguments.run, arguments.set, arguments.checkpoint)
+    _on_ranks_of_run(arguments, run_file, evaluate_rank, (checkpoint, arguments.split, arguments.json))
+    return 0
+
+
+def evaluate_rank(context: "Context", run_file: "RunFile", checkpoint: Path, split: str, as_object: bool) -> None:
+    """Evaluate on this rank; rank 0 prints the metrics."""
+    from hoploom.train.evaluation import evaluate
+    from hoploom.train.runs.run import open_graph, trained_model, with_placement
+    from hoploom.train.runs.setup import eval_loader, training_setup
+
+    setup = training_setup(run_file, open_graph(run_file, context))
+    if split not in setup.seeds:
+        raise ConfigError(f"--split is {split!r}, but the run has only {', '.join(setup.seeds)}; give one of these")
+    setup = with_placement(run_file, setup, context)
+    model = trained_model(run_file, setup, context, checkpoint)
+    loader = eval_loader(run_file, setup, context, model, split)
+    found = evaluate(model, loader, setup.task, context, precision=run_file.train.precision)
+    if context.is_main:
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if "/" not in name)
+        result = {"checkpoint": str(checkpoint), "split": split, "metrics": found}
+        print(json.dumps(result) if as_object else f"{split}: {shown}", flush=True)
+
+
+def infer_run(arguments: Arguments) -> int:
+    """Write the outputs of a finished run for every node."""
+    from hoploom.train.runs.run import read_finished
+
+    run_file, checkpoint = read_finished(arguments.run, arguments.set, arguments.checkpoint)
+    out: Path = arguments.out or run_file.output.folder / "nodes"
+    options = {
+        "columns": None if arguments.columns is None else arguments.columns.split(","),
+        "node_types": None if arguments.node_types is None else arguments.node_types.split(","),
+        "memory": arguments.memory,
+    }
+    _on_ranks_of_run(arguments, run_file, infer_rank, (checkpoint, str(out), options, arguments.json))
+    return 0
+
+
+def infer_rank(
+    context: "Context", run_file: "RunFile", checkpoint: Path, out: str, options: dict[str, Any], as_object: bool
+) -> None:
+    """Write this rank's share of the rows; rank 0 prints where they are."""
+    from hoploom.inference.infer import Inference, folder_of, infer
+    from hoploom.inference.layerwise import as_layered
+    from hoploom.train.runs.run import open_graph, trained_model
+    from hoploom.train.runs.setup import infer_loader, training_setup
+
+    setup = training_setup(run_file, open_graph(run_file, context))
+    model = trained_model(run_file, setup, context, checkpoint)
+    options["node_types"] = options["node_types"] or (setup.out_types if as_layered(model) is None else None)
+    make = partial(infer_loader, run_file, setup, context, model)
+    inference = Inference(task=setup.task, loader=make, **options)
+    infer(model, setup.store, out, context, inference=inference)
+    if context.is_main:
+        print(f"written to {out}", file=sys.stderr if as_object else sys.stdout, flush=True)
+        if as_object:
+            rows = {t.name: t.num_nodes for t in setup.store.schema.node_types if Path(out, folder_of(t.name)).exists()}
+            result = {"checkpoint": str(checkpoint), "out": out}
+            print(json.dumps({**result, "columns": list(inference.written_of(model)), "rows": rows}), flush=True)
+
+
+def _on_ranks_of_run(
+    arguments: Arguments, run_file: "RunFile", work: Callable[..., None], given: tuple[Any, ...]
+) -> None:
+    started = environment.read_rank()
+    num_processes = _num_processes(arguments, run_file, started)
+    say(f"opening {run_file.store or 'the graph on servers'}")
+    _on_ranks(work, run_file, given, started, num_processes)
+
+
+# --- ranks ---------------------------------------------------------------------------------------
+
+
+def _num_processes(arguments: Arguments, run_file: "RunFile", started: RankInfo) -> int:
+    """Return how many processes the command or run.toml asks for, or a launcher has started."""
+    wanted: int | None = arguments.processes
+    if started.source == "single":
+        return wanted or run_file.train.processes
+    if wanted not in (None, started.world_size):
+        raise ConfigError(f"--processes is {wanted}, but {started.source} started {started.world_size}; leave it out")
+    return started.world_size
+
+
+def _on_ranks(
+    work: Callable[..., Any], run_file: "RunFile", given: tuple[Any, ...], started: RankInfo, num_processes: int
+) -> Any:
+    """Call work(context, run_file, *given) on every rank; return its result if this process is one of them."""
+    from hoploom.ranks.context import init
+    from hoploom.ranks.spawn import spawn
+
+    device = None if run_file.train.device == "auto" else run_file.train.device
+    if started.world_size > 1 or num_processes == 1:
+        with init(device=device) as context:
+            return work(context, run_file, *given)
+    return spawn(work, num_processes, (run_file, *given), device=device)
 
 
 # --- init ----------------------------------------------------------------------------------------
@@ -102,10 +289,11 @@ def _init(arguments: Arguments) -> int:
     return 0
 
 
+RUN = "hoploom.train.runs.run"
 COMMANDS = {
-    "train": Command(_train_arguments, "running:train", lambda a: f"reading {a.file}"),
-    "evaluate": Command(_evaluate_arguments, "running:evaluate_run", lambda a: f"reading {a.run}"),
-    "infer": Command(_infer_arguments, "running:infer_run", lambda a: f"reading {a.run}"),
+    "train": Command(_train_arguments, train, lambda a: f"reading {a.file}", RUN),
+    "evaluate": Command(_evaluate_arguments, evaluate_run, lambda a: f"reading {a.run}", RUN),
+    "infer": Command(_infer_arguments, infer_run, lambda a: f"reading {a.run}", RUN),
     "init": Command(
         _init_arguments,
         _init,

@@ -13,8 +13,7 @@ import torch
 from support.tables import EDGES, write_table
 
 import hoploom
-from hoploom.cli import COMMANDS, main
-from hoploom.cli.command import seeds_of
+from hoploom.cli import COMMANDS, main, seeds_of
 from hoploom.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
@@ -135,7 +134,7 @@ def test_what_cannot_be_written_is_refused_before_the_work(
     given = ["partition", ring, "-o", folder / "parts", "--parts", "2", "--report"]
     assert "but there is no folder" in refusal([*given, folder / "absent" / "r"], capsys)
     assert "is a directory; give a file" in refusal([*given, folder], capsys)
-    monkeypatch.setattr("hoploom.cli.command.os.access", lambda path, mode: False)
+    monkeypatch.setattr("hoploom.cli.os.access", lambda path, mode: False)
     assert "may not be written; give another path" in refusal([*given, folder / "r"], capsys)
 
 

@@ -9,9 +9,8 @@ import pytest
 from support.graphs import random_graph, save_in_parts
 
 import hoploom
-from hoploom.cli import main
+from hoploom.cli import Arguments, main
 from hoploom.cli.clusters import COMMANDS
-from hoploom.cli.command import Arguments
 from hoploom.cli.serving import _asked_to_stop, batch_options
 from hoploom.deploy.cluster_file import Security, ServerOptions
 from hoploom.deploy.programs import ServerCommand

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import hoploom
-from hoploom.cli import main, running
+from hoploom.cli import main
 from hoploom.ingest.synthetic import generate
 from hoploom.nn.kinds import KINDS
 from hoploom.ranks import environment
@@ -220,7 +220,7 @@ def test_ranks_that_were_asked_to_stop_are_no_complete_run(
         with init(device=device) as context:
             fn(context, *work)
 
-    monkeypatch.setattr(running, "spawn", spawn)
+    monkeypatch.setattr("hoploom.ranks.spawn.spawn", spawn)
     assert train(here, "--processes", "2", "--set", "train.epochs=1") == 0
     (here / "trap").write_text("0 2 self SIGTERM")
     assert train(here, "--processes", "2", "--resume") == 130  # the result of the shorter run is not its own
