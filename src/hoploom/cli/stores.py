@@ -113,11 +113,10 @@ def _build(arguments: Arguments) -> int:
         if count:
             text = f"{relation}: {count:,} of {report.edges[relation]:,} edges dropped, an end is in no table of nodes"
             print(printable(text), file=for_people(arguments))
-    for unlabelled in report.unlabelled.values():
-        print(printable(str(unlabelled)), file=for_people(arguments))
+    for note in report.notes:
+        print(printable(note), file=for_people(arguments))
     dropped = {str(relation): count for relation, count in report.dropped.items()}
-    counts = {owner: unlabelled.count for owner, unlabelled in report.unlabelled.items()}
-    return _show_store(arguments, sum(report.seconds.values()), dropped=dropped, unlabelled=counts)
+    return _show_store(arguments, sum(report.seconds.values()), dropped=dropped, unlabelled=report.unlabelled)
 
 
 def _conf(given: Sequence[str]) -> dict[str, str]:

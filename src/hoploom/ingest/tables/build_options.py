@@ -8,9 +8,7 @@ from typing import Any
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.ingest.stream import Progress
-from hoploom.ingest.tables.graph_file import NodeTable, rule_of
 from hoploom.ingest.tables.ids import MOST_PARTS
-from hoploom.ingest.tables.sources import TableSource
 
 ENGINES = ("duckdb", "spark")
 
@@ -37,38 +35,14 @@ class BuildOptions:
 
 
 @dataclass(frozen=True)
-class Unlabelled:
-    """The nodes of a type that have no label."""
-
-    source: TableSource
-    count: int
-    null: float | int | None  # the value in the store in place of their label
-    splits: Mapping[str, int]  # by split, how many of them the split column assigns to it
-
-    def __str__(self) -> str:
-        """Return a line that says how many there are, and what happens to them."""
-        table = self.source.table
-        assert isinstance(table, NodeTable)
-        null = "null or NaN" if isinstance(self.null, float) else f"null or {self.null}"
-        null = "null" if rule_of(table, str(table.label)).categories else null
-        what = f"{table.owner}: {self.count:,} of {self.source.num_rows:,} nodes have no label (column {table.label!r}"
-        ending = "training refuses them as seeds"
-        if self.splits:
-            named = ", ".join(f"{count:,} to {name!r}" for name, count in sorted(self.splits.items()))
-            ending = f"column {table.split!r} assigns {named}, and training refuses a split that holds such nodes"
-        elif table.split is not None:
-            ending = "they are in no split"
-        return f"{what} is {null}); {ending}"
-
-
-@dataclass(frozen=True)
 class Report:
     """Counts and times of a build."""
 
     nodes: dict[str, int] = field(default_factory=dict)  # by type
     edges: dict[str, int] = field(default_factory=dict)  # rows read, by relation
     dropped: dict[str, int] = field(default_factory=dict)  # of them with an unknown end, by relation
-    unlabelled: dict[str, Unlabelled] = field(default_factory=dict)  # by type, if there are some
+    unlabelled: dict[str, int] = field(default_factory=dict)  # nodes without a label by type, if there are some
+    notes: list[str] = field(default_factory=list)  # what happens to them
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
 

@@ -12,10 +12,13 @@ from hoploom.config.values import as_key
 from hoploom.errors import DataError
 from hoploom.ingest.tables.engine import Engine, is_utf8, result_rows
 from hoploom.ingest.tables.sources import TableSource
-from hoploom.ingest.tables.transforms import UnfitError
 
 SHOWN = 5
 NO_TEXT = "holds text that is not UTF-8; write it in UTF-8"
+
+
+class UnfitError(ValueError):
+    """A value of a column cannot be used."""
 
 
 def nulls(source: TableSource, column: str, count: int, way_out: str) -> DataError:
@@ -92,26 +95,8 @@ def unfit(source: TableSource, column: str, check: Callable[[pa.Array], Any], er
             row = bisect_left(range(len(values)), True, key=lambda last: bool(_refusal(check, values[: last + 1])))
             reason = _refusal(check, values.slice(row, 1))
             if reason is not None:
-                if column == getattr(source.table, "label", None):
-                    reason += _more_labels(source, column, check, (origin, before + row))
                 return _at(source, column, f"{origin}, row {before + row + 1}", reason)
     return _at(source, column, None, str(error))
-
-
-def _more_labels(source: TableSource, column: str, check: Callable[[pa.Array], Any], place: tuple[str, int]) -> str:
-    """Return text that names the node of the refused label at `place`, and counts the refused labels."""
-    ids = (
-        ids[place[1] - before].as_py()
-        for origin, before, ids in source.scan(source.id_column)
-        if origin == place[0] and before <= place[1] < before + len(ids)
-    )
-    count = 0
-    for _, _, values in source.scan(column):
-        try:
-            check(values)
-        except UnfitError as error:
-            count += error.count
-    return f"; it is the label of node {next(ids)!r}" + (f", the first of {count} such labels" if count > 1 else "")
 
 
 def _refusal(check: Callable[[pa.Array], Any], values: pa.Array) -> str | None:

@@ -4,7 +4,7 @@ Rows arrive in any order, each with its store id; nothing is sorted here. Unknow
 read, without another pass.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,9 +22,8 @@ from hoploom.errors import DataError
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Rows, StoreOptions
 from hoploom.ingest.stream.streams import SOURCE_TIME, TIME_COLUMN
 from hoploom.ingest.tables import diagnose
-from hoploom.ingest.tables.build_options import Report, Unlabelled
+from hoploom.ingest.tables.build_options import Report
 from hoploom.ingest.tables.engine import Engine, EngineRows, UnreadableError, result_rows
-from hoploom.ingest.tables.field_plan import Planner, TableFields
 from hoploom.ingest.tables.graph_file import EdgeTable, GraphFile, NodeTable
 from hoploom.ingest.tables.ids import (
     NULL,
@@ -36,7 +35,7 @@ from hoploom.ingest.tables.ids import (
     read_node_ids,
 )
 from hoploom.ingest.tables.sources import TableSource
-from hoploom.ingest.tables.transforms import standardise
+from hoploom.ingest.tables.transforms import Planner, TableFields, standardise
 from hoploom.keys import mix
 from hoploom.ops.mixing import Words, mix_words
 from hoploom.schema import ORIGINAL_ID, Field
@@ -115,11 +114,10 @@ class NodeRows:
         assert isinstance(table, NodeTable)
         label, split = planned.label, table.split
         splits = self._named_splits(split) if isinstance(split, str) else {}
-        unlabelled = None if label is None else self._count_unlabelled(label, split)
-        if unlabelled is not None:
-            report.unlabelled[table.owner] = unlabelled
+        if label is not None:
+            self._report_unlabelled(label, report)
         if split is not None and not isinstance(split, str):
-            splits = self._drawn_splits(split, None if unlabelled is None else label)
+            splits = self._drawn_splits(split, label if table.owner in report.unlabelled else None)
         fields = _original_ids(self.engine, self.numbering)
         if planned.fields:
             arriving = {field.name: field.arriving for field in planned.fields}
@@ -170,18 +168,24 @@ class NodeRows:
         seed = self.source.graph.seed
         return {name: ids.then(partial(_drawn_between, seed, ends[i], ends[i + 1])) for i, name in enumerate(shares)}
 
-    def _count_unlabelled(self, label: TableFields, split: Any) -> Unlabelled | None:
-        """Return how many nodes have no label, and in which splits the split column puts them; None if all have one."""
-        rows = self.engine.read(self.source.paths)
-        chosen = {alias: rows[name] for name, alias in label.aliases.items()}
-        if isinstance(split, str):
-            chosen |= {"split": rows[split].cast("string")}
-        found = self.engine.fold(rows.select(**chosen), partial(_unlabelled_rows, label), label.row_bytes)
-        count, splits = sum(counted["rows"] for counted in found), Counter[str]()
-        for counted in found:
-            splits.update(counted["splits"])
-        null = label.fields[0].columns[0].null
-        return Unlabelled(self.source, count, null, splits) if count else None
+    def _report_unlabelled(self, label: TableFields, report: Report) -> None:
+        """Count the nodes without a label; if there are some, report them and what happens to them."""
+        table, rows = self.source.table, self.engine.read(self.source.paths)
+        chosen = rows.select(**{alias: rows[name] for name, alias in label.aliases.items()})
+        count = sum(one["rows"] for one in self.engine.fold(chosen, partial(_count_unlabelled, label), label.row_bytes))
+        if not count:
+            return
+        assert isinstance(table, NodeTable)
+        column, ending = label.fields[0].columns[0], "training refuses them as seeds"
+        null = "null or NaN" if isinstance(column.null, float) else f"null or {column.null}"
+        null = "null" if column.rule.categories else null
+        if isinstance(table.split, str):
+            ending = f"training refuses a split of column {table.split!r} that holds such nodes"
+        elif table.split is not None:
+            ending = "they are in no split"
+        what = f"{table.owner}: {count:,} of {self.source.num_rows:,} nodes have no label"
+        report.unlabelled[table.owner] = count
+        report.notes.append(f"{what} (column {table.label!r} is {null}); {ending}")
 
 
 def _node_rows(planned: TableFields, batch: pa.RecordBatch) -> Rows:
@@ -215,16 +219,8 @@ def _labelled_ids(label: TableFields, width: int, batch: pa.RecordBatch) -> Node
     return nodes[known], ids[known]
 
 
-def _unlabelled_rows(label: TableFields, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
-    """Return how many rows have no label, and how many of them are in each split, if a column names splits."""
-    rows, splits = 0, Counter[str]()
-    for batch in batches:
-        unlabelled = _unlabelled(label, batch)
-        rows += int(unlabelled.sum())
-        if "split" in batch.schema.names:
-            named = batch.column("split").filter(pa.array(unlabelled.numpy())).value_counts().to_pylist()
-            splits.update({row["values"]: row["counts"] for row in named if row["values"]})
-    return {"rows": rows, "splits": dict(splits)}
+def _count_unlabelled(label: TableFields, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+    return {"rows": sum(int(_unlabelled(label, batch).sum()) for batch in batches)}
 
 
 def _unlabelled(label: TableFields, batch: pa.RecordBatch) -> Tensor:
