@@ -194,13 +194,14 @@ def infer_rank(
 ) -> None:
     """Write this rank's share of the rows; rank 0 prints where they are."""
     from hoploom.inference.infer import Inference, folder_of, infer
-    from hoploom.inference.layerwise import as_layered
+    from hoploom.nn.models import GNN
+    from hoploom.ranks.context import unwrap
     from hoploom.train.runs.run import open_graph, trained_model
     from hoploom.train.runs.setup import infer_loader, training_setup
 
     setup = training_setup(run_file, open_graph(run_file, context))
     model = trained_model(run_file, setup, context, checkpoint)
-    options["node_types"] = options["node_types"] or (setup.out_types if as_layered(model) is None else None)
+    options["node_types"] = options["node_types"] or (None if isinstance(unwrap(model), GNN) else setup.out_types)
     make = partial(infer_loader, run_file, setup, context, model)
     inference = Inference(task=setup.task, loader=make, **options)
     infer(model, setup.store, out, context, inference=inference)

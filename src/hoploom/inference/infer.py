@@ -20,14 +20,15 @@ from torch_geometric.data import HeteroData
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
 from hoploom.inference.files import ParquetFile, SharedFolder, shared_folder
-from hoploom.inference.layerwise import Group, LayerWise, ModelPlan, Progress, as_layered, plan_of
+from hoploom.inference.layerwise import Group, LayerWise, Progress, plan_of
 from hoploom.load import NeighborLoader
 from hoploom.load.assemble import FEATURES
 from hoploom.load.loader import Loader
+from hoploom.nn.models import GNN
 from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, Context, unwrap
 from hoploom.ranks.environment import RankInfo
-from hoploom.schema import ORIGINAL_ID, Schema, holds_text
+from hoploom.schema import ORIGINAL_ID
 from hoploom.store import Store, Wanted
 from hoploom.store.budget import little_idle
 from hoploom.store.format import node_file, sync_folder
@@ -42,7 +43,6 @@ Predict = Callable[[Tensor], Tensor]  # outputs become predictions, row by row
 
 PREDICTION: Column = "prediction"
 RESULT = "result"
-INTEGERS = frozenset(("uint8", "int8", "int16", "int32", "int64"))
 MEMORY = 256 << 20
 LEAST_MEMORY = 1 << 10
 BATCH_SIZE = 512  # seeds of a batch, for models that cannot run layer by layer
@@ -59,7 +59,6 @@ class Inference:
     task: Task | None = None  # what the model has learned
     columns: Sequence[Column] | None = None  # None: embedding (in batches: output) and prediction
     node_types: Sequence[str] | None = None  # None: all that the model has outputs for
-    id_field: str = ORIGINAL_ID  # the node field to write as `id`; types without it are written by their store ids
     memory: int = MEMORY  # bytes that a rank may use at once, besides the model
     scratch: str | Path | None = None  # a folder for the rows between layers; None: beside `out`
     loader: MakeLoader | None = None  # makes batches of `input_nodes`, for a model that cannot run layer by layer
@@ -94,7 +93,7 @@ class Inference:
 
     def written_of(self, model: nn.Module) -> Sequence[Column]:
         """Return the columns to write for a model; computed in batches, it has no embeddings by default."""
-        if as_layered(unwrap(model)) is not None or self.columns is not None:
+        if isinstance(unwrap(model), GNN) or self.columns is not None:
             return self.written
         return ("output",) if self.predict is None else ("output", PREDICTION)
 
@@ -116,34 +115,52 @@ def infer(
     `progress(done, total)` gets the number of rows that this rank has computed, or of batches where it computes in
     batches; by default, rank 0 shows a bar on a terminal.
     """
-    inference, context = inference or Inference(), context or _alone()
+    inference = inference or Inference()
+    if context is None:
+        here = environment.read_rank()
+        if here.world_size > 1:
+            raise ConfigError(
+                f"this is rank {here.rank} of {here.world_size}; give infer the context of hoploom.init()"
+            )
+        context = Context(RankInfo(), torch.device("cpu"), "gloo", DEADLINE)
     target, scratch = Path(out), None if inference.scratch is None else Path(inference.scratch)
     _refuse_existing(target)
     module = unwrap(model)
     if any(held.device.type != "cpu" for held in (*module.parameters(), *module.buffers())):
         module = copy.deepcopy(module).cpu()  # DDP does not bear being moved
-    layered, columns = as_layered(module), inference.written_of(module)
+    columns = inference.written_of(module)
     with ExitStack() as stack:
         stack.enter_context(evaluating(module))
         stack.enter_context(little_idle(0 if store.budget is None else store.budget.window))
-        if layered is None:
+        if not isinstance(module, GNN):
             loaders = _loaders(module, store, inference, columns)
         else:
-            plan = plan_of(layered, store.schema, inference.node_types, embeds_only=set(columns) == {"embedding"})
-            _check_plan(plan, store.schema, inference)
+            plan = plan_of(module, store.schema, inference.node_types, embeds_only=set(columns) == {"embedding"})
+            task = inference.task if PREDICTION in inference.written else None
+            for name, width in plan.outputs.items():
+                if isinstance(task, NodeTask) and width != task.columns[0]:
+                    wanted = f"{task.columns[0]} {task.columns[1]}"
+                    raise ConfigError(
+                        f"the model has outputs [{width}] for {name!r}, the task {wanted}; give the model's task"
+                    )
         context.sync_buffers(module)
         folder = stack.enter_context(shared_folder(target, scratch, context))
-        shown = progress or stack.enter_context(_bar(context, "batches" if layered is None else "rows"))
-        if layered is None:
+        shown = progress or stack.enter_context(_bar(context, "rows" if isinstance(module, GNN) else "batches"))
+        if not isinstance(module, GNN):
             results = _in_batches(module, loaders, inference.task, folder, shown)
         else:
-            work = stack.enter_context(LayerWise(layered, plan, store, inference.memory, folder, shown))
+            work = stack.enter_context(LayerWise(module, plan, store, inference.memory, folder, shown))
             work.run()
             results = work.results()
         _write(folder, store, results, inference, columns)
         with folder.together(f"naming {target}"):
             if context.is_main:
-                _publish(folder.path / RESULT, target)
+                result = folder.path / RESULT
+                for inner in (result, *(path for path in result.rglob("*") if path.is_dir())):
+                    sync_folder(inner)
+                _refuse_existing(target)  # rename would take the place of an empty directory
+                os.rename(result, target)
+                sync_folder(target.absolute().parent)
     return target
 
 
@@ -155,7 +172,10 @@ def _write(
     with folder.together("writing"), ExitStack() as opened:
         (folder.path / RESULT).mkdir(exist_ok=True)
         for name, nodes, found in results:
-            found["id"] = _ids(store, name, nodes, inference.id_field)
+            found["id"] = nodes  # or your own ids, if the store has them
+            if ORIGINAL_ID in store.schema.node_type(name).fields:
+                ids = store.features.gather([Wanted(name, ORIGINAL_ID, nodes)])[0]
+                found["id"] = ids if ids.dim() > 1 else ids.to(torch.int64)
             if PREDICTION in columns and inference.predict is not None:
                 found[PREDICTION] = inference.predict(found["output"])
             rows = {column: found[column] for column in ("id", *columns)}
@@ -173,54 +193,9 @@ def folder_of(node_type: str) -> str:
     return Path(node_file(0, node_type, FEATURES)).parent.name
 
 
-def _ids(store: Store, node_type: str, nodes: Tensor, id_field: str) -> Tensor:
-    """Return the nodes' ids of a field, or the store's if the type has no such field."""
-    if id_field not in store.schema.node_type(node_type).fields:
-        return nodes
-    ids = store.features.gather([Wanted(node_type, id_field, nodes)])[0]
-    return ids if ids.dim() > 1 else ids.to(torch.int64)
-
-
-def _alone() -> Context:
-    place = environment.read_rank()
-    if place.world_size > 1:
-        raise ConfigError(f"this is rank {place.rank} of {place.world_size}; give infer the context of hoploom.init()")
-    return Context(RankInfo(), torch.device("cpu"), "gloo", DEADLINE)
-
-
 def _refuse_existing(target: Path) -> None:
     if os.path.lexists(target):
         raise StoreError(f"{target} exists; give another path, or remove it first")
-
-
-def _check_plan(plan: ModelPlan, schema: Schema, inference: Inference) -> None:
-    """Raise ConfigError for a result that cannot be written, before anything is computed."""
-    task = inference.task if PREDICTION in inference.written else None
-    for name, width in plan.outputs.items():
-        if isinstance(task, NodeTask) and width != task.columns[0]:
-            wanted = f"{task.columns[0]} {task.columns[1]}"
-            raise ConfigError(f"the model has outputs [{width}] for {name!r}, the task {wanted}; give the model's task")
-    _check_ids(plan.embeddings, schema, inference)
-
-
-def _check_ids(names: Iterable[str], schema: Schema, inference: Inference) -> None:
-    having = [name for name in names if inference.id_field in schema.node_type(name).fields]
-    if not having and inference.id_field != ORIGINAL_ID:
-        raise ConfigError(f"no node type has the id_field {inference.id_field!r}; leave it out for the store's own ids")
-    for name in having:
-        field = schema.node_type(name).fields[inference.id_field]
-        if not holds_text(field) and (field.dtype not in INTEGERS or field.shape):
-            found = f"{inference.id_field!r} of {name!r} is {field.dtype} {list(field.shape)}"
-            raise ConfigError(f"{found}; ids are one integer each, or UTF-8 in uint8 [bytes]")
-
-
-def _publish(folder: Path, target: Path) -> None:
-    """Give the folder its name, once all of it is on the disk."""
-    for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        sync_folder(inner)
-    _refuse_existing(target)  # rename would take the place of an empty directory
-    os.rename(folder, target)
-    sync_folder(target.absolute().parent)
 
 
 @contextmanager
@@ -241,18 +216,6 @@ def _bar(context: Context, unit: str) -> Iterator[Progress]:
 # --- models that cannot run layer by layer: every batch samples what its nodes need ------------
 
 
-def _all_neighbors(model: nn.Module, store: Store) -> MakeLoader:
-    """Return a function that makes loaders of all neighbours, with as many hops as the model has layers."""
-    hops = getattr(model, "num_layers", None)
-    if not isinstance(hops, int) or hops < 1:
-        raise ConfigError(
-            f"{type(model).__name__} cannot run layer by layer and has no num_layers, so the neighbourhood that it "
-            "needs is not known; set model.num_layers, or give Inference(loader=lambda nodes: NeighborLoader(store, "
-            "[-1, -1], nodes, batch_size=512))"
-        )
-    return lambda nodes: NeighborLoader(store, [-1] * hops, nodes, batch_size=BATCH_SIZE)
-
-
 def _loaders(
     model: nn.Module, store: Store, inference: Inference, columns: Sequence[Column]
 ) -> dict[str, tuple[nn.Module, Loader]]:
@@ -265,8 +228,14 @@ def _loaders(
     task, schema = inference.task, store.schema
     own = [task.node_type] if isinstance(task, NodeTask) and task.node_type is not None else None
     names = inference.node_types or own or list(schema.type_index)
-    _check_ids(names, schema, inference)
-    make = inference.loader or _all_neighbors(model, store)
+    hops = getattr(model, "num_layers", None)
+    if inference.loader is None and (not isinstance(hops, int) or hops < 1):
+        raise ConfigError(
+            f"{type(model).__name__} cannot run layer by layer and has no num_layers, so the neighbourhood that it "
+            "needs is not known; set model.num_layers, or give Inference(loader=lambda nodes: NeighborLoader(store, "
+            "[-1, -1], nodes, batch_size=512))"
+        )
+    make = inference.loader or (lambda nodes: NeighborLoader(store, [-1] * (hops or 0), nodes, batch_size=BATCH_SIZE))
     loaders = {}
     for name in names:
         if not (num_nodes := schema.node_type(name).num_nodes):

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
@@ -28,20 +28,7 @@ Group = tuple[str, Tensor, dict[str, Tensor]]  # a node type, some nodes of it, 
 Progress = Callable[[int, int], None]  # (rows done, rows in all)
 Sources = Mapping[RelationName, Tensor | SourcesOnDisk]  # the rows that relations aggregate
 
-METHODS = ("num_layers", "prepare", "enter", "stage", "close", "finish")
 PLAIN_EDGE_BYTES, WEIGHED_EDGE_BYTES = 16, 256  # while convolutions take rows as they are, or weigh them
-
-
-def as_layered(model: nn.Module) -> GNN | None:
-    """Return the model if it can run layer by layer: a GNN, or another model with these methods of one.
-
-    All methods but a stage's `propagate` must compute every row by itself.
-    """
-    if not all(hasattr(model, name) for name in METHODS):
-        return None
-    if model.num_layers < 1:  # type: ignore[operator]
-        raise ConfigError(f"the model has num_layers={model.num_layers}; infer needs at least one")
-    return model  # type: ignore[return-value]
 
 
 # --- the plan ---------------------------------------------------------------------------------

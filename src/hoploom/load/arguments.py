@@ -408,12 +408,17 @@ def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tenso
 def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[RelationName, Tensor]:
     """Return the relation of the links, and their ends [2, n]."""
     schema = store.schema
+    given = edge_label_index
     if schema.homogeneous:
-        key, given = schema.relations[0].key, edge_label_index
+        key = schema.relations[0].key
         if isinstance(given, tuple) and len(given) == 2 and given[0] is None:
             given = given[1]  # PyG's way to say that there is but one relation
+    elif isinstance(given, tuple | list) and given and isinstance(given[0], str):
+        key, given = canonical(schema, given), None
+    elif isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], tuple | list):
+        key, given = canonical(schema, given[0], known=given[1] is None), given[1]
     else:
-        key, given = _relation_and_links(schema, edge_label_index)
+        raise ConfigError("edge_label_index needs the relation too: (('user', 'rates', 'item'), edge_label_index)")
     if given is None:
         return key, all_edges(store, key)
     if isinstance(given, np.ndarray | list | tuple) and len(given) == 2 and all(map(is_text, given)):
@@ -428,14 +433,6 @@ def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[Relation
         for (end, name), row in zip(named, links, strict=True)
     ]
     return key, torch.stack(rows)
-
-
-def _relation_and_links(schema: Schema, given: Any) -> tuple[RelationName, Any]:
-    if isinstance(given, tuple | list) and given and isinstance(given[0], str):
-        return canonical(schema, given), None
-    if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], tuple | list):
-        return canonical(schema, given[0], known=given[1] is None), given[1]
-    raise ConfigError("edge_label_index needs the relation too: (('user', 'rates', 'item'), edge_label_index)")
 
 
 def canonical(schema: Schema, name: Sequence[str], *, known: bool = True) -> RelationName:

@@ -47,15 +47,16 @@ class Assembler:
     reduce: Reduce | None = None  # how layer one's neighbours arrive aggregated, if they do
     degrees: bool = False  # with every node's in-degree in the whole graph
     fields: Fields | None = None  # those that batches have; None: all. Edge ids are there in any case
-    frames: Mapping[Owner, Mapping[str, TensorFrame | Tensor]] = field(
-        default_factory=dict
-    )  # beside the store's fields
+    frames: Mapping[Owner, Mapping[str, TensorFrame | Tensor]] = field(default_factory=dict)  # not in the store
     deleted: Collection[tuple[Owner, str]] = ()  # fields that the user has taken from the data since
 
     def assemble(self, sampled: Sampled) -> Batch:
         """Return a batch with edges, features, ids and the fields of the seeds; None removes a field, as in PyG."""
         schema = self.store.schema
-        rows = self._gather(sampled)
+        wanted = self._wanted(sampled)
+        empty = ops.empty_pinned if self.pinned else ops.empty
+        gathered = self.store.features.gather(list(wanted.values()), empty=empty)  # one request
+        rows = dict(zip(wanted, gathered, strict=True))
         if self.reduce is not None:
             rows |= self._aggregated(sampled)
         fields: dict[Owner, dict[str, Any]] = {}
@@ -69,19 +70,12 @@ class Assembler:
         if sampled.blocks:
             batch.blocks = [_presented(block, schema, rows, i) for i, block in enumerate(sampled.blocks)]
             batch = of_blocks(batch)
-        for owner, values in self._by_storage(fields).items():
+        if schema.homogeneous:  # fields of nodes and edges are in one storage
+            fields = {HOMOGENEOUS_TYPE: {name: value for values in fields.values() for name, value in values.items()}}
+        for owner, values in fields.items():
             _install(batch._store if schema.homogeneous else batch[owner], values, self.field_order.get(owner, ()))
         self.store.require_whole()
         return batch
-
-    def _by_storage(self, fields: Mapping[Owner, dict[str, Any]]) -> Mapping[Owner, dict[str, Any]]:
-        """Return the fields by storage: a homogeneous graph keeps those of nodes and edges in one."""
-        if not self.store.schema.homogeneous:
-            return fields
-        merged: dict[str, Any] = {}
-        for values in fields.values():
-            merged.update(values)
-        return {HOMOGENEOUS_TYPE: merged}
 
     def wanted(self, sampled: Sampled) -> list[Wanted]:
         """Return all rows that assembling gathers."""
@@ -92,13 +86,6 @@ class Assembler:
                 for index, relation in enumerate(self.store.schema.relations)
             ]
         return wanted
-
-    def _gather(self, sampled: Sampled) -> dict[tuple[Owner, str], Tensor]:
-        """Gather the rows of the batch in one request."""
-        wanted = self._wanted(sampled)
-        empty = ops.empty_pinned if self.pinned else ops.empty
-        rows = self.store.features.gather(list(wanted.values()), empty=empty)
-        return dict(zip(wanted, rows, strict=True))
 
     def _wanted(self, sampled: Sampled) -> dict[tuple[Owner, str], Wanted]:
         wanted = []

@@ -19,9 +19,8 @@ from hoploom.config.values import as_int
 from hoploom.errors import BatchError, ConfigError
 from hoploom.load.arguments import LoaderArguments, seeds_name, shown_counts
 from hoploom.load.assemble import Batch, Mover, received
-from hoploom.load.fingerprint import Fingerprint
 from hoploom.load.look_ahead import LookAhead
-from hoploom.load.maker import LocalMaker, Maker, NodeMaker
+from hoploom.load.maker import Fingerprint, LocalMaker, Maker, NodeMaker
 from hoploom.load.order import DividedOrder, DrawnOrder, Order, divided, drawn, localised
 from hoploom.load.pipeline import DEADLINE, Pipeline
 from hoploom.ranks.agreement import ALONE, Meeting, agree
@@ -223,16 +222,6 @@ class Loader:
         line = f"rank {dist.get_rank()} reads all {self._order.num_seeds:,} seeds of a loader that no other rank reads"
         print(f"hoploom: {line}", file=sys.stderr, flush=True)
 
-    def _check_lone(self) -> None:
-        """Raise ConfigError if another rank has read all seeds of this loader: they would be read twice."""
-        if self._meeting is not None and self._share.origin != LONE:
-            reader = self._meeting.lone_reader()
-            if reader is not None:
-                raise ConfigError(
-                    f"rank {reader} has read all seeds of this loader, while the other ranks waited for it; make "
-                    f"another loader for loops of all ranks, or give that one of rank {reader} rank=0, world_size=1"
-                )
-
     def _unread(self, num_seeds: int) -> str:
         """Return how many seeds of a split no rank has, in words, if the seeds are of a split."""
         node_type, nodes = self.maker.seed_nodes
@@ -309,7 +298,12 @@ class Loader:
         if self._watched is not None:
             self._watched.check()
         self.settle()
-        self._check_lone()
+        reader = None if self._meeting is None or self._share.origin == LONE else self._meeting.lone_reader()
+        if reader is not None:
+            raise ConfigError(
+                f"rank {reader} has read all seeds of this loader, while the other ranks waited for it; make "
+                f"another loader for loops of all ranks, or give that one of rank {reader} rank=0, world_size=1"
+            )
         start = self._next
         order = self._order.at_epoch(start.epoch).after(start.step, start.num_seeds)
         if self.share.world_size > 1 or isinstance(order, DrawnOrder) or not self._is_compared:
@@ -343,9 +337,8 @@ class Loader:
 
     def reading(self) -> Fingerprint:
         """Return what `steps` reads, for ranks that take whole steps in turn."""
-        if isinstance(self._order, DividedOrder):
-            return self._reading(self._order.at_epoch(0))
-        return self._reading(self._order.for_one_rank().at_epoch(0))
+        order = self._order if isinstance(self._order, DividedOrder) else self._order.for_one_rank()
+        return self._reading(order.at_epoch(0))
 
     def _reading(self, order: Order) -> Fingerprint:
         """Return what the loader reads in this order, as far as the other ranks compare it."""
@@ -457,11 +450,8 @@ class Loader:
         order = self._order
         if not isinstance(state, Mapping) or any(isinstance(value, Tensor) for value in state.values()):
             raise ConfigError(f"the state is {state!r:.80}; give what state_dict() returned")
-        for name, mine in (
-            ("num_seeds", order.num_seeds),
-            ("seed", order.seed),
-            ("shuffle", int(order.shuffle)),
-        ):
+        for name in ("num_seeds", "seed", "shuffle"):
+            mine = int(getattr(order, name))
             if state.get(name) != mine:
                 raise ConfigError(f"the state has {name}={state.get(name)!r}, this loader {mine!r}; they must agree")
         way_out = "give what state_dict() returned"
@@ -492,13 +482,10 @@ class Loader:
 
     def __repr__(self) -> str:
         shown = self.shown()
-        first = [f"{shown.pop('seeds of')}: "] if "seeds of" in shown else []
-        words = [
-            f"{shown.pop('seeds')} seeds",
-            shown.pop("steps").replace(", of", " steps of").replace(" seeds each", ""),
-        ]
-        words += [f"{name} {text}" for name, text in shown.items()]
-        return f"{type(self).__name__}({''.join(first)}{', '.join([*words, str(self.share)])})"
+        first = f"{shown.pop('seeds of')}: " if "seeds of" in shown else ""
+        steps = shown.pop("steps").replace(", of", " steps of").replace(" seeds each", "")
+        words = [f"{shown.pop('seeds')} seeds", steps, *(f"{name} {text}" for name, text in shown.items())]
+        return f"{type(self).__name__}({first}{', '.join([*words, str(self.share)])})"
 
     def __str__(self) -> str:
         return f"{type(self).__name__}()"  # as PyG's

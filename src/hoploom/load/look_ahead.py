@@ -160,13 +160,6 @@ class _LoopLeftError(Exception):
     """Ends packing for a loop that is not read any more."""
 
 
-class Needed(NamedTuple):
-    """The rows of one owner that a batch needs and that cost a wait."""
-
-    ids: IdMap  # each once
-    fields: Sequence[str]
-
-
 class Fetched(NamedTuple):
     """The rows of a group, and what assembles its batches from them."""
 
@@ -265,10 +258,10 @@ class LookAhead(Maker):
                 with order.naming(step):
                     missing = self.missing(self._maker.sample(*order.step(step)))
                 num_bytes = num_id_bytes = 0
-                for owner, needed in missing.items():
+                for owner, (ids, names) in missing.items():
                     fields = schema.described(owner).fields
-                    num_bytes += len(needed.ids) * sum(fields[name].row_bytes for name in needed.fields)
-                    num_id_bytes += len(needed.ids) * _id_bytes(schema, owner)
+                    num_bytes += len(ids) * sum(fields[name].row_bytes for name in names)
+                    num_id_bytes += len(ids) * _id_bytes(schema, owner)
                 sizes.append(StepSize(num_bytes, num_id_bytes))
             self._step_size = StepSize(*map(max, zip(*sizes, strict=True)))
         return self._step_size
@@ -310,13 +303,13 @@ class LookAhead(Maker):
             assemblers[id(sampled)] = replace(assembler, store=store)
         return Fetched(windows, assemblers)
 
-    def missing(self, sampled: Sampled) -> dict[Owner, Needed]:
-        """Return, by owner, the ids whose rows cost a wait, and the fields that are needed of them."""
+    def missing(self, sampled: Sampled) -> dict[Owner, tuple[IdMap, Sequence[str]]]:
+        """Return, by owner, the ids whose rows cost a wait, each once, and the fields that are needed of them."""
         fields = self._waiting([sampled])
-        needed: dict[Owner, Needed] = {}
+        ids: dict[Owner, IdMap] = {}
         for one in self._lookups(sampled, fields):
-            needed.setdefault(one.owner, Needed(IdMap(), fields[one.owner])).ids.add(one.ids, one.missing)
-        return {owner: of_owner for owner, of_owner in needed.items() if len(of_owner.ids)}
+            ids.setdefault(one.owner, IdMap()).add(one.ids, one.missing)
+        return {owner: (found, fields[owner]) for owner, found in ids.items() if len(found)}
 
     def _waiting(self, batches: Sequence[Sampled]) -> dict[Owner, list[str]]:
         """Return the fields that these batches need and of which some rows cost a wait."""
@@ -383,8 +376,10 @@ class LookAhead(Maker):
                     missing = self.missing(self._maker.sample(*order.step(step)))
                 except Exception:  # raised again when the step is made; those after it are not delivered
                     break
-                ids[step] = {owner: self._sorted(owner, needed.ids.ids) for owner, needed in missing.items()}
-                fields |= {owner: needed.fields for owner, needed in missing.items()}
+                for owner, (found, names) in missing.items():
+                    narrow = np.int32 if _id_bytes(self._features.schema, owner) == 4 else np.int64
+                    ids.setdefault(step, {})[owner] = np.sort(found.ids.numpy().astype(narrow, copy=False))
+                    fields[owner] = names
             with self._maker.seconds("fetch"):
                 return self._copied(ids, fields, check)
         except _LoopLeftError:
@@ -423,7 +418,3 @@ class LookAhead(Maker):
         wanted = [Wanted(owner, name, one) for one in ids if len(one)]
         rows = [out.view(DTYPES[field.dtype]).view(len(out), *field.shape) for out in outs if len(out)]
         shard.begin_gather(wanted, [torch.arange(len(want.ids)) for want in wanted], rows)()
-
-    def _sorted(self, owner: Owner, ids: Tensor) -> SortedIds:
-        found = ids.numpy()
-        return np.sort(found.astype(np.int32) if _id_bytes(self._features.schema, owner) == 4 else found)

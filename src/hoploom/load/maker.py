@@ -1,12 +1,14 @@
 """Makers of batches: the pure function from seeds and a random key to a batch, which every placement calls."""
 
+import hashlib
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 from hoploom.batch import Sampled, Seeds
 from hoploom.load.arguments import NodeSeeds
 from hoploom.load.assemble import Arriving, Assembler, Batch
-from hoploom.load.order import Order
+from hoploom.load.order import DividedOrder, DrawnOrder, Order
 from hoploom.load.pipeline import Pipeline, Stages
 from hoploom.sample import (
     Links,
@@ -27,7 +29,7 @@ from hoploom.sample import (
     sample_hops,
 )
 from hoploom.sample.hops import Sampling
-from hoploom.schema import NodeType, Owner, RelationName
+from hoploom.schema import Owner, RelationName
 from hoploom.store import GraphStore, Store, Wanted
 from hoploom.store.base import scan_rows
 
@@ -146,8 +148,12 @@ class NodeMaker(LocalMaker):
         return self.seeds.node_type, self.seeds.nodes
 
     def start(self, indices: Tensor, first: int, key: int) -> Seeds:
-        nodes = self.seeds.nodes[indices]
-        times = self._times(indices, nodes)
+        nodes, times, schema = self.seeds.nodes[indices], None, self.assembler.store.schema
+        if self.seeds.times is not None:
+            times = self.seeds.times[indices]
+        elif self.sampler.sampling.temporal is not None and schema.time is not None:
+            own = Wanted(self.seeds.node_type, schema.time, nodes)
+            times = self.assembler.store.features.gather([own])[0].long()
         seeds = one_type_seeds(self.sampler, self.seeds.node_type, nodes, times, first)
         fields: dict[str, Any] = {
             "input_id": indices if self.seeds.input_id is None else self.seeds.input_id[indices],
@@ -155,15 +161,6 @@ class NodeMaker(LocalMaker):
             "batch_size": indices.numel(),
         }
         return replace(seeds, fields={self.seeds.node_type: fields})
-
-    def _times(self, indices: Tensor, nodes: Tensor) -> Tensor | None:
-        if self.seeds.times is not None:
-            return self.seeds.times[indices]
-        schema = self.assembler.store.schema
-        if self.sampler.sampling.temporal is None or schema.time is None:
-            return None
-        own = self.assembler.store.features.gather([Wanted(self.seeds.node_type, schema.time, nodes)])[0]
-        return own.long()
 
 
 def one_type_seeds(sampler: Sampler, node_type: str, nodes: Tensor, times: Tensor | None, first: int) -> Seeds:
@@ -195,15 +192,13 @@ class NodeTimes:
         with self._lock:
             for index in dated:
                 if index not in self._times:
-                    self._times[index] = self._read(schema.node_types[index], schema.time)
+                    name, count = schema.node_types[index].name, schema.node_types[index].num_nodes
+                    times, begin = torch.empty(count, dtype=torch.int64), 0
+                    for rows in scan_rows(self._store.features, name, schema.time, count):
+                        times[begin : begin + len(rows)] = rows
+                        begin += len(rows)
+                    self._times[index] = times
             return {index: self._times[index] for index in dated}
-
-    def _read(self, node_type: NodeType, field: str) -> Tensor:
-        times, begin = torch.empty(node_type.num_nodes, dtype=torch.int64), 0
-        for rows in scan_rows(self._store.features, node_type.name, field, node_type.num_nodes):
-            times[begin : begin + len(rows)] = rows
-            begin += len(rows)
-        return times
 
 
 @dataclass(frozen=True)
@@ -234,17 +229,113 @@ class LinkMaker(LocalMaker):
         links = Links(given.ends[0][indices], given.ends[1][indices], labels, times, first)
         made = make_link_seeds(self.sampler.graph, links, given.task, key, disjoint=self.sampler.sampling.disjoint)
         input_id = indices if given.input_id is None else given.input_id[indices]
-        return replace(made.seeds, link_of=made.link_of, fields=self._placed(made.fields, input_id))
+        relation, found = given.task.key, made.fields
+        placed: dict[Owner, dict[str, Any]] = {relation: {"input_id": input_id}}  # as PyG places them
+        if "src_index" in found:
+            placed[relation] |= {"edge_label_index": None, "edge_label_time": None}
+            placed[relation[0]] = {name: found[name] for name in ("src_index", "seed_time")}
+            of_destinations = {name: found[name] for name in ("dst_pos_index", "dst_neg_index", "seed_time")}
+            placed[relation[2]] = placed.get(relation[2], {}) | of_destinations
+        else:
+            placed[relation] |= found
+        return replace(made.seeds, link_of=made.link_of, fields=placed)
 
-    def _placed(self, fields: Mapping[str, Tensor | None], input_id: Tensor) -> dict[Owner, dict[str, Any]]:
-        """Return the fields of links by the node type or relation to which PyG adds them."""
-        key = self.links.task.key
-        if "src_index" not in fields:
-            return {key: {"input_id": input_id, **fields}}
-        placed: dict[Owner, dict[str, Any]] = {
-            key: {"input_id": input_id, "edge_label_index": None, "edge_label_time": None},
-            key[0]: {"src_index": fields["src_index"], "seed_time": fields["seed_time"]},
+
+# --- the description that ranks compare -------------------------------------------------------
+
+NUM_HASHED = 4096  # entries of a long list: seeds and edges are not compared byte for byte
+SPLITMIX = (30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)  # shifts and factors of splitmix64
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The settings and seeds that decide the batches of a loader from an epoch on, besides its rank."""
+
+    loader: str
+    order: Order  # of what is left of the epoch
+    maker: LocalMaker
+
+    @property
+    def trains(self) -> bool:
+        return self.order.shuffle or isinstance(getattr(self.order, "own", self.order), DrawnOrder)
+
+    @property
+    def is_divided(self) -> bool:
+        return isinstance(self.order, DividedOrder) and not isinstance(self.order.own, DrawnOrder)
+
+    @cached_property
+    def settings(self) -> Mapping[str, str]:
+        """All settings that ranks must share, by the names of the arguments."""
+        order, sampling = self.order, self.maker.sampler.sampling
+        assembler, hook = self.maker.assembler, self.maker.sampler.sample_frontier
+        negatives = self.maker.links.task.negatives if isinstance(self.maker, LinkMaker) else None
+        names = ("batch_size", "shuffle", "drop_last", "least_tail", "seed")
+        return {
+            "loader": self.loader,
+            "store": self._store,
+            "seeds": self._seeds,
+            **{name: str(getattr(order, name)) for name in names},
+            "sampler" if isinstance(order, DrawnOrder) else "layout": str(order.layout),
+            **{entry.name: str(getattr(sampling, entry.name)) for entry in fields(sampling)},
+            **({} if negatives is None else {"neg_sampling": f"{negatives.mode} {negatives.amount}"}),
+            "aggregate": str(assembler.reduce),
+            "degrees": str(assembler.degrees),
+            "fields": "all" if assembler.fields is None else str(assembler.fields),
+            "sample_frontier": "none" if hook is None else "given",
+            "position": f"epoch {order.epoch}, step {order.first_step}",
         }
-        destinations = placed.setdefault(key[2], {})
-        destinations.update({name: fields[name] for name in ("dst_pos_index", "dst_neg_index", "seed_time")})
-        return placed
+
+    def seed_hashes(self, limit: int) -> list[int]:
+        """Return the least hashes of the seeds, as often as a seed comes; a single one for a sampler.
+
+        Hashes of other graphs or node types differ.
+        """
+        if isinstance(self.order, DrawnOrder):
+            drawn = f"{self._store} {self._seeds} {self.order.layout}"
+            return [int(hashlib.sha256(drawn.encode()).hexdigest()[:12], 16)]
+        kind, ids = self._ids
+        start = int(hashlib.sha256(f"{self._store} {kind}".encode()).hexdigest()[:12], 16)
+        hashes = torch.full_like(ids.reshape(-1, ids.shape[-1])[0], start)
+        for row in ids.reshape(-1, ids.shape[-1]):
+            hashes = hashes + row
+            for shift, factor in SPLITMIX:
+                hashes = (hashes ^ (hashes >> shift)) * factor
+            hashes ^= hashes >> 31
+        least = hashes.topk(min(limit, hashes.numel()), largest=False).values
+        return [int(number) for number in least]
+
+    @cached_property
+    def _ids(self) -> tuple[str, Tensor]:
+        """The type and ids of nodes [n], or the relation and both ends of links [2, n]."""
+        if isinstance(self.maker, NodeMaker):
+            return self.maker.seeds.node_type, self.maker.seeds.nodes
+        assert isinstance(self.maker, LinkMaker)
+        return " ".join(self.maker.links.task.key), self.maker.links.ends
+
+    @property
+    def _seeds(self) -> str:
+        kind, ids = self._ids
+        if isinstance(self.order, DividedOrder):
+            return f"{self.order.num_seeds} of {kind!r}, divided into {self.order.counts}"
+        return f"{ids.shape[-1]} of {kind!r} [{_digest(ids)}]"
+
+    @cached_property
+    def _store(self) -> str:
+        store = self.maker.assembler.store
+        nodes = sum(of.num_nodes for of in store.schema.node_types)
+        edges = sum(of.num_edges for of in store.schema.relations)
+        identity = store.identity or _digest(*(_spread(of.indices) for part in store.topology for of in part.lists))
+        return f"{nodes} nodes, {edges} edges [{identity[:8]}]"
+
+
+def _digest(*lists: Tensor) -> str:
+    """Return a hash of integers, from their sum and from some of them."""
+    digest = hashlib.sha256()
+    for ids in lists:
+        digest.update(repr((tuple(ids.shape), int(ids.sum()), _spread(ids).tolist())).encode())
+    return digest.hexdigest()[:8]
+
+
+def _spread(ids: Tensor) -> Tensor:
+    flat = ids.reshape(-1)
+    return flat[:: max(1, flat.numel() // NUM_HASHED)]

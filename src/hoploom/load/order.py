@@ -281,7 +281,13 @@ class LocalOrder(Order):
         """Return the seed at each position of the epoch: [positions of all steps] int64."""
         layout, hosts = self.part_layout, self.part_layout.hosts
         seeds = super().indices(0, self.num_seeds)
-        host_of = self._host_of_position(torch.tensor([hosts.index(parts) for parts in layout.held]))
+        shares = torch.empty(self.num_steps, self.world_size, dtype=torch.int64)  # seeds, by step and rank
+        for rank in range(self.world_size if self.num_steps else 0):
+            for steps, step in ((slice(None), 0), (slice(-1, None), self.num_steps - 1)):  # all, and the last
+                begin, end = replace(self, rank=rank).rank_span(step)
+                shares[steps, rank] = end - begin
+        host_of_rank = torch.tensor([hosts.index(parts) for parts in layout.held])
+        host_of = host_of_rank.repeat(self.num_steps).repeat_interleave(shares.view(-1))  # by position
         sizes = torch.bincount(host_of, minlength=len(hosts)).tolist()
         key = keys.mix(keys.epoch_key(self.seed, self.epoch), LOCALITY)
         out = torch.empty_like(host_of)
@@ -290,15 +296,6 @@ class LocalOrder(Order):
             spread = ops.permute(keys.mix(key, host), count, 0, count) if self.shuffle else positions.argsort()
             out[host_of == host] = seeds[positions[spread]]
         return out
-
-    def _host_of_position(self, host_of_rank: Tensor) -> Tensor:
-        """Return the host of each epoch position, by step and rank: [positions] int64."""
-        sizes = torch.empty(self.num_steps, self.world_size, dtype=torch.int64)
-        for rank in range(self.world_size if self.num_steps else 0):
-            for steps, step in ((slice(None), 0), (slice(-1, None), self.num_steps - 1)):  # all, and the last
-                begin, end = replace(self, rank=rank).rank_span(step)
-                sizes[steps, rank] = end - begin
-        return host_of_rank.repeat(self.num_steps).repeat_interleave(sizes.view(-1))
 
 
 def _distributed(parts: Tensor, layout: PartLayout, sizes: Sequence[int]) -> list[Tensor]:

@@ -111,20 +111,16 @@ class _Run(Generic[Made]):
             num_begun = len(self._begun)
             fits = num_begun + len(self._finishing) + group <= self._stages.window and num_begun + group <= LEAD * group
             if fits and (steps := next(self._groups, None)) is not None:
-                self._begin_group(steps)
+                begun = list[Future[Any]]()
+                if self._stages.begin is not None:
+                    begun = [self._workers.submit(partial(self._until_one_fails, self._begin, step)) for step in steps]
+                if self._stages.fetch is not None:
+                    self._fetched = self._fetching.submit(partial(self._fetch, begun, self._fetched))
+                self._begun.extend((step, one, self._fetched) for step, one in zip_longest(steps, begun))
             elif num_begun and len(self._finishing) < self._stages.num_finishing:
-                step, begun, fetched = self._begun.popleft()
-                self._finishing.append(self._workers.submit(partial(self._finish, step, begun, fetched)))
+                self._finishing.append(self._workers.submit(partial(self._finish, *self._begun.popleft())))
             else:
                 return
-
-    def _begin_group(self, steps: range) -> None:
-        begun: list[Future[Any]] = []
-        if self._stages.begin is not None:
-            begun = [self._workers.submit(partial(self._until_one_fails, self._begin, step)) for step in steps]
-        if self._stages.fetch is not None:
-            self._fetched = self._fetching.submit(partial(self._fetch, begun, self._fetched))
-        self._begun.extend((step, one, self._fetched) for step, one in zip_longest(steps, begun))
 
     def _begin(self, step: int) -> Any:
         assert self._stages.begin is not None

@@ -86,7 +86,6 @@ def test_what_cannot_be_written_is_refused_before_anything_is_computed(tmp_path:
     for options, message in (
         ({"columns": ["embedding"]}, "columns has 'embedding', but GAT cannot run layer by layer"),
         ({"task": NodeClassification(3)}, "returns rows of shape \\(4,\\) for 3 classes"),
-        ({"id_field": "name"}, "no node type has the id_field 'name'"),
     ):
         with pytest.raises(ConfigError, match=message):
             infer(model, store, tmp_path / "out", inference=Inference(**options))

@@ -17,7 +17,7 @@ from support.stores import left_in
 from torch import Tensor, nn
 
 import hoploom
-from hoploom import ConfigError, Store, StoreError
+from hoploom import Store, StoreError
 from hoploom.inference import Inference, infer
 from hoploom.inference.files import ParquetFile, RowFile
 from hoploom.inference.layerwise import plan_of
@@ -214,7 +214,6 @@ def test_types_that_nobody_asks_for_are_not_computed(library_store: Store, tmp_p
 def test_original_ids_are_written_where_the_store_keeps_them(tmp_path: Path) -> None:
     graph = library()
     graph["paper"].original_id = torch.arange(10).flip(0) * 7
-    graph["author"].name_id = torch.arange(7, dtype=torch.int32) + 100
     graph["venue"].original_id = torch.tensor(
         [list(b"KDD\0\0"), list("Zürs".encode()), list(b"NeurI")], dtype=torch.uint8
     )
@@ -223,44 +222,6 @@ def test_original_ids_are_written_where_the_store_keeps_them(tmp_path: Path) -> 
     out = infer(model, store, tmp_path / "out")
     assert read(out / "paper", "id").tolist() == [63, 56, 49, 42, 35, 28, 21, 14, 7, 0]
     assert pyarrow.parquet.read_table(out / "venue").column("id").to_pylist() == ["KDD", "Zürs", "NeurI"]
-    with pytest.raises(ConfigError, match=r"no node type has the id_field 'name_id'"):
-        infer(model, store, tmp_path / "named", inference=Inference(id_field="name_id"))
-    with pytest.raises(ConfigError, match=r"'x' of 'paper' is float32 \[4\]; ids are one integer each, or UTF-8"):
-        infer(model, store, tmp_path / "named", inference=Inference(id_field="x"))
-
-
-class Doubling(nn.Module):
-    """Adds the sources to twice the destination, in one layer, for any store with one relation."""
-
-    num_layers, relations = 1, (TO,)
-
-    def prepare(self, x: Any, n_id: Any) -> Any:
-        return x
-
-    def enter(self, depth: int, x: Any) -> Any:
-        return x
-
-    def stage(self, depth: int) -> Any:
-        return self
-
-    def project(self, key: Any, x: Tensor) -> Tensor:
-        return x
-
-    def propagate(self, z: Any, x_dst: Any, edges: Any, aggregated: None) -> Any:
-        return {"node": 2 * x_dst["node"] + hoploom.ops.aggregate(z[TO], edges[TO], "sum")}
-
-    def close(self, depth: int, rows: Any, own: Any) -> Any:
-        return rows
-
-    def finish(self, x: Any) -> Any:
-        return x
-
-
-def test_a_model_of_ones_own_needs_the_same_methods_only(ring_store: Store, tmp_path: Path) -> None:
-    out = infer(Doubling(), ring_store, tmp_path / "out", inference=Inference(columns=["output"], memory=SMALL))
-    # node v of the ring has the row v, and in-edges from v + 1 and v + 2
-    expected = [2 * v + (v + 1) % 12 + (v + 2) % 12 for v in range(12)]
-    assert read(out / "node", "output").tolist() == [[float(value)] * 4 for value in expected]
 
 
 # --- slices -------------------------------------------------------------------------------------

@@ -220,11 +220,6 @@ def test_the_newest_of_two_iterators_says_where_the_loader_is() -> None:
     assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (1, 1)
 
 
-def test_a_loader_has_what_scripts_ask_of_pygs() -> None:
-    loader = _loader(batch_size=16, num_workers=2, drop_last=True)
-    assert (len(loader.dataset), loader.batch_size, loader.num_workers, loader.drop_last) == (50, 16, 2, True)
-
-
 def test_a_batch_that_is_done_at_the_deadline_is_delivered() -> None:
     from concurrent.futures import Future
 
@@ -311,3 +306,91 @@ def test_a_thousand_epochs_use_no_more_memory_than_ten() -> None:
 def test_a_loader_is_called_with_positions_among_the_seeds(index: Any, said: str) -> None:
     with pytest.raises(hoploom.ConfigError, match=f"^index {said}$"):
         _loader()(index)
+
+
+# --- steps of one's choice, and what ranks compare ------------------------------------------------
+
+
+def test_ranks_that_share_out_steps_see_the_batches_of_one_process() -> None:
+    loader = _loader()
+    whole = list(_loader())
+    shared = [list(loader.steps(range(rank, len(loader), 3))) for rank in range(3)]
+    for rank in range(3):
+        assert_same_batches(shared[rank], whole[rank::3])
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_steps_leave_the_position_alone(threads: int) -> None:
+    loader = _loader(num_workers=threads)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    assert len(list(loader.steps(range(2, 5)))) == 3
+    assert loader.state_dict() == state
+    assert (loader.epoch, loader.rank, loader.world_size) == (0, 0, 1)
+
+
+def test_steps_outside_of_the_epoch_are_refused() -> None:
+    loader = _loader()
+    with pytest.raises(hoploom.ConfigError, match="has 13"):
+        loader.steps(range(12, 14))
+    assert list(loader.steps(range(5, 5))) == []
+
+
+def test_the_seeds_of_a_step_are_counted_over_all_ranks() -> None:
+    ranks = [_loader(rank=rank, world_size=3) for rank in range(3)]
+    for loops in (0, 1):
+        sizes = [[batch.batch_size for batch in loader] for loader in ranks]
+        assert [sum(step) for step in zip(*sizes, strict=True)] == [12, 12, 12, 14]
+        assert [ranks[0].num_seeds(step) for step in range(4)] == [12, 12, 12, 14], loops
+
+
+def test_the_seeds_of_a_step_are_known_after_resuming_at_another_batch_size() -> None:
+    loader = _loader()
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    wider = _loader(batch_size=10)
+    wider.load_state_dict(loader.state_dict())
+    assert [batch.batch_size for batch in wider] == [wider.num_seeds(step) for step in range(3, 7)] == [10, 10, 10, 8]
+
+
+@pytest.mark.parametrize("num_seeds", [49, 50, 53, 63, 64, 66])
+def test_a_least_tail_gives_every_number_of_ranks_the_same_steps(num_seeds: int) -> None:
+    orders = [Order(num_seeds, 16 // world_size, world_size=world_size, least_tail=4) for world_size in (1, 2, 4)]
+    steps = [[order.step_span(step) for step in range(order.num_steps)] for order in orders]
+    assert steps[0] == steps[1] == steps[2]
+    assert steps[0][-1][1] == num_seeds
+    assert len(_loader(least_tail=3)) == 12
+    assert len(_loader(least_tail=2)) == 13
+
+
+def test_steps_that_the_loop_does_not_have_are_refused() -> None:
+    loader = _loader()
+    for step in (-1, 13):
+        with pytest.raises(hoploom.ConfigError, match=r"not in range\(0, 13\)"):
+            loader.num_seeds(step)
+
+
+def told(**options: Any) -> dict[str, str]:
+    return dict(hoploom.NeighborLoader(ring(12), [2], **options).reading().settings)
+
+
+def hook(layer: int, graph: Any, seeds: Any) -> Any:
+    return graph.in_edges(seeds)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "beside"),
+    [
+        ("sample_frontier", hook, {"mode": "blocks"}),
+        ("fields", ["x"], {}),
+        ("degrees", True, {}),
+        ("replace", True, {}),
+        ("batch_size", 3, {}),
+    ],
+)
+def test_ranks_that_differ_in_an_option_see_it_by_its_name(name: str, value: Any, beside: dict[str, Any]) -> None:
+    one, other = told(**beside), told(**beside, **{name: value})
+    assert [key for key in one if one[key] != other[key]] == [name]
+    assert told(**beside, **{name: value}) == other

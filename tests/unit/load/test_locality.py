@@ -195,6 +195,18 @@ def test_inside_an_epoch_another_layout_is_refused_with_the_way_out(rings: Path,
     assert fresh.state_dict()["epoch"] == 1
 
 
+def test_locality_is_restored_in_the_middle_of_an_epoch(rings: Path) -> None:
+    loader = _loader(rings)
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    fresh = _loader(rings, num_workers=1)
+    fresh.load_state_dict(loader.state_dict())
+    rest = list(batches)
+    assert_same_batches(rest, fresh)
+    assert set(_seeds(rest)) < set(range(25))
+
+
 def test_a_state_of_an_older_version_is_read(rings: Path) -> None:
     loader = hoploom.NeighborLoader(rings, [2, 2], batch_size=10, shuffle=True)
     next(iter(loader))

@@ -20,7 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 from torch_geometric.data import Data
-from torch_geometric.loader import DynamicBatchSampler, ImbalancedSampler
+from torch_geometric.loader import ImbalancedSampler
 
 import hoploom
 
@@ -223,12 +223,6 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "that is none": ({"sampler": 5}, "int", "torch Sampler"),
     "of nothing": ({"sampler": []}, "no positions"),
     "too short for the ranks": ({"sampler": [0, 1], "rank": 0, "world_size": 3}, "2 seeds", "3 ranks"),
-    "batches": ({"batch_sampler": BatchSampler(range(16), 4, False)}, "batch_sampler=", "sampler=", "batch_size="),
-    "graphs by size": (
-        {"batch_sampler": DynamicBatchSampler([Data(num_nodes=3)], max_num=10)},
-        "DynamicBatchSampler",
-        "whole graphs",
-    ),
 }
 
 
