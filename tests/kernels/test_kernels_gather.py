@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hoploom.errors import ConfigError, DataError
 from hoploom.ops.kernels import gather as kernels
-from hoploom.ops.kernels.forms import SOURCE_OUT_OF_RANGE
 from hoploom.ops.kernels.gather import Segments, columns_of, gather, quantise
+from hoploom.ops.kernels.launch import SOURCE_OUT_OF_RANGE
 
 FLOATS = torch.float32, torch.float16, torch.bfloat16
 # Rounding that torch and the kernel could see differently: ties, subnormals, the ends of each type's range.

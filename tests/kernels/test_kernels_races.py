@@ -21,7 +21,7 @@ from torch import Tensor
 import hoploom
 from hoploom import ops
 from hoploom.ops import InEdges, rows
-from hoploom.ops.kernels import aggregate, claims, relabel, softmax
+from hoploom.ops.kernels import aggregate, relabel
 from hoploom.ops.kernels import gather as gathering
 from hoploom.ops.kernels import sample as sampling
 from hoploom.ops.kernels.gather import Segments, gather, quantise
@@ -35,19 +35,19 @@ IN_ORDER, REVERSED, MIXED = Way(), Way(backwards), Way(shuffled, under_way=4, is
 
 # Accesses that meet, and why that is well.
 BENIGN = {
-    Conflict("claims.claim_hashed", "slots", ATOMICS): "an old EMPTY is corrected by the compare that follows it; an "
+    Conflict("relabel.claim_hashed", "slots", ATOMICS): "an old EMPTY is corrected by the compare that follows it; an "
     "old claim is of the same node as the one that has replaced it",
-    Conflict("claims.forget", "slots", ALIKE): "seeds given twice note one slot twice, and both empty it",
-    Conflict("claims.assign", "used", THREADS): "one number, of one program: the thread that stores it has loaded it",
+    Conflict("relabel.forget", "slots", ALIKE): "seeds given twice note one slot twice, and both empty it",
+    Conflict("relabel.assign", "used", THREADS): "one number, of one program: the thread that stores it has loaded it",
 }
 
 # Small programs, so that a little work is many of them; long lists and full tables come early.
 SMALL: list[tuple[Any, dict[str, Any]]] = [
     (sampling, {"ROWS": 4, "TILE": 32, "LANES": 8, "DRAWS": 16, "CHUNK": 16, "FEW": 8}),
     (relabel, {"BLOCK": 8, "HASHED_BLOCK": 4, "FIRST_TABLE": 16, "MOST_PROGRAMS": 3}),
-    (claims, {"MOST_PROBES": tl.constexpr(32)}),
+    (relabel, {"MOST_PROBES": tl.constexpr(32)}),
     (aggregate, {"WINDOW": 8, "THREADS": 2, "MOST_LISTS": 2, "ROW_BYTES": 8, "AHEAD": 4}),
-    (softmax, {"TILE_BYTES": 128, "FEW": 4, "MANY": 8}),
+    (aggregate, {"TILE_BYTES": 128, "FEW": 4, "MANY": 8}),
     (gathering, {"TILE": 16, "WIDEST": 8}),
 ]
 

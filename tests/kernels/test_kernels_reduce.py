@@ -19,7 +19,6 @@ from triton.runtime import interpreter
 from hoploom.ops import InEdges
 from hoploom.ops import rows as core
 from hoploom.ops.kernels import aggregate as kernels
-from hoploom.ops.kernels import softmax as softmax_kernels
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -36,7 +35,7 @@ def fenced_off(window: int) -> Iterator[None]:
     def last_first(x: int, y: int, z: int) -> None:
         run(*(size - 1 - at for size, at in zip(builder.grid_dim, (x, y, z), strict=True)))
 
-    with pytest.MonkeyPatch.context() as patched, fenced(kernels, softmax_kernels):
+    with pytest.MonkeyPatch.context() as patched, fenced(kernels):
         patched.setattr(kernels, "WINDOW", window)
         patched.setattr(builder, "set_grid_idx", last_first)
         yield

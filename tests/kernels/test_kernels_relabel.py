@@ -13,9 +13,8 @@ from support.races import Way, backwards, shuffled, watched
 from torch import Tensor
 
 from hoploom.keys import mix
-from hoploom.ops.kernels.claims import PROBES
-from hoploom.ops.kernels.forms import SOURCE_OUT_OF_RANGE, DeviceFrontier, DevicePicks
-from hoploom.ops.kernels.relabel import FIRST_TABLE, DeviceNodeMap
+from hoploom.ops.kernels.launch import SOURCE_OUT_OF_RANGE, DeviceFrontier, DevicePicks
+from hoploom.ops.kernels.relabel import FIRST_TABLE, PROBES, DeviceNodeMap
 
 batches = st.lists(
     st.tuples(

@@ -25,14 +25,14 @@ from support.kernel_forms import (
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.ops.kernels.forms import (
+from hoploom.ops.kernels.launch import (
     LIST_DAMAGED,
     NODE_OUT_OF_RANGE,
     SOURCE_OUT_OF_RANGE,
     DeviceFrontier,
     DeviceLists,
+    launch,
 )
-from hoploom.ops.kernels.launch import launch
 from hoploom.ops.kernels.sample import sample
 from hoploom.ops.kernels.scored import exact_log
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.ops.kernels.forms import DeviceFrontier, DeviceLists, DevicePicks, DeviceSpan
-from hoploom.ops.kernels.launch import Grid, launch
+from hoploom.ops.kernels.launch import DeviceFrontier, DeviceLists, DevicePicks, DeviceSpan, Grid, launch
 
 UNWRITTEN = -7  # what every place holds before a kernel runs
 FENCE = 256  # bytes on both sides of an array

@@ -6,9 +6,8 @@ from typing import NamedTuple
 import torch
 
 from hoploom import ops
-from hoploom.ops.kernels.claims import EMPTY_SLOT
-from hoploom.ops.kernels.forms import DeviceFrontier, DevicePicks
-from hoploom.ops.kernels.relabel import DeviceNodeMap
+from hoploom.ops.kernels.launch import DeviceFrontier, DevicePicks
+from hoploom.ops.kernels.relabel import EMPTY_SLOT, DeviceNodeMap
 from support import reference
 from support.kernel_forms import ids, no_faults, number, span_of
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hoploom.batch import Block, Sampled, Seeds
 from hoploom.gpu.capacity import FAULT, Capacity, HopPlan, RelationHop
-from hoploom.ops.kernels.forms import (
+from hoploom.ops.kernels.launch import (
     LIST_DAMAGED,
     NODE_OUT_OF_RANGE,
     SOURCE_OUT_OF_RANGE,
@@ -65,7 +65,7 @@ class DeviceBuffers:
 
     @property
     def faults(self) -> Tensor:
-        """The highest fault code, [1] int64, as in hoploom.ops.kernels.forms."""
+        """The highest fault code, [1] int64, as in hoploom.ops.kernels.launch."""
         return self.totals[FAULT, :1]
 
 

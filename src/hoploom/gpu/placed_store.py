@@ -15,8 +15,8 @@ from torch import Tensor
 from hoploom.config.values import as_bytes, as_share
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
-from hoploom.ops.kernels.forms import DeviceLists
 from hoploom.ops.kernels.gather import Segments, gather
+from hoploom.ops.kernels.launch import DeviceLists
 from hoploom.schema import DTYPES, EDGE_ID, Field, Owner, Schema
 from hoploom.store.base import FeatureStore, Triple, Wanted
 

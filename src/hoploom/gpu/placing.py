@@ -24,8 +24,8 @@ from hoploom.gpu.host_memory import HostMemory, shared_name
 from hoploom.gpu.packed_tensors import FieldColumn, PackedTensors, columns_of, kept_dtype, pack_topology
 from hoploom.gpu.placed_store import Lease, PlacedStore, Placement
 from hoploom.ops.deadline import BUSY, DEADLINE, idle
-from hoploom.ops.kernels.forms import DeviceLists
 from hoploom.ops.kernels.gather import Segments
+from hoploom.ops.kernels.launch import DeviceLists
 from hoploom.ranks.context import Ranks, gather_json
 from hoploom.schema import DTYPE_NAMES, DTYPES, Field, Owner, Schema
 from hoploom.store import Store

@@ -1,8 +1,7 @@
 """Layers and models, with PyG's arguments and parameters, for sampled batches and whole graphs."""
 
-from hoploom.nn.kinds import Shape
 from hoploom.nn.layers import Conv, GATConv, GCNConv, GINConv, LayerView, SAGEConv, views_of
-from hoploom.nn.models import GAT, GCN, GIN, GNN, GraphSAGE, RelationLayer
+from hoploom.nn.models import GAT, GCN, GIN, GNN, GraphSAGE, RelationLayer, Shape
 
 __all__ = [
     "GAT",

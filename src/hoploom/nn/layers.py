@@ -26,6 +26,7 @@ from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
 
 Ends = tuple[int, int]  # channels of sources and destinations
 Aggr = Literal["sum", "add", "mean", "max"]
+REDUCES: dict[str, ops.Reduce] = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max"}  # by PyG's `aggr`
 EDGE_WEIGHT = "weight"  # edge data of a frontier hook that layers multiply by
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -74,7 +75,12 @@ def views_of(batch: Data | HeteroData, num_layers: int) -> list[LayerView]:
         num_nodes = {name: int(storage.num_nodes or 0) for name, storage in nodes.items()}
         return [LayerView(_grouped(edge_index, num_nodes, num_nodes), num_nodes, num_nodes)] * num_layers
     degrees = batch.in_degree if isinstance(batch, Data) and "in_degree" in batch else None
-    return views if degrees is None else [_with_degrees(view, degrees) for view in views]
+    if degrees is None:
+        return views
+    return [
+        replace(view, edges={key: replace(e, source_degrees=degrees[: e.num_sources]) for key, e in view.edges.items()})
+        for view in views
+    ]
 
 
 def one_per_layer(hops: Sequence[Any], num_layers: int) -> Sequence[Any]:
@@ -85,12 +91,6 @@ def one_per_layer(hops: Sequence[Any], num_layers: int) -> Sequence[Any]:
             "one fanout per layer, that of the hop at the seeds first"
         )
     return hops
-
-
-def _with_degrees(view: LayerView, degrees: Tensor) -> LayerView:
-    """Return the view with the sources' in-degrees in the whole graph."""
-    edges = {key: replace(one, source_degrees=degrees[: one.num_sources]) for key, one in view.edges.items()}
-    return replace(view, edges=edges)
 
 
 def _grouped(
@@ -146,6 +146,7 @@ aggregate = eager(ops.aggregate)
 softmax = eager(ops.softmax)
 add_ends = eager(_add_ends)
 group = eager(InEdges.of)
+with_loops: Callable[[InEdges], InEdges] = eager(lambda edges: edges.with_loops)
 
 
 class Conv(nn.Module):
@@ -197,13 +198,6 @@ class Conv(nn.Module):
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         """Return the rows of the destinations from the projected sources z."""
         raise NotImplementedError
-
-
-def _reduce_of(aggr: str) -> ops.Reduce:
-    names: dict[str, ops.Reduce] = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max"}
-    if aggr not in names:
-        raise ConfigError(f"aggr is {aggr!r}; choose one of {list(names)}")
-    return names[aggr]
 
 
 def _ends(in_channels: int | Ends) -> Ends:
@@ -260,7 +254,9 @@ class SAGEConv(Conv):
         super().__init__()
         source, destination = _ends(in_channels)
         self.in_channels = source
-        self.reduce = _reduce_of(aggr)
+        if aggr not in REDUCES:
+            raise ConfigError(f"aggr is {aggr!r}; choose one of {list(REDUCES)}")
+        self.reduce = REDUCES[aggr]
         self.normalize = normalize
         self.lin_l = nn.Linear(source, out_channels, bias=bias)
         self.lin_r = nn.Linear(destination, out_channels, bias=False) if root_weight else None
@@ -313,11 +309,6 @@ def _normalised(edges: InEdges) -> tuple[InEdges, Tensor]:
     return looped, weights
 
 
-@eager
-def _looped(edges: InEdges) -> InEdges:
-    return edges.with_loops
-
-
 class GATConv(Conv):
     """Graph attention: each head weights the sources of a destination by a softmax.
 
@@ -363,20 +354,18 @@ class GATConv(Conv):
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         _refuse_weights(self, edges)
         if self.add_self_loops:
-            edges = _looped(edges)
+            edges = with_loops(edges)
         rows, of_sources = torch.split(z, [self.heads * self.width, self.heads], dim=1)
         weight = self.lin_dst.weight if self.is_bipartite else self.lin.weight
         of_destinations = F.linear(x_dst, self._scorer(weight, self.att_dst))
         scores = F.leaky_relu(add_ends(of_sources, of_destinations, edges), self.negative_slope)
-        out = self._attend(rows, edges, scores)
+        if self.dropout and self.training:
+            out = aggregate(rows, edges, "sum", F.dropout(softmax(scores, edges), self.dropout))
+        else:
+            out = aggregate(rows, edges, "softmax", scores)
         if not self.concat:
             out = out.view(-1, self.heads, self.width).mean(dim=1)
         return _plus_bias(out, self.bias)
-
-    def _attend(self, rows: Tensor, edges: InEdges, scores: Tensor) -> Tensor:
-        if not (self.dropout and self.training):
-            return aggregate(rows, edges, "softmax", scores)
-        return aggregate(rows, edges, "sum", F.dropout(softmax(scores, edges), self.dropout))
 
     def _scorer(self, weight: Tensor, att: Tensor) -> Tensor:
         """Return the matrix from x to the heads' scores: [heads, in_channels]."""

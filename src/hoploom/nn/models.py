@@ -1,20 +1,161 @@
-"""Models as stacks of convolutions, one per relation and layer; a homogeneous graph has one relation."""
+"""Families of models, and models as stacks of convolutions, one per relation and layer."""
 
-from collections.abc import Collection, Mapping
-from typing import Any, Never
+import copy
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Never, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn.resolver import activation_resolver
 
 from hoploom import ops
-from hoploom.config.values import as_int
+from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
-from hoploom.nn.kinds import KINDS, Act, Jumping, Kind, Shape, activation, check_activation
-from hoploom.nn.layers import Aggr, Conv, LayerView, by_relation, by_type, eager, views_of
+from hoploom.nn.layers import (
+    Aggr,
+    Conv,
+    Ends,
+    GATConv,
+    GCNConv,
+    GINConv,
+    LayerView,
+    SAGEConv,
+    by_relation,
+    by_type,
+    eager,
+    views_of,
+)
 from hoploom.ops import InEdges
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field, NodeType, Relation, RelationName, Schema
+
+Act = str | Callable[[Tensor], Tensor] | None  # an activation by name or as a function; None: none
+Jumping = Literal["last", "cat", "max"]  # how jumping knowledge joins the layers' rows
+OTHER_ACT = "name one of torch.nn's activations, or give a module or None"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a model, and the operations between its layers."""
+
+    hidden: int
+    num_layers: int
+    out: int
+    dropout: float = 0.0
+    heads: int = 1  # attention only
+    norm: bool | None = False  # a layer norm before each convolution's input
+    residual: bool = False  # layers add to their input; a linear layer at both ends
+    aggr: Aggr = "mean"  # of "sage", "rsage" and "rgcn"; "sum" for edge weights that sum to one
+    act: Act = "relu"  # between layers, by PyG's names; residual models use GELU
+    jk: Jumping | None = None  # combine all layers' rows before a last linear layer
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "num_layers", "out", "heads"):
+            as_int(name, getattr(self, name), 1, "give a whole number of at least 1")
+        if as_number("dropout", self.dropout, "give a share from 0 to 1") > 1:
+            raise ConfigError(f"dropout is {self.dropout}; give a share from 0 to 1")
+        if self.jk not in (None, *get_args(Jumping)):
+            raise ConfigError(f"jk is {self.jk!r}; give 'last', 'cat' or 'max', or take PyG's model for another")
+        if not isinstance(self.norm, bool | None):
+            raise ConfigError(f"norm is {self.norm!r}; give True, a layer norm before each convolution, or PyG's model")
+        if self.residual and (self.jk is not None or self.act != "relu"):
+            given = f"act={self.act!r}" if self.jk is None else f"jk={self.jk!r}"
+            raise ConfigError(
+                f"{given} does not go with residual=True, which adds layers up after GELU; drop one of them"
+            )
+
+    @property
+    def has_output(self) -> bool:
+        """Whether a linear layer follows the last convolution."""
+        return self.residual or self.jk is not None
+
+
+class _Applied(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def activation(act: Act) -> nn.Module:
+    """Return PyG's activation of a name, or the given module or function as a module."""
+    if act is None:
+        return nn.Identity()
+    if act == "relu":
+        return nn.ReLU(inplace=True)
+    try:
+        found = activation_resolver(act)
+        found = found() if isinstance(found, type) else found
+    except (ValueError, TypeError) as error:  # unknown, or one that needs arguments
+        raise ConfigError(f"act is {act!r}; {OTHER_ACT}") from error
+    if not callable(found):
+        raise ConfigError(f"act is {act!r}; {OTHER_ACT}")
+    return found if isinstance(found, nn.Module) else _Applied(found)
+
+
+def check_activation(act: Act, module: nn.Module, width: int) -> None:
+    """Raise ConfigError unless the activation keeps the width of rows."""
+    tried = copy.deepcopy(module).eval()  # it may have state or randomness
+    rows = torch.zeros(2, width)
+    try:
+        with torch.no_grad():
+            out = tried(rows.to(next(tried.parameters(), rows).device))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"act is {act!r}, which fails on rows of {width}: {error}; {OTHER_ACT}") from error
+    if not isinstance(out, Tensor) or out.shape != rows.shape:
+        raise ConfigError(f"act is {act!r}, which changes the shape of rows of {width}; {OTHER_ACT}")
+
+
+def _sage(ends: Ends, out: int, shape: Shape, is_last: bool, **options: bool) -> Conv:
+    return SAGEConv(ends, out, shape.aggr, **options)
+
+
+def _gin(ends: Ends, out: int, shape: Shape, *_: Any) -> Conv:
+    if ends[0] != ends[1]:
+        raise ConfigError(f"GIN adds sources of {ends[0]} channels to destinations of {ends[1]}; use residual=True")
+    between = nn.ReLU() if shape.act == "relu" else activation(shape.act)
+    return GINConv(nn.Sequential(nn.Linear(ends[0], out), between, nn.Linear(out, out)))
+
+
+def _gat(ends: int | Ends, out: int, shape: Shape, is_last: bool, **options: bool) -> Conv:
+    """Return a GATConv with concatenated heads, or averaged ones in the last layer."""
+    if is_last and not shape.has_output:
+        return GATConv(ends, out, shape.heads, concat=False, **options)
+    if out % shape.heads:
+        raise ConfigError(f"hidden={out} does not divide by heads={shape.heads}; give a multiple")
+    return GATConv(ends, out // shape.heads, shape.heads, **options)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family of models."""
+
+    make: Callable[[Ends, int, Shape, bool], Conv]  # (relation's channels, output channels, shape, is last layer)
+    has_root: bool = False  # has a linear layer for the destination
+    any_relations: bool = True  # works between different node types
+    any_aggr: bool = False  # uses the `aggr` of its shape
+    has_heads: bool = False  # of attention
+
+
+KINDS: dict[str, Kind] = {
+    "sage": Kind(_sage, any_aggr=True),
+    "gcn": Kind(lambda ends, out, *_: GCNConv(ends[0], out), any_relations=False),
+    "gat": Kind(lambda ends, *rest: _gat(ends[0], *rest), any_relations=False, has_heads=True),
+    "gin": Kind(_gin),
+    "rsage": Kind(_sage, any_aggr=True),
+    "rgcn": Kind(partial(_sage, root_weight=False, bias=False), has_root=True, any_aggr=True),
+    "rgat": Kind(lambda *given: _gat(*given, add_self_loops=False), has_root=True, has_heads=True),
+}
+
+
+# --- models -----------------------------------------------------------------------------------
 
 Rows = Mapping[str, Tensor]  # by node type: [num_nodes, channels]
 NEUTRAL = {"act_first": False, "act_kwargs": None, "norm_kwargs": None}  # PyG's defaults: accepted, without effect
@@ -92,7 +233,10 @@ class GNN(nn.Module):
         self.layers = nn.ModuleList()
         self.norms = nn.ModuleList()
         for depth in range(shape.num_layers):
-            self.norms.append(nn.ModuleDict(self._norms(channels) if shape.norm else {}))
+            normed = channels if shape.norm else {}
+            self.norms.append(
+                nn.ModuleDict({_module_name(name): nn.LayerNorm(count) for name, count in normed.items()})
+            )
             channels = self._add_layer(KINDS[kind], channels, depth)
         self.act = activation(shape.act)
         check_activation(shape.act, self.act, shape.hidden)
@@ -117,9 +261,6 @@ class GNN(nn.Module):
         if len(shape) != 1:
             raise ConfigError(f"x of {node_type.name!r} has rows of shape {list(shape)}; models need one dimension")
         return shape[0]
-
-    def _norms(self, channels: Mapping[str, int]) -> dict[str, nn.Module]:
-        return {_module_name(name): nn.LayerNorm(count) for name, count in channels.items()}
 
     def _add_layer(self, kind: Kind, channels: Mapping[str, int], depth: int) -> dict[str, int]:
         is_last, kept = depth == self.num_layers - 1, self.types[depth + 1]
@@ -274,12 +415,6 @@ def _heads_of(x: Rows, counts: Mapping[str, int]) -> Rows:
     return {name: rows[: counts[name]] for name, rows in x.items()}
 
 
-def _one_relation(in_channels: int) -> Schema:
-    as_int("in_channels", in_channels, 1, WIDTHS)
-    node = NodeType(HOMOGENEOUS_TYPE, 0, {"x": Field("float32", (in_channels,))})
-    return Schema((node,), (Relation(*HOMOGENEOUS_RELATION, 0),), homogeneous=True)
-
-
 class GraphSAGE(GNN):
     """GraphSAGE for a homogeneous graph, with PyG's arguments.
 
@@ -316,7 +451,10 @@ class GraphSAGE(GNN):
         for name, count in (("hidden_channels", hidden_channels), ("out_channels", out_channels)):
             as_int(name, count, 1, "give a whole number of at least 1")
         shape = Shape(hidden_channels, num_layers, out_channels, dropout, heads, norm, residual, aggr, act, jk)
-        super().__init__(self.KIND, _one_relation(in_channels), shape)
+        as_int("in_channels", in_channels, 1, WIDTHS)
+        node = NodeType(HOMOGENEOUS_TYPE, 0, {"x": Field("float32", (in_channels,))})
+        schema = Schema((node,), (Relation(*HOMOGENEOUS_RELATION, 0),), homogeneous=True)
+        super().__init__(self.KIND, schema, shape)
 
 
 class GCN(GraphSAGE):

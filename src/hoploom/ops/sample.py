@@ -4,11 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hoploom import _core
 from hoploom.ops.rows import tensor_of
+
+Words = NDArray[np.uint64]
 
 
 class Frontier(NamedTuple):
@@ -131,3 +135,11 @@ def draw_bounded(key: int, ids: Tensor, stream: int, draw: int, bound: int) -> T
 def draw_words(key: int, ids: Tensor, stream: int, block: int = 0) -> Tensor:
     """Return four random 32-bit words per id: [n, 4] uint32."""
     return tensor_of(_core.draw_words(key, ids.numpy(), stream, block), torch.uint32).view(-1, 4)
+
+
+def mix_words(state: Words, value: Words) -> Words:
+    """Return the keys with one 64-bit value each mixed in: hoploom.keys.mix for arrays."""
+    z: Words = (state ^ value) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

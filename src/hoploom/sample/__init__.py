@@ -1,9 +1,7 @@
 """Sampling: seeds to subgraphs or blocks."""
 
-from hoploom.sample.bidirectional import make_bidirectional
-from hoploom.sample.frontier_hook import SampleFrontier
-from hoploom.sample.hops import Workspace, sample_hops
-from hoploom.sample.layer_graph import Edges, Layer, LayerGraph
+from hoploom.sample.hops import Workspace, make_bidirectional, sample_hops
+from hoploom.sample.layer_graph import Edges, Layer, LayerGraph, SampleFrontier
 from hoploom.sample.links import Links, LinkSeeds, LinkTask, make_link_seeds, make_link_task
 
 __all__ = [

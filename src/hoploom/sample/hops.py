@@ -3,6 +3,7 @@
 One loop for every store and graph, for subgraphs and for blocks.
 """
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,9 +16,8 @@ from hoploom.batch import Block, Sampled, Seeds
 from hoploom.config.values import as_fanouts, as_int
 from hoploom.errors import ConfigError
 from hoploom.ops import Frontier, NodeMap, Picks
-from hoploom.sample.frontier_hook import EdgeData, SampleFrontier, call_hook
-from hoploom.sample.layer_graph import LayerGraph
-from hoploom.schema import RelationName, Schema
+from hoploom.sample.layer_graph import EdgeData, LayerGraph, SampleFrontier, call_hook
+from hoploom.schema import REVERSE, Relation, RelationName, Schema
 from hoploom.store import Draw, GraphStore
 
 Subgraph = Literal["directional", "bidirectional", "induced"]
@@ -109,7 +109,14 @@ def make_sampling(
         subgraph=subgraph,  # type: ignore[arg-type]
         mode=mode,  # type: ignore[arg-type]
     )
-    _check_combination(sampling)
+    if sampling.mode == "blocks" and not sampling.num_hops:
+        raise ConfigError("fanouts are empty, but mode='blocks' needs layers; give one per layer, e.g. [15, 10, 5]")
+    if sampling.subgraph != "directional" and sampling.mode == "blocks":
+        raise ConfigError(f"mode='blocks' has no subgraph_type={sampling.subgraph!r}; leave it out")
+    if sampling.weighted and sampling.temporal == "last":
+        raise ConfigError("temporal_strategy='last' draws nothing, weight_attr has no effect; drop one of the two")
+    if labor and (sampling.replace or sampling.weighted or sampling.disjoint):
+        raise ConfigError("labor=True cannot be combined with replace, weights, disjoint or time; drop one of them")
     return sampling
 
 
@@ -148,17 +155,6 @@ def _check_attr(name: str, wanted: str | None, prepared: str | None) -> None:
     if wanted is not None and wanted != prepared:
         built = f"without {name}" if prepared is None else f"with {prepared!r}"
         raise ConfigError(f"{name} is {wanted!r}, but the store was built {built}; build it with {name}={wanted!r}")
-
-
-def _check_combination(sampling: Sampling) -> None:
-    if sampling.mode == "blocks" and not sampling.num_hops:
-        raise ConfigError("fanouts are empty, but mode='blocks' needs layers; give one per layer, e.g. [15, 10, 5]")
-    if sampling.subgraph != "directional" and sampling.mode == "blocks":
-        raise ConfigError(f"mode='blocks' has no subgraph_type={sampling.subgraph!r}; leave it out")
-    if sampling.weighted and sampling.temporal == "last":
-        raise ConfigError("temporal_strategy='last' draws nothing, weight_attr has no effect; drop one of the two")
-    if sampling.labor and (sampling.replace or sampling.weighted or sampling.disjoint):
-        raise ConfigError("labor=True cannot be combined with replace, weights, disjoint or time; drop one of them")
 
 
 # --- the hop loop ---------------------------------------------------------------------------
@@ -308,17 +304,14 @@ def _block(
     """Return the block of one layer, whose destinations are the nodes before `ends`."""
     names = [node_type.name for node_type in schema.node_types]
     keys = [relation.key for relation in schema.relations]
+    positions = {key: one.edges() for key, one in zip(keys, edges, strict=True)}
     return Block(
         {key: one.edge_index() for key, one in zip(keys, edges, strict=True)},
-        {key: _known(one.edges()) for key, one in zip(keys, edges, strict=True)},
+        {key: None if known.numel() and int(known.min()) < 0 else known for key, known in positions.items()},
         {name: len(node_map) for name, node_map in zip(names, maps, strict=True)},
         dict(zip(names, ends, strict=True)),
         data,
     )
-
-
-def _known(positions: Tensor) -> Tensor | None:
-    return None if positions.numel() and int(positions.min()) < 0 else positions
 
 
 def _induced(
@@ -347,3 +340,45 @@ def _induced(
         edges.append(picks.edges[inside])
     nodes = [node_map.take() for node_map in maps]
     return Sampled(nodes, trees, edge_index, list(edges), None, None)
+
+
+def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
+    """Return every edge and its reverse once, sorted by destination, then source."""
+    edge_index, edges = list(sampled.edge_index), list(sampled.edges)
+    for index, relation in enumerate(schema.relations):
+        if not schema.homogeneous and relation.name.startswith(REVERSE):
+            continue
+        back, both = _reverse_of(schema, index, relation)
+        if back is None:
+            warnings.warn(f"relation {relation.key} has no reverse; its edges stay directional", stacklevel=2)
+            continue
+        ends = torch.cat([sampled.edge_index[index], sampled.edge_index[back].flip(0)], dim=1)
+        order_key = ends[1] * max(1, sampled.nodes[schema.sources[index]].numel()) + ends[0]
+        order = torch.argsort(order_key, stable=True)
+        ascending = order_key[order]
+        first = torch.ones_like(ascending, dtype=torch.bool)
+        first[1:] = ascending[1:] != ascending[:-1]
+        kept = order[first]
+        merged, own, reverse = ends[:, kept].contiguous(), sampled.edges[index], sampled.edges[back]
+        edge_index[index] = merged
+        edges[index] = None
+        if schema.homogeneous and own is not None and reverse is not None:  # another relation's edge has no id here
+            edges[index] = torch.cat([own, reverse])[kept]
+        if both:
+            edge_index[back], edges[back] = merged.flip(0), None
+    return Sampled(sampled.nodes, sampled.trees, edge_index, edges, None, None)
+
+
+def _reverse_of(schema: Schema, index: int, relation: Relation) -> tuple[int | None, bool]:
+    """Return the relation of the reverse edges, and whether it is rewritten too."""
+    named = (relation.destination, REVERSE + relation.name, relation.source)
+    if named in schema.relation_index:
+        return schema.relation_index[named], True
+    if relation.source == relation.destination:
+        return index, False
+    candidates = [
+        i
+        for i, r in enumerate(schema.relations)
+        if (r.source, r.destination) == (relation.destination, relation.source)
+    ]
+    return (candidates[0], False) if len(candidates) == 1 else (None, False)

@@ -20,7 +20,7 @@ from hoploom.load.assemble import Assembler
 from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampler
 from hoploom.ops import Empty, Frontier, Picks
 from hoploom.sample import LinkTask, Workspace
-from hoploom.sample.negatives import WeightSums, weight_sums
+from hoploom.sample.links import WeightSums, weight_sums
 from hoploom.schema import Field, Owner, Schema
 from hoploom.serve.batch_messages import NARROW_FROM, NEVER, BatchRequest, encode_batch, read_batch_request
 from hoploom.serve.memory_budget import NO_CLIENT, WAIT, BusyError, MemoryBudget, RequestContext, Reservation

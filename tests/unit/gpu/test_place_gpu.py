@@ -40,7 +40,7 @@ def test_auto_goes_by_what_is_free() -> None:
 
 
 def test_kernels_sample_from_pinned_host_memory() -> None:
-    from hoploom.ops.kernels.forms import DeviceFrontier, DevicePicks, DeviceSpan
+    from hoploom.ops.kernels.launch import DeviceFrontier, DevicePicks, DeviceSpan
     from hoploom.ops.kernels.sample import sample
 
     store = hoploom.from_pyg(random_graph(100, 900, 1))

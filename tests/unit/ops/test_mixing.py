@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hoploom import keys
-from hoploom.ops.mixing import mix_words
+from hoploom.ops.sample import mix_words
 
 words64 = st.integers(0, (1 << 64) - 1)
 

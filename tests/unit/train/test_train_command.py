@@ -17,7 +17,7 @@ import torch
 import hoploom
 from hoploom.cli import main
 from hoploom.ingest.synthetic import generate
-from hoploom.nn.kinds import KINDS
+from hoploom.nn.models import KINDS
 from hoploom.ranks import environment
 from hoploom.ranks.context import init
 from hoploom.train.checkpoint import Checkpoint

@@ -37,7 +37,7 @@ from hoploom.ingest.tables.ids import (
 from hoploom.ingest.tables.sources import TableSource
 from hoploom.ingest.tables.transforms import Planner, TableFields, standardise
 from hoploom.keys import mix
-from hoploom.ops.mixing import Words, mix_words
+from hoploom.ops.sample import Words, mix_words
 from hoploom.schema import ORIGINAL_ID, Field
 
 MOST_SPLITS = 100  # each is read by itself

@@ -18,13 +18,12 @@ from hoploom.ops.kernels.reduce import (
     max_pieces,
     max_short,
     max_windows,
+    soften,
+    soften_backward,
     sum_pieces,
     sum_short,
     sum_windows,
 )
-from hoploom.ops.kernels.softmax import softmax_lists
-
-__all__ = ["NATIVE", "dot_rows", "max_rows", "max_rows_backward", "softmax_lists", "sum_rows"]
 
 NATIVE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 THREADS = 128  # of a program: four warps, Triton's default
@@ -34,6 +33,8 @@ MOST_LISTS = 64  # of a program: fewer than threads, so that Triton keeps their 
 AHEAD = 8  # entries whose rows are being loaded
 WINDOW = 256  # entries; more if there were more than MOST_WINDOWS windows
 MOST_WINDOWS = 1 << 14
+FEW, MANY = 16, 128  # entries at a time
+TILE_BYTES = 2048  # of sums of a tile
 
 
 class Tiles(NamedTuple):
@@ -149,6 +150,24 @@ def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tenso
         indptr, rows, lists_of, x, y, out, indptr.numel() - 1, rows.numel(), heads,
         tiles.share, x.stride(0) // tiles.unit, y.stride(0) // tiles.unit,
         device=x.device, UNIT=tiles.unit, EDGES=some, COLUMNS=tiles.columns,
+    )  # fmt: skip
+    return out
+
+
+def softmax_lists(indptr: Tensor, scores: Tensor, grad: Tensor | None) -> Tensor:
+    """Implement hoploom.ops.rows on a device; half precision returns float32."""
+    out = torch.zeros(scores.shape, dtype=_wide(scores), device=scores.device)
+    num_lists, (num_entries, heads) = indptr.numel() - 1, scores.shape
+    entries = FEW if num_entries <= 2 * FEW * num_lists else MANY
+    wide_heads = triton.next_power_of_2(max(heads, 1))
+    lists = max(1, TILE_BYTES // out.itemsize // (entries * wide_heads))
+    arrays = (scores.contiguous(),) if grad is None else (scores.contiguous(), grad.contiguous())
+    launch(
+        soften if grad is None else soften_backward,
+        blocks_of(num_lists if heads else 0, lists),
+        indptr, *arrays, out, num_lists, heads, num_entries,
+        device=scores.device, SUM=_language(out),
+        LISTS=lists, ENTRIES=entries, HEADS=wide_heads,
     )  # fmt: skip
     return out
 

@@ -14,8 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hoploom.errors import ConfigError, DataError
-from hoploom.ops.kernels.forms import SOURCE_OUT_OF_RANGE
-from hoploom.ops.kernels.launch import blocks_of, launch
+from hoploom.ops.kernels.launch import SOURCE_OUT_OF_RANGE, blocks_of, launch
 
 FLOATS = torch.float16, torch.bfloat16, torch.float32
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -7,7 +7,7 @@ checks all offsets, too, so that a damaged file cannot cause reads out of bounds
 import triton
 import triton.language as tl
 
-from hoploom.ops.kernels import forms
+from hoploom.ops.kernels import launch as forms
 from hoploom.ops.kernels.launch import kernel
 from hoploom.ops.kernels.philox import mix
 

@@ -333,3 +333,57 @@ def dot_edges(
         right = tl.load(y + (destination * y_stride)[:, None] + column, mask=mask, other=0).to(total.dtype)
         total += left * right
     tl.store(out + edge * heads + head, tl.sum(total, 1), mask=edge < num_edges)
+
+
+# --- softmax within each list: three passes over the scores, the first of which loads them into the cache
+
+
+@triton.jit
+def _tile(begin, end, step, heads, ENTRIES: tl.constexpr, HEADS: tl.constexpr):
+    """Return the indices and the mask of the next entries' values: [lists, entries, heads]."""
+    entry = begin + step + tl.arange(0, ENTRIES)[None, :]
+    head = tl.arange(0, HEADS)[None, None, :]
+    return (entry * heads)[:, :, None] + head, (entry < end)[:, :, None] & (head < heads)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def soften(
+    indptr, scores, out, num_lists, heads, longest,
+    SUM: tl.constexpr, LISTS: tl.constexpr, ENTRIES: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Write exp(score - maximum) / total."""
+    _, _, begin, end = short_lists(indptr, num_lists, longest, LISTS)
+    most = most_of(end - begin)
+    greatest = tl.full([LISTS, HEADS], -float("inf"), SUM)
+    for step in range(0, most, ENTRIES):
+        at, mask = _tile(begin, end, step, heads, ENTRIES, HEADS)
+        greatest = tl.maximum(greatest, tl.max(tl.load(scores + at, mask=mask, other=-float("inf")).to(SUM), 1))
+    total = tl.zeros([LISTS, HEADS], SUM)
+    for step in range(0, most, ENTRIES):
+        at, mask = _tile(begin, end, step, heads, ENTRIES, HEADS)
+        score = tl.load(scores + at, mask=mask, other=0).to(SUM)
+        total += tl.sum(tl.where(mask, tl.exp(score - greatest[:, None, :]), 0), 1)
+    for step in range(0, most, ENTRIES):
+        at, mask = _tile(begin, end, step, heads, ENTRIES, HEADS)
+        score = tl.load(scores + at, mask=mask, other=0).to(SUM)
+        tl.store(out + at, tl.exp(score - greatest[:, None, :]) / total[:, None, :], mask=mask)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def soften_backward(
+    indptr, weights, grad, out, num_lists, heads, longest,
+    SUM: tl.constexpr, LISTS: tl.constexpr, ENTRIES: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Write weight * (grad - the list's sum of weight * grad)."""
+    _, _, begin, end = short_lists(indptr, num_lists, longest, LISTS)
+    most = most_of(end - begin)
+    total = tl.zeros([LISTS, HEADS], SUM)
+    for step in range(0, most, ENTRIES):
+        at, mask = _tile(begin, end, step, heads, ENTRIES, HEADS)
+        weight = tl.load(weights + at, mask=mask, other=0).to(SUM)
+        total += tl.sum(weight * tl.load(grad + at, mask=mask, other=0).to(SUM), 1)
+    for step in range(0, most, ENTRIES):
+        at, mask = _tile(begin, end, step, heads, ENTRIES, HEADS)
+        weight = tl.load(weights + at, mask=mask, other=0).to(SUM)
+        value = tl.load(grad + at, mask=mask, other=0).to(SUM)
+        tl.store(out + at, weight * (value - total[:, None, :]), mask=mask)

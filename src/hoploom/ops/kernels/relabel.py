@@ -1,17 +1,27 @@
 """Map global ids to batch-local ids on the device, in order of first sight. Trades memory for no host synchronization.
 
-Equal to hoploom.ops.NodeMap in whatever order programs run: see claims.py. All state is in tensors with fixed
+Equal to hoploom.ops.NodeMap in whatever order programs run. A slot holds the local id of a node of the batch, or, while
+a hop is under way, the batch's size + the position of the first pick that claims it: greater than any local id, so an
+atomic minimum decides. All state is in tensors with fixed
 addresses, so a batch can be captured in a CUDA graph and replayed, after an eager batch has sized the map. A batch
 larger than its capacity reports its size and is otherwise invalid: make it again with more capacity.
 """
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
-from hoploom.ops.kernels import claims
-from hoploom.ops.kernels.forms import DeviceFrontier, DevicePicks
-from hoploom.ops.kernels.launch import INT32_MAX, blocks_of, launch
+from hoploom.ops.kernels.launch import (
+    INT32_MAX,
+    SOURCE_OUT_OF_RANGE,
+    DeviceFrontier,
+    DevicePicks,
+    blocks_of,
+    kernel,
+    launch,
+)
+from hoploom.ops.kernels.philox import mix
 from hoploom.ops.relabel import MAP_BUDGET
 
 BLOCK = 1024
@@ -35,7 +45,7 @@ class Slots:
     def begin(self, capacity: int, num_slots: int) -> None:
         """Empty the table, and provide `capacity` nodes and at least `num_slots` slots."""
         if self.is_torn:
-            self.slots.fill_(claims.EMPTY_SLOT)
+            self.slots.fill_(EMPTY_SLOT)
         else:
             self._forget()
         self.state.zero_()
@@ -53,7 +63,7 @@ class Slots:
         num_slots = self.slots.numel()
         programs = min(MOST_PROGRAMS, *blocks_of(num_slots, BLOCK))
         arguments = self.slots, self.homes, self.used, self.homes.numel(), num_slots
-        launch(claims.forget, (programs,), *arguments, device=self.device, BLOCK=BLOCK)
+        launch(forget, (programs,), *arguments, device=self.device, BLOCK=BLOCK)
 
 
 class DeviceNodeMap:
@@ -96,7 +106,7 @@ class DeviceNodeMap:
         self._claim(found, nodes, (self._zero, size, self._zero, faults), (None, trees, None, None))
         arguments = found, nodes, trees, self.nodes, self.trees, slots.homes, slots.used
         sizes = num_seeds, self.nodes.numel(), slots.homes.numel()
-        launch(claims.place_seeds, blocks_of(num_seeds, BLOCK), *arguments, *sizes, device=self.device, BLOCK=BLOCK)
+        launch(place_seeds, blocks_of(num_seeds, BLOCK), *arguments, *sizes, device=self.device, BLOCK=BLOCK)
         slots.is_torn = False
 
     def add(
@@ -120,13 +130,13 @@ class DeviceNodeMap:
         tree_from = (picks.destinations, frontier.trees) if self.trees is not None else (None, None)
         self._claim(found, sources, (begin, end, before, faults), (*tree_from, self.nodes, self.trees))
         grid = blocks_of(most, BLOCK)
-        launch(claims.settle, grid, slots.slots, found, before, numbers, firsts, most, device=self.device, BLOCK=BLOCK)
+        launch(settle, grid, slots.slots, found, before, numbers, firsts, most, device=self.device, BLOCK=BLOCK)
         ranks = torch.cumsum(firsts, 0, dtype=torch.int32)
         read = slots.slots, found, numbers, ranks, sources, begin, end, before
         written = after, slots.used, slots.lost, slots.homes, self.nodes, local
         sizes = places, most, self.nodes.numel(), slots.homes.numel()
         trees = *tree_from, self.trees
-        launch(claims.assign, grid, *read, *written, *sizes, *trees, device=self.device, BLOCK=BLOCK)
+        launch(assign, grid, *read, *written, *sizes, *trees, device=self.device, BLOCK=BLOCK)
         slots.is_torn = False
 
     def _claim(self, found: Tensor, sources: Tensor, span: tuple[Tensor, ...], keys: tuple[Tensor | None, ...]) -> None:
@@ -135,10 +145,10 @@ class DeviceNodeMap:
         read = slots.slots, found, sources, *span
         sizes = sources.numel(), most, self.nodes.numel(), self.num_nodes
         if slots is self._direct:
-            launch(claims.claim_direct, blocks_of(most, BLOCK), *read, *sizes, device=self.device, BLOCK=BLOCK)
+            launch(claim_direct, blocks_of(most, BLOCK), *read, *sizes, device=self.device, BLOCK=BLOCK)
             return
         grid, table = blocks_of(most, HASHED_BLOCK), (slots.slots.numel() - 1, *keys, slots.lost)
-        launch(claims.claim_hashed, grid, *read, *sizes, *table, device=self.device, BLOCK=HASHED_BLOCK)
+        launch(claim_hashed, grid, *read, *sizes, *table, device=self.device, BLOCK=HASHED_BLOCK)
 
     def _scratch(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.int32, device=self.device)
@@ -149,4 +159,171 @@ class DeviceNodeMap:
 
 
 def _empty_slots(num_slots: int, device: torch.device) -> Tensor:
-    return torch.full((num_slots,), claims.EMPTY_SLOT, dtype=torch.int32, device=device)
+    return torch.full((num_slots,), EMPTY_SLOT, dtype=torch.int32, device=device)
+
+
+# --- kernels ------------------------------------------------------------------------------------
+
+EMPTY_SLOT = 2**31 - 1
+PROBES = 256  # at half load a run of so many full slots has a chance below 2^-60
+
+EMPTY = tl.constexpr(EMPTY_SLOT)
+NEVER = tl.constexpr(-1)  # no slot holds it, so a compare with it changes nothing
+MOST_PROBES = tl.constexpr(PROBES)
+BAD_SOURCE = tl.constexpr(SOURCE_OUT_OF_RANGE)
+
+
+@triton.jit
+def picks_of_block(sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK: tl.constexpr):
+    """Return the mask of a block's picks and their sources; no pick counts once the batch is too large."""
+    pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.load(begin)
+    size = tl.load(before)
+    live = (pick < most) & (pick < tl.load(end) - first) & (first + pick < num_places) & (size <= capacity)
+    source = tl.load(sources + first + pick, mask=live, other=0)
+    inside = (source >= 0) & (source < num_nodes)
+    if tl.max((live & (inside == 0)).to(tl.int32), 0) > 0:
+        tl.atomic_max(faults, tl.full([], BAD_SOURCE, tl.int64))
+    return pick, source, live & inside, first, size
+
+
+@kernel
+def claim_direct(
+    slots, found, sources, begin, end, before, faults, num_places, most, capacity, num_nodes, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Claim slot `source` for every pick; found[pick] is the slot, -1 for none."""
+    pick, source, live, _, size = picks_of_block(
+        sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK
+    )  # fmt: skip
+    tl.atomic_min(slots + source, (size + pick).to(tl.int32), mask=live, sem="relaxed")
+    tl.store(found + pick, tl.where(live, source, -1).to(tl.int32), mask=pick < most)
+
+
+@triton.jit
+def tree_of(trees, destinations, place, live):
+    """Return the tree of the pick at a position: its frontier node's, or trees[position] without a frontier."""
+    tree = place ^ place
+    if trees is not None:
+        if destinations is not None:
+            place = tl.load(destinations + place, mask=live, other=0)
+        tree = tl.load(trees + place, mask=live, other=0)
+    return tree
+
+
+@kernel
+def claim_hashed(
+    slots, found, sources, begin, end, before, faults, num_places, most, capacity, num_nodes,
+    slot_mask, destinations, trees, nodes, node_trees, lost, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Claim the slot of (source, tree) in a table with open addressing; set `lost` if the table is full."""
+    pick, source, live, first, size = picks_of_block(
+        sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK
+    )  # fmt: skip
+    tree = tree_of(trees, destinations, first + pick, live)
+    claim = (size + pick).to(tl.int32)
+    zero = (pick ^ pick).to(tl.uint64)
+    slot = mix(mix(zero, tree.to(tl.uint64)), source.to(tl.uint64)).to(tl.int64) & slot_mask
+    home = tl.full([BLOCK], -1, tl.int64)
+    pending = live
+    probes = 0
+    while (tl.max(pending.to(tl.int32), 0) > 0) & (probes < MOST_PROBES):
+        # A stale read may show an empty slot; the compare corrects that. The owner of a slot never changes.
+        holder = tl.load(slots + slot, mask=pending, other=0)
+        tries = pending & (holder == EMPTY)
+        at = tl.where(tries, slot, pick & slot_mask)  # atomic_cas has no mask: idle lanes use other slots
+        old = tl.atomic_cas(slots + at, tl.where(tries, EMPTY, NEVER), claim, sem="relaxed")
+        won = tries & (old == EMPTY)
+        holder = tl.where(tries, old, holder).to(tl.int64)
+        is_node = pending & (won == 0) & (holder < size)
+        is_pick = pending & (won == 0) & (holder >= size)
+        there = first + holder - size
+        held_source = tl.load(sources + there, mask=is_pick, other=0)
+        held_tree = tree_of(trees, destinations, there, is_pick)
+        if nodes is not None:
+            held_source = tl.where(is_node, tl.load(nodes + holder, mask=is_node, other=0), held_source)
+            if node_trees is not None:
+                held_tree = tl.where(is_node, tl.load(node_trees + holder, mask=is_node, other=0), held_tree)
+        same = won | ((is_node | is_pick) & (held_source == source) & (held_tree == tree))
+        home = tl.where(same, slot, home)
+        pending = pending & (same == 0)
+        slot = tl.where(pending, (slot + 1) & slot_mask, slot)
+        probes += 1
+    if tl.max(pending.to(tl.int32), 0) > 0:
+        tl.atomic_max(lost, tl.full([], 1, tl.int64))
+    tl.atomic_min(slots + home, claim, mask=home >= 0, sem="relaxed")
+    tl.store(found + pick, home.to(tl.int32), mask=pick < most)
+
+
+@kernel
+def settle(slots, found, before, claims, is_first, most, BLOCK: tl.constexpr):
+    """Read all claims: a pick is a node's first if its own claim remains."""
+    pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = pick < most
+    home = tl.load(found + pick, mask=live, other=-1)
+    claim = tl.load(slots + home, mask=home >= 0, other=-1)
+    tl.store(claims + pick, claim, mask=live)
+    tl.store(is_first + pick, (claim == tl.load(before) + pick).to(tl.int32), mask=live)
+
+
+@kernel
+def assign(
+    slots, found, claims, ranks, sources, begin, end, before, after, used, lost, homes, nodes, local,
+    num_places, most, capacity, num_noted, destinations, trees, node_trees, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write every pick's local id; first picks append their nodes. ranks: inclusive sums of is_first.
+
+    Nodes beyond the capacity are counted but not written; local ids stay below the capacity.
+    """
+    pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.load(begin)
+    size = tl.load(before)
+    live = (pick < most) & (pick < tl.load(end) - first) & (first + pick < num_places)
+    home = tl.load(found + pick, mask=live, other=-1)
+    claim = tl.load(claims + pick, mask=home >= 0, other=0)
+    is_new = (home >= 0) & (claim >= size)
+    rank = tl.load(ranks + (claim - size), mask=is_new, other=0)
+    node = tl.where(is_new, size + rank - 1, claim)
+    tl.store(local + first + pick, tl.minimum(node, capacity - 1), mask=live)
+    appends = is_new & (claim == size + pick)
+    fits = appends & (node < capacity)
+    source = tl.load(sources + first + pick, mask=fits, other=0)
+    tl.store(nodes + node, source, mask=fits)
+    if node_trees is not None:
+        tl.store(node_trees + node, tree_of(trees, destinations, first + pick, fits), mask=fits)
+    tl.store(homes + node, home, mask=appends & (node < num_noted))
+    tl.store(slots + home, node.to(tl.int32), mask=appends)
+    if tl.program_id(0) == 0:
+        total = tl.load(ranks + most - 1)
+        tl.store(used, tl.load(used) + total)
+        too_many = (tl.load(lost) > 0) & (size + total <= capacity)
+        tl.store(after, tl.where(too_many, capacity + 1, size + total))
+
+
+@kernel
+def place_seeds(
+    found, seeds, trees, nodes, node_trees, homes, used, num_seeds, capacity, num_noted, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Write the seeds as the first nodes, each at its own position."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = place < num_seeds
+    fits = live & (place < capacity)
+    tl.store(nodes + place, tl.load(seeds + place, mask=fits, other=0), mask=fits)
+    if node_trees is not None:
+        tl.store(node_trees + place, tl.load(trees + place, mask=fits, other=0), mask=fits)
+    tl.store(homes + place, tl.load(found + place, mask=live, other=-1), mask=live & (place < num_noted))
+    if tl.program_id(0) == 0:
+        tl.store(used, num_seeds)
+
+
+@kernel
+def forget(slots, homes, used, num_noted, num_slots, BLOCK: tl.constexpr):
+    """Empty the slots that the last batch used, or all if it used more than `homes` recorded."""
+    count = tl.load(used)
+    is_all = count > num_noted
+    count = tl.where(is_all, num_slots, count)
+    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        live = place < count
+        noted = tl.load(homes + place, mask=live & (is_all == 0), other=-1).to(tl.int64)
+        slot = tl.where(is_all, place, noted)
+        tl.store(slots + slot, EMPTY, mask=live & (slot >= 0))

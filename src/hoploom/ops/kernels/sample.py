@@ -9,8 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from hoploom.ops.kernels.forms import DeviceFrontier, DeviceLists, DevicePicks
-from hoploom.ops.kernels.launch import Grid, blocks_of, launch
+from hoploom.ops.kernels.launch import DeviceFrontier, DeviceLists, DevicePicks, Grid, blocks_of, launch
 from hoploom.ops.kernels.picks import count_weighing, locate, settle
 from hoploom.ops.kernels.scored import invert_sums, keep_lowest
 from hoploom.ops.kernels.uniform import copy_lists, draw_few, draw_many

@@ -20,8 +20,8 @@ from hoploom import keys, ops
 from hoploom.config.extras import needs
 from hoploom.errors import ConfigError, HoploomError
 from hoploom.ops import EdgeLists
-from hoploom.ops.mixing import Words, mix_words
-from hoploom.sample.negatives import are_edges
+from hoploom.ops.sample import Words, mix_words
+from hoploom.sample.links import are_edges
 from hoploom.schema import EDGE_ID, Owner, Relation, RelationName, Schema, read_ids
 from hoploom.store import Store
 from hoploom.store.base import Part, Table, scan_edges

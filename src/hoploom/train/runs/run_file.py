@@ -26,7 +26,7 @@ from hoploom.config.rules import (
 )
 from hoploom.errors import ConfigError
 from hoploom.gpu.placement import NARROW, read_features, read_topology
-from hoploom.nn.kinds import KINDS
+from hoploom.nn.models import KINDS
 from hoploom.train.checkpoint import MINUTES
 from hoploom.train.loggers import NAMES
 

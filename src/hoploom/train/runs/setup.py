@@ -21,7 +21,7 @@ from hoploom.errors import ConfigError, HoploomError
 from hoploom.load import LinkNeighborLoader, NeighborLoader
 from hoploom.load.loader import Loader
 from hoploom.nn import GNN, Shape
-from hoploom.nn.kinds import KINDS
+from hoploom.nn.models import KINDS
 from hoploom.ranks.context import Context, unwrap
 from hoploom.schema import DTYPES, NodeType, RelationName, Schema
 from hoploom.store import Store
