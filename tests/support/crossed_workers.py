@@ -29,14 +29,6 @@ def cross(context: Context, folder: str) -> None:
     _refused(folder, context, "kind", lambda: context.max(2.5), context.barrier)
     _refused(folder, context, "shape", lambda: context.sum(torch.ones(2)), lambda: context.sum(torch.ones(30)))
     assert context.sum(context.rank) == 1  # they still understand each other
-    on_two_lines = (
-        lambda: context.sum(1),
-        lambda: context.sum(2),
-    )
-    with pytest.warns(
-        UserWarning, match="rank 0 calls sum at crossed_workers.py:.*, but rank 1 at crossed_workers.py:"
-    ):
-        assert on_two_lines[context.rank]() == 3
     model, other = context.wrap(Sage()), context.wrap(Sage())
     val = val_loader(rank=context.rank, world_size=2, batch_size=16)
     _refused(folder, context, "loader", lambda: list(val), lambda: _step(other))

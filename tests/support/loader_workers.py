@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, WeightedRandomSampler
 
 from hoploom import HoploomError, LinkNeighborLoader, NeighborLoader
-from hoploom.ranks import deadlock
+from hoploom.ranks import agreement
 from hoploom.ranks.context import Context
 from support.graphs import random_graph, ring
 
@@ -161,7 +161,7 @@ def _read_by_rank_0_alone(rank: int) -> tuple[int | str, float]:
     The other rank then reads the first one, too.
     """
     val_loader, began, count = train(shuffle=False), time.monotonic(), 0
-    deadlock.INTERVAL = 0.1  # seconds
+    agreement.INTERVAL = 0.1  # seconds
     if rank == 0:
         count = len(_seeds_of(val_loader)) + len(_seeds_of(train(batch_size=90)))
     seconds = time.monotonic() - began
@@ -176,8 +176,8 @@ def _told(loader: Any) -> str:
 def a_share_read_by_rank_0_alone(context: Context, folder: str) -> None:
     """Read all seeds on rank 0 while the other rank waits in a call of ours."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deadlock, "PATIENCE", 0.2)
-        patch.setattr(deadlock, "INTERVAL", 0.1)
+        patch.setattr(agreement, "PATIENCE", 0.2)
+        patch.setattr(agreement, "INTERVAL", 0.1)
         val_loader = train(shuffle=False)
         if context.is_main:
             assert _seeds_of(val_loader) == [*range(1001)]

@@ -10,10 +10,10 @@ from types import FrameType
 from hoploom.cli import Arguments, fanouts_or_none, seeds_of
 from hoploom.config.extras import needs
 from hoploom.config.values import parse_bytes, read_addresses, split_address
+from hoploom.deploy.guarded import SERVING, Ready
 from hoploom.errors import ConfigError
 from hoploom.ranks import environment
 from hoploom.ranks.supervise import put_back, take_over
-from hoploom.serve.ready import FOR_PEOPLE, Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
 from hoploom.store.format import read_manifest
 from hoploom.store.mapping import held_parts
@@ -49,7 +49,7 @@ def serve(arguments: Arguments) -> int:
         ready, budget = Ready(server.address, tuple(held.parts), metrics), held.store.budget
         shown = f"{','.join(map(str, ready.parts))} of {held.store.path} on {ready.address}"
         shown += "" if metrics is None else f", metrics on {metrics}"
-        print(f"{FOR_PEOPLE}{shown}{'' if budget is None else f'; {budget}'}", file=sys.stderr, flush=True)
+        print(f"{SERVING}{shown}{'' if budget is None else f'; {budget}'}", file=sys.stderr, flush=True)
         print(ready.line(), flush=True)  # for programs
         held.warm_up()
         while not asked.wait(LOOK_UP):

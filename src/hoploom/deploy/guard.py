@@ -38,12 +38,13 @@ class ProcessGuard:
         self.heard_at = time.monotonic()
         self.wake = self._wake_on_signals()
         self.line = b""
+        end_with_parent = (lambda: ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGTERM)) if IS_LINUX else None
         self.child = subprocess.Popen(
             words,
             cwd=folder,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=_end_with_guard if IS_LINUX else None,
+            preexec_fn=end_with_parent,  # torchrun then ends its own children
         )
 
     def _wake_on_signals(self) -> int:
@@ -52,10 +53,7 @@ class ProcessGuard:
         os.set_blocking(writer, False)
         os.set_blocking(reader, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for number in (
-            signal.SIGCHLD,
-            signal.SIGINT,
-        ):  # a terminal sends SIGINT to the launcher, too, which passes it on
+        for number in (signal.SIGCHLD, signal.SIGINT):  # a terminal sends SIGINT to the launcher, which passes it on
             signal.signal(number, lambda number, frame: None)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, frame: self.stop())
@@ -78,7 +76,15 @@ class ProcessGuard:
             if self.kill_at is not None and now >= self.kill_at:
                 kill_all(signal.SIGKILL, self.child.pid)
             self._reap()
-        self._clear_up()
+        number, begin = int(signal.SIGTERM), time.monotonic()
+        while kill_all(number, self.child.pid):  # what the program has left running
+            passed = time.monotonic() - begin
+            if passed > GIVE_UP:
+                print("hoploom: some of its processes do not end: see `ps`", file=sys.stderr, flush=True)
+                break
+            number = signal.SIGKILL if passed > LEFT_BEHIND or self.kill_at == 0.0 else 0
+            select.select([], [], [], 0.02)
+            self._reap()
         return 128 - self.code if self.code < 0 else self.code
 
     def stop(self) -> None:
@@ -118,17 +124,6 @@ class ProcessGuard:
                     self.code = os.waitstatus_to_exitcode(status)
                     self.child.returncode = self.code
 
-    def _clear_up(self) -> None:
-        """End the processes that the program has left running."""
-        number, begin = int(signal.SIGTERM), time.monotonic()
-        while kill_all(number, self.child.pid):
-            passed = time.monotonic() - begin
-            if passed > GIVE_UP:
-                return print("hoploom: some of its processes do not end: see `ps`", file=sys.stderr, flush=True)
-            number = signal.SIGKILL if passed > LEFT_BEHIND or self.kill_at == 0.0 else 0
-            select.select([], [], [], 0.02)
-            self._reap()
-
 
 def kill_all(number: int, group: int) -> int:
     """Signal all descendants of this process (0: no signal); return how many there are."""
@@ -156,10 +151,6 @@ def descendants(ancestor: int) -> list[int]:
     for pid in found:
         found += children.get(pid, [])
     return found[1:]
-
-
-def _end_with_guard() -> None:
-    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGTERM)  # torchrun then ends its own children
 
 
 def guard(job: dict[str, Any]) -> int:

@@ -199,10 +199,14 @@ def _training_runtime(cluster: Cluster) -> Manifest:
         "volumeMounts": [*_mounts(cluster, read_only=False), {"name": "shm", "mountPath": "/dev/shm"}],
     }
     shm = {"name": "shm", "emptyDir": {"medium": "Memory"}}  # NCCL's; containers have 64 MB by default
+    addresses = ",".join(server.endpoint for server in cluster.servers)  # which may wait for a node and image for long
+    deadline = str(FETCH_DEADLINE if cluster.source else WAIT_DEADLINE)
+    command = [host.python, "-c", WAIT.strip(), addresses, deadline]
+    wait = {"name": "wait-for-servers", "image": options.image, "command": command}
     pod = {
         **_pod(cluster),
         "restartPolicy": "Never",
-        **({"initContainers": [_wait_for_servers(cluster)]} if cluster.servers else {}),
+        **({"initContainers": [wait]} if cluster.servers else {}),
         "containers": [container],
         "volumes": [*_volumes(cluster), shm],
     }
@@ -215,17 +219,6 @@ def _training_runtime(cluster: Cluster) -> Manifest:
     runtime = _object(cluster, TRAINER_API, "TrainingRuntime", options.name, spec)
     runtime["metadata"]["labels"]["trainer.kubeflow.org/framework"] = "torch"
     return runtime
-
-
-def _wait_for_servers(cluster: Cluster) -> Manifest:
-    """Return the container that runs before the trainers, as servers may wait for a node and their image for long."""
-    addresses = ",".join(server.endpoint for server in cluster.servers)
-    deadline = FETCH_DEADLINE if cluster.source else WAIT_DEADLINE
-    return {
-        "name": "wait-for-servers",
-        "image": cluster.kubernetes.image,
-        "command": [cluster.trainers[0].python, "-c", WAIT.strip(), addresses, str(deadline)],
-    }
 
 
 def _train_job(cluster: Cluster, script: Sequence[str]) -> Manifest:

@@ -167,18 +167,14 @@ class Launch(Closing):
             return
         one = self._supervisor.children[event.label]
         code, tail, is_server = one.code, self._view.tail(one.label), one.process.is_server
+        parts = set(one.process.host.parts)
+        others = {part for other in self._supervisor.living(self._servers) for part in other.process.host.parts}
         if not one.began:
             self._failures.append(self._executor.refusal(one.process, code, tail))
-        elif is_server and self._is_replaced(one):
+        elif is_server and parts and parts <= others and self._supervisor.living(self._trainers):
             self._view.announce(f"{one.label} {ending(code)}; other servers have its parts, so training goes on")
         elif code or is_server:
             self._failures.append(Failure(one.label, ending(code), tail, code if 0 < code < 126 else 1))
-
-    def _is_replaced(self, lost: GuardedProcess) -> bool:
-        """Return whether trainers run, and living servers have all parts of one that ended."""
-        others = {part for one in self._supervisor.living(self._servers) for part in one.process.host.parts}
-        parts = set(lost.process.host.parts)
-        return bool(parts) and parts <= others and bool(self._supervisor.living(self._trainers))
 
     # --- ending ----------------------------------------------------------------------------------
 
@@ -303,7 +299,9 @@ class View:
 
     def show(self, label: str, line: str, *, is_error: bool) -> None:
         """Show one line of a process, without its line end."""
-        speaker, line = _speaker(label, line.rpartition("\r")[2])
+        speaker, line = label, line.rpartition("\r")[2]
+        if label.endswith("/trainers") and (found := OF_RANK.match(line)):  # [default2]: of gpu1/trainers
+            speaker, line = f"{label.removesuffix('s')}-{found[1]}", line[found.end() :]
         with self._lock:
             if is_error:
                 tail = self._tails[label].setdefault(speaker, Tail(speaker))
@@ -362,11 +360,3 @@ class View:
             if not self._is_unread:
                 self._is_unread = True
                 self._when_unread()
-
-
-def _speaker(label: str, line: str) -> tuple[str, str]:
-    """Return the speaker of a line, and the line without its mark: [default2]: of gpu1/trainers is gpu1/trainer-2."""
-    found = OF_RANK.match(line)
-    if found is None or not label.endswith("/trainers"):
-        return label, line
-    return f"{label.removesuffix('s')}-{found[1]}", line[found.end() :]

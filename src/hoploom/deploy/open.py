@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from hoploom.config.values import as_int, is_loopback, join_address
 from hoploom.deploy.cluster_file import Host, Process, Security, ServerOptions
-from hoploom.deploy.guarded import Executor, GuardedProcess
+from hoploom.deploy.guarded import SERVING, Executor, GuardedProcess
 from hoploom.deploy.programs import ServerCommand
 from hoploom.errors import ConfigError, PeerError
 from hoploom.ranks import environment
@@ -24,7 +24,6 @@ from hoploom.ranks.context import Context, gather_json
 from hoploom.ranks.environment import LOOPBACK, LaunchSettings
 from hoploom.ranks.rendezvous import address_towards
 from hoploom.ranks.supervise import Supervisor
-from hoploom.serve.ready import FOR_PEOPLE
 from hoploom.store import Store, open_store
 from hoploom.store.base import Part
 from hoploom.store.budget import NO_PARTS
@@ -198,11 +197,15 @@ def _with_layout(context: Context, store: Store) -> Store:
 def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Opening, num_parts: int) -> Store:
     """Start a server on each host that has parts, from one rank of the host, and connect to all servers."""
     info, path = context.rank_info, opening.path
+    assert path is not None
     told = settings.node if info.node is None else info.node
     node = info.rank // info.local_world_size if told is None else told
     nodes = gather_json(context, info.rank if info.on_one_host else node)  # on one host, each rank counts as a host
     leaders = [nodes.index(one) for one in sorted(set(nodes))]  # a rank of each host
-    parts = _own_parts(opening, num_parts, leaders.index(nodes.index(nodes[context.rank])), len(leaders))
+    parts = list(held_parts(path) if opening.parts is None else opening.parts)
+    if opening.parts is None and len(parts) == num_parts:  # all are here: each host takes a round-robin share
+        host = leaders.index(nodes.index(nodes[context.rank]))
+        parts = [part for part in range(num_parts) if part % len(leaders) == host] or [host % num_parts]
     shared = gather_json(context, {"parts": parts, "token": secrets.token_urlsafe(32) if context.is_main else ""})
     held = [shared[rank]["parts"] for rank in leaders]
     missing = set(range(num_parts)) - {part for one in held for part in one}
@@ -226,17 +229,6 @@ def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Op
         server = context.closing.enter_context(LocalServer(command, context.timeout, token=token, before_close=others))
     servers = gather_json(context, "" if server is None else server.address)
     return _connected(context, replace(opening, servers=[one for one in servers if one]), token)
-
-
-def _own_parts(opening: Opening, num_parts: int, host: int, num_hosts: int) -> list[int]:
-    """Return the parts to open: the user's; else those on this host, unless it has all; else a round-robin share."""
-    assert opening.path is not None
-    if opening.parts is not None:
-        return list(opening.parts)
-    here = list(held_parts(opening.path))
-    if len(here) < num_parts:
-        return here
-    return [part for part in range(num_parts) if part % num_hosts == host] or [host % num_parts]
 
 
 def _address(context: Context, leaders: Sequence[int]) -> str:
@@ -299,7 +291,7 @@ class LocalServer(Closing):
 
 def _show(label: str, line: str, *, is_error: bool) -> None:
     """Write a line to file 2, not sys.stderr: a thread may still write while the interpreter ends."""
-    if not is_error or line.startswith(FOR_PEOPLE):
+    if not is_error or line.startswith(SERVING):
         return
     rest = f"{line}\n".encode()
     with suppress(OSError):  # nobody reads stderr any more, or not in time: the server's later lines are still taken

@@ -223,25 +223,6 @@ def _number_of_parts(document: Document, cluster: Cluster) -> int | None:
 
 
 def _mistakes(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    yield from _about_hosts(cluster)
-    if cluster.mode == "none" or (cluster.mode == "worker" and cluster.executor == "kubernetes"):
-        yield from _about_server_keys(document, cluster)
-    if cluster.mode != "none":
-        yield from _about_roles(cluster)
-    if cluster.max_restarts and len(cluster.trainers) > 1:  # torch's agents count restarts each for itself
-        what = f"max_restarts is {cluster.max_restarts}, but {len(cluster.trainers)} hosts train"
-        way_out = "leave it out, and launch once more with train run.toml --resume"
-        yield "max_restarts", f"{what}, which torchrun does not bring together again reliably; {way_out}"
-    yield from _about_security(cluster)
-    if cluster.mode != "none":
-        yield from _about_store(cluster)
-
-
-def _name(host: Host, key: str) -> str:
-    return full_name((HOSTS, host.name, key))
-
-
-def _about_hosts(cluster: Cluster) -> Iterator[tuple[str, str]]:
     for host in cluster.hosts:
         if not host.address and cluster.executor in ("local", "ssh"):
             what = f"hosts is {len(cluster.hosts)}, but executor {cluster.executor} has to know which they are"
@@ -251,6 +232,29 @@ def _about_hosts(cluster: Cluster) -> Iterator[tuple[str, str]]:
             yield HOSTS, f'{what}; give address = "127.0.0.1", or take executor ssh'
     if not cluster.trainers:
         yield HOSTS, "no host trains: processes is 0 on all of them; give at least one host some"
+    if cluster.mode == "none" or (cluster.mode == "worker" and cluster.executor == "kubernetes"):
+        yield from _about_server_keys(document, cluster)
+    if cluster.mode != "none":
+        yield from _about_roles(cluster)
+    if cluster.max_restarts and len(cluster.trainers) > 1:  # torch's agents count restarts each for itself
+        what = f"max_restarts is {cluster.max_restarts}, but {len(cluster.trainers)} hosts train"
+        way_out = "leave it out, and launch once more with train run.toml --resume"
+        yield "max_restarts", f"{what}, which torchrun does not bring together again reliably; {way_out}"
+    security = cluster.security
+    files = {"cert": security.cert, "private_key": security.private_key, "ca": security.ca}
+    present = [name for name, path in files.items() if path is not None]
+    missing = [name for name in files if name not in present]
+    if present and missing:
+        what = f"security.{present[0]} is given without security.{missing[0]}"
+        yield f"security.{present[0]}", f"{what}; docs/security.md has the commands"
+    if security.mutual and missing:
+        yield "security.mutual", "security.mutual needs security.ca, cert and private_key; give all three"
+    if cluster.mode != "none":
+        yield from _about_store(cluster)
+
+
+def _name(host: Host, key: str) -> str:
+    return full_name((HOSTS, host.name, key))
 
 
 def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]:
@@ -277,18 +281,6 @@ def _about_roles(cluster: Cluster) -> Iterator[tuple[str, str]]:
         is_named = any(host.address for host in cluster.hosts)
         way_out = "write serves = true below those with the store's parts" if is_named else "say how many: servers = 1"
         yield "mode", f'mode is "server-client", but no host serves; {way_out}'
-
-
-def _about_security(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    security = cluster.security
-    files = {"cert": security.cert, "private_key": security.private_key, "ca": security.ca}
-    present = [name for name, path in files.items() if path is not None]
-    missing = [name for name in files if name not in present]
-    if present and missing:
-        what = f"security.{present[0]} is given without security.{missing[0]}"
-        yield f"security.{present[0]}", f"{what}; docs/security.md has the commands"
-    if security.mutual and missing:
-        yield "security.mutual", "security.mutual needs security.ca, cert and private_key; give all three"
 
 
 def _about_store(cluster: Cluster) -> Iterator[tuple[str, str]]:

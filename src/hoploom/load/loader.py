@@ -23,9 +23,19 @@ from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Fingerprint, LocalMaker, Maker, NodeMaker
 from hoploom.load.order import DividedOrder, DrawnOrder, Order, divided, drawn, localised
 from hoploom.load.pipeline import DEADLINE, Pipeline
-from hoploom.ranks.agreement import ALONE, Meeting, agree
-from hoploom.ranks.deadlock import call_chain, detector_here
-from hoploom.ranks.share import DIVIDED, LONE, Share, current_share, read_share
+from hoploom.ranks.agreement import (
+    ALONE,
+    DIVIDED,
+    LONE,
+    Meeting,
+    Share,
+    agree,
+    call_chain,
+    current_share,
+    detector_here,
+    print_share,
+    read_share,
+)
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, ID_DTYPES, Owner
 from hoploom.store import Sharded
 from hoploom.store.base import Tier
@@ -208,7 +218,7 @@ class Loader:
             return
         seeds = meeting.seeds(may_be_lone=not together)
         self._is_settled = True
-        if meeting.is_lone:
+        if not seeds:
             self._read_all()
         elif len(set(seeds)) > 1:
             counts = [int(text.partition(" ")[0]) for text in seeds]
@@ -239,7 +249,7 @@ class Loader:
         order = self._order
         if not isinstance(order, DividedOrder):
             if order.world_size > 1:
-                self._share.print_once()
+                print_share(self._share)
         elif self._share.rank == 0 and not self._num_loops:
             counts = " to ".join(f"{count:,}" for count in sorted({min(order.counts), max(order.counts)}))
             line = (

@@ -1,27 +1,57 @@
-"""Compare the loaders of all ranks, so that no seed is trained twice or left out without an error.
+"""Ranks that disagree: the share of the seeds that a loader reads, and one error on all ranks if they do not fit.
 
-Ranks post what they read in the rendezvous store, when a loader is made and when a loop over it begins, and wait for
-each other there. They make no collective call, which could mix with the user's own. Each loop costs a few requests.
+Each rank counts the calls that it begins together with the others, by channel: calls of a context, averaged gradients,
+loaders. A rank that waits for long posts its status in the rendezvous store: the call that it waits for, the call of
+torch that blocks its main thread, and its counts. If all ranks wait, each for one that has not begun the call, none can
+go on: that is a proof, however slow a rank or a network is. Loaders post what they read in the same store, when they
+are made and when a loop begins, and make no collective call, which could mix with the user's own.
 """
 
+import atexit
 import hashlib
 import json
+import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple, Protocol, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, lru_cache
+from types import FrameType
+from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
+from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, PeerError
-from hoploom.ranks.deadlock import BACKWARD, COLLECTIVE, DeadlockDetector, calling, detector_here
-from hoploom.ranks.rendezvous import with_timeout
-from hoploom.ranks.share import Share
+from hoploom.ranks import environment
+from hoploom.ranks.rendezvous import is_reachable, own_client, with_timeout
 
 Found = TypeVar("Found")
+Wait = Callable[[float], bool]  # waits at most so many seconds; returns whether the wait is over
+
+GIVEN, GROUP, SINGLE = "as given", "from the process group", "the only process"
+DIVIDED, LONE = "seeds divided before the loader got them", "the only rank that reads this loader"
+LAUNCHERS = {"torchrun": "from torchrun's environment", "slurm": "from Slurm's environment", "single": SINGLE}
+
+PATIENCE = 2.0  # seconds of a wait before the rank posts it
+INTERVAL = 1.0  # seconds between two looks at the statuses of other ranks, and at this rank's main thread
+PER_RANK = 0.002  # seconds more for each rank, for the process that holds the store
+GOODBYE = 2.0  # seconds to post that a rank leaves
+STILL = 3  # looks at which the main thread must be in the very same call, and
+AGAIN = 2  # of these, within the wait of the rank that reads the status
+INSIDE = ("hoploom", "torch", "contextlib", "functools")  # packages that are not the user's script
+COLLECTIVES = re.compile(r"(monitored_)?barrier|new_group|(all_|broadcast|reduce|gather|scatter)\w*")  # not recv, send
+TORCH, GRADIENTS = "torch.distributed.distributed_c10d", "torch.autograd.graph"  # modules with blocking calls
+COLLECTIVE, BACKWARD = "torch.distributed.", "torch.autograd.backward"
+SAME_CALLS = (
+    "every rank must make the same calls, in the same order and equally often: look for a call that only some ranks "
+    "reach (if context.is_main: ...), or for loops of different length"
+)
+
 AGREED, ALONE = "agreed", "alone"
 MOST_HASHES, MOST_IN_ALL = 1024, 16384  # of seeds that a rank posts, and that all ranks together post
 NOTICE = 10.0  # seconds of a wait for other ranks before a line says so
@@ -47,41 +77,314 @@ TRAINED_TWICE = (
 DIVIDED_BADLY = f"{{ranks}} were given different seeds, but {{seeds}} are among both; {HINTS['seeds']}"
 
 
+# --- the share of a loader -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's share of a loader's seeds, which are distributed over `world_size` ranks."""
+
+    rank: int = 0
+    world_size: int = 1
+    origin: str = GIVEN
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the script decided it: by rank= and world_size=, or by the seeds that it gave to each rank."""
+        return self.origin in (GIVEN, DIVIDED, LONE)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.world_size}, {self.origin}"
+
+
+@cache
+def print_share(share: Share) -> None:
+    """Print one line on rank 0, once, if seeds are distributed over ranks and the script has not decided so."""
+    if share.world_size > 1 and share.rank == 0 and not share.is_given:
+        line = f"a loader shares its seeds among {share.world_size} ranks ({share.origin})"
+        print(f"hoploom: {line}; rank=0, world_size=1 reads all on each rank", file=sys.stderr, flush=True)
+
+
+def read_share(rank: Any, world_size: Any) -> Share:
+    """Return the share of a loader's arguments; without any, that of the process group or the environment."""
+    if rank is not None or world_size is not None:
+        return Share(
+            as_int("rank", rank, 0, "give this process's number among world_size, 0 for the first, or neither"),
+            as_int("world_size", world_size, 1, "give the number of ranks, with rank, or neither"),
+        )
+    if dist.is_initialized():
+        return Share(dist.get_rank(), dist.get_world_size(), GROUP)
+    try:
+        info = environment.read_started()
+    except ConfigError as error:
+        later = "or make the loader once there is a process group, with Lightning in train_dataloader()"
+        raise ConfigError(f"{error}; {later}") from error
+    return Share(info.rank, info.world_size, LAUNCHERS[info.source] if info.world_size > 1 else SINGLE)
+
+
+def current_share(share: Share) -> Share:
+    """Return the share that applies now: a process group may have been made since the loader was."""
+    return read_share(None, None) if not share.is_given and dist.is_initialized() else share
+
+
+# --- ranks that wait -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Status:
+    """A rank's status, as it posts it for the ranks that wait for it."""
+
+    begun: Mapping[str, int] = field(default_factory=dict)  # calls, by channel
+    channel: str = ""  # of the call that the rank waits for; empty if it waits for none
+    number: int = 0  # of that call
+    doing: str = ""  # the call, in words
+    serial: int = 0  # of the rank's waits
+    is_firm: bool = True  # whether the rank cannot go on before all ranks have begun the call
+    call: str = ""  # of torch, in which the main thread is blocked
+    looks: int = 0  # at which it was found there
+    has_left: bool = False
+
+    def waits_for(self, other: "Status") -> bool:
+        """Return whether the rank waits for a call that the other rank has yet to begin."""
+        return bool(self.channel) and other.begun.get(self.channel, 0) < self.number
+
+
+def detector_here() -> "DeadlockDetector | None":
+    """Return the detector of this process, or None if no process group makes it one of several ranks."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return None
+    return _of_group(dist.group.WORLD)
+
+
+@lru_cache(maxsize=1)
+def _of_group(group: dist.ProcessGroup) -> "DeadlockDetector":
+    store = dist.distributed_c10d._get_default_store()
+    here = DeadlockDetector(store, group.rank(), group.size(), dist.is_initialized)
+    atexit.register(here.leave)  # in scripts that never destroy their process group
+    return here
+
+
+class DeadlockDetector:
+    """This rank's detector. A thread posts where the rank waits; that of rank 0 finds out if all of them do."""
+
+    def __init__(self, store: Store, rank: int, size: int, is_open: Callable[[], bool] = lambda: True) -> None:
+        self.store = PrefixStore("hoploom", own_client(store))
+        self.rank, self.size = rank, size
+        self.seconds: float = store.timeout.total_seconds()  # type: ignore[attr-defined]
+        self.averaging_seconds = 0.0  # that this rank has waited for the gradients of the others
+        self._begun: Counter[str] = Counter()
+        self._waiting = Status()  # its call, without counts
+        self._errors: dict[int, Exception] = {}  # by the serial of the wait that each ends
+        self._judged: list[int] = []  # the serials of all ranks at the last verdict
+        self._over = threading.Event()
+        self._watching = threading.Thread(target=self._watch, args=(is_open,), daemon=True, name="hoploom deadlocks")
+        self._watching.start()
+
+    def begin(self, channel: str) -> int:
+        """Count one more call of this channel; return its number, from 1."""
+        self._begun[channel] += 1
+        return self._begun[channel]
+
+    def take_back(self, channel: str) -> None:
+        """Uncount the last call of this channel: it turned out to be this rank's alone."""
+        self._begun[channel] -= 1
+
+    def wait(self, channel: str, doing: str, waited: Wait, *, is_firm: bool = True) -> None:
+        """Wait for the last call of this channel. A rank whose wait is not firm goes on once all others wait for it.
+
+        Raise ConfigError if all ranks wait and none can go on, DistError if a rank has left without this call.
+        """
+        if waited(PATIENCE):
+            return
+        serial, lost = self._waiting.serial + 1, None
+        self._waiting = Status({}, channel, self._begun[channel], doing, serial, is_firm)
+        try:
+            while serial not in self._errors and not waited(INTERVAL):
+                pass
+        except RuntimeError as error:  # a rank that has read the verdict already may have left
+            lost = error
+        finally:
+            status, self._waiting = self._waiting, Status(serial=serial)
+        with_timeout(GOODBYE, lambda: self._read_verdict(status))  # before an error that only follows from it
+        if serial in self._errors:
+            raise self._errors.pop(serial) from lost
+        if lost is not None:
+            raise lost
+
+    def others(self, since: dict[int, int]) -> dict[int, Status]:
+        """Return the statuses of the other ranks, or none until all have posted one.
+
+        `since` keeps how often each was found in a call of torch before: its status may be older than this wait.
+        """
+        ranks = [rank for rank in range(self.size) if rank != self.rank]
+        if not self.store.check([f"status/{rank}" for rank in ranks]):
+            return {}
+        found = dict(zip(ranks, self._statuses(ranks), strict=True))
+        for rank, status in found.items():
+            since[rank] = min(status.looks, since.get(rank, status.looks))
+            if status.looks < since[rank] + AGAIN:
+                found[rank] = replace(status, call="")
+        return found
+
+    def is_awaited_by(self, status: Status) -> bool:
+        """Return whether a rank waits for a call that this rank has yet to begin."""
+        return status.waits_for(Status(self._begun))
+
+    def leave(self) -> None:
+        """Tell ranks that wait for calls which this one will never begin, and release the store."""
+        atexit.unregister(self.leave)
+        _of_group.cache_clear()
+        is_first = not self._over.is_set()
+        self._over.set()
+        self._watching.join(INTERVAL)
+        if is_first and is_reachable(self.store):
+            text = json.dumps(asdict(Status(dict(self._begun), has_left=True)))
+            with_timeout(GOODBYE, lambda: self.store.multi_set([f"status/{self.rank}", "left"], [text, text]))  # type: ignore[attr-defined]
+        self.store = PrefixStore("", HashStore())  # the rendezvous store would not be released
+
+    def _watch(self, is_open: Callable[[], bool]) -> None:
+        """Post what the main thread waits for, until the process that holds the store ends; find out if it is over."""
+        seen: tuple[FrameType | None, str] = (None, "")
+        looks, store, posted = 0, self.store, Status()
+        with suppress(RuntimeError):
+            store.set(f"status/{self.rank}", json.dumps(asdict(posted)))
+            while not self._over.wait(INTERVAL + (PER_RANK * self.size if posted.channel else 0.0)) and is_open():
+                here = _blocking_call()
+                looks = looks + 1 if here == seen and here[1] else 0
+                seen, waiting = here, self._waiting  # read before the counts: they may only be newer
+                call = here[1] if looks >= STILL else ""
+                status = replace(waiting, begun=dict(self._begun), call=call, looks=looks)
+                if status.channel or call or posted.channel or posted.call:
+                    store.set(f"status/{self.rank}", json.dumps(asdict(status)))
+                posted = status
+                if status.channel and self.rank == 0:
+                    self._judge()
+                if status.channel:
+                    self._read_verdict(status)
+
+    def _read_verdict(self, status: Status) -> None:
+        """End the wait of a status if rank 0 found it hopeless, or if a rank has left without the call."""
+        verdict = f"verdict/{self.rank}/{status.serial}"
+        if self.store.check([verdict]):
+            self._errors[status.serial] = ConfigError(self.store.get(verdict).decode())
+        elif status.is_firm and self.store.check(["left"]) and status.waits_for(_status(self.store.get("left"))):
+            self._errors[status.serial] = dist.DistError("it left before its part")
+
+    def _judge(self) -> None:
+        """Post an error for all ranks if none of them can go on. Rank 0 may hold the store, so it ends last."""
+        waits = self._statuses(range(self.size))
+        serials, one_goes_on = [wait.serial for wait in waits], sum(not wait.is_firm for wait in waits) == 1
+        is_known = any(serial == before for serial, before in zip(serials, self._judged, strict=False))
+        if one_goes_on or is_known or not all(any(wait.waits_for(other) for other in waits) for wait in waits):
+            return
+        self._judged = serials
+        other = next(rank for rank, wait in enumerate(waits) if wait.channel != waits[0].channel)
+        error = f"rank 0 was {waits[0].doing}, but rank {other} was {waits[other].doing}, and each waits for the other"
+        verdicts = [f"verdict/{rank}/{serial}" for rank, serial in enumerate(serials)]
+        self.store.multi_set(verdicts, [f"{error}; {SAME_CALLS}"] * self.size)  # type: ignore[attr-defined]
+        self._over.wait(2 * (INTERVAL + PER_RANK * self.size))
+
+    def _statuses(self, ranks: Sequence[int]) -> list[Status]:
+        return [_status(text) for text in self.store.multi_get([f"status/{rank}" for rank in ranks])]
+
+
+def _status(text: bytes) -> Status:
+    return Status(**json.loads(text))
+
+
+# --- frames of this process ----------------------------------------------------------------------
+
+
+def calling(doing: str) -> tuple[str, str]:
+    """Return the function of Hoploom that the script called, and where, e.g. ("evaluate", "train.py:20")."""
+    frame, function = sys._getframe(1), doing
+    while frame.f_back is not None:
+        package = _module(frame).partition(".")[0]
+        if package == "hoploom":
+            name = frame.f_code.co_name
+            function = function if name.startswith("_") else name
+        elif package not in INSIDE:
+            break
+        frame = frame.f_back
+    return function, _line(frame)
+
+
+def call_chain() -> list[str]:
+    """Return the lines of the script that lead to this call: equal on ranks that run the same functions.
+
+    The line that calls the first function is left out: one rank may be the process that starts the others.
+    """
+    lines: list[str] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        package, is_top = _module(frame).partition(".")[0], frame.f_code.co_name == "<module>"
+        if package == "multiprocessing" or (lines and (is_top or package == "torch")):
+            break
+        if package not in INSIDE:
+            lines.append(_line(frame))
+        frame = frame.f_back
+    return lines
+
+
+def _blocking_call() -> tuple[FrameType | None, str]:
+    """Return the frame and the name of the call of torch in which the main thread waits; (None, "") if in none."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    call, name = None, ""  # the frame is kept between two looks, so that no other call gets the same identity
+    while frame is not None and _module(frame) in ("threading", TORCH, GRADIENTS):
+        function = frame.f_code.co_name
+        if _module(frame) == GRADIENTS:
+            call, name = frame, BACKWARD
+        elif COLLECTIVES.fullmatch(function) and frame.f_locals.get("group") in (None, dist.group.WORLD):
+            call, name = frame, COLLECTIVE + function  # a subgroup may wait for a rank that is busy
+        frame = frame.f_back
+    while frame is not None and _module(frame).startswith(("torch", "hoploom", "contextlib")):
+        frame = frame.f_back
+    return (None, "") if call is None or frame is None else (call, f"{name} ({_line(frame)})")
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _line(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+
+
+# --- loaders that ranks compare ------------------------------------------------------------------
+
+
 class LoaderReading(Protocol):
     """The settings and seeds of a loader, as ranks compare them."""
 
     @property
-    def trains(self) -> bool:
-        """Whether no seed may come on two ranks."""
-
+    def trains(self) -> bool: ...  # whether no seed may come on two ranks
     @property
-    def is_divided(self) -> bool:
-        """Whether each rank was given seeds of its own; the settings then count those of all ranks."""
-
+    def is_divided(self) -> bool: ...  # whether each rank was given seeds of its own; the settings count those of all
     @property
-    def settings(self) -> Mapping[str, str]:
-        """All that decides the batches besides the rank, by name."""
-
-    def seed_hashes(self, limit: int) -> list[int]:
-        """Return the least hashes of the seeds, with repetitions; at most `limit`."""
+    def settings(self) -> Mapping[str, str]: ...  # all that decides the batches besides the rank, by name
+    def seed_hashes(self, limit: int) -> list[int]: ...  # the least ones, with repetitions
 
 
 class _Round:
-    """One call of a channel that all ranks make, and the posts of the ranks about it."""
+    """One call of a channel that all ranks make about a loader, with a log of what they post."""
 
     def __init__(self, here: DeadlockDetector, channel: str, doing: str, *, trains: bool) -> None:
-        self.here, self.channel, self.doing = here, channel, doing
-        self._trains = trains
-        self.number = here.begin(channel)
-        self.posts = PrefixStore(f"{channel}/{self.number}", here.store)
+        self.here, self.channel, self.doing, self._trains = here, channel, doing, trains
+        self.posts = PrefixStore(f"{channel}/{here.begin(channel)}", here.store)
 
-    def post(self, text: str) -> None:
-        """Post this rank's part."""
-        self.posts.set(str(self.here.rank), text)
+    def post(self, **entry: Any) -> None:
+        """Append an entry of this rank to the log."""
+        self.posts.append("log", json.dumps({"rank": self.here.rank, **entry}) + "\n")  # type: ignore[attr-defined]
+        self.posts.add("posted", 1)
 
-    def missing(self) -> list[int]:
-        """Return the ranks that have not posted their part."""
-        return [rank for rank in range(self.here.size) if not self.posts.check([str(rank)])]
+    def entries(self) -> list[dict[str, Any]]:
+        """Return the entries so far, in the order in which the ranks have posted them."""
+        log = self.posts.get("log").decode() if self.posts.check(["log"]) else ""
+        return [json.loads(line) for line in log.splitlines()]
+
+    def all_entries(self) -> list[dict[str, Any]] | None:
+        """Return the entries once there is nothing more to wait for, else None."""
+        return self.entries() if self.posts.add("posted", 0) >= self.here.size else None
 
     def wait(self, look: Callable[[], Found | None], *, may_be_alone: bool) -> Found | None:
         """Return what `look` finds once all ranks are here; None if all others turn out to wait for this rank.
@@ -89,36 +392,35 @@ class _Round:
         Raise ConfigError if a rank will never be here, and PeerError if one is not within the group's timeout.
         """
         here, deadline = self.here, time.monotonic() + self.here.seconds
-        since, found, notice, lost = dict[int, int](), None, "", _Lost()
+        since, found, notice, why, is_alone = dict[int, int](), None, "", "", False
 
         def is_over(seconds: float) -> bool:
-            nonlocal found, notice, lost
+            nonlocal found, notice, why, is_alone
             seconds = max(0.0, min(seconds, deadline - time.monotonic()))
             found = with_timeout(seconds + REPLY, lambda: _poll(look, seconds))
             if found is not None:
                 return True
-            lost = with_timeout(REPLY, lambda: self._lost(since)) or lost
+            missing, why, is_alone = with_timeout(REPLY, lambda: self._lost(since)) or (["?"], why, is_alone)
             left = deadline - time.monotonic()
             if not notice and left <= max(0.0, here.seconds - NOTICE):
-                missing = ", ".join(map(str, with_timeout(REPLY, self.missing) or "?"))
-                notice = f"rank {here.rank} waits for rank {missing} {self.doing}"
+                notice = f"rank {here.rank} waits for rank {', '.join(missing)} {self.doing}"
                 print(f"hoploom: {notice}; {ONE_RANK}", file=sys.stderr, flush=True)
-            return bool(lost.why) or (may_be_alone and lost.is_all) or left <= 0
+            return bool(why) or (may_be_alone and is_alone) or left <= 0
 
         says = "waiting for the other ranks {} ({} at {}; {})".format(self.doing, *calling("loop"), ONE_RANK)
-        with suppress(dist.DistError):  # a rank has left, as `lost` tells
+        with suppress(dist.DistError):  # a rank has left, so its status says
             here.wait(self.channel, says, is_over, is_firm=not may_be_alone)
-        if found is not None or (may_be_alone and lost.is_all):
+        if found is not None or (may_be_alone and is_alone):
             return found
-        why = lost.why or (with_timeout(REPLY, lambda: self._lost(since)) or lost).why
+        why = why or (with_timeout(REPLY, lambda: self._lost(since)) or ("", "", False))[1]
         if why:
             raise ConfigError(f"rank {here.rank} waits for the other ranks {self.doing}, but {why}; {ONE_RANK}")
         raise PeerError(f"{notice or says}, and {here.seconds:g} seconds have passed; {ONE_RANK}")
 
-    def _lost(self, since: dict[int, int]) -> "_Lost":
-        """Find out whether the ranks that have not posted ever will."""
-        here, missing = self.here, [rank for rank in self.missing() if rank != self.here.rank]
-        whys, num_waiting = [], 0
+    def _lost(self, since: dict[int, int]) -> tuple[list[str], str, bool]:
+        """Return the ranks that have not posted, why none of them ever will, and whether all others are away."""
+        here, posted = self.here, {self.here.rank, *(entry["rank"] for entry in self.entries())}
+        missing, whys, num_waiting = [rank for rank in range(here.size) if rank not in posted], [], 0
         for rank, status in here.others(since).items():
             if rank in missing and status.has_left:
                 whys.append(f"rank {rank} has ended")
@@ -128,15 +430,8 @@ class _Round:
                 num_waiting += not self._trains  # it waits for gradients of this rank, or is only long
             elif rank in missing and status.is_firm and here.is_awaited_by(status):
                 num_waiting += 1  # if this rank cannot go on, all ranks will get one error
-        is_all = len(whys) + num_waiting == here.size - 1
-        return _Lost(whys[0] if whys and len(whys) == len(missing) else "", is_all)
-
-
-class _Lost(NamedTuple):
-    """The reason why a missing rank never posts, if none of them will; and whether all other ranks are away."""
-
-    why: str = ""
-    is_all: bool = False
+        why = whys[0] if whys and len(whys) == len(missing) else ""
+        return [str(rank) for rank in missing], why, len(whys) + num_waiting == here.size - 1
 
 
 def _poll(look: Callable[[], Found | None], seconds: float) -> Found | None:
@@ -148,41 +443,32 @@ def _poll(look: Callable[[], Found | None], seconds: float) -> Found | None:
     return found
 
 
-class Meeting:
+class Meeting(_Round):
     """The seeds of one loader on all ranks: posted when the loader is made, read before its first batch.
 
     Loaders of two ranks are the same one if the same lines of the script made them.
     """
 
     def __init__(self, here: DeadlockDetector, reading: LoaderReading, chain: Sequence[str], num_seeds: int) -> None:
-        self.is_lone = False  # whether only this rank reads the loader
         channel = f"loader {hashlib.sha256(json.dumps(chain).encode()).hexdigest()[:16]}"
-        self._round = _Round(here, channel, "to make the same loader", trains=reading.trains)
-        with_timeout(REPLY, lambda: self._round.post(f"{num_seeds} {reading.settings['seeds']}"))
+        super().__init__(here, channel, "to make the same loader", trains=reading.trains)
+        with_timeout(REPLY, lambda: self.post(seeds=f"{num_seeds} {reading.settings['seeds']}"))
 
     def seeds(self, *, may_be_lone: bool) -> list[str]:
         """Return the number of seeds of each rank, and what tells them apart.
 
-        If it may, a loader turns out to be `is_lone` once all other ranks wait for this one, and have not made it.
+        None are returned if the rank may read the loader alone, and all others wait for it and have not made it.
         """
-        keys = [str(rank) for rank in range(self._round.here.size)]
-        posts = self._round.posts
-
-        def look() -> list[str] | None:
-            return [text.decode() for text in posts.multi_get(keys)] if posts.check(keys) else None
-
-        found = self._round.wait(look, may_be_alone=may_be_lone)
-        self.is_lone = found is None
-        return found or []
+        entries = self.wait(self.all_entries, may_be_alone=may_be_lone) or []
+        return [entry["seeds"] for entry in sorted(entries, key=lambda entry: int(entry["rank"]))]
 
     def note_lone(self) -> None:
         """Post for the other ranks that this one has read the loader alone."""
-        with_timeout(REPLY, lambda: self._round.posts.set("lone", str(self._round.here.rank)))
+        with_timeout(REPLY, lambda: self.posts.set("lone", str(self.here.rank)))
 
     def lone_reader(self) -> int | None:
         """Return the rank that has read the loader alone, if there is one."""
-        posts = self._round.posts
-        found = with_timeout(REPLY, lambda: posts.get("lone") if posts.check(["lone"]) else b"")
+        found = with_timeout(REPLY, lambda: self.posts.get("lone") if self.posts.check(["lone"]) else b"")
         return int(found) if found else None
 
 
@@ -199,16 +485,15 @@ def agree(
     reading, is_dealt = read(), share.world_size == here.size
     if not is_dealt and not (share.world_size == 1 and reading.trains):
         return AGREED  # every rank reads all of it, or ranks are arranged in a way of the user's own
-    loop = _Loop(
-        here, "loaders" if is_dealt else "whole loaders", "to read their shares of a loader", trains=reading.trains
-    )
+    channel = "loaders" if is_dealt else "whole loaders"
+    loop = _Loop(here, channel, "to read their shares of a loader", trains=reading.trains)
     with_timeout(REPLY, lambda: loop.compare(share, reading, is_dealt=is_dealt))
     if is_dealt:
         outcome = loop.wait(loop.outcome, may_be_alone=not share.is_given)
     else:  # this rank may be the only one that reads the loader
         outcome = with_timeout(WHOLE + REPLY, lambda: _poll(loop.outcome, WHOLE)) or AGREED
     if outcome is None:
-        with_timeout(REPLY, lambda: loop.withdraw(share))
+        with_timeout(REPLY, loop.withdraw)
         return ALONE
     with_timeout(READ + REPLY, lambda: loop.confirm(outcome))
     if outcome != AGREED:
@@ -219,13 +504,24 @@ def agree(
 class _Loop(_Round):
     """A loop over a loader, with the comparison of what the ranks read in it."""
 
+    def compare(self, share: Share, reading: LoaderReading, *, is_dealt: bool) -> None:
+        """Post this rank's reading; if it does not fit to those before, no rank waits for more."""
+        here, settings = self.here, json.dumps(dict(reading.settings))
+        self.posts.set(f"settings/{here.rank}", settings)
+        digest = hashlib.sha256(settings.encode()).hexdigest()[:16]
+        limit = max(16, min(MOST_HASHES, MOST_IN_ALL // here.size))
+        hashes = reading.seed_hashes(limit) if reading.is_divided or not is_dealt else []
+        self.post(hashes=hashes, **({"share": share.rank, "digest": digest} if is_dealt else {}))
+        if self._difference():
+            self.posts.add("posted", here.size)
+
     def outcome(self) -> str | None:
         """Return AGREED or the error of all ranks; None if not all have posted."""
-        return self.posts.get("outcome").decode() if self.posts.check(["outcome"]) else None
+        return None if self.all_entries() is None else self._difference() or AGREED
 
-    def withdraw(self, share: Share) -> None:
+    def withdraw(self) -> None:
         """Take the posts back: no other rank reads this loader, and the next loop has its number."""
-        for name in ("first", f"share/{share.rank}", "agreeing", "hashes", str(self.here.rank)):
+        for name in ("log", "posted", f"settings/{self.here.rank}"):
             self.posts.delete_key(name)
         self.here.take_back(self.channel)
 
@@ -236,51 +532,42 @@ class _Loop(_Round):
         while time.monotonic() < deadline and self.posts.add("read", 0) < self.here.size:
             threading.Event().wait(0.01)
 
-    def compare(self, share: Share, reading: LoaderReading, *, is_dealt: bool) -> None:
-        """Post this rank's reading and compare it with those posted before; the last rank posts that all agree."""
-        self.post("")
-        difference = self._difference(share, reading) if is_dealt else self._common_seeds(reading, TRAINED_TWICE)
-        if difference:
-            self.posts.compare_set("outcome", "", difference)
-        elif self.posts.add("agreeing", 1) == self.here.size:
-            self.posts.compare_set("outcome", "", AGREED)
-
-    def _difference(self, share: Share, reading: LoaderReading) -> str:
-        """Return the error if this rank does not fit to the one that posted first, or has the share of another."""
-        rank, settings = self.here.rank, dict(reading.settings)
-        first, other = json.loads(self.posts.compare_set("first", "", json.dumps([rank, settings])))
-        if other != settings:
-            return difference_of((first, other), (rank, settings), self.here.size)
-        holder = int(self.posts.compare_set(f"share/{share.rank}", "", str(rank)))
-        if holder != rank:
-            given = f"rank={share.rank}, world_size={share.world_size}"
-            return (
-                f"rank {holder} and rank {rank} both gave their loader {given}, so they would read the same seeds; "
-                "give each rank its own, or leave rank= and world_size= out"
-            )
-        return self._common_seeds(reading, DIVIDED_BADLY) if reading.is_divided else ""
-
-    def _common_seeds(self, reading: LoaderReading, error: str) -> str:
-        """Return the error if a rank that posted before has some of the same seeds; a sample of them is compared.
-
-        Seeds that repeat on one rank, as links of a multigraph do, may repeat on another one.
-        """
-        rank, size = self.here.rank, self.here.size
-        hashes = reading.seed_hashes(max(16, min(MOST_HASHES, MOST_IN_ALL // size)))
-        self.posts.append("hashes", json.dumps([rank, hashes]) + "\n")  # type: ignore[attr-defined]
-        for other, theirs in map(json.loads, self.posts.get("hashes").decode().splitlines()):
-            shared = 0 if other == rank else len(set(hashes) & set(theirs))
-            may_repeat = any(len(set(one)) < len(one) for one in (hashes, theirs))
-            if shared and (shared == len(set(hashes)) or not may_repeat):
-                ranks = f"rank {min(rank, other)} and rank {max(rank, other)}"
-                some = f"some of the same seeds ({shared} of {len(hashes)} that were compared)"
-                return error.format(ranks=ranks, seeds="the same seeds" if shared == len(set(hashes)) else some)
+    def _difference(self) -> str:
+        """Return the error about the first entry that does not fit to one before: all ranks find the same one."""
+        entries, size = self.entries(), self.here.size
+        for count, entry in enumerate(entries):
+            for other in entries[:count]:
+                ranks = sorted((other["rank"], entry["rank"]))
+                if entry.get("digest") != other.get("digest"):
+                    one, another = (json.loads(self.posts.get(f"settings/{rank}")) for rank in ranks)
+                    return difference_of((ranks[0], one), (ranks[1], another), size)
+                if entry.get("share", -1) == other.get("share"):
+                    given = f"rank={entry['share']}, world_size={size}"
+                    return (
+                        f"rank {ranks[0]} and rank {ranks[1]} both gave their loader {given}, so they would read the "
+                        "same seeds; give each rank its own, or leave rank= and world_size= out"
+                    )
+                if common := _common_seeds(other["hashes"], entry["hashes"]):
+                    error = DIVIDED_BADLY if "share" in entry else TRAINED_TWICE
+                    return error.format(ranks=f"rank {ranks[0]} and rank {ranks[1]}", seeds=common)
         return ""
 
 
+def _common_seeds(hashes: list[int], later: list[int]) -> str:
+    """Return how many seeds two ranks have in common, in words: a sample of them is compared.
+
+    Seeds that repeat on one rank, as links of a multigraph do, may repeat on another one.
+    """
+    shared, distinct = len(set(hashes) & set(later)), len(set(later))
+    if shared and shared == distinct:
+        return "the same seeds"
+    may_repeat = any(len(set(one)) < len(one) for one in (hashes, later))
+    return f"some of the same seeds ({shared} of {len(later)} that were compared)" if shared and not may_repeat else ""
+
+
 def difference_of(first: tuple[int, Mapping[str, str]], second: tuple[int, Mapping[str, str]], size: int) -> str:
-    """Return the error about two ranks, each given with its number, whose settings differ."""
-    (a, one), (b, other) = sorted([first, second], key=lambda numbered: numbered[0])
+    """Return the error about two ranks, each given with its number, whose settings differ; the lower one first."""
+    (a, one), (b, other) = first, second
     names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
     values = "; ".join(f"{name}: {one.get(name)} on rank {a}, {other.get(name)} on rank {b}" for name in names)
     hint = next((text for name, text in HINTS.items() if name in names), "give the same on all ranks")

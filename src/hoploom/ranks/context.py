@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from numbers import Integral
 from typing import Any, Protocol, TypeVar
@@ -25,7 +25,7 @@ from hoploom import ops
 from hoploom.config.values import as_number
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.ranks import environment
-from hoploom.ranks.deadlock import detector_here
+from hoploom.ranks.agreement import detector_here
 from hoploom.ranks.environment import LOOPBACK, RankInfo
 from hoploom.ranks.rendezvous import Rendezvous, adopted, interface_of, meet
 from hoploom.ranks.shared_calls import MAX, SUM, GradientAveraging, SharedCalls
@@ -69,8 +69,7 @@ def init(
     rendezvous = meet(info, seconds) if info.world_size > 1 else None
     try:
         if rendezvous is not None and info.uncounted:
-            takes_gpu = device is None or str(device) == "cuda"
-            info = environment.with_local_rank(info, rendezvous.texts(), takes_gpu=takes_gpu)
+            info = environment.with_local_rank(info, rendezvous.texts())
         chosen = chosen_device(device, info)
         return Context(info, chosen, chosen_backend(backend, chosen), seconds, rendezvous)
     except BaseException as error:
@@ -278,16 +277,13 @@ class Context:
         """Return the tensor of rank 0. The other ranks give any tensor of the same shape and dtype."""
         return tensor.detach().clone() if self._calls is None else self._calls.broadcast(tensor)
 
-    def guard(self, doing: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def guard(self, doing: str, *, way_out: str = LEFT) -> Iterator[None]:
         """Raise one PeerError, which says what this rank was doing, if another rank is lost inside this block.
 
         >>> with context.guard("averaging gradients"):
         ...     loss.backward()
         """
-        return self._guard(doing)
-
-    @contextmanager
-    def _guard(self, doing: str, way_out: str = LEFT) -> Iterator[None]:
         try:
             yield
         except HoploomError:
@@ -327,7 +323,7 @@ class Context:
     def _join(self, rendezvous: Rendezvous, info: RankInfo, backend: str) -> None:
         """Make DDP's process group, unless the user made it, and a second one for shared calls."""
         wait = timedelta(seconds=self.timeout)
-        with self._guard("meeting the other ranks", way_out=UNMET):
+        with self.guard("meeting the other ranks", way_out=UNMET):
             if info.on_one_host or info.port:  # else the user's group has met by other means than an address
                 own = LOOPBACK if info.on_one_host else rendezvous.own_address(info)
                 self.closing.enter_context(environment.listening_on(interface_of(own)))

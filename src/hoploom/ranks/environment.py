@@ -7,7 +7,7 @@ is an error: that is better than eight processes that each train alone. `hoploom
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -28,7 +28,7 @@ LOOPBACK_INTERFACES = ("lo", "lo0")
 QUIET, RUN_TOKEN = "HOPLOOM_QUIET", "HOPLOOM_RUN_TOKEN"
 SPARK_OPTIONS = "SPARK_SUBMIT_OPTS"
 LOOPBACK = "127.0.0.1"
-FIRST_PORT, NUM_PORTS = 15000, 15000  # below the ports that systems hand out by themselves
+FIRST_PORT, NUM_PORTS = 15000, 15000  # of Slurm's jobs and steps: below the ports that systems hand out by themselves
 
 
 @dataclass(frozen=True)
@@ -105,20 +105,11 @@ def meeting_address(address: str | None) -> tuple[str, int]:
     return LOOPBACK if is_loopback(host) else host, port
 
 
-def with_local_rank(info: RankInfo, hosts: Sequence[str], *, takes_gpu: bool = False) -> RankInfo:
-    """Return the info with the number of the rank on its host, from the hosts of all ranks.
-
-    Raise ConfigError if torchrun's LOCAL_RANK alone is missing and matters: other libraries read it, too.
-    """
+def with_local_rank(info: RankInfo, hosts: Sequence[str]) -> RankInfo:
+    """Return the info with the number of the rank on its host, from the hosts of all ranks."""
     neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[info.rank]]
-    is_missing = "LOCAL_RANK" in info.uncounted
-    if is_missing and takes_gpu and info.source == "torchrun" and len(neighbours) > 1:
-        raise ConfigError(
-            f"RANK and WORLD_SIZE are set, LOCAL_RANK is not, and ranks {neighbours} share a host, where each would "
-            "take GPU 0; set LOCAL_RANK for each, or give device='cuda:1', say, or device='cpu'"
-        )
     node = list(dict.fromkeys(hosts)).index(hosts[info.rank])
-    local_rank = neighbours.index(info.rank) if is_missing else info.local_rank
+    local_rank = neighbours.index(info.rank) if "LOCAL_RANK" in info.uncounted else info.local_rank
     local_world_size = max(local_rank + 1, len(neighbours))
     return replace(info, local_rank=local_rank, local_world_size=local_world_size, node=node, uncounted=())
 
@@ -173,47 +164,35 @@ def enter(info: RankInfo) -> None:
     )
 
 
-@contextmanager
-def listening_on(interface: str | None) -> Iterator[None]:
+def listening_on(interface: str | None) -> AbstractContextManager[None]:
     """Let Gloo listen on this network interface, unless the user named one. On loopback, let NCCL do so, too.
 
     Gloo itself takes the address of this host's own name, which is 127.0.1.1 on Debian. NCCL does not use the name.
     """
     usual = () if interface is None else INTERFACES if interface in LOOPBACK_INTERFACES else INTERFACES[:1]
-    unnamed = [variable for variable in usual if variable not in os.environ]
-    os.environ.update(dict.fromkeys(unnamed, str(interface)))
-    try:
-        yield
-    finally:
-        for variable in unnamed:
-            os.environ.pop(variable, None)
+    return _set({variable: str(interface) for variable in usual if variable not in os.environ})
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> AbstractContextManager[None]:
     """Keep this process, and those that it starts, from printing a line about cores and threads."""
-    with _set(QUIET, "1"):
-        yield
+    return _set({QUIET: "1"})
 
 
-@contextmanager
-def spark_driver_options(options: str) -> Iterator[None]:
+def spark_driver_options(options: str) -> AbstractContextManager[None]:
     """Start the JVM of a Spark driver with these options, before those of the user."""
-    with _set(SPARK_OPTIONS, f"{options} {os.environ.get(SPARK_OPTIONS, '')}"):
-        yield
+    return _set({SPARK_OPTIONS: f"{options} {os.environ.get(SPARK_OPTIONS, '')}"})
 
 
 @contextmanager
-def _set(variable: str, value: str) -> Iterator[None]:
-    before = os.environ.get(variable)
-    os.environ[variable] = value
+def _set(variables: Variables) -> Iterator[None]:
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[variable]
-        else:
-            os.environ[variable] = before
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def is_quiet() -> bool:
@@ -268,18 +247,15 @@ def _in_slurm_step(variables: Variables) -> bool:
 
 
 def _from_slurm(variables: Variables) -> RankInfo:
-    size_name = next((name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in variables), None)
-    if size_name is None:
-        raise ConfigError(
-            f"SLURM_PROCID is {variables.get('SLURM_PROCID')!r}, but SLURM_NTASKS is not set; start the script with "
-            "srun or torchrun, or unset SLURM_PROCID"
-        )
+    size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in variables else "SLURM_NTASKS"
     rank, world_size = _rank_of(variables, "SLURM_PROCID", size_name)
     restarts = _number(variables, "SLURM_RESTART_COUNT", 0, default=0)
     if world_size == 1:
         return RankInfo(source="slurm", restarts=restarts)
     node_list = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
     local_rank = _number(variables, "SLURM_LOCALID", 0)
+    job = _number(variables, "SLURM_JOB_ID", 0) if "MASTER_PORT" not in variables else 0
+    step = int(step_id) if (step_id := variables.get("SLURM_STEP_ID", "")).isdecimal() else 0
     num_tasks = world_size if re.fullmatch(r"[^\[,]+", node_list) else _tasks_of_this_host(variables)
     return RankInfo(
         rank,
@@ -289,7 +265,7 @@ def _from_slurm(variables: Variables) -> RankInfo:
         "slurm",
         restarts=restarts,
         address=variables.get("MASTER_ADDR") or first_host(node_list),
-        port=_port(variables) if "MASTER_PORT" in variables else _job_port(variables),
+        port=_port(variables) if "MASTER_PORT" in variables else FIRST_PORT + (job + 101 * step) % NUM_PORTS,
         is_task=True,
     )
 
@@ -321,13 +297,6 @@ def _tasks_of_this_host(variables: Variables) -> int:
     return counts[host] if host < len(counts) else 1
 
 
-def _job_port(variables: Variables) -> int:
-    """Return a port that all tasks of a step choose, and other jobs and steps on the host rarely do."""
-    job = _number(variables, "SLURM_JOB_ID", 0, way_out="set MASTER_PORT to a free port of rank 0's host")
-    step = variables.get("SLURM_STEP_ID", "")
-    return FIRST_PORT + (job + 101 * int(step if step.isdecimal() else 0)) % NUM_PORTS
-
-
 def names_threads() -> bool:
     """Return whether the user or torchrun, which sets 1, has named the number of torch's threads."""
     return "OMP_NUM_THREADS" in os.environ
@@ -357,12 +326,14 @@ def _port(variables: Variables) -> int:
     return port
 
 
-def _number(variables: Variables, name: str, least: int, *, default: int | None = None, way_out: str = "") -> int:
+def _number(variables: Variables, name: str, least: int, *, default: int | None = None) -> int:
     text = variables.get(name, "" if default is None else str(default)).strip()
     if not text.isdecimal() or int(text) < least:
         said = repr(variables[name]) if name in variables else "not set"
-        way_out = way_out or "start the script with torchrun or srun, or unset its variables"
-        raise ConfigError(f"{name} is {said}, but must be a number from {least} on; {way_out}")
+        raise ConfigError(
+            f"{name} is {said}, but must be a number from {least} on; start the script with torchrun or srun, or unset "
+            "its variables"
+        )
     return int(text)
 
 

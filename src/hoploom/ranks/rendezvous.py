@@ -34,23 +34,18 @@ FAREWELL = 3.0  # seconds for what ranks post at the end; a process that hangs c
 ROLL_CALL = 1.0  # seconds to find out which rank was lost
 LOOK = ROLL_CALL / 20  # seconds between two looks at what other ranks have posted
 PAUSES = 0.005, 0.25  # seconds between two looks for other ranks or the store: at first, and at most
-ATTEMPT, ATTEMPT_ENDS = 5.0, 1.0  # seconds of one attempt to reach the store, and what torch takes longer
 SILENCE = 60.0  # seconds for a process that accepts a connection to answer: it may have to look up names
-STRANGER = "Ping failed"  # torch's message if another program answers than its store
 READ_ADDRESS, IFREQ = 0x8915, struct.Struct("16sHH4s16x")  # SIOCGIFADDR, and its fields: name, family, port, address
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Rendezvous:
-    """A rank at the rendezvous: it posts why it ends, and names a lost rank once a call of torch has failed.
+    """A rank at the rendezvous: it posts why it ends, and names a lost rank once a call of torch has failed."""
 
-    `kind` is the word for ranks in messages.
-    """
-
-    def __init__(self, info: RankInfo, store: PrefixStore, kind: str = "rank") -> None:
+    def __init__(self, info: RankInfo, store: PrefixStore) -> None:
         self.store = store
-        self._rank, self._world_size, self._kind = info.rank, info.world_size, kind
-        self._holder, self._holds = _holder(info, kind), info.rank == 0 and not info.hosted
+        self._rank, self._world_size = info.rank, info.world_size
+        self._holder, self._holds = _holder(info), info.rank == 0 and not info.hosted
         self._others = [rank for rank in range(info.world_size) if rank != info.rank]
         self._lost = False  # whether this rank has lost another one
 
@@ -58,14 +53,17 @@ class Rendezvous:
         """Post a text and wait until all ranks have arrived. A rank that leaves before ends the wait of all."""
         deadline, pause, reason = time.monotonic() + seconds, PAUSES[0], ""
         try:
+            size = self.store.compare_set("size", "", str(self._world_size)).decode()
             self.store.set(f"here/{self._rank}", text)
-            if self.store.add("arrived", 1) == self._world_size:
+            if size != str(self._world_size):
+                reason = f"the others count {size} ranks; start the same number of processes on all hosts"
+            elif self.store.add("arrived", 1) == self._world_size:
                 self.store.set("complete", "")
             while not reason and not self.store.check(["complete"]):  # torch's own wait prints when it is over
                 if self.store.check(["gone"]) and not self.store.check(["complete"]):  # else it left after that
-                    reason = f"{self._kind} {self.store.get('gone').decode(errors='replace')}"
+                    reason = f"rank {self.store.get('gone').decode(errors='replace')}"
                 elif time.monotonic() >= deadline:
-                    absent = [f"{self._kind} {rank}" for rank in self._others if not self._has("here", rank)]
+                    absent = [f"rank {rank}" for rank in self._others if not self._has("here", rank)]
                     reason = f"{', '.join(absent)} did not connect in time; check that it was started, and read its "
                     reason += "own output"
                 threading.Event().wait(pause)
@@ -74,21 +72,20 @@ class Rendezvous:
             reason = f"{self._holder} ended or cannot be reached"
         if reason:
             self._give_up(reason)
-            raise PeerError(f"{self._kind} {self._rank} of {self._world_size} was meeting the others, and {reason}")
+            raise PeerError(f"rank {self._rank} of {self._world_size} was meeting the others, and {reason}")
 
     def _give_up(self, reason: str) -> None:
         """Give ranks that have arrived the same reason; without this they would learn that this one has ended."""
         self._lost = True
-        arrived: list[int] = []
 
-        def post() -> None:
+        def post() -> list[int]:
             self.store.set(f"lost/{self._rank}", "")
             self.store.compare_set("gone", "", f"{self._rank} gave up, as {reason}")
-            arrived.extend(rank for rank in self._others if self._has("here", rank))
+            return [rank for rank in self._others if self._has("here", rank)]
 
-        with_timeout(FAREWELL, post)
+        arrived = with_timeout(FAREWELL, post)
         if self._holds:
-            self._stay(FAREWELL, arrived)
+            self._stay(FAREWELL, arrived or [])
 
     def texts(self) -> list[str]:
         """Return the text of every rank."""
@@ -111,14 +108,11 @@ class Rendezvous:
     def leave(self, farewell: str, close: Callable[[], object] = lambda: None) -> None:
         """Post why this rank ends, unless it has lost another one; then close what connects the ranks."""
         if not self._lost:
-            with_timeout(FAREWELL, lambda: self._post_end(farewell))
+            keys, texts = [f"ended/{self._rank}", "gone"], [farewell, f"{self._rank} {farewell}"]
+            with_timeout(FAREWELL, lambda: self.store.multi_set(keys, texts))  # type: ignore[attr-defined]
         with_timeout(FAREWELL, close)
         if self._lost and self._holds:  # the others notice after this one, and ask whom they lost
             self._stay(FAREWELL, self._others)
-
-    def _post_end(self, farewell: str) -> None:
-        self.store.set(f"ended/{self._rank}", farewell)
-        self.store.set("gone", f"{self._rank} {farewell}")
 
     def missing(self) -> str:
         """Return which rank ended, or else which ones give no sign of life while this rank waits a moment for one."""
@@ -169,55 +163,43 @@ class Rendezvous:
         return bool(self.store.check([f"{kind}/{rank}"]))
 
 
-def meet(info: RankInfo, seconds: float, *, kind: str = "rank", text: str | None = None) -> Rendezvous:
-    """Wait until all ranks have arrived: at the store of the user's own process group, or at one of their own."""
-    rendezvous = Rendezvous(info, _store_of_this_time(info, seconds, kind), kind)
-    rendezvous.arrive(host_identity() if text is None else text, seconds)
-    return rendezvous
+def meet(info: RankInfo, seconds: float) -> Rendezvous:
+    """Wait until all ranks have arrived: at the store of the user's own process group, or at one of their own.
 
-
-def _store_of_this_time(info: RankInfo, seconds: float, kind: str) -> PrefixStore:
-    """Return a store of its own for each time that the ranks meet: a process may close its context and make another."""
-    deadline = time.monotonic() + seconds
+    A process may close its context and make another. Rank 0 may have yet to close the store of the last time.
+    """
+    deadline, times = time.monotonic() + seconds, 0
     while True:
-        if info.source == "group":
-            store = PrefixStore("hoploom", _get_default_store())
-        else:
-            held = rendezvous_store(info, timedelta(seconds=seconds), kind)
-            store = PrefixStore(f"hoploom/{kind}/{info.restarts}", held)
-        times = _joined(store, info, kind, is_last=time.monotonic() > deadline)
-        if times:
-            return PrefixStore(str(times), store)
-        del held, store  # rank 0 has yet to close the store of the last time
+        is_group, is_last = info.source == "group", info.rank == 0 or time.monotonic() > deadline
+        held = _get_default_store() if is_group else rendezvous_store(info, timedelta(seconds=seconds))
+        store = PrefixStore("hoploom" if is_group else f"hoploom/rank/{info.restarts}", held)
+        try:
+            if not is_group:
+                _claim(store, info)
+            times = store.add(f"joined/{info.rank}", 1)
+        except RuntimeError as error:
+            if is_group or info.hosted or is_last:
+                raise PeerError(
+                    f"rank {info.rank} of {info.world_size} was meeting the others, and {_holder(info)} ended or "
+                    "cannot be reached"
+                ) from error
+        if times and (times == 1 or is_group or info.hosted or is_last):
+            rendezvous = Rendezvous(info, PrefixStore(str(times), store))
+            rendezvous.arrive(host_identity(), seconds)
+            return rendezvous
+        del held, store
         threading.Event().wait(PAUSES[1])
 
 
-def _joined(store: PrefixStore, info: RankInfo, kind: str, *, is_last: bool) -> int:
-    """Return how often this rank has come here; 0 if the store is that of the last time, which rank 0 is closing."""
-    is_another = info.hosted or info.source == "group" or is_last
-    try:
-        if info.source != "group":
-            _claim(store, info, kind)
-        times = store.add(f"joined/{info.rank}", 1)
-    except RuntimeError as error:
-        if is_another or info.rank == 0:
-            raise PeerError(
-                f"{kind} {info.rank} of {info.world_size} was meeting the others, and {_holder(info, kind)} ended "
-                "or cannot be reached"
-            ) from error
-        return 0
-    return times if times == 1 or is_another else 0
-
-
-def _claim(store: PrefixStore, info: RankInfo, kind: str = "rank") -> None:
+def _claim(store: PrefixStore, info: RankInfo) -> None:
     """Raise ConfigError if another process has the same rank."""
     own = f"{os.getpid()} on {host_identity()}"
     holder = store.compare_set(f"process/{info.rank}", "", own).decode()
     if holder != own:
         there, here = (text.rpartition(" ")[0] for text in (holder, own))
         raise ConfigError(
-            f"{kind} {info.rank} of {info.world_size} is taken already: by process {there}, and this is process "
-            f"{here}; give each a {kind} of its own"
+            f"rank {info.rank} of {info.world_size} is taken already: by process {there}, and this is process {here}; "
+            "give each a rank of its own, and each host its own node_rank"
         )
 
 
@@ -309,7 +291,7 @@ def hold_local_store(port: int, wait: timedelta) -> TCPStore:
         return make(master_listen_fd=listener.detach(), use_libuv=is_new)
 
 
-def rendezvous_store(info: RankInfo, wait: timedelta, kind: str = "rank") -> TCPStore:
+def rendezvous_store(info: RankInfo, wait: timedelta) -> TCPStore:
     """Return the store that all ranks reach. Rank 0 holds it if no launcher does."""
     holds = info.rank == 0 and not info.hosted
     is_local = (info.on_one_host or is_loopback(info.address)) and not info.hosted
@@ -323,18 +305,20 @@ def rendezvous_store(info: RankInfo, wait: timedelta, kind: str = "rank") -> TCP
         gc.collect()  # an earlier context's store may be there, because a model that it wrapped awaits collection
         return hold_local_store(info.port, wait)
     except (RuntimeError, OSError) as error:
-        me, holder = f"{kind} {info.rank} of {info.world_size}", _holder(info, kind)
-        if not _resolves(address):
+        me, holder = f"rank {info.rank} of {info.world_size}", _holder(info)
+        try:
+            socket.getaddrinfo(address.strip("[]"), None)
+        except OSError:
             raise ConfigError(
                 f"{me} was given {where}, and this host knows no {address}: the name does not resolve; give the name "
                 "or the IP address of the first host"
             ) from error
         if holds:
             raise ConfigError(
-                f"{kind} 0 cannot listen on {where}; set MASTER_PORT, or address, to a port that is free there, and "
-                f"see that no other process is {kind} 0, too"
+                f"rank 0 cannot listen on {where}; set MASTER_PORT, or address, to a port that is free there, and see "
+                "that no other process is rank 0, too"
             ) from error
-        if STRANGER in str(error) or _listens(address, info.port):
+        if _listens(address, info.port):
             raise PeerError(
                 f"{me} reached {where}, but what answers there is not {holder}; another program may have the port: "
                 "set MASTER_PORT, or address, to one that is free on that host"
@@ -346,29 +330,19 @@ def rendezvous_store(info: RankInfo, wait: timedelta, kind: str = "rank") -> TCP
 
 
 def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPStore:
-    """Connect to the store, in attempts: torch itself tries until `wait` is over if another program answers."""
+    """Hold a store, or connect to it once something listens there: torch itself would print a page of warnings."""
     deadline, pause = time.monotonic() + wait.total_seconds(), PAUSES[0]
-    while not holds and time.monotonic() < deadline and not _listens(address, port):  # torch would print a page
+    while not holds and time.monotonic() < deadline and not _listens(address, port):
         threading.Event().wait(pause)
         pause = min(2 * pause, PAUSES[1])
-    while True:
-        left = deadline - time.monotonic()
-        attempt = timedelta(seconds=max(0.1, min(ATTEMPT, left)))
-        make = partial(TCPStore, address, port, is_master=holds, wait_for_workers=False, timeout=attempt)
-        made = with_timeout(max(0.1, min(SILENCE, left)) + ATTEMPT_ENDS, partial(_made, make))  # torch has no deadline
-        if isinstance(made, TCPStore):
-            made.set_timeout(wait)
-            return made
-        error = made or TimeoutError("no answer")
-        if holds or not isinstance(error, RuntimeError) or STRANGER in str(error) or time.monotonic() >= deadline:
-            raise error
-
-
-def _made(make: Callable[[], TCPStore]) -> TCPStore | Exception:
-    try:
-        return make()
-    except (RuntimeError, OSError) as error:
-        return error
+    seconds = max(0.1, min(SILENCE, deadline - time.monotonic()))
+    attempt = timedelta(seconds=seconds)
+    make = partial(TCPStore, address, port, is_master=holds, wait_for_workers=False, timeout=attempt)
+    made = with_timeout(seconds + 1, make)  # torch has no deadline if another program answers
+    if made is None:
+        raise TimeoutError("no answer")
+    made.set_timeout(wait)
+    return made
 
 
 def _listens(address: str, port: int) -> bool:
@@ -379,12 +353,5 @@ def _listens(address: str, port: int) -> bool:
         return False
 
 
-def _resolves(host: str) -> bool:
-    try:
-        return bool(socket.getaddrinfo(host.strip("[]"), None))
-    except OSError:
-        return False
-
-
-def _holder(info: RankInfo, kind: str) -> str:
-    return "the launcher" if info.hosted else f"{kind} 0"
+def _holder(info: RankInfo) -> str:
+    return "the launcher" if info.hosted else "rank 0"

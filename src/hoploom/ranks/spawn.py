@@ -28,7 +28,7 @@ from hoploom.errors import ConfigError, PeerError, TrainError
 from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, init, read_timeout
 from hoploom.ranks.environment import LOOPBACK, RankInfo
-from hoploom.ranks.rendezvous import hold_local_store, meet
+from hoploom.ranks.rendezvous import hold_local_store
 from hoploom.ranks.supervise import (
     EndTimeouts,
     ProcessEvent,
@@ -75,12 +75,11 @@ def spawn(
     _check_alone(node)
     seconds = read_timeout(DEADLINE if timeout is None else timeout)
     work = fn, tuple(args), {"device": device, "backend": backend, "timeout": seconds}
+    size, first = num_ranks * node.world_size, num_ranks * node.rank
+    held = hold_local_store(0, timedelta(seconds=DEADLINE)) if node.world_size == 1 else None
+    port = node.port if held is None else held.port
     with terminated_as_interrupted():
-        if node.world_size == 1:
-            store = hold_local_store(0, timedelta(seconds=DEADLINE))
-            _run(RankInfo(0, 0, num_ranks, num_ranks, port=store.port, hosted=True), work)
-        else:
-            _run_among_nodes(num_ranks, work, node)
+        _run(RankInfo(first, 0, size, num_ranks, address=node.address, port=port, hosted=held is not None), work)
 
 
 def _node(num_nodes: int, node_rank: int | None, address: str | None) -> RankInfo:
@@ -93,24 +92,6 @@ def _node(num_nodes: int, node_rank: int | None, address: str | None) -> RankInf
         raise ConfigError(f"node_rank is {rank}, but num_nodes is {size}, and hosts count from 0")
     host, port = (LOOPBACK, 0) if size == 1 else environment.meeting_address(address)
     return RankInfo(rank, 0, size, 1, "arguments", address=host, port=port)
-
-
-def _run_among_nodes(num_ranks: int, work: Work, node: RankInfo) -> None:
-    """Meet the other hosts, and run the ranks of this one. The first host keeps the meeting point a little longer."""
-    seconds = work[2]["timeout"]
-    notes = meet(node, seconds, kind="node", text=str(num_ranks))
-    try:
-        counts = notes.texts()
-        if len(set(counts)) > 1:
-            raise ConfigError(f"the nodes start {', '.join(counts)} processes; give all of them the same nprocs")
-        size, first = num_ranks * node.world_size, num_ranks * node.rank
-        _run(RankInfo(first, 0, size, num_ranks, address=node.address, port=node.port, hosted=True), work)
-    except BaseException as error:
-        notes.leave(f"ended with {type(error).__name__}: {error}"[:300])
-        notes.outlast()
-        raise
-    notes.leave("has finished")
-    notes.outlast(TIMEOUTS.after_failure)  # ranks that exchange more would have blocked this host's ranks, too
 
 
 def _run(first: RankInfo, work: Work) -> None:

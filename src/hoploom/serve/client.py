@@ -116,7 +116,7 @@ class Peer(Closing):
             self.in_flight += 1
         pooled = None
         try:
-            pooled = self._take_idle() or self._connect()
+            pooled = self._connected()
             sent = pooled.send(request)
         except BaseException as error:
             self._end_request(pooled, keep=False)
@@ -154,17 +154,18 @@ class Peer(Closing):
                 self.wait_seconds += time.perf_counter() - began
             self._end_request(pooled, keep=keep)
 
-    def _take_idle(self) -> PooledConnection | None:
-        """Return an idle connection that the server has not closed meanwhile; None if there is none."""
-        while True:
-            with self._lock:
-                pooled = self._idle.pop() if self._idle else None
-            if pooled is None or pooled.connection.is_idle():
-                return pooled
-            self._drop(pooled)
+    def _connected(self) -> PooledConnection:
+        """Return an idle connection that the server has not closed meanwhile, or a new one.
 
-    def _connect(self) -> PooledConnection:
-        """Connect by TCP first, each time: after a server has ended, others can listen under its Unix socket's name."""
+        Connect by TCP first, each time: after a server has ended, others can listen under its Unix socket's name.
+        """
+        while self._idle:
+            with self._lock:
+                idle = self._idle.pop() if self._idle else None
+            if idle is not None and idle.connection.is_idle():
+                return idle
+            if idle is not None:
+                self._drop(idle)
         connection, unix_endpoint = connect_tcp(self.address, self._security, self._idle_timeout)
         if unix_endpoint is not None and (local := connect_unix(unix_endpoint, self._idle_timeout)) is not None:
             connection.close()

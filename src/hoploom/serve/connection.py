@@ -82,8 +82,13 @@ class Connection(Closing):
         if sent >= sum([view.nbytes for view in views]):
             return
         views = [view.cast("B") for view in views if view.nbytes]
-        if self._is_tls:
-            self._send_tls(views)
+        if self._is_tls:  # small views in one record, large ones without a copy
+            if len(views) > 1 and sum(view.nbytes for view in views) <= BUFFERED:
+                views = [memoryview(b"".join(views))]
+            for view in views:
+                while view.nbytes:
+                    view = view[self._socket.send(view) :]
+                    self._check_deadline()
             return
         first = 0  # of the views that are left
         while first < len(views):
@@ -94,15 +99,6 @@ class Connection(Closing):
             if sent:
                 views[first], sent = views[first][sent:], 0
             if first < len(views):
-                self._check_deadline()
-
-    def _send_tls(self, views: Sequence[memoryview]) -> None:
-        """Send small views in one record, large ones without a copy."""
-        if len(views) > 1 and sum(view.nbytes for view in views) <= BUFFERED:
-            views = [memoryview(b"".join(views))]
-        for view in views:
-            while view.nbytes:
-                view = view[self._socket.send(view) :]
                 self._check_deadline()
 
     def wait(self) -> None:

@@ -13,8 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Literal, Self
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -40,24 +41,13 @@ SECONDS = 1.0  # for one connection
 Outcome = Literal["ok", "refused", "failed"]
 
 
+@dataclass
 class RequestCount:
-    """One request, counted in a `with` block. The outcome and the bytes are set while it is answered."""
+    """The count of one request. The outcome and the bytes are set while it is answered."""
 
-    outcome: Outcome = "ok"  # "failed" if an exception leaves the block
-    received = 0  # bytes
-    sent = 0
-
-    def __init__(self, metrics: "Metrics", kind: str) -> None:
-        self._metrics, self._kind = metrics, kind if kind in KINDS else OTHER
-
-    def __enter__(self) -> Self:
-        self._began = self._metrics.begin_request()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.outcome = "failed"
-        self._metrics.end_request(self._kind, self, self._began)
+    outcome: Outcome = "ok"
+    received: int = 0  # bytes
+    sent: int = 0
 
 
 class Metrics(Collector):
@@ -82,28 +72,30 @@ class Metrics(Collector):
         self._streams = self._batches = 0
         self._changed = threading.Condition()  # guards all counts; notified when no request is in flight
 
-    def request(self, kind: str) -> RequestCount:
-        """Return a count of one request, from its first byte to its last."""
-        return RequestCount(self, kind)
-
-    def begin_request(self) -> float:
-        """Count a request as in flight; return the time."""
+    @contextmanager
+    def request(self, kind: str) -> Iterator[RequestCount]:
+        """Count one request, from its first byte to its last; as failed if an exception leaves the block."""
+        kind, count = kind if kind in KINDS else OTHER, RequestCount()
         with self._changed:
             self.in_flight += 1
-        return self._clock()
-
-    def end_request(self, kind: str, count: RequestCount, began: float) -> None:
-        seconds = self._clock() - began
-        with self._changed:
-            self._requests[kind, count.outcome] += 1
-            in_buckets = self._in_buckets.setdefault(kind, [0] * len(BOUNDS))
-            in_buckets[bisect.bisect_left(BUCKETS, seconds)] += 1
-            self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
-            self._received[kind] += count.received
-            self._sent[kind] += count.sent
-            self.in_flight -= 1
-            if not self.in_flight:
-                self._changed.notify_all()
+        began = self._clock()
+        try:
+            yield count
+        except BaseException:
+            count.outcome = "failed"
+            raise
+        finally:
+            seconds = self._clock() - began
+            with self._changed:
+                self._requests[kind, count.outcome] += 1
+                in_buckets = self._in_buckets.setdefault(kind, [0] * len(BOUNDS))
+                in_buckets[bisect.bisect_left(BUCKETS, seconds)] += 1
+                self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
+                self._received[kind] += count.received
+                self._sent[kind] += count.sent
+                self.in_flight -= 1
+                if not self.in_flight:
+                    self._changed.notify_all()
 
     def wait_until_idle(self, seconds: float) -> bool:
         """Wait for a moment without a request in flight; return whether there was one."""
@@ -194,10 +186,6 @@ class MetricsEndpoint(Closing):
             raise ConfigError(f"--metrics {host}:{port} cannot be listened on: {reason}; give another port") from error
         self.address = join_address(*listener.getsockname()[:2])
         self._acceptor = Acceptor([listener], self._answer, connections, seconds, "hoploom-metrics")
-
-    @property
-    def num_connections(self) -> int:
-        return self._acceptor.num_waiting
 
     def close(self) -> None:
         """End all connections and the thread."""

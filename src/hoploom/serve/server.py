@@ -11,7 +11,6 @@ import resource
 import secrets
 import select
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -125,7 +124,11 @@ class Server(Closing):
         self._clients: set[ClientConnection] = set()
         self._trim_at = math.inf  # when memory that requests have taken is returned to the system
         self._lock, self._closed = threading.Lock(), threading.Event()
-        most = min(MAX_NEW, _allow_many_files() // 4)
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # of descriptors; the process may have fewer now
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = MAX_NEW if files == resource.RLIM_INFINITY else min(MAX_NEW, files // 4)
         listeners = [listener] if unix is None else [listener, unix]
         self._acceptor = Acceptor(listeners, self._admit, most, handshake.TIMEOUT, "hoploom-accept")
         threading.Thread(target=self._watch_clients, name="hoploom-watch", daemon=True).start()
@@ -327,12 +330,3 @@ def _listen_on_unix() -> tuple[socket.socket, str] | tuple[None, None]:
         listener.close()
         return None, None
     return listener, name
-
-
-def _allow_many_files() -> int:
-    """Raise this process's limit of descriptors as far as the system allows; return the limit."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed

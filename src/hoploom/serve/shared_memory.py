@@ -104,7 +104,14 @@ class ServerSegments(Closing):
             return None
         self._last += 1
         try:
-            made = _make_segment(self._last, rounded)
+            descriptor = os.memfd_create("hoploom", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            try:
+                os.ftruncate(descriptor, rounded)
+                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+                made = Segment(self._last, descriptor, rounded)
+            except BaseException:
+                os.close(descriptor)
+                raise
         except OSError:  # no memory or no descriptor is left: the tensor is sent over the socket
             self._budget.give(rounded)
             return None
@@ -163,18 +170,6 @@ class ServerSegments(Closing):
         for segment in self._all.values():
             self._budget.give(segment.size)
         self._all, self._free, self._number_at, self._new = {}, [], {}, []
-
-
-def _make_segment(number: int, size: int) -> Segment:
-    """Return new memory whose size is sealed, with an open descriptor."""
-    descriptor = os.memfd_create("hoploom", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(descriptor, size)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        return Segment(number, descriptor, size)
-    except BaseException:
-        os.close(descriptor)
-        raise
 
 
 class _Lease:

@@ -21,8 +21,8 @@ from hoploom.errors import BatchError, ConfigError, TrainError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.ops.deadline import BUSY, reached
+from hoploom.ranks.agreement import detector_here
 from hoploom.ranks.context import Context
-from hoploom.ranks.deadlock import detector_here
 from hoploom.ranks.supervise import StopRequests
 from hoploom.train.batch_adapter import adapted
 from hoploom.train.checkpoint import Checkpoint, last_good

@@ -146,13 +146,17 @@ def test_each_server_pod_serves_its_part_and_knows_its_peers(tmp_path: Path) -> 
         assert set(options["--peers"].split(",")) == others
 
 
-def test_probes_ask_the_health_endpoint_and_a_stop_has_time_to_finish() -> None:
-    pod = next(values_at(objects(cluster_of())["StatefulSet"], SERVER))
+@pytest.mark.parametrize(
+    ("tls", "scheme"), [({}, "HTTP"), ({"cert": "/etc/hoploom/c.pem", "private_key": "/etc/hoploom/c.key"}, "HTTPS")]
+)
+def test_probes_ask_the_health_endpoint_and_a_stop_has_time_to_finish(tls: dict[str, str], scheme: str) -> None:
+    cluster = cluster_of(security=Security(token_file="/etc/hoploom/token", **tls))  # type: ignore[arg-type]
+    pod = next(values_at(objects(cluster)["StatefulSet"], SERVER))
     (container,) = pod["containers"]
     ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
     assert ports == {"serve": 7700, "metrics": 9400}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert container[probe]["httpGet"] == {"path": "/health", "port": "metrics", "scheme": "HTTP"}
+        assert container[probe]["httpGet"] == {"path": "/health", "port": "metrics", "scheme": scheme}
     grace = int(re.findall(r"--grace (\d+)", container["command"][2])[0])
     assert pod["terminationGracePeriodSeconds"] > grace
 
@@ -167,6 +171,13 @@ def test_trainers_are_torchruns_and_know_the_servers() -> None:
     assert env(trainer)["HOPLOOM_SERVERS"].split(",") == addresses
     assert env(trainer)["HOPLOOM_TOKEN_FILE"] == "/etc/hoploom/token"
     assert not [name for name in env(trainer) if name.startswith("PET_")]  # Kubeflow refuses them: it sets them
+
+
+def test_a_pod_of_trainers_has_a_gpu_for_each_device_that_its_host_names() -> None:
+    cluster = with_options(gpus=None, cpu=None)
+    hosts = [host if host.serves else replace(host, devices=("0", "1", "2")) for host in cluster.hosts]  # type: ignore[arg-type]
+    trainer = objects(replace(cluster, hosts=tuple(hosts)))["TrainJob"]["spec"]["trainer"]
+    assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": "3"}}
 
 
 def test_secrets_are_references_mounted_for_their_owner_alone() -> None:

@@ -15,10 +15,8 @@ import torch
 from torch.distributed import HashStore
 
 from hoploom import ConfigError, HoploomError, PeerError
-from hoploom.ranks import deadlock
-from hoploom.ranks.agreement import AGREED, ALONE, Meeting, agree
-from hoploom.ranks.deadlock import DeadlockDetector
-from hoploom.ranks.share import DIVIDED, GROUP, Share
+from hoploom.ranks import agreement
+from hoploom.ranks.agreement import AGREED, ALONE, DIVIDED, GROUP, DeadlockDetector, Meeting, Share, agree
 
 SETTINGS = {"seeds": "1001 of 'node' [12]", "store": "9 nodes", "batch_size": "32", "position": "epoch 0, step 0"}
 BARRIER = "torch.distributed.barrier (train.py:8)"
@@ -39,8 +37,8 @@ class Read:
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[DeadlockDetector]]]:
     """The detectors of so many ranks, which look at each other often."""
     made: list[DeadlockDetector] = []
-    monkeypatch.setattr(deadlock, "PATIENCE", 0.05)
-    monkeypatch.setattr(deadlock, "INTERVAL", 0.02)
+    monkeypatch.setattr(agreement, "PATIENCE", 0.05)
+    monkeypatch.setattr(agreement, "INTERVAL", 0.02)
 
     def make(size: int, seconds: float = 20) -> list[DeadlockDetector]:
         store = HashStore()
@@ -253,7 +251,7 @@ def test_the_process_that_holds_the_store_may_hang(
 ) -> None:
     over = threading.Event()
     monkeypatch.setattr("hoploom.ranks.agreement.REPLY", 0.05)
-    monkeypatch.setattr("hoploom.ranks.agreement._Loop.post", lambda one, text: over.wait(20))
+    monkeypatch.setattr("hoploom.ranks.agreement._Loop.post", lambda one, **entry: over.wait(20))
     with pytest.raises(PeerError, match=r"0\.1 seconds have passed"):
         loop(ranks(2, seconds=0.1)[0])()
     over.set()

@@ -111,7 +111,7 @@ def test_a_list_of_nodes_that_names_no_host_is_refused(nodes: str) -> None:
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is '2', but RANK and MASTER_ADDR and MASTER_PORT are not set"),
         ({"MASTER_ADDR": "gpu7"}, "unset MASTER_ADDR"),
         ({"LOCAL_RANK": "0"}, "unset LOCAL_RANK"),
-        ({"SLURM_PROCID": "0"}, "SLURM_PROCID is '0', but SLURM_NTASKS is not set"),
+        ({"SLURM_PROCID": "0"}, "SLURM_NTASKS is not set, but must be a number"),
         (SLURM | {"SLURM_PROCID": "8"}, "SLURM_PROCID is 8, but SLURM_NTASKS is 8"),
         (SLURM | {"SLURM_NTASKS": "many"}, "SLURM_NTASKS is 'many'"),
         (
@@ -120,7 +120,7 @@ def test_a_list_of_nodes_that_names_no_host_is_refused(nodes: str) -> None:
         ),
         (
             {name: text for name, text in SLURM.items() if name != "SLURM_JOB_ID"},
-            "SLURM_JOB_ID is not set.*MASTER_PORT",
+            "SLURM_JOB_ID is not set.*start the script with torchrun or srun",
         ),
     ],
 )

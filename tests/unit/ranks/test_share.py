@@ -8,7 +8,7 @@ import torch.distributed as dist
 from support.graphs import ring
 
 from hoploom import ConfigError, NeighborLoader
-from hoploom.ranks import share
+from hoploom.ranks.agreement import print_share, read_share
 from hoploom.ranks.environment import REQUIRED
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
@@ -18,7 +18,7 @@ SLURM |= {"SLURM_JOB_NODELIST": "gpu[003-005]", "SLURM_TASKS_PER_NODE": "1(x3)",
 
 @pytest.fixture(autouse=True)
 def started_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    share._print_share.cache_clear()
+    print_share.cache_clear()
     for name in (*REQUIRED, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
 
@@ -80,7 +80,7 @@ def test_a_process_group_comes_before_the_environment(monkeypatch: pytest.Monkey
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 4)
     monkeypatch.setattr(dist, "get_world_size", lambda: 5)
-    assert str(share.read_share(None, None)) == "rank 4 of 5, from the process group"
+    assert str(read_share(None, None)) == "rank 4 of 5, from the process group"
 
 
 def test_rank_zero_tells_once_what_it_took(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -306,7 +306,7 @@ def test_closing_ends_open_connections_threads_and_the_port(metrics: Metrics) ->
     with MetricsEndpoint(metrics, ("127.0.0.1", 0), seconds=600) as served:
         port = port_of(served)
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
-        until(lambda: served.num_connections == 3)
+        until(lambda: served._acceptor.num_waiting == 3)
     assert [connection.recv(1) for connection in idle] == [b""] * 3
     assert set(threading.enumerate()) == before
     with pytest.raises(ConnectionRefusedError):
