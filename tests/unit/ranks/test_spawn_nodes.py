@@ -147,7 +147,7 @@ def test_a_second_host_with_the_same_number_is_refused_and_harms_nobody(tmp_path
         ends = [pool.submit(host.communicate, timeout=120) for host in started]
         first = wait(ends, return_when=FIRST_COMPLETED).done.pop()
         (tmp_path / "go").touch()
-        assert "ConfigError: rank 1: rank 1 of 2 is taken already: by process " in first.result()[1]
+        assert "ConfigError: rank 1 of 2 is taken already: by process " in first.result()[1]
         wait(ends)
         assert sorted(host.returncode for host in started) == [0, 0, 1]
 
