@@ -23,19 +23,8 @@ from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Fingerprint, LocalMaker, Maker, NodeMaker
 from hoploom.load.order import DividedOrder, DrawnOrder, Order, divided, drawn, localised
 from hoploom.load.pipeline import DEADLINE, Pipeline
-from hoploom.ranks.agreement import (
-    ALONE,
-    DIVIDED,
-    LONE,
-    Meeting,
-    Share,
-    agree,
-    call_chain,
-    current_share,
-    detector_here,
-    print_share,
-    read_share,
-)
+from hoploom.ranks import agreement
+from hoploom.ranks.agreement import DIVIDED, LONE, Meeting, Share
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, ID_DTYPES, Owner
 from hoploom.store import Sharded
 from hoploom.store.base import Tier
@@ -155,8 +144,8 @@ class Loader:
         self._watched = _WatchedData(self.data, graph) if isinstance(self.data, BaseData) else None
         self._meeting: Meeting | None = None  # of several ranks that were not told their shares
         self._is_settled = False  # whether that has shown how the seeds are divided
-        self._call_chain = call_chain()
-        share = read_share(given.rank, given.world_size)
+        self._call_chain = agreement.call_chain()
+        share = agreement.read_share(given.rank, given.world_size)
         self._set_order(self._order_of(share), share)
         deadline = given.timeout or DEADLINE
         self._producer = producer_of(self.maker, mover.device, given.look_ahead, deadline)
@@ -199,10 +188,10 @@ class Loader:
         """Take the share that holds now, and post the seeds for the other ranks."""
         if not dist.is_initialized():
             return
-        share = current_share(self._share)
+        share = agreement.current_share(self._share)
         if share != self._share:
             self._set_order(self._order_of(share), share)
-        here = detector_here()
+        here = agreement.detector_here()
         if here is not None and self._meeting is None and not share.is_given and share.world_size == here.size:
             self._meeting = Meeting(here, self._reading(self._order), self._call_chain, self._order.num_seeds)
 
@@ -249,7 +238,7 @@ class Loader:
         order = self._order
         if not isinstance(order, DividedOrder):
             if order.world_size > 1:
-                print_share(self._share)
+                agreement.print_share(self._share)
         elif self._share.rank == 0 and not self._num_loops:
             counts = " to ".join(f"{count:,}" for count in sorted({min(order.counts), max(order.counts)}))
             line = (
@@ -317,8 +306,8 @@ class Loader:
         start = self._next
         order = self._order.at_epoch(start.epoch).after(start.step, start.num_seeds)
         if self.share.world_size > 1 or isinstance(order, DrawnOrder) or not self._is_compared:
-            compared = agree(self.share, partial(self._reading, order))
-            if compared == ALONE:
+            compared = agreement.agree(self.share, partial(self._reading, order))
+            if compared == agreement.ALONE:
                 self._read_all()
                 return self.begin_epoch()
             self._is_compared = bool(compared)
