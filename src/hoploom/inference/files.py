@@ -104,14 +104,9 @@ class ParquetFile(Closing):
         self._arrow: Any = pyarrow
         schema = _table(self._arrow, {name: values[:0] for name, values in like.items()}).schema
         self._file = path.open("wb")
-        self._writer: Any = None
-        try:
-            self._writer = self._arrow.parquet.ParquetWriter(
-                self._file, schema, compression="none", use_dictionary=False, write_statistics=["id"]
-            )
-        except BaseException:
-            self.close()
-            raise
+        self._writer: Any = self._arrow.parquet.ParquetWriter(
+            self._file, schema, compression="none", use_dictionary=False, write_statistics=["id"]
+        )
 
     def append(self, columns: Columns) -> None:
         """Write one row group."""

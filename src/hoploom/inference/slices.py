@@ -183,10 +183,23 @@ class SourcesOnDisk:
         index = self._index(some)
         if index in self._group:
             return
-        self._packed = []
-        lists = RowLists(self._look_ahead(index), self._row_bytes, self.memory // 2)
-        self._group = range(index, index + len(lists.ids))
-        if self._pays(lists):
+        self._packed, found = [], list[Ids]()  # the sources of each slice of the group
+        memory, num_bytes = self.memory // 2, int(self.share * scratch_bytes(self.folder))
+        for one in self.slices[index:]:  # as many as half of the memory holds ids of, and scratch space rows
+            self.check()
+            ids = self._others(one, self.edges(one)).numpy()
+            ids = ids.astype(np.int32) if len(self.mapped) < 1 << 31 else ids
+            memory -= ids.nbytes
+            num_bytes -= len(ids) * self._row_bytes
+            if found and (memory < 0 or num_bytes < 0):
+                break
+            found.append(ids)
+        self._group, lists = range(index, index + len(found)), RowLists(found, self._row_bytes, self.memory // 2)
+        # Packing pays if it takes less than two thirds of the time, counted in bytes that the disk could read.
+        of_a_row, sweep, num_rows = BLOCK + self.reads.gap, self.mapped.nbytes, lists.num_rows
+        direct = sum(min(len(ids) * of_a_row, sweep) for ids in found)
+        requests = len(found) * -(-num_rows // lists.rows_at_once)  # a slice's rows of a piece
+        if min(num_rows * of_a_row, sweep) + 2 * num_rows * self._row_bytes + requests * of_a_row < WINS * direct:
             dtype = self.mapped.dtype
             with ScratchFile(self.folder, lists.num_bytes) as file:
                 self._packed = lists.copy(
@@ -225,26 +238,3 @@ class SourcesOnDisk:
         (first, end), sources = self._own(some), edges.sources.to(torch.int64)
         others: Tensor = torch.unique(sources[(sources < first) | (sources >= end)])
         return others
-
-    def _look_ahead(self, index: int) -> list[Ids]:
-        """Return the sources of as many slices as half of the memory holds ids of, and scratch space rows."""
-        found: list[Ids] = []
-        memory, num_bytes = self.memory // 2, int(self.share * scratch_bytes(self.folder))
-        for some in self.slices[index:]:
-            self.check()
-            ids = self._others(some, self.edges(some)).numpy()
-            ids = ids.astype(np.int32) if len(self.mapped) < 1 << 31 else ids
-            memory -= ids.nbytes
-            num_bytes -= len(ids) * self._row_bytes
-            if found and (memory < 0 or num_bytes < 0):
-                break
-            found.append(ids)
-        return found
-
-    def _pays(self, lists: RowLists) -> bool:
-        """Return whether packing takes less than two thirds of the time, counted in bytes that the disk could read."""
-        of_a_row, sweep, num_rows = BLOCK + self.reads.gap, self.mapped.nbytes, lists.num_rows
-        direct = sum(min(len(one) * of_a_row, sweep) for one in lists.ids)
-        requests = len(lists.ids) * -(-num_rows // lists.rows_at_once)  # a slice's rows of a piece
-        packed = min(num_rows * of_a_row, sweep) + 2 * num_rows * self._row_bytes + requests * of_a_row
-        return packed < WINS * direct

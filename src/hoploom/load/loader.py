@@ -221,18 +221,6 @@ class Loader:
         line = f"rank {dist.get_rank()} reads all {self._order.num_seeds:,} seeds of a loader that no other rank reads"
         print(f"hoploom: {line}", file=sys.stderr, flush=True)
 
-    def _unread(self, num_seeds: int) -> str:
-        """Return how many seeds of a split no rank has, in words, if the seeds are of a split."""
-        node_type, nodes = self.maker.seed_nodes
-        some = nodes[:: max(1, nodes.numel() // 4096)]
-        for name in self.store.schema.node_type(node_type).splits if isinstance(self.maker, NodeMaker) else ():
-            members = self.store.split(name, node_type)  # [n] int64, ascending
-            if members.numel() > num_seeds:
-                at = torch.searchsorted(members, some).clamp(max=members.numel() - 1)
-                if torch.equal(members[at], some):
-                    return f"; {members.numel() - num_seeds:,} seeds of the split {name!r} are on no rank"
-        return ""
-
     def _tell_share(self) -> None:
         """Print one line on rank 0 if the seeds are distributed and the script has not said so."""
         order = self._order
@@ -241,10 +229,18 @@ class Loader:
                 agreement.print_share(self._share)
         elif self._share.rank == 0 and not self._num_loops:
             counts = " to ".join(f"{count:,}" for count in sorted({min(order.counts), max(order.counts)}))
-            line = (
-                f"each of {order.world_size} ranks reads the {counts} seeds that it was given, in {order.num_steps:,}"
-            )
-            print(f"hoploom: {line} steps{self._unread(order.num_seeds)}", file=sys.stderr, flush=True)
+            line = f"each of {order.world_size} ranks reads the {counts} seeds that it was given"
+            line += f", in {order.num_steps:,} steps"
+            node_type, nodes = self.maker.seed_nodes
+            some = nodes[:: max(1, nodes.numel() // 4096)]
+            for name in self.store.schema.node_type(node_type).splits if isinstance(self.maker, NodeMaker) else ():
+                members = self.store.split(name, node_type)  # [n] int64, ascending
+                if (num_unread := members.numel() - order.num_seeds) > 0:
+                    at = torch.searchsorted(members, some).clamp(max=members.numel() - 1)
+                    if torch.equal(members[at], some):
+                        line += f"; {num_unread:,} seeds of the split {name!r} are on no rank"
+                        break
+            print(f"hoploom: {line}", file=sys.stderr, flush=True)
 
     def __len__(self) -> int:
         self.settle()

@@ -1,7 +1,5 @@
 """NeighborLoader, LinkNeighborLoader and HGTLoader: PyG's arguments in, PyG's batches out."""
 
-from typing import Any
-
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
@@ -95,10 +93,19 @@ class LinkNeighborLoader(Loader):
         count = ends.shape[1]
         if count == 0:
             raise ConfigError("edge_label_index is empty; give at least one link")
+        labels = None
+        if given.edge_label is not None:
+            labels = inputs.read_tensor("edge_label", given.edge_label)
+            if labels.shape[:1] != (count,):
+                raise ConfigError(f"edge_label has shape {tuple(labels.shape)} for {count} links; give one each")
+            if negatives is not None and negatives.is_triplet():
+                raise ConfigError("edge_label has no place in triplet negative sampling; leave it out")
+            if negatives is not None and labels.min() == 0:
+                labels = labels + 1  # zero now means negative, as in PyG
         links = LinkInput(
             _link_task(store, key, negatives, given),
             ends,
-            _labels(given.edge_label, count, negatives),
+            labels,
             inputs.as_times("edge_label_time", given.edge_label_time, count),
             inputs.as_input_id(given.input_id, count),
         )
@@ -155,19 +162,6 @@ def _node_maker(
         raise ConfigError(f"{node_type!r} has no {time_attr!r} to date its seeds; give input_time")
     seeds = NodeSeeds(node_type, nodes, implied if input_id is None else input_id, times)
     return NodeMaker(sampler, assembler, seeds, transform=given.transform)
-
-
-def _labels(edge_label: Any, count: int, negatives: NegativeSampling | None) -> Tensor | None:
-    if edge_label is None:
-        return None
-    labels = inputs.read_tensor("edge_label", edge_label)
-    if labels.shape[:1] != (count,):
-        raise ConfigError(f"edge_label has shape {tuple(labels.shape)} for {count} links; give one each")
-    if negatives is not None and negatives.is_triplet():
-        raise ConfigError("edge_label has no place in triplet negative sampling; leave it out")
-    if negatives is not None and labels.min() == 0:
-        return labels + 1  # zero now means negative, as in PyG
-    return labels
 
 
 def _link_task(store: Store, key: RelationName, negatives: NegativeSampling | None, given: LinkArguments) -> LinkTask:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import hoploom
 from hoploom import Store, StoreError
 from hoploom.inference import Inference, infer
-from hoploom.inference.files import ParquetFile, RowFile
+from hoploom.inference.files import RowFile
 from hoploom.inference.layerwise import plan_of
 from hoploom.inference.slices import Slices
 from hoploom.nn import GNN, Shape
@@ -312,16 +312,3 @@ def give_back_freed_memory() -> None:
 def private_bytes() -> int:
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
-
-
-def test_a_file_whose_writer_cannot_be_made_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[Any] = []
-
-    def refuse(file: Any, *_: object, **__: object) -> None:
-        opened.append(file)
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(pyarrow.parquet, "ParquetWriter", refuse)
-    with pytest.raises(OSError, match="the disk is full"):
-        ParquetFile(tmp_path / "part.parquet", {"id": torch.arange(2)})
-    assert [file.closed for file in opened] == [True]
