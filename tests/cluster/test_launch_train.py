@@ -24,7 +24,7 @@ threads = 1
 epochs = 1
 
 [output]
-tensorboard = false
+loggers = []
 """
 WORKER = """
 store = "graph.store"

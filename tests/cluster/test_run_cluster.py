@@ -17,8 +17,7 @@ from hoploom.ingest.synthetic import generate
 from hoploom.nn import GNN, Shape
 from hoploom.train import init
 from hoploom.train.runs.run import Result, run, summary
-from hoploom.train.runs.run_file import RunFile
-from hoploom.train.runs.run_toml import parse_run_file
+from hoploom.train.runs.run_file import RunFile, parse_run_file
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_sync")
 
@@ -38,7 +37,7 @@ threads = 1
 epochs = 2
 
 [output]
-tensorboard = false
+loggers = []
 """
 
 

@@ -22,8 +22,7 @@ from hoploom.ops.deadline import idle, reached
 from hoploom.ranks.context import Context, init
 from hoploom.ranks.supervise import StopRequests
 from hoploom.store import Store
-from hoploom.train.learner import Training
-from hoploom.train.step import Stepper, _HostScalar
+from hoploom.train.step import Stepper, Training, _HostScalar
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 SHORT = 0.02  # seconds

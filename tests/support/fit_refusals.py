@@ -6,8 +6,8 @@ import pytest
 
 from hoploom import ConfigError
 from hoploom.ranks.context import Context
-from hoploom.train.learner import Training
 from hoploom.train.loop import fit
+from hoploom.train.step import Training
 from support import fit_workers
 from support.fit_workers import QUIET, learner_of, train_loader
 

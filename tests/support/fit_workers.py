@@ -18,10 +18,9 @@ from hoploom import ConfigError, LinkNeighborLoader, NeighborLoader, Store
 from hoploom.load.loader import Loader
 from hoploom.ranks.context import Context, init
 from hoploom.train.checkpoint import Checkpoint, write_state
-from hoploom.train.evaluation import evaluate
 from hoploom.train.journal import Journal
-from hoploom.train.learner import Learner, Training
-from hoploom.train.loop import Outcome, fit
+from hoploom.train.loop import Outcome, evaluate, fit
+from hoploom.train.step import Learner, Training
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression
 from support.loader_workers import a_share_read_by_rank_0_alone
 
@@ -197,27 +196,6 @@ def gradients_of(context: Context, step: int) -> list[Tensor]:
     return [old - new.detach() for old, new in zip(before, model.parameters(), strict=True)]
 
 
-def sharded_curve(context: Context, folder: str) -> list[Tensor]:
-    """What two epochs make of a model that fully_shard has cut, stopped after three steps and restored in between."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    checkpoint = Checkpoint(Path(folder) / "sharded", context)
-    for max_steps in (3, None):
-        model = Sage()
-        for part in (*model.convs, model):
-            fully_shard(part, mesh=init_device_mesh("cpu", (context.world_size,)))
-        with pytest.raises(hoploom.ConfigError, match=r"the model is sharded, .* leave wrap"):
-            context.wrap(model)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-        learner = Learner(model, optimizer, NodeClassification(NUM_CLASSES), train_loader(context=context))
-        checkpoint.restore("last", learner.parts())
-        fit(learner, Training(2, max_steps=max_steps, **QUIET), context, checkpoint=checkpoint)
-    found = evaluate(model, val_loader(batch_size=24), learner.task, context)  # three steps for two ranks
-    assert found == pytest.approx(evaluate(plain_of(model), val_loader(batch_size=24), learner.task, context))
-    return list(plain_of(model).parameters())
-
-
 def compiled_two_ranks(context: Context, folder: str) -> None:
     """torch.compile around DDP and DDP around torch.compile; "eager" traces as any backend, and needs no compiler."""
     for name in ("around", "within"):
@@ -230,13 +208,6 @@ def compiled_two_ranks(context: Context, folder: str) -> None:
         fit(learner, Training(2, accumulate=2, **QUIET), context, checkpoint=checkpoint)
         ours, theirs = (evaluate(each, val_loader(), learner.task, context) for each in (model, plain))
         assert ours == pytest.approx(theirs)
-
-
-def plain_of(model: Any) -> Sage:
-    """The same whole on every rank."""
-    plain = Sage()
-    plain.load_state_dict({name: value.full_tensor() for name, value in model.state_dict().items()})
-    return plain
 
 
 def link_curve(context: Context) -> list[Tensor]:
@@ -279,7 +250,6 @@ def two_ranks(context: Context, folder: str) -> None:
     found = {
         "gradients": [gradients_of(context, step) for step in (0, 3)],
         "links": link_curve(context),
-        "sharded": [parameter.detach() for parameter in sharded_curve(context, folder)],
         "curve": curve(context),
         "accumulated": curve(context, accumulate=2),
         "metrics": all_metrics(context),

@@ -12,8 +12,7 @@ from hoploom.gpu.whole_steps import WholeStep
 from hoploom.nn import GNN, Shape
 from hoploom.ranks.context import init
 from hoploom.ranks.supervise import StopRequests
-from hoploom.train.learner import Learner, Training
-from hoploom.train.step import Stepper
+from hoploom.train.step import Learner, Stepper, Training
 from hoploom.train.tasks import NodeClassification
 from support.device_loaders import placed
 from support.graphs import random_graph

@@ -79,7 +79,7 @@ def _infer_arguments(parser: argparse.ArgumentParser) -> None:
 def train(arguments: Arguments) -> int:
     """Train as run.toml describes."""
     from hoploom.train.runs.run import RESULT_FILE
-    from hoploom.train.runs.run_toml import check_run, read_run_file
+    from hoploom.train.runs.run_file import check_run, read_run_file
 
     run_file = read_run_file(arguments.file, arguments.set)
     started = environment.read_rank()
@@ -111,9 +111,9 @@ def train(arguments: Arguments) -> int:
 
 def train_rank(context: "Context", run_file: "RunFile", resume: bool, progress: bool, as_object: bool) -> bool:
     """Train on this rank; return False if the run was stopped early."""
-    from hoploom.train.runs.run import result_json, run_checked, summary
+    from hoploom.train.runs.run import result_json, run, summary
 
-    result = run_checked(run_file, context, resume=resume, progress=progress)
+    result = run(run_file, context, resume=resume, progress=progress, checked=True)
     if context.is_main:
         try:
             print(summary(result), file=sys.stderr if as_object else sys.stdout, flush=True)
@@ -127,7 +127,7 @@ def train_rank(context: "Context", run_file: "RunFile", resume: bool, progress: 
 def _way_on(error: str, arguments: Arguments, run_file: "RunFile", started: RankInfo) -> list[str]:
     """Return the last checkpoint, unless `error` names it, and the command that continues from it."""
     from hoploom.train.checkpoint import last_good
-    from hoploom.train.runs.run_toml import LAST
+    from hoploom.train.runs.run_file import LAST
 
     path = run_file.output.folder / f"{LAST}.safetensors"
     saved = last_good(path)
@@ -157,9 +157,8 @@ def evaluate_run(arguments: Arguments) -> int:
 
 def evaluate_rank(context: "Context", run_file: "RunFile", checkpoint: Path, split: str, as_object: bool) -> None:
     """Evaluate on this rank; rank 0 prints the metrics."""
-    from hoploom.train.evaluation import evaluate
-    from hoploom.train.runs.run import open_graph, trained_model, with_placement
-    from hoploom.train.runs.setup import eval_loader, training_setup
+    from hoploom.train.loop import evaluate
+    from hoploom.train.runs.run import eval_loader, open_graph, trained_model, training_setup, with_placement
 
     setup = training_setup(run_file, open_graph(run_file, context))
     if split not in setup.seeds:
@@ -196,8 +195,7 @@ def infer_rank(
     from hoploom.inference.infer import Inference, folder_of, infer
     from hoploom.nn.models import GNN
     from hoploom.ranks.context import unwrap
-    from hoploom.train.runs.run import open_graph, trained_model
-    from hoploom.train.runs.setup import infer_loader, training_setup
+    from hoploom.train.runs.run import infer_loader, open_graph, trained_model, training_setup
 
     setup = training_setup(run_file, open_graph(run_file, context))
     model = trained_model(run_file, setup, context, checkpoint)
@@ -276,7 +274,7 @@ def _init(arguments: Arguments) -> int:
             if "  # guessed" in line:
                 print(f"{section} {line}", file=sys.stderr)
     else:
-        from hoploom.train.runs.run_toml import template, template_for
+        from hoploom.train.runs.template import template, template_for
 
         text, why = (template(), "") if arguments.store is None else template_for(arguments.store, beside=path.parent)
         if why:
@@ -299,6 +297,6 @@ COMMANDS = {
         _init_arguments,
         _init,
         lambda a: f"reading {a.tables or a.store}" if a.tables or a.store else "",
-        lambda a: "hoploom.ingest.tables.draft" if a.tables else "hoploom.train.runs.run_toml",
+        lambda a: "hoploom.ingest.tables.draft" if a.tables else "hoploom.train.runs.template",
     ),
 }

@@ -17,8 +17,7 @@ from hoploom.errors import ConfigError
 from hoploom.load.maker import NodeMaker
 from hoploom.nn import GNN
 from hoploom.ranks.context import unwrap
-from hoploom.train.learner import Learner, Training
-from hoploom.train.step import check_closure
+from hoploom.train.step import Learner, Training, check_closure
 from hoploom.train.tasks import NodeTask
 
 

@@ -37,8 +37,7 @@ from hoploom.ranks.supervise import StopRequests
 from hoploom.schema import RelationName
 from hoploom.store import Wanted
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.learner import Learner, Training, mixed
-from hoploom.train.step import StepCounts, Stepper, StepReport, StepResult
+from hoploom.train.step import Learner, StepCounts, Stepper, StepReport, StepResult, Training, mixed
 from hoploom.train.tasks import NodeTask
 
 SLOTS = 2  # one is filled while the other is learned from

@@ -33,8 +33,7 @@ from hoploom.store import Store, Wanted
 from hoploom.store.budget import little_idle
 from hoploom.store.format import node_file, sync_folder
 from hoploom.train.batch_adapter import adapted
-from hoploom.train.evaluation import evaluating
-from hoploom.train.journal import progress_bar
+from hoploom.train.loop import evaluating, progress_bar
 from hoploom.train.tasks import NodeTask, Task
 
 Column = Literal["embedding", "output", "prediction"]
@@ -241,7 +240,7 @@ def _loaders(
         if not (num_nodes := schema.node_type(name).num_nodes):
             continue
         loader = make(None if schema.homogeneous else name)
-        takes = adapted(model, loader)
+        takes = adapted(model)
         if loader.drop_last or getattr(takes, "takes_links", False):
             why = "the loader has drop_last=True" if loader.drop_last else f"{type(model).__name__} scores links"
             raise ConfigError(f"{why}, so not every node of {name!r} would get a row; give one that has a row each")

@@ -212,7 +212,7 @@ class Context:
         if not any(parameter.requires_grad for parameter in parameters):
             raise ConfigError("the model has no parameter that needs a gradient; wrap is for models to train")
         if any(hasattr(parameter, "full_tensor") for parameter in parameters):  # a DTensor
-            raise ConfigError("the model is sharded, and averages its gradients itself; leave wrap(model) out")
+            raise ConfigError("the model is cut by fully_shard; give wrap the whole model")
         model = model.to(self.device)
         if self.world_size == 1:
             return model

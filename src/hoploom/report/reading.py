@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hoploom.errors import ConfigError
-from hoploom.train.records import EVENTS, no_run, times_file
+from hoploom.train.journal import EVENTS, no_run, times_file
 
 EPOCHS, RESULT, RECIPE = "metrics.jsonl", "result.json", "run.toml"
 STEPS = "steps-rank{}.jsonl"

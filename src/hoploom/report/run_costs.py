@@ -9,7 +9,7 @@ import numpy as np
 from hoploom.config.values import as_bytes, as_seconds, as_share
 from hoploom.report.page import Card, bars, notices, table_markup
 from hoploom.report.reading import Labelled, Line, RunReader, totals
-from hoploom.train.records import DiskUse, disk_use
+from hoploom.train.journal import DiskUse, disk_use
 
 PARTS = {  # of a step, in the order in which they are drawn: how they are written, and shown
     "wait": "wait for the batch",

@@ -13,7 +13,7 @@ from hoploom.report.charts import run_charts
 from hoploom.report.page import Card, Page, State, charts, command, key_figures, listing, notices, table_markup
 from hoploom.report.reading import Labelled, RunReader, totals
 from hoploom.report.run_costs import disk_card, disk_use_of, machine_card, memory_card, time_cards
-from hoploom.train.records import WAITS
+from hoploom.train.journal import WAITS
 
 STATES: Mapping[str, tuple[str, State]] = {
     "done": ("finished", "good"),

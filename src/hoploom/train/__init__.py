@@ -11,25 +11,19 @@ if TYPE_CHECKING:
     from hoploom.ranks.context import Context, init, unwrap
     from hoploom.ranks.spawn import spawn
     from hoploom.train.checkpoint import Checkpoint
-    from hoploom.train.evaluation import evaluate
-    from hoploom.train.journal import Journal
-    from hoploom.train.learner import Learner, Training
-    from hoploom.train.loggers import Logger
-    from hoploom.train.loop import Outcome, fit
-    from hoploom.train.step import StepReport
+    from hoploom.train.journal import Journal, Logger
+    from hoploom.train.loop import Outcome, evaluate, fit
+    from hoploom.train.step import Learner, StepReport, Training
     from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task
 
 # Imported at first use: a program that only talks to other ranks need not import PyG, which takes seconds.
 _HOMES = {
     "ranks.context": ("Context", "init", "unwrap"),
     "ranks.spawn": ("spawn",),
-    "train.evaluation": ("evaluate",),
-    "train.journal": ("Journal",),
+    "train.journal": ("Journal", "Logger"),
     "train.checkpoint": ("Checkpoint",),
-    "train.learner": ("Learner", "Training"),
-    "train.loggers": ("Logger",),
-    "train.loop": ("Outcome", "fit"),
-    "train.step": ("StepReport",),
+    "train.loop": ("Outcome", "evaluate", "fit"),
+    "train.step": ("Learner", "StepReport", "Training"),
     "train.tasks": ("LinkPrediction", "MultiLabel", "NodeClassification", "NodeRegression", "Task"),
 }
 

@@ -16,25 +16,20 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GATConv, GATv2Conv, GINConv, SAGEConv, Sequential
+from torch_geometric.nn import Sequential
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from hoploom.errors import ConfigError, HoploomError
 from hoploom.load.assemble import FEATURES, Batch
-from hoploom.load.loader import Loader
 from hoploom.nn import GNN
 from hoploom.ranks.context import unwrap
-from hoploom.train.checkpoint import check_sharding
+from hoploom.train.checkpoint import check_whole
 from hoploom.train.tasks import NodeTask, Task
 
 FIELDS = {"num_sampled_nodes_per_hop": "num_sampled_nodes", "num_sampled_edges_per_hop": "num_sampled_edges"}
 COUNTS = NODES, EDGES = "num_sampled_nodes", "num_sampled_edges"  # per hop, which PyG's models trim by
-TRIMMED_CONVS = (SAGEConv, GATConv, GATv2Conv, GINConv)  # read nothing but a destination's own list
-BY_ROW_NORMS = (nn.Identity, nn.LayerNorm)
-BY_ROW_ACTIVATIONS = (type(None), nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh)
 WEIGHTS = ("edge_weight", "edge_attr")
 INPUTS = frozenset((FEATURES, "edge_index", *WEIGHTS, *COUNTS))
 ABOUT_A_BATCH = re.compile(r"\b(Hetero)?Data\b|'(Global|Base|Node|Edge)Storage'")
@@ -62,21 +57,21 @@ class BatchAdapter(nn.Module):
     >>> outputs = BatchAdapter(torch_geometric.nn.GraphSAGE(100, 256, 2, 47))(batch)
     """
 
-    def __init__(self, model: nn.Module, *, is_transformed: bool = False) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.called_model = model
         own = unwrap(model)
         self._own = (own,)  # a tuple, or torch would list the module a second time
         arguments = _arguments_of(own)
-        optional = _optional_fields(own, is_transformed=is_transformed)
+        optional = {FEATURES, "edge_index", *WEIGHTS}
+        if isinstance(own, (BasicGNN, GraphModule)):
+            optional -= {"edge_attr"} if all(getattr(m, "edge_dim", None) is None for m in own.modules()) else set()
         self._arguments = [one for one in arguments if one.is_required or one.field in optional]
         if _takes_the_batch(arguments):
             self._arguments = []
         self._is_known = bool(arguments)
         self._positional = [one.name for one in arguments if one.is_positional]
         self.takes_links = any(one.field == "edge_label_index" for one in self._arguments)
-        convs = getattr(own, "convs", None)
-        self._num_layers = len(list(convs.children())) if isinstance(convs, nn.Module) else 0
         self._is_new = True
 
     def forward(self, *given: Any, **named: Any) -> Any:
@@ -108,10 +103,9 @@ class BatchAdapter(nn.Module):
     def _values(self, batch: Batch) -> dict[str, Any]:
         """Return the arguments by name."""
         fields = {one.field: _field_of(batch, one.field) for one in self._arguments}
-        left_out = () if self._can_trim(fields, batch) else COUNTS
         values = {}
         for one in self._arguments:
-            if one.is_required and one.field in left_out and not _counts_hold(batch):
+            if one.field in COUNTS and not _counts_hold(batch):
                 raise ConfigError(
                     f"{type(self._own[0]).__name__}.forward takes {one.name!r}, but the loader's transform changed the "
                     "nodes or edges, so num_sampled_nodes and num_sampled_edges no longer match; leave the argument "
@@ -121,22 +115,15 @@ class BatchAdapter(nn.Module):
             mistyped = one.name.endswith("_dict") and not isinstance(batch, HeteroData)
             if is_needed and (mistyped or fields[one.field] is None):
                 raise _no_such_field(self._own[0], one.name, batch)
-            if fields[one.field] is not None and (one.is_required or one.field not in left_out):
+            if fields[one.field] is not None:
                 values[one.name] = fields[one.field]
         return values
 
-    def _can_trim(self, fields: Mapping[str, Any], batch: Batch) -> bool:
-        """Return whether PyG can trim: a hop for every layer, whose counts hold, and one kind of edge weights."""
-        hops = fields.get(EDGES)
-        is_weighed_twice = all(fields.get(name) is not None for name in WEIGHTS)
-        return hops is None or (len(hops) >= self._num_layers and not is_weighed_twice and _counts_hold(batch))
 
-
-def adapted(model: nn.Module, loader: Loader) -> nn.Module:
-    """Return a module to call with the loader's batches: the model itself if it is one of hoploom.nn."""
-    check_sharding(model)
-    is_transformed = getattr(getattr(loader, "maker", None), "transform", None) is not None
-    return model if isinstance(unwrap(model), GNN) else BatchAdapter(model, is_transformed=is_transformed)
+def adapted(model: nn.Module) -> nn.Module:
+    """Return a module to call with batches: the model itself if it is one of hoploom.nn."""
+    check_whole(model)
+    return model if isinstance(unwrap(model), GNN) else BatchAdapter(model)
 
 
 def without_ddp(model: nn.Module) -> nn.Module:
@@ -169,33 +156,11 @@ def _arguments_of(model: nn.Module) -> list[Argument]:
     return [Argument(one.name, one.default is one.empty, one.kind == one.POSITIONAL_ONLY) for one in named]
 
 
-def _optional_fields(model: nn.Module, *, is_transformed: bool) -> frozenset[str]:
-    """Return the fields that arguments with a default are given."""
-    left_out = set() if not is_transformed and _trimming_is_exact(model) else set(COUNTS)
-    is_of_pyg = isinstance(model, (BasicGNN, GraphModule))
-    if is_of_pyg and all(getattr(module, "edge_dim", None) is None for module in model.modules()):
-        left_out.add("edge_attr")
-    return INPUTS.difference(left_out)
-
-
 def _field_of(batch: Batch, field: str) -> Any:
     """Return a field of a batch, by type if there are several; None if it has none."""
     if not isinstance(batch, HeteroData):
         return batch._store.get(field, None)
     return {storage._key: storage[field] for storage in batch.stores if storage._key and field in storage} or None
-
-
-def _trimming_is_exact(model: nn.Module) -> bool:
-    """Return whether PyG's own model gives the same rows of seeds if it leaves out rows that no seed needs.
-
-    Not for GCN, which needs the sources' degrees, nor if something may read all rows: jumping knowledge, and every
-    norm and activation that is not known to read one row at a time.
-    """
-    if not isinstance(model, BasicGNN) or hasattr(model, "jk") or not isinstance(model.act, BY_ROW_ACTIVATIONS):
-        return False
-    by_row = all(isinstance(norm, BY_ROW_NORMS) for norm in model.norms)
-    by_row = by_row and not any(isinstance(module, _BatchNorm) for module in model.modules())
-    return by_row and all(isinstance(conv, TRIMMED_CONVS) for conv in model.convs)
 
 
 def _counts_hold(batch: Batch) -> bool:

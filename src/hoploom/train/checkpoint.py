@@ -2,7 +2,7 @@
 
 Any safetensors reader sees the tensors; the structure around them is JSON in the file's metadata: keys of any scalar
 type, tuples, NaN and infinity survive, aliased tensors are written twice. A checksum covers all of it, which costs one
-more pass over the bytes. Models cut by torch's fully_shard are saved whole, so every rank holds the state once.
+more pass over the bytes.
 
 This module imports no PyG, which takes seconds: a program that only saves checkpoints does without it.
 """
@@ -71,9 +71,11 @@ class Checkpoint:
         path, *second = map(self.path, (name,) if isinstance(name, str) else name)
         random = _random_states(self._context)
         with all_or_none(self._context, f"writing {path}"):
-            if self._context.is_main or any(is_sharded(owner) for owner in parts.values()):
-                states = {part: _whole(dict(_unwrapped(owner).state_dict())) for part, owner in parts.items()}
+            for owner in parts.values():
+                if isinstance(owner, nn.Module):
+                    check_whole(owner)
             if self._context.is_main:
+                states = {part: dict(_unwrapped(owner).state_dict()) for part, owner in parts.items()}
                 kinds = {part: _kind(owner) for part, owner in parts.items()}
                 state = {"format": FORMAT, "parts": states, "kinds": kinds, "extra": extra, "random": random}
                 write_state(path, state, first=second[0] if second else None)
@@ -99,7 +101,7 @@ class Checkpoint:
                 for part, owner in parts.items():
                     _check_part(path, state, part, _unwrapped(owner))
                 for part, owner in parts.items():
-                    _load(path, part, _unwrapped(owner), _cut_as(owner, state["parts"][part]))
+                    _load(path, part, _unwrapped(owner), state["parts"][part])
                 _set_random_states(self._context, state["random"])
             except HoploomError:
                 raise
@@ -218,68 +220,14 @@ def _set_random_states(context: Context, states: Mapping[str, list[Tensor]]) -> 
         torch.cuda.set_rng_state(states["cuda"][context.rank], context.device)
 
 
-# --- sharded models ------------------------------------------------------------------------------
-
-
-def check_sharding(model: nn.Module) -> None:
-    """Raise ConfigError for the older FSDP, whose state and forward need calls of its own on all ranks."""
-    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+def check_whole(model: nn.Module) -> None:
+    """Raise ConfigError for a model whose parameters are cut over the ranks."""
+    is_cut = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())  # a DTensor
+    if is_cut or any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise ConfigError(
-            "the model is a FullyShardedDataParallel, which neither fit, evaluate nor Checkpoint can take; use "
-            "torch.distributed.fsdp.fully_shard(model), or context.wrap(model) where the model fits on every rank"
+            "the model is cut over the ranks, by fully_shard or FullyShardedDataParallel; fit, evaluate and Checkpoint "
+            "take whole models: use context.wrap(model), or train in a loop of your own"
         )
-
-
-def is_sharded(part: Any) -> bool:
-    """Return whether each rank holds a share of the parameters of this model or optimizer."""
-    if isinstance(part, nn.Module):
-        check_sharding(part)
-    return any(_is_cut(parameter) for parameter in _parameters(part))
-
-
-def _parameters(part: Any) -> list[Tensor]:
-    if isinstance(part, nn.Module):
-        return list(part.parameters())
-    if isinstance(part, torch.optim.Optimizer):
-        return [parameter for group in part.param_groups for parameter in group["params"]]
-    return []
-
-
-def _is_cut(value: Any) -> bool:
-    """Return whether a value is a DTensor, without the import, which takes a while."""
-    return hasattr(value, "full_tensor")
-
-
-def _whole(state: Any) -> Any:
-    """Return a state with whole tensors. All ranks call."""
-    if isinstance(state, dict) and not isinstance(state, Counter):
-        return {key: _whole(value) for key, value in state.items()}
-    if type(state) in (list, tuple):
-        return type(state)(map(_whole, state))
-    return state.full_tensor() if _is_cut(state) else state
-
-
-def _cut_as(part: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a saved state in which the sharded tensors of a model or an optimizer are this rank's shares."""
-    if not is_sharded(part):
-        return state
-    if isinstance(part, nn.Module):
-        mine = part.state_dict()
-        return {name: _cut(value, mine[name]) for name, value in state.items()}
-    kept = {
-        number: {name: _cut(value, parameter) for name, value in state["state"][number].items()}
-        for number, parameter in enumerate(_parameters(part))
-        if number in state["state"]
-    }
-    return {**state, "state": kept}
-
-
-def _cut(value: Any, like: Any) -> Any:
-    if not (_is_cut(like) and isinstance(value, Tensor) and value.shape == like.shape):
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
 
 
 # --- the file ------------------------------------------------------------------------------------

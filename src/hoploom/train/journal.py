@@ -1,47 +1,44 @@
-"""The journal of a run, and the progress it shows.
+"""The journal of a run: what its steps, its epochs and its machines are written into, and the loggers that get a copy.
 
-Written: a JSON line per step and rank, one per validation, the lines of `records.py`, and what loggers get; a power cut
-may lose the newest lines. Shown: a bar by tqdm on a terminal or in a notebook, else a plain line now and then.
+Written: a JSON line per step and rank, one per validation, and sums of about a second of where time and memory go; a
+power cut may lose the newest lines. Each logger has a thread of its own, so that a slow network holds up no step; one
+that fails is left out for the rest of the run, with one warning.
 """
 
 import json
 import math
 import os
 import platform
+import queue
+import resource
 import socket
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import torch
-from tqdm.auto import tqdm
 
-from hoploom.errors import StoreError
-from hoploom.ranks.context import Context
+from hoploom.config.extras import check_installed
+from hoploom.errors import ConfigError, StoreError
+from hoploom.store.format import STORE_FILE
 from hoploom.system import num_cores
-from hoploom.train.learner import Learner, Training
-from hoploom.train.loggers import Logger, make_loggers
-from hoploom.train.records import EVENTS, DiskMeter, Times, disk, times_file
-from hoploom.train.step import StepReport
+
+if TYPE_CHECKING:
+    from hoploom.ranks.context import Context
+    from hoploom.train.step import Learner, StepReport
 
 EPOCHS = "metrics.jsonl"
 WRITTEN = ("epoch", "step", "loss", "seeds", "rows", "learning_rate", "seconds", "wait_seconds")  # of a step
 LOGGED = ("loss", "learning_rate", "seconds", "wait_seconds")  # of a step
-MOST_WARNINGS = 100  # different ones that a run keeps
 LIBRARIES = ("hoploom", "torch", "torch-geometric", "numpy", "triton")
-REDRAW_SECONDS = 0.1
-PLAIN_SECONDS = 30.0  # between lines if there is no terminal
-WIDEST, WITH_DISK = 100, 180  # columns of what is shown
-BAR = 1  # columns that are left to the bar at least
-FIGURE = 8  # characters of a metric
-HEADER_EVERY = 25  # lines of epochs
-SMOOTHING = 0.05  # weight of the newest step in the loss that is shown
 
 
 class Journal:
@@ -52,33 +49,28 @@ class Journal:
 
     A `with` block also records what follows `fit`; without it, the run ends for the journal when `fit` does.
     `loggers` are names, or objects with the three methods of `Logger`; None: TensorBoard, if it is installed.
-    `settings` is what W&B and MLflow show of the run, such as `{"optimizer.lr": 0.01}`.
+    `settings` is what W&B shows of the run, such as `{"optimizer.lr": 0.01}`.
     """
 
     def __init__(
         self,
         folder: str | Path,
-        context: Context,
+        context: "Context",
         *,
-        loggers: Sequence[str | Logger] | None = None,
+        loggers: "Sequence[str | Logger] | None" = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._folder, self._context = Path(folder), context
         self.steps_file, self.epochs_file = self._folder / f"steps-rank{context.rank}.jsonl", self._folder / EPOCHS
         self._times_file = self._folder / times_file(context.rank)
-        self._times = Times(lambda line: self._append(self._times_file, line), self._gpu_bytes)
+        self._times = Times(lambda line: self._append(self._times_file, line), context.device)
         self._files: dict[str, TextIO] = {}
-        self._warnings = _WarningLog()
         self._outcome: dict[str, Any] | None = None  # of training; its event follows when the journal is closed
-        self._block, self._is_entered = ExitStack(), False
+        self._is_entered = False
         self._loggers = make_loggers(loggers if context.is_main else [], self._folder, settings or {})
 
-    def _gpu_bytes(self) -> dict[str, int]:
-        device = self._context.device
-        return {} if device.type != "cuda" else {"gpu": torch.cuda.max_memory_allocated(device)}
-
     @contextmanager
-    def recording(self, learner: Learner, machines: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    def recording(self, learner: "Learner", machines: Sequence[Mapping[str, Any]]) -> Iterator[None]:
         """Record the training of a learner in this block. Lines of steps after its progress are removed first.
 
         `machines` are those of all ranks, as `machine_of` describes each.
@@ -105,8 +97,7 @@ class Journal:
         )
         self._outcome = {}
         try:
-            with nullcontext() if self._is_entered else self._warnings.kept():
-                yield
+            yield
         except BaseException as error:
             with suppress(StoreError):  # the first error is the one to raise
                 self._times.flush()
@@ -132,14 +123,9 @@ class Journal:
         outcome, self._outcome = self._outcome, None
         if outcome is None or (error is None and "stopped" not in outcome):
             return
-        self._write_warnings(self._warnings.take_rest())
         if error is not None:
             outcome = {"error": f"{type(error).__name__}: {error}", "step": outcome.get("step", 0)}
         self.event("end", **outcome)
-
-    def _write_warnings(self, texts: Sequence[str]) -> None:
-        for text in texts:
-            self.event("warning", text=text)
 
     def event(self, kind: str, **content: Any) -> None:
         """Write an event. Only those of rank 0 are written."""
@@ -164,13 +150,12 @@ class Journal:
         for logger in self._loggers:
             logger.begin(steps)
 
-    def step(self, report: StepReport) -> None:
+    def step(self, report: "StepReport") -> None:
         """Write the line of a step."""
         line = {name: getattr(report, name) for name in WRITTEN}
         line["epoch"] += 1
         self._append(self.steps_file, line)
         self._times.add_step(report)
-        self._write_warnings(self._warnings.take())
         self._log(report.step, "step", {name: line[name] for name in LOGGED})
 
     def epoch(self, metrics: Mapping[str, float], *, step: int) -> None:
@@ -209,12 +194,10 @@ class Journal:
             logger.close(failed=failed)
 
     def __enter__(self) -> "Journal":
-        self._block.enter_context(self._warnings.kept())
         self._is_entered = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *trace: object) -> None:
-        self._block.close()
         self._is_entered = False
         if error is not None:
             with suppress(StoreError):  # the first error is the one to raise
@@ -222,60 +205,12 @@ class Journal:
         self.close(failed=error is not None)
 
 
-class _WarningLog:
-    """Different warnings of a run. Any thread adds them; the training thread takes them and writes them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # a garbage collection may warn in a thread that holds it
-        self._known: set[str] = set()
-        self._waiting: list[str] = []
-        self._num_more = 0
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keep each different warning of this block, and show it as before."""
-        shown = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-            self._add(f"{category.__name__}: {message}")
-            shown(message, category, *rest, **more)
-
-        warnings.showwarning = show
-        try:
-            yield
-        finally:
-            if warnings.showwarning is show:
-                warnings.showwarning = shown
-
-    def _add(self, text: str) -> None:
-        with self._lock:
-            if text not in self._known and len(self._known) < MOST_WARNINGS:
-                self._known.add(text)
-                self._waiting.append(text)
-            elif text not in self._known:
-                self._num_more += 1
-
-    def take(self) -> list[str]:
-        """Return the warnings since the last call."""
-        with self._lock:
-            taken, self._waiting = self._waiting, []
-        return taken
-
-    def take_rest(self) -> list[str]:
-        """Return the warnings since the last call, with the number of those left out, and forget all."""
-        with self._lock:
-            more = f"and {self._num_more:,} more warnings: the first {MOST_WARNINGS} different ones are kept"
-            rest = self.take() + [more] * (self._num_more > 0)
-            self._known, self._num_more = set(), 0
-        return rest
-
-
-def machine_of(context: Context) -> dict[str, Any]:
+def machine_of(context: "Context") -> dict[str, Any]:
     """Return a description of the machine that this rank runs on."""
     found = {
         "rank": context.rank,
         "host": socket.gethostname(),
-        "cpu": _cpu_model(),
+        "cpu": platform.processor() or platform.machine(),
         "cores": context.num_cores,
         "host_cores": num_cores(),
     }
@@ -283,15 +218,6 @@ def machine_of(context: Context) -> dict[str, Any]:
         found["memory"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     device = torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else "cpu"
     return found | {"system": platform.platform(terse=True), "device": device}
-
-
-def _cpu_model() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            name, _, model = line.partition(":")
-            if name.strip() in ("model name", "Model"):
-                return " ".join(model.split())
-    return platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str]:
@@ -324,133 +250,331 @@ def _shorten(path: Path, counted: str | None, last: int) -> None:
         raise StoreError(f"cannot shorten the journal {path}: {error}; move it away") from error
 
 
-# --- what is shown --------------------------------------------------------------------------
+# --- time, memory and disk -------------------------------------------------------------------------
+
+EVENTS = "events.jsonl"
+PAUSE = 1.0  # seconds of training between two lines
+DIGITS = 6  # of seconds that are written
+MEMORY_KINDS = {"RssAnon": "private", "RssShmem": "shared", "RssFile": "mapped"}  # the kernel's names, and ours
+WAITS = 0.2  # share of a step from which waiting for batches is reported
+
+Counts = Mapping[str, float]
 
 
-class Bar(tqdm):  # type: ignore[misc]
-    """A bar of tqdm's without its thread and without its lock among processes."""
+def times_file(rank: int | str) -> str:
+    return f"times-rank{rank}.jsonl"
 
-    monitor_interval = 0
-    widest = WIDEST
-    _lock = threading.RLock()
+
+def no_run(folder: Path, missing: str) -> ConfigError:
+    """Return the error of a path that is not the output folder of a run."""
+    what = "is a store, not a run" if (folder / STORE_FILE).is_file() else f"is no run: {missing}"
+    what = what if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
+    return ConfigError(f"{folder} {what}; give the output folder of `hoploom train`, e.g. run")
+
+
+class Times:
+    """Adds up the seconds of one rank, and writes a line about once a second.
+
+    `loader`, `traffic`, `disk` and `reads` are counts since the run began; a line has what they grew by.
+    """
+
+    def __init__(self, write: Callable[[Mapping[str, Any]], None], device: torch.device) -> None:
+        self._write, self._device = write, device
+        self._sources: Mapping[str, Callable[[], Counts]] = {}
+        self._before: dict[str, Counts] = {}
+        self._seconds: dict[str, float] = {}
+        self._step, self._num_steps, self._since = 0, 0, 0.0
+
+    def watch(self, sources: Mapping[str, Callable[[], Counts]], step: int) -> None:
+        """Read these counts from now on; training is at this step."""
+        self._sources, self._step = sources, step
+        self._before = {name: read() for name, read in sources.items()}
+
+    def add_step(self, report: "StepReport") -> None:
+        """Add a step's seconds."""
+        for name, spent in {"step": report.seconds, "wait": report.wait_seconds, **report.parts}.items():
+            self._seconds[name] = self._seconds.get(name, 0.0) + spent
+        self._step, self._num_steps = report.step, self._num_steps + 1
+        self._since += report.seconds
+        if self._since >= PAUSE:
+            self.flush()
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the time of this block, such as a validation, whose reads belong to no step."""
+        began = time.perf_counter()
+        held = {source: read() for source, read in self._sources.items()} if name == "validation" else {}
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+            for source, counts in held.items():
+                before, now = self._before[source], self._sources[source]()
+                self._before[source] = {key: before.get(key, 0) + now[key] - counts.get(key, 0) for key in now}
+
+    def flush(self) -> None:
+        """Write a line, if there is anything to write."""
+        if not self._seconds:
+            return
+        line: dict[str, Any] = {"at": round(time.time(), 3), "step": self._step, "steps": self._num_steps}
+        line["seconds"] = {name: round(spent, DIGITS) for name, spent in self._seconds.items()}
+        for name, read in self._sources.items():
+            now, before = read(), self._before[name]
+            if grown := {key: round(value - before.get(key, 0), DIGITS) for key, value in now.items()}:
+                line[name] = grown
+            self._before[name] = now
+        line["memory"] = memory()
+        if self._device.type == "cuda":
+            line["memory"]["gpu"] = torch.cuda.max_memory_allocated(self._device)
+        self._seconds, self._num_steps, self._since = {}, 0, 0.0
+        self._write(line)
+
+
+def memory(status: Path = Path("/proc/self/status")) -> dict[str, int]:
+    """Return the bytes of this process by kind, as far as the system knows them. `mapped` is mostly the graph, which
+    all processes of a host share."""
+    found = {}
+    with suppress(OSError, ValueError):
+        for line in status.read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name in MEMORY_KINDS:
+                found[MEMORY_KINDS[name]] = 1024 * int(rest.split()[0])
+    return found
+
+
+def disk(io: Path = Path("/proc/self/io")) -> dict[str, float]:
+    """Return the bytes that this process has read from disks, if the system knows them, and its major page faults.
+
+    No seconds: the kernel counts them per thread, if at all, and forgets a thread that ends."""
+    found: dict[str, float] = {"faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt}
+    with suppress(OSError, ValueError, KeyError):
+        found["read_bytes"] = int(dict(line.split(": ") for line in io.read_text().splitlines())["read_bytes"])
+    return found
+
+
+# --- use of the disk -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DiskUse:
+    """The reads of one rank, or the mean of several."""
+
+    bytes_per_step: float
+    wanted: float  # share of these bytes
+    found: float  # share of the requested rows and edges that were in memory
+    busy: float  # share of the time in which a read was in flight
+    bound: str  # disk, sampling, servers or model
 
     @property
-    def format_dict(self) -> dict[str, Any]:
-        """The values of a line, which is no wider than people read."""
-        found: dict[str, Any] = super().format_dict
-        return found | {"ncols": min(found["ncols"] or self.widest, self.widest)}
+    def short(self) -> str:
+        return f"disk {100 * self.busy:.0f} % busy, bound by {self.bound}"
 
 
-def progress_bar(stream: TextIO, total: int, *, shown: bool, initial: int = 0, redraw: float = REDRAW_SECONDS) -> Bar:
-    """Return a bar that is drawn if the stream is a terminal or this is a notebook; set its `bar_format`."""
-    in_notebook = any(kind.__name__ == "tqdm_notebook" for kind in tqdm.__mro__)
-    drawn = shown and not stream.closed and (in_notebook or stream.isatty())
-    return Bar(
-        total=total,
-        initial=initial,
-        file=stream,
-        bar_format="[{bar:20}]",
-        ascii="-#",
-        dynamic_ncols=True,
-        leave=False,
-        mininterval=redraw,
-        miniters=1,
-        disable=not drawn,
+def disk_use(
+    num_steps: int, seconds: Counts, reads: Counts, stages: Counts, waits: float = 0.0, *, threads: int
+) -> DiskUse | None:
+    """Return the use of the disk from counts of some steps; None if nothing was requested from it.
+
+    `seconds` are those of steps and their waits, `waits` those for servers; `stages` and `waits` are of all threads.
+    """
+    if not reads.get("asked") or not num_steps or not seconds.get("step"):
+        return None
+    waited, at_once = seconds.get("wait", 0.0), max(1, threads)
+    busy = {
+        "disk": reads["busy_seconds"],
+        "servers": waits / at_once,
+        "sampling": (sum(stages.values()) - reads["seconds"] - waits) / at_once,
+    }
+    in_turn = not threads and 2 * waited < seconds["step"]  # nothing runs beside the model
+    few_wait = waited < WAITS * seconds["step"] or in_turn
+    return DiskUse(
+        reads["bytes"] / num_steps,
+        reads["wanted_bytes"] / reads["bytes"] if reads["bytes"] else 1.0,
+        reads["found"] / reads["asked"],
+        min(1.0, reads["busy_seconds"] / seconds["step"]),
+        "model" if few_wait else max(busy, key=lambda name: busy[name]),
     )
 
 
-class ProgressLine:
-    """Shows steps and epochs on a stream, if `shown`: one rank shows, the others are silent."""
+# --- loggers ---------------------------------------------------------------------------------------
 
-    def __init__(
-        self,
-        stream: TextIO,
-        learner: Learner,
-        training: Training,
-        meter: DiskMeter | None = None,
-        *,
-        shown: bool = True,
-        redraw: float = REDRAW_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._stream, self._shown, self._clock = stream, shown and not stream.closed, clock
-        steps = training.epochs * -(-len(learner.loader) // training.accumulate)
-        self._num_steps = steps if training.max_steps is None else min(steps, training.max_steps)
-        self._num_epochs, self._first_step = training.epochs, learner.progress.steps
-        self._bar = progress_bar(stream, self._num_steps, shown=shown, initial=self._first_step, redraw=0.0)
-        self._pause = PLAIN_SECONDS if self._bar.disable else redraw
-        self._began = self._last_shown = clock()
-        self._loss, self._num_lines, self._meter = 0.0, 0, meter
-        self._columns: tuple[str, ...] = ()  # of the header above
-        self.doing("waiting for the first step")
-        self._seeds = self._seconds = self._wait_seconds = 0.0
+NAMES = ("tensorboard", "wandb")  # also those of their packages
+MOST_WAITING = 100_000  # entries that a slow logger may be behind
+BEGIN_SECONDS, POLL_SECONDS = 60.0, 0.5  # that training waits for a logger to begin, and between looks at signals
+CLOSE_SECONDS, FAILED_SECONDS = 60.0, 10.0  # that it waits for a logger to end; if training failed
+METHODS = ("begin", "log", "close")
 
-    def step(self, report: StepReport) -> None:
-        """Show a step, if it is time to."""
-        if not self._shown:
+Values = Mapping[str, float]
+
+
+class Logger(Protocol):
+    """A receiver of numbers. Rank 0 calls its methods one after the other, in a thread of the logger's own."""
+
+    def begin(self, step: int) -> None:
+        """Begin, or continue, after this many steps."""
+
+    def log(self, step: int, values: Values) -> None:
+        """Take the values of a step: `step/loss`, `epoch/accuracy`, `test/accuracy`, ..."""
+
+    def close(self, *, failed: bool) -> None:
+        """End, because training has ended or failed. `begin` may be called again."""
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Raise ConfigError for a logger that is unknown, or whose package is not installed."""
+    for name in names:
+        if name not in NAMES:
+            raise ConfigError(f"there is no logger {name!r}; give one of {list(NAMES)}, or an object of your own")
+        check_installed(name, f"the logger {name!r}")
+
+
+def make_loggers(
+    loggers: Sequence[str | Logger] | None, folder: Path, settings: Mapping[str, Any]
+) -> list["LoggerThread"]:
+    """Return loggers, given by name or as objects, in threads. None means TensorBoard, if it is installed."""
+    if loggers is None:
+        loggers = ["tensorboard"] if find_spec("tensorboard") is not None else []
+    if isinstance(loggers, str) or not isinstance(loggers, Sequence):
+        raise ConfigError(f"loggers is {loggers!r}; give a list, e.g. ['tensorboard'] or [MyLogger()]")
+    check_loggers([entry for entry in loggers if isinstance(entry, str)])
+    for entry in loggers:
+        missing = [name for name in METHODS if not callable(getattr(entry, name, None))]
+        if isinstance(entry, type) or (missing and not isinstance(entry, str)):
+            why = f"without {missing[0]}()" if missing else "which is a class"
+            raise ConfigError(
+                f"loggers has {entry!r}, {why}; give one of {list(NAMES)}, or an object with begin(), log() and close()"
+            )
+    kinds: dict[str, Callable[[], Logger]] = {
+        "tensorboard": lambda: TensorBoardLogger(folder),
+        "wandb": lambda: WandbLogger(folder, settings),
+    }
+    return [LoggerThread(kinds[entry]() if isinstance(entry, str) else entry) for entry in loggers]
+
+
+class LoggerThread:
+    """One logger in a thread of its own, which holds up no step and never ends training."""
+
+    def __init__(self, logger: Logger) -> None:
+        self._logger, self._name = logger, type(logger).__name__
+        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(MOST_WAITING)
+        self._thread: Thread | None = None
+        self._ready = Event()
+        self._failure: str | None = None
+        self._has_warned = False
+
+    def begin(self, step: int) -> None:
+        """Start the thread, and wait at most BEGIN_SECONDS until the logger is ready: it may ask for a login."""
+        if self._failure is not None:
             return
-        taken = report.step - self._first_step
-        self._loss += max(SMOOTHING, 1 / taken) * (report.loss - self._loss)  # at first the plain mean
-        self._seeds += report.seeds
-        self._seconds += report.seconds
-        self._wait_seconds += report.wait_seconds
-        now = self._clock()
-        if now - self._last_shown < self._pause:
-            return
-        self._last_shown, seconds = now, max(self._seconds, 1e-9)
-        place = f"epoch {_of(report.epoch + 1, self._num_epochs)}  step {_of(report.step, self._num_steps)}"
-        rate, waited = tqdm.format_sizeof(self._seeds / seconds), 100 * self._wait_seconds / seconds
-        figures = f"loss {_figure(self._loss)}  {rate:>5} seeds/s  wait {waited:2.0f} %"
-        use = None if self._meter is None else self._meter.use()
-        left = tqdm.format_interval((now - self._began) / taken * max(0, self._num_steps - report.step)) + " left"
-        if self._bar.disable:
-            self._print("  ".join([place, figures, *([] if use is None else [str(use)]), left]))
-            return
-        if use is not None:
-            self._bar.widest = WITH_DISK
-            num_free = self._bar.format_dict["ncols"] - len(f"{place}  []  {figures}  {left}") - BAR
-            figures += next((text for text in use.texts if len(text) <= num_free), "")
-        self._bar.bar_format = f"{place}  [{{bar}}]  {figures}  {left}"
-        self._bar.update(report.step - self._bar.n)
+        self._calls, self._ready = queue.Queue(MOST_WAITING), Event()
+        self._thread = Thread(target=self._run, args=(self._calls, self._ready), name=self._name, daemon=True)
+        self._thread.start()
+        self._put(lambda: self._logger.begin(step))
+        deadline = time.monotonic() + BEGIN_SECONDS
+        while not self._ready.wait(POLL_SECONDS) and time.monotonic() < deadline:
+            pass  # a Ctrl-C just before a wait does not end it, but is seen after it
+        self._warn()
 
-    def doing(self, what: str) -> None:
-        """Show on a terminal what takes time between two steps."""
-        if not self._bar.disable:
-            self._bar.bar_format = f"{what}  [{{bar:20}}]"
-            self._bar.refresh()
+    def log(self, step: int, values: Values) -> None:
+        """Queue numbers for the logger."""
+        if self._thread is not None:
+            self._put(lambda: self._logger.log(step, values))
+            self._warn()
 
-    def epoch(self, metrics: Mapping[str, float], *, is_best: bool, note: str = "") -> None:
-        """Show an epoch's metrics and a note as a row of a table that stays."""
-        if not self._shown:
+    def close(self, *, failed: bool = False) -> None:
+        """Wait at most CLOSE_SECONDS until the logger has taken everything, unless it is not even ready."""
+        if self._thread is None:
             return
-        columns = tuple(name for name in metrics if name != "epoch" and "/" not in name)  # no entries of a matrix
-        place = _of(int(metrics["epoch"]), self._num_epochs)
-        if columns != self._columns or self._num_lines % HEADER_EVERY == 0:
-            self._columns, self._num_lines = columns, 0
-            self._print("  ".join([f"{'epoch':>{len(place)}}", *(f"{name:>{FIGURE}}" for name in columns)]))
-        self._num_lines += 1
-        values = (f"{_figure(metrics[name]):>{max(FIGURE, len(name))}}" for name in columns)
-        self._print("  ".join([f"{place:>5}", *values, *["best"] * is_best, *[note] * bool(note)]))
+        thread, self._thread = self._thread, None
+        self._put(lambda: self._logger.close(failed=failed))
+        self._put(None)
+        seconds = FAILED_SECONDS if failed else CLOSE_SECONDS
+        if self._ready.is_set():
+            thread.join(seconds)
+        elif self._failure is None:
+            self._failure = "its begin() had not returned when training ended"
+        if thread.is_alive() and self._failure is None:
+            self._failure = f"it had not taken all numbers {seconds:g} seconds after the last one"
+        self._warn(goes_on=False)
 
-    def _print(self, line: str) -> None:
+    def _put(self, call: Callable[[], None] | None) -> None:
+        if self._failure is not None:
+            return
         try:
-            self._bar.write(line, file=self._stream)
-            self._stream.flush()
-        except (OSError, ValueError):  # the terminal is gone; training continues
-            self._shown = False
+            self._calls.put_nowait(call)
+        except queue.Full:
+            self._failure = f"it is {MOST_WAITING:,} steps behind"
 
-    def __enter__(self) -> "ProgressLine":
-        return self
+    def _run(self, calls: "queue.Queue[Callable[[], None] | None]", ready: Event) -> None:
+        try:
+            while self._failure is None and (call := calls.get()) is not None:
+                call()
+                ready.set()
+        except Exception as error:  # whatever a logger raises, training goes on: _warn reports it in the main thread
+            self._failure = f"{type(error).__name__}: {error}"
+        finally:
+            ready.set()
 
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
+    def _warn(self, *, goes_on: bool = True) -> None:
+        if self._failure is None or self._has_warned:
+            return
+        self._has_warned, self._thread = True, None
+        message = f"{self._name} failed and gets nothing more of this run ({self._failure:.500})"
+        way_on = "training goes on, and the" if goes_on else "the"
+        warnings.warn(f"{message}; {way_on} journal in the run's folder has all numbers", stacklevel=_users_level())
 
 
-def _of(number: int, total: int) -> str:
-    """Return 3/10, as wide as 10/10."""
-    return f"{number:>{len(str(total))}}/{total}"
+def _users_level() -> int:
+    """Return the stack level of the user's line, as seen by the caller."""
+    level, frame = 0, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("hoploom.", "contextlib")):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
-def _figure(value: float) -> str:
-    """Return a metric in FIGURE characters."""
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.2e}"
+# --- loggers by name -----------------------------------------------------------------------------
+
+
+class TensorBoardLogger:
+    """Writes event files into the folder's `tensorboard`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "tensorboard"
+        self._writer: Any = None
+
+    def begin(self, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self._folder), purge_step=step + 1, flush_secs=10)
+
+    def log(self, step: int, values: Values) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self, *, failed: bool) -> None:
+        self._writer.close()
+
+
+class WandbLogger:
+    """One run of W&B, which reads its own variables: WANDB_PROJECT, WANDB_MODE, ..."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self._id_file, self._settings = folder / "wandb.id", settings
+        self._run: Any = None
+
+    def begin(self, step: int) -> None:
+        import wandb
+
+        options: dict[str, Any] = {}
+        if step and self._id_file.exists():
+            options = {"id": self._id_file.read_text().strip(), "resume": "allow"}
+        self._run = wandb.init(config=dict(self._settings), reinit="create_new", **options)
+        self._run.define_metric("*", step_metric="step")  # W&B's own step cannot go back to a checkpoint
+        self._id_file.parent.mkdir(parents=True, exist_ok=True)
+        self._id_file.write_text(f"{self._run.id}\n")
+
+    def log(self, step: int, values: Values) -> None:
+        self._run.log({"step": step, **values})
+
+    def close(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))

@@ -1,30 +1,51 @@
-"""Training: epochs of steps, a validation and a checkpoint after each, until it is done.
+"""Training, epochs of steps with a validation and a checkpoint after each; and evaluation over every seed of a loader.
 
 A run that is stopped anywhere and restored from its last checkpoint takes the steps that it would have taken.
+Evaluation distributes whole steps over ranks, so that every rank sees batches that one process would see.
 """
 
 import sys
+import threading
+import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from tqdm.auto import tqdm
 
-from hoploom.errors import ConfigError, PeerError, StoreError, TrainError
+from hoploom.errors import ConfigError, DataError, PeerError, StoreError, TrainError
+from hoploom.load.assemble import Batch
+from hoploom.load.loader import Loader
 from hoploom.nn import GNN
+from hoploom.ranks.agreement import difference_of
 from hoploom.ranks.context import Context, gather_json, unwrap
 from hoploom.ranks.supervise import StopRequests
-from hoploom.train.batch_adapter import check_outputs
-from hoploom.train.checkpoint import Checkpoint, SaveClock, is_sharded, last_good
-from hoploom.train.journal import Journal, ProgressLine, machine_of
-from hoploom.train.learner import Ending, Learner, Training
-from hoploom.train.records import DiskMeter, DiskUse
-from hoploom.train.step import AnyStepper, MakeStepper, StepCounts, Stepper, StepReport, check_closure
-from hoploom.train.tasks import VAL_LOSS, check_labels
+from hoploom.train.batch_adapter import adapted, check_outputs, without_ddp
+from hoploom.train.checkpoint import Checkpoint, SaveClock, last_good
+from hoploom.train.journal import Journal, machine_of
+from hoploom.train.step import (
+    AnyStepper,
+    Ending,
+    Learner,
+    MakeStepper,
+    StepCounts,
+    Stepper,
+    StepReport,
+    Training,
+    check_closure,
+    check_precision,
+    mixed,
+)
+from hoploom.train.tasks import VAL_LOSS, LinkPrediction, Task, check_labels
+
+if TYPE_CHECKING:
+    from torchmetrics import MetricCollection
 
 MOST_GROWTH = 1000  # of the loss, without a warning
 Validate = Callable[[], Mapping[str, float]]
@@ -41,7 +62,6 @@ class Outcome:
     history: list[dict[str, float]] = field(repr=False)  # of epochs: number, train_loss, val_loss, validate's values
     stopped: Ending
     whole_steps: StepCounts | None = None  # how a stepper such as WholeStep took the steps
-    disk: DiskUse | None = None  # by this rank, if the store is larger than its budget
 
 
 def fit(
@@ -77,10 +97,9 @@ def fit(
         _warn_of_edge_features(learner)
     machines = gather_json(context, machine_of(context))  # also of ranks without a journal
     recording = nullcontext() if journal is None else journal.recording(learner, machines)
-    meter = DiskMeter(learner.loader)
-    line = ProgressLine(sys.stderr, learner, training, meter, shown=shown)
+    line = ProgressLine(sys.stderr, learner, training, shown=shown)
     with recording, stepping as steps, StopRequests() as requests, line:
-        loop = _Loop(learner, training, context, validate, checkpoint, journal, meter, line, requests, steps)
+        loop = _Loop(learner, training, context, validate, checkpoint, journal, line, requests, steps)
         try:
             ending = loop.run()
         except PeerError as error:
@@ -95,9 +114,7 @@ def fit(
             stacklevel=2,
         )
     best_epoch = None if progress.best_epoch is None else progress.best_epoch + 1
-    return Outcome(
-        progress.steps, progress.epoch, progress.best, best_epoch, list(progress.history), ending, counts, meter.use()
-    )
+    return Outcome(progress.steps, progress.epoch, progress.best, best_epoch, list(progress.history), ending, counts)
 
 
 def _check(learner: Learner, context: Context, validate: Validate | None) -> None:
@@ -122,7 +139,7 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
 
 def _check_wrapped(model: nn.Module, context: Context) -> None:
     """Raise ConfigError for a model that each of several ranks would train for itself."""
-    if context.world_size == 1 or is_sharded(model):
+    if context.world_size == 1:
         return
     averaging = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
     averaged = {id(parameter) for module in averaging for parameter in module.parameters()}
@@ -174,8 +191,7 @@ class _Loop:
     validate: Validate | None
     checkpoint: Checkpoint | None
     journal: Journal | None
-    meter: DiskMeter
-    line: ProgressLine
+    line: "ProgressLine"
     requests: StopRequests
     stepper: AnyStepper
     has_warned: bool = False
@@ -219,7 +235,6 @@ class _Loop:
 
     def _report(self, reports: Sequence[StepReport]) -> None:
         for report in reports:
-            self.meter.step(report)
             self.line.step(report)
             self._watch_loss(report)
             if self.journal is not None:
@@ -246,7 +261,6 @@ class _Loop:
             with self._timed("validation"):
                 self.line.doing(f"epoch {progress.epoch + 1}  validating")
                 found = dict(self.validate())
-            self.meter.skip()
         metrics = {VAL_LOSS: found.pop("loss"), **found} if "loss" in found else found
         progress.history.append(
             {"epoch": progress.epoch + 1, "train_loss": progress.loss_sum / progress.rows, **metrics}
@@ -293,3 +307,256 @@ class _Loop:
                 f"after step {self.progress.steps}: {error}; make room there, or give Checkpoint another "
                 f"folder; {last_good(self.checkpoint.path('last'))}"
             ) from error
+
+
+# --- what is shown ---------------------------------------------------------------------------------
+
+REDRAW_SECONDS = 0.1
+PLAIN_SECONDS = 30.0  # between lines if there is no terminal
+WIDEST = 100  # columns of what is shown
+FIGURE = 8  # characters of a metric
+HEADER_EVERY = 25  # lines of epochs
+SMOOTHING = 0.05  # weight of the newest step in the loss that is shown
+
+
+class Bar(tqdm):  # type: ignore[misc]
+    """A bar of tqdm's without its thread and without its lock among processes."""
+
+    monitor_interval = 0
+    _lock = threading.RLock()
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """The values of a line, which is no wider than people read."""
+        found: dict[str, Any] = super().format_dict
+        return found | {"ncols": min(found["ncols"] or WIDEST, WIDEST)}
+
+
+def progress_bar(stream: TextIO, total: int, *, shown: bool, initial: int = 0, redraw: float = REDRAW_SECONDS) -> Bar:
+    """Return a bar that is drawn if the stream is a terminal or this is a notebook; set its `bar_format`."""
+    in_notebook = any(kind.__name__ == "tqdm_notebook" for kind in tqdm.__mro__)
+    drawn = shown and not stream.closed and (in_notebook or stream.isatty())
+    return Bar(
+        total=total,
+        initial=initial,
+        file=stream,
+        bar_format="[{bar:20}]",
+        ascii="-#",
+        dynamic_ncols=True,
+        leave=False,
+        mininterval=redraw,
+        miniters=1,
+        disable=not drawn,
+    )
+
+
+class ProgressLine:
+    """Shows steps and epochs on a stream, if `shown`: one rank shows, the others are silent."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        learner: Learner,
+        training: Training,
+        *,
+        shown: bool = True,
+        redraw: float = REDRAW_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream, self._shown, self._clock = stream, shown and not stream.closed, clock
+        steps = training.epochs * -(-len(learner.loader) // training.accumulate)
+        self._num_steps = steps if training.max_steps is None else min(steps, training.max_steps)
+        self._num_epochs, self._first_step = training.epochs, learner.progress.steps
+        self._bar = progress_bar(stream, self._num_steps, shown=shown, initial=self._first_step, redraw=0.0)
+        self._pause = PLAIN_SECONDS if self._bar.disable else redraw
+        self._began = self._last_shown = clock()
+        self._loss, self._num_lines = 0.0, 0
+        self._columns: tuple[str, ...] = ()  # of the header above
+        self.doing("waiting for the first step")
+        self._seeds = self._seconds = self._wait_seconds = 0.0
+
+    def step(self, report: StepReport) -> None:
+        """Show a step, if it is time to."""
+        if not self._shown:
+            return
+        taken = report.step - self._first_step
+        self._loss += max(SMOOTHING, 1 / taken) * (report.loss - self._loss)  # at first the plain mean
+        self._seeds += report.seeds
+        self._seconds += report.seconds
+        self._wait_seconds += report.wait_seconds
+        now = self._clock()
+        if now - self._last_shown < self._pause:
+            return
+        self._last_shown, seconds = now, max(self._seconds, 1e-9)
+        place = f"epoch {_of(report.epoch + 1, self._num_epochs)}  step {_of(report.step, self._num_steps)}"
+        rate, waited = tqdm.format_sizeof(self._seeds / seconds), 100 * self._wait_seconds / seconds
+        figures = f"loss {_figure(self._loss)}  {rate:>5} seeds/s  wait {waited:2.0f} %"
+        left = tqdm.format_interval((now - self._began) / taken * max(0, self._num_steps - report.step)) + " left"
+        if self._bar.disable:
+            self._print("  ".join([place, figures, left]))
+            return
+        self._bar.bar_format = f"{place}  [{{bar}}]  {figures}  {left}"
+        self._bar.update(report.step - self._bar.n)
+
+    def doing(self, what: str) -> None:
+        """Show on a terminal what takes time between two steps."""
+        if not self._bar.disable:
+            self._bar.bar_format = f"{what}  [{{bar:20}}]"
+            self._bar.refresh()
+
+    def epoch(self, metrics: Mapping[str, float], *, is_best: bool, note: str = "") -> None:
+        """Show an epoch's metrics and a note as a row of a table that stays."""
+        if not self._shown:
+            return
+        columns = tuple(name for name in metrics if name != "epoch" and "/" not in name)  # no entries of a matrix
+        place = _of(int(metrics["epoch"]), self._num_epochs)
+        if columns != self._columns or self._num_lines % HEADER_EVERY == 0:
+            self._columns, self._num_lines = columns, 0
+            self._print("  ".join([f"{'epoch':>{len(place)}}", *(f"{name:>{FIGURE}}" for name in columns)]))
+        self._num_lines += 1
+        values = (f"{_figure(metrics[name]):>{max(FIGURE, len(name))}}" for name in columns)
+        self._print("  ".join([f"{place:>5}", *values, *["best"] * is_best, *[note] * bool(note)]))
+
+    def _print(self, line: str) -> None:
+        try:
+            self._bar.write(line, file=self._stream)
+            self._stream.flush()
+        except (OSError, ValueError):  # the terminal is gone; training continues
+            self._shown = False
+
+    def __enter__(self) -> "ProgressLine":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+
+def _of(number: int, total: int) -> str:
+    """Return 3/10, as wide as 10/10."""
+    return f"{number:>{len(str(total))}}/{total}"
+
+
+def _figure(value: float) -> str:
+    """Return a metric in FIGURE characters."""
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.2e}"
+
+
+# --- evaluation ------------------------------------------------------------------------------------
+
+
+def evaluate(
+    model: nn.Module, loader: Loader, task: Task, context: Context, *, precision: str = "fp32"
+) -> dict[str, float]:
+    """Return the metrics of the task and the mean loss, exact and the same on every rank. All ranks call.
+
+    The ranks share the steps of the loader, so the batches are those of one process. A loader that was made with
+    `rank=` and `world_size=` is read as it is. Every call reads epoch 0, so it samples the same neighbors again; a
+    loop over the loader samples new ones each time, and those of `evaluate` after `loader.set_epoch(0)`.
+
+    >>> evaluate(model, NeighborLoader(store, [-1, -1], input_nodes="val", batch_size=4096), task, context)
+    """
+    check_precision(precision)
+    check_outputs(model, task)
+    steps, module = _steps(loader, context), adapted(without_ddp(model))
+    _check_same_loaders(loader, context)
+    if isinstance(task, LinkPrediction):  # fit checks the labels of training nodes, a run those of all splits
+        task = check_labels(task, loader, context.device)
+    metrics, total = task.metrics(context.device), torch.zeros(2, dtype=torch.float64)
+    context.sync_buffers(module)
+
+    def rows(steps: range) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield outputs and targets, step by step."""
+        with closing(loader.steps(steps, dealt=not _shares_steps(loader))) as batches:
+            for made in batches:
+                batch: Batch = made if context.device.type == "cpu" else made.to(context.device, non_blocking=True)
+                targets = task.targets(batch)
+                with mixed(precision, context.device):
+                    outputs = task.outputs(module, batch)
+                yield outputs, targets
+
+    with evaluating(module):
+        for outputs, targets in rows(steps):
+            metrics.update(task.scores(outputs), targets)
+            losses = task.losses(outputs, targets).double()
+            total += torch.stack([losses.sum().cpu(), torch.tensor(float(losses.numel()), dtype=torch.float64)])
+        if len(steps) == 0:
+            for outputs, targets in rows(range(1)):
+                _update_with_nothing(metrics, task.scores(outputs), targets)
+        loss_sum, num_rows = context.sum(total).tolist()
+        with context.guard("computing metrics"):
+            computed = _computed(metrics, int(num_rows), warn=len(steps) > 0)
+        return {**computed, "loss": loss_sum / num_rows}
+
+
+def _steps(loader: Loader, context: Context) -> range:
+    """Return the steps of this rank."""
+    loader.settle(together=True)
+    if loader.drop_last:
+        raise ConfigError("the loader has drop_last=True, which leaves seeds out; evaluate with drop_last=False")
+    if _shares_steps(loader):
+        return range(context.rank, loader.num_whole_steps, context.world_size)
+    if (loader.rank, loader.world_size) != (context.rank, context.world_size):
+        raise ConfigError(
+            f"the loader is for rank {loader.rank} of {loader.world_size}, this is rank {context.rank} of "
+            f"{context.world_size}; leave rank and world_size out"
+        )
+    return range(len(loader))
+
+
+def _shares_steps(loader: Loader) -> bool:
+    """Return whether ranks take whole steps of the loader in turn; else each reads its share of every step."""
+    return loader.world_size == 1 or not loader.share.is_given
+
+
+def _check_same_loaders(loader: Loader, context: Context) -> None:
+    """Raise ConfigError if ranks have different loaders, which would leave out some seeds, and count others twice."""
+    described = [] if context.world_size == 1 else gather_json(context, dict(loader.reading().settings))
+    other = next((rank for rank, one in enumerate(described) if one != described[0]), None)
+    if other is not None:
+        raise ConfigError(difference_of((0, described[0]), (other, described[other]), context.world_size))
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Set evaluation mode without gradients in this block; afterwards every module is in the mode it was in."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def _update_with_nothing(metrics: "MetricCollection", scores: Tensor, targets: Tensor) -> None:
+    """Give a rank without rows states of the right shapes and types, or torchmetrics could not gather them."""
+    for metric in metrics.values():
+        metric.update(scores, targets)
+        filled = {name: list(s) if isinstance(s, list) else s for name, s in metric.metric_state.items()}
+        metric.reset()  # empties the lists themselves
+        for name, state in filled.items():
+            if isinstance(state, list):
+                setattr(metric, name, [rows[:0] for rows in state])
+            else:
+                setattr(metric, name, getattr(metric, name).to(state.dtype).expand_as(state).clone())
+
+
+def _computed(metrics: "MetricCollection", num_rows: int, *, warn: bool) -> dict[str, float]:
+    """Return the metrics as numbers; the entries of a matrix by name/row/column."""
+    with warnings.catch_warnings():
+        if not warn:  # of compute() before update(), as this rank has no rows
+            warnings.simplefilter("ignore", UserWarning)
+        try:
+            values = metrics.compute()
+        except ValueError as error:
+            raise DataError(f"the metrics of {num_rows} rows cannot be computed: {error}; evaluate more") from error
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        if value.numel() == 1:
+            found[name] = float(value)
+        else:
+            for index in torch.cartesian_prod(*(torch.arange(extent) for extent in value.shape)):
+                entry = [int(i) for i in index.reshape(-1)]
+                found["/".join([name, *map(str, entry)])] = float(value[tuple(entry)])
+    return found

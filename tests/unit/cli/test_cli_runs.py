@@ -25,7 +25,7 @@ batch_size = 100
 [train]
 epochs = 2
 [output]
-tensorboard = false
+loggers = []
 """
 
 

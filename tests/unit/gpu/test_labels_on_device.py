@@ -13,9 +13,8 @@ import hoploom
 from hoploom import DataError, LinkNeighborLoader, NeighborLoader
 from hoploom.ranks.context import Context, init
 from hoploom.train import tasks
-from hoploom.train.evaluation import evaluate
-from hoploom.train.learner import Learner, Training
-from hoploom.train.loop import fit
+from hoploom.train.loop import evaluate, fit
+from hoploom.train.step import Learner, Training
 from hoploom.train.tasks import LinkPrediction, NodeClassification, check_labels
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -14,8 +14,7 @@ from hoploom import ConfigError
 from hoploom.gpu import host_memory as hostmemory
 from hoploom.ranks.context import init
 from hoploom.train.runs.run import Result, run
-from hoploom.train.runs.run_file import RunFile
-from hoploom.train.runs.run_toml import parse_run_file, to_toml
+from hoploom.train.runs.run_file import RunFile, parse_run_file, to_toml
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 
@@ -31,7 +30,7 @@ threads = 1
 [train]
 epochs = 1
 [output]
-tensorboard = false
+loggers = []
 """
 
 

@@ -29,10 +29,10 @@ from hoploom.gpu.whole_steps import StepCounts, WholeStep
 from hoploom.ranks.context import init
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal
-from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import Outcome, fit
 from hoploom.train.runs.run import run, summary
-from hoploom.train.runs.run_toml import check_run, parse_run_file
+from hoploom.train.runs.run_file import check_run, parse_run_file
+from hoploom.train.step import Learner, Training
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 STEPS = -(-NUM_TRAIN // BATCH)
@@ -270,7 +270,7 @@ epochs = 2
 topology = "host"
 features = "host"
 [output]
-tensorboard = false
+loggers = []
 """
 
 

@@ -13,8 +13,8 @@ from hoploom.gpu.cuda_graph import WARM_UP, Recording, WorkStream
 from hoploom.gpu.whole_steps import WholeStep
 from hoploom.ranks.context import init
 from hoploom.ranks.supervise import StopRequests
-from hoploom.train.learner import Learner, Training
 from hoploom.train.loop import fit
+from hoploom.train.step import Learner, Training
 
 pytestmark = pytest.mark.gpu
 EPOCHS = 4

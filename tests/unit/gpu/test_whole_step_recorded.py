@@ -22,7 +22,7 @@ from hoploom.gpu.whole_steps import WholeStep
 from hoploom.load.loader import Loader
 from hoploom.ops import rows
 from hoploom.ranks.context import init
-from hoploom.train.learner import Learner, Training
+from hoploom.train.step import Learner, Training
 from hoploom.train.tasks import LinkPrediction
 
 pytestmark = pytest.mark.usefixtures("one_thread")

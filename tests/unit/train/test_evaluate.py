@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from hoploom import ConfigError, DataError, NeighborLoader, PeerError
 from hoploom.nn import GraphSAGE
-from hoploom.train.evaluation import evaluate
-from hoploom.train.learner import Learner, Training
-from hoploom.train.loop import fit
+from hoploom.train.loop import evaluate, fit
+from hoploom.train.step import Learner, Training
 from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, Task
 
 

@@ -31,8 +31,8 @@ from torch import nn
 
 from hoploom import ConfigError, TrainError
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.learner import Training
 from hoploom.train.loop import Outcome
+from hoploom.train.step import Training
 from hoploom.train.tasks import NodeClassification
 
 pytestmark = pytest.mark.usefixtures("no_sync")

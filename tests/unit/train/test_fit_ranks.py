@@ -11,8 +11,8 @@ from support.fit_workers import QUIET, alone, assert_close, learner_of, paramete
 from hoploom import TrainError
 from hoploom.ranks.spawn import spawn
 from hoploom.train.checkpoint import Checkpoint, read_state
-from hoploom.train.learner import Training
 from hoploom.train.loop import fit
+from hoploom.train.step import Training
 
 COUNTED = ("accuracy", "f1", "confusion")  # integers summed up: equal to the last bit
 
@@ -73,17 +73,6 @@ def test_links_are_weighed_by_their_rows(found: Any) -> None:
 def test_the_curve_of_two_ranks_is_that_of_one_process(found: Any) -> None:
     assert_same_curve(found["curve"], fit_workers.curve(alone()))
     assert_same_curve(found["accumulated"], fit_workers.curve(alone(), accumulate=2))
-
-
-def test_a_sharded_model_learns_and_resumes_as_a_whole_one_in_one_process(two: Path, found: Any) -> None:
-    """Its checkpoint is that of any model: one process restores it."""
-    whole, alone_from_two = learner_of(), learner_of()
-    for learner in (whole, alone_from_two):
-        learner.scheduler = None
-    fit(whole, Training(2, **QUIET), alone())
-    assert_close(found["sharded"], parameters_of(whole), 2e-5)
-    Checkpoint(two / "sharded", alone()).restore("last", alone_from_two.parts())
-    assert_close(parameters_of(alone_from_two), parameters_of(whole), 2e-5)
 
 
 def test_two_ranks_evaluate_to_the_numbers_of_one_process(found: Any) -> None:

@@ -17,11 +17,9 @@ from support.fit_workers import QUIET, alone, learner_of
 
 from hoploom import StoreError
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.journal import Journal, ProgressLine
-from hoploom.train.learner import Learner, Training
-from hoploom.train.loop import fit
-from hoploom.train.records import DiskMeter, DiskUse
-from hoploom.train.step import StepReport
+from hoploom.train.journal import Journal
+from hoploom.train.loop import ProgressLine, fit
+from hoploom.train.step import Learner, StepReport, Training
 
 
 def run(folder: Path, learner: Learner, *, loggers: tuple[str, ...] = (), **options: Any) -> None:
@@ -191,21 +189,6 @@ def test_a_terminal_has_one_bar_and_a_line_per_epoch_that_stays(terminal: tuple[
     assert any(text.startswith("waiting for the first step  [---") for text in drawn)
     assert len({text.index("[") for text in drawn if "seeds" in text}) == 1  # nothing jumps
     assert len({text.index("]") for text in drawn if "seeds" in text}) == 1
-
-
-def test_the_line_says_what_is_read_and_what_bounds_the_run_as_far_as_there_is_room(
-    terminal: tuple[TextIO, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    meter = DiskMeter(learner_of().loader)
-    monkeypatch.setattr(meter, "use", lambda: DiskUse(2e6, 0.75, 0.25, 0.4, "disk"))
-    plain = io.StringIO()
-    for stream in (plain, terminal[0]):
-        clock = iter([0.0, 100.0])
-        with ProgressLine(stream, learner_of(), Training(2), meter, clock=lambda clock=clock: next(clock)) as shown:
-            shown.step(report(1, seconds=1.0, wait_seconds=0.5))
-    terminal[0].close()
-    assert "wait 50 %  2.00 MB/batch read, 75 % wanted, 25 % hits, disk 40 % busy, bound by disk  " in plain.getvalue()
-    assert "wait 50 % (disk)  " in seen_on(terminal[1])  # 100 columns
 
 
 def test_elsewhere_there_are_few_and_plain_lines() -> None:

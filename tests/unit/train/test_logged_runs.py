@@ -1,4 +1,4 @@
-"""`hoploom train` with W&B and MLflow for real, without a network: their own readers find what the run's folder has."""
+"""`hoploom train` with W&B for real, without a network: their own readers find what the run's folder has."""
 
 import json
 import os
@@ -25,14 +25,13 @@ hidden = 8
 fanouts = [3, 2]
 batch_size = 128
 [output]
-loggers = ["tensorboard", "wandb", "mlflow"]
+loggers = ["tensorboard", "wandb"]
 """
 
 
 def train(here: Path, *given: str, **variables: str) -> str:
     """Return the command's stderr."""
     known = {"WANDB_MODE": "offline", "WANDB_DIR": str(here), "WANDB_SILENT": "true"}
-    known |= {"MLFLOW_TRACKING_URI": str(here / "mlruns"), "MLFLOW_ALLOW_FILE_STORE": "true"}
     command = [sys.executable, "-m", "hoploom", "train", "run.toml", "--quiet", *given]
     environment = os.environ | known | variables
     done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=LIMIT)
@@ -43,8 +42,7 @@ def train(here: Path, *given: str, **variables: str) -> str:
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that ended after one epoch, and continued to its end."""
-    for package in ("wandb", "mlflow"):
-        pytest.importorskip(package)
+    pytest.importorskip("wandb")
     folder = tmp_path_factory.mktemp("logged")
     generate(folder / "graph.store", num_nodes=1500, avg_degree=6, num_features=8, num_classes=3, homophily=0.8, seed=3)
     (folder / "run.toml").write_text(RUN)
@@ -102,30 +100,6 @@ def test_wandb_has_one_run_with_the_numbers_of_the_folder(here: Path, written: d
         if not name.startswith("test/"):  # the run that stopped after an epoch was tested, too
             assert found[name] == pytest.approx(values), name
     assert found["test/accuracy"] == pytest.approx(written["test/accuracy"] | found["test/accuracy"])
-
-
-def test_mlflow_has_one_run_with_the_numbers_of_the_folder(
-    here: Path, written: dict[str, dict[int, float]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    from mlflow import MlflowClient
-
-    client = MlflowClient(str(here / "mlruns"))
-    (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
-    assert (run.info.run_id, run.info.status) == ((here / "run" / "mlflow.id").read_text().strip(), "FINISHED")
-    assert (run.data.params["model.hidden"], run.data.params["store"]) == ("8", str(here / "graph.store"))
-    for name, values in written.items():
-        found = {entry.step: entry.value for entry in client.get_metric_history(run.info.run_id, name)}
-        assert values.items() <= found.items() if name.startswith("test/") else found == pytest.approx(values), name
-
-
-def test_a_server_that_is_not_there_costs_one_warning(here: Path) -> None:
-    nobody = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-    changes = [f"--set={key}" for key in ('output.loggers=["mlflow"]', "output.folder=alone", "train.epochs=2")]
-    said = train(here, *changes, **nobody)
-    assert said.count("MlflowLogger failed and gets nothing more of this run (MlflowException") == 1
-    assert "training goes on" in said
-    assert (here / "alone" / "result.json").exists()
 
 
 def test_a_full_disk_costs_one_warning(here: Path) -> None:

@@ -17,11 +17,11 @@ from support.fit_workers import QUIET, alone, learner_of
 
 from hoploom import ConfigError
 from hoploom.config import extras
-from hoploom.train import loggers
+from hoploom.train import journal as journals
 from hoploom.train.journal import Journal
-from hoploom.train.learner import Training
 from hoploom.train.loop import Outcome, fit
-from hoploom.train.runs.run_toml import check_run, parse_run_file
+from hoploom.train.runs.run_file import check_run, parse_run_file
+from hoploom.train.step import Training
 
 
 @dataclass
@@ -99,12 +99,12 @@ def test_a_logger_that_fails_warns_once_and_training_goes_on(tmp_path: Path) -> 
 
 
 def test_a_logger_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loggers, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(journals, "CLOSE_SECONDS", 0.05)
     hanging = Hanging()
     with pytest.warns(UserWarning, match=r"Hanging failed .*had not taken all numbers 0.05 seconds after the last one"):
         assert train(tmp_path, hanging).stopped == "done"
     hanging.is_over.set()
-    monkeypatch.setattr(loggers, "MOST_WAITING", 3)
+    monkeypatch.setattr(journals, "MOST_WAITING", 3)
     hanging = Hanging()
     with pytest.warns(UserWarning, match="it is 3 steps behind"):
         train(tmp_path / "full", hanging)
@@ -127,7 +127,7 @@ def test_ctrl_c_while_a_logger_begins_does_not_wait_for_it(tmp_path: Path) -> No
     begun = time.monotonic()
     with pytest.warns(UserWarning, match=unready), pytest.raises(KeyboardInterrupt):
         train(tmp_path, asking)
-    assert time.monotonic() < begun + loggers.BEGIN_SECONDS / 2
+    assert time.monotonic() < begun + journals.BEGIN_SECONDS / 2
     asking.is_over.set()
 
 

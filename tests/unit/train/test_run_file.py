@@ -1,5 +1,8 @@
 """run.toml: what it takes, what it refuses and in which line, and that what is written is read back the same."""
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import Field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -8,21 +11,22 @@ import pytest
 from support import ROOT
 
 from hoploom import ConfigError
-from hoploom.config.rules import REQUIRED, default_of
+from hoploom.config.rules import REQUIRED, default_of, key_of, key_table, keys_in
 from hoploom.config.values import as_toml
 from hoploom.deploy.resolve import read_cluster
 from hoploom.ingest.tables.graph_file import read_graph
-from hoploom.train.runs.run_file import FIELDS, HEADINGS, KEYS
-from hoploom.train.runs.run_toml import (
+from hoploom.train.runs.run_file import (
+    FIELDS,
+    HEADINGS,
+    KEYS,
     applies,
     check_run,
     parse_run_file,
     read_run_file,
-    run_reference,
-    template,
     to_toml,
     values_of,
 )
+from hoploom.train.runs.template import template
 
 STORE = 'store = "s"\n'
 
@@ -306,6 +310,30 @@ def test_every_default_passes_its_own_rule() -> None:
             assert KEYS[name].rule.read(plain) == value, name
 
 
+MANY = 4  # keys of a section that need the same choice, which then have a table of their own
+
+
+def run_reference() -> str:
+    """Return the tables of every key, in Markdown, for the documentation: a heading per section, then its keys."""
+    lines = []
+    for section, owner in HEADINGS.items():
+        heading = f"### [{section}]" if section else "### Top of the file"
+        lines += ["", heading, "", *([str(owner.__doc__), ""] if section else []), *_tables(keys_in(owner))]
+    return "\n".join(lines) + "\n"
+
+
+def _tables(keys: Mapping[str, "Field[Any]"]) -> list[str]:
+    """Return one table, and one more for each choice that many of the keys need, such as a kind of task."""
+    shared = Counter(key_of(described).only for described in keys.values())
+    apart = [only for only, num_keys in shared.items() if only and only.words and num_keys >= MANY]
+    lines = key_table((name, described) for name, described in keys.items() if key_of(described).only not in apart)
+    for only in apart:
+        chosen = ((name, described) for name, described in keys.items() if key_of(described).only == only)
+        condition = only.condition()
+        lines += ["", f"{condition[0].upper()}{condition[1:]}:", "", *key_table(chosen, under=only)]
+    return lines
+
+
 def test_the_page_has_the_table_of_every_key() -> None:
     page = ROOT / "docs" / "training.md"
     assert run_reference() in page.read_text()
@@ -336,10 +364,16 @@ def test_a_file_of_another_kind_is_recognised_by_its_sections(tmp_path: Path) ->
                 read(path)
 
 
-def test_a_run_folder_of_an_earlier_version_is_still_read() -> None:
-    before = 'store = "s"\n[cluster]\nexchange = "servers"\ntopology = "auto"\n'
-    assert parse_run_file(before) == parse_run_file(before.replace('exchange = "servers"\n', ""))
-    with pytest.raises(
-        ConfigError, match=r"^run.toml:3: cluster.exchange is gone: servers send remote rows; leave it out"
-    ):
-        parse_run_file(before.replace('"servers"', '"collective"'))
+@pytest.mark.parametrize(
+    ("section", "default", "other", "way_out"),
+    [
+        ("[cluster]", 'exchange = "servers"', 'exchange = "collective"', "servers send remote rows; leave it out"),
+        ("", "verify = false", "verify = true", "`hoploom check` reads a store before a run; leave it out"),
+        ("[output]", "tensorboard = true", "tensorboard = false", r"write loggers = \[\] instead"),
+    ],
+)
+def test_a_run_folder_of_an_earlier_version_is_still_read(section: str, default: str, other: str, way_out: str) -> None:
+    before = f'store = "s"\n{section}\n'
+    assert parse_run_file(before + default) == parse_run_file(before)
+    with pytest.raises(ConfigError, match=rf"^run.toml:3: \S*{other.split()[0]} is gone: {way_out}"):
+        parse_run_file(before + other)

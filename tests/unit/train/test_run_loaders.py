@@ -10,7 +10,7 @@ import torch
 import hoploom
 from hoploom import Store
 from hoploom.train.runs import parse_run_file
-from hoploom.train.runs.setup import eval_loader, make_model, train_loader, training_setup
+from hoploom.train.runs.run import eval_loader, make_model, train_loader, training_setup
 
 ALONE: Any = SimpleNamespace(rank=0, world_size=1, num_cores=2, device=torch.device("cpu"))
 

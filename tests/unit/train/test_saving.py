@@ -11,7 +11,7 @@ from hoploom import ConfigError, StoreError, TrainError
 from hoploom.ranks.spawn import spawn
 from hoploom.train import checkpoint as checkpoints
 from hoploom.train.checkpoint import Checkpoint, SaveClock, last_good
-from hoploom.train.learner import Training
+from hoploom.train.step import Training
 
 
 def test_a_killed_run_goes_on_after_its_first_step_and_ends_with_the_same_bits(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The pieces of a run, made from run.toml and a store: setup, model, schedules."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,14 @@ import torch
 import hoploom
 from hoploom import ConfigError, DataError, HoploomError, Store
 from hoploom.ingest.synthetic import generate
-from hoploom.ranks.context import init
-from hoploom.train.runs.run import run
-from hoploom.train.runs.run_file import RunFile
-from hoploom.train.runs.run_toml import parse_run_file
-from hoploom.train.runs.setup import (
+from hoploom.train.runs.run import (
     make_model,
     make_optimizer,
     make_scheduler,
     relation_of,
     training_setup,
 )
+from hoploom.train.runs.run_file import RunFile, parse_run_file
 
 
 @pytest.fixture(scope="module")
@@ -146,24 +142,6 @@ def test_a_factory_that_makes_no_model_is_named(
     with pytest.raises(ConfigError, match=message.replace("my_model", name)) as raised:
         make_model(run_file, setup)
     assert str(raised.value).startswith("run.toml:3: ")
-
-
-def test_warnings_while_the_model_is_made_are_kept(
-    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_sync: None, one_thread: None
-) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    code = "import warnings, torch\ndef make(store, n):\n    warnings.warn('new moon')\n    return Model()\n"
-    model = "class Model(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 4)\n"
-    called = "    def forward(self, batch): return super().forward(batch.x[: batch.batch_size])\n"
-    (tmp_path / "moonlit.py").write_text(code + model + called)
-    text = (
-        f'store = "{graph}"\n[task]\nval = ""\ntest = ""\n[model]\nfactory = "moonlit:make"\n[loader]\nfanouts = [2]\n'
-    )
-    run_file = parse_run_file(f"{text}[train]\nmax_steps = 1\n[output]\ntensorboard = false\n", folder=tmp_path)
-    with init(device="cpu") as context, pytest.warns(UserWarning, match="new moon"):
-        run(run_file, context, progress=False)
-    events = [json.loads(line) for line in (run_file.output.folder / "events.jsonl").read_text().splitlines()]
-    assert [event.get("text") for event in events] == [None, "UserWarning: new moon", None]
 
 
 # --- schedules -----------------------------------------------------------------------------------

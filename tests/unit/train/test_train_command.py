@@ -21,10 +21,10 @@ from hoploom.nn.models import KINDS
 from hoploom.ranks import environment
 from hoploom.ranks.context import init
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.evaluation import evaluate
-from hoploom.train.runs.run import run
-from hoploom.train.runs.run_toml import parse_run_file, read_run_file, template_for
-from hoploom.train.runs.setup import eval_loader, make_model, training_setup
+from hoploom.train.loop import evaluate
+from hoploom.train.runs.run import eval_loader, make_model, run, training_setup
+from hoploom.train.runs.run_file import parse_run_file, read_run_file
+from hoploom.train.runs.template import template_for
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 
@@ -48,7 +48,7 @@ lr = 0.01
 epochs = 3
 
 [output]
-tensorboard = false
+loggers = []
 """
 # A model that can be told to send a signal at a batch: the file `trap` holds "rank batch whom signal".
 MODEL = """
@@ -318,7 +318,7 @@ def test_a_loss_that_is_not_finite_ends_with_its_step_and_rank(here: Path, capsy
 MODELS = [
     ("papers" if KINDS[kind].any_relations else "graph", kind) for kind in KINDS
 ]  # one relation is no special case
-SHORT = ("train.epochs=4", "loader.batch_size=64", "model.hidden=16", "output.tensorboard=false")
+SHORT = ("train.epochs=4", "loader.batch_size=64", "model.hidden=16", "output.loggers=[]")
 
 
 def learned(here: Path, run_file: str, *overrides: str) -> dict[str, float]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hoploom import keys, ops
 from hoploom.config.extras import needs
+from hoploom.config.values import nearest
 from hoploom.errors import ConfigError, HoploomError
 from hoploom.ops import EdgeLists
 from hoploom.ops.sample import Words, mix_words
@@ -210,6 +211,64 @@ def _kept_tables(part: Part, relation: Relation, keep: Tensor, first_edge: int) 
         if owner == relation.key and not (table.by_edge_id and has_ids and name != EDGE_ID):
             out[owner, name] = Table(table.rows[keep], first_edge, table.by_edge_id)
     return out
+
+
+# --- the links of a run --------------------------------------------------------------------------
+
+
+def link_seeds(run_file: RunFile, store: Store) -> tuple[RelationName, Store, dict[str, Tensor], tuple[str, ...]]:
+    """Return the relation that a run learns, the graph without held-out links, the links of each split, and notes."""
+    schema, graph, links, notes = store.schema, store, dict[str, Tensor](), list[str]()
+    if run_file.task.relation is not None:
+        key = relation_of(run_file, "task.relation", schema, run_file.task.relation)
+    elif len(schema.relations) == 1:
+        key = schema.relations[0].key
+    else:
+        known = [" ".join(r.key) for r in schema.relations]
+        raise run_file.problem("task.relation", f"task.relation is missing; name one of {known}")
+    reverses = reverses_of(schema, key)
+    if run_file.task.links is not None:
+        links = read_links(run_file, store, key, run_file.task.links)
+    evaluated = torch.cat([torch.empty(2, 0).long(), *(links[split] for split in SPLITS[1:] if split in links)], dim=1)
+    if "train" not in links or in_graph(store, key, reverses, evaluated):
+        if len(store.parts) < len(store.ranges):
+            why = "validation and test links are edges of the graph" if "train" in links else "task.links is missing"
+            message = f"{why}, and edges can be held out only where a process holds them all"
+            raise run_file.problem("task.links", f"{message}; give the links in files, from a store without the others")
+        drawn = LinkShares(run_file.seed, run_file.task.val_share, run_file.task.test_share)
+        held_out = hold_out(store, key, reverses, given_links(store, key, evaluated) if links else drawn)
+        found = {split: ends for split, ends in held_out.links.items() if ends.numel()}
+        links = {split: ends for split, ends in found.items() if split == "train" or not links} | links
+        graph, gone = held_out.store, dict[RelationName, str]()
+        for name in (key, *reverses):
+            gone[name] = f"{schema.relation(name).num_edges - graph.schema.relation(name).num_edges:,}"
+        text = f"{gone[key]} edges of {' '.join(key)!r} are held out of the graph"
+        turned = ", ".join(f"{gone[name]} of {' '.join(name)!r}" for name in reverses)
+        end = ", in both directions" if key[0] == key[2] else "; no other relation leads back"
+        notes = [f"{text}; in the opposite direction, {turned}" if reverses else f"{text}{end}"]
+    if "train" not in links:
+        message = f"no edge of {' '.join(key)!r} is left to train on; take another relation"
+        raise run_file.problem("task.relation", message)
+    return key, graph, links, tuple(notes)
+
+
+def unknown_name(
+    run_file: RunFile, key: str, what: str, name: str, known: Sequence[str], short: Sequence[str] = ()
+) -> ConfigError:
+    alike = nearest(name, [*known, *short])
+    hint = f"; did you mean {alike!r}?" if alike else ""
+    return run_file.problem(key, f"{what}; there are {list(known)}{hint}")
+
+
+def relation_of(run_file: RunFile, key: str, schema: Schema, name: str) -> RelationName:
+    """Return a relation named by its three words, or by the middle one if that is enough."""
+    words = {" ".join(r.key): r.key for r in schema.relations}
+    found = [words[name]] if name in words else [r.key for r in schema.relations if r.name == name]
+    if len(found) == 1:
+        return found[0]
+    what = f"{key} names {name!r}, {'several relations' if found else 'no relation'}"
+    short = [] if found else [r.name for r in schema.relations]
+    raise unknown_name(run_file, key, what, name, list(words), short)
 
 
 # --- links in files ------------------------------------------------------------------------------

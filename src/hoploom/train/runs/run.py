@@ -1,67 +1,71 @@
 """A run of `hoploom train`: run.toml becomes a store, a task, a model, loaders and an optimizer; then fit and evaluate.
 
-There is no training in here: the pieces are public, and a script can put them together in the same way.
+There is no training in here: the pieces are public, and a script can put them together in the same way. Schedules are
+closed forms of the step, so that a resumed run follows the same curve.
 """
 
 import json
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hoploom.deploy.open import CONNECT
 from hoploom.deploy.open import open as open_store
-from hoploom.errors import ConfigError, StoreError
+from hoploom.errors import ConfigError, HoploomError, StoreError
 from hoploom.gpu.placement import kernels_are_interpreted, place
 from hoploom.gpu.recordable import prepare_optimizer
+from hoploom.load import LinkNeighborLoader, NeighborLoader
+from hoploom.load.loader import Loader
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
-from hoploom.ranks.context import DEADLINE, Context
+from hoploom.nn import GNN, Shape
+from hoploom.nn.models import KINDS
+from hoploom.ranks.context import DEADLINE, Context, unwrap
 from hoploom.ranks.environment import RankInfo
+from hoploom.schema import DTYPES, NodeType, RelationName, Schema
 from hoploom.store import Store
 from hoploom.store.base import Tier
 from hoploom.store.format import write_whole
-from hoploom.store.row_cache import CacheReport, Visits, cached, report
+from hoploom.store.row_cache import CacheReport, cached, report
+from hoploom.train import tasks
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.evaluation import evaluate
-from hoploom.train.journal import Journal
-from hoploom.train.learner import Learner, Training
-from hoploom.train.loop import Outcome, fit
-from hoploom.train.records import no_run
-from hoploom.train.runs.link_splits import write_links
-from hoploom.train.runs.run_file import LINKS, RunFile
-from hoploom.train.runs.run_toml import (
+from hoploom.train.journal import Journal, no_run
+from hoploom.train.loop import Outcome, evaluate, fit
+from hoploom.train.runs.link_splits import SPLITS, link_seeds, relation_of, unknown_name, write_links
+from hoploom.train.runs.run_file import (
     BEST,
     LAST,
+    LINKS,
     NO_CACHE,
     RUN_FILE,
+    RunFile,
     applies,
     check_run,
     read_run_file,
     to_toml,
     values_of,
 )
-from hoploom.train.runs.setup import (
-    TrainingSetup,
-    eval_loader,
-    make_model,
-    make_optimizer,
-    make_scheduler,
-    per_relation,
-    train_loader,
-    training_setup,
-)
-from hoploom.train.step import MakeStepper
-from hoploom.train.tasks import Task
+from hoploom.train.step import Learner, MakeStepper, Training
+from hoploom.train.tasks import LinkPrediction, Mode, NodeTask, Task
 
 RESULT_FILE, LINKS_FOLDER = "result.json", "links"
 NUM_BATCHES = 64  # that are sampled to find the nodes whose rows are cached
 CONNECT_KEYS = tuple(name for name in CONNECT if name != "made")  # where batches are made, depends on the stores
+LEAST_TAIL = 64  # seeds of a last step; fewer join the step before, for any number of ranks up to this
+NODES = "nodes"  # takes the place of a split for nodes whose outputs are written
+MOST_CLASSES = 1_000_000
+
+Fanouts = list[int] | dict[RelationName, list[int]]
 
 
 @dataclass(frozen=True)
@@ -81,121 +85,88 @@ class Result:
         return self.outcome.stopped != "asked"
 
 
-def run(run_file: RunFile, context: Context, *, resume: bool = False, progress: bool = True) -> Result:
-    """Check a run, train and evaluate as run.toml describes. All ranks call.
+def run(
+    run_file: RunFile, context: Context, *, resume: bool = False, progress: bool = True, checked: bool = False
+) -> Result:
+    """Train and evaluate as run.toml describes, after `check_run` unless that is done. All ranks call.
 
     >>> with hoploom.init() as context:
     ...     result = run(read_run_file("run.toml"), context)
     """
-    check_run(run_file, context.world_size, resume=resume)
-    return run_checked(run_file, context, resume=resume, progress=progress)
-
-
-def run_checked(run_file: RunFile, context: Context, *, resume: bool = False, progress: bool = True) -> Result:
-    """Train and evaluate, after `check_run`. All ranks call."""
-    began, shown = time.perf_counter(), progress and context.is_main
-    with _journal(run_file, context) as journal, ExitStack() as closing:
+    if not checked:
+        check_run(run_file, context.world_size, resume=resume)
+    began, folder, values = time.perf_counter(), run_file.output.folder, values_of(run_file)
+    settings = {name: str(v) if isinstance(v, Path) else v for name, v in values.items() if applies(name, values)}
+    with Journal(folder, context, loggers=run_file.output.loggers, settings=settings) as journal, ExitStack() as stack:
         store = open_graph(run_file, context)
-        setup = training_setup(run_file, store)
-        setup = with_placement(run_file, with_cache(run_file, setup, context), context)
-        lines = [f"hoploom: {note}" for note in setup.notes]
+        setup = with_placement(run_file, with_cache(run_file, training_setup(run_file, store), context), context)
+        notes = [f"hoploom: {note}" for note in setup.notes]
         if (placed := setup.store.placed) is not None:
-            closing.enter_context(placed)
-            lines.append(str(placed))
-        for line in lines if shown else ():
-            print(line, file=sys.stderr, flush=True)
+            notes.append(str(stack.enter_context(placed)))
+        for note in notes if progress and context.is_main else ():
+            print(note, file=sys.stderr, flush=True)
         own = run_file.model.factory is not None  # a user's model may leave parameters unused
         model = context.wrap(make_model(run_file, setup), find_unused_parameters=own)
         loader = train_loader(run_file, setup, context, model)
         optimizer = make_optimizer(run_file, model)
         scheduler = make_scheduler(run_file, optimizer, len(loader), setup.task.monitor[1])
-        learner = Learner(model, optimizer, setup.task, loader, scheduler)
 
-        checkpoint = Checkpoint(run_file.output.folder, context)
-        _restore(run_file, learner, checkpoint, context, resume=resume)
-        if context.is_main:
-            _begin_folder(run_file, setup, resume=resume)
+        learner, checkpoint = Learner(model, optimizer, setup.task, loader, scheduler), Checkpoint(folder, context)
+        if resume:
+            checkpoint.restore(LAST, learner.parts())
+        recorded = run_file.train.whole_steps and context.device.type == "cuda"
+        if recorded or resume:  # the run before may have been the other way
+            prepare_optimizer(optimizer, recorded=recorded)
+        if context.is_main:  # the run that this one continues may have a result
+            write_whole(folder / RUN_FILE, [to_toml(run_file).encode()])
+            if run_file.task.kind == LINKS and run_file.task.links is None:
+                write_links(folder / LINKS_FOLDER, setup.store, setup.seeds, keep=resume)
+            (folder / RESULT_FILE).unlink(missing_ok=True)
+        stepper: MakeStepper | None = None
+        if run_file.train.whole_steps:
+            from hoploom.gpu.whole_steps import WholeStep  # imports Triton
+
+            stepper = WholeStep
+        given: dict[str, Any] = {field.name: getattr(run_file.train, field.name, None) for field in fields(Training)}
         outcome = fit(
             learner,
-            _training(run_file, progress=progress),
+            Training(**given | {"seed": run_file.seed, "progress": progress}),
             context,
             validate=_evaluation(run_file, setup, context, model, "val") if "val" in setup.seeds else None,
             checkpoint=checkpoint,
             journal=journal,
-            stepper=_stepper(run_file),
+            stepper=stepper,
         )
-        test = {} if outcome.stopped == "asked" else _test(run_file, setup, learner, checkpoint, context)
+        test: Mapping[str, float] = {}
+        if outcome.stopped != "asked" and "test" in setup.seeds:
+            if outcome.best is not None and checkpoint.restore(BEST, {"model": model}) is None:
+                raise StoreError(
+                    f"{checkpoint.path(BEST)} is gone, so the best model cannot be tested; put it back and go on with "
+                    "--resume, or start anew in another output.folder"
+                )
+            test = _evaluation(run_file, setup, context, model, "test")()
         journal.test(test, step=outcome.steps)
-        folder, num_parameters = run_file.output.folder, sum(p.numel() for p in model.parameters())
-        seconds, cache = time.perf_counter() - began, cache_report(run_file, setup, context)
+        cache, num_parameters = None, sum(p.numel() for p in model.parameters())
+        if run_file.cluster.cache is not None:
+            used = report(setup.store) or CacheReport(0, 0, 0, 0)
+            summed = context.sum(torch.tensor([used.num_rows, used.num_bytes, used.hits, used.misses]))
+            cache = CacheReport(*summed.tolist()) if bool(summed.any()) else None
+        seconds = time.perf_counter() - began
         result = Result(folder, outcome, setup.task.monitor[0], test, num_parameters, seconds, cache)
         if context.is_main and result.is_complete:
             write_whole(folder / RESULT_FILE, [result_json(result).encode()])
     return result
 
 
-def _journal(run_file: RunFile, context: Context) -> Journal:
-    """Return the journal of a run, made before its graph is opened: it keeps warnings about the graph and the model."""
-    loggers = run_file.output.loggers if run_file.output.tensorboard else ()
-    values = values_of(run_file)
-    settings = {name: str(v) if isinstance(v, Path) else v for name, v in values.items() if applies(name, values)}
-    return Journal(run_file.output.folder, context, loggers=loggers, settings=settings)
-
-
-def _restore(run_file: RunFile, learner: Learner, checkpoint: Checkpoint, context: Context, *, resume: bool) -> None:
-    """Restore the last checkpoint of a run that continues, and prepare the optimizer to be recorded or not."""
-    if resume:
-        checkpoint.restore(LAST, learner.parts())
-    recorded = run_file.train.whole_steps and context.device.type == "cuda"
-    if recorded or resume:  # the run before may have been the other way
-        prepare_optimizer(learner.optimizer, recorded=recorded)
-
-
-def _begin_folder(run_file: RunFile, setup: TrainingSetup, *, resume: bool) -> None:
-    """Write what a run begins with into its folder, and remove the result of the run that this one continues."""
-    folder = run_file.output.folder
-    write_whole(folder / RUN_FILE, [to_toml(run_file).encode()])
-    if run_file.task.kind == LINKS and run_file.task.links is None:
-        write_links(folder / LINKS_FOLDER, setup.store, setup.seeds, keep=resume)
-    (folder / RESULT_FILE).unlink(missing_ok=True)
-
-
-def _training(run_file: RunFile, *, progress: bool) -> Training:
-    given: dict[str, Any] = {field.name: getattr(run_file.train, field.name, None) for field in fields(Training)}
-    return Training(**given | {"seed": run_file.seed, "progress": progress})
-
-
-def _stepper(run_file: RunFile) -> MakeStepper | None:
-    if not run_file.train.whole_steps:
-        return None
-    from hoploom.gpu.whole_steps import WholeStep  # imports Triton
-
-    return WholeStep
-
-
 def _evaluation(
-    run_file: RunFile, setup: TrainingSetup, context: Context, model: nn.Module, split: str
+    run_file: RunFile, setup: "TrainingSetup", context: Context, model: nn.Module, split: str
 ) -> Callable[[], dict[str, float]]:
     """Return a function that evaluates the model on a split."""
     loader = eval_loader(run_file, setup, context, model, split)
     return lambda: evaluate(model, loader, setup.task, context, precision=run_file.train.precision)
 
 
-def _test(
-    run_file: RunFile, setup: TrainingSetup, learner: Learner, checkpoint: Checkpoint, context: Context
-) -> Mapping[str, float]:
-    """Return the metrics of the best model on the test split, if there is one."""
-    if "test" not in setup.seeds:
-        return {}
-    if learner.progress.best is not None and checkpoint.restore(BEST, {"model": learner.model}) is None:
-        raise StoreError(
-            f"{checkpoint.path(BEST)} is gone, so the best model cannot be tested; put it back and go on with "
-            "--resume, or start anew in another output.folder"
-        )
-    return _evaluation(run_file, setup, context, learner.model, "test")()
-
-
-# --- the graph -----------------------------------------------------------------------------------
+# --- the store -----------------------------------------------------------------------------------
 
 
 def open_graph(run_file: RunFile, context: Context) -> Store:
@@ -209,127 +180,343 @@ def open_graph(run_file: RunFile, context: Context) -> Store:
     return store
 
 
-def with_placement(run_file: RunFile, setup: TrainingSetup, context: Context) -> TrainingSetup:
+def with_placement(run_file: RunFile, setup: "TrainingSetup", context: Context) -> "TrainingSetup":
     """Return the setup with its store placed in memory that the run's device reads. All ranks call."""
-    section = run_file.placement
+    section, device = run_file.placement, context.device
     if section.topology is None and section.features is None:
         return setup
     name = "placement.features" if section.topology is None else "placement.topology"
-    _check_kernels_run(run_file, name, context.device)
+    names_gpu, interpreted = "cuda" in f"{section.topology} {section.features}", False
+    with suppress(ConfigError):  # there is no Triton
+        interpreted = kernels_are_interpreted()
+    if device.type == "cpu" and (names_gpu or not interpreted):
+        why = "its context was made so" if torch.cuda.is_available() else "there is no GPU here"
+        why = 'train.device is "cpu"' if run_file.train.device == "cpu" else why
+        raise run_file.problem(name, f"{name} has no effect: this run is on cpu ({why}); leave [placement] out")
     try:
-        device, dtype = context.device, section.dtype
+        dtype = section.dtype
         store = place(setup.store, section.topology, section.features, dtype=dtype, device=device, among=context)
     except ConfigError as error:
         raise run_file.problem(name, f"the store cannot be placed: {error}; or leave [placement] out") from error
     return replace(setup, store=store)
 
 
-def _check_kernels_run(run_file: RunFile, name: str, device: torch.device) -> None:
-    """Raise ConfigError on a CPU, unless kernels are interpreted and no GPU is named."""
-    names_gpu = "cuda" in f"{run_file.placement.topology} {run_file.placement.features}"
-    with suppress(ConfigError):  # there is no Triton
-        if device.type != "cpu" or (kernels_are_interpreted() and not names_gpu):
-            return
-    why = "its context was made so" if torch.cuda.is_available() else "there is no GPU here"
-    why = 'train.device is "cpu"' if run_file.train.device == "cpu" else why
-    raise run_file.problem(name, f"{name} has no effect: this run is on cpu ({why}); leave [placement] out")
-
-
-def with_cache(run_file: RunFile, setup: TrainingSetup, context: Context) -> TrainingSetup:
+def with_cache(run_file: RunFile, setup: "TrainingSetup", context: Context) -> "TrainingSetup":
     """Return the setup with a cache of the remote rows that this rank will need most."""
-    size, store = run_file.cluster.cache, setup.store
+    size, store, section = run_file.cluster.cache, setup.store, run_file.loader
     if size is None or all(shard.tier > Tier.REMOTE for shard in store.shards):
         return setup
-    return replace(setup, store=cached(store, size, _counts(run_file, setup, context)))
-
-
-def _counts(run_file: RunFile, setup: TrainingSetup, context: Context) -> Visits:
-    """Count in how many of this rank's first batches each node is, by type."""
-    section, schema = run_file.loader, setup.store.schema
-    is_local = run_file.cluster.locality  # seeds are in the parts of this rank, else all ranks share them
+    schema, given, is_local = store.schema, setup.seeds["train"], run_file.cluster.locality
+    weight = schema.weight if section.weighted else None
     plan = Presampling(
         batch_size=section.batch_size // context.world_size,
-        rank=0 if is_local else context.rank,
+        rank=0 if is_local else context.rank,  # is_local: the seeds are in the parts of this rank
         world_size=1 if is_local else context.world_size,
         batches=range(NUM_BATCHES),
         seed=run_file.seed,
         num_threads=section.num_threads(context.num_cores),
-        options={
-            "replace": section.replace,
-            "labor": section.labor,
-            "weight_attr": schema.weight if section.weighted else None,
-        },
+        options={"replace": section.replace, "labor": section.labor, "weight_attr": weight},
     )
-    counts = no_visits(setup.store)
-    for node_type, ids in _seeds(run_file, setup):
-        own = _own(setup.store, node_type, ids) if is_local else ids
+    by_type: dict[str, Tensor] = {}
+    if run_file.task.kind == LINKS:  # both ends
+        relation, ends = (schema.relations[0].key, given) if schema.homogeneous else given
+        for node_type, ids in zip((relation[0], relation[2]), ends, strict=True):
+            by_type[node_type] = torch.unique(torch.cat([by_type.get(node_type, ids[:0]), ids]))
+    else:
+        by_type = dict([read_seeds(store, given)])
+    counts = no_visits(store)
+    for node_type, ids in by_type.items():
+        index, own = schema.type_index[node_type], torch.zeros(ids.numel(), dtype=torch.bool)
+        for part in store.parts if is_local else ():
+            first = part.first_nodes[index]
+            own |= (ids >= first) & (ids < first + part.num_nodes[index])
+        own = ids[own] if bool(own.any()) else ids
         seeds = own if schema.homogeneous else (node_type, own)
-        visits = count_visits(setup.store, per_relation(run_file, setup), seeds, plan)
+        visits = count_visits(store, per_relation(run_file, setup), seeds, plan)
         for name, found in visits.items():
             counts[name] += found
         counts.num_batches = visits.num_batches
-    return counts
+    return replace(setup, store=cached(store, size, counts))
 
 
-def _seeds(run_file: RunFile, setup: TrainingSetup) -> Iterator[tuple[str, Tensor]]:
-    """Yield the training nodes by type; those of links are both ends."""
-    schema, given = setup.store.schema, setup.seeds["train"]
-    if run_file.task.kind != LINKS:
-        yield read_seeds(setup.store, given)
-        return
-    (source, _, destination), ends = (schema.relations[0].key, given) if schema.homogeneous else given
-    for node_type in dict.fromkeys((source, destination)):
-        rows = [row for name, row in zip((source, destination), ends, strict=True) if name == node_type]
-        yield node_type, torch.unique(torch.cat(rows))
+@dataclass(frozen=True)
+class TrainingSetup:
+    """The task of a run, its graph, and the seeds of every split."""
+
+    store: Store  # the graph to sample
+    task: Task
+    num_outputs: int
+    seeds: Mapping[str, Any]  # split -> the seeds of its loader; no "val" or "test" if the run has none
+    out_types: tuple[str, ...]  # node types whose rows the loss needs
+    notes: tuple[str, ...] = ()  # to be printed when the run begins
 
 
-def _own(store: Store, node_type: str, ids: Tensor) -> Tensor:
-    """Return the ids in the parts that this process maps; all of them if none is."""
-    index, own = store.schema.type_index[node_type], torch.zeros(ids.numel(), dtype=torch.bool)
-    for part in store.parts:
-        first = part.first_nodes[index]
-        own |= (ids >= first) & (ids < first + part.num_nodes[index])
-    return ids[own] if bool(own.any()) else ids
+def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
+    """Return what a run learns from a store; raise ConfigError, with its line, if run.toml does not fit the store."""
+    schema = store.schema
+    for option, attribute in (("weighted", "weight"), ("temporal", "time")):
+        if getattr(run_file.loader, option) and getattr(schema, attribute) is None:
+            message = f"loader.{option} is set, but the store was built without {attribute}_attr; build it with one"
+            raise run_file.problem(f"loader.{option}", message)
+    for name in run_file.loader.relation_fanouts:
+        relation_of(run_file, "loader.relation_fanouts", schema, name)
+    if run_file.task.kind == LINKS:
+        key, graph, links, notes = link_seeds(run_file, store)
+        seeds = {split: ends if schema.homogeneous else (key, ends) for split, ends in links.items()}
+        setup = TrainingSetup(graph, LinkPrediction(), run_file.model.hidden, seeds, (key[0], key[2]), notes)
+    else:
+        setup = _node_setup(run_file, store)
+    if run_file.train.monitor is None:
+        return setup
+    try:
+        return replace(setup, task=replace(setup.task, best=run_file.train.monitor))  # type: ignore[type-var]
+    except ConfigError as error:
+        raise run_file.problem("train.monitor", str(error).replace("best is", "train.monitor is", 1)) from error
 
 
-def cache_report(run_file: RunFile, setup: TrainingSetup, context: Context) -> CacheReport | None:
-    """Return the use of the caches, added up over all ranks. All ranks call."""
-    if run_file.cluster.cache is None:
+def _node_setup(run_file: RunFile, store: Store) -> TrainingSetup:
+    node_type = _labelled_type(run_file, store.schema)
+    names = {split: getattr(run_file.task, split) for split in SPLITS}
+    nodes = {split: store.split(name, node_type.name) for split, name in names.items() if name}
+    section, field = run_file.task, node_type.fields[run_file.task.label]
+    common: dict[str, Any] = {"label": section.label, "node_type": node_type.name}
+    width = field.shape[0] if field.shape else 1
+    task: NodeTask
+    if section.kind == "multi-label":
+        task = tasks.MultiLabel(num_labels=width, **common)
+    elif section.kind == "node-regression":
+        task = tasks.NodeRegression(num_targets=width, loss=section.loss, **common)  # type: ignore[arg-type]
+    else:
+        count = section.num_classes or _count_classes(run_file, store, node_type, list(nodes.values()))
+        task = tasks.NodeClassification(num_classes=count, **common)
+    for ids in nodes.values():
+        task.check(store, ids)
+    seeds = {split: names[split] if store.schema.homogeneous else (node_type.name, names[split]) for split in nodes}
+    return TrainingSetup(store, task, task.columns[0], seeds, (node_type.name,))
+
+
+def _labelled_type(run_file: RunFile, schema: Schema) -> NodeType:
+    """Return the type of the seeds, which has the splits and the label."""
+    wanted, task = run_file.task.node_type, run_file.task
+    if wanted is not None and wanted not in schema.type_index:
+        message = f"task.node_type names {wanted!r}, no node type"
+        raise unknown_name(run_file, "task.node_type", message, wanted, list(schema.type_index))
+    having = [t for t in schema.node_types if wanted in (None, t.name) and (task.train in t.splits or wanted)]
+    if len(having) != 1:
+        splits = {t.name: sorted(t.splits) for t in schema.node_types}
+        where = [t.name for t in having] or "no node type"
+        way_out = "name one in task.node_type" if having else "name one of them in task.train"
+        message = f"the split {task.train!r} is in {where}, the splits are {splits}; {way_out}"
+        raise run_file.problem("task.node_type" if having else "task.train", message)
+    (node_type,) = having
+    for split in SPLITS:
+        name = getattr(task, split)
+        if name and name not in node_type.splits:
+            way_out = "" if split == "train" else f'; task.{split} = "" does without'
+            message = f"task.{split} is {name!r}, {node_type.name!r} has the splits {sorted(node_type.splits)}{way_out}"
+            raise run_file.problem(f"task.{split}", message)
+        if name and not node_type.splits[name]:
+            raise run_file.problem(f"task.{split}", f"the split {name!r} of {node_type.name!r} is empty; name another")
+    if task.label not in node_type.fields:
+        message = f"task.label is {task.label!r}, no field of {node_type.name!r}"
+        raise unknown_name(run_file, "task.label", message, task.label, list(node_type.fields))
+    if run_file.loader.temporal and schema.time not in node_type.fields:
+        message = f"loader.temporal is set, but no field dates the seeds, nodes of type {node_type.name!r}"
+        raise run_file.problem("loader.temporal", f"{message}; leave it out, or use NeighborLoader(input_time=...)")
+    return node_type
+
+
+def _count_classes(run_file: RunFile, store: Store, node_type: NodeType, splits: Sequence[Tensor]) -> int:
+    """Return one more than the largest label of all splits."""
+    label, field = run_file.task.label, node_type.fields[run_file.task.label]
+    if field.shape not in ((), (1,)):
+        message = f"{label!r} of {node_type.name!r} has rows of shape {list(field.shape)}, not one class each"
+        raise run_file.problem("task.label", f'{message}; use task.kind = "multi-label", or another label')
+    largest = tasks.largest_label(store, node_type.name, label, splits)
+    if not 1 <= largest < MOST_CLASSES:
+        message = f"the largest label {label!r} of the splits is {largest:g}; classes are 0, 1, 2, ..."
+        raise run_file.problem("task.label", f'{message}; use another label, or task.kind = "node-regression"')
+    return int(largest) + 1
+
+
+def make_model(run_file: RunFile, setup: TrainingSetup) -> nn.Module:
+    """Return the model, with weights drawn from the file's seed."""
+    torch.manual_seed(run_file.seed)
+    if run_file.model.factory is not None:
+        return _from_factory(run_file, setup)
+    section = run_file.model
+    shape = Shape(
+        hidden=section.hidden,
+        num_layers=len(run_file.loader.fanouts),
+        out=setup.num_outputs,
+        dropout=section.dropout,
+        heads=section.heads if KINDS[section.name].has_heads else 1,
+        norm=section.norm,
+        residual=section.residual,
+    )
+    try:
+        return GNN(section.name, setup.store.schema, shape, setup.out_types)
+    except ConfigError as error:
+        raise run_file.problem(
+            "model.name", f"model.name = {section.name!r} does not fit the store: {error}"
+        ) from error
+
+
+def _from_factory(run_file: RunFile, setup: TrainingSetup) -> nn.Module:
+    """Return the model that the user's function makes for the store."""
+    address, folder, options = str(run_file.model.factory), run_file.model.modules, run_file.model.options
+    if folder is not None and str(folder) not in sys.path:  # its modules come first
+        sys.path.insert(0, str(folder))
+    module_name, _, name = address.partition(":")
+    hint = f"{module_name} cannot be imported", "mend it, or name its folder in model.modules"
+    try:
+        module = import_module(module_name)
+        if not callable(make := getattr(module, name, None)):
+            message = f"{module_name} ({module.__file__}) has no function {name!r}; write one"
+            raise run_file.problem("model.factory", message)
+        hint = f"{address}(store, {setup.num_outputs}, **{options}) failed", "mend it"
+        model = make(setup.store, setup.num_outputs, **options)
+    except HoploomError:
+        raise
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise run_file.problem("model.factory", f"{hint[0]}: {why}; {hint[1]}") from error
+    if not isinstance(model, nn.Module):
+        raise run_file.problem("model.factory", f"{address} returned a {type(model).__name__}; return a nn.Module")
+    return model
+
+
+def train_loader(run_file: RunFile, setup: TrainingSetup, context: Context, model: nn.Module) -> Loader:
+    """Return a loader of this rank's share of the training seeds, shuffled."""
+    options = {
+        "batch_size": run_file.loader.batch_size // context.world_size,
+        "rank": context.rank,
+        "world_size": context.world_size,
+        "shuffle": True,
+        "least_tail": LEAST_TAIL,
+        "locality": run_file.cluster.locality,
+    }
+    loader = _loader(run_file, setup, context, model, "train", per_relation(run_file, setup), options)
+    return loader.share_steps(run_file.loader.batch_size)
+
+
+def eval_loader(run_file: RunFile, setup: TrainingSetup, context: Context, model: nn.Module, split: str) -> Loader:
+    """Return a loader of all seeds of a split, in order, whose steps `evaluate` distributes over ranks."""
+    given = run_file.loader.eval_fanouts
+    return _loader(run_file, setup, context, model, split, list(given) if given else per_relation(run_file, setup))
+
+
+def infer_loader(run_file: RunFile, setup: TrainingSetup, context: Context, model: nn.Module, nodes: Any) -> Loader:
+    """Return batches of some nodes for a model's outputs, the same for any number of ranks.
+
+    They have all neighbours if the model has `num_layers`, else the fanouts of evaluation.
+    """
+    hops, only_nodes = getattr(model, "num_layers", None), replace(setup, seeds={NODES: nodes})
+    if isinstance(hops, int) and hops > 0:
+        return _loader(run_file, only_nodes, context, model, NODES, [-1] * hops)
+    return eval_loader(run_file, only_nodes, context, model, NODES)
+
+
+def _loader(
+    run_file: RunFile,
+    setup: TrainingSetup,
+    context: Context,
+    model: nn.Module,
+    split: str,
+    fanouts: Fanouts,
+    given: Mapping[str, Any] | None = None,
+) -> Loader:
+    """Return a loader of a split, by default of all its seeds on every rank, as evaluation reads them."""
+    section, task, schema = run_file.loader, run_file.task, setup.store.schema
+    whole = {"rank": 0, "world_size": 1, "batch_size": section.eval_batch_size or section.batch_size}
+    options: dict[str, Any] = dict(whole if given is None else given) | {
+        "device": context.device,
+        "num_workers": section.num_threads(context.num_cores),
+        "seed": run_file.seed,
+        "replace": section.replace,
+        "labor": section.labor,
+        "mode": section.mode,
+        "weight_attr": schema.weight if section.weighted else None,
+    }
+    module = unwrap(model)
+    if isinstance(module, GNN):  # layer one is aggregated where its rows are stored
+        floats = [DTYPES[t.fields["x"].dtype].is_floating_point for t in schema.node_types if "x" in t.fields]
+        is_whole = split == "train" and run_file.train.whole_steps  # then layer one is part of the recorded step
+        reduce = module.first_reduce if all(floats) and not is_whole else None
+        options |= {"aggregate": reduce, "degrees": module.needs_degrees}
+        store = setup.store
+        if module.needs_degrees and not store.deployment.makes_batches and len(store.topology) < len(store.ranges):
+            message = (
+                f'model.name = "{run_file.model.name}" needs in-degrees, and a process maps the edges of its parts'
+            )
+            way_out = 'set cluster.topology = "local", or take another model'
+            raise run_file.problem("cluster.topology", f"{message} only; {way_out}")
+    if task.kind == LINKS and split != NODES:
+        options |= {"neg_sampling_ratio": task.negatives, "strict_negatives": task.strict_negatives}
+        return LinkNeighborLoader(setup.store, fanouts, setup.seeds[split], **options)
+    if section.temporal is not None:
+        options |= {"temporal_strategy": section.temporal, "time_attr": schema.time}
+    return NeighborLoader(setup.store, fanouts, setup.seeds[split], **options)
+
+
+def per_relation(run_file: RunFile, setup: TrainingSetup) -> Fanouts:
+    """Return one list of fanouts for all relations, or one for each if run.toml has `relation_fanouts`."""
+    fanouts, others, schema = run_file.loader.fanouts, run_file.loader.relation_fanouts, setup.store.schema
+    if not others:
+        return list(fanouts)
+    apart = {relation_of(run_file, "loader.relation_fanouts", schema, name): counts for name, counts in others.items()}
+    return {relation.key: list(apart.get(relation.key, fanouts)) for relation in schema.relations}
+
+
+def make_optimizer(run_file: RunFile, model: nn.Module) -> Optimizer:
+    """Return the optimizer of all parameters that are learned."""
+    section = run_file.optimizer
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if section.name == "sgd":
+        return SGD(learned, section.lr, section.momentum, weight_decay=section.weight_decay)
+    kind = AdamW if section.name == "adamw" else Adam
+    return kind(learned, section.lr, weight_decay=section.weight_decay)
+
+
+def make_scheduler(
+    run_file: RunFile, optimizer: Optimizer, num_batches: int, mode: Mode
+) -> LRScheduler | ReduceLROnPlateau | None:
+    """Return the schedule for epochs of this many batches; `mode` is the one of the metric that a plateau watches."""
+    section = run_file.scheduler
+    if section.name == "none":
         return None
-    own = report(setup.store) or CacheReport(0, 0, 0, 0)
-    found = context.sum(torch.tensor([own.num_rows, own.num_bytes, own.hits, own.misses]))
-    return CacheReport(*found.tolist()) if bool(found.any()) else None
+    if section.name == "plateau":
+        return ReduceLROnPlateau(optimizer, mode, section.factor, section.wait, min_lr=section.min_lr)
+    steps_per_epoch = math.ceil(num_batches / run_file.train.accumulate)
+    if section.name == "step":
+        cut_every = section.every * steps_per_epoch
+        return LambdaLR(optimizer, lambda step: float(section.factor ** (step // cut_every)))
+    num_steps = run_file.train.epochs * steps_per_epoch
+    if run_file.train.max_steps is not None:
+        num_steps = min(num_steps, run_file.train.max_steps)
+    num_warm = int(section.warmup * num_steps) if section.name == "warmup-cosine" else 0
+    least = section.min_lr / run_file.optimizer.lr
 
+    def cosine(step: int) -> float:
+        if step < num_warm:
+            return (step + 1) / num_warm
+        progress = min(1.0, (step - num_warm) / max(1, num_steps - num_warm))
+        return least + (1 - least) * (1 + math.cos(math.pi * progress)) / 2
 
-# --- the result ----------------------------------------------------------------------------------
+    return LambdaLR(optimizer, cosine)
 
 
 def result_json(result: Result) -> str:
     """Return the text of result.json."""
     outcome = result.outcome
-    content: dict[str, Any] = {
-        "stopped": outcome.stopped,
-        "epochs": outcome.epochs,
-        "steps": outcome.steps,
-        "monitor": result.monitor,
-        "best": outcome.best,
-        "best_epoch": outcome.best_epoch,
-        "test": dict(result.test),
-        "num_parameters": result.num_parameters,
-        "seconds": round(result.seconds, 3),
-    }
+    content: dict[str, Any] = {name: getattr(outcome, name) for name in ("stopped", "epochs", "steps")}
+    content |= {"monitor": result.monitor, "best": outcome.best, "best_epoch": outcome.best_epoch}
+    content |= {"test": dict(result.test), "num_parameters": result.num_parameters, "seconds": round(result.seconds, 3)}
     if outcome.whole_steps is not None:
         content["whole_steps"] = asdict(outcome.whole_steps)
-    if outcome.disk is not None:
-        content["disk"] = asdict(outcome.disk)
     if result.cache is not None:
-        content["cache"] = {
-            "rows": result.cache.num_rows,
-            "bytes": result.cache.num_bytes,
-            "hits": result.cache.hits,
-            "misses": result.cache.misses,
-            "hit_rate": round(result.cache.hit_rate, 6),
-        }
+        content["cache"] = {name.removeprefix("num_"): count for name, count in asdict(result.cache).items()}
+        content["cache"]["hit_rate"] = round(result.cache.hit_rate, 6)
     return json.dumps(content, indent=1) + "\n"
 
 
@@ -349,14 +536,9 @@ def summary(result: Result) -> str:
         lines.append(f"test: {shown}")
     if outcome.whole_steps is not None:
         lines.append(f"whole steps: {outcome.whole_steps}")
-    if outcome.disk is not None:
-        lines.append(f"disk: {outcome.disk}")
     if result.cache is not None:
         lines.append(f"cache: {result.cache}")
     return "\n".join([*lines, f"written to {result.folder}"])
-
-
-# --- a finished run ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -371,11 +553,7 @@ class LoadedRun:
 
 
 def load_run(
-    folder: str | Path,
-    context: Context | None = None,
-    *,
-    checkpoint: str | None = None,
-    overrides: Sequence[str] = (),
+    folder: str | Path, context: Context | None = None, *, checkpoint: str | None = None, overrides: Sequence[str] = ()
 ) -> LoadedRun:
     """Load a run of `hoploom train` from its output folder: the model with its best weights, the graph, the settings.
 

@@ -1,17 +1,21 @@
-"""The keys of run.toml, as frozen dataclasses, section by section.
+"""The keys of run.toml, as frozen dataclasses, section by section; and how the file is read, checked and written again.
 
 Each key is declared once, with its default, its rule and its help; the reader, the template of `hoploom init` and the
-table in docs/training.md are made from them. `only` limits a key to some choices of another.
+table in docs/training.md are made from them. `only` limits a key to some choices of another. A mistake is named with
+its file and line. What must hold between keys is checked when a file is read, what depends on the number of processes
+and the output folder by `check_run`, once, before the ranks start.
 """
 
 # ruff: noqa: RUF009  (key() is dataclasses.field)
 
-from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from hoploom.config import rules
+from hoploom.config.document import SET, Document, absolute, parse_document, read_document
 from hoploom.config.rules import (
     MOST_SEED,
     REQUIRED,
@@ -19,16 +23,20 @@ from hoploom.config.rules import (
     Key,
     KeyCondition,
     accepted,
+    default_of,
     key,
     key_of,
     keys_in,
     problem,
 )
+from hoploom.config.values import as_toml
 from hoploom.errors import ConfigError
 from hoploom.gpu.placement import NARROW, read_features, read_topology
 from hoploom.nn.models import KINDS
+from hoploom.ranks import environment
+from hoploom.store.format import STORE_FILE
 from hoploom.train.checkpoint import MINUTES
-from hoploom.train.loggers import NAMES
+from hoploom.train.journal import NAMES, check_loggers
 
 NODE_KINDS = ("node-classification", "multi-label", "node-regression")
 LINKS = "link-prediction"
@@ -88,13 +96,6 @@ class TaskSection:
     )
     relation: str | None = key(
         None, "the relation whose links the model predicts", rules.TEXT, example="author writes paper", only=OF_LINKS
-    )
-    reverse: str | None = key(
-        None,
-        'the relation that loses the reverse of held-out links; default: all that lead back; "": none',
-        rules.TEXT_OR_EMPTY,
-        example="",
-        only=OF_LINKS,
     )
     links: Path | None = key(
         None,
@@ -349,12 +350,6 @@ class OutputSection:
         rules.choices(*NAMES),
         example=("tensorboard",),
     )
-    tensorboard: bool = key(
-        True,
-        "deprecated: use loggers; false means loggers = []",
-        rules.FLAG,
-        only=KeyCondition("output.loggers", absent=True),
-    )
 
 
 @dataclass(frozen=True)
@@ -412,3 +407,194 @@ FIELDS: Mapping[str, Field[Any]] = {  # every key by its full name, as messages 
     for name, described in keys_in(owner).items()
 }
 KEYS: Mapping[str, Key] = {name: key_of(described) for name, described in FIELDS.items()}
+
+
+# --- reading ---------------------------------------------------------------------------------------
+
+RUN_FILE = "run.toml"
+LAST, BEST = "last", "best"  # checkpoints
+NO_CACHE = "cluster.cache has no effect where servers make the batches; leave it out, and start them with --cache"
+# Keys that may differ between a run and its continuation: how long and where it trains, not what is learned.
+MAY_CHANGE = {"store", "loader.threads", "loader.eval_fanouts", "loader.eval_batch_size"}
+MAY_CHANGE |= {name for name in FIELDS if name.startswith(("cluster.", "placement.", "output.", "train."))}
+MAY_CHANGE -= {"cluster.locality", "placement.dtype"}
+MAY_CHANGE -= {"train.precision", "train.accumulate", "train.clip_norm", "train.monitor"}
+
+FORMER_KEYS = {  # of earlier versions: the default, which run folders hold, and what to do instead
+    "cluster.exchange": ("servers", "servers send remote rows; leave it out"),
+    "verify": (False, "`hoploom check` reads a store before a run; leave it out"),
+    "output.tensorboard": (True, "write loggers = [] instead"),
+    "task.reverse": (None, "all relations that lead back lose the reverse of held-out links; leave it out"),
+}
+
+Values = Mapping[str, Any]  # of all keys, by full name
+Problems = Iterator[tuple[str, str]]  # a key, and what is wrong with it beside other keys
+
+
+def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
+    """Return the settings in a run.toml; overrides are `section.key=value`.
+
+    Relative paths are relative to the file, those of overrides to the current directory.
+    """
+    if Path(path, STORE_FILE).is_file():
+        raise ConfigError(f"{path} is a store; train on it with the run.toml that `hoploom init --store {path}` writes")
+    if Path(path, RUN_FILE).is_file():
+        way_out = f"continue it with `hoploom train {path}/run.toml --resume`, or give the path of a run.toml"
+        raise ConfigError(f"{path} is the folder of a run; {way_out}")
+    absent = f"`hoploom init {path}` writes one to start from"
+    return _run_file(read_document(path, HEADINGS, absent=absent, overrides=overrides))
+
+
+def parse_run_file(
+    text: str, overrides: Sequence[str] = (), *, name: str = "run.toml", folder: Path = Path()
+) -> RunFile:
+    """Return the settings in a text. Messages call it `name`, and its relative paths are relative to `folder`."""
+    return _run_file(parse_document(text, HEADINGS, name=name, folder=folder, overrides=overrides))
+
+
+def _run_file(document: Document) -> RunFile:
+    document, where = _without_former_keys(document), document.where
+    served = "cluster.servers" in where or bool(environment.read_launch_settings().servers)
+    values = document.top(optional=("store",) if served else ())  # servers can make the batches
+    sections = {section: owner for section, owner in HEADINGS.items() if section}
+    for section, owner in sections.items():
+        read = document.section((section,), owner=owner)
+        values |= {f"{section}.{name}": value for name, value in read.items()}
+    unused = [key for key in FIELDS if not applies(key, values)]
+    for name in filter(where.__contains__, unused):
+        only = KEYS[name].only
+        assert only is not None
+        only = only if applies(only.selector, values) else KEYS[only.selector].only or only
+        if where[name].startswith(SET) or not where.get(only.selector, "").startswith(SET):  # --set changes the choice
+            raise problem(where, name, f"{name} {only.refusal(values[only.selector])}")
+    values |= {key: default_of(FIELDS[key]) for key in unused}
+    values["output.folder"] = absolute(document.folder, values["output.folder"])
+    if values["model.factory"] is not None and values["model.modules"] is None:
+        values["model.modules"] = absolute(document.folder, Path())
+    for name, message in _problems(values, where):
+        raise problem(where, name, message)
+    values["model.layers"] = len(values["loader.fanouts"])
+    made = {
+        section: owner(**{name: values[f"{section}.{name}"] for name in keys_in(owner)})
+        for section, owner in sections.items()
+    }
+    return RunFile(**{name: values[name] for name in keys_in(RunFile)}, **made, where=where)
+
+
+def _without_former_keys(document: Document) -> Document:
+    """Return a document without keys of earlier versions, which run folders hold with their default."""
+    parsed = dict(document.parsed)
+    for name, (default, way_out) in FORMER_KEYS.items():
+        *path, last = name.split(".")
+        section = document.table(tuple(path))
+        if last in section:
+            if section[last] != default:
+                raise document.problem(name, f"{name} is gone: {way_out}")
+            kept = {other: value for other, value in section.items() if other != last}
+            parsed = {**parsed, path[0]: kept} if path else kept
+            document = replace(document, parsed=parsed)
+    return document
+
+
+def applies(name: str, values: Values) -> bool:
+    """Return whether a key has an effect under these values."""
+    only = KEYS[name].only
+    return only is None or (applies(only.selector, values) and only.allows(values[only.selector]))
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def _problems(values: Values, where: Mapping[str, str]) -> Problems:
+    """Yield the keys that contradict each other."""
+    fanouts, layers, others = values["loader.fanouts"], values["model.layers"], values["loader.relation_fanouts"]
+    if layers not in (None, len(fanouts)):
+        at = f" (model.layers, {where['model.layers']})" if "loader.fanouts" in where else ""
+        example = [*fanouts, *fanouts[-1:] * layers][:layers]
+        message = f"loader.fanouts has {_entries(fanouts)} for {layers} layers{at}; give one per layer, e.g. {example}"
+        yield "loader.fanouts" if at else "model.layers", message
+    lists = {f"loader.relation_fanouts, {name!r},": counts for name, counts in others.items()}
+    for name, counts in (lists | {"loader.eval_fanouts": values["loader.eval_fanouts"] or fanouts}).items():
+        if len(counts) != len(fanouts):
+            message = f"{name} has {_entries(counts)}, loader.fanouts {len(fanouts)}; give one per layer"
+            yield name.partition(",")[0], message
+    hidden, heads = values["model.hidden"], values["model.heads"]
+    concatenates = len(fanouts) > 1 or values["model.residual"]  # else heads are averaged
+    if applies("model.heads", values) and concatenates and hidden % heads:
+        message = f"model.hidden is {hidden}, no multiple of model.heads = {heads}; make it one"
+        yield "model.hidden" if "model.hidden" in where else "model.heads", message
+    for name in ("loader.replace", "loader.weighted", "loader.temporal"):
+        if values["loader.labor"] and values[name]:
+            yield name, f"{name} cannot be combined with loader.labor; drop one"
+    if values["loader.weighted"] and values["loader.temporal"] == "last":
+        yield "loader.temporal", 'loader.temporal = "last" draws nothing, so loader.weighted has no effect; drop one'
+    is_validated, way_out = bool(values["task.val"]), "name one in task.val"
+    if values["task.kind"] == LINKS:
+        held_out = values["task.val_share"] + values["task.test_share"]
+        if held_out >= 1:
+            name = "task.test_share" if "task.test_share" in where else "task.val_share"
+            yield name, f"task.val_share and task.test_share add up to {held_out:g}; leave some to train on"
+        is_validated, way_out = values["task.links"] is not None or values["task.val_share"] > 0, "set task.val_share"
+    for name in ("train.patience", "train.monitor"):
+        if values[name] is not None and not is_validated:
+            yield name, f"{name} needs a validation split; {way_out}, or leave it out"
+    if values["scheduler.name"] == "plateau" and not is_validated:
+        message = f'scheduler.name = "plateau" needs a validation split; {way_out}, or take another schedule'
+        yield "scheduler.name", message
+    given = [name for name in ("cluster.cert", "cluster.key") if values[name] is not None]
+    if len(given) == 1:
+        yield given[0], f"{given[0]} is given alone; give cluster.cert and cluster.key"
+    if given and values["cluster.ca"] is None:
+        yield "cluster.cert", "cluster.cert is given without cluster.ca; give the CA of the servers too"
+    if values["store"] is None and values["cluster.cache"] is not None:
+        yield "cluster.cache", NO_CACHE
+    if values["scheduler.min_lr"] >= values["optimizer.lr"]:
+        message = f"scheduler.min_lr is {values['scheduler.min_lr']}, optimizer.lr only {values['optimizer.lr']}"
+        yield "scheduler.min_lr", f"{message}; give less"
+
+
+def _entries(counts: Sequence[int]) -> str:
+    return f"{len(counts)} entr{'y' if len(counts) == 1 else 'ies'}"
+
+
+def check_run(run_file: RunFile, world_size: int, *, resume: bool) -> None:
+    """Raise ConfigError if a run cannot start with this many processes and the output folder as it is."""
+    if run_file.loader.batch_size < world_size:
+        message = f"loader.batch_size is {run_file.loader.batch_size} for {world_size} processes"
+        raise run_file.problem("loader.batch_size", f"{message}; give at least {world_size}")
+    try:
+        check_loggers(run_file.output.loggers or ())
+    except ConfigError as error:
+        raise run_file.problem("output.loggers", f"{error}, or leave it out of output.loggers") from error
+    folder = run_file.output.folder
+    if not (folder / f"{LAST}.safetensors").exists():
+        return
+    if not resume:
+        message = f"{folder} holds a run already; continue it with --resume, or name another output.folder"
+        raise run_file.problem("output.folder", message)
+    if not (folder / RUN_FILE).exists():
+        return
+    earlier = values_of(read_run_file(folder / RUN_FILE))
+    for name, value in values_of(run_file).items():
+        if name not in MAY_CHANGE and value != earlier[name]:
+            was, now = (as_toml(entry) if entry is not None else "left out" for entry in (earlier[name], value))
+            message = f"{name} is {now}, but was {was} when the run in {folder} began"
+            raise run_file.problem(name, f"{message}; leave it so, or start anew in another output.folder")
+
+
+def values_of(run_file: RunFile) -> dict[str, Any]:
+    """Return every key's value by its full name."""
+    return {name: reduce(getattr, name.split("."), run_file) for name in FIELDS}
+
+
+def to_toml(run_file: RunFile) -> str:
+    """Return a run.toml of every key that has an effect, which reads as an equal RunFile. A run leaves it behind."""
+    values = values_of(run_file)
+    lines: list[str] = []
+    for section, owner in HEADINGS.items():
+        lines += [f"\n[{section}]"] if section else []
+        for name in keys_in(owner):
+            key = f"{section}.{name}".removeprefix(".")
+            if applies(key, values) and values[key] is not None:
+                lines.append(f"{name} = {as_toml(values[key])}")
+    return "\n".join(lines) + "\n"
