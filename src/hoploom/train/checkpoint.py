@@ -69,7 +69,9 @@ class Checkpoint:
         Two names: the second file is written first, and a damage to one leaves the other.
         """
         path, *second = map(self.path, (name,) if isinstance(name, str) else name)
-        random = _random_states(self._context)
+        random = {"cpu": self._context.gather(torch.get_rng_state())}
+        if self._context.device.type == "cuda":
+            random["cuda"] = self._context.gather(torch.cuda.get_rng_state(self._context.device))
         with all_or_none(self._context, f"writing {path}"):
             for owner in parts.values():
                 if isinstance(owner, nn.Module):
@@ -97,12 +99,18 @@ class Checkpoint:
         with all_or_none(self._context, f"reading {path}"):
             state = read_state(path)
             try:
-                _check_format(path, state)
+                if state["format"] > FORMAT:
+                    found = f"format {state['format']}, this Hoploom reads up to {FORMAT}"
+                    raise StoreError(f"{path} has {found}; update Hoploom")
                 for part, owner in parts.items():
                     _check_part(path, state, part, _unwrapped(owner))
                 for part, owner in parts.items():
                     _load(path, part, _unwrapped(owner), state["parts"][part])
-                _set_random_states(self._context, state["random"])
+                random, rank, device = state["random"], self._context.rank, self._context.device
+                if len(random["cpu"]) == self._context.world_size:
+                    torch.set_rng_state(random["cpu"][rank])
+                    if device.type == "cuda" and "cuda" in random:
+                        torch.cuda.set_rng_state(random["cuda"][rank], device)
             except HoploomError:
                 raise
             except MALFORMED as error:
@@ -113,8 +121,11 @@ class Checkpoint:
 
 def last_good(path: Path | None) -> str:
     """Return words for an error message: the checkpoint that training can continue from, with its epoch and step."""
-    with suppress(StoreError, *MALFORMED):
-        saved = _read_structure(path)["parts"]["standing"] if path is not None else {}
+    if path is None:
+        return "there is no checkpoint"
+    with suppress(OSError, HoploomError, SafetensorError, *MALFORMED), safe_open(regular(path), "pt") as file:
+        names = dict.fromkeys(file.offset_keys(), torch.empty(0))  # the header alone is read
+        saved = _decoded(json.loads(file.metadata()["tree"]), names)["parts"]["standing"]
         epoch, step = int(saved["epoch"]) + (int(saved["rows"]) > 0), int(saved["steps"])
         return f"the last good checkpoint is {path}, of epoch {epoch}, step {step}"
     return "there is no checkpoint"
@@ -152,15 +163,6 @@ def _kind(part: Any) -> str:
     """Return the class of a part, which must be the same to be restored; a model is compared by its parameters."""
     name = type(part).__name__
     return "" if isinstance(part, nn.Module) else SAVED_KINDS.get(name, name)
-
-
-def _check_format(path: Path, state: Any) -> None:
-    if not isinstance(state, dict) or not isinstance(state.get("format"), int):
-        raise StoreError(f"{path} is no checkpoint; give another one")
-    if state["format"] > FORMAT:
-        raise StoreError(f"{path} has format {state['format']}, this Hoploom reads up to {FORMAT}; update Hoploom")
-    if not all(isinstance(state.get(name), dict) for name in ("parts", "kinds", "extra", "random")):
-        raise StoreError(f"{path} is incomplete; take another checkpoint")
 
 
 def _check_part(path: Path, state: dict[str, Any], part: str, owner: Any) -> None:
@@ -202,22 +204,6 @@ def _load(path: Path, part: str, owner: Any, state: Any) -> None:
     except MALFORMED as error:
         message = f"{path} does not fit this run's {part}: {error}; use the same settings as when it was saved"
         raise ConfigError(message) from error
-
-
-def _random_states(context: Context) -> dict[str, list[Tensor]]:
-    """Return the state of torch's generators on every rank."""
-    states = {"cpu": context.gather(torch.get_rng_state())}
-    if context.device.type == "cuda":
-        states["cuda"] = context.gather(torch.cuda.get_rng_state(context.device))
-    return states
-
-
-def _set_random_states(context: Context, states: Mapping[str, list[Tensor]]) -> None:
-    if len(states.get("cpu", ())) != context.world_size:
-        return
-    torch.set_rng_state(states["cpu"][context.rank])
-    if context.device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"][context.rank], context.device)
 
 
 def check_whole(model: nn.Module) -> None:
@@ -267,15 +253,6 @@ def read_state(path: Path) -> Any:
     except (StoreError, SafetensorError, *MALFORMED) as error:
         raise StoreError(f"{path} is damaged: {error}; take another checkpoint, or copy it again") from error
     except OSError as error:
-        raise StoreError(f"cannot read {path}: {error}") from error
-
-
-def _read_structure(path: Path) -> Any:
-    """Return the state in a file with empty tensors, from the header alone and without the checksum."""
-    try:
-        with safe_open(regular(path), framework="pt", backend="pread") as file:
-            return _decoded(json.loads(file.metadata()["tree"]), dict.fromkeys(file.offset_keys(), torch.empty(0)))
-    except (OSError, SafetensorError, *MALFORMED) as error:
         raise StoreError(f"cannot read {path}: {error}") from error
 
 
@@ -342,28 +319,18 @@ def _key(key: Any, at: str) -> Any:
 
 def _decoded(node: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Return the state that `_encoded` was given."""
-    if node is None or isinstance(node, bool | int | float | str):
-        return node
     if isinstance(node, list):
         return [_decoded(entry, tensors) for entry in node]
-    if isinstance(node, dict) and len(node) == 1:
-        ((kind, content),) = node.items()
-        if kind == "tensor" and isinstance(content, str) and content in tensors:
-            return tensors[content]
-        if kind == "float" and content in ("nan", "inf", "-inf"):
-            return float(content)
-        if kind == "tuple" and isinstance(content, list):
-            return tuple(_decoded(entry, tensors) for entry in content)
-        if kind in ("dict", "counter") and isinstance(content, list):
-            entries = dict(_decoded_item(item, tensors) for item in content)
-            return Counter(entries) if kind == "counter" else entries
-    raise StoreError(f"its state has an entry {node!r:.80} that nobody wrote")
-
-
-def _decoded_item(item: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
-    if not isinstance(item, list) or len(item) != 2 or isinstance(item[0], list):
-        raise StoreError(f"its state has an item {item!r:.80} that nobody wrote")
-    key = _decoded(item[0], tensors)
-    if not (key is None or isinstance(key, bool | int | float | str)):
-        raise StoreError(f"its state has a key {key!r:.80} that nobody wrote")
-    return key, _decoded(item[1], tensors)
+    if not isinstance(node, dict):
+        return node
+    ((kind, content),) = node.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "float":
+        return float(content)
+    if kind == "tuple":
+        return tuple(_decoded(entry, tensors) for entry in content)
+    if kind in ("dict", "counter"):
+        entries = {_decoded(key, tensors): _decoded(value, tensors) for key, value in content}
+        return Counter(entries) if kind == "counter" else entries
+    raise StoreError(f"its state has an entry {node!r:.80} that no version of Hoploom wrote")

@@ -1,4 +1,4 @@
-"""What is trained, and one optimizer step of it over all ranks: batches in, one update out, and a report.
+"""The learner, the settings of training, and one optimizer step over all ranks: batches in, one update out, a report.
 
 Ranks and batches weigh by their rows, so that a step is the step that one process would take with all of them.
 Costs one small all-reduce on the CPU per step, before the backward pass that would wait for a failed rank.

@@ -156,9 +156,9 @@ def test_parts_that_do_not_fit_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ([], "no checkpoint"),
+        ([], "holds what no checkpoint does"),
         ({"format": 2}, "has format 2, this Hoploom reads up to 1"),
-        ({"format": 1, "parts": {}}, "incomplete"),
+        ({"format": 1, "parts": {}}, "holds what no checkpoint does"),
     ],
 )
 def test_a_file_that_is_no_checkpoint_is_refused(state: Any, said: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.fit_workers import QUIET, alone, learner_of
 
 from hoploom.train.checkpoint import Checkpoint
@@ -30,7 +31,7 @@ def report(step: int, **parts: float) -> StepReport:
 def test_a_line_adds_up_about_a_second_of_steps() -> None:
     written: list[Mapping[str, Any]] = []
     made = {"sample": 1.0}
-    times = Times(written.append)
+    times = Times(written.append, torch.device("cpu"))
     times.watch({"loader": lambda: dict(made)}, step=0)
     for step in range(1, 5):
         made["sample"] += 0.25

@@ -124,7 +124,7 @@ FACTORIES = [  # my_model.py, what the message says
     ("import nowhere", "my_model cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
     ("def built(store, n): ...", r"my_model \(/.*my_model.py\) has no function 'make'; write one"),
     ("make = 128", r"my_model \(/.*my_model.py\) has no function 'make'; write one"),
-    ("def make(store, n): return 3", r"returned a int; return a torch.nn.Module"),
+    ("def make(store, n): return 3", r"returned a int; make it a torch.nn.Module"),
     ("def make(store): ...", r"failed: TypeError: make\(\) takes 1 positional argument but 2 were given"),
 ]
 

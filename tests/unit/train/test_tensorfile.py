@@ -160,8 +160,8 @@ def test_a_header_that_lies_is_refused(entries: Any, said: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     "tree",
     [
-        *('{"tensor": "none"}', '{"float": "1"}', '{"tuple": 1}', '{"dict": [[1]]}', '{"dict": [[[1], 2]]}', "{}"),
-        *('{"dict": [[{"tuple": []}, 2]]}', '{"list": [], "dict": []}', "NaN,", "[" * 100000),
+        *('{"tensor": "none"}', '{"tuple": 1}', '{"dict": [[1]]}', '{"dict": [[[1], 2]]}', "{}"),
+        *('{"list": [], "dict": []}', "NaN,", "[" * 100000),
     ],
 )
 def test_a_structure_that_nobody_wrote_is_refused(tree: str, tmp_path: Path) -> None:

@@ -382,7 +382,9 @@ def _from_factory(run_file: RunFile, setup: TrainingSetup) -> nn.Module:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise run_file.problem("model.factory", f"{hint[0]}: {why}; {hint[1]}") from error
     if not isinstance(model, nn.Module):
-        raise run_file.problem("model.factory", f"{address} returned a {type(model).__name__}; return a nn.Module")
+        raise run_file.problem(
+            "model.factory", f"{address} returned a {type(model).__name__}; make it a torch.nn.Module"
+        )
     return model
 
 
