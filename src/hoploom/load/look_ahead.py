@@ -63,15 +63,15 @@ class Window:
     def __init__(self, schema: Schema, owner: Owner, fields: Collection[str], *, little_memory: bool) -> None:
         self._schema, self._owner = schema, owner
         num_ids = schema.described(owner).count
-        self._slots = SlotMap(num_ids, 0) if little_memory else SlotMap(num_ids)
+        self.slots = SlotMap(num_ids, 0) if little_memory else SlotMap(num_ids)
         self.tables = {name: empty_rows(schema, owner, name, 0) for name in fields}
 
     def find(self, lookups: Sequence[RowLookup]) -> tuple[list[CachedPositions], Tensor]:
         """Begin the next group: return where the rows of each lookup will be, and the slots that must be filled."""
-        self._slots.begin()  # the rows that only the group before the last one needed may go
-        found = [self._slots.find(one.ids, one.missing) for one in lookups]
-        fresh = [self._slots.add(one.ids, new, slots) for one, (slots, new) in zip(lookups, found, strict=True)]
-        num_rows, tables = len(self._slots), {}
+        self.slots.begin()  # the rows that only the group before the last one needed may go
+        found = [self.slots.find(one.ids, one.missing) for one in lookups]
+        fresh = [self.slots.add(one.ids, new, slots) for one, (slots, new) in zip(lookups, found, strict=True)]
+        num_rows, tables = len(self.slots), {}
         for name, table in self.tables.items():  # batches that are being made go on reading the old tables
             tables[name] = table
             if len(table) < num_rows:
@@ -80,16 +80,6 @@ class Window:
         self.tables = tables
         held = [CachedPositions(tables, slots, one.missing) for one, (slots, _) in zip(lookups, found, strict=True)]
         return held, ops.joined(fresh)
-
-    @property
-    def num_needed(self) -> int:
-        """Rows that the newest group needs."""
-        return self._slots.num_needed
-
-    def wanted(self) -> list[tuple[Wanted, Tensor]]:
-        """Return the ids in the slots, and the tables with a row for each."""
-        ids = self._slots.ids
-        return [(Wanted(self._owner, name, ids), table[: ids.numel()]) for name, table in self.tables.items()]
 
 
 class PrefetchedRows:
@@ -283,12 +273,13 @@ class LookAhead(Maker):
             held, fresh = window.find([of_batch[at] for of_batch, at in own])
             for (of_batch, at), rows in zip(own, held, strict=True):
                 of_batch[at] = of_batch[at]._replace(cached=(*of_batch[at].cached, rows))
-            for want, table in window.wanted() if fresh.numel() else ():
-                wanted.append(want)
+            ids = window.slots.ids
+            for name, table in window.tables.items() if fresh.numel() else ():
+                wanted.append(Wanted(owner, name, ids))
                 places.append(fresh)
-                outs.append(table)
+                outs.append(table[: ids.numel()])
             num_fetched += fresh.numel()
-            num_reused += window.num_needed - fresh.numel()
+            num_reused += window.slots.num_needed - fresh.numel()
             num_spared += (sum(rows.positions.numel() for rows in held) - fresh.numel()) * len(window.tables)
         self._uncached.gather_at(wanted, places, outs)
         if (reads := self._maker.assembler.store.reads) is not None:
