@@ -11,9 +11,43 @@ from html import escape
 from importlib import resources
 from typing import Any, Literal
 
-from hoploom.report.charts import Figure
-
 State = Literal["good", "busy", "bad"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of a chart: points, and the band of least and largest values if a point stands for several steps."""
+
+    label: str
+    run: int  # colours it
+    x: Sequence[float]
+    y: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    is_dotted: bool = False  # of few points, drawn with a mark each
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure with curves over steps. Its `unit` is number or bytes."""
+
+    key: str
+    title: str
+    curves: Sequence[Curve]
+    unit: str = "number"
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        curves = [
+            {
+                "label": curve.label,
+                "run": curve.run,
+                "dotted": curve.is_dotted,
+                "data": [curve.x, curve.y, *([curve.low, curve.high] if curve.low else [])],
+            }
+            for curve in self.curves
+        ]
+        return {"key": self.key, "title": self.title, "unit": self.unit, "curves": curves}
 
 
 @dataclass(frozen=True)

@@ -218,9 +218,7 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     raise ValueError(f"{name} is {value!r:.80}, not of type {getattr(kind, '__name__', kind)}")
 
 
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+_hints = cache(get_type_hints)
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -304,28 +302,20 @@ class WorkFolder:
         while True:
             self.path = target.with_name(f"{prefix}{secrets.token_hex(8)}")
             self.path.mkdir()
-            if (lock := _locked(self.path)) is not None:
-                self._lock = lock
+            try:
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:  # removed by another process before it was locked
+                continue
+            with suppress(OSError):  # a file system without locks, where nothing is removed either
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if self.path.exists():
                 return
+            os.close(self._lock)
 
     def close(self) -> None:
         """Remove the rest of the folder, then unlock it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
-
-
-def _locked(folder: Path) -> int | None:
-    """Return a lock on the folder; None if another process removed the folder before it was locked."""
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        return None
-    with suppress(OSError):  # a file system without locks, where nothing is removed either
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    if folder.exists():
-        return handle
-    os.close(handle)
-    return None
 
 
 def _remove_unless_locked(folder: Path) -> None:

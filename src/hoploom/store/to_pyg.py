@@ -19,6 +19,7 @@ from hoploom.system import require_memory
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
+TAKES = "to read the graph takes"
 LESS = "take a part of it with store.subgraph(ids), or batches from hoploom.NeighborLoader(store, ...)"
 
 
@@ -26,7 +27,7 @@ def to_pyg(store: Explored) -> "Data | HeteroData":
     """Return the whole graph; raise ConfigError if it would not fit into memory."""
     edges = [relation.num_edges * _edge_bytes(relation) for relation in store.schema.relations]
     nodes = {t.name: torch.arange(t.num_nodes) for t in store.schema.node_types}
-    _require_memory(_node_bytes(store, nodes) + sum(edges))
+    require_memory(_node_bytes(store, nodes) + sum(edges), TAKES, LESS)
     return _data(store, nodes)
 
 
@@ -43,10 +44,6 @@ def _edge_bytes(relation: Relation) -> int:
     return 24 + 24 + 24 + 2 * sum(field.row_bytes for field in relation.fields.values())
 
 
-def _require_memory(size: int) -> None:
-    require_memory(size, "to read the graph takes", LESS)
-
-
 def subgraph(store: Explored, subset: Any) -> "Data | HeteroData":
     """Return these nodes, the edges between them, and the fields of both."""
     schema = store.schema
@@ -58,7 +55,7 @@ def subgraph(store: Explored, subset: Any) -> "Data | HeteroData":
     for name in subset:
         schema.node_type(name)
     nodes = {t.name: _members(store, t, subset.get(t.name, [])) for t in schema.node_types}
-    _require_memory(_node_bytes(store, nodes))
+    require_memory(_node_bytes(store, nodes), TAKES, LESS)
     data = _data(store, nodes)
     for name, ids in nodes.items():
         (data if schema.homogeneous else data[name]).n_id = ids
@@ -121,7 +118,7 @@ def _edge_fields(store: Explored, relation: Relation, nodes: Mapping[str, Tensor
         local = torch.repeat_interleave(torch.arange(first, first + picks.counts.numel()), picks.counts)
         found.append((torch.stack([places[inside], local[inside]]), picks.edges[inside]))
         num_found += found[-1][1].numel()
-        _require_memory(num_found * (_edge_bytes(relation) - 24))  # those found are in memory already
+        require_memory(num_found * (_edge_bytes(relation) - 24), TAKES, LESS)  # those found are in memory already
     edges, positions = torch.cat([pair[0] for pair in found], dim=1), torch.cat([pair[1] for pair in found])
     rows = store.features.gather([Wanted(relation.key, name, positions) for name in relation.fields])
     fields = {"edge_index": edges, **dict(zip(relation.fields, rows, strict=True))}

@@ -3,7 +3,7 @@
 import math
 import random
 
-from hoploom.report.charts import MOST, thinned
+from hoploom.report.runs import MOST, thinned
 
 
 def test_few_points_stay_as_they_are() -> None:
