@@ -45,7 +45,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "inference": 1183,
     "ingest": 7346,
     "partition": 1870,
-    "scale": 1000,
+    "scale": 998,
     "deploy": 2705,
     "report": 1268,
     "cli": 1845,

@@ -19,6 +19,7 @@ def output_of(name: str, *launcher: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow  # the quick tests run plain DDP with our loaders on two ranks
 def test_the_multi_gpu_tutorial() -> None:
     """Rank 0 reads all seeds of its validation loader, not half of them."""
     told = output_of("tutorial.py")

@@ -12,6 +12,8 @@ from itertools import accumulate, pairwise
 
 from hoploom.scale.inputs import Question
 
+# As in ops.relabel and store.format, which bring torch: the plan does without.
+MAP_BUDGET, ID_LIMIT = 256 << 20, 1 << 31
 HEADER = 128  # bytes of a .npy file before its values
 SLOT = 4  # bytes of a node in a direct map from ids to positions in a batch
 ID = 8  # bytes of an id, in memory and on the wire
@@ -32,15 +34,11 @@ class Item:
 
 def is_hashed(question: Question) -> bool:
     """Return whether the graph exceeds the budget of a direct map, so that a hash table numbers a batch's nodes."""
-    from hoploom.ops.relabel import MAP_BUDGET
-
     return question.nodes * SLOT > MAP_BUDGET
 
 
 def topology_bytes(question: Question, num_hosts: float) -> float:
     """Return the bytes of `num_hosts` hosts' adjacency lists."""
-    from hoploom.store.format import ID_LIMIT
-
     lists = question.nodes * 8 + question.edges * (4 if question.nodes < ID_LIMIT else 8)
     return lists * num_hosts / question.hosts + num_hosts * (2 * HEADER + 8)  # one more offset than nodes
 

@@ -73,6 +73,7 @@ def roc_auc(model: Sage, data: Data) -> float:
     return float(roc_auc_score(data.y[data.test_mask], logits))
 
 
+@pytest.mark.slow  # the quick tests train each model until it finds communities
 def test_graphsage_on_sampled_batches_is_within_one_point_of_the_published_result() -> None:
     data = tolokers(split=0)
     assert roc_auc(train(data), data) >= PUBLISHED - 0.01
