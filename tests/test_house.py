@@ -47,7 +47,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "partition": 1870,
     "scale": 998,
     "deploy": 2705,
-    "report": 1268,
+    "report": 1254,
     "cli": 1845,
 }
 BUDGET, MOST_FILES = 49_300, 243

@@ -218,8 +218,7 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _partition(arguments: Arguments) -> int:
     from hoploom.partition import partition, report_as_json
-    from hoploom.report.page import as_html
-    from hoploom.report.plans import partition_page
+    from hoploom.report.page import as_html, partition_page
     from hoploom.store.format import read_manifest, write_whole
 
     check_writable("--report", arguments.report, ".json", ".html")
@@ -473,7 +472,7 @@ def _generate(arguments: Arguments) -> int:
 COMMANDS = {
     "build": Command(_build_arguments, _build, lambda a: f"reading {a.graph}", "hoploom.ingest.tables.build"),
     "import": Command(_import_arguments, _import, lambda a: f"reading {a.folder}", "hoploom.ingest.formats"),
-    "partition": Command(_partition_arguments, _partition, lambda a: f"opening {a.store}", "hoploom.report.plans"),
+    "partition": Command(_partition_arguments, _partition, lambda a: f"opening {a.store}", "hoploom.report.page"),
     "fetch": Command(_fetch_arguments, _fetch, lambda a: f"reading {a.url}", "hoploom.store.fetch"),
     "info": Command(_store_arguments, _info, lambda a: f"opening {a.store}", "hoploom.store.format"),
     "check": Command(_store_arguments, _check, lambda a: f"reading every byte of {a.store}", "hoploom.store.check"),

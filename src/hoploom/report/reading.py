@@ -101,7 +101,10 @@ class RunReader:
         """Read what was added since the last time, or all files anew if a resumed run has cut one."""
         if any(tail.is_rewritten for tail in self._tails()):
             self._begin()
-        self._read_steps()
+        for line in self._steps.new():
+            for name, column in self.columns.items():
+                value = line.get(name)
+                column.append(value if isinstance(value, int | float) else NOT_FINITE)
         self.epochs += self._epochs.new()
         self.events += self._events.new()
         for path in self.folder.glob(times_file("*")):
@@ -110,13 +113,6 @@ class RunReader:
                 tail = self._times.setdefault(int(rank), JsonLines(path))
                 self.times.setdefault(int(rank), []).extend(tail.new())
         self.result, self.recipe = _json_object(self.folder / RESULT), _text(self.folder / RECIPE)
-
-    def _read_steps(self) -> None:
-        columns = [(name, self.columns[name]) for name in COLUMNS]
-        for line in self._steps.new():
-            for name, column in columns:
-                value = line.get(name)
-                column.append(value if isinstance(value, int | float) else NOT_FINITE)
 
     def _tails(self) -> list[JsonLines]:
         return [self._steps, self._epochs, self._events, *self._times.values()]

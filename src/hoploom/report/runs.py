@@ -38,6 +38,7 @@ STATES: Mapping[str, tuple[str, State]] = {
 MOST = 600  # points of a curve: about one per two pixels
 Values: TypeAlias = NDArray[np.float64]
 Numbers: TypeAlias = Sequence[float] | Values
+BAND = "A line is the mean of neighbouring steps, the band around it reaches from their least to their largest."
 SETTLED = 100  # steps: of fewer, most wait for the first batches of an epoch
 
 
@@ -46,7 +47,10 @@ def run_page(runs: Sequence[RunReader]) -> Page:
     names = _names(runs)
     labelled = list(zip(names, runs, strict=True))
     drawn = run_charts(labelled)
-    cards = [Card("Results", _results(labelled)), *_warning_card(labelled), *_test_card(labelled)]
+    warnings = [text if len(runs) == 1 else f"{name}: {text}" for name, run in labelled for text in _warnings(run)]
+    cards = [Card("Results", _results(labelled))]
+    cards += [Card("Warnings", notices(warnings))] if warnings else []
+    cards += _test_card(labelled)
     if drawn:
         text = "Drag over a chart to zoom in, double-click to go back. Choose a name to hide its curve."
         cards.append(Card("Curves", charts(drawn), text))
@@ -167,11 +171,6 @@ def _test_card(runs: Labelled) -> list[Card]:
 
 
 # --- warnings ------------------------------------------------------------------------------------
-
-
-def _warning_card(runs: Labelled) -> list[Card]:
-    texts = [text if len(runs) == 1 else f"{name}: {text}" for name, run in runs for text in _warnings(run)]
-    return [Card("Warnings", notices(texts))] if texts else []
 
 
 def _warnings(run: RunReader) -> Iterator[str]:
@@ -301,7 +300,7 @@ def _listed(values: Values) -> list[float | None]:
 def run_charts(runs: Labelled) -> list[Figure]:
     losses = [_column("training", number, runs, "loss") for number in range(len(runs))]
     losses += _validations("val_loss", "validation", runs)
-    found = [Figure("loss", "Loss", losses, note=_thinning(losses))]
+    found = [Figure("loss", "Loss", losses, note=BAND if any(curve.low for curve in losses) else "")]
     names = [name for _, run in runs for line in run.epochs for name in line if "/" not in name]
     monitors = [str(run.result.get("monitor")) for _, run in runs]
     metrics = dict.fromkeys([name for name in monitors if name in names] + names)
@@ -366,9 +365,3 @@ def _memory_curves(number: int, runs: Labelled) -> Iterator[Curve]:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _thinning(curves: Sequence[Curve]) -> str:
-    if any(curve.low for curve in curves):
-        return "A line is the mean of neighbouring steps, the band around it reaches from their least to their largest."
-    return ""
