@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hoploom.deploy.guarded import Ready
+from hoploom.serve import Ready
 from support.ports import free_ports
 
 START_DEADLINE = 120.0  # seconds: importing torch on a busy machine

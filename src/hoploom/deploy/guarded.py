@@ -19,8 +19,8 @@ from hoploom.deploy import guard
 from hoploom.deploy.cluster_file import Process
 from hoploom.errors import ConfigError
 from hoploom.ranks.supervise import ProcessEvent, SignalName, killed_by
+from hoploom.serve import Ready
 
-SERVING = "serving parts "  # the beginning of the line for people, on stderr
 LOST_CONNECTION = 255  # ssh's exit code for its own troubles
 CONSEQUENCES = ("PeerError", "no sign of life came from", "hoploom: interrupted")  # another process failed first
 LONGEST_LINE = 65536  # bytes; a longer one is shown in pieces
@@ -28,35 +28,6 @@ MOST_JOB = 60_000  # bytes: what a pipe takes before anybody reads it
 LAST_LINES = 5.0  # seconds for the last lines to be read once the process has ended
 # Runs what the first line of stdin holds. -I: a json.py in the working directory is not imported.
 BOOT = ("-I", "-c", 'import json;exec(json.loads(open(0,"rb",0,closefd=False).readline()))')
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The line of JSON that a graph server prints when it is ready, for programs that start servers.
-
-    >>> Ready("127.0.0.1:7700", (0, 1)).line()
-    '{"ready": "127.0.0.1:7700", "parts": [0, 1]}'
-    """
-
-    address: str  # HOST:PORT
-    parts: tuple[int, ...]
-    metrics: str | None = None  # HOST:PORT
-
-    def line(self) -> str:
-        """The line, without a newline. It begins with {"ready": so that shell scripts find it."""
-        metrics = {} if self.metrics is None else {"metrics": self.metrics}
-        return json.dumps({"ready": self.address, "parts": self.parts, **metrics})
-
-    @staticmethod
-    def read(line: str) -> "Ready | None":
-        """Read the line of a server; None for any other line."""
-        try:
-            found = json.loads(line)
-            address, parts, metrics = found["ready"], tuple(found["parts"]), found.get("metrics")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return None
-        fits = isinstance(address, str) and isinstance(metrics, str | None) and all(type(part) is int for part in parts)
-        return Ready(address, parts, metrics) if fits else None
 
 
 @dataclass(frozen=True)

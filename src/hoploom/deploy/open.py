@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from hoploom.config.values import as_int, is_loopback, join_address
 from hoploom.deploy.cluster_file import Host, Process, Security, ServerOptions
-from hoploom.deploy.guarded import SERVING, Executor, GuardedProcess
+from hoploom.deploy.guarded import Executor, GuardedProcess
 from hoploom.deploy.programs import ServerCommand
 from hoploom.errors import ConfigError, PeerError
 from hoploom.ranks import environment
@@ -24,6 +24,7 @@ from hoploom.ranks.context import Context, gather_json
 from hoploom.ranks.environment import LOOPBACK, LaunchSettings
 from hoploom.ranks.rendezvous import address_towards
 from hoploom.ranks.supervise import Supervisor
+from hoploom.serve import SERVING
 from hoploom.store import Store, open_store
 from hoploom.store.base import Part
 from hoploom.store.budget import NO_PARTS

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hoploom.deploy.guarded import Ready
+from hoploom.serve import Ready
 
 
 @pytest.mark.parametrize("ready", [Ready("10.0.0.1:7700", (0, 3)), Ready("[::1]:7700", (), "[::1]:9400")])
