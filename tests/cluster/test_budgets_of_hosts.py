@@ -13,7 +13,7 @@ from support.batch_servers import listening
 from support.batches import assert_same_batches
 from support.graphs import random_graph, save_in_parts
 from support.placements import within
-from support.servers import OneProcess, addresses_of, serving
+from support.servers import OneProcess
 
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError
@@ -187,19 +187,3 @@ def test_a_server_reads_files_that_were_removed_to_the_end(path: Path, damaged: 
     with hoploom.connect(address, made="here") as store:
         shutil.rmtree(folder)
         assert_same_batches(_loader(hoploom.open(path)), _loader(store))
-
-
-@pytest.mark.slow
-def test_a_killed_server_with_a_budget_is_replaced_by_one(path: Path) -> None:
-    memory = str(within(path, 0.1))
-    with serving(path, [[], []], "--store-memory", memory) as servers:
-        with hoploom.connect(addresses_of(servers), path, parts=[0], topology="parted", memory=memory) as store:
-            found = []
-            for batch in _loader(store, look_ahead=2):
-                found.append(batch)
-                if len(found) == 4:
-                    servers[0].kill()
-            assert_same_batches(_loader(hoploom.open(path)), found)
-        servers[1].process.terminate()
-        _, said = servers[1].process.communicate(timeout=60)
-        assert "of the edges and 0 % of the rows in memory" in said

@@ -311,19 +311,6 @@ def test_a_failed_rank_is_the_first_error(two_hosts: Path) -> None:
     assert summary[-1] == "  127.0.0.1/trainer-1 | ValueError: the missing column"
 
 
-@pytest.mark.slow
-def test_of_four_ranks_the_one_that_failed_is_the_first_error(tmp_path: Path) -> None:
-    """The others wait for it, and tell of its end before torchrun ends them."""
-    (tmp_path / "cluster.toml").write_text('hosts = ["127.0.0.1"]\nprocesses = 4\n')
-    (tmp_path / "script.py").write_text(FOUR)
-    done = hoploom(tmp_path, "cluster.toml", "--", "script.py")
-    assert done.returncode == 1
-    summary = done.stderr.rpartition("\n\n")[2]
-    assert "PeerError" in done.stderr
-    assert "127.0.0.1/trainer-2 | [rank2]: ValueError: loss is nan" in summary
-    assert "PeerError" not in summary
-
-
 def test_a_dry_run_prints_every_command_and_starts_nothing(
     two_hosts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,7 @@ HTTP = "is no graph server: it answers with '<!DOCTYPE HTML>'; give the port of 
 def test_a_port_without_a_graph_server_is_told_first(
     listener: Callable[[ExitStack], int], said: str, secured: bool, closing: ExitStack, tmp_path: Path
 ) -> None:
-    address, timeout = f"127.0.0.1:{listener(closing)}", 4.0 if listener is silence else 1.0
+    address, timeout = f"127.0.0.1:{listener(closing)}", 2.0 if listener is silence else 1.0
     begin = time.monotonic()
     with pytest.raises(PeerError) as raised:
         hoploom.connect(address, timeout=timeout, **_secured(secured, tmp_path))

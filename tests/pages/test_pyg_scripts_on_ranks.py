@@ -29,14 +29,6 @@ def test_the_multi_gpu_tutorial() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_of_distributed_sampling() -> None:
-    told = output_of("distributed_sampling.py")
-    accuracies = [float(text) for text in re.findall(r"epoch 4: \w+ accuracy ([\d.]+) in [236] steps", told)]
-    assert len(accuracies) == 3
-    assert min(accuracies) > 80
-
-
-@pytest.mark.slow
 def test_the_example_of_several_nodes() -> None:
     """Under torchrun; layer-wise inference on rank 0 alone, with a field added to the loader's data."""
     told = output_of("multi_node.py", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
