@@ -33,7 +33,7 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 635,
     "config": 915,
-    "ops": 3370,
+    "ops": 3275,
     "store": 4449,
     "sample": 1205,
     "ranks": 2354,
@@ -41,7 +41,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "nn": 890,
     "serve": 4333,
     "train": 4422,
-    "gpu": 2910,
+    "gpu": 2840,
     "inference": 1183,
     "ingest": 7346,
     "partition": 1870,

@@ -12,17 +12,13 @@ import torch
 from torch import Tensor
 
 from hoploom import ops
-from hoploom.errors import ConfigError, DataError
 from hoploom.ops import EdgeLists
-from hoploom.ops.kernels.gather import quantise
 from hoploom.schema import DTYPES, EDGE_ID, Field, Owner
 from hoploom.store.base import Part, Wanted
 
 PIECE = 64 << 20  # bytes copied at once
 ALIGNED = 256  # bytes, of the offsets of tensors
 INT32_IDS = 2**31
-SCALE_BYTES = 4  # per row of int8
-WIDENED = torch.float32, torch.float16, torch.bfloat16  # dtypes that gathering converts to
 
 Shape = tuple[int, ...]
 
@@ -109,7 +105,6 @@ class FieldColumn:
     owner: Owner
     name: str
     field: Field
-    kept: torch.dtype  # dtype as placed
     parts: tuple[Part, ...]
     counts: tuple[int, ...]  # rows per part
 
@@ -122,32 +117,17 @@ class FieldColumn:
         """First id of every part."""
         return [sum(self.counts[:number]) for number in range(len(self.counts))]
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row as placed, without alignment."""
-        return math.prod(self.field.shape) * self.kept.itemsize + (SCALE_BYTES if self.is_scaled else 0)
-
-    @property
-    def is_scaled(self) -> bool:
-        """Whether rows are int8 with a scale each."""
-        return self.kept == torch.int8 and DTYPES[self.field.dtype] != torch.int8
-
     def block(self, spans: Sequence[tuple[int, int]]) -> PackedTensors:
-        """Pack the rows of these ranges of ids, and their scales."""
+        """Pack the rows of these ranges of ids."""
         count = sum(end - begin for begin, end in spans)
-        columns: list[tuple[Shape, torch.dtype]] = [((count, *self.field.shape), self.kept)]
-        if self.is_scaled:
-            columns.append(((count,), torch.float32))
-        return PackedTensors(tuple(columns), lambda tensors: self._fill(tensors, spans))
+        rows = (count, *self.field.shape), DTYPES[self.field.dtype]
+        return PackedTensors((rows,), lambda tensors: self._fill(tensors[0], spans))
 
-    def _fill(self, tensors: Sequence[Tensor], spans: Sequence[tuple[int, int]]) -> None:
+    def _fill(self, out: Tensor, spans: Sequence[tuple[int, int]]) -> None:
         begin = 0
         for some in self._pieces(spans):
-            end = begin + some.shape[0]
-            kept = self._narrowed(some)
-            for out, values in zip(tensors, kept, strict=True):
-                out[begin:end].copy_(values)
-            begin = end
+            out[begin : begin + some.shape[0]].copy_(some)
+            begin += some.shape[0]
         ops.require_whole(part.tables[self.owner, self.name].rows for part in self.parts)
 
     def _pieces(self, spans: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
@@ -164,30 +144,3 @@ class FieldColumn:
                         yield table.rows[low - first : until - first]
                     else:
                         yield part.gather([Wanted(self.owner, self.name, torch.arange(low, until))])[0]
-
-    def _narrowed(self, rows: Tensor) -> tuple[Tensor, ...]:
-        if self.kept == rows.dtype:
-            return (rows,)
-        if self.is_scaled:
-            try:
-                return quantise(rows)
-            except DataError as error:
-                raise self._too_wide("values that are not finite") from error
-        narrow = rows.to(self.kept)
-        if (narrow.isinf() & ~rows.isinf()).any():
-            raise self._too_wide(f"values beyond {torch.finfo(self.kept).max:g}")
-        return (narrow,)
-
-    def _too_wide(self, what: str) -> ConfigError:
-        has = f"{self.name!r} of {self.owner!r} has {what}"
-        kept = str(self.kept).removeprefix("torch.")
-        return ConfigError(f"{has}, which {kept} cannot hold; leave dtype out")
-
-
-def kept_dtype(field: Field, narrow: torch.dtype | None) -> torch.dtype:
-    """Return the dtype in which a field is placed: `narrow` only if it saves memory, and never for scalar rows."""
-    own = DTYPES[field.dtype]
-    if narrow is None or own not in WIDENED or not field.shape:
-        return own
-    scale = SCALE_BYTES if narrow == torch.int8 else 0
-    return narrow if math.prod(field.shape) * narrow.itemsize + scale < field.row_bytes else own

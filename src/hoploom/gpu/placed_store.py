@@ -59,7 +59,7 @@ class Placement:
     """The memory that holds one relation's topology or one field."""
 
     what: str  # "topology of node to node", "x of paper"
-    kept: str  # "int64", "float32 as int8"
+    dtype: str
     where: str  # "cuda:0", "cuda:0 and host"
     share: float  # of the rows in device memory, this device's or a peer's
     device_bytes: int  # on this device
@@ -68,7 +68,7 @@ class Placement:
     @property
     def cells(self) -> tuple[str, ...]:
         sizes = (as_bytes(self.device_bytes), as_bytes(self.host_bytes))
-        return self.what, self.kept, self.where, as_share(self.share), *sizes
+        return self.what, self.dtype, self.where, as_share(self.share), *sizes
 
 
 @dataclass(frozen=True, repr=False)

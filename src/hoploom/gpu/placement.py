@@ -12,7 +12,6 @@ from hoploom.store import Store
 
 Topology = Literal["device", "host", "auto"]
 Features = Literal["device", "host", "auto"] | float | int  # a share of the rows as float, bytes as int
-NARROW = {"int8": torch.int8, "float16": torch.float16, "bfloat16": torch.bfloat16}
 NO_GPU = "there is no GPU here; leave the store as it is: loaders sample on the host and copy batches to their device"
 
 
@@ -21,7 +20,6 @@ def place(
     topology: str | torch.device | None = None,
     features: str | float | torch.device | None = None,
     *,
-    dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     among: Ranks | None = None,
 ) -> Store:
@@ -35,14 +33,11 @@ def place(
     ("4GB") of them: the first rows of every part go to the device, the hottest ones in a store that `partition`
     wrote. With `among=context`, all ranks call, and "auto" chooses alike on the ranks of a host.
 
-    `dtype` ("int8" with a scale per row, "float16", "bfloat16") keeps float features narrower, and rounds them. Close
-    the store after its last batch.
+    Close the store after its last batch.
     """
-    wanted_topology, wanted_features, narrow = read_topology(topology), read_features(features), read_dtype(dtype)
+    wanted_topology, wanted_features = read_topology(topology), read_features(features)
     if wanted_topology is None and wanted_features is None:
         raise ConfigError("neither topology nor features are given; give at least one, e.g. place(topology='cuda')")
-    if narrow is not None and wanted_features is None:
-        raise ConfigError(f"dtype is {dtype!r:.80}, but features are not placed; give features too, or drop dtype")
     if device is not None and not _is_device(device):
         raise ConfigError(f"device is {device!r:.80}; give 'cuda' or 'cuda:1', or leave it out")
     if among is not None and not all(hasattr(among, name) for name in ("rank", "world_size", "gather")):
@@ -51,7 +46,7 @@ def place(
     from hoploom.gpu.loading import OnDevice  # imports Triton, which is installed: `_device` has looked
     from hoploom.gpu.placing import copy_store
 
-    placed = copy_store(store, wanted_topology, wanted_features, narrow, to, among)
+    placed = copy_store(store, wanted_topology, wanted_features, to, among)
     before = store.deployment
     on_device = OnDevice(placed=placed, before=before, homes=before.homes, look_ahead=before.look_ahead)
     return replace(store, deployment=on_device)
@@ -74,16 +69,6 @@ def read_features(value: object) -> Features | None:
         return "device"
     way_out = "give 'cuda', 'host', 'auto', a share such as '20%' or 0.2, or bytes such as '4GB'"
     return parse_share_or_bytes("features", value, way_out)
-
-
-def read_dtype(value: object) -> torch.dtype | None:
-    """Check `dtype`; return the torch dtype."""
-    name = str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
-    if name is None:
-        return None
-    if not isinstance(name, str) or name not in NARROW:
-        raise ConfigError(f"dtype is {value!r:.80}; give 'int8', 'float16' or 'bfloat16', or leave it out")
-    return NARROW[name]
 
 
 def _is_device(value: object) -> bool:

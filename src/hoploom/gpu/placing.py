@@ -7,7 +7,7 @@ at least, to training. Kernels find rows by the addresses of runs of rows, so on
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,13 +21,13 @@ from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError, StoreError
 from hoploom.gpu import host_memory as hostmemory
 from hoploom.gpu.host_memory import HostMemory, shared_name
-from hoploom.gpu.packed_tensors import FieldColumn, PackedTensors, columns_of, kept_dtype, pack_topology
+from hoploom.gpu.packed_tensors import FieldColumn, PackedTensors, columns_of, pack_topology
 from hoploom.gpu.placed_store import Lease, PlacedStore, Placement
 from hoploom.ops.deadline import BUSY, DEADLINE, idle
 from hoploom.ops.kernels.gather import Segments
 from hoploom.ops.kernels.launch import DeviceLists
 from hoploom.ranks.context import Ranks, gather_json
-from hoploom.schema import DTYPE_NAMES, DTYPES, Field, Owner, Schema
+from hoploom.schema import DTYPE_NAMES, Field, Owner, Schema
 from hoploom.store import Store
 from hoploom.store.base import covers
 from hoploom.system import memory_limit
@@ -83,7 +83,7 @@ class PlacePlan:
         return shared_name(self.identity, index, str(self.relations[index].columns))
 
     def column_file(self, column: FieldColumn) -> str:
-        return shared_name(self.identity, column.owner, column.name, str(column.kept), self.host_ids(column))
+        return shared_name(self.identity, column.owner, column.name, column.field.dtype, self.host_ids(column))
 
 
 def merge_ranges(spans: Spans) -> Spans:
@@ -101,7 +101,6 @@ def plan_placement(
     store: Store,
     topology: Literal["device", "host", "auto"] | None,
     features: str | float | None,
-    narrow: torch.dtype | None,
     device: torch.device,
     among: Ranks | None,
 ) -> PlacePlan:
@@ -111,7 +110,7 @@ def plan_placement(
     """
     _check_reach(store, topology is not None, features is not None)
     relations = () if topology is None else _relations(store)
-    columns = () if features is None else tuple(_columns(store, narrow))
+    columns = () if features is None else tuple(_columns(store))
     free, num_ranks = free_memory_of_ranks(device, among)
     memory = f"{as_bytes(free)} free" + (f" for each of {num_ranks} ranks" if num_ranks > 1 else "")
     left = min(free, max(LEAST_FREE, free // FREE_SHARE))
@@ -201,14 +200,14 @@ def _relations(store: Store) -> tuple[PackedTensors, ...]:
     )
 
 
-def _columns(store: Store, narrow: torch.dtype | None) -> list[FieldColumn]:
+def _columns(store: Store) -> list[FieldColumn]:
     schema, columns = store.schema, []
     for (owner, name), field in fields_of(schema).items():
         if isinstance(owner, str):
             counts = [part.num_nodes[schema.type_index[owner]] for part in store.parts]
         else:
             counts = [part.lists[schema.relation_index[owner]].num_edges for part in store.parts]
-        columns.append(FieldColumn(owner, name, field, kept_dtype(field, narrow), store.parts, tuple(counts)))
+        columns.append(FieldColumn(owner, name, field, store.parts, tuple(counts)))
     return columns
 
 
@@ -217,7 +216,7 @@ def _columns(store: Store, narrow: torch.dtype | None) -> list[FieldColumn]:
 
 def _share(wanted: str | float, columns: tuple[FieldColumn, ...], budget: int) -> float:
     """Return the share of the rows that goes to the device; for "auto" in whole percent, so that ranks agree."""
-    total = sum(column.num_rows * column.row_bytes for column in columns)
+    total = sum(column.num_rows * column.field.row_bytes for column in columns)
     if isinstance(wanted, float):
         return wanted
     if isinstance(wanted, int):
@@ -242,12 +241,11 @@ def copy_store(
     store: Store,
     topology: Literal["device", "host", "auto"] | None,
     features: str | float | None,
-    narrow: torch.dtype | None,
     device: torch.device,
     among: Ranks | None,
 ) -> PlacedStore:
     """Copy topology and features, as `plan_placement` plans it. Collective over `among`, if given."""
-    plan = plan_placement(store, topology, features, narrow, device, among)
+    plan = plan_placement(store, topology, features, device, among)
     hostmemory.sweep(keep=plan.files)
     lease = Lease(device)
     try:
@@ -305,31 +303,28 @@ def _place_topology(store: Store, plan: PlacePlan, lease: Lease) -> Iterator[Dev
 def _place_rows(column: FieldColumn, plan: PlacePlan, lease: Lease) -> Segments:
     """Place the first rows of every part in device memory, the others in host memory."""
     hot, rest = plan.device_ids(column), plan.host_ids(column)
-    on_device = _on_device(column.block(hot), plan.device)
+    (on_device,) = _on_device(column.block(hot), plan.device)
     runs = _runs_of(hot, on_device)
     if rest:
-        runs += _runs_of(rest, _in_host_memory(column.block(rest), plan.column_file(column), plan.device, lease))
+        block = column.block(rest)
+        runs += _runs_of(rest, *_in_host_memory(block, plan.column_file(column), plan.device, lease))
     runs = sorted(runs, key=lambda run: run[0]) or [(0, on_device)]
-    scales = [tensors[1] for _, tensors in runs] if column.is_scaled else None
-    rows = [(first, tensors[0]) for first, tensors in runs]
-    return Segments.of(rows, plan.device, DTYPES[column.field.dtype], scales)
+    return Segments.of(runs, plan.device)
 
 
-def _runs_of(spans: Spans, tensors: Sequence[Tensor]) -> list[tuple[int, list[Tensor]]]:
-    """Split the rows of consecutive ranges into one run per range: its first id; its rows, and scales if any."""
-    sizes = [end - begin for begin, end in spans]
-    pieces = zip(*(torch.split(tensor, sizes) for tensor in tensors), strict=True)
-    return [(begin, list(own)) for (begin, end), own in zip(spans, pieces, strict=True) if end > begin]
+def _runs_of(spans: Spans, rows: Tensor) -> list[tuple[int, Tensor]]:
+    """Split the rows of consecutive ranges into one run per range: its first id, and its rows."""
+    pieces = torch.split(rows, [end - begin for begin, end in spans])
+    return [(begin, own) for (begin, end), own in zip(spans, pieces, strict=True) if end > begin]
 
 
 def _report(column: FieldColumn, plan: PlacePlan) -> Placement:
-    own, kept = column.field.dtype, DTYPE_NAMES[column.kept]
     owner = column.owner if isinstance(column.owner, str) else " ".join(column.owner)
     hot, rest = plan.device_ids(column), plan.host_ids(column)
     on_device, in_host = (sum(end - begin for begin, end in spans) for spans in (hot, rest))
     return Placement(
         f"{column.name} of {owner}",
-        own if own == kept else f"{own} as {kept}",
+        column.field.dtype,
         " and ".join(name for name, count in ((str(plan.device), on_device), ("host", in_host)) if count) or "-",
         on_device / max(1, column.num_rows),
         column.block(hot).num_bytes,

@@ -129,9 +129,6 @@ def test_types_without_nodes_or_edges_are_placed() -> None:
     for features in FEATURES.values():
         with hoploom.place(store, "host", features, device=ON_DEVICE) as placed:
             assert_same_rows(placed)
-        with hoploom.place(store, features=features, dtype="int8", device=ON_DEVICE) as placed:
-            assert torch.equal(placed_rows(placed, "a", "x", torch.arange(3)), torch.ones(3, 2))
-            assert placed_rows(placed, "b", "x", torch.arange(0)).shape == (0, 2)
 
 
 def test_sizes_on_the_device_say_how_many_ids_count(ring_store: Store) -> None:
@@ -180,39 +177,6 @@ def test_ids_are_looked_at_once_after_all_rows(ring_store: Store) -> None:
             placed.gather(wanted[1:], outs=[])
 
 
-# --- narrower ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_parts", [1, 3])
-@pytest.mark.parametrize("dtype", ["float16", torch.bfloat16, "int8"])
-def test_narrow_rows_are_within_what_rounding_takes(num_parts: int, dtype: Any) -> None:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(50, 6, generator=generator) * torch.logspace(-6, 2, 50).view(-1, 1)
-    edges = torch.randint(50, (2, 200))
-    whole = hoploom.from_tensors({"x": x, "y": x[:, 0].clone(), "z": x.double()}, edges)
-    store = in_parts(whole, num_parts)
-    with hoploom.place(store, features="50%", dtype=dtype, device=ON_DEVICE) as placed:
-        rows = placed_rows(placed, "node", "x", torch.arange(50))
-        assert rows.dtype == torch.float32
-        half_step = {"float16": (x.abs() * 2**-11).clamp(min=2**-25), "int8": x.abs().amax(1, keepdim=True) / 254}
-        bound = half_step.get(dtype, x.abs() * 2**-8) * (1 + 1e-5)
-        error = (rows - x).abs()
-        assert bool((error <= bound).all())
-        assert bool((error > 0).any())
-        for exact in ("y", "z"):
-            (own,) = store.features.gather([Wanted("node", exact, torch.arange(50))])
-            assert torch.equal(placed_rows(placed, "node", exact, torch.arange(50)), own)
-
-
-def test_int8_takes_a_quarter_and_a_scale_per_row() -> None:
-    store = hoploom.from_tensors({"x": torch.randn(1000, 64)}, torch.randint(1000, (2, 10)))
-    with hoploom.place(store, features=ON_DEVICE, dtype="int8") as placed:
-        assert placed.placed is not None
-        (x, _) = (placement for placement in placed.placed.report)
-        assert x.kept == "float32 as int8"
-        assert 1000 * (64 + 4) <= x.device_bytes < 1000 * (64 + 4) + 512
-
-
 # --- how much goes where -------------------------------------------------------------------------
 
 
@@ -233,15 +197,15 @@ def test_a_share_is_the_first_rows_of_every_part(ring_store: Store) -> None:
 def test_bytes_are_not_exceeded_by_more_than_alignment(budget: int, num_parts: int) -> None:
     """No bytes at all are none; 200 hold a row."""
     store = in_parts(hoploom.from_pyg(library()), num_parts)
-    plan = placeplan.plan_placement(store, None, budget, None, torch.device("cpu"), None)
+    plan = placeplan.plan_placement(store, None, budget, torch.device("cpu"), None)
     taken = sum(
         end - begin
         for column in plan.columns
         for begin, end in plan.device_ids(column)
-        for _ in range(column.row_bytes)
+        for _ in range(column.field.row_bytes)
     )
-    total = sum(column.num_rows * column.row_bytes for column in plan.columns)
-    most = sum(column.row_bytes for column in plan.columns) * num_parts  # a row of every part is left out
+    total = sum(column.num_rows * column.field.row_bytes for column in plan.columns)
+    most = sum(column.field.row_bytes for column in plan.columns) * num_parts  # a row of every part is left out
     assert min(budget, total) - most <= taken <= budget
     for column in plan.columns:
         spans = sorted(plan.device_ids(column) + plan.host_ids(column))
@@ -266,10 +230,10 @@ def test_auto_takes_topology_first_and_leaves_room(
     monkeypatch.setattr(placeplan, "free_memory", lambda device: free)
     monkeypatch.setattr(placeplan, "_relations", lambda store: (block(256 << 20),))
     field = hoploom.schema.Field("uint8", (1 << 20,))
-    column = placeplan.FieldColumn("node", "x", field, torch.uint8, (), (1 << 10,))
-    monkeypatch.setattr(placeplan, "_columns", lambda store, narrow: [column])
+    column = placeplan.FieldColumn("node", "x", field, (), (1 << 10,))
+    monkeypatch.setattr(placeplan, "_columns", lambda store: [column])
     store = hoploom.from_pyg(ring(12))
-    plan = placeplan.plan_placement(store, "auto", "auto", None, torch.device("cpu"), None)
+    plan = placeplan.plan_placement(store, "auto", "auto", torch.device("cpu"), None)
     assert (plan.topology, plan.share) == (where, share)
     assert plan.device_bytes <= free - max(2 << 30, free // 4)
 

@@ -45,9 +45,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "among is 'x'; give the context that hoploom.init made, or leave it out",
     ),
     "a number for ranks": ({"topology": "host", "device": ON_DEVICE, "among": 3}, "among is 3; give the context"),
-    "dtype": ({"features": "host", "dtype": "int4"}, "dtype is 'int4'; give 'int8', 'float16' or 'bfloat16'"),
-    "wide": ({"features": "host", "dtype": torch.float64}, "dtype is torch.float64; give"),
-    "dtype alone": ({"topology": "host", "dtype": "int8"}, "dtype is 'int8', but features are not placed; give"),
     "device": ({"topology": "host", "device": "tpu"}, "device is 'tpu'; give 'cuda'"),
     "two devices": ({"topology": "cuda:0", "features": "cuda:1"}, "differ; a store is placed on one, name one"),
     "two kinds": ({"topology": "cuda", "device": "cpu"}, "the devices ['cpu', 'cuda'] differ; a store is placed"),
@@ -150,20 +147,6 @@ def test_a_closed_store_gathers_nothing(ring_store: Store) -> None:
     with hoploom.place(ring_store, ON_DEVICE) as again:
         assert again.placed is not None
         assert again.placed.lists is not None
-
-
-def test_values_that_a_narrow_dtype_cannot_hold_are_refused() -> None:
-    edges = torch.empty(2, 0, dtype=torch.int64)
-    large = hoploom.from_tensors({"x": torch.full((10, 8), 1e6)}, edges)
-    with pytest.raises(ConfigError, match=r"'x' of 'node' has values beyond 65504, which float16 .*; leave dtype out$"):
-        hoploom.place(large, features=ON_DEVICE, dtype="float16")
-    odd = hoploom.from_tensors({"x": torch.full((10, 8), torch.nan)}, edges)
-    said = "'x' of 'node' has values that are not finite, which int8 cannot hold", "leave dtype out"
-    assert_refused(lambda: hoploom.place(odd, features=ON_DEVICE, dtype="int8"), *said)
-    with hoploom.place(odd, features=ON_DEVICE, dtype="bfloat16") as store:
-        assert store.placed is not None
-        (rows,) = store.placed.gather([Wanted("node", "x", torch.tensor([1], device=store.placed.device))])
-        assert bool(rows.isnan().all())
 
 
 @pytest.mark.parametrize("features", [None, "50%"])

@@ -91,8 +91,6 @@ MISTAKES = [  # text, line, what the message says
     (STORE + "[placement]\ntopology = ' host'\n", 3, 'placement.topology is . host.; give .* did you mean "host"'),
     (STORE + "[placement]\nfeatures = '0.2'\n", 3, 'is .0.2.; give .* a share such as "20%" or 0.2, or a size'),
     (STORE + "[placement]\nfeatures = 1.2\n", 3, "placement.features is 1.2; give"),
-    (STORE + "[placement]\nfeatures = 'host'\ndtype = 'int4'\n", 4, 'placement.dtype is .int4.; give one of "int8"'),
-    (STORE + "[placement]\ndtype = 'int8'\n", 3, "placement.dtype has no effect without placement.features"),
     (
         "[cluster]\nservers = ['a:1']\n[placement]\ntopology = 'cuda'\n",
         4,

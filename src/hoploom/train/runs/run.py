@@ -194,8 +194,7 @@ def with_placement(run_file: RunFile, setup: "TrainingSetup", context: Context) 
         why = 'train.device is "cpu"' if run_file.train.device == "cpu" else why
         raise run_file.problem(name, f"{name} has no effect: this run is on cpu ({why}); leave [placement] out")
     try:
-        dtype = section.dtype
-        store = place(setup.store, section.topology, section.features, dtype=dtype, device=device, among=context)
+        store = place(setup.store, section.topology, section.features, device=device, among=context)
     except ConfigError as error:
         raise run_file.problem(name, f"the store cannot be placed: {error}; or leave [placement] out") from error
     return replace(setup, store=store)

@@ -31,7 +31,7 @@ from hoploom.config.rules import (
 )
 from hoploom.config.values import as_toml
 from hoploom.errors import ConfigError
-from hoploom.gpu.placement import NARROW, read_features, read_topology
+from hoploom.gpu.placement import read_features, read_topology
 from hoploom.nn.models import KINDS
 from hoploom.ranks import environment
 from hoploom.store.format import STORE_FILE
@@ -52,7 +52,6 @@ OWN = KeyCondition("model.factory")
 ATTENTION = KeyCondition("model.name", ("gat", "rgat"))
 CURVES = KeyCondition("scheduler.name", ("cosine", "plateau", "warmup-cosine"))
 WITH_STORE = KeyCondition("store")
-PLACED = KeyCondition("placement.features")
 CUTS = KeyCondition("scheduler.name", ("step", "plateau"))
 
 RELATION_FANOUTS = rules.table_of(
@@ -329,13 +328,6 @@ class PlacementSection:
         FEATURES,
         example="20%",
         only=WITH_STORE,
-    )
-    dtype: str | None = key(
-        None,
-        "store float features in a narrower type; digits are lost",
-        rules.choice(*NARROW),
-        example="int8",
-        only=PLACED,
     )
 
 
