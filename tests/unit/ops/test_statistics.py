@@ -19,7 +19,9 @@ NUM_BINS = 100  # of a population too large to be counted one by one
 FANOUTS = {3: 2, 10: 5, 100: 10, 1000: 10, 100_000: 64}  # by degree
 NUM_EDGES = 2_000_000  # of one graph, at most
 
-degrees = pytest.mark.parametrize("degree", FANOUTS)
+degrees = pytest.mark.parametrize(
+    "degree", [pytest.param(degree, marks=pytest.mark.slow) if degree == 1000 else degree for degree in FANOUTS]
+)
 replaces = pytest.mark.parametrize("replace", [False, True])
 in_trees = pytest.mark.parametrize("in_trees", [False, True], ids=["vector", "trees"])
 
