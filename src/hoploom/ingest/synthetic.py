@@ -9,7 +9,7 @@ communities, but not between the same nodes.
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -130,10 +130,6 @@ class EdgeRun:
     degrees: Integers  # [n]
     edges: range  # their ids in the relation
 
-    def spread(self, values: Integers) -> Integers:
-        """Return values per edge from values per node."""
-        return np.repeat(values, self.degrees)
-
 
 @dataclass(frozen=True)
 class RelationDraws:
@@ -152,7 +148,11 @@ class RelationDraws:
         """Return degrees [n]. The share of nodes with more than d edges falls as 1 / d^2."""
         word = _words(self.key, DEGREE, self.relation_index, nodes)[:, 0]
         cap = min(MAX_DEGREE, max(math.ceil(2 * self.avg_degree), self.num_sources // 4))
-        drawn = np.floor(_scale(self.avg_degree, cap) / np.sqrt((word + 1.0) / 2**32) + 0.5)
+        if self.avg_degree < 3:  # the least degree before rounding that gives this mean, given rounding and the cap
+            least = math.sqrt((self.avg_degree - 1) / (math.pi * math.pi / 2 - 4))
+        else:
+            least = self.avg_degree / (1 + math.sqrt(1 - self.avg_degree / cap))
+        drawn = np.floor(least / np.sqrt((word + 1.0) / 2**32) + 0.5)
         return np.clip(drawn, 1, cap).astype(np.int64)
 
     def runs(self, nodes: range, first_edge: int, chunk: int) -> Iterator[EdgeRun]:
@@ -166,21 +166,17 @@ class RelationDraws:
     def sources(self, run: EdgeRun) -> NDArray[np.signedinteger[Any]]:
         """Return source ids [num_edges], mostly from the destination's community; in each, a few are popular."""
         words = self._words(run)
-        own = run.spread(np.arange(run.nodes.start, run.nodes.stop) % self.num_classes)
+        own = np.repeat(np.arange(run.nodes.start, run.nodes.stop) % self.num_classes, run.degrees)
         outside = int(self.homophily * 2**32)  # where words that leave the community begin
         draw = words[:, 1].astype(np.int64) - outside
         community = np.where(draw < 0, own, draw * self.num_classes // max(1, 2**32 - outside))
-        sizes, offsets = self._communities()
+        counts = [(self.num_sources - 1 - c) // self.num_classes + 1 for c in range(self.num_classes)]
+        sizes = np.array(counts, dtype=np.uint64)
+        offsets = np.array([keys.mix(self.key, c) % size for c, size in enumerate(counts)], dtype=np.uint64)
         word, size = words[:, 0].astype(np.uint64), sizes[community]
         rank = (((word * word) >> 32) * size) >> 32  # the square favours low ranks
         member = (rank * SCATTER + offsets[community]) % size
         return (member.astype(np.int64) * self.num_classes + community).astype(id_dtype(self.num_sources))
-
-    def _communities(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return for each community of the source type its size, and the member with rank 0."""
-        sizes = [(self.num_sources - 1 - c) // self.num_classes + 1 for c in range(self.num_classes)]
-        offsets = [keys.mix(self.key, c) % size for c, size in enumerate(sizes)]
-        return np.array(sizes, dtype=np.uint64), np.array(offsets, dtype=np.uint64)
 
     def weights(self, run: EdgeRun) -> NDArray[np.float32]:
         """Return weights [num_edges] in (0, 1]."""
@@ -189,8 +185,8 @@ class RelationDraws:
     def times(self, run: EdgeRun) -> Integers:
         """Return times [num_edges] in [0, MAX_TIME), ascending in every list: one in each of its equal intervals."""
         first = np.cumsum(run.degrees) - run.degrees
-        place = np.arange(len(run.edges)) - run.spread(first)
-        share = (place + self._words(run)[:, 3] / 2**32) / run.spread(run.degrees)
+        place = np.arange(len(run.edges)) - np.repeat(first, run.degrees)
+        share = (place + self._words(run)[:, 3] / 2**32) / np.repeat(run.degrees, run.degrees)
         return (share * MAX_TIME).astype(np.int64)
 
     def _words(self, run: EdgeRun) -> Words:
@@ -206,13 +202,6 @@ def _words(key: int, purpose: int, index: int, ids: range) -> Words:
 
 def _below(word: Words, chance: float) -> NDArray[np.bool_]:
     return word < np.uint64(chance * 2**32)
-
-
-def _scale(avg_degree: float, cap: int) -> float:
-    """Return the least degree before rounding that gives this mean, corrected for rounding and for the cap."""
-    if avg_degree < 3:
-        return math.sqrt((avg_degree - 1) / (math.pi * math.pi / 2 - 4))
-    return avg_degree / (1 + math.sqrt(1 - avg_degree / cap))
 
 
 def _spans(ids: range, size: float) -> Iterator[range]:
@@ -237,14 +226,10 @@ class SyntheticGraph:
     num_parts: int
     chunk: int
 
-    @property
-    def labelled(self) -> NodeDraws:
-        return self.nodes[0]
-
     def node_fields(self, nodes: NodeDraws) -> dict[str, Field]:
         """Return the fields of a node type; only the first has labels."""
         fields = {"x": Field(self.feature_dtype, (nodes.num_features,))}
-        return {**fields, "y": IDS} if nodes is self.labelled else fields
+        return {**fields, "y": IDS} if nodes is self.nodes[0] else fields
 
     def edge_fields(self) -> dict[str, Field]:
         """Return the fields of every relation."""
@@ -291,7 +276,11 @@ def generate(
         "avg_degree": (avg_degree, 1, min(num_nodes, MAX_DEGREE // 2)),
         "homophily": (homophily, 0, 1),
     }
-    _check(num_nodes, limits, feature_dtype)
+    for name, (value, least, most) in limits.items():
+        if not least <= value <= most:
+            raise ConfigError(f"{name} is {value} for {num_nodes} nodes; give {least} to {most}")
+    if feature_dtype not in FEATURE_DTYPES:
+        raise ConfigError(f"feature_dtype is {feature_dtype!r}; give one of {', '.join(FEATURE_DTYPES)}")
     sizes = {name: max(num_classes, int(num_nodes * share)) for name, share in shares[0].items()}
     nodes = tuple(
         NodeDraws(name, key, index, size, num_classes, num_features) for index, (name, size) in enumerate(sizes.items())
@@ -307,16 +296,8 @@ def generate(
     return open_store(path)
 
 
-def _check(num_nodes: int, limits: Mapping[str, tuple[float, float, float]], feature_dtype: str) -> None:
-    """Raise ConfigError unless each value is between its least and its most."""
-    for name, (value, least, most) in limits.items():
-        if not least <= value <= most:
-            raise ConfigError(f"{name} is {value} for {num_nodes} nodes; give {least} to {most}")
-    if feature_dtype not in FEATURE_DTYPES:
-        raise ConfigError(f"feature_dtype is {feature_dtype!r}; give one of {', '.join(FEATURE_DTYPES)}")
-
-
 def _write(path: str | Path, graph: SyntheticGraph, progress: Progress | None) -> None:
+    labelled = graph.nodes[0]
     owners = [*(nodes.num_nodes for nodes in graph.nodes), *(edges.num_destinations for edges in graph.edges)]
     done = 0
 
@@ -333,15 +314,30 @@ def _write(path: str | Path, graph: SyntheticGraph, progress: Progress | None) -
             held = [graph.held(part, nodes.num_nodes) for nodes in graph.nodes]
             for nodes, ids in zip(graph.nodes, held, strict=True):
                 _write_nodes(writer, graph, nodes, part, ids, advance)
-            sizes = {split: _write_split(writer, graph, split, part) for split in SPLITS}
-            num_edges = tuple(
+            sizes = {}
+            for split in SPLITS:
+                file = layout.split_file(part, labelled.name, split)
+                for ids in _spans(held[0], graph.chunk):
+                    writer.append(file, IDS, torch.from_numpy(labelled.members(split, ids)))
+                sizes[split] = writer.finish(file, IDS)
+            written = tuple(
                 _write_edges(writer, graph, edges, part, first, advance)
                 for edges, first in zip(graph.edges, first_edges, strict=True)
             )
             firsts, counts = tuple(ids.start for ids in held), tuple(len(ids) for ids in held)
-            parts.append(PartRange(firsts, counts, first_edges, num_edges, {graph.labelled.name: sizes}))
-            first_edges = tuple(map(operator.add, first_edges, num_edges))
-        writer.describe(_schema(graph, parts), parts)
+            parts.append(PartRange(firsts, counts, first_edges, written, {labelled.name: sizes}))
+            first_edges = tuple(map(operator.add, first_edges, written))
+        fields, num_edges = graph.edge_fields(), map(sum, zip(*(part.num_edges for part in parts), strict=True))
+        totals = {split: sum(part.splits[labelled.name][split] for part in parts) for split in SPLITS}
+        types = [NodeType(nodes.name, nodes.num_nodes, graph.node_fields(nodes)) for nodes in graph.nodes]
+        schema = Schema(
+            (replace(types[0], splits=totals), *types[1:]),
+            tuple(Relation(*edges.name, count, fields) for edges, count in zip(graph.edges, num_edges, strict=True)),
+            graph.homogeneous,
+            weight="weight" if graph.weights else None,
+            time="time" if graph.times else None,
+        )
+        writer.describe(schema, parts)
 
 
 def _write_nodes(
@@ -356,14 +352,6 @@ def _write_nodes(
         advance(ids)
     for name, field in fields.items():
         writer.finish(files[name], field)
-
-
-def _write_split(writer: StoreWriter, graph: SyntheticGraph, split: str, part: int) -> int:
-    """Write the members of a split; return their number."""
-    name = layout.split_file(part, graph.labelled.name, split)
-    for ids in _spans(graph.held(part, graph.labelled.num_nodes), graph.chunk):
-        writer.append(name, IDS, torch.from_numpy(graph.labelled.members(split, ids)))
-    return writer.finish(name, IDS)
 
 
 def _write_edges(
@@ -390,18 +378,3 @@ def _write_edges(
     for name, field, _ in columns:
         writer.finish(name, field)
     return end - first_edge
-
-
-def _schema(graph: SyntheticGraph, parts: Sequence[PartRange]) -> Schema:
-    fields = graph.edge_fields()
-    sizes = {split: sum(part.splits[graph.labelled.name][split] for part in parts) for split in SPLITS}
-    node_types = [NodeType(nodes.name, nodes.num_nodes, graph.node_fields(nodes)) for nodes in graph.nodes]
-    node_types[0] = replace(node_types[0], splits=sizes)
-    num_edges = map(sum, zip(*(part.num_edges for part in parts), strict=True))
-    return Schema(
-        tuple(node_types),
-        tuple(Relation(*edges.name, count, fields) for edges, count in zip(graph.edges, num_edges, strict=True)),
-        graph.homogeneous,
-        weight="weight" if graph.weights else None,
-        time="time" if graph.times else None,
-    )

@@ -192,7 +192,7 @@ BAD_ROWS = {
     "an edge from a negative node": ("edge.csv.gz", [(-1, 1)] + [(0, 1)] * 19, "row 1: source -1 is not in [0, 10)"),
     "too few edges": ("edge.csv.gz", [(0, 1)] * 19, "has 19 rows for 20 edges (num-edge-list.csv.gz)"),
     "too many edges": ("edge.csv.gz", [(0, 1)] * 21, "has more than 20 rows for 20 edges (num-edge-list.csv.gz)"),
-    "three ends": ("edge.csv.gz", [(0, 1, 2)] * 20, "has 3 columns; an edge has a source and a destination"),
+    "three ends": ("edge.csv.gz", [(0, 1, 2)] * 20, "has rows of shape (3,); an edge has a source and a destination"),
     "an end that is no number": (
         "edge.csv.gz",
         [(0, 1)] * 5 + [(0, "one")] + [(0, 1)] * 14,
@@ -230,6 +230,29 @@ def test_a_file_cut_short_is_named(tmp_path: Path, file: str) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     message = refused("ogbn-arxiv", folder, tmp_path)
     assert message.startswith(f"{path} is cut short or damaged")
+
+
+def test_a_file_that_is_not_gzipped_is_named(tmp_path: Path) -> None:
+    path = ogb_csv(tmp_path / "raw", "time", year=True) / "raw" / "edge.csv.gz"
+    path.write_text("0,1\n" * 20)
+    assert refused("ogbn-arxiv", tmp_path / "raw", tmp_path).startswith(
+        f"{path} is cut short or damaged (Not a gzipped"
+    )
+
+
+def test_mag_without_a_file_of_a_relation_is_refused(tmp_path: Path) -> None:
+    path = ogb_mag(tmp_path / "mag") / "raw" / "relations" / "author___writes___paper" / "edge.csv.gz"
+    path.unlink()
+    assert refused("ogbn-mag", tmp_path / "mag", tmp_path).endswith(f"these files are missing: {path}")
+
+
+def test_an_array_with_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
+    folder = ogb_papers(tmp_path / "papers")
+    path = folder / "raw" / "data.npz"
+    np.savez(path, **dict(np.load(path)))  # not compressed
+    path.write_bytes(path.read_bytes().replace(features().tobytes(), features()[::-1].tobytes()))
+    said = refused("ogbn-papers100M", folder, tmp_path)
+    assert said.startswith(f"{path} is cut short or damaged (Bad CRC-32 for file 'node_feat.npy'")
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.95])

@@ -267,3 +267,29 @@ def test_another_seed_draws_another_graph(tmp_path: Path) -> None:
     assert not torch.equal(column(one, "node", "x"), column(other, "node", "x"))
     assert not torch.equal(lists_of(one)[0], lists_of(other)[0])
     assert not torch.equal(one.split("train"), other.split("train"))
+
+
+@pytest.mark.parametrize("homophily", [0.0, 1.0])
+def test_edges_stay_in_their_community_always_or_by_chance(tmp_path: Path, homophily: float) -> None:
+    store = generate(tmp_path / "graph", num_nodes=2000, num_features=1, num_classes=8, homophily=homophily)
+    sources, destinations = ends_of(store)
+    share = float((sources % 8 == destinations % 8).float().mean())
+    assert share == 1 if homophily else abs(share - 1 / 8) < 0.01
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_features_are_rounded_to_their_dtype(tmp_path: Path, dtype: str) -> None:
+    exact, rounded = (
+        column(generate(tmp_path / kind, num_nodes=100, feature_dtype=kind), "node", "x") for kind in ("float32", dtype)
+    )
+    assert torch.equal(rounded, exact.to(getattr(torch, dtype)))
+
+
+def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
+    def stop(done: int, _: int) -> None:
+        if done > 500:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(tmp_path / "graph", num_nodes=500, progress=stop)
+    assert list(tmp_path.iterdir()) == []

@@ -105,7 +105,13 @@ def import_archive(
             array = left.pop(found[0])
             is_class = ours == "y" and array.dtype.kind in "iu" and array.shape[1:] in ((), (1,))
             fields[ours] = labels(npz_table(array), None) if is_class else npz_table(array)
-    nodes = _count_nodes(path, fields, sizes, left)
+    counts = {"num_nodes": sizes["num_nodes"]} if "num_nodes" in sizes else {}
+    counts |= {name: table.num_rows or 0 for name, table in fields.items()}
+    counts |= {name: array.shape[0] for name, array in left.items() if name.endswith("_mask") and array.shape}
+    if not counts:
+        raise DataError(f"{path} does not say how many nodes there are; save an array num_nodes with it")
+    given_by, rows = next(iter(counts.items()))
+    nodes = Count("nodes", rows, given_by if given_by == "num_nodes" else f"as many as {given_by} has")
     splits = _take_splits(left, nodes)
     ends = _take_ends(path, left)
     edges = Count("edges", sizes["num_edges"], "num_edges") if "num_edges" in sizes else ends.count
@@ -120,20 +126,6 @@ def import_archive(
     streams = edge_stream(HOMOGENEOUS_RELATION, edge_source, (nodes.rows, nodes.rows), rule)
     options = StoreOptions(weight="weight" if "weight" in edge_fields else None, homogeneous=True, memory=memory)
     return write_graph(out, [node_stream(HOMOGENEOUS_TYPE, fields, nodes, splits)], [streams], options, progress)
-
-
-def _count_nodes(
-    path: str | Path, fields: Mapping[str, RowSource], sizes: Mapping[str, int], left: Mapping[str, NpzArray]
-) -> Count:
-    """Return the number of nodes: num_nodes, or the rows of a field or a mask."""
-    if "num_nodes" in sizes:
-        return Count("nodes", sizes["num_nodes"], "num_nodes")
-    counts = {name: table.num_rows for name, table in fields.items()}
-    counts |= {name: array.shape[0] for name, array in left.items() if name.endswith("_mask") and array.shape}
-    for name, rows in counts.items():
-        if rows is not None:
-            return Count("nodes", rows, f"as many as {name} has")
-    raise DataError(f"{path} does not say how many nodes there are; save an array num_nodes with it")
 
 
 def _take_splits(left: dict[str, NpzArray], nodes: Count) -> dict[str, Members]:
@@ -165,9 +157,7 @@ def _take_ends(path: str | Path, left: dict[str, NpzArray]) -> EdgeSource:
         return EdgeSource(npz_pairs(array), Count("edges", array.shape[1], array.name))
     if "edges" in left:
         array = left.pop("edges")
-        if len(array.shape) != 2 or array.shape[1] != 2:
-            raise DataError(f"{array.label} has shape {array.shape}; give [number of edges, 2]")
-        return EdgeSource([npz_table(array)], Count("edges", array.shape[0], array.name))
+        return EdgeSource([npz_table(array)], Count("edges", array.shape[0] if array.shape else 0, array.name))
     for pair in ENDS:
         if all(name in left for name in pair):
             tables = [flat(npz_table(left.pop(name))) for name in pair]

@@ -160,8 +160,8 @@ def _read_tensor(path: Path) -> Tensor:
     except Exception as error:  # torch raises what its unpickler, its reader or the system do
         reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
         if "weights only" in reason.lower() or type(error).__name__ == "UnpicklingError":
-            what = "cannot be read without unpickling, which Hoploom never does"
-            raise DataError(f"{path} {what}; save a plain tensor with torch.save ({reason:.100})") from error
+            hint = f"save a plain tensor with torch.save ({reason:.100})"
+            raise DataError(f"{path} cannot be read without unpickling, which Hoploom never does; {hint}") from error
         raise DataError(f"{path} is cut short or damaged ({reason:.100}); get it again") from error
     if not isinstance(rows, Tensor) or rows.layout != torch.strided:
         raise DataError(f"{path} holds a {type(rows).__name__}; save a plain tensor with torch.save")

@@ -95,9 +95,7 @@ def _read_csv(dataset: Dataset, root: Path, undirected: bool) -> Streams:
     require_files([*files.values(), *splits.values()], str(root))
     nodes, edges = _count("nodes", files["num-node-list"]), _count("edges", files["num-edge-list"])
     fields = _node_fields(dataset, files["node-feat"], files["node-label"], files.get("node_year"))
-    ends = EdgeSource(
-        [_two_columns(csv_table(files["edge"], "int64"))], edges, both_ways=dataset.both_ways and not undirected
-    )
+    ends = EdgeSource([csv_table(files["edge"], "int64")], edges, both_ways=dataset.both_ways and not undirected)
     return _one_type(fields, nodes, ends, splits, undirected)
 
 
@@ -149,12 +147,6 @@ def _split_files(folder: Path) -> dict[str, Path]:
     return {ours: folder / f"{theirs}.csv.gz" for ours, theirs in SPLITS.items()}
 
 
-def _two_columns(table: RowSource) -> RowSource:
-    if table.field.shape != (2,):
-        raise DataError(f"{table.name} has {table.field.shape[0]} columns; an edge has a source and a destination")
-    return table
-
-
 # --- several types --------------------------------------------------------------------------
 
 
@@ -183,7 +175,7 @@ def _read_mag(dataset: Dataset, root: Path, undirected: bool) -> Streams:
         nodes.append(node_stream(name, fields, count, _members(splits, count) if has_rows else {}))
     edges = []
     for key, folder in folders.items():
-        ends = EdgeSource([_two_columns(csv_table(folder / EDGES, "int64"))], _count("edges", folder / NUM_EDGES))
+        ends = EdgeSource([csv_table(folder / EDGES, "int64")], _count("edges", folder / NUM_EDGES))
         both_ways = MERGED if key[0] == key[2] else EdgeRule(reverse=f"rev_{key[1]}", in_order=True)
         rule = both_ways if undirected else AS_IT_COMES
         edges.append(edge_stream(key, ends, (sizes[key[0]], sizes[key[2]]), rule))

@@ -5,6 +5,7 @@ Rows are read once, in the order of the file. Memory holds a chunk, and errors n
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -78,7 +79,8 @@ def require_files(paths: Sequence[Path], what: str) -> None:
 def in_step(tables: Sequence[RowSource], count: Count) -> Iterator[tuple[int, list[Tensor]]]:
     """Yield rows of several tables in step, with the number of the first; raise unless all have `count` rows."""
     for table in tables:
-        check_count(table, count)
+        if table.num_rows not in (None, count.rows):
+            raise _miscounted(table, str(table.num_rows), count)
     readers = [filter(len, table.chunks()) for table in tables]
     held: list[Tensor | None] = [None] * len(tables)
     first = 0
@@ -96,12 +98,6 @@ def in_step(tables: Sequence[RowSource], count: Count) -> Iterator[tuple[int, li
         yield first, [rows[:step] for rows in full]
         held = [rows[step:] if len(rows) > step else None for rows in full]
         first += step
-
-
-def check_count(table: RowSource, count: Count) -> None:
-    """Raise DataError if the file declares another number of rows."""
-    if table.num_rows not in (None, count.rows):
-        raise _miscounted(table, str(table.num_rows), count)
 
 
 def _miscounted(table: RowSource, rows: str, count: Count) -> DataError:
@@ -130,17 +126,13 @@ def check_values(rows: Tensor, limit: int, name: str, first: int, what: str) -> 
 
 def node_stream(name: str, fields: Mapping[str, RowSource], count: Count, splits: Mapping[str, Members]) -> NodeStream:
     """Return a node type in one part, with row i of every field for node i."""
-    for table in fields.values():
-        check_count(table, count)
-    return NodeStream(name, [0, count.rows], [_node_field(*field, count) for field in fields.items()], splits)
 
-
-def _node_field(name: str, table: RowSource, count: Count) -> NodeFields:
-    def rows() -> Iterator[Rows]:
+    def rows(field: str, table: RowSource) -> Iterator[Rows]:
         for first, (chunk,) in in_step([table], count):
-            yield Rows(torch.arange(first, first + len(chunk)), {name: chunk})
+            yield Rows(torch.arange(first, first + len(chunk)), {field: chunk})
 
-    return NodeFields({name: table.field}, rows)
+    blocks = [NodeFields({field: table.field}, partial(rows, field, table)) for field, table in fields.items()]
+    return NodeStream(name, [0, count.rows], blocks, splits)
 
 
 def flat(table: RowSource) -> RowSource:
@@ -191,6 +183,9 @@ def edge_stream(key: RelationName, ends: EdgeSource, sizes: tuple[int, int], rul
     """Return a relation; `sizes` are the numbers of its source and destination nodes."""
     for table in ends.tables:
         integers(table, "ends of edges")
+        if table.field.shape != ((2,) if len(ends.tables) == 1 else ()):
+            shape = table.field.shape
+            raise DataError(f"{table.name} has rows of shape {shape}; an edge has a source and a destination")
     fields = {name: table.field for name, table in ends.fields.items()}
     return EdgeStream(key, fields, lambda: _edge_rows(ends, sizes), rule)
 

@@ -86,7 +86,15 @@ def write_store(
     """
     begin = progress or (lambda step: None)
     check_streams(nodes, edges)
-    sizes = {stream.name: _write_nodes(writer, stream, options, begin) for stream in nodes}
+    sizes: dict[str, Sizes] = {}
+    for stream in nodes:
+        begin(stream.name)
+        for block in stream.blocks:
+            write_fields(writer, stream, block, _budget(writer, options))
+            pool_trim()
+        sizes[stream.name] = {
+            split: write_split(writer, stream, split, _budget(writer, options)) for split in stream.splits
+        }
     relations: list[WrittenRelation] = []
     num_edges: list[list[int]] = []
     for edge_stream in edges:
@@ -115,14 +123,6 @@ def _budget(writer: StoreWriter, options: StoreOptions) -> SpillBudget:
     """Return the memory that is left now, and the scratch folder."""
     left = max(options.least_memory, options.memory - resident_bytes())
     return SpillBudget(writer.scratch, left, options.chunk_rows)
-
-
-def _write_nodes(writer: StoreWriter, stream: NodeStream, options: StoreOptions, begin: Progress) -> Sizes:
-    begin(stream.name)
-    for block in stream.blocks:
-        write_fields(writer, stream, block, _budget(writer, options))
-        pool_trim()
-    return {split: write_split(writer, stream, split, _budget(writer, options)) for split in stream.splits}
 
 
 # --- relations ------------------------------------------------------------------------------
@@ -189,7 +189,15 @@ def write_relations(
             spools.append(stack.enter_context(Spool(folder, bounds, width, budget.bytes // len(written))))
         for rows in stream.rows():
             for topology, spool, turned in zip(written, spools, _directions(stream, rows), strict=True):
-                spool.add(turned.destinations, _record_columns(topology, turned))
+                sources = turned.sources
+                check_ids(f"sources of {topology.relation.key}", sources, topology.num_sources)
+                columns = [sources.to(DTYPES[id_dtype(topology.num_sources)])]
+                if topology.source_times is not None:
+                    columns.append(topology.source_times[sources])
+                elif topology.time is not None:
+                    columns.append(turned.fields[topology.time].to(torch.int64))
+                columns += checked_rows(topology.relation.fields, turned.fields, sources.numel()).values()
+                spool.add(turned.destinations, [ops.byte_rows(column) for column in columns])
         counts = []
         for topology, spool in zip(written, spools, strict=True):
             counts.append(_write_lists(writer, topology, spool))
@@ -210,19 +218,6 @@ def _directions(stream: EdgeStream, rows: EdgeRows) -> Iterator[EdgeRows]:
     yield rows
     if rule.reverse is not None:
         yield EdgeRows(rows.destinations, rows.sources, rows.fields)
-
-
-def _record_columns(topology: WrittenRelation, rows: EdgeRows) -> list[Tensor]:
-    """Return the columns of a record behind its key, as bytes."""
-    sources = rows.sources
-    check_ids(f"sources of {topology.relation.key}", sources, topology.num_sources)
-    columns = [sources.to(DTYPES[id_dtype(topology.num_sources)])]
-    if topology.source_times is not None:
-        columns.append(topology.source_times[sources])
-    elif topology.time is not None:
-        columns.append(rows.fields[topology.time].to(torch.int64))
-    columns += checked_rows(topology.relation.fields, rows.fields, sources.numel()).values()
-    return [ops.byte_rows(column) for column in columns]
 
 
 def _write_lists(writer: ArraySink, topology: WrittenRelation, spool: Spool) -> list[int]:

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -35,7 +35,7 @@ def build(graph: GraphFile, out: str | Path, options: BuildOptions, *, progress:
     >>> build(read_graph("graph.toml"), "papers.store", BuildOptions(memory=4 << 30))
     """
     report = Report()
-    with StageTimes(report.seconds, progress) as stages:
+    with closing(StageTimes(report.seconds, progress)) as stages:
         if options.engine == "spark":
             with needs("spark"):
                 from hoploom.ingest.tables.spark_build import build_on_spark

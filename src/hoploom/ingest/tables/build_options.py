@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
@@ -53,15 +52,9 @@ class StageTimes:
         self._seconds, self._progress = seconds, progress
         self._now: tuple[str, float] | None = None
 
-    def __enter__(self) -> "StageTimes":
-        return self
-
-    def __exit__(self, *failure: Any) -> None:
-        self._end()
-
     def begin(self, stage: str) -> None:
         """Begin a stage, and end the one before."""
-        self._end()
+        self.close()
         self._now = stage, time.monotonic()
         if self._progress is not None:
             self._progress(stage)
@@ -71,7 +64,8 @@ class StageTimes:
         if self._progress is not None and self._now is not None:
             self._progress(f"{self._now[0]}: {text}")
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """End the stage."""
         if self._now is not None:
             stage, start = self._now
             self._seconds[stage] = self._seconds.get(stage, 0.0) + time.monotonic() - start

@@ -6,7 +6,7 @@ Python writes it; "007" makes them strings, which DuckDB's own reader does not g
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -66,14 +66,11 @@ class CsvFile:
         self, columns: Sequence[str], types: Mapping[str, Any], on_refusal: Any = None, *, threads: bool = True
     ) -> Iterator[Any]:
         read = csv.ReadOptions(block_size=self.block, use_threads=threads)
-        parse = csv.ParseOptions(delimiter=self.separator, newlines_in_values=True, invalid_row_handler=on_refusal)
+        between = "\t" if self.file.kind == "tsv" else ","
+        parse = csv.ParseOptions(delimiter=between, newlines_in_values=True, invalid_row_handler=on_refusal)
         convert = csv.ConvertOptions(include_columns=columns or None, column_types=types)
         with self.file.open() as file, csv.open_csv(file, read, parse, convert) as reader:
             yield reader
-
-    @property
-    def separator(self) -> str:
-        return "\t" if self.file.kind == "tsv" else ","
 
     # --- errors ---------------------------------------------------------------------------------
 
@@ -97,7 +94,14 @@ class CsvFile:
             return self.at(row.number - 1, f"it has {found}; write all, in quotes where one has commas")
         match = CONVERSION.match(str(error))
         if match is None or not self.table.files:
-            return self._unreadable(error)
+            reason = str(error).split("\n", 1)[0] or type(error).__name__
+            if "straddl" in reason:
+                reason = f"a row is longer than {self.block} bytes; is a quote left open?"
+            hint = "it is damaged or cut short, so write it again"
+            if not isinstance(error, OSError):
+                between = quoted("\t" if self.file.kind == "tsv" else ",")
+                hint = f"give a file whose first line names the columns, in UTF-8, with {between} between fields"
+            return DataError(f"{self.file.shown} cannot be read as CSV: {reason}; {hint}")
         name, row_number = self.names()[int(match[1])], int(match[2]) - 1
         if match[4] == "UTF8":
             return self.at(row_number, f"{name} is no UTF-8; write the file in UTF-8")
@@ -117,15 +121,6 @@ class CsvFile:
             why = "as in the first rows"
             way_out = f"correct it, or give all one type: [{self.table.owner}.columns.{as_key(name)}] {cast}"
         return self.at(row, f"{name} is {value!r:.60}, not {kind} {why}; {way_out}")
-
-    def _unreadable(self, error: Exception) -> DataError:
-        reason = str(error).split("\n", 1)[0] or type(error).__name__
-        if "straddl" in reason:
-            reason = f"a row is longer than {self.block} bytes; is a quote left open?"
-        hint = f"give a file whose first line names the columns, in UTF-8, with {quoted(self.separator)} between fields"
-        if isinstance(error, OSError):
-            hint = "it is damaged or cut short, so write it again"
-        return DataError(f"{self.file.shown} cannot be read as CSV: {reason}; {hint}")
 
 
 def csv_rewrites(files: Sequence[CsvFile], used: Sequence[str], paths: Sequence[str], group: int) -> list[Rewrite]:
@@ -203,10 +198,16 @@ def _types(files: Sequence[CsvFile], used: Sequence[str]) -> dict[str, Any]:
         decided.setdefault(table.split, pa.string())
     numbers = _numbers(table, used)
     read_as = decided | dict.fromkeys(ids, pa.string())
-    found = [_first_types(file, used, read_as, ids - decided.keys()) for file in files]
+    found, open_ids = list[dict[str, Any]](), ids - decided.keys()
+    for file in files:
+        with file.opened(used, read_as) as reader:
+            rows = next((batch for batch in reader if batch.num_rows), None)
+        if rows is not None:
+            first = {name: rows[name] for name in used}
+            found.append({name: _id_type(file, name, v) if name in open_ids else v.type for name, v in first.items()})
     for name in used:
         if name not in decided:
-            kind = reduce(_wider, (types[name] for types in found if types), pa.null())
+            kind = reduce(_wider, (types[name] for types in found), pa.null())
             kind = _type_further_on(files, name) if pa.types.is_null(kind) else kind
             if pa.types.is_timestamp(kind) and kind.unit == "s":  # fractions may follow
                 kind = pa.timestamp("us", kind.tz)
@@ -216,15 +217,6 @@ def _types(files: Sequence[CsvFile], used: Sequence[str]) -> dict[str, Any]:
                 kind = pa.type_for_alias(casts[name])
             decided[name] = pa.float64() if name in numbers and pa.types.is_integer(kind) else kind
     return {name: decided[name] for name in used}
-
-
-def _first_types(file: CsvFile, columns: Sequence[str], types: Mapping[str, Any], ids: Set[str]) -> dict[str, Any]:
-    """Return the types of the first block with rows; nothing if there are no rows."""
-    with file.opened(columns, types) as reader:
-        rows = next((batch for batch in reader if batch.num_rows), None)
-    if rows is None:
-        return {}
-    return {name: _id_type(file, name, rows[name]) if name in ids else rows[name].type for name in columns}
 
 
 def _wider(one: Any, two: Any) -> Any:

@@ -209,7 +209,6 @@ class _Draft:
             self.nodes = dict(zip([HOMOGENEOUS_TYPE], self.nodes.values(), strict=False))
             self.counts = dict(zip([HOMOGENEOUS_TYPE], self.counts.values(), strict=False))
             self.relations = dict(zip([HOMOGENEOUS_RELATION], self.relations.values(), strict=True))
-            self.notes.append('with the one type "node" and the one relation "node to node" the graph is homogeneous')
         text = HEADER.format(folder="this folder." if prefix == "." else f"{prefix}.")
         for name, nodes in self.nodes.items():
             text += _section_text(f"nodes.{as_key(name)}", nodes, prefix)
@@ -219,8 +218,7 @@ class _Draft:
             if key[0] != key[2]:
                 edges.keys["reverse"], edges.why["reverse"] = True, "guessed: messages flow both ways"
             text += _section_text(f"edges.{as_key(' '.join(key))}", edges, prefix)
-        if not self.relations:
-            self.notes.append('no edges were found; add a section such as [edges."author writes paper"]')
+        text += "" if self.relations else '# no edges were found; add a section such as [edges."author writes paper"]\n'
         return text + "".join(f"# {printable(note)}\n" for note in self.notes)
 
 

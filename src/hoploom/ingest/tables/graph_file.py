@@ -223,13 +223,26 @@ def parse_graph(text: str, *, name: str = "graph.toml", folder: Path = Path()) -
 def _graph_file(document: Document) -> GraphFile:
     document.top()
     seed = document.section(("graph",), owner=GraphFile)["seed"]
-    nodes = {name: _node_table(document, name) for name in _names(document, "nodes", NodeTable)}
-    edges = [_edge_table(document, name, list(nodes)) for name in _names(document, "edges", EdgeTable)]
-    graph = GraphFile(nodes, {table.relation: table for table in edges}, seed, document.folder, document.where)
+    nodes, edges = dict[str, NodeTable](), dict[RelationName, EdgeTable]()
+    for name in _names(document, "nodes", NodeTable):
+        path = ("nodes", name)
+        if not name.strip() or " " in name or not name.isprintable():
+            raise document.problem(full_name(path), f"node type {quoted(name)} is no name; give a word without spaces")
+        nodes[name] = NodeTable(name=name, **_values(document, path, NodeTable))
+    for name in _names(document, "edges", EdgeTable):
+        relation, values = _relation(name, list(nodes), document), _values(document, ("edges", name), EdgeTable)
+        if isinstance(values["reverse"], bool):
+            values["reverse"] = f"rev_{relation[1]}" if values["reverse"] else None
+        edges[relation] = EdgeTable(relation=relation, **values)
+    graph = GraphFile(nodes, edges, seed, document.folder, document.where)
     for table in graph.tables:
         _check_nodes(graph, table) if isinstance(table, NodeTable) else _check_edges(graph, table)
         _check_fields(graph, table)
-    _check_times(graph)
+    timed = [next((table for table in some.values() if table.time), None) for some in (nodes, edges)]
+    if timed[0] and timed[1]:
+        way_out = 'keep one, the other as fields = { at = "…" }'
+        message = f"there is {timed[0].owner}.time, too, and a graph has times of nodes or of edges; {way_out}"
+        raise graph.problem(f"{timed[1].owner}.time", message)
     return graph
 
 
@@ -247,23 +260,12 @@ def _names(document: Document, section: str, owner: type[Any]) -> Sequence[str]:
     return list(given)
 
 
-def _node_table(document: Document, name: str) -> NodeTable:
-    path = ("nodes", name)
-    if not name.strip() or " " in name or not name.isprintable():
-        raise document.problem(full_name(path), f"node type {quoted(name)} is no name; give a word without spaces")
-    return NodeTable(name=name, columns=_column_rules(document, path), **_values(document, path, NodeTable))
-
-
-def _edge_table(document: Document, name: str, types: Sequence[str]) -> EdgeTable:
-    path = ("edges", name)
-    relation, values = _relation(name, types, document), _values(document, path, EdgeTable)
-    if isinstance(values["reverse"], bool):
-        values["reverse"] = f"rev_{relation[1]}" if values["reverse"] else None
-    return EdgeTable(relation=relation, columns=_column_rules(document, path), **values)
-
-
 def _values(document: Document, path: KeyPath, owner: type[Table]) -> dict[str, Any]:
-    return document.section(path, owner=owner, tables=["columns"])
+    values, inside = document.section(path, owner=owner, tables=["columns"]), (*path, "columns")
+    columns = {
+        column: ColumnRule(**document.section((*inside, column), owner=ColumnRule)) for column in document.table(inside)
+    }
+    return {**values, "columns": columns}
 
 
 def _relation(key: str, types: Sequence[str], document: Document) -> RelationName:
@@ -277,13 +279,6 @@ def _relation(key: str, types: Sequence[str], document: Document) -> RelationNam
             hint = f"did you mean {alike}?" if alike else f"add one, or name one of {', '.join(types)}"
             raise document.problem(name, f"{name}: there is no [nodes.{as_key(word)}]; {hint}")
     return (words[0], words[1], words[2])
-
-
-def _column_rules(document: Document, path: KeyPath) -> dict[str, ColumnRule]:
-    inside = (*path, "columns")
-    return {
-        column: ColumnRule(**document.section((*inside, column), owner=ColumnRule)) for column in document.table(inside)
-    }
 
 
 # --- checks between keys -------------------------------------------------------------------------
@@ -351,13 +346,3 @@ def _check_rule(graph: GraphFile, at: str, rule: ColumnRule, *, is_id: bool) -> 
     if rule.standardise and (rule.categories or rule.cast in ("string", "bool")):
         other = "categories" if rule.categories else f'cast = "{rule.cast}"'
         raise graph.problem(f"{at}.standardise", f"it is for numbers, {other} is not; drop one")
-
-
-def _check_times(graph: GraphFile) -> None:
-    """Raise ConfigError if both nodes and edges have times."""
-    nodes = [table for table in graph.nodes.values() if table.time]
-    edges = [table for table in graph.edges.values() if table.time]
-    if nodes and edges:
-        way_out = 'keep one, the other as fields = { at = "…" }'
-        message = f"there is {nodes[0].owner}.time, too, and a graph has times of nodes or of edges; {way_out}"
-        raise graph.problem(f"{edges[0].owner}.time", message)

@@ -149,8 +149,19 @@ def _source(graph: GraphFile, table: Table, folder: Path, limits: ReadLimits, ru
             at = f"{table.owner}.columns.{as_key(column)}"
             raise graph.problem(at, f"no key uses a column {quoted(column)}; {_hint(column, used)}")
     paths = [_linked(file, folder / f"{index:05d}.parquet") for index, file in enumerate(found)]
-    run_all(_rewrites(table, found, used, paths, limits))
-    schema, num_rows = _read_footers(found, used, paths)
+    rewrites: list[Rewrite] = []
+    if found[0].kind in ("csv", "tsv"):
+        files = [CsvFile(file, table, limits.csv_block) for file in found]
+        rewrites = csv_rewrites(files, used, paths, limits.row_group)
+    elif found[0].kind == "arrow":
+        plain = [plain_schema(arrow_schema(file), used) for file in found]
+        _check_alike(found, plain)  # before float16 becomes float32
+        for file, path, schema in zip(found, paths, plain, strict=True):
+            rewrites.append(partial(_rewrite_arrow, file, schema, path, limits.row_group))
+    run_all(rewrites)
+    footers = [parquet_footer(TableFile(path, file.shown, "parquet")) for file, path in zip(found, paths, strict=True)]
+    schemas, num_rows = [plain_schema(schema, used) for schema, _ in footers], sum(rows for _, rows in footers)
+    _check_alike(found, schemas)
     if num_rows == 0:
         raise DataError(f"{table.owner}: there are no rows in {_some(found)}; give files with rows")
     largest = limits.largest_group
@@ -159,7 +170,7 @@ def _source(graph: GraphFile, table: Table, folder: Path, limits: ReadLimits, ru
         for file, path in zip(found, paths, strict=True):
             stage(parquet_batches(file, used), plain_schema(parquet_footer(file)[0], used), Path(path))
     origins = tuple(file.shown for file in found)
-    return TableSource(graph, table, tuple(paths), origins, schema, num_rows, features)
+    return TableSource(graph, table, tuple(paths), origins, schemas[0], num_rows, features)
 
 
 def column_names(file: TableFile, csv_block: int = CSV_BLOCK) -> list[str]:
@@ -172,39 +183,20 @@ def column_names(file: TableFile, csv_block: int = CSV_BLOCK) -> list[str]:
 def _linked(file: TableFile, scratch: Path) -> str:
     """Return the path for the engine: Parquet itself, a link if its name looks like a pattern, or a scratch file."""
     if file.kind == "parquet":
-        is_plain = PLAIN_PATH.fullmatch(file.path) and not Path(file.path).name.startswith(
-            ("_", ".")
-        )  # Spark skips these
+        is_plain = PLAIN_PATH.fullmatch(file.path) and Path(file.path).name[0] not in "_."  # Spark skips these
         if is_url(file.path) or is_plain:
             return file.path
         os.symlink(file.path, scratch)
     return str(scratch)
 
 
-def _rewrites(
-    table: Table, found: Sequence[TableFile], used: Sequence[str], paths: Sequence[str], limits: ReadLimits
-) -> list[Rewrite]:
-    """Return functions that rewrite files as Parquet."""
-    if found[0].kind in ("csv", "tsv"):
-        return csv_rewrites([CsvFile(file, table, limits.csv_block) for file in found], used, paths, limits.row_group)
-    if found[0].kind == "arrow":
-        schemas = [plain_schema(arrow_schema(file), used) for file in found]
-        _check_alike(found, schemas)  # before float16 becomes float32
-        each = zip(found, paths, schemas, strict=True)
-        return [partial(_rewrite_arrow, file, schema, path, limits.row_group) for file, path, schema in each]
-    return []
-
-
 def _rewrite_arrow(file: TableFile, schema: pa.Schema, path: str, group: int) -> None:
-    stage(_arrow_rows(file, schema.names), schema, Path(path), group)
+    def rows() -> Iterator[Any]:  # errors of reading name the file; errors of writing the copy do not
+        with readable(f"{file.shown} is no Arrow file, or cut short"), arrow_batches(file) as (_, batches):
+            for batch in batches:
+                yield batch.select(schema.names)
 
-
-def _read_footers(found: Sequence[TableFile], used: Sequence[str], paths: Sequence[str]) -> tuple[pa.Schema, int]:
-    """Return the schema that all files have, and the number of rows."""
-    footers = [parquet_footer(TableFile(path, file.shown, "parquet")) for file, path in zip(found, paths, strict=True)]
-    schemas = [plain_schema(schema, used) for schema, _ in footers]
-    _check_alike(found, schemas)
-    return schemas[0], sum(rows for _, rows in footers)
+    stage(rows(), schema, Path(path), group)
 
 
 def _check_alike(found: Sequence[TableFile], schemas: Sequence[pa.Schema]) -> None:
@@ -214,13 +206,6 @@ def _check_alike(found: Sequence[TableFile], schemas: Sequence[pa.Schema]) -> No
             if one.type != two.type:
                 message = f"{file.shown}: {one.name} is {two.type}, but {one.type} in {found[0].shown}"
                 raise DataError(f"{message}; write all files of a table with the same types")
-
-
-def _arrow_rows(file: TableFile, used: Sequence[str]) -> Iterator[Any]:
-    """Yield the rows of a file. Errors of reading name it; errors of writing the copy do not."""
-    with readable(f"{file.shown} is no Arrow file, or cut short"), arrow_batches(file) as (_, batches):
-        for batch in batches:
-            yield batch.select(used)
 
 
 def _some(found: Sequence[TableFile]) -> str:

@@ -7,6 +7,7 @@ engine, so that every engine gives the same bytes.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ Values = np.ndarray[Any, np.dtype[Any]]
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 MOST_SQUARED = 1e145  # the sum of the squares of a column is still finite
 NULL = "is null; give a value, or fill nulls with columns.<name>.fill"
+NUMBERS = ("integer", "floating", "boolean", "decimal", "date", "timestamp")  # kinds of types
 EXACT = ("float64", "int64")  # hold microseconds since 1970
 STORED = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "halffloat": "float16"}  # Arrow's name -> a store's
 STORED |= {"float": "float32", "double": "float64"}
@@ -113,14 +115,6 @@ def _refuse(values: Values, wrong: Values, why: str) -> None:
         raise UnfitError(f"holds {values[wrong][0]}, {why}")
 
 
-def write_numbers(target: Tensor, values: Values) -> None:
-    """Write values into a tensor [n, …], cast to its type."""
-    if target.dtype == torch.bfloat16:  # NumPy has none
-        target.copy_(torch.from_numpy(values.astype(np.float32)).view(target.shape))
-    else:
-        np.copyto(target.numpy(), values.reshape(tuple(target.shape)), casting="unsafe")
-
-
 def numbers_of(column: SourceColumn, given: pa.Array) -> Values:
     """Return the numbers of a column: [n] or [n, extent]."""
     count = len(given)
@@ -131,23 +125,18 @@ def numbers_of(column: SourceColumn, given: pa.Array) -> Values:
         return _categories(column, given)
     given = _plain(given)
     if column.null is not None and given.null_count:
-        given = _filled(given, column.null)
+        if isinstance(column.null, float):
+            given = given if pa.types.is_floating(given.type) else given.cast(pa.float64(), safe=False)
+        else:
+            try:
+                given = given.cast(pa.int64())
+            except pa.ArrowInvalid as error:
+                raise UnfitError("holds a number that does not fit int64; write labels from 0") from error
+        given = given.fill_null(pa.scalar(column.null, given.type))
     if given.null_count:
         raise UnfitError(NULL)
     values: Values = given.to_numpy(zero_copy_only=False)
     return signed(values).reshape(count, *column.shape)
-
-
-def _filled(given: pa.Array, null: float | int) -> pa.Array:
-    """Return labels with `null` in place of nulls."""
-    if isinstance(null, float) and not pa.types.is_floating(given.type):
-        given = given.cast(pa.float64(), safe=False)
-    elif isinstance(null, int):
-        try:
-            given = given.cast(pa.int64())
-        except pa.ArrowInvalid as error:
-            raise UnfitError("holds a number that does not fit int64; write labels from 0") from error
-    return given.fill_null(pa.scalar(null, given.type))
 
 
 def signed(values: Values) -> Values:
@@ -403,7 +392,14 @@ class Planner:
         rule = rule_of(self.source.table, name)
         given, width = self.source.schema.field(name).type, None
         if pa.types.is_list(given) or pa.types.is_fixed_size_list(given):
-            width = given.list_size if pa.types.is_fixed_size_list(given) else self._first_width(name)
+            if pa.types.is_fixed_size_list(given):
+                width = given.list_size
+            else:  # lists of other lengths than the first are errors when rows are read
+                lists = chain.from_iterable(values.drop_null() for _, _, values in self.source.scan(name, 1024))
+                if (first := next(lists, None)) is None:
+                    where = f"column {name!r} of {self.source.owner}"
+                    raise DataError(f"{self.source.origins[0]}: {where} holds no list at all")
+                width = len(first)
             given = given.value_type
         if rule.fill is not None:
             if pa.types.is_null(given):  # there is no value to take the type from
@@ -414,7 +410,8 @@ class Planner:
                 raise self._column_problem(name, f"{rule.fill!r} is no value of a column of {given}") from error
         column = SourceColumn(name, given, width, rule)
         words = self._words(column) if rule.categories is not None else None
-        if words is None and not _is_number(column.result):
+        is_number = any(getattr(pa.types, f"is_{kind}")(column.result) for kind in NUMBERS)
+        if words is None and not is_number:
             raise self.source.problem(key, f"column {name!r} is {self._no_number(column, key)}")
         column = replace(column, words=words)
         if key == "weight" and column.shape:
@@ -442,14 +439,6 @@ class Planner:
 
     def _column_problem(self, column: str, message: str) -> ConfigError:
         return self.source.problem(f"columns.{as_key(column)}", message)
-
-    def _first_width(self, name: str) -> int:
-        """Return the length of the first list. Lists of other lengths are errors when rows are read."""
-        for _, _, values in self.source.scan(name, 1024):
-            lists = values.drop_null()
-            if len(lists):
-                return len(lists[0])
-        raise DataError(f"{self.source.origins[0]}: column {name!r} of {self.source.owner} holds no list at all")
 
     def _words(self, column: SourceColumn) -> pa.Array:
         """Return the categories of a column, in order."""
@@ -492,12 +481,6 @@ def _null(column: SourceColumn) -> float | int | None:
     is_code = column.rule.categories is not None
     is_fraction = column.rule.standardise or _dtype_of(column.result) in FLOATS
     return float("nan") if is_fraction and not is_code else -1
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    types = pa.types
-    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_date, types.is_timestamp)
-    return any(test(kind) for test in tests)
 
 
 def _dtype_of(kind: pa.DataType) -> str:
@@ -546,6 +529,9 @@ class TableFields:
             except UnfitError as error:
                 check = partial(field.numbers, column)
                 raise diagnose.unfit(self.source, column.name, check, error) from error
-            write_numbers(target, values)
+            if target.dtype == torch.bfloat16:  # NumPy has none
+                target.copy_(torch.from_numpy(values.astype(np.float32)).view(target.shape))
+            else:
+                np.copyto(target.numpy(), values.reshape(tuple(target.shape)), casting="unsafe")
             begin += column.extent
         return out
