@@ -183,6 +183,7 @@ def test_hosts_that_do_not_fit_together_are_told_so_on_each() -> None:
         assert re.search(r"the others count [24] ranks; start the same number of processes on all hosts", str(error))
 
 
+@pytest.mark.slow  # tests/unit/ranks/test_init.py has the same error of a rank
 def test_two_hosts_that_are_both_the_first_end_within_the_deadline() -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with ThreadPoolExecutor() as pool:
@@ -193,6 +194,7 @@ def test_two_hosts_that_are_both_the_first_end_within_the_deadline() -> None:
     assert "rank 0 of 2 was meeting the others, and rank 1 did not connect in time" in found[1]
 
 
+@pytest.mark.slow  # tests/unit/ranks/test_init.py has the same error of a rank
 def test_a_host_whose_first_host_never_comes_says_where_it_looked() -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     error = spawned(node_rank=1, num_nodes=2, address=address, timeout=0.3)
