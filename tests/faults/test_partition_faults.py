@@ -13,11 +13,8 @@ import torch
 from support.graphs import ring
 
 import hoploom
-from hoploom import ConfigError, DataError, StoreError
-from hoploom.ops import PartitionRule
+from hoploom import DataError, StoreError
 from hoploom.partition import METHODS, partition, report
-from hoploom.partition.assign import topology_of
-from hoploom.partition.metis import metis_parts
 from hoploom.partition.renumber import order_nodes
 from hoploom.store import format as layout
 
@@ -31,8 +28,6 @@ PARTITION = "import sys, hoploom; hoploom.partition.partition(sys.argv[1], sys.a
 def test_a_damaged_store_is_an_error_that_names_the_relation(
     method: str, file: str, place: int, wrong: int, tmp_path: Path
 ) -> None:
-    if method == "metis":
-        pytest.importorskip("pymetis")
     hoploom.from_pyg(ring(60)).save(tmp_path / "store")
     path = next((tmp_path / "store").rglob(f"csc.{file}.npy"))
     width = 4 if file == "indices" else 8
@@ -40,7 +35,7 @@ def test_a_damaged_store_is_an_error_that_names_the_relation(
     begin = len(contents) - (120 if file == "indices" else 61) * width + place * width
     contents[begin : begin + width] = wrong.to_bytes(width, "little", signed=True)
     path.write_bytes(contents)
-    for seeds in (torch.arange(60), *([None] if method != "frequency" else [])):  # that one needs seeds
+    for seeds in (torch.arange(60), None):
         with pytest.raises((StoreError, DataError), match="hoploom check"):
             partition(tmp_path / "store", tmp_path / "parts", 2, method=method, seeds=seeds, fanouts=[-1, -1])
         assert [path.name for path in tmp_path.iterdir()] == ["store"]
@@ -54,16 +49,6 @@ def test_a_split_that_is_damaged_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(contents)
     with pytest.raises(StoreError, match=r"a split of 'node' holds 60, out of range \[0, 60\); run hoploom check"):
         partition(tmp_path / "store", tmp_path / "parts", 2)
-
-
-def test_more_than_metis_can_count_is_refused() -> None:
-    pytest.importorskip("pymetis")
-    rule = PartitionRule(2, 5, 0.05, 1, 7)
-    with topology_of(hoploom.from_pyg(ring(60))) as topology:  # 120 edges, 240 both ways
-        for most, words in ((59, "60 nodes"), (239, "240 edges, both ways,")):
-            with pytest.raises(ConfigError, match=f"{words} are more than METIS can count .*use method 'stream'"):
-                metis_parts(topology, None, rule, most)
-        assert metis_parts(topology, None, rule, 240).shape == (60,)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

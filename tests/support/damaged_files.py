@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import hoploom
-from hoploom import NeighborLoader, Store, StoreError, ops
+from hoploom import NeighborLoader, Store, StoreError
 from hoploom.gpu import host_memory
 from hoploom.inference import Inference, infer
-from hoploom.partition import assign, partition
+from hoploom.partition import partition
 from hoploom.train.runs.link_splits import LinkShares, hold_out
 from support.graphs import random_graph, save_in_parts
 from support.infer_workers import model_of
@@ -120,24 +120,6 @@ def damage_under_a_partition(folder: Path) -> None:
             assert not out.exists()
 
 
-def damage_between_two_reads_of_metis(folder: Path) -> None:
-    """The edges are checked, and then read again."""
-    pytest.importorskip("pymetis")
-    count_cut = ops.count_cut
-    for name in (INDICES, INDPTR):
-        store, whole = hoploom.open(folder), (folder / name).read_bytes()
-
-        def checked(topology: ops.Topology, parts: torch.Tensor, threads: int) -> torch.Tensor:
-            cut = count_cut(topology, parts, threads)
-            truncate(folder, name)  # noqa: B023
-            return cut
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ops, "count_cut", checked)
-            one_error_names(name, lambda: assign(store, 2, "metis"))  # noqa: B023
-        (folder / name).write_bytes(whole)
-
-
 def damage_what_is_copied(folder: Path) -> None:
     """Edges held out, nodes that are their own neighbours, and rows and edges that kernels read."""
     for name in (INDICES, INDPTR, TIME):
@@ -160,6 +142,5 @@ CHECKS = (
     damage_one_of_two_stores,
     damage_under_inference,
     damage_under_a_partition,
-    damage_between_two_reads_of_metis,
     damage_what_is_copied,
 )

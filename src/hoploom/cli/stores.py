@@ -193,7 +193,7 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
         "--method",
         default="stream",
         metavar="NAME",
-        help="hash, range, stream (default), frequency, or metis (needs pymetis); with Spark hash, range or stream",
+        help="hash, range or stream (default)",
     )
     parser.add_argument(
         "--seeds",

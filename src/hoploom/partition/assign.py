@@ -1,11 +1,10 @@
-"""The part of every node: by hash, by range, by a streaming partitioner in the core, by frequency, or by METIS.
+"""The part of every node: by hash, by range, or by a streaming partitioner in the core.
 
 All types are partitioned together. `hash` and `range` look at ids alone and balance nodes exactly. `stream` reads the
 edges several times, from memory or from files, and balances nodes of every type, in-edges and seeds; it gives up a
-little of METIS's cut. `metis` holds every edge in memory, and both directions. `frequency` samples as training will.
+little of METIS's cut.
 """
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate
@@ -21,17 +20,14 @@ from hoploom.errors import ConfigError
 from hoploom.load.presample import read_seeds
 from hoploom.ops import PartitionRule, RelationLists, Topology
 from hoploom.ops.assign_parts import FIXED_BYTES, MOST_NODES, MOST_PARTS, NODE_BYTES
-from hoploom.partition.bounded_store import BoundedStore, opened_parts
-from hoploom.partition.frequency import frequency_parts
-from hoploom.partition.metis import metis_parts
+from hoploom.partition.bounded_store import opened_parts
 from hoploom.partition.store_files import READERS, StoreFiles
-from hoploom.sample.hops import Fanouts
 from hoploom.schema import RelationName, Schema
 from hoploom.store import Store, open_store
 from hoploom.store.storage_path import StoragePath
 from hoploom.system import num_cores, resident_bytes
 
-METHODS = ("hash", "range", "stream", "frequency", "metis")
+METHODS = ("hash", "range", "stream")
 KEY = 0x7061727473  # what draws derive from: the same parts every time
 MEMORY = 4 << 30
 PASSES = 5  # of refinement, at most
@@ -48,41 +44,33 @@ def assign(
     passes: int = PASSES,
     imbalance: float = 0.05,
     threads: int | None = None,
-    fanouts: Fanouts | None = None,
     memory: int = MEMORY,
 ) -> Mapping[str, Tensor]:
     """Return the part of every node, by type: [num_nodes] int16.
 
-    `store` is an opened store, a path, or s3://… or gs://… (not for "frequency"). `seeds` (as for NeighborLoader, or
-    ids by type; None: none), `passes` and `imbalance` are for "stream" and "metis": a part holds no more than
-    `1 + imbalance` times the mean of each type's nodes, of in-edges and of seeds, as far as single nodes allow.
-    "frequency" needs `seeds` and `fanouts`. Unless the store is opened, edges that do not fit `memory` bytes are read
-    from its files several times; beside them, "stream" takes at most 24 bytes of memory a node.
+    `store` is an opened store, a path, or s3://… or gs://…. `seeds` (as for NeighborLoader, or ids by type; None:
+    none), `passes` and `imbalance` are for "stream": a part holds no more than `1 + imbalance` times the mean of each
+    type's nodes, of in-edges and of seeds, as far as single nodes allow. Unless the store is opened, edges that do not
+    fit `memory` bytes are read from its files several times; beside them, it takes at most 24 bytes of memory a node.
 
     >>> parts = assign(store, 4, seeds="train")
     >>> sum(edge_cut(store, parts).values())
     """
     source = store if isinstance(store, Store) else StoreFiles.at(StoragePath(str(store)))
     schema = source.schema
-    _check(schema, num_parts, method, passes, imbalance)
+    check_method(schema, num_parts, method)
+    as_int("passes", passes, 1, f"give 1 or more, e.g. {PASSES}")
+    as_number("imbalance", imbalance, "give a share, e.g. 0.05 for 5 % above the mean")
     if method in ("hash", "range"):
         by_id = _parts_by_hash if method == "hash" else _parts_by_range
         return {t.name: by_id(schema, index, num_parts) for index, t in enumerate(schema.node_types)}
-    if method == "frequency":
-        if seeds is None or fanouts is None:
-            raise ConfigError(
-                "method 'frequency' samples batches of the seeds, and there are no seeds or no fanouts; give both"
-            )
-        return frequency_parts(BoundedStore(store, memory), num_parts, _seed_ids(source, seeds), fanouts)
     bits = None if seeds is None else _seed_bits(schema, _seed_ids(source, seeds))
-    with topology_of(source, sys.maxsize if method == "metis" else memory) as topology:
+    with topology_of(source, memory) as topology:
         rule = PartitionRule(num_parts, passes, imbalance, _threads(topology, threads), KEY)
         if num_parts == 1:
             parts = torch.zeros(topology.bounds[-1], dtype=torch.int16)
-        elif method == "stream":
-            parts = ops.assign_parts(topology, bits, rule)
         else:
-            parts = metis_parts(topology, bits, rule)
+            parts = ops.assign_parts(topology, bits, rule)
     return dict(zip(schema.type_index, parts.tensor_split(topology.bounds[1:-1]), strict=True))
 
 
@@ -119,17 +107,18 @@ def topology_of(source: Store | StoreFiles, memory: int = MEMORY) -> Iterator[To
     yield Topology(bounds_of(schema), relations)
 
 
-def _check(schema: Schema, num_parts: int, method: str, passes: int, imbalance: float) -> None:
+def check_method(schema: Schema, num_parts: int, method: str) -> None:
+    """Raise ConfigError if there is no such method, or too few or too many nodes for it."""
     if method not in METHODS:
+        if method in ("metis", "frequency"):
+            raise ConfigError(f"method {method!r} has left; give 'stream', whose parts need fewer rows of each other")
         near = nearest(str(method), METHODS)
         hint = f"did you mean {near!r}? " if near else ""
         raise ConfigError(f"unknown method {method!r}; {hint}There are {', '.join(METHODS)}")
     num_nodes, num_parts = bounds_of(schema)[-1], as_int("num_parts", num_parts, 1, f"give 1 to {MOST_PARTS}")
     if num_parts > min(MOST_PARTS, num_nodes):
         raise ConfigError(f"num_parts is {num_parts} for {num_nodes} nodes; give 1 to {min(MOST_PARTS, num_nodes)}")
-    as_int("passes", passes, 1, f"give 1 or more, e.g. {PASSES}")
-    as_number("imbalance", imbalance, "give a share, e.g. 0.05 for 5 % above the mean")
-    if num_nodes > MOST_NODES and method in ("stream", "metis"):
+    if num_nodes > MOST_NODES and method == "stream":
         raise ConfigError(f"{num_nodes} nodes are too many for method {method!r}; use 'hash' or 'range'")
 
 

@@ -5,8 +5,7 @@ them would lose writes to its tensors.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +18,8 @@ from hoploom.load.presample import Presampling, visited
 from hoploom.ops import Frontier, Picks, pool_trim
 from hoploom.ops.assign_parts import drop_pages
 from hoploom.sample.hops import Fanouts
-from hoploom.schema import EDGE_ID, NodeType, Owner, Relation, Schema
-from hoploom.store import Draw, GraphStore, Part, Store, open_store
+from hoploom.schema import EDGE_ID, NodeType, Owner, Relation
+from hoploom.store import Draw, Part, Store, open_store
 from hoploom.store.base import destinations, range_of
 from hoploom.store.sharded import merge_picks, select_frontier
 from hoploom.system import resident_bytes
@@ -41,7 +40,10 @@ class EdgeSpan(NamedTuple):
 
 
 class BoundedStore:
-    """A store, opened if given as a path, and the memory limit of the process while reading and sampling it."""
+    """A store, opened if given as a path, that is read and sampled within a memory limit of the process.
+
+    It is the graph of its `store`: it samples some nodes at a time, and checks the sampled ids.
+    """
 
     def __init__(self, given: Store | str | Path, memory: int) -> None:
         store = given if isinstance(given, Store) else open_store(given)
@@ -52,12 +54,15 @@ class BoundedStore:
                 if any((node_type.name, name) not in part.tables for part in self.parts):
                     raise ConfigError(f"{name!r} of {node_type.name!r} is in no part; give the path of a saved store")
         self._is_mapped = not isinstance(given, Store)
-        self._maps = list(_topology_maps(self.parts)) if self._is_mapped else []
+        lists = [lists for part in self.parts for lists in part.lists] if self._is_mapped else []
+        columns = [rows for of in lists for rows in (of.indptr, of.indices, of.weight, of.edge_time)]
+        self._maps = [rows for rows in columns if rows is not None and rows.numel()]
         held = resident_bytes()
         self._enough = held + max(0, memory - held) // 4
         is_large = held + sum(rows.nbytes for rows in self._maps) > self._enough
-        piece = max(16, PIECE // max(1, len(self.schema.relations))) if is_large else None
-        self.store = Store(store.schema, BoundedGraph(store.graph, self, piece), store.features, store.parts)
+        self._piece = max(16, PIECE // max(1, len(self.schema.relations))) if is_large else None
+        self._graph = store.graph
+        self.store = Store(store.schema, self, store.features, store.parts)
 
     def drop(self) -> None:
         """Drop mapped pages if the process holds too much memory."""
@@ -72,6 +77,42 @@ class BoundedStore:
             self.drop()
             if resident_bytes() > self._enough:
                 pool_trim()
+
+    def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
+        """Sample some nodes at a time; the picks do not depend on how frontiers are split."""
+        longest = max((f.nodes.numel() for f in frontiers if f is not None), default=0)
+        if self._piece is None or longest <= self._piece:
+            return self._picks(frontiers, draw)
+        # in the order of the ids, so that a page is touched once
+        places = [() if f is None else torch.split(f.nodes.argsort(), self._piece) for f in frontiers]
+        answers = []
+        for number in range(-(-longest // self._piece)):
+            some = [
+                select_frontier(f, p[number]) if f and number < len(p) else None
+                for f, p in zip(frontiers, places, strict=True)
+            ]
+            answers.append(self._picks(some, draw))
+            self.drop()
+        joined = []
+        for index, destination in enumerate(self.schema.destinations):
+            frontier = frontiers[destination]
+            picks = [answer[index] for answer in answers][: len(places[destination])]
+            joined.append(None if frontier is None else merge_picks(picks, places[destination], frontier))
+        return joined
+
+    def _picks(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
+        try:
+            picked = self._graph.sample(frontiers, draw)
+        except FAILURES as error:
+            raise StoreError(f"sampling fails: {error}; the store is damaged, run hoploom check on it") from error
+        for relation, source, picks in zip(self.schema.relations, self.schema.sources, picked, strict=True):
+            limit = self.schema.node_types[source].num_nodes
+            if picks is not None and picks.sources.numel():
+                low, high = (int(end) for end in picks.sources.aminmax())
+                if low < 0 or high >= limit:
+                    wrong = f"source id {low if low < 0 else high} of {relation.key} is out of range [0, {limit})"
+                    raise StoreError(f"{wrong}; the store is damaged, run hoploom check on it")
+        return picked
 
     def rows(self, part: int, owner: Owner, field: str, begin: int, end: int) -> Tensor:
         """Return a copy of some rows of a field, by their index in the part."""
@@ -105,13 +146,6 @@ class BoundedStore:
         return copy
 
 
-def _topology_maps(parts: Sequence[Part]) -> Iterator[Tensor]:
-    """Return the mapped tensors of the topology; times of source nodes are not mapped."""
-    for lists in chain.from_iterable(part.lists for part in parts):
-        columns = (lists.indptr, lists.indices, lists.weight, lists.edge_time)
-        yield from (rows for rows in columns if rows is not None and rows.numel())
-
-
 def opened_parts(store: Store) -> Sequence[Part]:
     """Return the store's parts; raise ConfigError unless all nodes are in them."""
     for index, node_type in enumerate(store.schema.node_types):
@@ -130,65 +164,3 @@ def pieces(num_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
 def row_bytes(owner: NodeType | Relation) -> int:
     """Return the bytes of all fields of a node or an edge."""
     return sum(field.row_bytes for field in owner.fields.values())
-
-
-@dataclass(frozen=True)
-class BoundedGraph:
-    """A GraphStore that checks memory use after every few nodes, and checks the sampled ids."""
-
-    inner: GraphStore
-    opened: BoundedStore
-    piece: int | None  # nodes; None: whole frontiers at once
-
-    @property
-    def schema(self) -> Schema:
-        return self.inner.schema
-
-    def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """Sample some nodes at a time; the picks do not depend on how frontiers are split."""
-        longest = max((f.nodes.numel() for f in frontiers if f is not None), default=0)
-        if self.piece is None or longest <= self.piece:
-            return self._picks(frontiers, draw)
-        # in the order of the ids, so that a page is touched once
-        places = [() if f is None else torch.split(f.nodes.argsort(), self.piece) for f in frontiers]
-        answers = []
-        for number in range(-(-longest // self.piece)):
-            some = [
-                select_frontier(f, p[number]) if f and number < len(p) else None
-                for f, p in zip(frontiers, places, strict=True)
-            ]
-            answers.append(self._picks(some, draw))
-            self.opened.drop()
-        joined = []
-        for index, destination in enumerate(self.schema.destinations):
-            frontier = frontiers[destination]
-            picks = [answer[index] for answer in answers][: len(places[destination])]
-            joined.append(None if frontier is None else merge_picks(picks, places[destination], frontier))
-        return joined
-
-    def _picks(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        try:
-            picked = self.inner.sample(frontiers, draw)
-        except FAILURES as error:
-            name = self._failing(frontiers, draw)
-            raise StoreError(
-                f"sampling {name} fails: {error}; the store is damaged, run hoploom check on it"
-            ) from error
-        for relation, source, picks in zip(self.schema.relations, self.schema.sources, picked, strict=True):
-            limit = self.schema.node_types[source].num_nodes
-            if picks is not None and picks.sources.numel():
-                low, high = (int(end) for end in picks.sources.aminmax())
-                if low < 0 or high >= limit:
-                    wrong = f"source id {low if low < 0 else high} of {relation.key} is out of range [0, {limit})"
-                    raise StoreError(f"{wrong}; the store is damaged, run hoploom check on it")
-        return picked
-
-    def _failing(self, frontiers: Sequence[Frontier | None], draw: Draw) -> str:
-        """Return the relation that fails by itself, for an error message."""
-        for index, (relation, fanout) in enumerate(zip(self.schema.relations, draw.fanouts, strict=True)):
-            alone = [fanout if other == index else 0 for other in range(len(draw.fanouts))]
-            try:
-                self.inner.sample(frontiers, draw._replace(fanouts=alone))
-            except FAILURES:
-                return str(relation.key)
-        return "the topology"

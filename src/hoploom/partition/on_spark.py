@@ -1,38 +1,56 @@
-"""A store cut into parts where Spark's executors write them: this process assigns and numbers the nodes."""
+"""A store cut into parts where Spark's executors write them: this process assigns and numbers the nodes.
 
-from collections.abc import Mapping, Sequence
+The driver writes the new ids of each range of nodes into a file. A join adds the new id of an edge's source; a task
+reads everything else for itself.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from torch import Tensor
 
-from hoploom.config.values import as_int
-from hoploom.errors import ConfigError
-from hoploom.ingest.spark import write_shared
-from hoploom.ingest.spark.frames import one_row_each, run_tasks
-from hoploom.ingest.spark.session import check_java, check_master, spark_session, watching
-from hoploom.ingest.spark.target import StoreTarget, opened_target
-from hoploom.ingest.stream import Progress, StoreOptions
-from hoploom.ops.assign_parts import MOST_PARTS, NODE_BYTES
-from hoploom.partition.assign import METHODS, USUAL, assign, named_seeds, split_of
+from hoploom.errors import HoploomError
+from hoploom.ingest.spark import SharedRows, write_shared
+from hoploom.ingest.spark.frames import (
+    Ranges,
+    binary_column,
+    freeze_imports,
+    one_row_each,
+    rows_of_binary,
+    run_tasks,
+    task_number,
+)
+from hoploom.ingest.spark.session import check_java, check_master, sendable, spark_page, spark_session
+from hoploom.ingest.spark.target import opened_target
+from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Progress, Rows, StoreOptions
+from hoploom.ingest.stream.streams import SOURCE_TIME, TIME_COLUMN
+from hoploom.ops.assign_parts import NODE_BYTES
+from hoploom.partition.assign import USUAL, assign, check_method, named_seeds, split_of
 from hoploom.partition.hotness import expected_visits, visit_classes
 from hoploom.partition.renumber import NewOrder, order_nodes
 from hoploom.partition.report import FANOUTS, Cut, PartCost, PartitionReport
-from hoploom.partition.spark_rewrite import Buckets, NewIds, count_inside, spark_edge_streams, spark_node_streams
-from hoploom.partition.store_files import StoreFiles
+from hoploom.partition.store_files import CHUNK_EDGES, Array, StoreFiles
 from hoploom.sample.hops import Fanouts, resolve_fanouts
-from hoploom.schema import Schema
-from hoploom.store.format import PartRange
+from hoploom.schema import ORIGINAL_ID, Field
+from hoploom.store import format as layout
 from hoploom.store.storage_path import StoragePath
 
-ON_SPARK = ("hash", "range", "stream")
 ROW_BYTES = 100  # of a task, for a node of its bucket, at most
 PROCESS_BYTES = 450 << 20  # of a task that has done nothing yet: what imports take
 MOST_NODES, LEAST_NODES, TASKS = 1 << 22, 1 << 16, 256  # of a bucket; buckets, if that makes them no smaller
+CHUNK_BYTES = 4 << 20
+ENDS = 24  # bytes of an edge: both ends, and its position
+Batches = Iterator[pa.RecordBatch]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,113 +82,47 @@ def partition_on_spark(
 
     >>> partition_on_spark("s3://graphs/papers", "s3://graphs/papers.parts", 64, SparkOptions(master="yarn"))
     """
-    files = StoreFiles.at(StoragePath(str(store)))
-    named = named_seeds(files.schema, seeds)
-    split = None if named is None else split_of(files.schema, named)
-    _check(files.schema, num_parts, method)
-    hops = None if fanouts is None else resolve_fanouts(files.schema, fanouts)
-    show = _Progress(progress or (lambda stage: None))
+    files, begin = StoreFiles.at(StoragePath(str(store))), progress or (lambda stage: None)
+    schema, num_nodes = files.schema, files.bounds[-1]
+    named = named_seeds(schema, seeds)
+    split = None if named is None else split_of(schema, named)
+    check_method(schema, num_parts, method)
+    hops = None if fanouts is None else resolve_fanouts(schema, fanouts)
     if SparkSession.getActiveSession() is None:  # before the work of this process
         check_java()
         check_master(options.master)
-    with opened_target(out) as opened_out:
-        target, renumbering = (
-            _DescribedTarget(opened_out),
-            NewIds(files, _buckets(files, options), opened_out.staging),
-        )
-        gigabytes = files.bounds[-1] * NODE_BYTES / 1e9
-        show.begin(f"assigning nodes by {method} in this process, in about {gigabytes:.1f} GB")
+    free = max(options.memory - PROCESS_BYTES, options.memory // 8)
+    buckets = Ranges(num_nodes, max(1, min(MOST_NODES, free // ROW_BYTES, max(LEAST_NODES, num_nodes // TASKS))))
+    with opened_target(out) as target:
+        renumbering = NewIds(files, buckets, target.staging)
+        begin(f"assigning nodes by {method} in this process, in about {num_nodes * NODE_BYTES / 1e9:.1f} GB")
         parts = assign(str(store), num_parts, method, seeds=split, memory=options.memory)
         visits = None
         if split is not None and hops is not None:
-            show.begin("finding the most used nodes")
-            visits = _by_type(files, visit_classes(expected_visits(files, *split, hops, options.memory)))
+            begin("finding the most used nodes")
+            classes = visit_classes(expected_visits(files, *split, hops, options.memory))
+            visits = dict(zip(schema.type_index, classes.tensor_split(files.bounds[1:-1]), strict=True))
+            del classes
         orders = list(order_nodes(parts, num_parts, visits).values())
         del parts, visits
-        for bucket in range(renumbering.buckets.count):
-            renumbering.save(bucket, _new_ids(files, orders, *renumbering.buckets.span(bucket)).numpy())
+        renumbering.save(orders)
         bounds, changed = [order.bounds for order in orders], [not order.moves_nothing for order in orders]
         del orders
-        show.begin("starting Spark")
+        begin("starting Spark")
         scratch = target.local_scratch("spark")
         with spark_session(scratch, options.memory, options.master, options.conf) as session:
-            schema = files.schema
-            nodes, edges = (
-                spark_node_streams(session, renumbering, bounds, changed),
-                spark_edge_streams(session, renumbering),
-            )
+            nodes = spark_node_streams(session, renumbering, bounds, changed)
+            edges = spark_edge_streams(session, renumbering)
             written = StoreOptions(
                 weight=schema.weight, time=schema.time, homogeneous=schema.homogeneous, memory=options.memory
             )
-            write_shared(session, target, nodes, edges, written, lambda rows: rows, progress=show)
-            show.begin("counting cut edges")
-            assert target.described is not None
-            result = StoreFiles(target.place, *target.described)
-            counting = NewIds(result, renumbering.buckets, target.staging)
-            with watching(session, show.detail):
-                count = counting.buckets.count
-                counts = run_tasks(one_row_each(session, count), count, partial(count_inside, counting), target.staging)
+            begin(f"writing the parts{spark_page(session)}")
+            described = write_shared(session, target, nodes, edges, written, lambda rows: rows, progress=begin)
+            begin("counting cut edges")
+            result = StoreFiles(target.place, *described)
+            task = partial(count_inside, NewIds(result, buckets, target.staging))
+            counts = run_tasks(one_row_each(session, buckets.count), buckets.count, task)
             return _report(result, [sum(of_relation) for of_relation in zip(*counts, strict=True)], split)
-
-
-class _Progress:
-    """The stage, and how far it is, as one line each."""
-
-    def __init__(self, show: Progress) -> None:
-        self._show, self._stage = show, ""
-
-    def begin(self, stage: str) -> None:
-        self._stage = stage
-        self._show(stage)
-
-    def detail(self, text: str) -> None:
-        self._show(f"{self._stage}: {text}")
-
-
-class _DescribedTarget:
-    """A target that keeps the description of the store written to it."""
-
-    def __init__(self, inner: StoreTarget) -> None:
-        self._inner, self.staging, self.place = inner, inner.staging, inner.place
-        self.local_scratch, self.add = inner.local_scratch, inner.add
-        self.described: tuple[Schema, tuple[PartRange, ...]] | None = None
-
-    def describe(self, schema: Schema, parts: Sequence[PartRange]) -> None:
-        self.described = schema, tuple(parts)
-        self._inner.describe(schema, parts)
-
-
-def _check(schema: Schema, num_parts: int, method: str) -> None:
-    names = "hash, range and stream"
-    if method in METHODS and method not in ON_SPARK:
-        raise ConfigError(f"method {method!r} needs one process; Spark has {names}, so give one of these")
-    if method not in METHODS:
-        raise ConfigError(f"unknown method {method!r}; Spark has {names}")
-    num_nodes = sum(t.num_nodes for t in schema.node_types)
-    most = min(num_nodes, MOST_PARTS)
-    as_int("num_parts", num_parts, 1, f"give 1 to {most}")
-    if num_parts > most:
-        raise ConfigError(f"num_parts is {num_parts} for {num_nodes} nodes; give 1 to {most}")
-
-
-def _buckets(files: StoreFiles, options: SparkOptions) -> Buckets:
-    """Return buckets that fit the memory of a task, and that are many where nodes are many."""
-    free = max(options.memory - PROCESS_BYTES, options.memory // 8)
-    num_nodes = files.bounds[-1]
-    return Buckets(num_nodes, max(1, min(MOST_NODES, free // ROW_BYTES, max(LEAST_NODES, num_nodes // TASKS))))
-
-
-def _by_type(files: StoreFiles, values: torch.Tensor) -> dict[str, torch.Tensor]:
-    return dict(zip(files.schema.type_index, values.tensor_split(files.bounds[1:-1]), strict=True))
-
-
-def _new_ids(files: StoreFiles, orders: Sequence[NewOrder], begin: int, end: int) -> torch.Tensor:
-    """Return the new ids of the nodes [begin, end) of all types: int64."""
-    found = [
-        order.new_of_old[max(begin, first) - first : max(begin, first, min(end, last)) - first]
-        for order, (first, last) in zip(orders, pairwise(files.bounds), strict=True)
-    ]
-    return torch.cat(found)
 
 
 def _report(written: StoreFiles, inside: Sequence[int], split: tuple[str, str] | None) -> PartitionReport:
@@ -186,3 +138,199 @@ def _report(written: StoreFiles, inside: Sequence[int], split: tuple[str, str] |
         nodes = dict(zip(schema.type_index, part.num_nodes, strict=True))
         parts.append(PartCost(nodes, sum(part.num_edges), num_seeds))
     return PartitionReport(cuts, tuple(parts))
+
+
+# --- streams of the new store ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NewIds:
+    """A store and the new ids of its nodes, within their types, in one file per bucket."""
+
+    store: StoreFiles
+    buckets: Ranges
+    staging: StoragePath
+
+    def save(self, orders: Sequence[NewOrder]) -> None:
+        """Write the new ids of all nodes."""
+        for bucket in range(self.buckets.count):
+            begin, end = self.buckets.limits(bucket)
+            found = [
+                order.new_of_old[max(begin, first) - first : max(begin, first, min(end, last)) - first]
+                for order, (first, last) in zip(orders, pairwise(self.store.bounds), strict=True)
+            ]
+            with self.staging.create(self._name(bucket)) as file:
+                np.lib.format.write_array(file, torch.cat(found).numpy(), allow_pickle=False)
+
+    def nodes_of(self, bucket: int, type_index: int) -> tuple[int, int, Array]:
+        """Return the nodes [begin, end) of a type that are in a bucket, and their new ids: [end - begin] int64."""
+        first, end = self.buckets.limits(bucket)
+        type_first, type_end = self.store.bounds[type_index : type_index + 2]
+        low = max(first, type_first)
+        high = max(low, min(end, type_end))
+        with self.staging.open(self._name(bucket)) as file:
+            new_ids = np.lib.format.read_array(file, allow_pickle=False)
+        return low, high, new_ids[low - first : high - first]
+
+    def _name(self, bucket: int) -> str:
+        return f"new/{bucket:06d}.npy"
+
+
+def spark_node_streams(
+    session: SparkSession, to: NewIds, bounds: Sequence[Sequence[int]], changed: Sequence[bool]
+) -> list[NodeStream]:
+    """Return a stream of each node type with its new ids.
+
+    `bounds` are the parts' bounds by type. Where `changed`, original ids become a field, unless the type has it.
+    """
+    streams = []
+    for index, node_type in enumerate(to.store.schema.node_types):
+        fields = dict(node_type.fields)
+        if ORIGINAL_ID not in fields and changed[index]:
+            fields[ORIGINAL_ID] = Field("int64")
+        width = sum(field.row_bytes for field in fields.values())
+        columns = "".join(f", c{number} binary" for number in range(len(fields)))
+        frame = _frame(session, to, partial(_node_rows, to, index, fields), f"node long{columns}")
+        rows: Any = SharedRows(frame, partial(_decode_nodes, fields), node_type.num_nodes, width)
+        splits: dict[str, Any] = {}
+        for split in node_type.splits:
+            members = _frame(session, to, partial(_members, to, index, split), "node long")
+            splits[split] = SharedRows(members, partial(_ids, name="node"), node_type.splits[split])
+        blocks = [NodeFields(fields, rows)] if fields else []
+        streams.append(NodeStream(node_type.name, tuple(bounds[index]), blocks, splits))
+    return streams
+
+
+def spark_edge_streams(session: SparkSession, to: NewIds) -> list[EdgeStream]:
+    """Return a stream of each relation with its new ids and its fields, in the order of its edges."""
+    streams = []
+    for index, relation in enumerate(to.store.schema.relations):
+        width = sum(field.row_bytes for field in relation.fields.values()) + ENDS
+        columns = "".join(f", c{number} binary" for number in range(len(relation.fields)))
+        schema = f"old long, destination long, position long{columns}"
+        edges = _frame(session, to, partial(_edge_rows, to, index), schema)
+        ids = _frame(session, to, partial(_source_ids, to, to.store.schema.sources[index]), "id long, source long")
+        frame = edges.join(ids, edges["old"] == ids["id"]).drop("old", "id")
+        rows: Any = SharedRows(frame, partial(_decode_edges, relation.fields), relation.num_edges, width)
+        streams.append(EdgeStream(relation.key, relation.fields, rows, EdgeRule(in_order=True)))
+    return streams
+
+
+def count_inside(to: NewIds, bucket: int, batches: Batches) -> list[int]:
+    """Return by relation how many in-edges of a bucket's nodes have their source in the same part; a task of Spark."""
+    inside = [0] * len(to.store.schema.relations)
+    for lists in to.store.in_lists(*to.buckets.limits(bucket)):
+        part, source = to.store.parts[lists.part], to.store.schema.sources[lists.relation]
+        first, end = part.first_nodes[source], part.first_nodes[source] + part.num_nodes[source]
+        for at in range(0, int(lists.indptr[-1]), CHUNK_EDGES):
+            sources = lists.edges.read(at, min(int(lists.indptr[-1]), at + CHUNK_EDGES))
+            inside[lists.relation] += int(((sources >= first) & (sources < end)).sum())
+    return inside
+
+
+# --- rows, in the tasks --------------------------------------------------------------------------
+
+
+def _frame(session: SparkSession, to: NewIds, rows_of: Callable[[int], Batches], schema: str) -> DataFrame:
+    """Return the frame of the rows that `rows_of` makes of every bucket."""
+    return one_row_each(session, to.buckets.count).mapInArrow(partial(_run, rows_of), schema)
+
+
+def _run(rows_of: Callable[[int], Batches], batches: Batches) -> Batches:
+    freeze_imports()
+    deque(batches, maxlen=0)
+    try:
+        yield from rows_of(task_number())
+    except HoploomError as error:
+        raise sendable(error) from error
+
+
+def _batch(ids: Mapping[str, Array], values: Sequence[Array]) -> pa.RecordBatch:
+    columns: dict[str, Any] = {name: pa.array(column, pa.int64()) for name, column in ids.items()}
+    for number, rows in enumerate(values):
+        columns[f"c{number}"] = binary_column(rows)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _node_rows(to: NewIds, index: int, fields: Mapping[str, Field], bucket: int) -> Batches:
+    low, high, new_ids = to.nodes_of(bucket, index)
+    node_type = to.store.schema.node_types[index]
+    step = max(1, CHUNK_BYTES // (8 + sum(field.row_bytes for field in fields.values())))
+    for span in to.store.spans(low, high):
+        part = to.store.parts[span.part]
+        names = [layout.node_file(span.part, node_type.name, name) for name in node_type.fields]
+        with ExitStack() as stack:
+            columns = [
+                stack.enter_context(to.store.column(name, field, part.num_nodes[index]))
+                for name, field in zip(names, node_type.fields.values(), strict=True)
+            ]
+            for at in range(0, span.size, step):
+                end = min(span.size, at + step)
+                values = [column.read(span.first + at, span.first + end) for column in columns]
+                if len(fields) > len(columns):
+                    original = part.first_nodes[index] + span.first
+                    values.append(np.arange(original + at, original + end))
+                yield _batch({"node": new_ids[span.offset + at : span.offset + end]}, values)
+
+
+def _members(to: NewIds, index: int, split: str, bucket: int) -> Batches:
+    low, high, new_ids = to.nodes_of(bucket, index)
+    node_type = to.store.schema.node_types[index].name
+    yield _batch({"node": new_ids[to.store.members_among(node_type, split, low, high)]}, [])
+
+
+def _source_ids(to: NewIds, index: int, bucket: int) -> Batches:
+    low, high, new_ids = to.nodes_of(bucket, index)
+    for at in range(low, high, CHUNK_BYTES // 16):
+        end = min(high, at + CHUNK_BYTES // 16)
+        old = np.arange(at, end) - to.store.bounds[index]
+        yield _batch({"id": old, "source": new_ids[at - low : end - low]}, [])
+
+
+def _edge_rows(to: NewIds, index: int, bucket: int) -> Batches:
+    relation = to.store.schema.relations[index]
+    low, high, new_ids = to.nodes_of(bucket, to.store.schema.destinations[index])
+    step = max(1, CHUNK_BYTES // (ENDS + sum(field.row_bytes for field in relation.fields.values())))
+    for lists in to.store.in_lists(low, high):
+        if lists.relation != index:
+            continue
+        part = to.store.parts[lists.part]
+        first, end_of_lists = lists.first_edge - part.first_edges[index], int(lists.indptr[-1])
+        names = [layout.edge_file(lists.part, relation, name) for name in relation.fields]
+        with ExitStack() as stack:
+            columns = [
+                stack.enter_context(to.store.column(name, field, part.num_edges[index]))
+                for name, field in zip(names, relation.fields.values(), strict=True)
+            ]
+            for at in range(0, end_of_lists, step):
+                end = min(end_of_lists, at + step)
+                destinations = np.searchsorted(lists.indptr, np.arange(at, end), side="right") - 1 + lists.offset
+                ids = {
+                    "old": lists.edges.read(at, end),
+                    "destination": new_ids[destinations],
+                    "position": np.arange(lists.first_edge + at, lists.first_edge + end),
+                }
+                yield _batch(ids, [column.read(first + at, first + end) for column in columns])
+
+
+# --- and back ------------------------------------------------------------------------------------
+
+
+def _ids(batch: pa.RecordBatch, name: str) -> Tensor:
+    return torch.from_numpy(batch.column(batch.schema.get_field_index(name)).to_numpy().copy())
+
+
+def _fields(batch: pa.RecordBatch, fields: Mapping[str, Field]) -> dict[str, Tensor]:
+    columns = [batch.column(batch.schema.get_field_index(f"c{number}")) for number in range(len(fields))]
+    return {name: rows_of_binary(column, field) for column, (name, field) in zip(columns, fields.items(), strict=True)}
+
+
+def _decode_nodes(fields: Mapping[str, Field], batch: pa.RecordBatch) -> Rows:
+    return Rows(_ids(batch, "node"), _fields(batch, fields))
+
+
+def _decode_edges(fields: Mapping[str, Field], batch: pa.RecordBatch) -> EdgeRows:
+    found = _fields(batch, fields)
+    if TIME_COLUMN in batch.schema.names:
+        found[SOURCE_TIME] = _ids(batch, TIME_COLUMN)
+    return EdgeRows(_ids(batch, "source"), _ids(batch, "destination"), found)

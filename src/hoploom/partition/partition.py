@@ -49,12 +49,12 @@ def partition(
 ) -> PartitionReport:
     """Cut a store into parts, and report what training on them will cost.
 
-    `method` is "hash", "range", "stream", "frequency" or "metis". `seeds` are the training seeds, as for
-    NeighborLoader: the name of a split, ids, or (node type, either). The default is the split "train", if exactly one
-    node type has members in it, else no seeds; None: no seeds. Seeds are spread evenly over the parts. They are sampled
-    with `fanouts` to find the most used nodes, which come first in their part; with seeds=None or fanouts=None, nodes
-    keep their order within a part. The field `original_id` keeps the ids from before, unless the store has this field
-    already, or all nodes of a type keep their ids. All methods but "metis" stay within `memory`.
+    `method` is "hash", "range" or "stream". `seeds` are the training seeds, as for NeighborLoader: the name of a split,
+    ids, or (node type, either). The default is the split "train", if exactly one node type has members in it, else no
+    seeds; None: no seeds. Seeds are spread evenly over the parts. They are sampled with `fanouts` to find the most used
+    nodes, which come first in their part; with seeds=None or fanouts=None, nodes keep their order within a part. The
+    field `original_id` keeps the ids from before, unless the store has this field already, or all nodes of a type keep
+    their ids. The process stays within `memory`.
 
     >>> print(partition("papers.store", "papers.parts", 4))
     """
@@ -64,13 +64,13 @@ def partition(
     opened = BoundedStore(store, memory - ASIDE)
     schema, say = opened.schema, progress or (lambda what: None)
     num_nodes = sum(node_type.num_nodes for node_type in schema.node_types)
-    _check_memory(memory, num_nodes, NODE_BYTES + (method == "frequency") * 6 * num_parts)
+    _check_memory(memory, num_nodes, NODE_BYTES)
     if fanouts is not None:
         resolve_fanouts(schema, fanouts)
     seeds = named_seeds(schema, seeds)
     marked = None if seeds is None else dict([distinct_seeds(opened.store, seeds)])
     say(f"assigning nodes by {method}")
-    parts = assign(store, num_parts, method, seeds=marked, fanouts=fanouts, memory=memory - ASIDE)
+    parts = assign(store, num_parts, method, seeds=marked, memory=memory - ASIDE)
     visits = None
     if marked is not None and fanouts is not None:
         say("sampling for the hottest nodes")

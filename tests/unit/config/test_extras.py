@@ -12,7 +12,7 @@ from support import ROOT
 
 PLAIN = """
 import json, sys
-for name in ("pyarrow", "ibis", "duckdb", "pandas", "yaml", "cryptography", "prometheus_client", "pymetis", "pyspark"):
+for name in ("pyarrow", "ibis", "duckdb", "pandas", "yaml", "cryptography", "prometheus_client", "pyspark"):
     sys.modules[name] = None  # as if it were not installed
 from importlib import import_module
 from pathlib import Path
@@ -37,14 +37,12 @@ def refusal(call):
 Path("cluster.yaml").write_text("hosts: [a]")
 from hoploom.deploy.resolve import read_cluster
 from hoploom.inference.files import ParquetFile
-from hoploom.partition import partition
 import torch
 told = [
     refusal(lambda: import_module("hoploom.ingest.tables.build")),
     refusal(lambda: ParquetFile(Path("x.parquet"), {"id": torch.arange(2)})),
     refusal(lambda: import_module("hoploom.cli.serving")),
     refusal(lambda: read_cluster(Path("cluster.yaml"))),
-    refusal(lambda: partition("graph.store", "parts.store", 2, method="metis")),
 ]
 found = {"batches": batches, "trained": trained, "told": told, "connects": callable(hoploom.connect)}
 print(json.dumps({**found, "started": started}))
@@ -68,7 +66,7 @@ def test_loading_and_training_need_no_extra_and_what_does_says_so(found: Any) ->
     assert found["batches"] > 0
     assert found["trained"] == 0
     assert found["connects"]
-    extras = ["tables", "tables", "cluster", "cluster", "metis"]
+    extras = ["tables", "tables", "cluster", "cluster"]
     assert len(found["told"]) == len(extras)
     for message, extra in zip(found["told"], extras, strict=True):
         assert re.fullmatch(rf"[\w.]+ is not installed; type: pip install 'hoploom\[{extra}\]'", message), message

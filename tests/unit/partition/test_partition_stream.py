@@ -1,10 +1,8 @@
 """Nodes to parts: few edges cut, every part balanced, the same for any number of threads."""
 
-import sys
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ import hoploom
 from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import PartitionRule
-from hoploom.partition import METHODS, assign, edge_cut, partition
+from hoploom.partition import METHODS, assign, edge_cut
 from hoploom.partition.assign import topology_of
 from hoploom.store import Store
 
@@ -64,14 +62,11 @@ def naive_cut(store: Store, parts: Mapping[str, Tensor]) -> list[int]:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("num_parts", [1, 2, 5, 12])
 def test_every_node_has_a_part_and_every_part_a_node(method: str, num_parts: int) -> None:
-    if method == "metis":
-        pytest.importorskip("pymetis")
     nothing = torch.empty(2, 0, dtype=torch.int64)
     counts = {"a": 3, "b": 4, "c": 5}
     edges = {("a", "to", "b"): torch.tensor([[0, 1, 2, 2], [0, 1, 2, 3]]), ("b", "to", "c"): nothing}
     store = hoploom.from_tensors({name: {} for name in counts}, edges, num_nodes=counts)
-    options = {"seeds": ("b", torch.arange(4)), "fanouts": [2]} if method == "frequency" else {}
-    parts = assign(store, num_parts, method, **options)
+    parts = assign(store, num_parts, method)
     assert {name: own.numel() for name, own in parts.items()} == counts
     assert set(torch.cat(list(parts.values())).tolist()) == set(range(num_parts))
 
@@ -91,51 +86,6 @@ def test_hash_and_range_differ_by_one_node_at_most() -> None:
     assert torch.equal(assign(store, 4, "range")["node"], assign(store, 4, "range")["node"].sort()[0])
 
 
-# --- frequency ------------------------------------------------------------------------------------
-
-
-def test_a_node_goes_to_the_part_whose_batches_ask_for_it_most() -> None:
-    """Seeds 0 to 9 of 40 are dealt to two parts. Each asks for nodes of its own, and for those that both ask for."""
-    own = [(10 + seed, seed) for seed in range(10)] + [(20 + seed, seed) for seed in range(10)]
-    shared = [(30, seed) for seed in range(10)]
-    store = hoploom.from_tensors({}, torch.tensor(own + shared).t().contiguous(), num_nodes=40)
-    parts = assign(store, 2, "frequency", seeds=torch.arange(10), fanouts=[-1])["node"]
-    assert torch.bincount(parts.long()).tolist() == [20, 20]
-    expected = (torch.arange(10) >= 5).to(torch.int16)
-    for first in (0, 10, 20):
-        assert torch.equal(parts[first : first + 10], expected)
-
-
-def test_parts_by_frequency_are_even_where_one_of_them_asks_for_all() -> None:
-    """Both parts ask for nodes 2 to 9, the first one by two of them more: it keeps those that only it asks for."""
-    edges = [(node, 0) for node in range(2, 10)] + [(node, 1) for node in range(4, 10)]
-    store = hoploom.from_tensors({}, torch.tensor(edges).t().contiguous(), num_nodes=10)
-    parts = assign(store, 2, "frequency", seeds=torch.arange(2), fanouts=[-1])["node"]
-    assert torch.bincount(parts.long()).tolist() == [5, 5]
-    assert parts[[0, 2, 3]].tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("options", [{}, {"seeds": torch.arange(9)}, {"fanouts": [2]}])
-def test_frequency_needs_seeds_and_fanouts(options: dict[str, Any]) -> None:
-    with pytest.raises(
-        ConfigError, match="'frequency' samples batches of the seeds, and there are no seeds or no fanouts"
-    ):
-        assign(planted(100), 2, "frequency", **options)
-
-
-def test_rows_of_batches_are_nearer_by_frequency_than_by_hash(tmp_path: Path) -> None:
-    """Where seeds of one community have ids in a row, as files of a split per partition do."""
-    nodes = torch.arange(2000)
-    sources = (nodes // 500 * 500).repeat(6) + torch.randint(500, (12000,), generator=torch.Generator().manual_seed(1))
-    store = hoploom.from_tensors({}, torch.stack([sources, nodes.repeat(6)]), num_nodes=2000)
-    found = {
-        method: partition(store, tmp_path / method, 4, method=method, seeds=nodes[::10], fanouts=[3, 2])
-        for method in ("hash", "frequency")
-    }
-    assert found["frequency"].remote_share == 0
-    assert (found["hash"].remote_share or 0) > 0.5
-
-
 # --- stream -------------------------------------------------------------------------------------
 
 
@@ -147,12 +97,6 @@ def test_planted_communities_are_found(num_parts: int) -> None:
     cut = share_cut(store, assign(store, num_parts, seeds="train"))
     assert cut < 1.15 * best
     assert cut < share_cut(store, assign(store, num_parts, "hash")) / 2
-
-
-def test_the_cut_is_near_that_of_metis() -> None:
-    pytest.importorskip("pymetis")
-    for store in (planted(), planted(homophily=0.6, seed=1)):
-        assert share_cut(store, assign(store, 4)) < 1.5 * share_cut(store, assign(store, 4, "metis"))
 
 
 @pytest.mark.parametrize("num_nodes", [70, 3000])
@@ -246,6 +190,7 @@ def test_a_graph_without_edges_is_balanced() -> None:
         ({"num_parts": 71}, "71 for 70 nodes"),
         ({"num_parts": 40_000}, "40000 for 70 nodes; give 1 to 70"),
         ({"method": "steam"}, "did you mean 'stream'"),
+        ({"method": "metis"}, "method 'metis' has left; give 'stream'"),
         ({"seeds": "trian"}, "unknown split 'trian' of 'node'; it has .'train'."),
         ({"passes": 0}, "passes is 0; give 1 or more"),
         ({"imbalance": float("nan")}, "imbalance is nan"),
@@ -260,12 +205,6 @@ def test_wrong_options_are_named(arguments: dict[str, object], words: str) -> No
 def test_seeds_out_of_range_are_named() -> None:
     with pytest.raises(ConfigError, match="70"):
         assign(planted(70), 2, seeds=torch.tensor([3, 70]))
-
-
-def test_metis_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pymetis", None)
-    with pytest.raises(ConfigError, match=r"pip install 'hoploom\[metis\]'"):
-        assign(planted(70), 2, "metis")
 
 
 @pytest.mark.parametrize("wrong", [-1, 70, 2**31 - 1])

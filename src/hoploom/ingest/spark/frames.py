@@ -8,7 +8,6 @@ import gc
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -21,16 +20,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from torch import Tensor
 
-from hoploom import ops
 from hoploom.errors import DataError, HoploomError, StoreError
 from hoploom.ingest.spark.session import explained, sendable
 from hoploom.ingest.stream.spill import from_bytes
 from hoploom.schema import Field
-from hoploom.store.storage_path import StoragePath
 
 BATCH_BYTES, MOST_ROWS = 4 << 20, 1 << 17
 RETURNED = "made string"
-FAILED = "failed"  # the folder of tasks with bad rows, in the staging place
 JOIN_TASKS = "spark.sql.shuffle.partitions"
 JOINED_BYTES, JOIN_BYTES = 32, 128 << 20  # of a row, and of a task
 LEAST_ROWS = 1 << 16  # of a range, about
@@ -95,11 +91,11 @@ def one_row_each(session: SparkSession, count: int) -> DataFrame:
     return session.range(0, count, 1, count)
 
 
-def run_tasks(frame: DataFrame, count: int, task: Task, staging: StoragePath, row_bytes: int = 16) -> list[Any]:
-    """Return the task's result for each of `count` partitions. Errors of bad rows are kept in `staging`."""
+def run_tasks(frame: DataFrame, count: int, task: Task, row_bytes: int = 16) -> list[Any]:
+    """Return the task's result for each of `count` partitions."""
     set_batch_rows(frame.sparkSession, row_bytes)
     with explained("Spark cannot write the store", DataError):
-        found = frame.mapInArrow(partial(_run, task, staging), RETURNED).collect()
+        found = frame.mapInArrow(partial(_run, task), RETURNED).collect()
     results = dict(json.loads(row[0]) for row in found)
     if len(results) != count:
         raise StoreError(f"Spark ran {len(results):,} tasks of {count:,}, so that rows may be missing; try again")
@@ -125,44 +121,37 @@ def freeze_imports() -> None:
         gc.freeze()
 
 
-def _run(task: Task, staging: StoragePath, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def task_number() -> int:
+    """Return the number of the partition that this task has."""
     context = TaskContext.get()
     assert context is not None
-    number = context.partitionId()
+    return context.partitionId()
+
+
+def _run(task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     freeze_imports()
-    found = f"{FAILED}/{context.stageId()}-{number}"
-    if context.attemptNumber() and staging.size(found) is not None:
-        with staging.open(found) as file:
-            raise RuntimeError(file.read().decode())
     try:
-        result = task(number, batches)
+        result = task(task_number(), batches)
         deque(batches, maxlen=0)  # a process that leaves rows unread is not used again
     except HoploomError as error:
-        encoded = sendable(error)
-        if isinstance(error, DataError):  # Spark runs the task again, which raises this at once
-            with suppress(StoreError), staging.create(found) as file:
-                file.write(str(encoded).encode())
-        raise encoded from error
-    yield pa.RecordBatch.from_pydict({"made": [json.dumps([number, result])]})
+        raise sendable(error) from error
+    yield pa.RecordBatch.from_pydict({"made": [json.dumps([task_number(), result])]})
 
 
 # --- columns -------------------------------------------------------------------------------------
 
 
-def binary_column(rows: Tensor) -> pa.Array:
+def binary_column(rows: "np.ndarray[Any, Any]") -> pa.Array:
     """Return rows [n, ...] as a column of bytes, which Spark moves unread; less than 2 GiB."""
-    raw = ops.byte_rows(rows.contiguous())
-    ends = np.arange(len(raw) + 1, dtype=np.int64) * raw.shape[1]
-    buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(raw.numpy())]
-    return pa.Array.from_buffers(pa.binary(), len(raw), buffers)
+    width = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
+    raw = pa.py_buffer(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(rows), [None, raw]).cast(pa.binary())
 
 
 def rows_of_binary(column: pa.Array, field: Field) -> Tensor:
     """Return the rows of a field that `binary_column` has written."""
-    _, offsets, values = column.buffers()
-    begin = int(np.frombuffer(offsets, np.int32)[column.offset]) if len(column) else 0
-    count = len(column) * field.row_bytes
-    raw = np.frombuffer(values, np.uint8)[begin : begin + count] if count else np.empty(0, np.uint8)
+    values = column.cast(pa.binary(field.row_bytes)).buffers()[1]
+    raw = np.frombuffer(values, np.uint8)[: len(column) * field.row_bytes]
     return from_bytes(torch.from_numpy(raw.copy()).view(len(column), field.row_bytes), field)
 
 

@@ -1,4 +1,4 @@
-"""Open a Spark session, in this process's Spark or a new one; check that executors can work; show their progress.
+"""Open a Spark session, in this process's Spark or a new one, and check that executors can work.
 
 Checks cost a second and one small job: Java runs, the master answers, executors have this version of Hoploom. Without
 them, a mistake shows after minutes, as a trace of Java's. Spark's errors are raised as Hoploom's.
@@ -15,7 +15,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -44,10 +44,9 @@ SETTINGS = {  # of a session
 }
 QUICK_JAVA = "-XX:TieredStopAtLevel=1"  # a driver only plans: compiling better takes longer than it saves
 PYTHON = "spark.pyspark.python"  # the Python of executors
-LEAST_JAVA, LEAST_SPARK = 17, 4
+LEAST_JAVA = 17
 ANSWER_SECONDS = 5.0
 EXECUTOR_SECONDS = 180.0  # a cluster may start hosts first
-WATCH_SECONDS = 0.5
 JAVA = '"${JAVA_HOME:+$JAVA_HOME/bin/}java" -version'  # the one that Spark starts
 GET_JAVA = f"install Java {LEAST_JAVA} or later, and set JAVA_HOME to its folder if it is not the `java` on your PATH"
 SHIP = (
@@ -85,7 +84,9 @@ def spark_session(folder: Path, memory: int, master: str, conf: Mapping[str, str
             started = _started(folder, memory, master, conf) if active is None else active
             if active is None:
                 stack.callback(started.stop)
-            _check_session(started)
+            if not hasattr(started, "_sc"):
+                what = "this session is one of Spark Connect, which gives no access to the tasks of its jobs"
+                raise ConfigError(f"{what}; take a cluster with dedicated access, or start Hoploom with spark-submit")
             session = started.newSession()
             context = session.sparkContext
             is_local = str(context.master).startswith("local")
@@ -115,40 +116,10 @@ def _started(folder: Path, memory: int, master: str, conf: Mapping[str, str]) ->
     return session
 
 
-@contextmanager
-def watching(session: SparkSession, show: Callable[[str], None], tasks: int = 0, rows: str = "") -> Iterator[None]:
-    """Show the progress of the jobs that run in the block. `rows` names what the stage with that many tasks writes."""
-    done = threading.Event()
-
-    def watch() -> None:
-        shown = ""
-        while not done.wait(WATCH_SECONDS):
-            with suppress(Exception):  # if Spark has just stopped, the block raises
-                text = _progress(session.sparkContext, tasks, rows)
-                if text and text != shown:
-                    show(text)
-                    shown = text
-
-    thread = threading.Thread(target=watch, name="hoploom-spark", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def _progress(context: Any, tasks: int, rows: str) -> str:
-    """Return the counts of done tasks of the running stages, and the address of Spark's own page."""
-    tracker, found = context.statusTracker(), []
-    for number in tracker.getActiveStageIds():
-        stage = tracker.getStageInfo(number)
-        if stage is not None:
-            failed = f", {stage.numFailedTasks} failed and run again" if stage.numFailedTasks else ""
-            written = f"writing {rows}, " if rows and stage.numTasks == tasks else ""
-            found.append(f"{written}{stage.numCompletedTasks:,} of {stage.numTasks:,} tasks{failed}")
-    page = f" ({context.uiWebUrl})" if context.uiWebUrl else ""
-    return "; ".join(found) + page if found else ""
+def spark_page(session: SparkSession) -> str:
+    """Return the end of a progress line that names Spark's own page, which shows how far tasks are."""
+    page = session.sparkContext.uiWebUrl
+    return f"; {page} shows Spark's tasks" if page else ""
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -165,15 +136,6 @@ def check_java() -> None:
         raise ConfigError(f"Spark needs Java {LEAST_JAVA} or later, and finds {version[0]}; {GET_JAVA}")
 
 
-def _check_session(session: SparkSession) -> None:
-    """Raise ConfigError if a session of the user's is too old, or reaches its cluster through Spark Connect."""
-    if int(session.version.split(".")[0]) < LEAST_SPARK:
-        raise ConfigError(f"this session has Spark {session.version}; Hoploom needs Spark {LEAST_SPARK} or later")
-    if not hasattr(session, "_sc"):
-        what = "this session is one of Spark Connect, which gives no access to the tasks of its jobs"
-        raise ConfigError(f"{what}; take a cluster with dedicated access, or start Hoploom with spark-submit")
-
-
 def check_master(master: str) -> None:
     """Raise ConfigError if no master of a standalone cluster can be reached; Spark itself tries for a minute."""
     if not master.startswith("spark://"):
@@ -182,13 +144,11 @@ def check_master(master: str) -> None:
     for address in master.removeprefix("spark://").split(","):
         host, _, port = address.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+            return socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
         except ValueError:
             reason = "it has no port, which is 7077 in most clusters"
         except OSError as error:
             reason = error.strerror or str(error)
-        else:
-            return
     raise ConfigError(f"no Spark master answers at {master} ({reason}); start it, or give another one with --master")
 
 
@@ -248,14 +208,6 @@ def _reported() -> Callable[[Iterator[Any]], Iterator[Any]]:
 # --- errors --------------------------------------------------------------------------------------
 
 
-class DamagedFileError(DataError):
-    """Spark cannot read a file."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(f"{path} cannot be read; it is damaged or cut short, so write it again")
-        self.path = path
-
-
 @contextmanager
 def explained(what: str, kind: type[HoploomError]) -> Iterator[None]:
     """Raise Spark's errors as Hoploom's: as one that an executor sent, as a known problem, or else as `kind`."""
@@ -264,8 +216,7 @@ def explained(what: str, kind: type[HoploomError]) -> Iterator[None]:
     except HoploomError:
         raise
     except Exception as error:  # Py4J's, Spark's and Java's have no common base
-        file = unreadable_file(error)
-        known = _received(error) or python_problem(error) or (file and DamagedFileError(file))
+        known = _received(error) or python_problem(error) or _unreadable_file(error)
         raise known or kind(f"{what}: {reason_of(error)}") from error
 
 
@@ -304,14 +255,15 @@ def python_problem(error: Exception) -> ConfigError | None:
     return None
 
 
-def unreadable_file(error: Exception) -> str | None:
-    """Return the file that Spark could not read; None if something else went wrong."""
+def _unreadable_file(error: Exception) -> DataError | None:
+    """Return an error with the file that Spark could not read; None if something else went wrong."""
     texts, cause = [str(error)], getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     while cause is not None:  # from the outermost exception of Java's to the first
         texts.append(str(cause.toString()))
         cause = cause.getCause()
     found = next((at for text in texts if (at := UNREADABLE_FILE.search(text))), None)
-    return None if found is None else unquote(found[1]).removeprefix("file://")
+    path = "" if found is None else unquote(found[1]).removeprefix("file://")
+    return DataError(f"{path} cannot be read; it is damaged or cut short, so write it again") if path else None
 
 
 def reason_of(error: Exception) -> str:

@@ -1,14 +1,25 @@
-"""Write streams into a store by Spark: a job for the pieces of each stream, one for its files, store.json last."""
+"""Write streams into a store by Spark: a job for the pieces of each stream, one for its files, store.json last.
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
+Each task writes the rows of a range of ids as pieces of the store's files, in bounded memory. Tasks run the code of
+`stream`, which writes a store in one process, over one range.
+"""
+
+import json
+import secrets
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, count
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
+from pyspark import SparkFiles
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
@@ -18,44 +29,42 @@ from hoploom.ingest.spark.joining import (
     PIECES,
     JoinTask,
     Piece,
+    PieceWriter,
     WholeFile,
     join_tasks,
     joined_files,
     task_bytes,
     write_plan,
 )
-from hoploom.ingest.spark.range_tasks import TURNED, EdgeRangeTask, NodeRangeTask, TaskOptions, measures_in
-from hoploom.ingest.spark.session import explained, watching
+from hoploom.ingest.spark.session import explained
 from hoploom.ingest.spark.target import StoreTarget
-from hoploom.ingest.stream import EdgeStream, NodeFields, NodeStream, Rows, StoreOptions
-from hoploom.ingest.stream.node_rows import chunk_rows, stored_fields
-from hoploom.ingest.stream.streams import SOURCE_TIME, IdRows
+from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Progress, Rows, StoreOptions
+from hoploom.ingest.stream.node_rows import chunk_rows, measured_chunks, stored_fields, write_fields, write_split
+from hoploom.ingest.stream.spill import SpillBudget
+from hoploom.ingest.stream.streams import LEAST_MEMORY, SOURCE_TIME, IdRows, Measures
 from hoploom.ingest.stream.to_store import (
     WrittenRelation,
     check_streams,
     describe_store,
     takes_node_times,
+    write_relations,
     written_relations,
 )
-from hoploom.ops import KEY_BYTES
-from hoploom.schema import Field
+from hoploom.ops import KEY_BYTES, give_back_freed_memory
+from hoploom.schema import Field, Schema
 from hoploom.store import format as layout
+from hoploom.store.format import PartRange
+from hoploom.store.storage_path import StoragePath
+from hoploom.system import resident_bytes
 
 MOST_OBJECT = 95 * 10**9  # bytes: pyarrow uploads 10,000 pieces of 10 MB at most
 TOO_LARGE = (
     "a file of a part would be larger than 95 GB, the most that is written to an object store; give more --parts"
 )
+Batches = Iterator[pa.RecordBatch]
+TURNED = "turned"  # the column that marks an edge's other direction
+Decode = Callable[[pa.RecordBatch], Any] | IdRows[Any]  # from a batch, or from ids alone, to rows
 Frames = Callable[[Any], Any]  # from a stream's rows to SharedRows, or IdRows unchanged
-
-
-class StageProgress(Protocol):
-    """Shows the progress of the work."""
-
-    def begin(self, stage: str) -> None:
-        """Begin a stage."""
-
-    def detail(self, text: str) -> None:
-        """Show the progress of the stage."""
 
 
 def write_shared(
@@ -66,15 +75,15 @@ def write_shared(
     options: StoreOptions,
     frames: Frames,
     *,
-    progress: StageProgress | None = None,
-) -> None:
-    """Write streams into a store that is open for writing. `frames` returns the frame of a stream's `rows`.
+    progress: Progress = lambda stage: None,
+) -> tuple[Schema, tuple[PartRange, ...]]:
+    """Write streams into a store that is open for writing; return its schema and the ranges of its parts.
 
-    `options.memory` is the memory of a task.
+    `frames` returns the frame of a stream's `rows`. `options.memory` is the memory of a task.
     """
     check_streams(nodes, edges)
     with explained("Spark cannot write the store", DataError):
-        _SharedStore(session, target, options, frames, progress).write(nodes, edges)
+        return _SharedStore(session, target, options, frames, progress).write(nodes, edges)
 
 
 class _SharedStore:
@@ -86,17 +95,17 @@ class _SharedStore:
         target: StoreTarget,
         options: StoreOptions,
         frames: Frames,
-        stages: StageProgress | None,
+        begin: Progress,
     ) -> None:
         self._session, self._target, self._options, self._frames = session, target, options, frames
-        self._stages = stages
+        self._begin = begin
         self._tasks = TaskOptions(target.staging, options.memory, options.chunk_rows)
         self._time_widths = [16]
         self._parallel = session.sparkContext.defaultParallelism
         self._in_ranges = target.staging.takes_ranges()
         self._plans = count()
 
-    def write(self, nodes: Sequence[NodeStream], edges: Sequence[EdgeStream]) -> None:
+    def write(self, nodes: Sequence[NodeStream], edges: Sequence[EdgeStream]) -> tuple[Schema, tuple[PartRange, ...]]:
         for stream in nodes if self._target.place.path is None else ():  # before anything is written
             for field in stored_fields(stream).values():
                 if max(stream.part_sizes, default=0) * field.row_bytes > MOST_OBJECT:
@@ -113,16 +122,9 @@ class _SharedStore:
                     written[number] = replace(written[number], time=SOURCE_TIME)
             num_edges += self._edges(edge_stream, written, nodes)
             relations += written
-        self._target.describe(*describe_store(nodes, sizes, relations, num_edges, self._options))
-
-    def _begin(self, stage: str) -> None:
-        if self._stages is not None:
-            self._stages.begin(stage)
-
-    def _watching(self, ranges: int, rows: str) -> AbstractContextManager[None]:
-        if self._stages is None:
-            return nullcontext()
-        return watching(self._session, self._stages.detail, ranges, rows)
+        schema, ranges = describe_store(nodes, sizes, relations, num_edges, self._options)
+        self._target.describe(schema, ranges)
+        return schema, tuple(ranges)
 
     def _ranges(self, num_ids: int, num_rows: int, row_bytes: int, step: int = 1) -> Ranges:
         return ranges_for(num_ids, num_rows, row_bytes, self._options.memory, self._parallel, step)
@@ -161,18 +163,17 @@ class _SharedStore:
             task = replace(task, block=replace(shipped, finish=finish))
         return self._run(rows, ranges, task.write)
 
-    def _task(self, stream: NodeStream, rows: Any, ranges: Ranges, **writes: Any) -> NodeRangeTask:
+    def _task(self, stream: NodeStream, rows: Any, ranges: Ranges, **writes: Any) -> "NodeRangeTask":
         decode = rows if isinstance(rows, IdRows) else rows.decode
         return NodeRangeTask(self._tasks, ranges, stream.name, tuple(stream.bounds), decode, **writes)
 
     def _run(self, rows: SharedRows | IdRows[Any], ranges: Ranges, task: Any) -> list[Any]:
         if ranges.count == 0:  # a type without nodes
             return []
-        with self._watching(ranges.count, f"{ranges.num_ids:,} nodes"):
-            if isinstance(rows, IdRows):
-                return run_tasks(one_row_each(self._session, ranges.count), ranges.count, task, self._target.staging)
-            moved = shuffled(rows.frame, ranges.number_of("node"), ranges.count)
-            return run_tasks(moved, ranges.count, task, self._target.staging, rows.row_bytes)
+        if isinstance(rows, IdRows):
+            return run_tasks(one_row_each(self._session, ranges.count), ranges.count, task)
+        moved = shuffled(rows.frame, ranges.number_of("node"), ranges.count)
+        return run_tasks(moved, ranges.count, task, rows.row_bytes)
 
     # --- edges --------------------------------------------------------------------------------------
 
@@ -195,8 +196,7 @@ class _SharedStore:
         try:
             if num_tasks:
                 moved = shuffled(frame, number, num_tasks, order)
-                with self._watching(num_tasks, f"{rows.num_rows:,} edges"):
-                    results = run_tasks(moved, num_tasks, task.write, self._target.staging, rows.row_bytes)
+                results = run_tasks(moved, num_tasks, task.write, rows.row_bytes)
         except HoploomError as error:
             if rows.explained is None or (better := rows.explained(error)) is None:
                 raise
@@ -259,13 +259,12 @@ class _SharedStore:
         if place.path is not None:
             for folder in {(place.path / file.name).parent for file in files}:
                 folder.mkdir(parents=True, exist_ok=True)
-        with self._watching(len(tasks), f"{len(files):,} files"):
-            task = JoinTask(staging, place, plan, self._in_ranges)
-            results = run_tasks(one_row_each(self._session, len(tasks)), len(tasks), task.write, staging)
+        task = JoinTask(staging, place, plan, self._in_ranges)
+        results = run_tasks(one_row_each(self._session, len(tasks)), len(tasks), task.write)
         for name, entry in joined_files(staging, files, tasks, results).items():
             self._target.add(name, entry)
         with suppress(StoreError):  # a late task may still write pieces; the whole staging place is removed later
-            self._target.staging.remove(PIECES)
+            staging.remove(PIECES)
 
 
 def pieces_of(made: Sequence[Mapping[str, Any]], name: str) -> tuple[Piece, ...]:
@@ -310,3 +309,119 @@ def _no_rows() -> Any:
 
 def _prepared(applied: Any, measures: Any) -> Any:
     return applied
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """The options of every task."""
+
+    staging: StoragePath
+    memory: int  # bytes of its process
+    chunk_rows: int
+
+    @contextmanager
+    def budget(self) -> Iterator[SpillBudget]:
+        """Return the memory that is left now, and a folder on the executor's own disk."""
+        torch.set_num_threads(1)  # there are as many tasks as cores
+        give_back_freed_memory()
+        left = max(LEAST_MEMORY, self.memory - resident_bytes())
+        with tempfile.TemporaryDirectory(prefix="hoploom-", dir=SparkFiles.getRootDirectory()) as folder:
+            yield SpillBudget(Path(folder), left, self.chunk_rows)
+
+
+@dataclass(frozen=True)
+class NodeRangeTask:
+    """Writes a block of a node type's fields, or the members of a split."""
+
+    options: TaskOptions
+    ranges: Ranges
+    name: str  # of the type
+    bounds: tuple[int, ...]  # of its parts
+    decode: Decode
+    block: NodeFields | None = None  # without its rows
+    split: str = ""  # if there is no block
+
+    def write(self, number: int, batches: Batches) -> Any:
+        """Write the pieces of a range; return them by file."""
+        stream, rows = self._within(number, batches)
+        with self.options.budget() as budget, PieceWriter(self.options.staging, number) as writer:
+            if self.block is not None:
+                write_fields(writer, stream, replace(self.block, rows=rows), budget)
+            else:
+                write_split(writer, replace(stream, splits={self.split: rows}), self.split, budget)
+            return writer.pieces
+
+    def measure(self, number: int, batches: Batches) -> Any:
+        """Write the measures of the range's chunks, for a block with a last step; return the name of their file."""
+        assert self.block is not None
+        stream, rows = self._within(number, batches)
+        name = f"{PIECES}/measures/{number:06d}-{secrets.token_hex(8)}"
+        with self.options.budget() as budget, self.options.staging.create(name) as file:
+            for measures in measured_chunks(stream, replace(self.block, rows=rows), budget):
+                file.write(json.dumps(measures).encode() + b"\n")
+        return name
+
+    def _within(self, number: int, batches: Batches) -> tuple[NodeStream, Callable[[], Iterator[Any]]]:
+        """Return the node type, cut to a range, and its rows there."""
+        (first, end), decode = self.ranges.limits(number), self.decode
+        bounds, first_part = _parts_within(self.bounds, first, end)
+
+        def rows() -> Iterator[Any]:
+            return decode.within(first, end) if isinstance(decode, IdRows) else map(decode, batches)
+
+        return NodeStream(self.name, bounds, first_part=first_part), rows
+
+
+def measures_in(staging: StoragePath, names: Sequence[str]) -> Iterator[Measures]:
+    """Yield the measures that tasks have written, file by file."""
+    for name in names:
+        with staging.open(name) as file:
+            yield from map(json.loads, file)
+
+
+def _parts_within(bounds: Sequence[int], first: int, end: int) -> tuple[tuple[int, ...], int]:
+    """Return the bounds of the parts that a range overlaps, cut to the range, and the number of the first."""
+    part = bisect_right(bounds, first) - 1
+    return (first, *(bound for bound in bounds[part + 1 :] if bound < end), end), part
+
+
+@dataclass(frozen=True)
+class EdgeRangeTask:
+    """Writes the lists of a relation, and of its reverse: first the ranges of the one, then of the other."""
+
+    options: TaskOptions
+    ranges: tuple[Ranges, ...]  # of destinations
+    written: tuple[WrittenRelation, ...]
+    rule: EdgeRule
+    decode: Callable[[pa.RecordBatch], EdgeRows]  # without the edges that are left out
+
+    def write(self, number: int, batches: Batches) -> Any:
+        """Write the pieces of a range; return them by file, the number of rows, and how many were left out."""
+        direction = 0 if number < self.ranges[0].count else 1
+        within = number - direction * self.ranges[0].count
+        first, end = self.ranges[direction].limits(within)
+        bounds, first_part = _parts_within(self.written[direction].bounds, first, end)
+        topology = replace(self.written[direction], bounds=bounds, first_part=first_part)
+        rule = EdgeRule(deduplicate=self.rule.deduplicate, drop_loops=self.rule.drop_loops, in_order=self.rule.in_order)
+        came, left_out = 0, 0
+
+        def rows() -> Iterator[EdgeRows]:
+            nonlocal came, left_out
+            for batch in batches:
+                if TURNED in batch.schema.names and direction == 0:
+                    turned = batch.column(TURNED)
+                    yield self.decode(batch.filter(turned))
+                    batch = batch.filter(pc.invert(turned))
+                edges = self.decode(batch)
+                if direction == 0:  # rows are counted in one direction
+                    came += batch.num_rows
+                    left_out += batch.num_rows - edges.sources.numel()
+                yield edges
+
+        stream = EdgeStream(topology.relation.key, topology.relation.fields, rows, rule)
+        with self.options.budget() as budget, PieceWriter(self.options.staging, within) as writer:
+            write_relations(writer, stream, [topology], budget)
+            return writer.pieces, came, left_out

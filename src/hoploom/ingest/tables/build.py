@@ -38,8 +38,8 @@ def build(graph: GraphFile, out: str | Path, options: BuildOptions, *, progress:
     with closing(StageTimes(report.seconds, progress)) as stages:
         if options.engine == "spark":
             with needs("spark"):
-                from hoploom.ingest.tables.spark_build import build_on_spark
-            build_on_spark(graph, out, options, report, stages)
+                from hoploom.ingest.tables.spark_engine import build_on_spark
+            build_on_spark(graph, out, options, report, stages.begin)
         else:
             _build_here(graph, Path(out), options, report, stages.begin)
     return report

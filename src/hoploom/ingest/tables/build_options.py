@@ -59,11 +59,6 @@ class StageTimes:
         if self._progress is not None:
             self._progress(stage)
 
-    def detail(self, text: str) -> None:
-        """Show the progress of the stage."""
-        if self._progress is not None and self._now is not None:
-            self._progress(f"{self._now[0]}: {text}")
-
     def close(self) -> None:
         """End the stage."""
         if self._now is not None:

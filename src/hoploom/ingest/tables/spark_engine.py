@@ -1,4 +1,6 @@
-"""Run the expressions on Spark. Kept rows stay with the executors; only small results come to this process.
+"""Build a store on Spark: the driver plans and counts; executors number nodes, join edges and write the parts.
+
+Expressions run on Spark. Kept rows stay with the executors; only small results come to this process.
 
 Ids are numbered by one shuffle into ranges of their order: a task sorts a range, numbers its ids and counts them in a
 last row. Spark bounds the ranges by a small sample. The driver adds up the counts, so it knows the first number of
@@ -7,11 +9,12 @@ each range, and numbers do not depend on where ranges begin.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import ibis
@@ -19,21 +22,34 @@ import ibis.expr.types as ir
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import StorageLevel, TaskContext
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from hoploom.errors import HoploomError
+from hoploom.errors import DataError, HoploomError
+from hoploom.ingest.spark import SharedRows, write_shared
 from hoploom.ingest.spark.frames import (
     JOIN_BYTES,
     JOINED_BYTES,
     RETURNED,
     freeze_imports,
+    one_row_each,
     ranges_for,
+    run_tasks,
     set_batch_rows,
+    set_join_tasks,
+    task_number,
 )
-from hoploom.ingest.spark.session import explained, sendable
-from hoploom.ingest.tables.engine import Fold, IdCounts, UnreadableError, sql_of
+from hoploom.ingest.spark.session import explained, sendable, spark_page, spark_session
+from hoploom.ingest.spark.target import StoreTarget, opened_target
+from hoploom.ingest.stream import Progress
+from hoploom.ingest.stream.streams import IdRows, in_turn
+from hoploom.ingest.tables.build_options import BuildOptions, Report
+from hoploom.ingest.tables.engine import EngineRows, Fold, IdCounts, UnreadableError, sql_of
+from hoploom.ingest.tables.graph_file import GraphFile
+from hoploom.ingest.tables.graph_streams import GraphTables, KnownEdges, UnknownEndError, known_edges
+from hoploom.ingest.tables.sources import TableSource, read_sources
+from hoploom.ingest.tables.table_files import Rewrite, one_by_one
 
 UNREADABLE = "Spark cannot read the tables"
 INTEGER_BYTES, TEXT_BYTES = 16, 64  # of a row with an id, about
@@ -158,8 +174,86 @@ def _parsed(stats: str) -> IdCounts:
 
 
 def _rows(ids: pa.Array, places: Any, again: Any, stats: list[str | None]) -> pa.RecordBatch:
-    context = TaskContext.get()
-    assert context is not None
-    ranges = np.full(len(ids), context.partitionId(), np.int32)
+    ranges = np.full(len(ids), task_number(), np.int32)
     columns = [ids, pa.array(ranges), pa.array(places), pa.array(again), pa.array(stats, pa.string())]
     return pa.RecordBatch.from_arrays(columns, ["id", "range", "place", "again", "stats"])
+
+
+# --- the build -----------------------------------------------------------------------------------
+
+
+def build_on_spark(graph: GraphFile, out: str | Path, options: BuildOptions, report: Report, begin: Progress) -> None:
+    """Build a store from tables that all executors reach."""
+    with opened_target(out) as target, ExitStack() as closing:
+
+        @cache
+        def started() -> SparkSession:  # after the keys of graph.toml have been checked
+            begin("starting Spark")
+            folder = target.local_scratch("spark")
+            return closing.enter_context(spark_session(folder, options.memory, options.master, options.conf))
+
+        def rewrite(rewrites: Sequence[Rewrite]) -> None:
+            if not rewrites:
+                return
+            session = started()
+            begin("rewriting tables as Parquet")
+            if not _share_folders(target, session):
+                return one_by_one(rewrites)
+            run_tasks(one_row_each(session, len(rewrites)), len(rewrites), partial(_rewrite, rewrites))
+
+        begin("reading the tables")
+        folder = target.local_scratch("tables")
+        sources = read_sources(graph, folder, run_all=rewrite)
+        session = started()
+        with SparkEngine(session) as engine:
+            set_join_tasks(session, max((source.num_rows for source in sources.values()), default=0))
+            if not _share_folders(target, session):
+                _check_reach(folder, sources)
+            tables = GraphTables(graph, sources, engine)
+            begin(f"numbering the nodes{spark_page(session)}")
+            nodes, edges = tables.streams(options.parts, report, drop_dangling=options.drop_dangling)
+            store_options = tables.store_options(options.memory)
+            write_shared(session, target, nodes, edges, store_options, partial(_shared, engine), progress=begin)
+        begin("closing the store")
+
+
+def _rewrite(rewrites: Sequence[Rewrite], number: int, _: Iterator[Any]) -> None:
+    rewrites[number]()
+
+
+def _share_folders(target: StoreTarget, session: SparkSession) -> bool:
+    """Return whether executors reach the folders of this process."""
+    return target.place.path is not None or str(session.sparkContext.master).startswith("local")
+
+
+def _check_reach(folder: Path, sources: Mapping[str, TableSource]) -> None:
+    """Raise ConfigError if executors on other hosts cannot read a table that was rewritten on this one."""
+    for source in sources.values():
+        if any(path.startswith(str(folder)) for path in source.paths):
+            way_out = "write it as Parquet under a plain name, or build into a path that all executors share"
+            why = f"{source.origins[0]} was rewritten or linked on this host, which executors do not reach"
+            raise source.problem("files", f"{why}; {way_out}")
+
+
+def _shared(engine: SparkEngine, rows: Any) -> SharedRows | IdRows[Any]:
+    """Return the rows of a stream as a frame."""
+    if isinstance(rows, IdRows):
+        return rows
+    if isinstance(rows, KnownEdges):
+        inner = rows.rows
+        decode = partial(in_turn, inner.decode, partial(known_edges, rows.drop_dangling))
+        frame, explained = engine.frame(inner.table), partial(_explained, rows)
+        return SharedRows(frame, decode, rows.num_rows, inner.row_bytes, partial(_count, rows), explained)
+    assert isinstance(rows, EngineRows)
+    return SharedRows(engine.frame(rows.table), rows.decode, None, rows.row_bytes)
+
+
+def _count(rows: KnownEdges, came: int, left_out: int) -> None:
+    if came != rows.num_rows:
+        why = "a table is being written, or Spark is told to leave out files that it cannot read"
+        raise DataError(f"{came:,} of the {rows.num_rows:,} rows of {rows.owner} came; {why}")
+    rows.count(came, left_out)
+
+
+def _explained(rows: KnownEdges, error: HoploomError) -> HoploomError | None:
+    return rows.explained() if isinstance(error, UnknownEndError) else None
