@@ -10,7 +10,7 @@ each range, and numbers do not depend on where ranges begin.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import cache, partial
 from itertools import accumulate
@@ -205,7 +205,7 @@ def build_on_spark(graph: GraphFile, out: str | Path, options: BuildOptions, rep
         folder = target.local_scratch("tables")
         sources = read_sources(graph, folder, run_all=rewrite)
         session = started()
-        with SparkEngine(session) as engine:
+        with SparkEngine(session) as engine, _naming_files(sources):
             set_join_tasks(session, max((source.num_rows for source in sources.values()), default=0))
             if not _share_folders(target, session):
                 _check_reach(folder, sources)
@@ -233,6 +233,19 @@ def _check_reach(folder: Path, sources: Mapping[str, TableSource]) -> None:
             way_out = "write it as Parquet under a plain name, or build into a path that all executors share"
             why = f"{source.origins[0]} was rewritten or linked on this host, which executors do not reach"
             raise source.problem("files", f"{why}; {way_out}")
+
+
+@contextmanager
+def _naming_files(sources: Mapping[str, TableSource]) -> Iterator[None]:
+    """Name a damaged file by the user's path, if Spark was given a link in the scratch folder."""
+    try:
+        yield
+    except DataError as error:
+        for source in sources.values():
+            for path, name in zip(source.paths, source.origins, strict=True):
+                if path in str(error):
+                    raise DataError(str(error).replace(path, name)) from error
+        raise
 
 
 def _shared(engine: SparkEngine, rows: Any) -> SharedRows | IdRows[Any]:
