@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import stat
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +35,7 @@ MOST_BYTES = 256 << 20  # of store.json
 LATER_KEYS = ("reverse",)  # of store.json, missing in stores of earlier versions
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NPY_DTYPES = {"bfloat16": "<u2", "bool": "|b1", "uint8": "|u1", "int8": "|i1"}
+PARSING = threading.Lock()  # the parser of Python 3.11 counts its depth wrongly if threads parse at the same time
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ def read_npy_header(file: BinaryIO, name: str, dtype: str, shape: tuple[int, ...
     try:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("not .npy version 1.0")
-        found, fortran, descr = np.lib.format.read_array_header_1_0(file)
+        with PARSING:
+            found, fortran, descr = np.lib.format.read_array_header_1_0(file)
     except Exception as error:  # NumPy evaluates a literal, so Python's parser may raise anything
         raise StoreError(f"{name} has no readable .npy header ({error}); copy the file again") from error
     if fortran or descr != np.dtype(npy_descr(dtype)) or found != shape:

@@ -63,10 +63,10 @@ def test_a_package_that_is_missing_is_wrong_and_exits_with_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = reporting._version
-    monkeypatch.setattr(reporting, "_version", lambda name: None if name in ("tqdm", "pymetis") else known(name))
+    monkeypatch.setattr(reporting, "_version", lambda name: None if name in ("tqdm", "pyspark") else known(name))
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "wrong  tqdm" in out
     assert "type: pip install 'tqdm>=" in out
-    assert "to change it: pip install 'hoploom[metis]', if you need it" in out
+    assert "to change it: pip install 'hoploom[spark]', if you need it" in out
     assert out.endswith("1 wrong: tqdm\n")
