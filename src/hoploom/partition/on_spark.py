@@ -223,7 +223,7 @@ def count_inside(to: NewIds, bucket: int, batches: Batches) -> list[int]:
         part, source = to.store.parts[lists.part], to.store.schema.sources[lists.relation]
         first, end = part.first_nodes[source], part.first_nodes[source] + part.num_nodes[source]
         for at in range(0, int(lists.indptr[-1]), CHUNK_EDGES):
-            sources = lists.edges.read(at, min(int(lists.indptr[-1]), at + CHUNK_EDGES))
+            sources = lists.sources(at, min(int(lists.indptr[-1]), at + CHUNK_EDGES))
             inside[lists.relation] += int(((sources >= first) & (sources < end)).sum())
     return inside
 
@@ -295,7 +295,7 @@ def _edge_rows(to: NewIds, index: int, bucket: int) -> Batches:
         if lists.relation != index:
             continue
         part = to.store.parts[lists.part]
-        first, end_of_lists = lists.first_edge - part.first_edges[index], int(lists.indptr[-1])
+        first, end_of_lists = lists.first, int(lists.indptr[-1])
         names = [layout.edge_file(lists.part, relation, name) for name in relation.fields]
         with ExitStack() as stack:
             columns = [
@@ -306,9 +306,9 @@ def _edge_rows(to: NewIds, index: int, bucket: int) -> Batches:
                 end = min(end_of_lists, at + step)
                 destinations = np.searchsorted(lists.indptr, np.arange(at, end), side="right") - 1 + lists.offset
                 ids = {
-                    "old": lists.edges.read(at, end),
+                    "old": lists.sources(at, end),
                     "destination": new_ids[destinations],
-                    "position": np.arange(lists.first_edge + at, lists.first_edge + end),
+                    "position": np.arange(at, end) + part.first_edges[index] + first,
                 }
                 yield _batch(ids, [column.read(first + at, first + end) for column in columns])
 

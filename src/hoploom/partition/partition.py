@@ -64,7 +64,12 @@ def partition(
     opened = BoundedStore(store, memory - ASIDE)
     schema, say = opened.schema, progress or (lambda what: None)
     num_nodes = sum(node_type.num_nodes for node_type in schema.node_types)
-    _check_memory(memory, num_nodes, NODE_BYTES)
+    give_back_freed_memory()
+    least = resident_bytes() + LEAST_MEMORY + SAMPLING + READING + ASIDE + num_nodes * NODE_BYTES
+    if memory < least:
+        mb = -(-least // MB) + 8  # a process may hold a little more next time
+        held = f"{num_nodes} nodes and what the process holds already"
+        raise ConfigError(f"memory is {memory} bytes, too little for {held}; give at least {mb * MB} ({mb} MB)")
     if fanouts is not None:
         resolve_fanouts(schema, fanouts)
     seeds = named_seeds(schema, seeds)
@@ -86,17 +91,6 @@ def partition(
         write_store(writer, node_streams(opened, orders), edge_streams(opened, orders), options, progress=progress)
     del opened, orders
     return report(out, fanouts, seeds, memory=memory - ASIDE)
-
-
-def _check_memory(memory: int, num_nodes: int, per_node: int) -> None:
-    give_back_freed_memory()
-    least = resident_bytes() + LEAST_MEMORY + SAMPLING + READING + ASIDE + num_nodes * per_node
-    if memory < least:
-        mb = -(-least // MB) + 8  # a process may hold a little more next time
-        raise ConfigError(
-            f"memory is {memory} bytes, too little for {num_nodes} nodes and what the process holds already; "
-            f"give at least {mb * MB} ({mb} MB)"
-        )
 
 
 def _visits(opened: BoundedStore, fanouts: Fanouts, seeds: Any, num_seeds: int) -> dict[str, Tensor]:

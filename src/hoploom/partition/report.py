@@ -1,28 +1,22 @@
-"""The cost of training on a partitioned store: cut edges, balance, remote rows, and hit rates of caches.
+"""The cost of training on a partitioned store: cut edges, balance and remote rows.
 
-Cut and balance are exact counts. Remote rows and hit rates come from batches of each part's own seeds, sampled as in
-training; caches are filled from some batches and measured on others.
+Cut and balance are exact counts. Remote rows come from batches of each part's own seeds, sampled as in training.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hoploom.load.presample import AS_TRAINED, Presampling, read_seeds
 from hoploom.partition.assign import USUAL, named_seeds
 from hoploom.partition.bounded_store import BoundedStore, row_bytes
 from hoploom.partition.renumber import ID_BYTES
 from hoploom.sample.hops import Fanouts
-from hoploom.schema import NodeType
 from hoploom.store import Store
-
-Batches = Callable[[Presampling], Iterator[list[Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -47,14 +41,6 @@ class PartCost:
 
 
 @dataclass(frozen=True)
-class CacheRate:
-    """The share of remote rows that a cache answers, by its share of the remote nodes."""
-
-    nodes: float
-    hits: float
-
-
-@dataclass(frozen=True)
 class PartitionReport:
     """The cost of training on a partitioned store.
 
@@ -64,7 +50,6 @@ class PartitionReport:
 
     cuts: tuple[Cut, ...]
     parts: tuple[PartCost, ...]
-    caches: tuple[CacheRate, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)  # seeds, fanouts, batch_size
 
     @property
@@ -87,22 +72,16 @@ class PartitionReport:
             lines += [f"  {_percent(cut.num_cut / max(1, cut.num_edges)):>7}  {cut.relation}" for cut in self.cuts]
         if self.remote_share is not None:
             lines.append(f"rows of a batch from another part: {_percent(self.remote_share)}")
-        if self.caches:
-            sizes = ["cache, of the other parts' nodes", *(_percent(cache.nodes) for cache in self.caches)]
-            lines += _aligned([sizes, ["answers of these rows", *(_percent(cache.hits) for cache in self.caches)]])
         if self.sampling:
             sampling = [str(self.sampling[name]) for name in ("batch_size", "seeds", "fanouts")]
             lines.append("sampled: batches of {}, seeds {}, fanouts {}".format(*sampling))
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"<PartitionReport: {self._title()}>"
-
-    def _title(self) -> str:
         title = f"{len(self.parts)} parts, edges from another part: {_percent(self.edge_cut)}"
         if self.remote_share is not None:
             title += f", rows of a batch from another part: {_percent(self.remote_share)}"
-        return title
+        return f"<PartitionReport: {title}>"
 
     def _rows(self) -> list[list[str]]:
         """Return the names of the columns, and a row for every part."""
@@ -139,10 +118,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 FANOUTS = (15, 10, 5)
-CACHES = (0.01, 0.05, 0.1, 0.2)  # shares of the nodes that lie in other parts
-CHOOSING = 256  # batches, over all parts, that say what a cache holds
-MEASURED = 64  # batches, over all parts, that remote rows and hits are counted on
-LEAST = 8  # batches of a part that choose, where that is more than an epoch and there are not many parts
+MEASURED = 64  # batches, over all parts, that remote rows are counted on
 OTHER_BATCHES = 1  # added to the seed
 
 
@@ -176,16 +152,11 @@ def report(
     ]
     if fanouts is None or seeds is None:
         return PartitionReport(cuts, tuple(parts))
-    costs, hits = [], torch.zeros(len(CACHES), dtype=torch.float64)
     for number, held in enumerate(parts):
         given = own[number] if schema.homogeneous else (seed_type, own[number])
-        cost, answered = _sampled_cost(opened, number, held, partial(opened.batches, fanouts, given), sampling)
-        costs.append(cost)
-        hits += answered
-    remote = sum(cost.remote_rows or 0 for cost in costs)
-    caches = tuple(CacheRate(share, float(hit) / remote) for share, hit in zip(CACHES, hits, strict=True) if remote)
+        parts[number] = _sampled_cost(opened, number, held, fanouts, given, sampling)
     described = {"seeds": _name_of(seeds), "fanouts": _plain(fanouts), "batch_size": sampling.batch_size}
-    return PartitionReport(cuts, tuple(costs), caches, described)
+    return PartitionReport(cuts, tuple(parts), described)
 
 
 def _name_of(seeds: Any) -> str:
@@ -214,51 +185,20 @@ def _count_cut(opened: BoundedStore, index: int) -> Cut:
 
 
 def _sampled_cost(
-    opened: BoundedStore, number: int, held: PartCost, batches: Batches, plan: Presampling
-) -> tuple[PartCost, Tensor]:
-    """Return a part's cost, and the rows of a batch that each cache would answer."""
-    answered = torch.zeros(len(CACHES), dtype=torch.float64)
+    opened: BoundedStore, number: int, held: PartCost, fanouts: Fanouts, seeds: Any, plan: Presampling
+) -> PartCost:
+    """Return a part's cost with the mean rows of a batch."""
     if held.num_seeds == 0:
-        return replace(held, batch_rows=0.0, remote_rows=0.0, remote_bytes=0.0), answered
-    share, epoch = max(1, CHOOSING // len(opened.ranges)), -(-held.num_seeds // plan.batch_size)
-    choosing = range(max(min(LEAST, share), min(share, epoch)))
-    levels = _cache_levels(opened, number, batches(replace(plan, batches=choosing)))
-    count = max(1, MEASURED // len(opened.ranges))
+        return replace(held, batch_rows=0.0, remote_rows=0.0, remote_bytes=0.0)
+    count, part = max(1, MEASURED // len(opened.ranges)), opened.ranges[number]
     num_rows = num_remote = num_bytes = 0
-    for nodes in batches(replace(plan, batches=range(count), seed=plan.seed + OTHER_BATCHES)):
-        num_rows += sum(ids.numel() for ids in nodes)
-        for node_type, first, ids in _remote(opened, number, nodes):
-            num_remote += ids.numel()
-            num_bytes += ids.numel() * row_bytes(node_type)
-            answered += torch.bincount(levels[ids + first], minlength=len(CACHES) + 1).cumsum(0)[: len(CACHES)]
-    cost = replace(held, batch_rows=num_rows / count, remote_rows=num_remote / count, remote_bytes=num_bytes / count)
-    return cost, answered / count
-
-
-def _cache_levels(opened: BoundedStore, number: int, batches: Iterator[list[Tensor]]) -> Tensor:
-    """Return the smallest of a part's caches that holds each node (of all types): [num_nodes] uint8.
-
-    Caches hold the rows that these batches use most.
-    """
-    num_nodes = sum(node_type.num_nodes for node_type in opened.schema.node_types)
-    visits = torch.zeros(num_nodes, dtype=torch.int32)
-    for nodes in batches:
-        for _, first, ids in _remote(opened, number, nodes):
-            visits[ids + first] += 1
-    visited = torch.nonzero(visits).view(-1)
-    hottest = visited[torch.sort(visits[visited], descending=True, stable=True).indices]
-    num_remote = num_nodes - sum(opened.ranges[number].num_nodes)
-    levels = torch.full((num_nodes,), len(CACHES), dtype=torch.uint8)
-    for level in reversed(range(len(CACHES))):
-        levels[hottest[: int(CACHES[level] * num_remote)]] = level
-    return levels
-
-
-def _remote(opened: BoundedStore, number: int, nodes: Sequence[Tensor]) -> Iterator[tuple[NodeType, int, Tensor]]:
-    """Yield, by node type, the number of nodes of earlier types, and the batch's nodes in other parts."""
-    part, before = opened.ranges[number], 0
-    for node_type, first, count, ids in zip(
-        opened.schema.node_types, part.first_nodes, part.num_nodes, nodes, strict=True
-    ):
-        yield node_type, before, ids[(ids < first) | (ids >= first + count)]
-        before += node_type.num_nodes
+    plan = replace(plan, batches=range(count), seed=plan.seed + OTHER_BATCHES)
+    for nodes in opened.batches(fanouts, seeds, plan):
+        for node_type, first, size, ids in zip(
+            opened.schema.node_types, part.first_nodes, part.num_nodes, nodes, strict=True
+        ):
+            remote = int(((ids < first) | (ids >= first + size)).sum())
+            num_rows += ids.numel()
+            num_remote += remote
+            num_bytes += remote * row_bytes(node_type)
+    return replace(held, batch_rows=num_rows / count, remote_rows=num_remote / count, remote_bytes=num_bytes / count)

@@ -45,8 +45,8 @@ def read_into(file: BinaryIO, memory: memoryview) -> None:
 class Column:
     """The open file of an array."""
 
-    def __init__(self, file: BinaryIO, begin: int, field: Field) -> None:
-        self._file, self._begin = file, begin
+    def __init__(self, name: str, file: BinaryIO, begin: int, field: Field) -> None:
+        self.name, self._file, self._begin = name, file, begin
         self._dtype, self._shape = np.dtype(layout.npy_descr(field.dtype)), field.shape
 
     def read(self, begin: int, end: int) -> Array:
@@ -73,27 +73,17 @@ class InLists(NamedTuple):
 
     relation: int
     part: int
-    first_edge: int  # index of the first edge among all edges of the relation
+    first: int  # index of the first edge among the edges of the relation in this part
     offset: int  # index of the first node among the requested nodes
     indptr: Array  # [n + 1] int64, from 0
-    first_source: int  # the first id of the source type
-    edges: "EdgeSources"
+    indices: Column
+    num_sources: int  # of the source type
 
-
-@dataclass(frozen=True)
-class EdgeSources:
-    """The sources of consecutive edges, read from their file in chunks."""
-
-    column: Column
-    first: int
-    num_sources: int
-    relation: str
-
-    def read(self, begin: int, end: int) -> Array:
+    def sources(self, begin: int, end: int) -> Array:
         """Return sources [begin, end), as ids within their type: int64. Raise StoreError if one is out of range."""
-        sources = self.column.read(self.first + begin, self.first + end).astype(np.int64)
+        sources = self.indices.read(self.first + begin, self.first + end).astype(np.int64)
         if sources.size and not 0 <= sources.min() <= sources.max() < self.num_sources:
-            raise StoreError(f"a source of {self.relation} is out of range; run hoploom check on the store")
+            raise StoreError(f"a source in {self.indices.name} is out of range; run hoploom check on the store")
         return sources
 
 
@@ -174,7 +164,7 @@ class StoreFiles:
         """Open an array's file, and close it at the end of the block."""
         with self.place.open(name) as file:
             begin = layout.read_npy_header(file, name, field.dtype, (num_rows, *field.shape))
-            yield Column(file, begin, field)
+            yield Column(name, file, begin, field)
 
     def spans(self, begin: int, end: int) -> Iterator[NodeSpan]:
         """Yield the nodes [begin, end) by type and part."""
@@ -191,20 +181,17 @@ class StoreFiles:
             for index, relation in enumerate(self.schema.relations):
                 if self.schema.destinations[index] != span.type:
                     continue
-                part, source = self.parts[span.part], self.schema.sources[index]
+                part, num_sources = self.parts[span.part], self.schema.node_types[self.schema.sources[index]].num_nodes
                 name = layout.topology_file(span.part, relation, "indptr")
                 with self.column(name, INT64, part.num_nodes[span.type] + 1) as column:
                     indptr = column.read(span.first, span.first + span.size + 1)
                 num_edges = part.num_edges[index]
                 if indptr[0] < 0 or indptr[-1] > num_edges or (np.diff(indptr) < 0).any():
                     raise StoreError(f"the indptr of {relation.key} is damaged; run hoploom check on the store")
-                num_sources = self.schema.node_types[source].num_nodes
                 indices = layout.topology_file(span.part, relation, "indices")
                 with self.column(indices, Field(id_dtype(num_sources)), num_edges) as column:
-                    edges = EdgeSources(column, int(indptr[0]), num_sources, " ".join(relation.key))
-                    first = part.first_edges[index] + int(indptr[0])
-                    first_source = self.bounds[source]
-                    yield InLists(index, span.part, first, span.offset, indptr - indptr[0], first_source, edges)
+                    first = int(indptr[0])
+                    yield InLists(index, span.part, first, span.offset, indptr - first, column, num_sources)
 
     @contextmanager
     def topology(self, free: int) -> Iterator[Topology]:

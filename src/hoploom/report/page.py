@@ -221,10 +221,6 @@ def partition_page(costs: PartitionReport, title: str) -> Page:
     if len(costs.cuts) > 1:
         rows = [[cut.relation, as_count(cut.num_edges), _share(cut.num_cut, cut.num_edges)] for cut in costs.cuts]
         cards.append(Card("Relations", table_markup(["relation", "edges", "from another part"], rows)))
-    if costs.caches:
-        rows = [[as_share(cache.nodes), as_share(cache.hits)] for cache in costs.caches]
-        text = "A cache in each process holds the rows of other parts that batches ask for most."
-        cards.append(Card("Caches", table_markup(["cached, of the other parts' nodes", "rows it answers"], rows), text))
     sampled = [f"{name}: {value}" for name, value in costs.sampling.items()]
     return Page(title, " · ".join(["partitioned store", *sampled]), cards)
 

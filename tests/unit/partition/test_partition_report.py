@@ -4,15 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from support.graphs import cut, library, ring, save_in_parts
-from torch_geometric.data import Data
 
 import hoploom
 from hoploom import ConfigError, Store
 from hoploom.load.presample import Presampling
 from hoploom.partition import bounded_store
-from hoploom.partition.report import CacheRate, Cut, PartCost, PartitionReport, report, report_as_json
+from hoploom.partition.report import Cut, PartCost, PartitionReport, report, report_as_json
 from hoploom.schema import RelationName
 from hoploom.store import assemble
 
@@ -30,10 +28,9 @@ def made_up(num_parts: int, *, sampled: bool = True) -> PartitionReport:
         count = 100 * (part + 1)
         rows = (10.0 * count, 2.5 * count, 1e4 * count) if sampled else ()
         parts.append(PartCost({"node": count}, 7 * count, 50, *rows))
-    caches = (CacheRate(0.01, 0.02), CacheRate(0.05, 0.4), CacheRate(0.1, 0.75), CacheRate(0.2, 0.999))
     sampling = {"seeds": "train", "fanouts": [15, 10], "batch_size": 64}
     cuts = (Cut("node to node", 1000, 125),)
-    return PartitionReport(cuts, tuple(parts), caches, sampling) if sampled else PartitionReport(cuts, tuple(parts))
+    return PartitionReport(cuts, tuple(parts), sampling) if sampled else PartitionReport(cuts, tuple(parts))
 
 
 # --- what is counted -------------------------------------------------------------------------
@@ -49,7 +46,6 @@ def test_cut_and_balance_of_the_ring_are_those_of_arithmetic(tmp_path: Path) -> 
         assert [part.num_edges for part in costs.parts] == [12, 12]
         assert [part.num_seeds for part in costs.parts] == [6, 0]
         assert costs.remote_share is None
-        assert costs.caches == ()
 
 
 def test_cut_of_every_relation_by_part_of_its_own_types() -> None:
@@ -71,36 +67,16 @@ def test_cut_of_every_relation_by_part_of_its_own_types() -> None:
 # --- what is sampled -------------------------------------------------------------------------
 
 
-def test_remote_rows_and_hits_of_the_ring_are_those_of_arithmetic() -> None:
+def test_remote_rows_of_the_ring_are_those_of_arithmetic() -> None:
     costs = report(in_parts(hoploom.from_pyg(ring(12)), 2), [-1])
     first, second = costs.parts
     assert (first.batch_rows, first.remote_rows) == (8.0, 2.0)  # seeds 0 to 5 reach 7
     assert first.remote_bytes == 2 * (16 + 8 + 3)  # x, y and three masks
     assert (second.num_seeds, second.batch_rows, second.remote_rows) == (0, 0.0, 0.0)
     assert costs.remote_share == 0.25
-    assert costs.caches == (CacheRate(0.01, 0), CacheRate(0.05, 0), CacheRate(0.1, 0), CacheRate(0.2, 0.5))
 
 
-def test_a_cache_holds_what_other_batches_asked_for_most() -> None:
-    """Nodes 0 to 49 each have an edge from node 50 and one from a node of their own: 50 is in every batch."""
-    nodes = torch.arange(50)
-    sources = torch.cat([torch.full((50,), 50), 50 + nodes])
-    data = Data(edge_index=torch.stack([sources, nodes.repeat(2)]), num_nodes=100, train_mask=torch.arange(100) < 50)
-    store = in_parts(hoploom.from_pyg(data), 2)
-    costs = report(store, [-1], sampling=Presampling(batch_size=1))
-    (first, second) = costs.parts
-    assert first.batch_rows == pytest.approx(3, abs=0.05)  # node 0 has but node 50
-    assert second.num_seeds == 0
-    smallest = costs.caches[0]
-    assert smallest.nodes == 0.01
-    assert smallest.hits == 0  # of 50 nodes not one
-    assert costs.caches[1].hits == pytest.approx(0.5, abs=0.1)  # two: node 50, and some other
-    everything = [cache.hits for cache in costs.caches]
-    assert everything == sorted(everything)
-    assert everything[-1] < 0.9  # ten nodes cannot hold fifty
-
-
-def test_the_batches_that_fill_a_cache_are_not_those_it_is_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batches_measured_are_not_those_that_found_the_most_used_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, range]] = []
     visited = bounded_store.visited
 
@@ -111,10 +87,7 @@ def test_the_batches_that_fill_a_cache_are_not_those_it_is_measured_on(monkeypat
 
     monkeypatch.setattr(bounded_store, "visited", watched)
     report(in_parts(hoploom.from_pyg(ring(12)), 2), [1], sampling=Presampling(seed=5))
-    chosen, measured = ({step for seed, steps in seen if seed == want for step in steps} for want in (5, 6))
-    assert len(chosen) == 8
-    assert len(measured) == 32
-    assert {seed for seed, _ in seen} == {5, 6}
+    assert seen == [(6, range(32))]
 
 
 def test_a_report_is_the_same_every_time_whatever_the_threads() -> None:
@@ -143,8 +116,6 @@ def test_the_table_says_what_the_figures_say() -> None:
         "",
         "edges from another part: 12.5 %",
         "rows of a batch from another part: 25.0 %",
-        "cache, of the other parts' nodes  1.0 %   5.0 %  10.0 %  20.0 %",
-        "answers of these rows             2.0 %  40.0 %  75.0 %  99.9 %",
         "sampled: batches of 64, seeds train, fanouts [15, 10]",
     ]
     assert str(made_up(1, sampled=False)).splitlines() == [
@@ -160,5 +131,4 @@ def test_the_json_holds_every_figure() -> None:
     assert contents["edge_cut"] == 0.125
     assert contents["remote_share"] == 0.25
     assert contents["parts"][2]["num_nodes"] == {"node": 300}
-    assert contents["caches"][3] == {"nodes": 0.2, "hits": 0.999}
     assert contents["cuts"] == [{"relation": "node to node", "num_edges": 1000, "num_cut": 125}]
