@@ -5,25 +5,7 @@ on the device only, so inputs and outputs are arrays of fixed capacity, with siz
 """
 
 from hoploom.ops.aggregate import Reduce, aggregate, softmax
-from hoploom.ops.assign_parts import (
-    FileLists,
-    PartitionRule,
-    RelationLists,
-    Topology,
-    assign_parts,
-    count_cut,
-    spread_visits,
-)
-from hoploom.ops.disk import (
-    DiskError,
-    DiskFile,
-    FileRows,
-    ListColumn,
-    Reads,
-    RowRequest,
-    SparseArray,
-    has_read_queue,
-)
+from hoploom.ops.disk import DiskError, DiskFile, FileRows, Reads, RowRequest
 from hoploom.ops.edges import Csc, InEdges, build_csc
 from hoploom.ops.relabel import Found, IdMap, IdRanks, NodeMap, SlotMap, fill_edges
 from hoploom.ops.rows import (
@@ -65,44 +47,34 @@ from hoploom.ops.sample import (
     stitch,
     widen_picks,
 )
-from hoploom.ops.spool import KEY_BYTES, order_edges, pack, place_column, take
 
 __all__ = [
     "ELEMENTS",
-    "KEY_BYTES",
     "Csc",
     "DiskError",
     "DiskFile",
     "EdgeLists",
     "Empty",
-    "FileLists",
     "FileRows",
     "Found",
     "Frontier",
     "IdMap",
     "IdRanks",
     "InEdges",
-    "ListColumn",
     "MappedFile",
     "NodeBudget",
     "NodeMap",
-    "PartitionRule",
     "Picks",
     "Reads",
     "Reduce",
-    "RelationLists",
     "RowRequest",
     "Rule",
     "SlotMap",
-    "SparseArray",
-    "Topology",
     "aggregate",
     "aggregate_tables",
     "any_damaged",
-    "assign_parts",
     "build_csc",
     "byte_rows",
-    "count_cut",
     "draw_bounded",
     "draw_words",
     "empty",
@@ -110,16 +82,12 @@ __all__ = [
     "fill_edges",
     "gather",
     "give_back_freed_memory",
-    "has_read_queue",
     "is_counting",
     "joined",
     "keep_freed_memory",
     "narrow",
-    "order_edges",
     "owned",
-    "pack",
     "permute",
-    "place_column",
     "pool_keep_at_most",
     "pool_trim",
     "pool_use",
@@ -130,9 +98,7 @@ __all__ = [
     "scatter_rows",
     "select",
     "softmax",
-    "spread_visits",
     "stitch",
-    "take",
     "wait_readable",
     "widen_picks",
 ]

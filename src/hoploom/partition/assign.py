@@ -18,7 +18,7 @@ from hoploom import keys, ops
 from hoploom.config.values import as_int, as_number, nearest
 from hoploom.errors import ConfigError
 from hoploom.load.presample import read_seeds
-from hoploom.ops import PartitionRule, RelationLists, Topology
+from hoploom.ops import assign_parts as core
 from hoploom.ops.assign_parts import FIXED_BYTES, MOST_NODES, MOST_PARTS, NODE_BYTES
 from hoploom.partition.bounded_store import opened_parts
 from hoploom.partition.store_files import READERS, StoreFiles
@@ -66,11 +66,11 @@ def assign(
         return {t.name: by_id(schema, index, num_parts) for index, t in enumerate(schema.node_types)}
     bits = None if seeds is None else _seed_bits(schema, _seed_ids(source, seeds))
     with topology_of(source, memory) as topology:
-        rule = PartitionRule(num_parts, passes, imbalance, _threads(topology, threads), KEY)
+        rule = core.PartitionRule(num_parts, passes, imbalance, _threads(topology, threads), KEY)
         if num_parts == 1:
             parts = torch.zeros(topology.bounds[-1], dtype=torch.int16)
         else:
-            parts = ops.assign_parts(topology, bits, rule)
+            parts = core.assign_parts(topology, bits, rule)
     return dict(zip(schema.type_index, parts.tensor_split(topology.bounds[1:-1]), strict=True))
 
 
@@ -85,12 +85,12 @@ def edge_cut(
             raise ConfigError(f"parts of {node_type.name!r}: give one number for each of {node_type.num_nodes} nodes")
     of_all_types = torch.cat([parts[node_type.name].to(torch.int16) for node_type in node_types])
     with topology_of(source, memory) as topology:
-        cut = ops.count_cut(topology, of_all_types, _threads(topology, threads))
+        cut = core.count_cut(topology, of_all_types, _threads(topology, threads))
     return {relation.key: int(count) for relation, count in zip(source.schema.relations, cut, strict=True)}
 
 
 @contextmanager
-def topology_of(source: Store | StoreFiles, memory: int = MEMORY) -> Iterator[Topology]:
+def topology_of(source: Store | StoreFiles, memory: int = MEMORY) -> Iterator[core.Topology]:
     """Yield all edges of a store: those of files in memory if they fit, beside what assigning nodes takes."""
     if isinstance(source, StoreFiles):
         taken = resident_bytes() + FIXED_BYTES + source.bounds[-1] * NODE_BYTES
@@ -99,12 +99,12 @@ def topology_of(source: Store | StoreFiles, memory: int = MEMORY) -> Iterator[To
         return
     schema, parts = source.schema, opened_parts(source)
     relations = [
-        RelationLists(
+        core.RelationLists(
             " ".join(relation.key), schema.sources[i], schema.destinations[i], [part.lists[i] for part in parts]
         )
         for i, relation in enumerate(schema.relations)
     ]
-    yield Topology(bounds_of(schema), relations)
+    yield core.Topology(bounds_of(schema), relations)
 
 
 def check_method(schema: Schema, num_parts: int, method: str) -> None:
@@ -122,7 +122,7 @@ def check_method(schema: Schema, num_parts: int, method: str) -> None:
         raise ConfigError(f"{num_nodes} nodes are too many for method {method!r}; use 'hash' or 'range'")
 
 
-def _threads(topology: Topology, threads: int | None) -> int:
+def _threads(topology: core.Topology, threads: int | None) -> int:
     """Return the number of threads; more than cores if they wait for files."""
     if threads is not None and threads < 1:
         raise ConfigError(f"threads is {threads}; give 1 or more")

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hoploom import ops
 from hoploom.load.presample import BATCH_SIZE
+from hoploom.ops.assign_parts import spread_visits
 from hoploom.partition.assign import topology_of
 from hoploom.partition.store_files import READERS, StoreFiles
 
@@ -41,7 +41,7 @@ def expected_visits(
             for chunk, was, given in zip(*(torch.split(of, CHUNK_NODES) for of in (visits, before, new)), strict=True):
                 given.copy_(_reached(chunk, num_batches) - _reached(was, num_batches))
             before.copy_(visits)
-            ops.spread_visits(topology, new, hop, visits, READERS)
+            spread_visits(topology, new, hop, visits, READERS)
     return visits
 
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from hoploom import ops
 from hoploom.errors import StoreError
-from hoploom.ops import EdgeLists, FileLists, RelationLists, Topology
+from hoploom.ops import EdgeLists
+from hoploom.ops.assign_parts import FileLists, RelationLists, Topology
 from hoploom.schema import Field, Schema
 from hoploom.store import format as layout
 from hoploom.store.fetch import manifest_at

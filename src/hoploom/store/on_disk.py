@@ -23,7 +23,8 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.config.values import as_bytes
 from hoploom.errors import StoreError
-from hoploom.ops import DiskFile, EdgeLists, FileRows, Frontier, ListColumn, Picks, Reads, RowRequest, Rule, SparseArray
+from hoploom.ops import DiskFile, EdgeLists, FileRows, Frontier, Picks, Reads, RowRequest, Rule
+from hoploom.ops.disk import ListColumn, SparseArray
 from hoploom.schema import Owner
 from hoploom.store.base import Draw, Part, RowLookup, Tier, Wanted
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 import hoploom
-from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
-from hoploom.ops import PartitionRule
+from hoploom.ops.assign_parts import PartitionRule, assign_parts, count_cut
 from hoploom.partition import METHODS, assign, edge_cut
 from hoploom.partition.assign import topology_of
 from hoploom.store import Store
@@ -115,8 +114,8 @@ def test_neither_threads_nor_files_change_the_parts(num_nodes: int, tmp_path: Pa
 def test_ids_of_more_than_32_bits_make_parts_as_good() -> None:
     store = planted()
     with topology_of(store) as topology:
-        parts = [ops.assign_parts(topology, None, PartitionRule(4, 5, 0.05, 2, 1, wide)) for wide in (False, True)]
-        narrow, wide = (int(ops.count_cut(topology, of, 2).sum()) for of in parts)
+        parts = [assign_parts(topology, None, PartitionRule(4, 5, 0.05, 2, 1, wide)) for wide in (False, True)]
+        narrow, wide = (int(count_cut(topology, of, 2).sum()) for of in parts)
     assert abs(narrow - wide) < 0.03 * narrow
 
 

@@ -19,6 +19,7 @@ from support.until import until
 
 import hoploom
 from hoploom import NeighborLoader, Store, StoreError, ops
+from hoploom.ops.disk import has_read_queue
 from hoploom.store import budget
 
 NUM_NODES = 20_000
@@ -175,7 +176,7 @@ with ThreadPoolExecutor(4) as pool:
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux") or not ops.has_read_queue(), reason="needs io_uring")
+@pytest.mark.skipif(not sys.platform.startswith("linux") or not has_read_queue(), reason="needs io_uring")
 def test_where_the_kernel_has_no_memory_for_another_queue_threads_read(path: Path) -> None:
     """io_uring_setup (425) is answered by ENOMEM, as where too little memory may be locked."""
     (file,) = path.glob("part-00000/nodes/*/x.npy")

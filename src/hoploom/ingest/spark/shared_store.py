@@ -50,7 +50,8 @@ from hoploom.ingest.stream.to_store import (
     write_relations,
     written_relations,
 )
-from hoploom.ops import KEY_BYTES, give_back_freed_memory
+from hoploom.ops import give_back_freed_memory
+from hoploom.ops.spool import KEY_BYTES
 from hoploom.schema import Field, Schema
 from hoploom.store import format as layout
 from hoploom.store.format import PartRange

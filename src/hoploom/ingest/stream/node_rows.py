@@ -24,7 +24,7 @@ from hoploom.ingest.stream.spill import (
     from_bytes,
 )
 from hoploom.ingest.stream.streams import Chunk, Measures, NodeFields, NodeStream, Rows
-from hoploom.ops import KEY_BYTES
+from hoploom.ops.spool import KEY_BYTES, place_column
 from hoploom.schema import Field
 from hoploom.store import format as layout
 
@@ -124,7 +124,7 @@ def _in_chunks(spool: Spool, stream: NodeStream, block: NodeFields, step: int) -
         for name, field in block.fields.items():
             raw = ops.empty((bucket.num_keys, field.row_bytes), torch.uint8)
             try:
-                ops.place_column(bucket.records, offset, raw)
+                place_column(bucket.records, offset, raw)
             except DataError as error:
                 raise DataError(f"{stream.name!r}: {error}") from error
             values[name] = from_bytes(raw, field)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.errors import DataError
-from hoploom.ops import KEY_BYTES
+from hoploom.ops.spool import KEY_BYTES, pack
 from hoploom.schema import DTYPES, Field
 
 MOST_BUCKETS = 256
@@ -65,7 +65,7 @@ class Spool:
 
     def add(self, keys: Tensor, columns: Sequence[Tensor]) -> None:
         """Add rows. Columns are bytes: [n, row bytes] uint8."""
-        packed = ops.pack(keys, columns, self._bounds)
+        packed = pack(keys, columns, self._bounds)
         self._counts += packed.counts
         records = packed.records.numpy()  # copied by NumPy: torch would wake its threads for every piece
         for waiting, piece in zip(self._waiting, np.split(records, packed.counts.cumsum(0)[:-1]), strict=True):

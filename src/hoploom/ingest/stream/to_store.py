@@ -27,7 +27,8 @@ from hoploom.ingest.stream.spill import (
     from_bytes,
 )
 from hoploom.ingest.stream.streams import EdgeRows, EdgeStream, NodeStream, Progress, StoreOptions
-from hoploom.ops import KEY_BYTES, pool_trim
+from hoploom.ops import pool_trim
+from hoploom.ops.spool import KEY_BYTES, order_edges, take
 from hoploom.schema import DTYPES, Field, NodeType, Relation, Schema, check_ids, check_schema
 from hoploom.store import format as layout
 from hoploom.store.format import PartRange, id_dtype
@@ -240,7 +241,7 @@ def _append_lists(writer: ArraySink, topology: WrittenRelation, bucket: Bucket, 
     """Append the lists of a bucket to the files of its part; return the number of edges."""
     relation, columns = topology.relation, topology.columns(part)
     source_bytes = next(iter(columns.values())).row_bytes
-    lists = ops.order_edges(
+    lists = order_edges(
         bucket.records,
         bucket.num_keys,
         source_bytes,
@@ -251,7 +252,7 @@ def _append_lists(writer: ArraySink, topology: WrittenRelation, bucket: Bucket, 
     writer.append(layout.topology_file(part, relation, "indptr"), INDPTR, lists.indptr[1:] + first_edge)
     offset = KEY_BYTES
     for name, field in columns.items():
-        values = from_bytes(ops.take(bucket.records, lists.order, offset, field.row_bytes), field)
+        values = from_bytes(take(bucket.records, lists.order, offset, field.row_bytes), field)
         offset += field.row_bytes
         writer.append(name, field, values)
         if topology.weight is not None and name == layout.edge_file(part, relation, topology.weight):

@@ -12,18 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hoploom.ops.kernels import reduce
 from hoploom.ops.kernels.launch import blocks_of, launch
-from hoploom.ops.kernels.reduce import (
-    dot_edges,
-    max_pieces,
-    max_short,
-    max_windows,
-    soften,
-    soften_backward,
-    sum_pieces,
-    sum_short,
-    sum_windows,
-)
 
 NATIVE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 THREADS = 128  # of a program: four warps, Triton's default
@@ -101,15 +91,15 @@ def _sum(
     sizes = (heads, tiles.share, x.stride(0) // tiles.unit)
     given: dict[str, Any] = {"device": x.device, "SUM": _language(x), **tiles.constants}
     launch(
-        sum_short, (*blocks_of(num_lists, tiles.lists), tiles.blocks),
+        reduce.sum_short, (*blocks_of(num_lists, tiles.lists), tiles.blocks),
         indptr, *entries, x, *factors, out, num_lists, windows.length, *sizes, MEAN=mean, **given,
     )  # fmt: skip
     if windows.number:
         pieces = torch.empty((2, windows.number, x.shape[1]), dtype=_wide(x), device=x.device)
         where = (num_lists, windows.steps, windows.length)
         grid = (windows.number, tiles.blocks)
-        launch(sum_windows, (*grid, 2), indptr, *entries, x, *factors, pieces, *where, *sizes, **given)
-        launch(sum_pieces, grid, indptr, pieces, out, *where, *sizes[:2], MEAN=mean, **given)
+        launch(reduce.sum_windows, (*grid, 2), indptr, *entries, x, *factors, pieces, *where, *sizes, **given)
+        launch(reduce.sum_pieces, grid, indptr, pieces, out, *where, *sizes[:2], MEAN=mean, **given)
     return out
 
 
@@ -124,7 +114,7 @@ def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     sizes = (tiles.share, x.stride(0) // tiles.unit)
     given: dict[str, Any] = {"device": x.device, "UNIT": tiles.unit, "COLUMNS": tiles.columns, "AHEAD": AHEAD}
     launch(
-        max_short, (*blocks_of(num_lists, tiles.lists), tiles.blocks),
+        reduce.max_short, (*blocks_of(num_lists, tiles.lists), tiles.blocks),
         indptr, rows, x, out, winners, num_lists, windows.length, *sizes, SUM=_language(x), LISTS=tiles.lists, **given,
     )  # fmt: skip
     if windows.number:
@@ -132,8 +122,8 @@ def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         won = torch.empty(pieces.shape, dtype=torch.int32, device=x.device)
         where = (num_lists, windows.steps, windows.length)
         grid = (windows.number, tiles.blocks)
-        launch(max_windows, (*grid, 2), indptr, rows, x, pieces, won, *where, *sizes, SUM=_language(x), **given)
-        launch(max_pieces, grid, indptr, pieces, won, out, winners, *where, tiles.share, **given)
+        launch(reduce.max_windows, (*grid, 2), indptr, rows, x, pieces, won, *where, *sizes, SUM=_language(x), **given)
+        launch(reduce.max_pieces, grid, indptr, pieces, won, out, winners, *where, tiles.share, **given)
     return out, winners
 
 
@@ -146,7 +136,7 @@ def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tenso
     tiles = tiles_of(heads, x, y)
     some = min(4 * tiles.lists, MOST_LISTS)
     launch(
-        dot_edges, (*blocks_of(rows.numel(), some), heads),
+        reduce.dot_edges, (*blocks_of(rows.numel(), some), heads),
         indptr, rows, lists_of, x, y, out, indptr.numel() - 1, rows.numel(), heads,
         tiles.share, x.stride(0) // tiles.unit, y.stride(0) // tiles.unit,
         device=x.device, UNIT=tiles.unit, EDGES=some, COLUMNS=tiles.columns,
@@ -163,7 +153,7 @@ def softmax_lists(indptr: Tensor, scores: Tensor, grad: Tensor | None) -> Tensor
     lists = max(1, TILE_BYTES // out.itemsize // (entries * wide_heads))
     arrays = (scores.contiguous(),) if grad is None else (scores.contiguous(), grad.contiguous())
     launch(
-        soften if grad is None else soften_backward,
+        reduce.soften if grad is None else reduce.soften_backward,
         blocks_of(num_lists if heads else 0, lists),
         indptr, *arrays, out, num_lists, heads, num_entries,
         device=scores.device, SUM=_language(out),

@@ -290,19 +290,9 @@ def max_pieces(
         best = tl.load(pieces + begins, mask=inside, other=0)
         winner = tl.load(piece_winners + begins, mask=inside, other=-1)
         first = own + 1 + tl.arange(0, 1)[:, None]
+        last = (end - 1) // window + 1
         best, winner = take_entries(
-            best,
-            winner,
-            first,
-            (end - 1) // window + 1,
-            own,
-            None,
-            pieces,
-            width,
-            piece_winners,
-            columns,
-            inside,
-            AHEAD,
+            best, winner, first, last, own, None, pieces, width, piece_winners, columns, inside, AHEAD
         )
         offset = row * width + columns
         tl.store(out + offset, best, mask=inside)

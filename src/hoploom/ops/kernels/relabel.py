@@ -2,9 +2,9 @@
 
 Equal to hoploom.ops.NodeMap in whatever order programs run. A slot holds the local id of a node of the batch, or, while
 a hop is under way, the batch's size + the position of the first pick that claims it: greater than any local id, so an
-atomic minimum decides. All state is in tensors with fixed
-addresses, so a batch can be captured in a CUDA graph and replayed, after an eager batch has sized the map. A batch
-larger than its capacity reports its size and is otherwise invalid: make it again with more capacity.
+atomic minimum decides. All state is in tensors with fixed addresses, so a batch can be captured in a CUDA graph
+and replayed, after an eager batch has sized the map. A batch larger than its capacity reports its size and is otherwise
+invalid: make it again with more capacity.
 """
 
 import torch
@@ -40,30 +40,20 @@ class Slots:
         self.state = torch.zeros(2, dtype=torch.int64, device=device)
         self.used, self.lost = self.state[0], self.state[1]
         self.is_torn = False  # an operation failed half-way: its claims are not recorded
-        self._is_captured = False
 
     def begin(self, capacity: int, num_slots: int) -> None:
         """Empty the table, and provide `capacity` nodes and at least `num_slots` slots."""
+        size = self.slots.numel()
         if self.is_torn:
-            self.slots.fill_(EMPTY_SLOT)
-        else:
-            self._forget()
-        self.state.zero_()
-        self.is_torn = False
-        grows = num_slots > self.slots.numel(), capacity > self.homes.numel()
-        is_capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        assert not (any(grows) and (is_capturing or self._is_captured)), "a captured map keeps its size"
-        self._is_captured |= is_capturing
-        if grows[0]:
-            self.slots = _empty_slots(num_slots, self.device)
-        if grows[1]:
-            self.homes = torch.empty(capacity, dtype=torch.int32, device=self.device)
-
-    def _forget(self) -> None:
-        num_slots = self.slots.numel()
-        programs = min(MOST_PROGRAMS, *blocks_of(num_slots, BLOCK))
-        arguments = self.slots, self.homes, self.used, self.homes.numel(), num_slots
+            self.used.fill_(self.homes.numel() + 1)  # empties all slots
+        programs = min(MOST_PROGRAMS, *blocks_of(size, BLOCK))
+        arguments = self.slots, self.homes, self.used, self.homes.numel(), size
         launch(forget, (programs,), *arguments, device=self.device, BLOCK=BLOCK)
+        self.state.zero_()
+        if num_slots > size:
+            self.slots = _empty_slots(num_slots, self.device)
+        if capacity > self.homes.numel():
+            self.homes = torch.empty(capacity, dtype=torch.int32, device=self.device)
 
 
 class DeviceNodeMap:
@@ -102,7 +92,6 @@ class DeviceNodeMap:
             return
         found = self._scratch(num_seeds)
         slots = self._begun()
-        slots.is_torn = True
         self._claim(found, nodes, (self._zero, size, self._zero, faults), (None, trees, None, None))
         arguments = found, nodes, trees, self.nodes, self.trees, slots.homes, slots.used
         sizes = num_seeds, self.nodes.numel(), slots.homes.numel()
@@ -125,7 +114,6 @@ class DeviceNodeMap:
         places = min(picks.sources.numel(), local.numel())
         found, firsts, numbers = self._scratch(most), self._scratch(most), self._scratch(most)
         slots = self._begun()
-        slots.is_torn = True
         sources, begin, end = picks.sources[:places], picks.span.begin, picks.span.end
         tree_from = (picks.destinations, frontier.trees) if self.trees is not None else (None, None)
         self._claim(found, sources, (begin, end, before, faults), (*tree_from, self.nodes, self.trees))
@@ -142,6 +130,7 @@ class DeviceNodeMap:
     def _claim(self, found: Tensor, sources: Tensor, span: tuple[Tensor, ...], keys: tuple[Tensor | None, ...]) -> None:
         """Claim slots. keys: the lookup of the picks' trees, then the batch's current nodes and trees."""
         slots, most = self._begun(), found.numel()
+        slots.is_torn = True
         read = slots.slots, found, sources, *span
         sizes = sources.numel(), most, self.nodes.numel(), self.num_nodes
         if slots is self._direct:

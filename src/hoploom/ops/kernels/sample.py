@@ -36,7 +36,9 @@ def sample(lists: DeviceLists, frontier: DeviceFrontier, rule: Rule, picks: Devi
     _count(lists, frontier, rule, way, rows, faults)
     starts, populations, counts = rows
     bounds = torch.cumsum(counts, 0)
-    _settle(frontier, picks, bounds)
+    places = num_rows, frontier.span.begin, frontier.span.end, frontier.nodes.numel()
+    ends = picks.span.begin, picks.span.end, picks.indptr
+    launch(settle, blocks_of(num_rows + 1, ROWS), bounds, *places, *ends, device=bounds.device, ROWS=ROWS)
     if rule.fanout == 0:
         return
     kernel, grid, constants = _draws(way, num_rows, rule, picks.sources.numel())
@@ -76,13 +78,6 @@ def _count(lists: DeviceLists, frontier: DeviceFrontier, rule: Rule, way: Way, r
         starts, populations, counts = rows
         columns = starts, populations, lists.weight, rule.fanout, counts
         launch(count_weighing, (num_rows,), *columns, device=lists.device, REPLACE=rule.replace, CHUNK=CHUNK)
-
-
-def _settle(frontier: DeviceFrontier, picks: DevicePicks, bounds: Tensor) -> None:
-    span, grid = frontier.span, blocks_of(bounds.numel(), ROWS)
-    places = bounds.numel() - 1, span.begin, span.end, frontier.nodes.numel()
-    ends = picks.span.begin, picks.span.end, picks.indptr
-    launch(settle, grid, bounds, *places, *ends, device=bounds.device, ROWS=ROWS)
 
 
 def _draws(way: Way, rows: int, rule: Rule, capacity: int) -> tuple[Any, Grid, dict[str, int]]:
