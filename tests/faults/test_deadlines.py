@@ -12,7 +12,7 @@ from support.whole_steps import homogeneous_learner
 
 import hoploom
 from hoploom import BatchError, StoreError, TrainError
-from hoploom.gpu import placing
+from hoploom.gpu import place_plan
 from hoploom.gpu.batch_memory import PendingRead, Pool
 from hoploom.gpu.cuda_graph import WorkEvent, WorkStream
 from hoploom.gpu.placed_store import Lease
@@ -235,7 +235,7 @@ def test_placing_ends_at_its_deadline_and_gives_everything_back(
         closed.append(held)
         raise StoreError("the device still reads it")
 
-    monkeypatch.setattr(placing, "idle", lambda device, seconds: False)
+    monkeypatch.setattr(place_plan, "idle", lambda device, seconds: False)
     monkeypatch.setattr(Lease, "close", close)
     with pytest.raises(StoreError, match=rf"{device}(:0)? has not taken in the store within 600 s; {BUSY}"):
         placed(graph, device)

@@ -97,25 +97,25 @@ def _mapped_of(folder: str, what: str) -> int:
 
 def choose_alike(context: Context, folder: str, path: str) -> None:
     """ "auto" goes by the rank with the least free memory."""
-    from hoploom.gpu import placing as placeplan
+    from hoploom.gpu import place_plan
 
     hostmemory.FOLDER = Path(folder)
     free = (2 << 30) + (8192 if context.rank == 1 else 1 << 30)
-    placeplan.free_memory = lambda device: free  # type: ignore[assignment]
-    device_key = placeplan.device_key
-    placeplan.device_key = lambda device: f"GPU {context.rank}"  # type: ignore[assignment]
+    place_plan.free_memory = lambda device: free  # type: ignore[assignment]
+    device_key = place_plan.device_key
+    place_plan.device_key = lambda device: f"GPU {context.rank}"  # type: ignore[assignment]
     with hoploom.place(hoploom.open(path, context=context), features="auto", device=DEVICE, among=context) as store:
         assert store.placed is not None
         shares = context.gather(torch.tensor([placement.share for placement in store.placed.report]))
         assert shares[0].tolist() == shares[1].tolist()
         assert 0 < shares[0].max() < 1
         assert "of 2 ranks" not in str(store.placed)
-    placeplan.device_key = device_key
+    place_plan.device_key = device_key
 
 
 def share_a_device(context: Context, folder: str, path: str) -> None:
     """Both ranks are on one device: each takes a half of what is free there, and none takes more than that."""
-    from hoploom.gpu import placing as placeplan
+    from hoploom.gpu import place_plan
 
     hostmemory.FOLDER = Path(folder)
     store = hoploom.open(path, context=context)
@@ -124,7 +124,7 @@ def share_a_device(context: Context, folder: str, path: str) -> None:
         whole = sum(placement.device_bytes for placement in alone.placed.report)
     for extra, share in ((whole // 2, 0.5), (whole, 1.0)):
         free = 2 * ((2 << 30) + extra)
-        placeplan.free_memory = lambda device, free=free: free  # type: ignore[assignment,misc]
+        place_plan.free_memory = lambda device, free=free: free  # type: ignore[assignment,misc]
         with hoploom.place(store, features="auto", device=DEVICE, among=context) as placed:
             assert placed.placed is not None
             shares = [placement.share for placement in placed.placed.report]
@@ -134,7 +134,7 @@ def share_a_device(context: Context, folder: str, path: str) -> None:
                 f"auto: {placed.placed.device} had 2.15 GB free for each of 2 ranks, of which 2.15 GB are left to "
                 "training"
             )
-    placeplan.free_memory = lambda device: 2 * whole - 2  # type: ignore[assignment]
+    place_plan.free_memory = lambda device: 2 * whole - 2  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=" free for each of 2 ranks; give features='auto'"):
         hoploom.place(store, features=DEVICE, among=context)
 

@@ -1,15 +1,15 @@
 """Sizes of batches that are sampled on a device: which sizes the device counts, and how large its buffers are.
 
-A loader's buffers grow with the batches seen (`Capacity`). Those of a whole step are fixed (`FixedSizes`): the sizes of
-some sampled batches and a margin, never more than there can be. Batches of one loader differ little in size; one that
-does not fit is taken as a step of its own size.
+A loader's buffers grow with the batches seen. Those of a whole step are fixed: the sizes of some sampled batches and a
+margin, never more than there can be. Batches of one loader differ little in size; one that does not fit is taken as a
+step of its own size.
 """
 
 import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import NamedTuple
 
 from hoploom.batch import Sampled
@@ -67,12 +67,11 @@ class HopPlan:
         return ZERO if self.is_blocks else sizes[hop], sizes[hop + 1]
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """Sizes of buffers; or the sizes that a batch needs."""
+class Capacity(NamedTuple):
+    """Sizes of buffers; or the sizes that a batch needs. A node counts in the hop that found it first."""
 
-    nodes: tuple[int, ...]  # per type
-    edges: tuple[int, ...]  # per relation: all hops together, or the largest block
+    nodes: Running  # per type: within 0, 1, ... hops of the seeds
+    edges: Running  # per relation: up to the first, the second, ... hop; of blocks in each
     rows: Running  # per hop and type: nodes of the frontier
     picks: Running  # per hop and relation
 
@@ -82,15 +81,11 @@ class Capacity:
 
     def combine(self, other: "Capacity", function: Callable[[int, int], int]) -> "Capacity":
         """Return the capacity whose sizes are a function of both sizes."""
-
-        def rows(ours: Sequence[int], theirs: Sequence[int]) -> tuple[int, ...]:
-            return tuple(map(function, ours, theirs))
-
         return Capacity(
-            rows(self.nodes, other.nodes),
-            rows(self.edges, other.edges),
-            tuple(map(rows, self.rows, other.rows)),
-            tuple(map(rows, self.picks, other.picks)),
+            *(
+                tuple(tuple(map(function, *rows)) for rows in zip(*sizes, strict=True))
+                for sizes in zip(self, other, strict=True)
+            )
         )
 
 
@@ -129,7 +124,7 @@ def first_capacity(plan: HopPlan, num_seeds: Sequence[int], large: int = LARGE) 
     schema, sampling = plan.schema, plan.sampling
     once = not (sampling.disjoint or sampling.replace)  # every edge is picked once, but for repeated seeds
     total, new = list(num_seeds), list(num_seeds)
-    rows, picks = [], []
+    totals, rows, picks = [list(num_seeds)], [], []
     for hop, relations in enumerate(plan.hops):
         frontier = total if plan.is_blocks else new
         rows.append(tuple(frontier))
@@ -146,7 +141,9 @@ def first_capacity(plan: HopPlan, num_seeds: Sequence[int], large: int = LARGE) 
         total = [sum(pair) for pair in zip(total, new, strict=True)]
         if not sampling.disjoint:
             total = [min(t, n.num_nodes + s) for t, n, s in zip(total, schema.node_types, num_seeds, strict=True)]
-    return Capacity(tuple(total), _edges(plan, picks), tuple(rows), tuple(picks))
+        totals.append(total)
+    edges = [own if plan.is_blocks else itertools.accumulate(own) for own in zip(*picks, strict=True)]
+    return Capacity(tuple(zip(*totals, strict=True)), tuple(map(tuple, edges)), tuple(rows), tuple(picks))
 
 
 def used_capacity(plan: HopPlan, sizes: Sequence[int]) -> Capacity:
@@ -156,37 +153,14 @@ def used_capacity(plan: HopPlan, sizes: Sequence[int]) -> Capacity:
         spans = [plan.frontier(hop, index) for index in range(len(plan.nodes))]
         rows.append(tuple(sizes[end] - sizes[begin] for begin, end in spans))
         picks.append(tuple(sizes[own[hop][1]] - sizes[own[hop][0]] for own in plan.picks))
-    return Capacity(tuple(sizes[slots[-1]] for slots in plan.nodes), _edges(plan, picks), tuple(rows), tuple(picks))
-
-
-def _edges(plan: HopPlan, picks: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the edges of every relation from the picks of every hop."""
-    join = max if plan.is_blocks else sum
-    return tuple(join(own[relation] for own in picks) for relation in range(len(plan.picks)))
+    nodes = tuple(tuple(sizes[slot] for slot in slots[1:]) for slots in plan.nodes)
+    edges = tuple(tuple(sizes[end] for _, end in hops) for hops in plan.picks)
+    return Capacity(nodes, edges, tuple(rows), tuple(picks))
 
 
 def grow_capacity(capacity: Capacity, seen: Capacity) -> Capacity:
     """Return capacity for the sizes seen, with a margin for each that was too small."""
     return capacity.combine(seen, lambda have, need: have if need <= have else need + need // MARGIN + 1)
-
-
-# --- fixed sizes ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FixedSizes:
-    """Limits of a batch. A node counts in the hop that found it first; each block is counted whole."""
-
-    nodes: Running  # per type: within 0, 1, ... hops
-    edges: Running  # per relation: up to the first, the second, ... hop; of blocks in each
-    capacity: Capacity
-
-    def holds(self, plan: HopPlan, sizes: Sequence[int]) -> bool:
-        """Return whether a batch fits; `sizes` are its totals, by slot."""
-        nodes, edges = _running(plan, sizes)
-        limits = [*zip(nodes, self.nodes, strict=True), *zip(edges, self.edges, strict=True)]
-        is_within = all(size <= most for own, limit in limits for size, most in zip(own, limit, strict=True))
-        return is_within and self.capacity.holds(used_capacity(plan, sizes))
 
 
 def probe(maker: NodeMaker, order: Order, batch_size: int, most: int = PROBED) -> list[Sampled]:
@@ -197,29 +171,15 @@ def probe(maker: NodeMaker, order: Order, batch_size: int, most: int = PROBED) -
 
 def sizes_of_probes(
     plan: HopPlan, batches: Sequence[Sampled], num_seeds: Sequence[int], margin: float, rounded: int = ROUNDED
-) -> FixedSizes:
+) -> Capacity:
     """Return the sizes of these batches plus a margin, rounded up to multiples, at most what is possible."""
 
     def enough(seen: int, most: int) -> int:
         return min(-(-int(min(seen * (1 + margin), most)) // rounded) * rounded, most)
 
-    worst, totals = first_capacity(plan, num_seeds, sys.maxsize), [_totals(plan, batch) for batch in batches]
-    seen = reduce(lambda one, other: one.combine(other, max), (used_capacity(plan, sizes) for sizes in totals))
-    nodes, edges = _running(plan, [max(of_slot) for of_slot in zip(*totals, strict=True)])
-    return FixedSizes(
-        tuple(
-            (seeds, *(enough(size, most) for size in own[1:]))
-            for seeds, own, most in zip(num_seeds, nodes, worst.nodes, strict=True)
-        ),
-        tuple(tuple(enough(size, most) for size in own) for own, most in zip(edges, worst.edges, strict=True)),
-        seen.combine(worst, enough),
-    )
-
-
-def _running(plan: HopPlan, sizes: Sequence[int]) -> tuple[Running, Running]:
-    """Return the nodes per type within each hop, and the edges per relation up to each hop, or in each block."""
-    nodes = tuple(tuple(sizes[slot] for slot in slots[1:]) for slots in plan.nodes)
-    return nodes, tuple(tuple(sizes[end] for _, end in hops) for hops in plan.picks)
+    seen = reduce(partial(Capacity.combine, function=max), (used_capacity(plan, _totals(plan, one)) for one in batches))
+    found = seen.combine(first_capacity(plan, num_seeds, sys.maxsize), enough)
+    return found._replace(nodes=tuple((count, *own[1:]) for count, own in zip(num_seeds, found.nodes, strict=True)))
 
 
 def _totals(plan: HopPlan, batch: Sampled) -> list[int]:

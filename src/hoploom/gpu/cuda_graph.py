@@ -2,7 +2,7 @@
 
 A replay starts all its kernels with one call and reads and writes the very memory of the recording: the caller keeps
 inputs and outputs in tensors that stay. The first calls are real ones, so that things made at first use (an optimizer's
-state, compiled kernels) exist before the recording.
+state, compiled kernels) exist before the recording. A recording keeps the values that host numbers had.
 """
 
 import gc
@@ -12,9 +12,12 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
 
 from hoploom.errors import ConfigError, HoploomError, TrainError
 from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle, reached
+from hoploom.train.step import check_closure
 
 WARM_UP = 2  # calls before the recording
 
@@ -42,7 +45,7 @@ class WorkStream:
         self._owns_stream = own_stream
         self.stream: Any = None  # for the first calls and for recording
         self.pool: Any = None
-        self._recordings: WeakSet[Recording] = WeakSet()
+        self.recordings: WeakSet[Recording] = WeakSet()  # which `close` drops
         if self.is_cuda:
             with torch.cuda.device(device):
                 self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -51,10 +54,6 @@ class WorkStream:
     def current(self) -> Any:
         """Return a context manager that makes this stream the current one."""
         return torch.cuda.stream(self.stream) if self._owns_stream and self.is_cuda else nullcontext()
-
-    def add(self, recording: "Recording") -> None:
-        """Add a recording, which `close` drops."""
-        self._recordings.add(recording)
 
     def close(self) -> None:
         """Wait for the device, and drop the recordings with the work that they recorded."""
@@ -65,7 +64,7 @@ class WorkStream:
                     "start again from the last checkpoint"
                 )
         finally:
-            for recording in self._recordings:
+            for recording in self.recordings:
                 recording.drop()
 
     def record(self, event: WorkEvent) -> None:
@@ -95,7 +94,7 @@ class Recording:
         self._stream = stream
         self._calls = 0
         self._graph: Any = None
-        stream.add(self)
+        stream.recordings.add(self)
 
     @property
     def is_warm(self) -> bool:
@@ -168,3 +167,107 @@ def without_gc() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+# --- optimizers: learning rates are read from the device, so that changes by a schedule take effect ----
+
+
+def check_optimizer(optimizer: Optimizer, device: torch.device, *, scheduled: bool) -> None:
+    """Raise ConfigError if the optimizer needs a closure or, on this device, cannot be recorded."""
+    check_closure(optimizer)
+    name = type(optimizer).__name__
+    if device.type != "cuda":
+        return
+    for group in optimizer.param_groups:
+        if "capturable" in group and not group["capturable"]:
+            raise not_recordable(f"do not go with {name} that counts its steps on the host; give it capturable=True")
+        if "capturable" not in group and not isinstance(optimizer, SGD):
+            raise not_recordable(f"do not go with {name}; take Adam or AdamW with capturable=True, SGD")
+        if scheduled and not _takes_tensor(group):
+            raise not_recordable(
+                f"do not go with {name} that keeps the learning rate it began with; give it fused=True"
+            )
+
+
+def _takes_tensor(group: dict[str, Any]) -> bool:
+    """Return whether the learning rate may be a tensor that is read on the device."""
+    return bool(group.get("capturable") or group.get("fused"))
+
+
+def not_recordable(why: str) -> ConfigError:
+    """Return the error for a step that cannot be recorded."""
+    return ConfigError(f"whole steps {why}, or leave whole steps off")
+
+
+def prepare_optimizer(optimizer: Optimizer, *, recorded: bool) -> None:
+    """Set an optimizer's options for recorded steps, or for steps that are not; a checkpoint may hold the other ones.
+
+    >>> prepare_optimizer(optimizer, recorded=True)
+    """
+    for group in optimizer.param_groups:
+        if isinstance(optimizer, SGD):
+            group["fused"] = True if recorded else None
+        if "capturable" not in group or group["capturable"] == recorded:
+            continue
+        group["capturable"] = recorded
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if isinstance(state.get("step"), Tensor):
+                state["step"] = state["step"].to(parameter.device if recorded else "cpu", torch.float32)
+
+
+class LearningRates:
+    """Learning rates of an optimizer's groups as tensors on the device.
+
+    Between steps the groups hold plain numbers, which schedules and checkpoints need.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._tensors = [  # None if the group needs a number
+            torch.full((), float(group["lr"]), dtype=torch.float32, device=group["params"][0].device)
+            if _takes_tensor(group)
+            else None
+            for group in optimizer.param_groups
+        ]
+        self._values = [float(group["lr"]) for group in optimizer.param_groups]
+        self._recorded: list[dict[str, Any]] = []
+
+    @property
+    def _groups(self) -> Iterator[tuple[dict[str, Any], Tensor | None]]:
+        return zip(self._optimizer.param_groups, self._tensors, strict=True)
+
+    def send(self) -> None:
+        """Copy changed rates to the device, without waiting for it."""
+        for number, (group, tensor) in enumerate(self._groups):
+            value = float(group["lr"])
+            if tensor is not None and value != self._values[number]:
+                tensor.fill_(value)
+                self._values[number] = value
+
+    @contextmanager
+    def as_tensors(self) -> Iterator[None]:
+        """Set the groups' rates to the tensors in this block."""
+        numbers = [group["lr"] for group, _ in self._groups]
+        for group, tensor in self._groups:
+            group["lr"] = group["lr"] if tensor is None else tensor
+        try:
+            yield
+        finally:
+            for (group, _), number in zip(self._groups, numbers, strict=True):
+                group["lr"] = number
+
+    def check(self) -> None:
+        """Raise ConfigError if an option has changed that the recording has as a constant."""
+        now = []
+        for group, tensor in self._groups:
+            unseen = {"params", "initial_lr", "lr"} if tensor is not None else {"params", "initial_lr"}
+            now.append({name: value for name, value in group.items() if name not in unseen})
+        self._recorded = self._recorded or now
+        for before, group in zip(self._recorded, now, strict=True):
+            for name, value in group.items():
+                if value != before[name]:
+                    raise not_recordable(
+                        f"do not see that {name} of {type(self._optimizer).__name__} went from {before[name]} to "
+                        f"{value}; keep it, for lr give the optimizer fused=True"
+                    )

@@ -75,15 +75,16 @@ def make_buffers(plan: HopPlan, capacity: Capacity, device: torch.device) -> Dev
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int64, device=device)
 
-    types, relations = range(len(capacity.nodes)), range(len(capacity.edges))
-    nodes = tuple(empty(size) for size in capacity.nodes)
-    trees = tuple(empty(capacity.nodes[index]) if plan.sampling.disjoint else None for index in types)
+    num_nodes, num_edges = [max(own) for own in capacity.nodes], [max(own) for own in capacity.edges]
+    nodes = tuple(map(empty, num_nodes))
+    trees = tuple(empty(size) if plan.sampling.disjoint else None for size in num_nodes)
     layers = []
     for layer in range(plan.num_layers):
-        capacities = capacity.picks[layer] if plan.is_blocks else capacity.edges
-        indptrs = [empty(capacity.nodes[end] + 1) if plan.with_indptr else None for end in plan.schema.destinations]
-        layers.append(tuple(DeviceEdges(empty(2, capacities[i]), empty(capacities[i]), indptrs[i]) for i in relations))
-    sources = tuple(empty(size) for size in capacity.edges)
+        capacities = capacity.picks[layer] if plan.is_blocks else num_edges
+        indptrs = [empty(num_nodes[end] + 1) if plan.with_indptr else None for end in plan.schema.destinations]
+        columns = zip(capacities, indptrs, strict=True)
+        layers.append(tuple(DeviceEdges(empty(2, size), empty(size), indptr) for size, indptr in columns))
+    sources = tuple(map(empty, num_edges))
     return DeviceBuffers(capacity, nodes, trees, tuple(layers), sources, empty(plan.num_slots, 2))
 
 

@@ -44,7 +44,7 @@ def place(
         raise ConfigError(f"among is {among!r:.80}; give the context that hoploom.init made, or leave it out")
     to = _device({str(word) for word in (topology, features, device) if _is_device(word)})
     from hoploom.gpu.loading import OnDevice  # imports Triton, which is installed: `_device` has looked
-    from hoploom.gpu.placing import copy_store
+    from hoploom.gpu.place_plan import copy_store
 
     placed = copy_store(store, wanted_topology, wanted_features, to, among)
     before = store.deployment

@@ -9,29 +9,27 @@ arrive in pinned memory, and the host checks them before it starts the step.
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data, HeteroData
 
 from hoploom.batch import Seeds
 from hoploom.errors import ConfigError, TrainError
-from hoploom.gpu.capacity import FAULT, PROBED, ROUNDED, FixedSizes, HopPlan, plan_hops, probe, sizes_of_probes
-from hoploom.gpu.cuda_graph import Recording, WorkEvent, WorkStream
+from hoploom.gpu.capacity import FAULT, PROBED, ROUNDED, plan_hops, probe, sizes_of_probes, used_capacity
+from hoploom.gpu.cuda_graph import LearningRates, Recording, WorkEvent, WorkStream, check_optimizer, not_recordable
 from hoploom.gpu.device_hops import make_buffers, make_maps, sample_on_device
-from hoploom.gpu.placed_store import PlacedStore
-from hoploom.gpu.recordable import LearningRates, check_learner, not_recordable
 from hoploom.load.assemble import FEATURES, IN_DEGREE, Batch
 from hoploom.load.loader import EpochSteps
 from hoploom.load.maker import NodeMaker
 from hoploom.nn import GNN, LayerView
 from hoploom.nn.layers import one_per_layer
 from hoploom.ops import InEdges
-from hoploom.ops.kernels.relabel import DeviceNodeMap
 from hoploom.ranks.context import Context, unwrap
 from hoploom.ranks.supervise import StopRequests
 from hoploom.schema import RelationName
@@ -45,72 +43,41 @@ SIGN, WORD = 1 << 63, 1 << 64
 STAGED = 2  # entries before the seeds: the key, and one that keeps the seeds' address a multiple of 16
 
 
-@dataclass(frozen=True)
-class FixedBatchSpec:
-    """Settings and memory that all batches of a run share."""
-
-    plan: HopPlan
-    sizes: FixedSizes
-    placed: PlacedStore
-    maps: tuple[DeviceNodeMap, ...]  # for one batch at a time
-    model: GNN
-    maker: NodeMaker
-    batch_size: int
-    targets: Tensor  # of every seed of the loader
-    degrees: Tensor | None  # of every node
-    fill_stream: WorkStream
-    timeout: float  # seconds, of every wait for the device
-
-    @property
-    def device(self) -> torch.device:
-        return self.placed.device
-
-    @property
-    def seed_type(self) -> int:
-        return self.plan.schema.type_index[self.maker.seeds.node_type]
-
-    def wait_for(self, event: WorkEvent, doing: str) -> None:
-        """Wait until an event is reached; raise TimeoutError, which names the unfinished work."""
-        if not event.wait(self.timeout):
-            raise TimeoutError(doing)
-
-
 class FixedBatch:
     """A batch of fixed size, which is filled on the device again and again, with the recordings that use it."""
 
-    def __init__(self, spec: FixedBatchSpec, learn: "Callable[[FixedBatch], None]", learn_stream: WorkStream) -> None:
-        self._spec = spec
-        size = spec.batch_size
-        self.on = make_buffers(spec.plan, spec.sizes.capacity, spec.device)
+    def __init__(self, whole: "WholeStep") -> None:
+        self._whole, size, device = whole, whole.batch_size, whole.placed.device
+        self.on = make_buffers(whole.plan, whole.capacity, device)
         for nodes in self.on.nodes:
             nodes.zero_()  # rows that no batch has reached are looked up too
-        self._staged = torch.zeros(STAGED + 2 * size, dtype=torch.int64, device=spec.device)
+        self._staged = torch.zeros(STAGED + 2 * size, dtype=torch.int64, device=device)
         self._sent = _pinned(self._staged)
         self._sizes = _pinned(self.on.totals)
-        self.targets = spec.targets.new_empty((size, *spec.targets.shape[1:]))
+        self.targets = whole.targets.new_empty((size, *whole.targets.shape[1:]))
         # Zeros at first, rows of earlier batches later, so always finite. They must be: a row beyond the batch has no
         # effect and its gradient is zero, but that is multiplied by the row.
         self.rows = {
-            index: spec.placed.empty(node_type.name, FEATURES, self.on.nodes[index].numel()).zero_()
-            for index, node_type in enumerate(spec.plan.schema.node_types)
-            if FEATURES in node_type.fields and node_type.name in spec.model.types[0]
+            index: whole.placed.empty(node_type.name, FEATURES, self.on.nodes[index].numel()).zero_()
+            for index, node_type in enumerate(whole.plan.schema.node_types)
+            if FEATURES in node_type.fields and node_type.name in whole.model.types[0]
         }
-        self.loss = torch.zeros((), dtype=torch.float64, device=spec.device)
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self._loss = _pinned(self.loss)
-        self.filled, self.learned = WorkEvent(spec.device), WorkEvent(spec.device)
-        self._fill = Recording(self._make, spec.fill_stream)
-        self.learn = Recording(partial(learn, self), learn_stream)
-        learn_stream.record(self.learned)  # the other stream must not fill the batch before it is made
+        self.filled, self.learned = WorkEvent(device), WorkEvent(device)
+        self._fill = Recording(self._make, whole.fill_stream)
+        self.learn = Recording(partial(whole.learn_from, self), whole.learn_stream)
+        whole.learn_stream.record(self.learned)  # the other stream must not fill the batch before it is made
 
     # --- filling ------------------------------------------------------------------------------
 
     def fill(self, indices: Tensor, key: int) -> None:
         """Start to make the batch of these seeds, once the batch before is learned from."""
-        self._spec.placed.lease.check()  # a replay would read memory that is gone
-        self._spec.wait_for(self.filled, "sampled")  # after this, the input of the batch before may be overwritten
-        stream, size = self._spec.fill_stream, self._spec.batch_size
+        self._whole.placed.lease.check()  # a replay would read memory that is gone
+        self._whole.wait_for(self.filled, "sampled")  # after this, the input of the batch before may be overwritten
+        stream, size = self._whole.fill_stream, self._whole.batch_size
         self._sent[0] = key - WORD if key >= SIGN else key
-        self._sent[STAGED : STAGED + size] = self._spec.maker.seeds.nodes[indices]
+        self._sent[STAGED : STAGED + size] = self._whole.seeds.nodes[indices]
         self._sent[STAGED + size :] = indices
         stream.wait_for(self.learned)
         self._fill()
@@ -118,23 +85,23 @@ class FixedBatch:
 
     def fits(self) -> bool:
         """Wait for the batch's sizes; return whether all of it fitted."""
-        self._spec.wait_for(self.filled, "sampled")
+        self._whole.wait_for(self.filled, "sampled")
         sizes: list[int] = self._sizes[:, 0].tolist()
-        return sizes[FAULT] == 0 and self._spec.sizes.holds(self._spec.plan, sizes)
+        return sizes[FAULT] == 0 and self._whole.capacity.holds(used_capacity(self._whole.plan, sizes))
 
     def _make(self) -> None:
-        spec, on, size = self._spec, self.on, self._spec.batch_size
+        whole, on, size = self._whole, self.on, self._whole.batch_size
         self._staged.copy_(self._sent, non_blocking=True)
         seeds: list[Tensor | None] = [None] * len(on.nodes)
-        seeds[spec.seed_type] = self._staged[STAGED : STAGED + size]
+        seeds[whole.seed_type] = self._staged[STAGED : STAGED + size]
         no_trees = (None,) * len(on.nodes)
-        assert spec.placed.lists is not None
-        sample_on_device(spec.plan, spec.placed.lists, spec.maps, Seeds(tuple(seeds), no_trees), self._staged[0], on)
-        torch.index_select(spec.targets, 0, self._staged[STAGED + size :], out=self.targets)
-        names = spec.plan.schema.node_types
-        spec.placed.gather(
+        assert whole.placed.lists is not None
+        sample_on_device(whole.plan, whole.placed.lists, whole.maps, Seeds(tuple(seeds), no_trees), self._staged[0], on)
+        torch.index_select(whole.targets, 0, self._staged[STAGED + size :], out=self.targets)
+        names = whole.plan.schema.node_types
+        whole.placed.gather(
             [Wanted(names[index].name, FEATURES, on.nodes[index]) for index in self.rows],
-            [on.total(spec.plan.nodes[index][-1]) for index in self.rows],
+            [on.total(whole.plan.nodes[index][-1]) for index in self.rows],
             outs=list(self.rows.values()),
             faults=on.totals[FAULT, :1],
         )
@@ -144,7 +111,7 @@ class FixedBatch:
 
     def batch(self) -> Batch:
         """Return the batch in the form that the models of hoploom.nn take."""
-        spec, schema = self._spec, self._spec.plan.schema
+        whole, schema = self._whole, self._whole.plan.schema
         out: Batch = Data() if schema.homogeneous else HeteroData()
         out.views = self._views()
         for index, node_type in enumerate(schema.node_types):
@@ -152,25 +119,25 @@ class FixedBatch:
             if index in self.rows:
                 storage[FEATURES] = self.rows[index]
             storage["n_id"] = self.on.nodes[index]
-            if index == spec.seed_type:
-                storage["batch_size"] = spec.batch_size
-        if spec.degrees is not None:
-            out[IN_DEGREE] = spec.degrees.index_select(0, self.on.nodes[0])
+            if index == whole.seed_type:
+                storage["batch_size"] = whole.batch_size
+        if whole.degrees is not None:
+            out[IN_DEGREE] = whole.degrees.index_select(0, self.on.nodes[0])
         return out
 
     def _views(self) -> list[LayerView]:
-        spec, plan, hops = self._spec, self._spec.plan, []
+        whole, plan, hops = self._whole, self._whole.plan, []
         for hop in range(plan.sampling.num_hops):
             edges = {}
             layer = self.on.layers[hop if plan.is_blocks else 0]
             for index, (relation, own) in enumerate(zip(plan.schema.relations, layer, strict=True)):
                 assert own.indptr is not None
-                total, most = self.on.total(plan.picks[index][hop][1]), spec.sizes.edges[index][hop]
+                total, most = self.on.total(plan.picks[index][hop][1]), whole.capacity.edges[index][hop]
                 edges[relation.key] = PaddedEdges(own.edge_index[0], own.indptr, total, most)
             hops.append(edges)
         names = [node_type.name for node_type in plan.schema.node_types]
-        most_nodes = dict(zip(names, spec.sizes.nodes, strict=True))
-        num_layers = spec.model.num_layers
+        most_nodes = dict(zip(names, whole.capacity.nodes, strict=True))
+        num_layers = whole.model.num_layers
         return padded_views(one_per_layer(hops, num_layers), most_nodes, num_layers, are_blocks=plan.is_blocks)
 
     def send_loss(self, loss_sum: Tensor) -> None:
@@ -180,7 +147,7 @@ class FixedBatch:
 
     def read_loss(self) -> float:
         """Wait for the step; return the sum of its losses."""
-        self._spec.wait_for(self.learned, "learned")
+        self._whole.wait_for(self.learned, "learned")
         return float(self._loss)
 
 
@@ -242,6 +209,46 @@ def padded_views(
 # --- the step ------------------------------------------------------------------------------------
 
 
+def check_learner(learner: Learner, training: Training, device: torch.device) -> NodeMaker:
+    """Return the maker of the loader's batches; raise ConfigError if the step cannot be recorded and replayed."""
+    loader, model, task = learner.loader, unwrap(learner.model), learner.task
+    is_distributed = isinstance(learner.model, DistributedDataParallel) or loader.world_size > 1
+    maker = getattr(loader, "maker", None)
+    reasons = [
+        (is_distributed, f"are for one process, this is one of {loader.world_size}"),
+        (not isinstance(model, GNN), f"are for the models of hoploom.nn, the model is a {type(model).__name__}"),
+        (not isinstance(task, NodeTask), f"are for tasks on nodes, the task is {type(task).__name__}"),
+        (training.precision == "fp16", 'are not for "fp16": it asks the host at every step; take "bf16" or "fp32"'),
+        (training.accumulate > 1, f"do not go with accumulate={training.accumulate}; take a larger batch_size"),
+        (not isinstance(maker, NodeMaker), f"are for a NeighborLoader, this is a {type(loader).__name__}"),
+    ]
+    if isinstance(maker, NodeMaker):
+        assembler, sampler = maker.assembler, maker.sampler
+        placed = assembler.store.placed
+        is_there = placed is not None and placed.lists is not None and placed.device == device
+        fields = {} if placed is None else placed.fields
+        types = assembler.store.schema.node_types
+        missing = [t.name for t in types if FEATURES in t.fields and (t.name, FEATURES) not in fields]
+        give = "hoploom.place(store, topology='auto', features='auto')"
+        subgraph = sampler.sampling.subgraph
+        reasons += [
+            (not is_there, f"need a graph that lies on {device}; give the loader {give}"),
+            (bool(missing), f"need features on {device}, and x of {missing} is not placed; give the loader {give}"),
+            (sampler.sampling.disjoint, "do not go with disjoint or temporal sampling"),
+            (subgraph != "directional", f"do not go with subgraph_type={subgraph!r}"),
+            (sampler.sample_frontier is not None, "do not go with sample_frontier"),
+            (maker.transform is not None, "do not go with transform"),
+            (assembler.reduce is not None, "do not go with aggregate"),
+            (assembler.fields is not None, "do not go with fields"),
+        ]
+    for is_so, why in reasons:
+        if is_so:
+            raise not_recordable(why)
+    assert isinstance(maker, NodeMaker)
+    check_optimizer(learner.optimizer, device, scheduled=learner.scheduler is not None)
+    return maker
+
+
 class WholeStep:
     """The whole step of a learner on a placed store: give it to `fit` as `stepper=WholeStep`.
 
@@ -263,21 +270,45 @@ class WholeStep:
         probed: int = PROBED,
         rounded: int = ROUNDED,
     ) -> None:
-        maker = check_learner(learner, training, context.device)
+        device = context.device
+        maker = check_learner(learner, training, device)
         self.learner, self.counts = learner, StepCounts()
-        self._training, self._is_cuda = training, context.device.type == "cuda"
+        self._training, self._timeout = training, context.timeout
         self.stepper = Stepper(learner, training, context, checkpoint)
-        self._learn_stream = WorkStream(context.device, own_stream=False)
-        self.spec = _spec_of(learner, maker, context, training.margin, probed, rounded)
+        model, task, seeds, store = unwrap(learner.model), learner.task, maker.seeds, maker.assembler.store
+        assert isinstance(model, GNN)
+        assert isinstance(task, NodeTask)
+        assert store.placed is not None
+        self.model, self.seeds, self.placed = model, seeds, store.placed
+        self.batch_size = size = learner.loader.batch_size
+        self.seed_type = store.schema.type_index[seeds.node_type]
+        self.plan = plan_hops(store.schema, maker.sampler.sampling, [self.seed_type], with_indptr=True)
+        batches = probe(maker, learner.loader.rehearsal(), size, probed)
+        if not batches:
+            raise not_recordable(
+                f"need a step of batch_size={size} seeds, and no step of an epoch has so many; give fewer"
+            )
+        num_seeds = [size if index == self.seed_type else 0 for index in range(len(store.schema.node_types))]
+        self.capacity = sizes_of_probes(self.plan, batches, num_seeds, training.margin, rounded)
+        self.maps = make_maps(self.plan, device)  # for one batch at a time
+        task.check(store, seeds.nodes[:0], seeds.node_type)
+        labels = store.features.gather([Wanted(seeds.node_type, task.label, seeds.nodes)])[0]
+        self.targets = task.read(labels, seeds.nodes).to(device)  # or an error: the first seed without a label
+        self.degrees: Tensor | None = None  # of every node
+        if maker.assembler.degrees:
+            (relation,) = store.schema.relations
+            nodes = torch.arange(store.schema.node_type(relation.destination).num_nodes)
+            self.degrees = store.in_degrees(relation.key, nodes).to(device)
+        self.fill_stream, self.learn_stream = WorkStream(device, own_stream=True), WorkStream(device, own_stream=False)
         self._rates = LearningRates(learner.optimizer)
-        self._slots = deque(FixedBatch(self.spec, self._learn, self._learn_stream) for _ in range(SLOTS))
+        self._slots = deque(FixedBatch(self) for _ in range(SLOTS))
 
     def close(self) -> None:
         """Wait for the device, and free the batches and recordings."""
         with ExitStack() as last_first:
             last_first.callback(self._slots.clear)
-            last_first.callback(self._learn_stream.close)
-            last_first.callback(self.spec.fill_stream.close)
+            last_first.callback(self.learn_stream.close)
+            last_first.callback(self.fill_stream.close)
 
     def __enter__(self) -> "WholeStep":
         return self
@@ -298,9 +329,14 @@ class WholeStep:
         """Return the steps that are left in the loader's epoch."""
         return WholeSteps(self, self.learner.loader.begin_epoch())
 
+    def wait_for(self, event: WorkEvent, doing: str) -> None:
+        """Wait until an event is reached; raise TimeoutError, which names the unfinished work."""
+        if not event.wait(self._timeout):
+            raise TimeoutError(doing)
+
     def fill_next(self, indices: Tensor, key: int) -> FixedBatch | None:
         """Start to fill the slot that was used longest ago; return None for another number of seeds."""
-        if indices.numel() != self.spec.batch_size:
+        if indices.numel() != self.batch_size:
             return None
         if not self._slots:
             raise ConfigError("this WholeStep is closed; make another one")
@@ -311,22 +347,22 @@ class WholeStep:
 
     def learn(self, slot: FixedBatch) -> None:
         """Start to learn from a batch that fits."""
-        if self._is_cuda:
+        if self.placed.device.type == "cuda":
             self._rates.check()
         self._rates.send()
         self.stepper.reseed()
         self.counts.replayed += slot.learn.is_warm
         self.counts.first += not slot.learn.is_warm
-        self._learn_stream.wait_for(slot.filled)
+        self.learn_stream.wait_for(slot.filled)
         slot.learn()
-        self._learn_stream.record(slot.learned)
+        self.learn_stream.record(slot.learned)
 
-    def _learn(self, slot: FixedBatch) -> None:
+    def learn_from(self, slot: FixedBatch) -> None:
         """Take the recorded part of a step. Gradients stay: the next recording or step drops them first."""
         learner, task = self.learner, self.learner.task
         learner.optimizer.zero_grad(set_to_none=True)
         # no cache of casts: a later step would use those of the recording as values
-        with mixed(self._training.precision, self.spec.device, cache_enabled=False):
+        with mixed(self._training.precision, self.placed.device, cache_enabled=False):
             losses = task.losses(task.outputs(learner.model, slot.batch()), slot.targets)
         (losses.sum() * (1 / losses.numel())).backward()  # type: ignore[no-untyped-call]
         if self._training.clip_norm is not None:
@@ -335,38 +371,6 @@ class WholeStep:
         with self._rates.as_tensors():
             learner.optimizer.step()
         slot.send_loss(losses.detach().double().sum())
-
-
-def _spec_of(
-    learner: Learner, maker: NodeMaker, context: Context, margin: float, probed: int, rounded: int
-) -> FixedBatchSpec:
-    """Return the settings of a learner's batches; allocate what they share."""
-    device, model, task = context.device, unwrap(learner.model), learner.task
-    assert isinstance(model, GNN)
-    assert isinstance(task, NodeTask)
-    seeds, store, batch_size = maker.seeds, maker.assembler.store, learner.loader.batch_size
-    assert store.placed is not None
-    seed_type = store.schema.type_index[seeds.node_type]
-    plan = plan_hops(store.schema, maker.sampler.sampling, [seed_type], with_indptr=True)
-    batches = probe(maker, learner.loader.rehearsal(), batch_size, probed)
-    if not batches:
-        raise not_recordable(
-            f"need a step of batch_size={batch_size} seeds, and no step of an epoch has so many; give fewer"
-        )
-    num_seeds = [batch_size if index == seed_type else 0 for index in range(len(store.schema.node_types))]
-    sizes, maps = sizes_of_probes(plan, batches, num_seeds, margin, rounded), make_maps(plan, device)
-    task.check(store, seeds.nodes[:0], seeds.node_type)
-    labels = store.features.gather([Wanted(seeds.node_type, task.label, seeds.nodes)])[0]
-    targets = task.read(labels, seeds.nodes).to(device)  # or an error, which names the first seed without a label
-    degrees = None
-    if maker.assembler.degrees:
-        (relation,) = store.schema.relations
-        nodes = torch.arange(store.schema.node_type(relation.destination).num_nodes)
-        degrees = store.in_degrees(relation.key, nodes).to(device)
-    fill_stream = WorkStream(device, own_stream=True)
-    return FixedBatchSpec(
-        plan, sizes, store.placed, maps, model, maker, batch_size, targets, degrees, fill_stream, context.timeout
-    )
 
 
 # --- an epoch ------------------------------------------------------------------------------------
@@ -434,7 +438,7 @@ class WholeSteps:
 
     def _learn(self, slot: FixedBatch, waited: float) -> StepReport:
         whole, progress = self._whole, self._whole.learner.progress
-        learning_rate, rows = whole.learner.learning_rate, whole.spec.batch_size
+        learning_rate, rows = whole.learner.learning_rate, whole.batch_size
         whole.learn(slot)
         whole.stepper.schedule()
         progress.steps += 1

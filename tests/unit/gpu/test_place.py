@@ -1,5 +1,6 @@
 """A placed store: wherever rows and lists lie, they are those of the store on the host, and the report says where."""
 
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from torch import Tensor
 import hoploom
 from hoploom import Store
 from hoploom.gpu import host_memory as hostmemory
-from hoploom.gpu import placing as placeplan
+from hoploom.gpu import place_plan
 from hoploom.schema import EDGE_ID, Owner
 from hoploom.store import Draw, Wanted, assemble
 from hoploom.train.runs.link_splits import LinkShares, hold_out
@@ -197,18 +198,18 @@ def test_a_share_is_the_first_rows_of_every_part(ring_store: Store) -> None:
 def test_bytes_are_not_exceeded_by_more_than_alignment(budget: int, num_parts: int) -> None:
     """No bytes at all are none; 200 hold a row."""
     store = in_parts(hoploom.from_pyg(library()), num_parts)
-    plan = placeplan.plan_placement(store, None, budget, torch.device("cpu"), None)
+    plan = place_plan.plan_placement(store, None, budget, torch.device("cpu"), None)
     taken = sum(
         end - begin
         for column in plan.columns
-        for begin, end in plan.device_ids(column)
+        for begin, end in plan.spans(column)[0]
         for _ in range(column.field.row_bytes)
     )
     total = sum(column.num_rows * column.field.row_bytes for column in plan.columns)
     most = sum(column.field.row_bytes for column in plan.columns) * num_parts  # a row of every part is left out
     assert min(budget, total) - most <= taken <= budget
     for column in plan.columns:
-        spans = sorted(plan.device_ids(column) + plan.host_ids(column))
+        spans = sorted(itertools.chain(*plan.spans(column)))
         assert [i for begin, end in spans for i in range(begin, end)] == list(range(column.num_rows))
 
 
@@ -224,16 +225,17 @@ def test_bytes_are_not_exceeded_by_more_than_alignment(budget: int, num_parts: i
 def test_auto_takes_topology_first_and_leaves_room(
     monkeypatch: pytest.MonkeyPatch, free: int, where: str, share: float
 ) -> None:
-    def block(size: int) -> placeplan.PackedTensors:
-        return placeplan.PackedTensors((((size,), torch.uint8),), lambda tensors: None)
+    def block(size: int) -> place_plan.PackedTensors:
+        return place_plan.PackedTensors((((size,), torch.uint8),), lambda tensors: None)
 
-    monkeypatch.setattr(placeplan, "free_memory", lambda device: free)
-    monkeypatch.setattr(placeplan, "_relations", lambda store: (block(256 << 20),))
+    monkeypatch.setattr(place_plan, "free_memory", lambda device: free)
+    monkeypatch.setattr(place_plan, "pack_topology", lambda lists, num_sources: block(256 << 20))
     field = hoploom.schema.Field("uint8", (1 << 20,))
-    column = placeplan.FieldColumn("node", "x", field, (), (1 << 10,))
-    monkeypatch.setattr(placeplan, "_columns", lambda store: [column])
+    column = place_plan.FieldColumn("node", "x", field, (), (1 << 10,))
+    monkeypatch.setattr(place_plan, "fields_of", lambda schema: {("node", "x"): field})
+    monkeypatch.setattr(place_plan, "FieldColumn", lambda *given: column)
     store = hoploom.from_pyg(ring(12))
-    plan = placeplan.plan_placement(store, "auto", "auto", torch.device("cpu"), None)
+    plan = place_plan.plan_placement(store, "auto", "auto", torch.device("cpu"), None)
     assert (plan.topology, plan.share) == (where, share)
     assert plan.device_bytes <= free - max(2 << 30, free // 4)
 
@@ -242,14 +244,14 @@ def test_auto_takes_topology_first_and_leaves_room(
 def test_auto_says_what_it_went_by(
     monkeypatch: pytest.MonkeyPatch, ring_store: Store, topology: str, features: str
 ) -> None:
-    monkeypatch.setattr(placeplan, "free_memory", lambda device: 120 * 10**9)
+    monkeypatch.setattr(place_plan, "free_memory", lambda device: 120 * 10**9)
     with hoploom.place(ring_store, topology, features, device=ON_DEVICE) as store:
         assert store.placed is not None
         last = str(store.placed).splitlines()[-1]
         assert last == f"auto: {store.placed.device} had 120 GB free, of which 30.0 GB are left to training"
     with hoploom.place(ring_store, ON_DEVICE, "20%") as store:
         assert "auto" not in str(store.placed)
-    monkeypatch.setattr(placeplan, "free_memory", lambda device: 10**9)  # less than what training is left at least
+    monkeypatch.setattr(place_plan, "free_memory", lambda device: 10**9)  # less than what training is left at least
     with hoploom.place(ring_store, topology, features, device=ON_DEVICE) as store:
         assert "had 1.00 GB free, of which 1.00 GB are left" in str(store.placed)
 
@@ -267,14 +269,14 @@ def test_ranks_that_share_a_device_share_what_is_free_there(
     told: list[tuple[int, str]], room: tuple[int, int], monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     said: list[Any] = []
-    here, elsewhere = placeplan.host_key(), [["boot", 1], 1, "a"]  # the device "a" of another host
-    monkeypatch.setattr(placeplan, "free_memory", lambda device: 10)
+    here, elsewhere = place_plan.host_key(), [["boot", 1], 1, "a"]  # the device "a" of another host
+    monkeypatch.setattr(place_plan, "free_memory", lambda device: 10)
     every = [[here, free, key] for free, key in told] + [elsewhere]
-    monkeypatch.setattr(placeplan, "gather_json", lambda among, words: said.append(words) or every)
+    monkeypatch.setattr(place_plan, "gather_json", lambda among, words: said.append(words) or every)
     among: Any = SimpleNamespace(rank=0)
-    assert placeplan.free_memory_of_ranks(device, among) == room
-    assert said == [[here, 10, placeplan.device_key(device)]]
-    assert placeplan.free_memory_of_ranks(device, None) == (10, 1)
+    assert place_plan.free_memory_of_ranks(device, among) == room
+    assert said == [[here, 10, place_plan.device_key(device)]]
+    assert place_plan.free_memory_of_ranks(device, None) == (10, 1)
 
 
 def test_any_type_of_number_is_an_amount(ring_store: Store) -> None:

@@ -10,7 +10,7 @@ from support.graphs import random_graph
 import hoploom
 from hoploom import ConfigError
 from hoploom.gpu import host_memory as hostmemory
-from hoploom.gpu import placing as placeplan
+from hoploom.gpu import place_plan
 from hoploom.gpu.host_memory import HostMemory
 from hoploom.ops import Picks, Rule
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_sync")]
 def test_auto_goes_by_what_is_free() -> None:
     """Of a device with room for everything, everything is taken; with little left, the host keeps it."""
     device = torch.device("cuda", torch.cuda.current_device())
-    assert 0 < placeplan.free_memory(device) <= torch.cuda.mem_get_info(device)[1]
+    assert 0 < place_plan.free_memory(device) <= torch.cuda.mem_get_info(device)[1]
     store = hoploom.from_tensors({"x": torch.randn(10_000, 64)}, torch.randint(10_000, (2, 50_000)))
     with hoploom.place(store, "auto", "auto") as placed:
         assert placed.placed is not None

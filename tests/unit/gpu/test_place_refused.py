@@ -14,8 +14,7 @@ from support.refusals import assert_refused
 import hoploom
 from hoploom import ConfigError, Store
 from hoploom.gpu import host_memory as hostmemory
-from hoploom.gpu import placement
-from hoploom.gpu import placing as placeplan
+from hoploom.gpu import place_plan, placement
 from hoploom.store import Wanted, assemble
 
 ON_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -69,7 +68,7 @@ def test_without_a_gpu_the_store_stays_as_it_is(ring_store: Store, monkeypatch: 
 
 
 def test_without_triton_it_says_what_to_install(ring_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("hoploom.gpu.loading", "hoploom.gpu.placing"):  # import Triton themselves
+    for name in ("hoploom.gpu.loading", "hoploom.gpu.place_plan"):  # import Triton themselves
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name in ["triton", *(name for name in sys.modules if name.startswith("hoploom.ops.kernels."))]:
         monkeypatch.setitem(sys.modules, name, None)
@@ -83,7 +82,7 @@ def test_too_little_device_memory_is_said_with_the_numbers(
 ) -> None:
     store = hoploom.from_tensors({"x": torch.ones(1000, 64)}, torch.empty(2, 0, dtype=torch.int64))
     monkeypatch.setattr(hostmemory, "FOLDER", tmp_path)
-    monkeypatch.setattr(placeplan, "free_memory", lambda device: 100_000)
+    monkeypatch.setattr(place_plan, "free_memory", lambda device: 100_000)
     said = "placing this takes 256 kB of", "which has 100 kB free; give features='auto'"
     assert_refused(lambda: hoploom.place(store, features=ON_DEVICE), *said)
     assert_refused(lambda: hoploom.place(store, "host", ON_DEVICE), *said)

@@ -23,8 +23,8 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from hoploom.deploy.open import CONNECT
 from hoploom.deploy.open import open as open_store
 from hoploom.errors import ConfigError, HoploomError, StoreError
+from hoploom.gpu.cuda_graph import prepare_optimizer
 from hoploom.gpu.placement import kernels_are_interpreted, place
-from hoploom.gpu.recordable import prepare_optimizer
 from hoploom.load import LinkNeighborLoader, NeighborLoader
 from hoploom.load.loader import Loader
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds

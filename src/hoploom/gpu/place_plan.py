@@ -1,13 +1,16 @@
 """Plan where a store's tensors go and check that they fit; then copy them to device or host memory.
 
-Sizes that do not fit raise ConfigError with the numbers. "auto" leaves a quarter of the device's free memory, and 2 GiB
-at least, to training. Kernels find rows by the addresses of runs of rows, so one gather reads both kinds of memory.
+The tensors of a relation or a field are packed into one block of bytes, copied from the mapped files piece by piece, so
+that this process never has a second copy of a whole tensor. Sizes that do not fit raise ConfigError. "auto" leaves a
+quarter of the device's free memory, and 2 GiB at least, to training. Kernels find rows by the addresses of runs of
+rows, so one gather reads both kinds of memory.
 """
 
+import math
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,26 +20,154 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hoploom import ops
 from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError, StoreError
 from hoploom.gpu import host_memory as hostmemory
 from hoploom.gpu.host_memory import HostMemory, shared_name
-from hoploom.gpu.packed_tensors import FieldColumn, PackedTensors, columns_of, pack_topology
 from hoploom.gpu.placed_store import Lease, PlacedStore, Placement
+from hoploom.ops import EdgeLists
 from hoploom.ops.deadline import BUSY, DEADLINE, idle
 from hoploom.ops.kernels.gather import Segments
 from hoploom.ops.kernels.launch import DeviceLists
 from hoploom.ranks.context import Ranks, gather_json
-from hoploom.schema import DTYPE_NAMES, Field, Owner, Schema
+from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Owner, Schema
 from hoploom.store import Store
-from hoploom.store.base import covers
+from hoploom.store.base import Part, Wanted, covers
 from hoploom.system import memory_limit
 
 LEAST_FREE = 2 << 30  # bytes of device memory that "auto" leaves to training,
 FREE_SHARE = 4  # and a quarter of what is free
 ROUNDING = 1e-6  # of a row: 0.29 * 100 are 29
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+PIECE = 64 << 20  # bytes copied at once
+ALIGNED = 256  # bytes, of the offsets of tensors
+INT32_IDS = 2**31
+WEIGHT, EDGE_TIME, SOURCE_TIME = "weight", "edge_time", "source_time"
+Shape = tuple[int, ...]
 Spans = list[tuple[int, int]]  # ranges of ids
+
+
+# --- blocks of bytes -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PackedTensors:
+    """Tensors that are stored in one block of bytes."""
+
+    columns: tuple[tuple[Shape, torch.dtype], ...]
+    fill: Callable[[Sequence[Tensor]], None]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(_aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in self.columns)
+
+    def views(self, raw: Tensor) -> list[Tensor]:
+        """Return the tensors as views of [num_bytes] uint8."""
+        begin, out = 0, []
+        for shape, dtype in self.columns:
+            size = math.prod(shape) * dtype.itemsize
+            out.append(raw[begin : begin + size].view(dtype).view(shape))
+            begin += _aligned(size)
+        return out
+
+    def fill_bytes(self, raw: Tensor) -> None:
+        """Write the tensors to [num_bytes] uint8."""
+        self.fill(self.views(raw))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def columns_of(parts: Sequence[EdgeLists]) -> tuple[str, ...]:
+    """Return the columns that a relation has beside indptr and indices."""
+    return tuple(name for name in (WEIGHT, EDGE_TIME, SOURCE_TIME) if getattr(parts[0], name) is not None)
+
+
+def pack_topology(parts: Sequence[EdgeLists], num_sources: int) -> PackedTensors:
+    """Pack a relation's lists, all parts merged: indptr, indices, and the columns that it has."""
+    num_nodes = sum(lists.indptr.numel() - 1 for lists in parts)
+    num_edges = sum(lists.num_edges for lists in parts)
+    ids = torch.int32 if num_sources < INT32_IDS else torch.int64
+    kinds = {WEIGHT: (num_edges, torch.float32), EDGE_TIME: (num_edges, torch.int64)}
+    kinds[SOURCE_TIME] = (num_sources, torch.int64)
+    others = columns_of(parts)
+    columns = [(num_nodes + 1, torch.int64), (num_edges, ids), *(kinds[name] for name in others)]
+
+    def fill(tensors: Sequence[Tensor]) -> None:
+        indptr, indices, *rest = tensors
+        indptr[:1].zero_()
+        _fill_edges(indptr, [lists.indptr[1:] for lists in parts], 1, [lists.first_edge for lists in parts])
+        _fill_edges(indices, [lists.indices for lists in parts])
+        for name, tensor in zip(others, rest, strict=True):
+            owners = parts[:1] if name == SOURCE_TIME else parts  # every part has the times of all sources
+            _fill_edges(tensor, [getattr(lists, name) for lists in owners])
+        ops.require_whole(column for lists in parts for column in lists.columns)
+
+    return PackedTensors(tuple(((length,), dtype) for length, dtype in columns), fill)
+
+
+def _fill_edges(out: Tensor, pieces: Sequence[Tensor], begin: int = 0, added: Sequence[int] | None = None) -> None:
+    """Write these tensors one after the other to out[begin:], each plus its entry of `added`."""
+    at_once = PIECE // out.element_size()
+    for number, source in enumerate(pieces):
+        for first in range(0, source.numel(), at_once):
+            some = source[first : first + at_once]
+            out[begin : begin + some.numel()].copy_(some + added[number] if added and added[number] else some)
+            begin += some.numel()
+
+
+@dataclass(frozen=True)
+class FieldColumn:
+    """The rows of one field over all parts."""
+
+    owner: Owner
+    name: str
+    field: Field
+    parts: tuple[Part, ...]
+    counts: tuple[int, ...]  # rows per part
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def firsts(self) -> list[int]:
+        """First id of every part."""
+        return [sum(self.counts[:number]) for number in range(len(self.counts))]
+
+    def block(self, spans: Sequence[tuple[int, int]]) -> PackedTensors:
+        """Pack the rows of these ranges of ids."""
+        count = sum(end - begin for begin, end in spans)
+        rows = (count, *self.field.shape), DTYPES[self.field.dtype]
+
+        def fill(tensors: Sequence[Tensor]) -> None:
+            begin = 0
+            for some in self._pieces(spans):
+                tensors[0][begin : begin + some.shape[0]].copy_(some)
+                begin += some.shape[0]
+            ops.require_whole(part.tables[self.owner, self.name].rows for part in self.parts)
+
+        return PackedTensors((rows,), fill)
+
+    def _pieces(self, spans: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
+        """Yield the rows of ranges of ids in order, some at a time."""
+        at_once = max(1, PIECE // max(1, self.field.row_bytes))
+        for begin, end in spans:
+            for part, first, count in zip(self.parts, self.firsts, self.counts, strict=True):
+                start, high = max(begin, first), min(end, first + count)
+                table = part.tables[self.owner, self.name]
+                in_order = not table.by_edge_id or (self.owner, EDGE_ID) not in part.tables
+                for low in range(start, high, at_once):
+                    until = min(high, low + at_once)
+                    if in_order:
+                        yield table.rows[low - first : until - first]
+                    else:
+                        yield part.gather([Wanted(self.owner, self.name, torch.arange(low, until))])[0]
+
+
+# --- the plan -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -55,20 +186,16 @@ class PlacePlan:
     def device_bytes(self) -> int:
         """Bytes on the device."""
         topology = sum(block.num_bytes for block in self.relations) if self.topology == "device" else 0
-        return topology + sum(column.block(self.device_ids(column)).num_bytes for column in self.columns)
+        return topology + sum(column.block(self.spans(column)[0]).num_bytes for column in self.columns)
 
-    def device_ids(self, column: FieldColumn) -> Spans:
-        """Return the ids whose rows go to the device: the first of every part."""
-        parts = zip(column.firsts, column.counts, strict=True)
-        return merge_ranges([(first, first + self._num_hot(count)) for first, count in parts])
-
-    def host_ids(self, column: FieldColumn) -> Spans:
-        """Return the ids whose rows go to host memory: the others."""
-        parts = zip(column.firsts, column.counts, strict=True)
-        return merge_ranges([(first + self._num_hot(count), first + count) for first, count in parts])
-
-    def _num_hot(self, count: int) -> int:
-        return int(self.share * count + ROUNDING)
+    def spans(self, column: FieldColumn) -> tuple[Spans, Spans]:
+        """Return the ids whose rows go to the device, the first of every part, and the others."""
+        hot, rest = [], []
+        for first, count in zip(column.firsts, column.counts, strict=True):
+            middle = first + int(self.share * count + ROUNDING)
+            hot.append((first, middle))
+            rest.append((middle, first + count))
+        return merge_ranges(hot), merge_ranges(rest)
 
     @cached_property
     def files(self) -> dict[str, PackedTensors]:
@@ -76,14 +203,14 @@ class PlacePlan:
         found = {}
         if self.topology == "host":
             found = {self.relation_file(index): block for index, block in enumerate(self.relations)}
-        blocks = {self.column_file(column): column.block(self.host_ids(column)) for column in self.columns}
+        blocks = {self.column_file(column): column.block(self.spans(column)[1]) for column in self.columns}
         return found | {name: block for name, block in blocks.items() if block.num_bytes}
 
     def relation_file(self, index: int) -> str:
         return shared_name(self.identity, index, str(self.relations[index].columns))
 
     def column_file(self, column: FieldColumn) -> str:
-        return shared_name(self.identity, column.owner, column.name, column.field.dtype, self.host_ids(column))
+        return shared_name(self.identity, column.owner, column.name, column.field.dtype, self.spans(column)[1])
 
 
 def merge_ranges(spans: Spans) -> Spans:
@@ -109,8 +236,19 @@ def plan_placement(
     `features` are "device", "host", "auto", a share of the rows as a float or bytes as an int.
     """
     _check_reach(store, topology is not None, features is not None)
-    relations = () if topology is None else _relations(store)
-    columns = () if features is None else tuple(_columns(store))
+    relations: tuple[PackedTensors, ...] = ()
+    if topology is not None:
+        relations = tuple(
+            pack_topology([part.lists[index] for part in store.topology], store.schema.node_types[source].num_nodes)
+            for index, source in enumerate(store.schema.sources)
+        )
+    columns = []
+    for (owner, name), field in fields_of(store.schema).items() if features is not None else ():
+        if isinstance(owner, str):
+            counts = [part.num_nodes[store.schema.type_index[owner]] for part in store.parts]
+        else:
+            counts = [part.lists[store.schema.relation_index[owner]].num_edges for part in store.parts]
+        columns.append(FieldColumn(owner, name, field, store.parts, tuple(counts)))
     free, num_ranks = free_memory_of_ranks(device, among)
     memory = f"{as_bytes(free)} free" + (f" for each of {num_ranks} ranks" if num_ranks > 1 else "")
     left = min(free, max(LEAST_FREE, free // FREE_SHARE))
@@ -123,7 +261,7 @@ def plan_placement(
     budget -= topology_bytes if topology == "device" else 0
     share = 0.0 if features is None else _share(features, columns, budget)
     identity = store.identity or secrets.token_hex(16)
-    plan = PlacePlan(device, identity, topology, relations, share, columns, chosen)
+    plan = PlacePlan(device, identity, topology, relations, share, tuple(columns), chosen)
     if plan.device_bytes > free:
         raise ConfigError(
             f"placing this takes {as_bytes(plan.device_bytes)} of {device}, which has {memory}; "
@@ -193,28 +331,10 @@ def fields_of(schema: Schema) -> dict[tuple[Owner, str], Field]:
     return of_nodes | {(r.key, name): field for r in schema.relations for name, field in r.fields.items()}
 
 
-def _relations(store: Store) -> tuple[PackedTensors, ...]:
-    return tuple(
-        pack_topology([part.lists[index] for part in store.topology], store.schema.node_types[source].num_nodes)
-        for index, source in enumerate(store.schema.sources)
-    )
-
-
-def _columns(store: Store) -> list[FieldColumn]:
-    schema, columns = store.schema, []
-    for (owner, name), field in fields_of(schema).items():
-        if isinstance(owner, str):
-            counts = [part.num_nodes[schema.type_index[owner]] for part in store.parts]
-        else:
-            counts = [part.lists[schema.relation_index[owner]].num_edges for part in store.parts]
-        columns.append(FieldColumn(owner, name, field, store.parts, tuple(counts)))
-    return columns
-
-
 # --- what goes where -----------------------------------------------------------------------------
 
 
-def _share(wanted: str | float, columns: tuple[FieldColumn, ...], budget: int) -> float:
+def _share(wanted: str | float, columns: Sequence[FieldColumn], budget: int) -> float:
     """Return the share of the rows that goes to the device; for "auto" in whole percent, so that ranks agree."""
     total = sum(column.num_rows * column.field.row_bytes for column in columns)
     if isinstance(wanted, float):
@@ -264,7 +384,14 @@ def copy_store(
             report.append(Placement(what, kept, str(device), 1.0, block.num_bytes, 0))
         else:
             report.append(Placement(what, kept, "host", 0.0, 0, block.num_bytes))
-    report += [_report(column, plan) for column in plan.columns]
+    for column in plan.columns:
+        hot, rest = plan.spans(column)
+        counts = [sum(end - begin for begin, end in ids) for ids in (hot, rest)]
+        where = " and ".join(name for name, count in zip((str(device), "host"), counts, strict=True) if count) or "-"
+        owner = column.owner if isinstance(column.owner, str) else " ".join(column.owner)
+        num_bytes = [column.block(ids).num_bytes for ids in (hot, rest)]
+        share = counts[0] / max(1, column.num_rows)
+        report.append(Placement(f"{column.name} of {owner}", column.field.dtype, where, share, *num_bytes))
     return PlacedStore(store.schema, device, lists, fields, store.features, tuple(report), lease, plan.chosen)
 
 
@@ -302,7 +429,7 @@ def _place_topology(store: Store, plan: PlacePlan, lease: Lease) -> Iterator[Dev
 
 def _place_rows(column: FieldColumn, plan: PlacePlan, lease: Lease) -> Segments:
     """Place the first rows of every part in device memory, the others in host memory."""
-    hot, rest = plan.device_ids(column), plan.host_ids(column)
+    hot, rest = plan.spans(column)
     (on_device,) = _on_device(column.block(hot), plan.device)
     runs = _runs_of(hot, on_device)
     if rest:
@@ -316,17 +443,3 @@ def _runs_of(spans: Spans, rows: Tensor) -> list[tuple[int, Tensor]]:
     """Split the rows of consecutive ranges into one run per range: its first id, and its rows."""
     pieces = torch.split(rows, [end - begin for begin, end in spans])
     return [(begin, own) for (begin, end), own in zip(spans, pieces, strict=True) if end > begin]
-
-
-def _report(column: FieldColumn, plan: PlacePlan) -> Placement:
-    owner = column.owner if isinstance(column.owner, str) else " ".join(column.owner)
-    hot, rest = plan.device_ids(column), plan.host_ids(column)
-    on_device, in_host = (sum(end - begin for begin, end in spans) for spans in (hot, rest))
-    return Placement(
-        f"{column.name} of {owner}",
-        column.field.dtype,
-        " and ".join(name for name, count in ((str(plan.device), on_device), ("host", in_host)) if count) or "-",
-        on_device / max(1, column.num_rows),
-        column.block(hot).num_bytes,
-        column.block(rest).num_bytes,
-    )
