@@ -44,7 +44,6 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need a GPU are skipped where there is none."""
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -53,7 +52,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Where kernels run: a GPU, or Triton's interpreter on the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -87,13 +85,11 @@ def tcp_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ring_store() -> Store:
-    """The ring of 12 nodes in memory."""
     return hoploom.from_pyg(ring(12))
 
 
 @pytest.fixture
 def library_store() -> Store:
-    """Authors, papers and venues in memory, with edge weights."""
     return hoploom.from_pyg(library(), weight_attr="weight")
 
 
@@ -167,11 +163,9 @@ def sound_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ring_folder(sound_stores: Path, tmp_path: Path) -> Path:
-    """A copy of the ring to damage."""
     return Path(shutil.copytree(sound_stores / "ring", tmp_path / "ring"))
 
 
 @pytest.fixture
 def events_folder(sound_stores: Path, tmp_path: Path) -> Path:
-    """A copy of the graph with weights and times to damage."""
     return Path(shutil.copytree(sound_stores / "events", tmp_path / "events"))

@@ -28,7 +28,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Store]:
 
 @pytest.fixture(scope="module")
 def tight(saved: tuple[Path, Store], server_process: OneProcess) -> list[str]:
-    """A server with memory for a few small batches."""
     return server_process.serve(saved[0], [[]], memory=16_000)
 
 
@@ -43,7 +42,6 @@ def test_two_trainers_with_different_options_do_not_meet(saved: tuple[Path, Stor
 
 
 def test_locality_is_a_note_where_servers_make_the_batches(saved: tuple[Path, Store], tight: list[str]) -> None:
-    """So that one script runs in both modes."""
     with hoploom.connect(tight) as trainer:
         with pytest.warns(UserWarning, match="locality=True changes nothing: servers make the batches") as notes:
             loaders = [_loader(trainer, locality=True, rank=rank, world_size=2, batch_size=5) for rank in (0, 1)]

@@ -1,6 +1,5 @@
 """Graph servers and a budget of memory on this host, at once."""
 
-import json
 import shutil
 import time
 from pathlib import Path
@@ -8,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import cluster_workers
 from support.batch_servers import listening
 from support.batches import assert_same_batches
-from support.graphs import random_graph, save_in_parts
 from support.placements import within
 from support.servers import OneProcess
 
@@ -45,12 +42,8 @@ def _copied(path: Path, to: Path) -> Path:
     return Path(shutil.copytree(path, to / "copied"))
 
 
-# --- a budget here ----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def address(path: Path, server_process: OneProcess) -> str:
-    """Of a server of all parts with most of them on disk."""
     return server_process.serve(path, [[]], store_memory=within(path, 0.1))[0]
 
 
@@ -85,20 +78,6 @@ def test_a_rank_on_a_disk_is_at_home_in_its_parts(path: Path, address: str) -> N
             assert store.deployment.homes == ((1,),)
 
 
-@pytest.mark.slow
-def test_ranks_with_budgets_get_the_seeds_of_their_own_parts(tmp_path: Path) -> None:
-    """Each stands for a host, with a server of its own."""
-    graph = save_in_parts(hoploom.from_pyg(random_graph(60, 400, 1)), tmp_path / "graph", 2)
-    opening = {"serve": True, "topology": "parted", "parts_by_rank": [[1], [0]], "memory": 2000}
-    hoploom.spawn(cluster_workers.tell_batches, 2, (str(tmp_path), str(tmp_path / "graph"), opening), timeout=60)
-    for rank in range(2):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
-        expected = cluster_workers.loader(graph, rank, 2, locality=[[1], [0]])
-        assert found["local"] == cluster_workers.told_of(expected)
-        assert found["homes"] == [[1], [0]]
-        assert {seed // 30 for batch in found["local"] for seed in batch["seeds"]} == {1 - rank}
-
-
 @pytest.mark.parametrize(
     "arguments", [{"servers": "127.0.0.1:1"}, {"path": "s", "parts": [], "servers": "127.0.0.1:1"}]
 )
@@ -119,12 +98,8 @@ def test_a_cache_is_of_the_rows_of_other_hosts(path: Path, address: str) -> None
     assert held.num_rows == NUM_NODES // 2  # those of this host are in the budget, or read from the disk
 
 
-# --- a budget on the servers: what happens to their files -----------------------------------------
-
-
 @pytest.fixture
 def damaged(path: Path, tmp_path: Path, server_process: OneProcess) -> tuple[str, Path]:
-    """A server with a budget, and its files."""
     folder = _copied(path, tmp_path)
     return server_process.serve(folder, [[]], store_memory=within(path, 0.1))[0], folder
 

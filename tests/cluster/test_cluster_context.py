@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import TESTS, cluster_workers
+from support import cluster_workers
 from support.cluster_files import GLT
 from support.cluster_workers import loader, told_of
 from support.graphs import random_graph, save_in_parts
@@ -37,8 +37,6 @@ from hoploom.store import Wanted
 from hoploom.train import init
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-# --- what the environment says -------------------------------------------------------------------
 
 
 def test_the_variables_of_launch_say_where_the_graph_is() -> None:
@@ -98,12 +96,8 @@ def test_half_of_a_deployment_is_refused(variables: dict[str, str], message: str
         read_launch_settings(variables)
 
 
-# --- one process ---------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 nodes in two parts."""
     folder = tmp_path_factory.mktemp("cluster") / "graph"
     save_in_parts(hoploom.from_pyg(random_graph(60, 400, 1)), folder, 2)
     return folder
@@ -123,7 +117,6 @@ def test_without_servers_on_one_host_it_is_open(graph: Path) -> None:
 
 @pytest.fixture(scope="module")
 def address(graph: Path, server_process: OneProcess) -> str:
-    """Of a server of both parts."""
     return server_process.serve(graph, [[]])[0]
 
 
@@ -191,12 +184,8 @@ def test_without_a_context_only_files_are_opened(arguments: dict[str, Any], mess
         hoploom.open(**arguments)
 
 
-# --- a server beside the trainers of each host ---------------------------------------------------
-
-
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the ranks put what is temporary."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -209,7 +198,6 @@ def _spawn(fn: Callable[..., None], *args: Any) -> None:
 
 @pytest.mark.slow
 def test_two_hosts_train_on_each_others_parts(graph: Path, tmp_path: Path, temporary: Path) -> None:
-    """Rank 0 holds part 1, and rank 1 part 0. With locality each gets the seeds of its own part."""
     opening = {"serve": True, "topology": "parted", "parts_by_rank": [[1], [0]]}
     _spawn(cluster_workers.tell_batches, str(tmp_path), str(graph), opening)
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
@@ -401,38 +389,6 @@ def test_rank_0_alone_says_that_servers_on_a_network_are_without_tls_and_what_th
     assert "give hoploom.open cert=, key= and ca=" in warning
     assert "--" not in warning
     assert "warning" not in second.lower()
-
-
-SCRIPT = """
-import gc
-gc.disable()
-from support import cluster_workers
-from hoploom.ranks.context import init
-with init(timeout=60) as context:
-    cluster_workers.tell_batches(context, "{folder}", "{graph}", {{}})
-gc.freeze()
-"""
-
-
-@pytest.mark.slow
-def test_under_torchrun_on_several_hosts_servers_start_by_themselves(graph: Path, tmp_path: Path) -> None:
-    """Two nodes of torchrun, on this machine."""
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(folder=tmp_path, graph=graph))
-    (port,) = free_ports(1)
-    with ExitStack() as stack:
-        nodes = []
-        for node in range(2):
-            line = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-            line += [f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}", str(script)]
-            started = subprocess.Popen(line, env=os.environ | {"PYTHONPATH": str(TESTS)}, start_new_session=True)
-            stack.callback(_end, started)
-            nodes.append(started)
-        assert [node.wait(timeout=90) for node in nodes] == [0, 0]
-    for rank in range(2):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert (found["homes"], len(found["servers"])) == ([[0], [1]], 1)
-        assert found["local"] == _expected(graph, rank, 2, locality=[[0], [1]])
 
 
 def _end(started: subprocess.Popen[bytes]) -> None:

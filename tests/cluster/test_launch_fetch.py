@@ -1,16 +1,13 @@
 """Launches whose hosts fetch their parts first: from moto's server on this host, and what each executor makes of it."""
 
 import os
-import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-from support.launched import assert_nothing_is_left, await_programs, launched, launching
+from support.launched import assert_nothing_is_left, launched
 from support.object_store import ObjectStore
 
 from hoploom.cli import main
@@ -18,7 +15,6 @@ from hoploom.deploy.cluster_file import Cluster, Host, KubernetesOptions, Securi
 from hoploom.deploy.kubernetes import FETCH_DEADLINE, manifests
 from hoploom.deploy.programs import processes
 from hoploom.deploy.resolve import read_cluster
-from hoploom.deploy.slurm import script
 from hoploom.errors import ConfigError
 from hoploom.store.mapping import held_parts
 from hoploom.store.storage_path import StoragePath
@@ -54,9 +50,6 @@ def launch(folder: Path, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-# --- on this host, from a real server ------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # two launches
 def test_each_host_fetches_its_parts_once_and_trains(s3: ObjectStore, sound_stores: Path, tmp_path: Path) -> None:
@@ -76,19 +69,6 @@ def test_each_host_fetches_its_parts_once_and_trains(s3: ObjectStore, sound_stor
     assert said.count("; they were there") == 2
 
 
-@pytest.mark.slow
-def test_what_goes_wrong_on_a_host_reaches_the_user(s3: ObjectStore, sound_stores: Path, tmp_path: Path) -> None:
-    """Another store in the cache, which only the host sees."""
-    source = uploaded(sound_stores / "ring", StoragePath(f"{s3.new_bucket()}/ring.parts"))
-    shutil.copytree(sound_stores / "library", tmp_path / "nvme" / "ring.parts")
-    (tmp_path / "cluster.toml").write_text(CLUSTER.format(store=source))
-    code, said = launch(tmp_path, "--", "check.py")
-    assert code == 2
-    assert f"/ring.parts holds another store, not that of {source}; give another folder" in said
-    assert "first error: 127.0.0." in said
-    assert "serving" not in said
-
-
 def test_a_wrong_bucket_reaches_the_user_at_once(
     s3: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,9 +77,6 @@ def test_a_wrong_bucket_reaches_the_user_at_once(
     said = capsys.readouterr().err
     assert "cluster.toml:2: store is " in said
     assert "there is no bucket 'nobody-has-this-one'; create it, or correct the URL" in said
-
-
-# --- the order -----------------------------------------------------------------------------------
 
 
 def test_servers_start_when_all_parts_have_come(tmp_path: Path) -> None:
@@ -127,19 +104,6 @@ def test_a_fetch_that_fails_ends_the_others_and_starts_nothing(tmp_path: Path) -
     assert (tmp_path / "b-fetch.SIGTERM").exists()
     assert not (tmp_path / "a-server.pid").exists()
     assert_nothing_is_left(tmp_path)
-
-
-def test_ctrl_c_ends_a_fetch(tmp_path: Path) -> None:
-    with launching(tmp_path, {"a/fetch": ["note:SIGINT", "sleep:100"], "a/server": SERVER}) as started:
-        await_programs(tmp_path, "a-fetch")
-        started.send_signal(signal.SIGINT)
-        started.communicate(timeout=30)
-    assert started.returncode == 128 + signal.SIGINT
-    assert (tmp_path / "a-fetch.SIGINT").exists()
-    assert_nothing_is_left(tmp_path)
-
-
-# --- the cluster file ----------------------------------------------------------------------------
 
 
 def test_the_store_is_in_the_cache_under_its_name(sound_stores: Path, tmp_path: Path) -> None:
@@ -173,90 +137,20 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, message: st
         read_cluster(tmp_path / "cluster.toml")
 
 
-# --- Slurm and Kubernetes ------------------------------------------------------------------------
-
-Hosts = Callable[..., Cluster]
-
-
-@pytest.fixture
-def cluster_of(tmp_path: Path) -> Hosts:
-    """Two servers that fetch, and a trainer."""
-
-    def made(executor: str, folder: str, **more: object) -> Cluster:
-        python = str(tmp_path / "python") if executor == "slurm" else "python3"
-        hosts = tuple(
-            Host(
-                f"host{i}",
-                address="",
-                ssh="",
-                processes=int(i == 2),
-                serves=i < 2,
-                port=7700,
-                parts=(i,) if i < 2 else (),
-                python=python,
-                folder=folder,
-            )
-            for i in range(3)
-        )
-        return Cluster(
-            hosts,
-            "/nvme/ring",
-            executor,  # type: ignore[arg-type]
-            "server-client",
-            "host2:29500",
-            source="s3://bucket/ring",
-            server=ServerOptions(port=7700),
-            **more,  # type: ignore[arg-type]
-        )
-
-    return made
-
-
-STUBS = {
-    "scontrol": "printf '%s\\n' n0 n1 n2",
-    "scancel": ": >stop",
-    "srun": 'while [[ $1 == --* ]]; do shift; done; [ "$1" != sh ] && exec "$@"; SLURM_PROCID=0 exec "$@"',
-    "python": """
-        case "$3" in
-        fetch) echo "$@" >>fetched; [ -e broken ] && { echo "hoploom: no such bucket" >&2; exit 2; }; sleep 0.2 ;;
-        serve)
-            [ "$(wc -l <fetched)" = 2 ] && echo '{"ready": "n:7", "parts": [0]}'
-            until [ -e stop ]; do sleep 0.05; done ;;
-        *) echo trained ;;
-        esac
-    """,
-}
-
-
-@pytest.mark.parametrize("is_broken", [False, True])
-def test_a_slurm_job_fetches_on_every_server_before_any_serves(
-    cluster_of: Hosts, tmp_path: Path, is_broken: bool
-) -> None:
-    for name, text in STUBS.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}")
-        (tmp_path / name).chmod(0o755)
-    if is_broken:
-        (tmp_path / "broken").touch()
-    written = script(cluster_of("slurm", str(tmp_path)), ["train", "run.toml"])
-    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "20007", "SLURM_JOB_NODELIST": "n[0-2]"}
-    done = subprocess.run(
-        ["bash"], input=written, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=30, check=False
+def test_a_pod_fetches_before_it_serves(tmp_path: Path) -> None:
+    common = {"address": "", "ssh": "", "port": 7700, "python": "python3", "folder": "/"}
+    servers = [Host(f"host{i}", processes=0, serves=True, parts=(i,), **common) for i in range(2)]  # type: ignore[arg-type]
+    cluster = Cluster(
+        (*servers, Host("host2", processes=1, parts=(), **common)),  # type: ignore[arg-type]
+        "/nvme/ring",
+        "kubernetes",
+        "server-client",
+        "host2:29500",
+        source="s3://bucket/ring",
+        server=ServerOptions(port=7700),
+        security=Security(token_file="/etc/hoploom/token"),
+        kubernetes=KubernetesOptions(image="registry/hoploom:1", secret="token"),
     )
-    if is_broken:
-        assert done.returncode == 2
-        assert "n0/fetch | hoploom: no such bucket\n" in done.stdout
-        assert "hoploom: a host's parts were not fetched; the lines above say why" in done.stdout
-        assert "trained" not in done.stdout
-        return
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "trained" in done.stdout
-    fetched = sorted((tmp_path / "fetched").read_text().splitlines())
-    assert fetched == [f"-m hoploom fetch s3://bucket/ring --to /nvme/ring --part {part}" for part in (0, 1)]
-
-
-def test_a_pod_fetches_before_it_serves(cluster_of: Hosts, tmp_path: Path) -> None:
-    options = KubernetesOptions(image="registry/hoploom:1", secret="token")
-    cluster = cluster_of("kubernetes", "/", security=Security(token_file="/etc/hoploom/token"), kubernetes=options)
     found = {one["kind"]: one for one in yaml.safe_load_all(manifests(cluster, ["train", "run.toml"]))}
     pod = found["StatefulSet"]["spec"]["template"]["spec"]
     ((fetches,), (serves,)) = pod["initContainers"], pod["containers"]

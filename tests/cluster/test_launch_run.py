@@ -19,9 +19,6 @@ FOREVER = "sleep:100"
 SERVER = ["note:SIGTERM", "serve:127.0.0.1:7700", FOREVER]
 
 
-# --- in order ------------------------------------------------------------------------------------
-
-
 def test_trainers_start_when_servers_serve_and_servers_stop_when_trainers_have_ended(tmp_path: Path) -> None:
     slow = ["note:SIGTERM", "sleep:0.3", "print:not yet", *SERVER[1:]]
     code, out, _ = launched(tmp_path, {"a/server": slow, "a/trainers": ["print:trained"], "b/trainers": []})
@@ -43,21 +40,6 @@ def test_lines_are_whole_and_say_whose_they_are(tmp_path: Path) -> None:
     for name in "abc":
         mine = [line for line in lines if line.startswith(f"{name}/trainers | ")]
         assert mine == [f"{name}/trainers | <{name}-trainers {i} {'x' * 300}>" for i in range(500)]
-
-
-def test_variables_reach_a_process_and_no_command_line(tmp_path: Path) -> None:
-    programs = {"a/trainers": ["keep:API_KEY", "await_file:seen"]}
-    with launching(tmp_path, programs, environment={"API_KEY": "top secret ü"}) as started:
-        until((tmp_path / "a-trainers.variable").exists, "the variable")
-        shown = subprocess.run(["ps", "-e", "-ww", "-o", "args"], capture_output=True, text=True, check=True).stdout
-        (tmp_path / "seen").write_text("")
-        started.communicate(timeout=30)
-    assert (tmp_path / "a-trainers.variable").read_text() == "top secret ü"
-    assert "launch_workers" in shown
-    assert "top secret" not in shown
-
-
-# --- failures ------------------------------------------------------------------------------------
 
 
 def test_the_first_failure_stands_on_top_and_ends_all_others(tmp_path: Path) -> None:
@@ -115,13 +97,6 @@ def test_a_python_that_runs_nothing_is_named(tmp_path: Path) -> None:
     assert "/bin/false ended with exit code 1 before it ran anything; give a working Python" in err
 
 
-def test_what_only_tells_of_another_ones_end_is_not_the_first_error() -> None:
-    told = Failure("a", "ended", ("hoploom: rank 0 of 2 was waiting, and no sign of life came from rank 1",))
-    cause = Failure("b", "was killed by SIGKILL")
-    assert first_of([told, cause]) == cause
-    assert first_of([told]) == told
-
-
 def test_torchruns_own_account_does_not_hide_the_error() -> None:
     said = ["", "*****", "Setting OMP_NUM_THREADS to 1", "*****", "trainer-1 | ValueError: no", "E1 torch/distributed/"]
     said[-1] += "elastic/multiprocessing/api.py:1002] failed (exitcode: 1)"
@@ -172,9 +147,6 @@ def test_a_host_whose_ranks_all_tell_of_another_ones_end_did_not_fail_first() ->
 def test_only_the_last_lines_are_kept() -> None:
     tail = said_in_turn(*(f"line {i}" for i in range(5000))).tail("a/trainers")
     assert tail == tuple(f"line {i}" for i in range(4800, 5000))
-
-
-# --- signals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -234,9 +206,6 @@ def test_a_reader_that_goes_away_ends_it(tmp_path: Path) -> None:
     assert_nothing_is_left(tmp_path)
 
 
-# --- nothing is left -----------------------------------------------------------------------------
-
-
 def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
     left = "leave:ignore:SIGTERM+sleep:100"
     with launching(tmp_path, {"a/server": SERVER, "a/trainers": [left, FOREVER]}) as started:
@@ -264,8 +233,6 @@ def test_a_killed_guard_takes_its_process_along(tmp_path: Path) -> None:
     assert_nothing_is_left(tmp_path)
 
 
-# --- the command ---------------------------------------------------------------------------------
-
 SCRIPT = """
 import os, sys
 rank = int(os.environ["RANK"])
@@ -274,13 +241,6 @@ if sys.argv[1:] == ["fail"] and rank == 1:
     raise ValueError("the missing column")
 if sys.argv[1:] == ["fail"]:
     import time; time.sleep(100)
-"""
-FOUR = """
-import hoploom
-with hoploom.init(device="cpu") as context:
-    if context.rank == 2:
-        raise ValueError("loss is nan")
-    context.max(1)
 """
 TWO = """
 [hosts."127.0.0.1"]

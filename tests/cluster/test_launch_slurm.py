@@ -64,9 +64,6 @@ def host(number: int, **changed: object) -> Host:
 SERVERS = (host(0, processes=0, serves=True, parts=(0,)), host(1, processes=0, serves=True, parts=(1,)))
 
 
-# --- the script ----------------------------------------------------------------------------------
-
-
 def test_the_script_is_bash_and_starts_each_server_and_torchrun_on_its_node() -> None:
     written = script(cluster_of(*SERVERS, host(2, processes=2), host(3, processes=4)), ["train", "run.toml"])
     subprocess.run(["bash", "-n"], input=written, text=True, check=True, timeout=10)
@@ -207,9 +204,6 @@ def test_without_sbatch_the_way_out_is_said(tmp_path: Path) -> None:
     assert done.stderr.startswith("hoploom: there is no sbatch on this host; launch from a host that submits to Slurm")
 
 
-# --- the real thing ------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
@@ -244,23 +238,6 @@ def test_servers_start_before_trainers_and_end_after_them(launched: Launched) ->
     assert stopped == [f"{host}/server | stopped" for host in hosts]
     order = [line for line in said.splitlines() if line in (*ready, *trained, *stopped)]
     assert [sorted(order[i : i + 2]) for i in (0, 2, 4)] == [ready, trained, stopped]
-    assert "JobState=COMPLETED" in launched.job()
-    assert not launched.processes()
-
-
-@pytest.mark.slow
-def test_worker_mode_trains_beside_a_server_on_every_node(launched: Launched, sound_stores: Path) -> None:
-    launched.write('hosts = 2\nmode = "worker"', TRAIN, sound_stores / "ring")
-    code, said, errors = launched.run()
-    assert code == 0, said + errors
-    had = lines_with("elsewhere: False", said)
-    assert [line.partition(" had")[0] for line in had] == [
-        "127.0.0.1/trainers | rank 0 of 2",
-        "127.0.0.2/trainers | rank 1 of 2",
-    ]
-    assert seeds_in(had) == [0, 1, 2, 3, 4, 5]
-    assert len(lines_with("serving parts", said)) == 2
-    assert len(lines_with("/server | stopped", said)) == 2
     assert "JobState=COMPLETED" in launched.job()
     assert not launched.processes()
 

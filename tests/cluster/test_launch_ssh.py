@@ -59,14 +59,6 @@ def test_a_secret_is_on_no_command_line(sshd: Sshd, tmp_path: Path) -> None:
     assert "$ecret" not in shown
 
 
-def test_a_failure_over_there_is_the_first_error(sshd: Sshd, tmp_path: Path) -> None:
-    programs = {"a/trainers": [FOREVER], "b/trainers": ["await_file:a-trainers.pid", "complain:no column", "exit:3"]}
-    code, _, err = launched(tmp_path, programs, ssh=str(sshd.config))
-    assert code == 3
-    assert "first error: b/trainers ended with exit code 3\n  no column\n" in err
-    assert_nothing_is_left(tmp_path)
-
-
 def test_an_interrupt_reaches_the_other_host(sshd: Sshd, tmp_path: Path) -> None:
     with launching(tmp_path, {"a/trainers": ["note:SIGINT", FOREVER]}, ssh=str(sshd.config)) as started:
         await_programs(tmp_path, "a-trainers")
@@ -114,11 +106,7 @@ def test_a_guard_without_heartbeats_ends_its_program(tmp_path: Path) -> None:
         assert kept.wait(timeout=30) == 128 + signal.SIGTERM
 
 
-# --- refusals ------------------------------------------------------------------------------------
-
-
 def refused(tmp_path: Path, sshd: Sshd, **more: str) -> str:
-    """The line that says why nothing could be started."""
     code, _, err = launched(tmp_path, {"a/trainers": []}, ssh=str(sshd.config), **more)
     assert code == (2 if more else 1)
     return next(line for line in err.splitlines() if line.startswith("hoploom: first error: "))
@@ -158,8 +146,6 @@ def test_a_folder_that_is_not_there_is_named_with_the_way_out(sshd: Sshd, tmp_pa
     assert code == 2
     assert f"hoploom: folder is {tmp_path}/gone, which is no directory on this host; make it first" in err
 
-
-# --- the command ---------------------------------------------------------------------------------
 
 CLUSTER = """
 executor = "ssh"

@@ -47,7 +47,6 @@ processes = 2
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store in two parts, a recipe, and what one process makes of them."""
     folder = tmp_path_factory.mktemp("launched")
     generate(folder / "graph.store", num_nodes=2000, avg_degree=8, num_features=8, num_classes=4, num_parts=2)
     (folder / "run.toml").write_text(RUN)

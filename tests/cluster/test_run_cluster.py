@@ -43,7 +43,6 @@ loggers = []
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a graph of two parts."""
     folder = tmp_path_factory.mktemp("runs")
     generate(folder / "graph.store", num_nodes=2000, avg_degree=8, num_features=8, num_classes=4, num_parts=2)
     return folder
@@ -51,13 +50,11 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def servers(here: Path, server_process: OneProcess) -> list[str]:
-    """The addresses of three servers: of part 0, of part 1, and of all of it."""
     return server_process.serve(here / "graph.store", [[0], [1], []])
 
 
 @pytest.fixture(scope="module")
 def alone(here: Path, one_thread: None) -> Result:
-    """What one machine makes of it."""
     return _run(_run_file(here, "alone"))
 
 

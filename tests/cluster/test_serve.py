@@ -68,9 +68,6 @@ def test_two_parts_on_two_servers_change_nothing(tmp_path: Path, server_process:
             assert worker.split("train").tolist() == store.split("train").tolist()
 
 
-# --- what a server refuses -----------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def peers(fleet: Fleet) -> Iterator[Peers]:
     _, servers = fleet.of(False, {})

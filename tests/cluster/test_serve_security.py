@@ -33,12 +33,7 @@ DEADLINE = 10.0  # seconds within which each failure must show
 WRONG = "another-token-of-the-tests-98765"
 
 
-# --- real servers --------------------------------------------------------------------------------
-
-
 class Servers(NamedTuple):
-    """Their process, and the address of each."""
-
     pid: int
     addresses: dict[str, str]
     stderr: Path
@@ -66,7 +61,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 
 def exchange(address: str, security: ClientSecurity, kind: str = "echo") -> list[int]:
-    """One message there and back."""
     with Peer(address, Reloading(security), DEADLINE) as peer:
         answer = peer.request(Message({"ask": kind}, [torch.arange(3)]), read_message)
         if "error" in answer.header:
@@ -77,7 +71,6 @@ def exchange(address: str, security: ClientSecurity, kind: str = "echo") -> list
 
 
 def failure(address: str, security: ClientSecurity) -> PeerError:
-    """What a call meets, within the deadline."""
     begun = time.monotonic()
     with pytest.raises(PeerError) as raised:
         exchange(address, security)
@@ -107,11 +100,7 @@ ACCEPTED: dict[str, tuple[str, Callable[[], ClientSecurity]]] = {
 @pytest.mark.parametrize(("server", "security"), ACCEPTED.values(), ids=ACCEPTED)
 @pytest.mark.parametrize("here", [True, False], ids=["nearby", "over TCP"])
 def test_who_shows_what_is_asked_for_is_answered(
-    servers: Servers,
-    server: str,
-    security: Callable[[], ClientSecurity],
-    here: bool,
-    request: pytest.FixtureRequest,
+    servers: Servers, server: str, security: Callable[[], ClientSecurity], here: bool, request: pytest.FixtureRequest
 ) -> None:
     if not here:
         request.getfixturevalue("tcp_alone")
@@ -185,7 +174,6 @@ def assert_explained(error: PeerError, address: str, told: str) -> None:
 
 
 def said_to(address: str, said: bytes) -> bytes:
-    """All that a server answers to these bytes, until it hangs up."""
     found = b""
     with plain(address, DEADLINE) as talking:
         talking.sendall(said)
@@ -195,7 +183,6 @@ def said_to(address: str, said: bytes) -> bytes:
 
 
 def greeted(talking: socket.socket, content: dict[str, Any]) -> dict[str, Any]:
-    """What a server answers to one handshake."""
     talking.sendall(handshake.encode_greeting(content))
     answer = talking.recv(1 << 12)
     assert answer.startswith(handshake.OPENING + PREFIX.pack(handshake.HELLO, len(answer) - 16))
@@ -215,7 +202,6 @@ def test_no_request_is_answered_without_a_greeting_and_its_proof(servers: Server
 @pytest.mark.usefixtures("tcp_alone")
 @pytest.mark.parametrize("server", ["free", "token", "tls", "all"])
 def test_a_token_never_travels_in_plain(servers: Servers, server: str) -> None:
-    """Not even to a server that speaks TLS, which a client without a CA does not know."""
     security = ClientSecurity(TOKEN)
     with Proxy(servers.addresses[server]) as proxy:
         if server in ("tls", "all"):
@@ -235,7 +221,6 @@ def test_a_proof_is_of_no_use_a_second_time(servers: Servers) -> None:
 
 
 def own_address() -> str:
-    """One of this host besides loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             asking.connect(("192.0.2.1", 9))  # nothing is sent
@@ -310,9 +295,6 @@ def test_damaged_greetings_are_refused_and_the_server_goes_on(servers: Servers) 
     assert exchange(address, ClientSecurity(TOKEN)) == [0, 1, 2]
 
 
-# --- what else a call may meet -------------------------------------------------------------------
-
-
 def test_a_server_that_fails_is_quoted_without_its_traceback(servers: Servers) -> None:
     address = servers.addresses["free"]
     with pytest.raises(BatchError) as raised:
@@ -324,8 +306,6 @@ def test_a_server_that_fails_is_quoted_without_its_traceback(servers: Servers) -
 
 
 def unreached(error: OSError, monkeypatch: pytest.MonkeyPatch) -> PeerError:
-    """What a client is told where its system says this."""
-
     def refuse(*_: object) -> socket.socket:
         raise error
 
@@ -358,9 +338,6 @@ def test_a_peer_cannot_write_to_the_terminal_nor_without_end() -> None:
     shown = one_line(Exception("a\x1b[2Jb\n\tc" + "d" * 10_000))
     assert shown.startswith("a?[2Jb c")
     assert len(shown) < 300
-
-
-# --- the token -----------------------------------------------------------------------------------
 
 
 def test_tokens_are_compared_in_constant_time_whatever_their_length(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 
 
 def built(cluster: SparkCluster, folder: Path, **options: Any) -> PeakMemory:
-    """Build once, by a driver of its own; the peaks of all processes."""
     cluster.idle()
     with (
         spark_builds(cluster, [folder], memory=MEMORY, **options) as builds,

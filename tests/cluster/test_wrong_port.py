@@ -36,7 +36,6 @@ def nothing(closing: ExitStack) -> int:
 
 
 def silence(closing: ExitStack) -> int:
-    """A listener that takes connections, and never says anything."""
     listener = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
     return int(listener.getsockname()[1])
 

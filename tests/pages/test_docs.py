@@ -47,8 +47,7 @@ SLOW = {"security.md", "operations.md"}
 
 
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, id=page.name, marks=pytest.mark.slow if page.name in SLOW else ()) for page in PAGES],
+    "page", [pytest.param(page, id=page.name, marks=pytest.mark.slow if page.name in SLOW else ()) for page in PAGES]
 )
 def test_every_example_runs_and_prints_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -29,14 +29,12 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Import an example; ranks that it spawns can import it too."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     return importlib.import_module
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spare the start of a process where one rank is asked for."""
     spawn = hoploom.spawn
 
     def call(fn: Callable[..., object], nprocs: int, args: Sequence[object]) -> None:
@@ -51,8 +49,6 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(alone: None, example: Callable[[str], ModuleType], capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Call an example's main with these words; what it prints."""
-
     def call(name: str, *words: object) -> str:
         example(name).main([str(word) for word in ("--folder", tmp_path, *words)])
         return capfd.readouterr().out
@@ -61,7 +57,6 @@ def run(alone: None, example: Callable[[str], ModuleType], capfd: pytest.Capture
 
 
 def number(text: str, what: str) -> float:
-    """The last number printed behind these words."""
     return float(re.findall(rf"{what} (\d+\.\d+)", text)[-1])
 
 
@@ -136,9 +131,6 @@ def test_papers_are_classified_and_every_prediction_is_written(run: Run, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "what", "least"),
-    [("link_prediction", "AUROC", 0.7), ("hetero_rgat", "papers", 0.5)],
-)
+@pytest.mark.parametrize(("name", "what", "least"), [("link_prediction", "AUROC", 0.7), ("hetero_rgat", "papers", 0.5)])
 def test_two_processes_learn_as_well(name: str, what: str, least: float, run: Run) -> None:
     assert number(run(name, "--nodes", 3000, "--epochs", 6, "--processes", 2), what) > least

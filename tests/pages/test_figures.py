@@ -30,14 +30,12 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def stored(group: str, question: str, baseline: str, column: str) -> float:
-    """A figure by its row and column."""
     rows: list[dict[str, Any]] = json.loads((RESULTS / f"{group}.json").read_text())["rows"]
     (row,) = [row for row in rows if (row["question"], row["baseline"]) == (question, baseline)]
     return float(row["ratio"] if column == "ratio" else row[column]["median"])
 
 
 def as_shown(value: float, text: str) -> str:
-    """The value with as many digits as the text has."""
     digits = re.sub(r"\D", "", text).lstrip("0")
     places = len(text.partition(".")[2])
     return f"{value:.{places}f}" if places else f"{float(f'{value:.{len(digits)}g}'):.0f}"

@@ -27,8 +27,6 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
 
 @pytest.fixture
 def accuracy(example: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]) -> Run:
-    """Call an example's main with these words; the accuracy that it prints."""
-
     def call(name: str, *words: object) -> float:
         example(name).main([str(word) for word in words])
         return float(re.findall(r"accuracy (\d\.\d+)", capsys.readouterr().out)[-1])

@@ -45,7 +45,6 @@ Notes = dict[tuple[str, int], list[list[int]]]  # by split and epoch: the seeds 
 
 
 def run(command: list[str], *, code: int = 0) -> str:
-    """What a command says on both streams."""
     paths = [str(Path(WORKER).parents[1]), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": ":".join(filter(None, paths))}, timeout=LIMIT,
@@ -56,7 +55,6 @@ def run(command: list[str], *, code: int = 0) -> str:
 
 
 def noted(folder: Path, name: str) -> list[Notes]:
-    """What the two ranks noted."""
     ranks = []
     for rank in range(2):
         notes: Notes = defaultdict(list)

@@ -30,7 +30,6 @@ SCRIPTS: list[Callable[[], Losses]] = []
 
 
 def script(run: Callable[[], Losses]) -> Callable[[], Losses]:
-    """Note a script, which returns its losses."""
     SCRIPTS.append(run)
     return run
 
@@ -51,7 +50,6 @@ def types() -> HeteroData:
 
 
 def ratings() -> HeteroData:
-    """Users rate movies, at a time."""
     seed_everything(0)
     data = HeteroData()
     data["user"].x, data["movie"].x = torch.eye(60), torch.randn(40, 8)
@@ -178,7 +176,6 @@ def to_hetero_mag() -> Losses:
 
 @script
 def hierarchical_sampling() -> Losses:
-    """Layers that are trimmed by the counts of each type and relation."""
     data = types()
     loader = NeighborLoader(
         data, num_neighbors={key: [5, 5] for key in data.edge_types}, input_nodes="v0", batch_size=64
@@ -238,7 +235,6 @@ def trained(model: BasicGNN, loader: Any, links: Callable[[Data], Tensor]) -> Lo
 
 @script
 def graph_sage_unsup() -> Losses:
-    """All edges as positive links, for embeddings."""
     data = one_graph()
     loader = LinkNeighborLoader(data, batch_size=256, shuffle=True, neg_sampling_ratio=1.0, num_neighbors=[10, 10])
     return trained(GraphSAGE(16, 32, num_layers=2), loader, lambda batch: batch.edge_label_index)
@@ -336,7 +332,6 @@ def removed_for_supervision() -> Losses:
 
 @script
 def temporal_link_pred() -> Losses:
-    """Each rating sees what was there before it."""
     data = ratings()
     edge_type = ("user", "rates", "movie")
     data["user"].time, data["movie"].time = torch.zeros(60, dtype=torch.long), torch.zeros(40, dtype=torch.long)

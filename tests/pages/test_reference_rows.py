@@ -25,7 +25,6 @@ each_port = pytest.mark.parametrize("port", SECTIONS)
 
 
 def rows(text: str) -> list[tuple[str, str]]:
-    """The rows of all tables, without their heads."""
     return [row for row in ROW.findall(text) if row[1] not in HEADS]
 
 
@@ -62,7 +61,6 @@ def test_the_page_says_what_to_write_for_every_row_of_the_readme(port: str) -> N
 
 @each_port
 def test_every_row_names_what_is_there(port: str) -> None:
-    """In a file of the port, as it stands there, or in a test."""
     wrong = []
     for key, where in readme(port):
         places = PLACE.findall(where)

@@ -37,7 +37,6 @@ Run = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with small graphs in the files of the public data sets."""
     folder = tmp_path_factory.mktemp("graphs")
     made = runpy.run_path(str(PORTS / "small_data.py"))
     for name, write in made["LAYOUTS"].items():
@@ -84,7 +83,6 @@ def started(*words: object, folder: Path, variables: Mapping[str, str] | None = 
 
 
 def said(*processes: "subprocess.Popen[str]") -> list[str]:
-    """What each prints. All have to end well."""
     try:
         out = [process.communicate(timeout=LIMIT)[0] for process in processes]
     finally:
@@ -108,11 +106,7 @@ def by_its_readme(port: str, folder: Path, num_blocks: int = 1, changed: Mapping
 
 
 def last(what: str, text: str) -> float:
-    """The last number printed behind these words."""
     return float(re.findall(rf"{what}:? (\d+\.\d+)", text)[-1])
-
-
-# --- PyG, several GPUs -----------------------------------------------------------------------------
 
 
 def reddit_of(graphs: Path, folder: Path) -> Path:
@@ -135,9 +129,6 @@ def test_torchrun_with_two_ranks_learns_reddit(graphs: Path, tmp_path: Path) -> 
 @slow
 def test_reddit_is_learned_by_processes_that_the_script_starts(tmp_path: Path) -> None:
     assert last("Validation Accuracy", by_its_readme("pyg_multi_gpu", tmp_path)) > 0.9
-
-
-# --- PyG, several nodes ----------------------------------------------------------------------------
 
 
 def test_the_23rd_gpu_has_rank_22_and_local_rank_6() -> None:
@@ -205,9 +196,6 @@ def test_srun_starts_the_script_on_two_nodes(slurm: Slurm, tmp_path: Path) -> No
     assert "0: Epoch: 01" in out
 
 
-# --- DGL -------------------------------------------------------------------------------------------
-
-
 def test_products_is_learned_with_the_tutorials_sampler(graphs: Path, tmp_path: Path, alone: Run) -> None:
     root = shutil.copytree(graphs / "products", tmp_path / "products")
     out = alone(CUSTOM_SAMPLER, "--root", root, "--epochs", 3)
@@ -232,9 +220,6 @@ def test_dgls_tutorial_runs_in_its_own_form(tmp_path: Path) -> None:
     assert len({count for _, count in shares}) == 1
     assert last("Epoch 2 Validation Accuracy", out) > 0.5  # one of four classes
     assert (tmp_path / "model.pt").exists()
-
-
-# --- GLT -------------------------------------------------------------------------------------------
 
 
 def test_products_is_cut_in_two_for_worker_mode(graphs: Path, tmp_path: Path, alone: Run) -> None:
@@ -277,7 +262,6 @@ def test_two_hosts_train_in_worker_mode_by_a_cluster_file(checkout: Path) -> Non
 
 @slow
 def test_two_servers_make_batches_for_two_clients(checkout: Path, alone: Run) -> None:
-    """They learn what one process with the whole store learns."""
     out = launched(checkout, "server_client.toml")
     assert all(f'server{part}/server   | {{"ready": ' in out for part in range(2))
     assert trained(out, "client0/trainers | ", 0, 0)
@@ -305,7 +289,6 @@ def test_servers_and_clients_are_started_by_hand(checkout: Path) -> None:
 
 
 def ended(server: "subprocess.Popen[str]") -> None:
-    """A server that is asked to stop ends well."""
     server.terminate()
     said(server)
 

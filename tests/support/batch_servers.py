@@ -29,8 +29,6 @@ from support.wires import over_the_wire
 
 @dataclass
 class Servers:
-    """Servers in this process, asked in turn."""
-
     makers: list[BatchService]
     identity: str
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -69,13 +67,10 @@ def without_graph(store: Store, *makers: BatchService) -> tuple[Store, Servers]:
 
 
 def served_by(servers: Any) -> Connected:
-    """A deployment whose batches these servers make."""
     return Connected(peers=servers, by_servers=True, look_ahead=1)
 
 
 class Recorder:
-    """Servers that answer nothing, and keep what they were asked last."""
-
     num_servers = 1
 
     def __init__(self, identity: str) -> None:
@@ -97,8 +92,6 @@ def request_of(store: Store, size: int, batch_size: int) -> Message:
 
 
 class Listening(NamedTuple):
-    """Where a server in this process listens, and what it counts."""
-
     address: str
     metrics: Metrics
 

@@ -16,7 +16,6 @@ from support import reference
 
 
 def contents(batch: Any) -> dict[Any, Any]:
-    """Everything a batch holds, by (storage, field)."""
     return {(storage._key, name): value for storage in batch.stores for name, value in storage.items()}
 
 
@@ -83,7 +82,6 @@ def _listed(column: Tensor | None) -> Any:
 
 
 def with_reference(store: Store) -> Store:
-    """The same store, sampled by the reference."""
     return replace(store, graph=ReferenceGraph(store.parts[0]))
 
 

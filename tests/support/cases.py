@@ -20,8 +20,6 @@ MakeLoader = Callable[..., Loader]
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One loader over one graph."""
-
     name: str
     make: MakeLoader  # (store, **options that a placement adds)
     attrs: Mapping[str, Any] = field(default_factory=dict)  # how the store is built
@@ -29,7 +27,6 @@ class Case:
 
     @property
     def graph(self) -> str:
-        """What tells its store from others."""
         return "-".join(["library" if self.heterogeneous else "random", *self.attrs.values()])
 
     @property
@@ -105,10 +102,7 @@ HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "weighted": (_nodes(**WEIGHT), WEIGHT),
     "node times": (_nodes(**NODE_TIME), NODE_TIME),
     "node times, last": (_nodes(**NODE_TIME, temporal_strategy="last"), NODE_TIME),
-    "edge times": (
-        _nodes(**EDGE_TIME, input_nodes=torch.arange(40), input_time=torch.arange(40) * 2),
-        EDGE_TIME,
-    ),
+    "edge times": (_nodes(**EDGE_TIME, input_nodes=torch.arange(40), input_time=torch.arange(40) * 2), EDGE_TIME),
     "labor": (_nodes(labor=True), {}),
     "disjoint": (_nodes(disjoint=True), {}),
     "induced": (_nodes(subgraph_type="induced"), {}),

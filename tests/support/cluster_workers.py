@@ -13,14 +13,12 @@ from support.until import until
 
 
 def loader(store: Any, rank: int, world_size: int, **options: Any) -> hoploom.NeighborLoader:
-    """The loader of every test here."""
     return hoploom.NeighborLoader(
         store, [3, 2], batch_size=8, shuffle=True, rank=rank, world_size=world_size, **options
     )  # fmt: skip
 
 
 def told_of(batches: Any) -> list[dict[str, Any]]:
-    """Batches as plain lists."""
     return [
         {
             "nodes": batch.n_id.tolist(),
@@ -47,7 +45,6 @@ def tell_batches(context: Context, folder: str, path: str | None, opening: dict[
 
 
 def children() -> list[int]:
-    """The graph servers that this process has started."""
     found = []
     for pid in descendants(os.getpid()):
         with suppress(FileNotFoundError, ProcessLookupError):

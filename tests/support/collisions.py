@@ -20,8 +20,6 @@ THREADS = "a program's accesses have no barrier between them"
 
 
 class Access(NamedTuple):
-    """What a program's threads do at once."""
-
     kind: int
     program: int
     stage: int  # of one program; a barrier begins another
@@ -84,18 +82,15 @@ def _pairs(left: Array, right: Array) -> Array:
 
 
 def _has(groups: Array, rows: Array) -> Array:
-    """Of each row, whether its group has one of these."""
     return np.bincount(groups[rows], minlength=groups.max() + 1)[groups] > 0
 
 
 def _several(groups: Array, values: Array, rows: Array) -> Array:
-    """Of each row, whether its group has more than one value among these rows."""
     bound = values.max() + 1
     found = np.unique(groups[rows] * bound + values[rows]) // bound
     return np.bincount(found, minlength=groups.max() + 1)[groups] > 1
 
 
 def told(table: Array, address: int) -> str:
-    """The first accesses at an address."""
     rows = table[table["address"] == address][:8]
     return ", ".join(f"program {row['program']} {VERBS[row['kind']]}" for row in rows)

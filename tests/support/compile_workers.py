@@ -31,8 +31,6 @@ RUN = JITFunction.run  # before it is replaced
 
 
 class Launch(NamedTuple):
-    """A kernel and what it is given, in JSON's own types."""
-
     module: str
     name: str
     arguments: list[Any]
@@ -109,14 +107,12 @@ def _recorded(run: Callable[..., Any] | None, keep: Callable[[Launch], None]) ->
 
 
 def compiled(launch: Launch) -> Any:
-    """Triton's CompiledKernel for a launch, on the driver that is set."""
     kernel = getattr(import_module(launch.module), launch.name)
     given = {name: rebuilt(value) for name, value in launch.constants.items()}
     return RUN(kernel, *map(rebuilt, launch.arguments), grid=(1,), warmup=True, **given)
 
 
 def findings(launch: Launch, target: str) -> dict[str, Any]:
-    """What the compiled kernel is made of."""
     module = launch.module.removeprefix("hoploom.ops.kernels.")
     found: dict[str, Any] = {"kernel": f"{module}.{launch.name}", "target": target}
     try:
@@ -144,7 +140,6 @@ def _resources(kernel: Any) -> dict[str, int]:
 
 
 def distinct(launches: Sequence[Launch], *, one_each: bool) -> list[Launch]:
-    """Those that differ; with `one_each` the first of every kernel."""
     kept: dict[Any, Launch] = {}
     for launch in launches:
         kept.setdefault((launch.module, launch.name) if one_each else launch.key, launch)
@@ -152,12 +147,10 @@ def distinct(launches: Sequence[Launch], *, one_each: bool) -> list[Launch]:
 
 
 def share_of(launches: list[Launch], share: int, shares: int) -> list[Launch]:
-    """The launches that one of several processes compiles."""
     return [launch for launch in launches if zlib.crc32(launch.key.encode()) % shares == share]
 
 
 def compile_all(launches: list[Launch], target: str) -> list[dict[str, Any]]:
-    """What each is made of."""
     triton.runtime.driver.set_active(Driver(TARGETS[target]))
     return [findings(launch, target) for launch in launches]
 

@@ -37,14 +37,12 @@ def array_files(folder: Path) -> list[str]:
 
 
 def edit(folder: Path, change: Callable[[Any], None]) -> None:
-    """Change what store.json says."""
     contents = json.loads((folder / "store.json").read_text())
     change(contents)
     (folder / "store.json").write_text(json.dumps(contents))
 
 
 def rewrite(folder: Path, name: str, raw: bytes) -> None:
-    """Replace a file and make its size and checksum right again."""
     (folder / name).write_bytes(raw)
     entry = {"bytes": len(raw), "crc32": zlib.crc32(raw)}
     edit(folder, lambda contents: contents["files"].update({name: entry}))

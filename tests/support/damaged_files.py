@@ -37,7 +37,6 @@ def truncate(folder: Path, name: str) -> None:
 
 @contextmanager
 def damaged(folder: Path, name: str) -> Iterator[Store]:
-    """A store with a file that was truncated after it was opened; whole again for what is opened later."""
     store, whole = hoploom.open(folder), (folder / name).read_bytes()
     truncate(folder, name)
     yield store
@@ -92,7 +91,6 @@ def damage_one_of_two_stores(folder: Path) -> None:
 
 
 def damage_under_inference(folder: Path) -> None:
-    """After the first of many slices."""
     one, x = folder.parent / "one.store", X.replace(PART, "part-00000")  # of one part: rows are read where they lie
     hoploom.from_pyg(random_graph(NUM_NODES, NUM_EDGES, 1)).save(one)
     for path, name in ((folder, INDPTR), (folder, INDICES), (one, x)):

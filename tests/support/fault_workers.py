@@ -20,7 +20,6 @@ from support.wires import over_tcp
 
 
 def lose_a_server(context: Context, servers: str, path: str, victims: str, folder: str) -> None:
-    """Epochs of this rank, in which rank 0 kills servers."""
     done = 0
     with connect(WORKER, servers.split(","), Path(path), timeout=6) as store:
         for _ in range(1000):

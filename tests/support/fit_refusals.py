@@ -13,13 +13,11 @@ from support.fit_workers import QUIET, learner_of, train_loader
 
 
 def two_ranks(context: Context, folder: str) -> None:
-    """All that two ranks of one start do; what comes last there leaves them apart."""
     a_model_that_nobody_wrapped(context)
     fit_workers.two_ranks(context, folder)
 
 
 def a_model_that_nobody_wrapped(context: Context) -> None:
-    """A model of this rank alone."""
     learner = learner_of(loader=train_loader(context=context))
     with pytest.raises(
         ConfigError, match=r"the model is not wrapped in DistributedDataParallel.* the 2 ranks.*context.wrap\(model\)"

@@ -103,7 +103,6 @@ def link_loader(context: Context | None = None, **options: Any) -> LinkNeighborL
 def learner_of(
     context: Context | None = None, *, dropout: float = 0.0, loader: Loader | None = None, learning_rate: float = 0.05
 ) -> Learner:
-    """A learner with everything that has a state."""
     model: nn.Module = Sage(dropout=dropout)
     if context is not None:
         model = context.wrap(model)
@@ -125,7 +124,6 @@ def resumed(folder: Path, **options: Any) -> Learner:
 
 
 def given(*values: float) -> Any:
-    """A validation that returns one value after the other."""
     accuracies = iter(values)
     return lambda: {"accuracy": next(accuracies)}
 
@@ -150,7 +148,6 @@ def assert_same_state(left: Mapping[str, Any], right: Mapping[str, Any]) -> None
 def run(
     learner: Learner, epochs: int = 2, *, folder: Path | None = None, validate: Any = None, **options: Any
 ) -> Outcome:
-    """Training in one process."""
     context = alone()
     checkpoint = None if folder is None else Checkpoint(folder, context)
     training = Training(epochs, **QUIET | options)
@@ -162,7 +159,6 @@ def assert_same_run(left: Learner, right: Learner) -> None:
 
 
 def kill_at(model: nn.Module, call: int, *numbers: int) -> None:
-    """Send this process signals in the model's n-th forward pass."""
     calls = iter(range(1, 1 << 30))
 
     def hook(*arguments: object) -> None:
@@ -174,16 +170,11 @@ def kill_at(model: nn.Module, call: int, *numbers: int) -> None:
 
 
 def spoil_at(model: nn.Module, call: int) -> None:
-    """Make the model's n-th output NaN."""
     calls = iter(range(1, 1 << 30))
     model.register_forward_hook(lambda module, given, found: found * float("nan") if next(calls) == call else None)
 
 
-# --- what one process finds, for several to be compared with ---------------------------------
-
-
 def gradients_of(context: Context, step: int) -> list[Tensor]:
-    """The gradients of one step: what SGD with rate 1 subtracts."""
     model = context.wrap(Sage())
     before = [parameter.detach().clone() for parameter in model.parameters()]
     loader = train_loader(context=context)
@@ -211,7 +202,6 @@ def compiled_two_ranks(context: Context, folder: str) -> None:
 
 
 def link_curve(context: Context) -> list[Tensor]:
-    """What two epochs of link prediction make of the parameters."""
     model = context.wrap(ScoredSage())
     loader = link_loader(context, batch_size=16 // context.world_size)
     learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), LinkPrediction(), loader)
@@ -220,7 +210,6 @@ def link_curve(context: Context) -> list[Tensor]:
 
 
 def curve(context: Context, accumulate: int = 1) -> tuple[list[float], list[Tensor]]:
-    """The loss of every epoch, and the last parameters."""
     learner = learner_of(context)
     outcome = fit(learner, Training(3, accumulate=accumulate, **QUIET), context)
     return [epoch["train_loss"] for epoch in outcome.history], parameters_of(learner)
@@ -240,9 +229,6 @@ def all_metrics(context: Context) -> dict[str, dict[str, float]]:
         for name, (out, task) in tasks.items():
             found[f"{name} {size}"] = evaluate(Sage(out), loader, task, context)
     return found
-
-
-# --- what ranks run --------------------------------------------------------------------------
 
 
 def two_ranks(context: Context, folder: str) -> None:
@@ -361,5 +347,4 @@ def rank_1_is_killed(context: Context, folder: str) -> None:
 
 
 def alone() -> Context:
-    """One process."""
     return init(device="cpu")

@@ -22,7 +22,6 @@ MODES = (WORKER, CLIENT)
 
 
 def save(folder: Path) -> Path:
-    """A graph in four parts."""
     save_in_parts(hoploom.from_pyg(random_graph(400, 3000, seed=1)), folder / "store", 4)
     return folder / "store"
 
@@ -35,7 +34,6 @@ def connect(mode: str, servers: Sequence[str], path: Path, timeout: float) -> St
 
 
 def loader(store: Store, **options: Any) -> hoploom.NeighborLoader:
-    """One of about fifty batches."""
     given: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5, "num_workers": 2, **options}
     return hoploom.NeighborLoader(store, [3, 2], "train", **given)
 
@@ -53,7 +51,6 @@ def warm_up(servers: Sequence[Server]) -> None:
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """The block must end in this time."""
     begun = time.monotonic()
     yield
     taken = time.monotonic() - begun
@@ -61,7 +58,6 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def gauge(server: Server, name: str) -> float:
-    """A number in what a server tells at /metrics."""
     with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     value = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)

@@ -22,8 +22,6 @@ from support.device_loaders import placed
 
 @dataclass(frozen=True)
 class Size:
-    """A graph that can be learned, and how it is."""
-
     num_nodes: int
     num_classes: int
     avg_degree: float
@@ -34,7 +32,6 @@ class Size:
     tolerance: float  # between two trainings, in accuracy
 
     def write(self, folder: Path) -> Path:
-        """The graph as a store."""
         options: dict[str, Any] = {"num_features": 16, "num_classes": self.num_classes, "homophily": 0.9}
         hoploom.generate(folder, num_nodes=self.num_nodes, avg_degree=self.avg_degree, **options)
         return folder
@@ -63,7 +60,6 @@ def learner_of(store: Store, size: Size, context: Context, **options: Any) -> Le
 
 
 def accuracy_of(learner: Learner, store: Store, size: Size, context: Context) -> float:
-    """On the test nodes, with all neighbours."""
     loader = NeighborLoader(store, [-1] * len(size.fanouts), "test", batch_size=1024, device=context.device)
     return evaluate(learner.model, loader, learner.task, context)["accuracy"]
 
@@ -100,9 +96,6 @@ def fitted(
 ) -> Outcome:
     stepper = hoploom.WholeStep if whole else None
     return fit(learner, training, context, journal=meter, stepper=stepper)  # type: ignore[arg-type]
-
-
-# --- in processes --------------------------------------------------------------------------------
 
 
 def two_ranks(context: Context, path: str, size: Size, alone: list[float]) -> None:

@@ -73,9 +73,6 @@ def random_graph(num_nodes: int, num_edges: int, seed: int) -> Data:
     )
 
 
-# --- parts ---------------------------------------------------------------------------------------
-
-
 def save_in_parts(store: Store, path: Path, num_parts: int) -> Store:
     """The same store as a directory of several parts; types with few nodes have none in some of them."""
     write_parts(path, store.schema, cut(store, num_parts))
@@ -133,11 +130,9 @@ def _slice_lists(lists: EdgeLists, first: int, end: int) -> EdgeLists:
 
 
 def rows_in_csc_order(part: Part, owner: Owner, field: str) -> Tensor:
-    """All rows of an edge field, by position in the store."""
     table = part.tables[owner, field]
     return table.rows[part.tables[owner, EDGE_ID].rows] if table.by_edge_id else table.rows
 
 
 def num_rows(schema: Schema, owner: Owner) -> int:
-    """How many nodes or edges an owner has."""
     return schema.node_type(owner).num_nodes if isinstance(owner, str) else schema.relation(owner).num_edges

@@ -18,8 +18,6 @@ from hoploom.serve.wire import Message
 
 
 class Echo:
-    """Gives back what it is sent."""
-
     def answer(self, request: Message, call: RequestContext) -> Message:
         if request.header["ask"] == "fail":
             raise ValueError("it was to\n\x1b[2Jfail" + "x" * 100_000)

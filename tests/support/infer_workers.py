@@ -51,7 +51,6 @@ def assert_equal_to_forward(out: Path, model: GNN, graph: Data | HeteroData) -> 
 
 
 def model_of(store: hoploom.Store, kind: str = "sage") -> GNN:
-    """The same one wherever it is made."""
     torch.manual_seed(0)
     return GNN(kind, store.schema, Shape(hidden=8, num_layers=3, out=4))
 
@@ -95,8 +94,6 @@ class ThreadContext:
 
 
 class Board:
-    """Where threads show each other values."""
-
     def __init__(self, size: int) -> None:
         self._barrier, self._values = threading.Barrier(size, timeout=60), [None] * size
 

@@ -29,7 +29,6 @@ def check_two(context: Context, rank: int) -> None:
 
 
 def by_arguments(rank: int, port: int) -> None:
-    """The environment, which says otherwise, is not asked."""
     os.environ.update(RANK="7", WORLD_SIZE="5")
     with hoploom.init(rank=rank, world_size=2, address=f"127.0.0.1:{port}", timeout=30) as context:
         check_two(context, rank)

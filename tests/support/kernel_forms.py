@@ -22,7 +22,6 @@ def ids(values: Sequence[int] | Tensor, device: torch.device) -> Tensor:
 
 
 def number(value: int, device: torch.device) -> Tensor:
-    """A single int64; a key above 2^63 as its bits."""
     return torch.tensor(value - 2**64 if value >= 2**63 else value, device=device)
 
 
@@ -63,7 +62,6 @@ def frontier_of(
 
 
 def rule_of(rule: ops.Rule, device: torch.device) -> ops.Rule:
-    """The core's rule with its key on the device."""
     return rule._replace(key=number(rule.key, device))
 
 
@@ -75,7 +73,6 @@ def picks_of(capacity: int, device: torch.device, num_places: int | None = None,
 
 
 def written(picks: DevicePicks) -> tuple[list[int], list[int], list[int]]:
-    """Sources, edges and destinations at the places that picks were written to."""
     begin, end = int(picks.span.begin), int(picks.span.end)
     sources, edges, destinations = (
         places[begin:end].tolist() for places in (picks.sources, picks.edges, picks.destinations)

@@ -23,8 +23,6 @@ class Hop(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A batch as lists."""
-
     size: int
     nodes: list[int]
     trees: list[int] | None
@@ -64,7 +62,6 @@ def make(
 
 
 def wanted(seeds: Sequence[int], hops: Sequence[Hop], num_nodes: int) -> Made:
-    """The same batch by the core, which the reference must agree with."""
     core = ops.NodeMap(num_nodes)
     core.add_seeds(torch.tensor(seeds, dtype=torch.int64))
     local = [
@@ -78,13 +75,11 @@ def wanted(seeds: Sequence[int], hops: Sequence[Hop], num_nodes: int) -> Made:
 
 
 def begin_batch(node_map: DeviceNodeMap, capacity: int, *, with_trees: bool = False) -> None:
-    """A new batch in arrays of its own."""
     nodes = torch.empty(capacity, dtype=torch.int64, device=node_map.device)
     node_map.begin(nodes, torch.empty_like(nodes) if with_trees else None)
 
 
 def is_empty(node_map: DeviceNodeMap, **how: bool) -> bool:
-    """Whether a new batch begins with no slot taken."""
     begin_batch(node_map, 1, **how)
     return bool((node_map._begun().slots == EMPTY_SLOT).all())
 

@@ -17,8 +17,6 @@ from typing import Any
 
 @dataclass
 class Program:
-    """What the words of a program do."""
-
     name: str
 
     def do(self, word: str) -> None:
@@ -62,7 +60,6 @@ class Program:
         Path(f"{self.name}.variable").write_text(os.environ[variable])
 
     def leave(self, words: str) -> None:
-        """Start another program in a session of its own."""
         subprocess.Popen([sys.executable, __file__, f"{self.name}-left", *words.split("+")], start_new_session=True)
         _until(Path(f"{self.name}-left.pid"))
 

@@ -50,14 +50,12 @@ def launched(folder: Path, programs: Programs, **more: Any) -> tuple[int, str, s
 
 
 def await_programs(folder: Path, *names: str) -> list[int]:
-    """The process ids of programs, once they run."""
     files = [folder / f"{name}.pid" for name in names]
     until(lambda: all(file.exists() for file in files), f"the start of {names}")
     return [int(file.read_text()) for file in files]
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except OSError:

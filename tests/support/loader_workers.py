@@ -35,7 +35,6 @@ def resumed_on_rank_one(rank: int) -> NeighborLoader:
 
 
 def ahead_on_rank_one(rank: int) -> NeighborLoader:
-    """After an epoch in which the ranks agreed."""
     loader = train()
     assert sum(batch.batch_size for batch in loader) in (500, 501)
     loader.set_epoch(3 if rank == 1 else 1)
@@ -145,7 +144,6 @@ def _seeds_of(batches: Any) -> list[int]:
 
 
 def _taught() -> list[int]:
-    """The seeds that plain DDP learns from in two epochs."""
     model = DistributedDataParallel(nn.Linear(1, 1))
     seen, loader = [], train()
     for _ in range(2):

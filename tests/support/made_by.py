@@ -19,8 +19,6 @@ NOT_ON_DEVICE += ("heterogeneous induced", "heterogeneous induced, times", "hete
 
 @dataclass(frozen=True)
 class Made:
-    """The batches of a case were made of this store by these loaders."""
-
     case: Case
     store: Store
     loaders: Sequence[Loader]
@@ -94,7 +92,6 @@ def the_device_from_host_samples(made: Made) -> None:
 
 
 def the_device_again(made: Made) -> None:
-    """Some batches had too little room."""
     _assembled_on_the_device(made, sampled_there=True)
     assert _num_redone(made) > 0
 

@@ -22,20 +22,16 @@ ENTER = "MEMORY_GROUP"  # the variable that tells a child which group to enter: 
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A group without processes, and its files."""
-
     folder: Path
     peak_file: str
     limit: int
 
     @property
     def peak(self) -> int:
-        """The most bytes that the group has held."""
         return int((self.folder / self.peak_file).read_text())
 
     @property
     def num_killed(self) -> int:
-        """Processes that the kernel has ended for want of memory."""
         lines = [
             line.split()
             for name in ("memory.oom_control", "memory.events")
@@ -52,7 +48,6 @@ class MemoryGroup:
 
 
 def enter() -> None:
-    """This process is in the group from now on."""
     (Path(os.environ[ENTER]) / "cgroup.procs").write_text(str(os.getpid()))
 
 

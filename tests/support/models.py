@@ -24,7 +24,6 @@ def heterogeneous(kind: str, data: HeteroData, **options: Any) -> GNN:
 
 
 def books() -> HeteroData:
-    """The library with features on every type."""
     data = library()
     for number, node_type in enumerate(data.node_types):
         torch.manual_seed(number)

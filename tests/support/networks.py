@@ -33,18 +33,7 @@ class Host:
     names: Path  # its /etc/hosts, as Debian makes it: its own name is 127.0.1.1, and the others' are their addresses
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """A command as it runs on this host."""
         return ["ip", "netns", "exec", self.name, "sh", "-c", OWN_NAMES, str(self.names), *words]
-
-    def plug(self, *, into: bool) -> None:
-        """Pull the wire, or put it back."""
-        _run("ip", "-n", self.name, "link", "set", WIRE, "up" if into else "down")
-
-    def impair(self, *how: str) -> str:
-        """Make the wire bad, e.g. by ("delay", "5ms"); what the kernel has against it."""
-        words = ["tc", "-n", self.name, "qdisc", "add", "dev", WIRE, "root", "netem", *how]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE, check=False)
-        return done.stderr.strip()
 
     def limit(self, gigabits: float) -> None:
         """So many Gb/s, in each direction."""
@@ -104,7 +93,7 @@ def hosts_or_error(count: int) -> Iterator[list[Host]]:
             _run("ip", "-n", switch, "link", "set", host.plug_there, "master", "br0", "up")
             _run("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", WIRE)
             _run("ip", "-n", host.name, "link", "set", "lo", "up")
-            host.plug(into=True)
+            _run("ip", "-n", host.name, "link", "set", WIRE, "up")
         yield found
 
 

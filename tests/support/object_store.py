@@ -20,13 +20,10 @@ MISSING = "moto_server is missing: make .venv/dev installs it"
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """A server that runs."""
-
     url: str
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of a process that uses it."""
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": "somebody",
@@ -46,7 +43,6 @@ class ObjectStore:
         return self._ask(f"{bucket.removeprefix('s3://')}?uploads").count(b"<Upload>")
 
     def keys(self, bucket: str) -> list[str]:
-        """All objects of a bucket, also those that stand for empty folders."""
         return re.findall("<Key>(.*?)</Key>", self._ask(bucket.removeprefix("s3://")).decode())
 
     def _ask(self, path: str, method: str = "GET", contents: bytes | None = None) -> bytes:

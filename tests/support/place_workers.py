@@ -41,7 +41,6 @@ def together(context: Context, folder: str, path: str) -> None:
 
 
 def placed_rows(store: Store, owner: Owner, field: str, ids: Tensor) -> Tensor:
-    """Rows that kernels gather, on the host."""
     assert store.placed is not None
     (rows,) = store.placed.gather([Wanted(owner, field, ids.to(store.placed.device))])
     return rows.cpu()

@@ -66,7 +66,6 @@ class Site:
         return self.closing.enter_context(hoploom.connect(self.servers(case, budget=budget), **options))
 
     def beside(self, case: Case, **options: Any) -> Store:
-        """The first part is on this host."""
         return self.connected(case, path=self.saved(case, 4), parts=[0], **options)
 
     def beside_on_disk(self, case: Case, **options: Any) -> Store:
@@ -147,7 +146,6 @@ def _in_pieces(case: Case, site: Site) -> Placed:
 
 
 def _over_tcp(case: Case, site: Site, **options: Any) -> Store:
-    """As from another host."""
     site.closing.enter_context(patch("hoploom.serve.client.connect_unix", lambda *_: None))
     return site.connected(case, **options)
 
@@ -187,7 +185,6 @@ def _by_threads(case: Case, site: Site) -> Placed:
 
 
 def _buffered(case: Case, site: Site) -> Placed:
-    """On a file system that refuses reads past the page cache."""
     mounted = site.folder / "ramfs"
     mounted.mkdir(exist_ok=True)
     done = subprocess.run(["mount", "-t", "ramfs", "ramfs", mounted], capture_output=True, text=True, check=False)

@@ -1,18 +1,23 @@
-"""Processes as the kernel shows them: who started whom, what they are, and the most memory that each has held."""
+"""Processes as the kernel shows them: who started whom, and the most memory that each has held; and daemons."""
 
+import ctypes
 import os
+import signal
+import subprocess
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 PROC = Path("/proc")
+END_DEADLINE = 10.0
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 INTERVAL = 0.05  # seconds between two looks
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that one has started and that run, of all its threads."""
     try:
         lists = [task.read_text() for task in (PROC / str(pid) / "task").glob("*/children")]
     except OSError:  # it has ended
@@ -21,7 +26,6 @@ def children_of(pid: int) -> list[int]:
 
 
 def descendants_of(pid: int) -> list[int]:
-    """All processes below one."""
     below = [pid]
     for parent in below:
         below += children_of(parent)
@@ -29,7 +33,6 @@ def descendants_of(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> str:
-    """Its command line; empty once it has ended."""
     try:
         return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
@@ -37,7 +40,6 @@ def command_of(pid: int) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Whether it is there and no zombie."""
     return command_of(pid) != ""
 
 
@@ -65,7 +67,6 @@ class PeakMemory:
     peaks: dict[str, dict[int, int]] = field(default_factory=dict)  # role -> pid -> bytes
 
     def of(self, role: str) -> int:
-        """The most that one process of a role has held; 0 if there was none."""
         return max(self.peaks.get(role, {}).values(), default=0)
 
     def __enter__(self) -> "PeakMemory":
@@ -86,3 +87,31 @@ class PeakMemory:
                 for pid in pids:
                     known = self.peaks.setdefault(role, {})
                     known[pid] = max(known.get(pid, 0), memory_of(pid))
+
+
+@contextmanager
+def daemon(words: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[int]:
+    """A process that ends with this block, and all below it; with pytest, too, however that ends."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            words,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            preexec_fn=lambda: ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL),
+        )
+    try:
+        yield process.pid
+    finally:
+        below = descendants_of(process.pid)
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_DEADLINE)
+        process.kill()
+        process.wait(END_DEADLINE)
+        for pid in below:
+            if is_running(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)

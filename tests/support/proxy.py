@@ -28,7 +28,6 @@ class Proxy:
         return f"127.0.0.1:{self._port}"
 
     def mend(self) -> None:
-        """Take connections."""
         self._listening = socket.create_server(("127.0.0.1", self._port))
         self._port = self._listening.getsockname()[1]
         self._start(self._accept, self._listening)

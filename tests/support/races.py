@@ -31,8 +31,6 @@ class Conflict(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How the programs of a launch run."""
-
     order: Callable[[int], Sequence[int]] = range
     under_way: int = 1  # so many take turns, at random, at every access
     is_stale: bool = False  # a plain load shows, at random, what was there when the launch began
@@ -46,9 +44,6 @@ def shuffled(size: int) -> list[int]:
     return random.Random(size).sample(range(size), size)
 
 
-# --- running ---------------------------------------------------------------------------------------
-
-
 @contextmanager
 def watched(way: Way | None = None) -> "Iterator[Watch]":
     """All launches until the end, of any thread."""
@@ -59,8 +54,6 @@ def watched(way: Way | None = None) -> "Iterator[Watch]":
 
 
 class Watch:
-    """What launches did."""
-
     def __init__(self, way: Way) -> None:
         self.conflicts: dict[Conflict, str] = {}  # each with an example
         self.kernels: set[str] = set()
@@ -155,7 +148,6 @@ class Watch:
         self._accesses.append(Access(kind, program, self._stages[program], addresses[live], values[live]))
 
     def _stale(self, pointers: Any) -> Any:
-        """Some of them lead to copies."""
         addresses = pointers.data.copy()
         for held, copied in self._before:
             moved = (addresses >= held.start) & (addresses < held.stop) & (self._is_old.random(addresses.shape) < 0.5)
@@ -164,7 +156,6 @@ class Watch:
 
 
 def _range_of(tensor: Tensor) -> range:
-    """Its addresses."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     end = (last + 1) * tensor.element_size() if tensor.numel() else 0
     return range(tensor.data_ptr(), tensor.data_ptr() + end)

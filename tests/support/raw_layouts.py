@@ -17,7 +17,6 @@ SPLIT = {"train": range(0, 6), "valid": range(6, 8), "test": range(8, 10)}
 
 
 def ring_edges(num_nodes: int = NUM_NODES) -> NDArray[np.int64]:
-    """[2, 2 * num_nodes]"""
     edge = np.arange(2 * num_nodes)
     return np.stack([edge // 2, (edge // 2 + 1 + edge % 2) % num_nodes])
 
@@ -103,13 +102,10 @@ def ogb_mag(root: Path) -> Path:
     return root
 
 
-# --- GraphLearn-for-PyTorch ------------------------------------------------------------------
-
 GLT_PARTS = 3
 
 
 def glt_book(num_nodes: int) -> Tensor:
-    """Node v is in part v % 3."""
     return torch.arange(num_nodes) % GLT_PARTS
 
 

@@ -21,8 +21,6 @@ STOP_DEADLINE = 60.0
 
 @dataclass
 class Server:
-    """One `hoploom serve`."""
-
     process: subprocess.Popen[str]
     address: str
     command: Sequence[str]
@@ -74,7 +72,6 @@ def _started(command: Sequence[str]) -> Server:
 
 
 def _wait_until_serving(server: Server, deadline: float) -> None:
-    """Its addresses, from the line that says it is ready."""
     assert server.process.stdout is not None
     output = server.process.stdout.fileno()  # select does not see what a buffer holds
     while time.monotonic() < deadline:
@@ -115,7 +112,6 @@ def serving_together(store: Path, parts: Sequence[Sequence[int]], *more: str) ->
 
 @contextmanager
 def serving_by(commands: Sequence[Sequence[str]]) -> Iterator[list[Server]]:
-    """Servers by their command lines, all started at once."""
     servers: list[Server] = []
     try:
         for command in commands:
@@ -169,7 +165,6 @@ def one_process() -> Iterator[OneProcess]:
 
 
 def end(servers: Sequence[Server]) -> None:
-    """Kill what still runs, by its id."""
     for server in servers:
         server.resume()
         with suppress(ProcessLookupError):

@@ -59,7 +59,6 @@ class Elsewhere:
         return answer()
 
     def rows_of(self, owner: Owner, name: str) -> list[int]:
-        """All ids asked for of a field, in order."""
         return [one for asked in self.gathers for one in asked.get((owner, name), [])]
 
 
@@ -77,5 +76,4 @@ def spread(store: Store, num_parts: int, here: Collection[int], *, whole_topolog
 
 
 def elsewhere_of(store: Store) -> list[Elsewhere]:
-    """The parts of a store that pretend."""
     return [shard for shard in store.shards if isinstance(shard, Elsewhere)]

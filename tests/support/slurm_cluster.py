@@ -3,15 +3,13 @@
 A node is a slurmd with a loopback address for its name, so that each has an address that the others reach.
 """
 
-import ctypes
 import os
 import pwd
 import shutil
-import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from support.ports import free_ports
+from support.process_tree import daemon
 from support.until import until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "sinfo", "squeue")
 NUM_NODES = 3
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where daemons are, also for those who are not root
 START_DEADLINE = 30.0
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 CONFIG = """
 ClusterName=hoploom
@@ -61,12 +59,9 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @dataclass(frozen=True)
 class Slurm:
-    """A cluster that runs."""
-
     environment: dict[str, str]
 
     def ask(self, *words: str) -> str:
-        """What one of Slurm's commands prints."""
         done = subprocess.run(
             words,
             env=self.environment,
@@ -95,13 +90,13 @@ def slurm_cluster(folder: Path) -> Iterator[Slurm]:
     munged = ["munged", "--foreground", "--force", f"--socket={folder}/munge.sock", f"--key-file={folder}/munge.key"]
     munged += [f"--{name}-file={folder}/munge.{name}" for name in ("pid", "log", "seed")]
     with ExitStack() as stack:
-        stack.enter_context(daemon(munged, slurm, folder / "munged.out"))
+        stack.enter_context(daemon(munged, slurm.environment, folder / "munged.out"))
         until_or_skip(lambda: (folder / "munge.sock").exists(), "the start of munged", folder)
-        stack.enter_context(daemon(["slurmctld", "-D"], slurm, folder / "slurmctld.out"))
+        stack.enter_context(daemon(["slurmctld", "-D"], slurm.environment, folder / "slurmctld.out"))
         for number in range(1, NUM_NODES + 1):
             (folder / f"spool-127.0.0.{number}").mkdir()
             name = f"127.0.0.{number}"
-            stack.enter_context(daemon(["slurmd", "-D", "-N", name], slurm, folder / f"{name}.out"))
+            stack.enter_context(daemon(["slurmd", "-D", "-N", name], slurm.environment, folder / f"{name}.out"))
         idle = "\n".join(["idle"] * NUM_NODES)
         until_or_skip(
             lambda: slurm.ask("sinfo", "--noheader", "--Node", "--format=%T").strip() == idle,
@@ -110,31 +105,6 @@ def slurm_cluster(folder: Path) -> Iterator[Slurm]:
         )
         stack.callback(end_all_jobs, slurm)
         yield slurm
-
-
-@contextmanager
-def daemon(words: Sequence[str], slurm: Slurm, output: Path) -> Iterator[None]:
-    """A process that ends with this block, and with pytest however that ends."""
-    program = shutil.which(words[0], path=PATH)
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            [str(program), *words[1:]],
-            env=slurm.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-            preexec_fn=lambda: ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL),
-        )
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
 
 
 def end_all_jobs(slurm: Slurm) -> None:

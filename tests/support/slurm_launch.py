@@ -35,7 +35,6 @@ class Launched:
         )
 
     def run(self) -> tuple[int, str, str]:
-        """Return the exit code (of the job, as sbatch waits), what the job printed, and stderr of the launch."""
         words = [sys.executable, "-m", "hoploom", "launch", "cluster.toml", "--", str(self.folder / "train.py")]
         given = {"cwd": self.folder, "env": self.slurm.environment, "capture_output": True, "text": True}
         try:
@@ -48,11 +47,9 @@ class Launched:
         return done.returncode, printed, done.stderr
 
     def job(self) -> str:
-        """Return what Slurm says of the job."""
         return self.slurm.ask("scontrol", "--oneliner", "show", "job", self.number)
 
     def processes(self) -> list[str]:
-        """Those whose command names this folder; all that the job starts do."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:

@@ -65,8 +65,6 @@ def by_duckdb(folder: Path, **options: Any) -> dict[str, bytes]:
 
 @dataclass
 class SparkBuilds:
-    """A driver at work."""
-
     process: subprocess.Popen[bytes]
     said: Path  # its events, a line each
     errors: Path  # its stderr
@@ -81,8 +79,6 @@ class SparkBuilds:
         return [event["stage"] for event in self.events if "stage" in event]
 
     def reach(self, stage: str, seconds: float = 300.0) -> None:
-        """Wait for the first stage whose name holds these words."""
-
         def reached() -> bool:
             assert self.process.poll() is None, f"ended before {stage!r}: {self.stages}, {self.errors.read_text()}"
             return any(stage in name for name in self.stages)
@@ -96,7 +92,6 @@ class SparkBuilds:
         return [event for event in self.events if "stage" not in event]
 
     def kill(self) -> None:
-        """SIGKILL, to the Python of the driver only: its JVM is left to find out."""
         self.process.kill()
         self.process.wait(10)
 
@@ -136,7 +131,6 @@ def spark_builds(
 def driver(
     cluster: SparkCluster, folder: Path, words: Sequence[str], environment: dict[str, str] | None = None
 ) -> Iterator[SparkBuilds]:
-    """A module with its arguments; what it prints is kept beside the folder."""
     said, errors = (folder.parent / f"{folder.name}.driver.{kind}" for kind in ("out", "err"))
     with said.open("wb") as out, errors.open("wb") as err:
         process = subprocess.Popen(

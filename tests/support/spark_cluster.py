@@ -4,12 +4,9 @@ All of them are processes of their own on loopback addresses. A worker starts an
 whose children are the Python processes that run tasks. Nothing of it is left afterwards.
 """
 
-import ctypes
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,13 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from support.process_tree import children_of, command_of, descendants_of, is_java, is_running
+from support.process_tree import END_DEADLINE, children_of, command_of, daemon, descendants_of, is_java
 from support.until import until
 
 NUM_WORKERS = 2
 START_DEADLINE = 60.0
-END_DEADLINE = 10.0
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 EXECUTOR = "CoarseGrainedExecutorBackend"
 # JVMs of a minute: to compile well what runs once takes longer than to run it.
 JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -44,8 +39,6 @@ spark.executor.extraJavaOptions {java}
 
 @dataclass(frozen=True)
 class Executor:
-    """The JVM that runs a driver's tasks on one worker."""
-
     pid: int
     folder: Path  # where it writes stdout and stderr
 
@@ -56,7 +49,6 @@ class Executor:
 
     @property
     def running(self) -> set[int]:
-        """The tasks that it has begun and not ended, by its own log."""
         log = (self.folder / "stderr").read_text(errors="replace")
         begun, ended = (
             {int(task) for task in re.findall(rf"Executor: {words} task .*\(TID (\d+)\)", log)}
@@ -77,8 +69,6 @@ class Executor:
 
 @dataclass(frozen=True)
 class SparkCluster:
-    """A cluster that runs."""
-
     url: str  # spark://127.0.0.1:PORT
     folder: Path
     master: int  # pids
@@ -86,13 +76,11 @@ class SparkCluster:
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """Of a driver."""
         own = {"SPARK_CONF_DIR": str(self.folder / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
         return {**os.environ, **own, "PYSPARK_PYTHON": sys.executable}
 
     @property
     def executors(self) -> list[Executor]:
-        """Those that run now, by their numbers."""
         found = []
         for pid in (child for worker in self.workers for child in children_of(worker)):
             with suppress(OSError):  # it has ended meanwhile
@@ -102,7 +90,6 @@ class SparkCluster:
 
     @property
     def num_started(self) -> int:
-        """How many executors the latest driver has had."""
         applications = sorted(self.folder.glob("work-*/app-*"), key=lambda path: path.name)
         return len(list(self.folder.glob(f"work-*/{applications[-1].name}/*"))) if applications else 0
 
@@ -139,7 +126,7 @@ def spark_cluster(
     with ExitStack() as stack:
         words = [program, "org.apache.spark.deploy.master.Master", *_at("127.0.0.1"), "--port", "0"]
         log = folder / "master.log"
-        master = stack.enter_context(_daemon(words, given, log))
+        master = stack.enter_context(daemon(words, given, log))
         _until_said(log, r"Starting Spark master at spark", 1)
         url = re.findall(r"Starting Spark master at (spark://\S+)", log.read_text())[0]
         workers = []
@@ -154,7 +141,7 @@ def spark_cluster(
                 worker_memory,
             ]
             words += ["--work-dir", str(folder / f"work-{number}"), url]
-            workers.append(stack.enter_context(_daemon(words, given, folder / f"worker-{number}.log")))
+            workers.append(stack.enter_context(daemon(words, given, folder / f"worker-{number}.log")))
         _until_said(log, r"Registering worker", NUM_WORKERS)
         yield SparkCluster(url, folder, master, tuple(workers))
 
@@ -172,31 +159,3 @@ def _until_said(log: Path, words: str, times: int) -> None:
     except AssertionError as error:
         logs = {path.name: path.read_text(errors="replace")[-1000:] for path in log.parent.glob("*.log")}
         raise AssertionError(f"Spark does not start: {logs}") from error
-
-
-@contextmanager
-def _daemon(words: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[int]:
-    """A process that ends with this block, and all below it; with pytest, too, however that ends."""
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            words,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-            preexec_fn=lambda: ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL),
-        )
-    try:
-        yield process.pid
-    finally:
-        below = descendants_of(process.pid)
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_DEADLINE)
-        process.kill()
-        process.wait(END_DEADLINE)
-        for pid in below:
-            if is_running(pid):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)

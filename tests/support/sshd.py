@@ -43,8 +43,6 @@ Host *
 
 @dataclass(frozen=True)
 class Sshd:
-    """A server that runs, and the folder of a client that may log in."""
-
     folder: Path
     port: int
 
@@ -68,7 +66,6 @@ class Sshd:
 
 @contextmanager
 def running_sshd(folder: Path) -> Iterator[Sshd]:
-    """Until the block is left. Skips the test, with the reason, where there is no sshd or it may not run."""
     if not os.access(SSHD, os.X_OK) or shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
         pytest.skip("there is no sshd here: apt install openssh-server")
     folder.mkdir(mode=0o700)

@@ -32,7 +32,6 @@ def as_csv(path: Path, columns: Mapping[str, Any], separator: str = ",") -> None
 def read(
     folder: Path, nodes: str = "", edges: str = "", *, table: str = "nodes.csv", links: str = "edges.csv", **limits: int
 ) -> Any:
-    """The two sources; limits are those of ReadLimits."""
     table, links = (name if name.startswith("[") else f'"{name}"' for name in (table, links))
     ends = 'source = "s"\ndestination = "d"\n'
     text = f'[{NODES}]\nfiles = {table}\nid = "id"\n{nodes}\n[{EDGES}]\nfiles = {links}\n{ends}{edges}\n'
@@ -42,7 +41,6 @@ def read(
 
 
 def rows_in(source: TableSource) -> dict[str, list[Any]]:
-    """All values as the engine sees them."""
     tables = [pq.read_table(path).select(source.schema.names) for path in source.paths]
     assert sum(table.num_rows for table in tables) == source.num_rows
     rows: dict[str, list[Any]] = pa.concat_tables(tables).to_pydict()

@@ -58,13 +58,11 @@ def write_table(path: Path, columns: Mapping[str, Any], *, files: int = 1, row_g
 
 
 def build_here(folder: Path, text: str, out: str = "out.store", **options: Any) -> tuple[Store, Report]:
-    """The store that a graph.toml of this text gives, and the report."""
     report = build(parse_graph(text, folder=folder), folder / out, BuildOptions(**options))
     return open_store(folder / out), report
 
 
 def original(store: Store, node_type: str = "node") -> list[Any]:
-    """The user's id of every node, by store id."""
     index = store.schema.type_index[node_type]
     if ORIGINAL_ID not in store.schema.node_types[index].fields:
         return list(range(store.schema.node_types[index].num_nodes))
@@ -75,17 +73,14 @@ def original(store: Store, node_type: str = "node") -> list[Any]:
 
 
 def field(store: Store, owner: str | RelationName, name: str) -> torch.Tensor:
-    """A field of all nodes or edges, in the order of the store."""
     return torch.cat([part.tables[owner, name].rows for part in store.parts])
 
 
 def by_id(store: Store, name: str, node_type: str = "node") -> dict[Any, Any]:
-    """A field by original id."""
     return dict(zip(original(store, node_type), field(store, node_type, name).tolist(), strict=True))
 
 
 def edges_of(store: Store, key: RelationName = ("node", "to", "node")) -> list[Edge]:
-    """All edges by original ids, in the order of the store."""
     sources, destinations = original(store, key[0]), original(store, key[2])
     index, found = store.schema.relation_index[key], list[Edge]()
     for part in store.parts:
@@ -98,12 +93,10 @@ def edges_of(store: Store, key: RelationName = ("node", "to", "node")) -> list[E
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a store."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def shuffled(columns: Mapping[str, Sequence[Any]], seed: int) -> dict[str, list[Any]]:
-    """The same rows in another order."""
     order = torch.randperm(len(next(iter(columns.values()))), generator=torch.Generator().manual_seed(seed)).tolist()
     return {name: [values[row] for row in order] for name, values in columns.items()}
 

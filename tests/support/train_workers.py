@@ -54,7 +54,6 @@ def _told(wanted: type[Exception], call: Any, *args: Any) -> str:
 
 
 def tell_all(context: Context, folder: str) -> None:
-    """Everything that ranks do together, into a file per rank."""
     rank = context.rank
     told: dict[str, Any] = {"rank": rank, "local_rank": context.local_rank, "world_size": context.world_size}
     told |= {"is_main": context.is_main, "device": str(context.device), "threads": torch.get_num_threads()}
@@ -97,7 +96,6 @@ def _buffers(context: Context) -> list[float]:
 
 
 def check_two_ranks(folder: Path) -> None:
-    """What `tell_all` says in two ranks, against arithmetic and one process."""
     told = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
     for rank, found in enumerate(told):
         assert (found["rank"], found["local_rank"], found["world_size"]) == (rank, rank, 2)
@@ -137,14 +135,12 @@ def check_gradients(gradients: list[list[float]], loss: float) -> None:
 
 
 def raise_in_rank_one(context: Context, folder: str) -> None:
-    """Rank 1 fails while rank 0 waits for it."""
     if context.rank == 1:
         raise KeyError("the missing column")
     _wait_for_peers(context, folder)
 
 
 def kill_rank_one(context: Context, folder: str) -> None:
-    """Rank 1 dies in the middle of a backward pass of rank 0."""
     wrapped = context.wrap(nn.Linear(4, 3))
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -156,14 +152,12 @@ def kill_rank_one(context: Context, folder: str) -> None:
 
 
 def stop_rank_one(context: Context, folder: str) -> None:
-    """Rank 1 neither ends nor answers."""
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     _wait_for_peers(context, folder)
 
 
 def leave_early(context: Context, folder: str) -> None:
-    """Rank 1 takes a step less than rank 0, and tells nobody that it ends."""
     for _ in range(3 - context.rank):
         context.sum(1.0)
 

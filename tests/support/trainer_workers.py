@@ -17,7 +17,6 @@ NUM_TRAIN, BATCH_SIZE = 53, 8
 
 
 def loaders(folder: Path) -> tuple[hoploom.NeighborLoader, hoploom.NeighborLoader]:
-    """To train and to validate."""
     store = hoploom.open(folder / "graph.store")
     common = {"num_neighbors": [2], "batch_size": BATCH_SIZE}
     train = hoploom.NeighborLoader(store, input_nodes=list(range(NUM_TRAIN)), shuffle=True, **common)
@@ -52,7 +51,6 @@ def with_lightning(folder: Path, name: str, *, direct: bool, resumed: bool = Fal
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def fit(name: str, checkpoint: str | None = None) -> int:
-        """The number of steps that the trainer counts."""
         module, saving = Noting(), ModelCheckpoint(folder / name, "{step}", every_n_train_steps=1, save_top_k=-1)
         trainer = lightning.Trainer(
             max_epochs=2, strategy="ddp", devices=2, accelerator="cpu", logger=False, num_sanity_val_steps=0,

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 
 def until(holds: Callable[[], bool], what: str = "what was waited for", seconds: float = 60.0) -> None:
-    """Look again and again, until it holds."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"{what} has not come about after {seconds} seconds"

@@ -28,7 +28,6 @@ class Watched(NamedTuple):
 
 
 def watched(command: Sequence[str], folder: Path | None = None, seconds: float = 1200) -> Watched:
-    """Run a command to its end, or kill it when its time is up."""
     script = [sys.executable, "-c", WATCH, str(seconds), *command]
     done = subprocess.run(script, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     said, _, peak = done.stdout.rstrip("\n").rpartition("\n")

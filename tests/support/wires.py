@@ -16,18 +16,15 @@ PATIENCE = 60.0  # seconds
 
 
 def line(silence: float = PATIENCE) -> tuple[Connection, Connection]:
-    """Two ends of a Unix socket: a server's and a client's."""
     near, far = socket.socketpair()
     return Connection(near, silence), Connection(far, silence, takes_files=True)
 
 
 def read_whole(connection: Connection) -> Message:
-    """The next message of a connection."""
     return IncomingMessage(connection, wire.MAX_RESPONSE).into()
 
 
 def over_the_wire(message: Message) -> Message:
-    """What arrives of a message."""
     near, far = line()
 
     def write() -> None:
@@ -45,7 +42,6 @@ def over_the_wire(message: Message) -> Message:
 
 
 def over_tcp(address: str, security: ClientSecurity | None = None, silence: float = PATIENCE) -> Connection:
-    """A connection that the server has let in."""
     return connect_tcp(address, Reloading(security or ClientSecurity()), silence)[0]
 
 
@@ -71,7 +67,6 @@ def frame(header: Any, *more: bytes) -> bytes:
 
 
 def send(connection: Connection, said: bytes) -> None:
-    """Any bytes at all."""
     connection.begin(len(said))
     connection.send([said])
 

@@ -24,31 +24,18 @@ def run(rank: int, world_size: int, dataset: FakeDataset, port: str) -> None:
     train_index = train_index.split(train_index.size(0) // world_size)[rank]
 
     train_loader = NeighborLoader(
-        data,
-        input_nodes=train_index,
-        num_neighbors=[25, 10],
-        batch_size=128,
-        num_workers=2,
-        shuffle=True,
+        data, input_nodes=train_index, num_neighbors=[25, 10], batch_size=128, num_workers=2, shuffle=True
     )
 
     if rank == 0:
         val_index = data.val_mask.nonzero().view(-1)
         val_loader = NeighborLoader(
-            data,
-            input_nodes=val_index,
-            num_neighbors=[25, 10],
-            batch_size=128,
-            num_workers=2,
-            shuffle=False,
+            data, input_nodes=val_index, num_neighbors=[25, 10], batch_size=128, num_workers=2, shuffle=False
         )
 
     torch.manual_seed(12345)
     model = GraphSAGE(
-        in_channels=dataset.num_features,
-        hidden_channels=32,
-        num_layers=2,
-        out_channels=dataset.num_classes,
+        in_channels=dataset.num_features, hidden_channels=32, num_layers=2, out_channels=dataset.num_classes
     )
     model = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +20,11 @@ pytestmark = pytest.mark.usefixtures("no_sync")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A small store of two parts."""
     generate(tmp_path / "graph", num_nodes=200, num_features=4, num_parts=2, weights=True)
     return tmp_path / "graph"
 
 
 def assert_fails(argv: list[str], capsys: pytest.CaptureFixture[str], message: str) -> None:
-    """Exit code 2, and one line on stderr."""
     assert main(argv) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -78,7 +75,6 @@ def test_the_overview_lists_every_command_once_in_its_group(capsys: pytest.Captu
 def test_a_terminal_reads_at_once_what_is_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line is there before the command imports or opens anything."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     seen: list[str] = []
@@ -117,8 +113,6 @@ def test_a_wrong_command_line_is_answered_with_its_usage_and_the_way_out(
     assert err.splitlines()[1].startswith("hoploom: ")
     assert message in err
 
-
-# --- programs ------------------------------------------------------------------------------------
 
 FAILING = {  # a failure of every command that has --json
     "build": "absent.toml -o new",
@@ -176,9 +170,6 @@ def test_an_interrupted_command_and_a_rank_say_who_prints_the_object(
     assert capsys.readouterr().out == ""
 
 
-# --- terminals -----------------------------------------------------------------------------------
-
-
 def test_a_message_that_is_wider_than_the_terminal_breaks_between_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     said = "a.toml does not exist; `hoploom init a.toml` writes one to start from"
@@ -200,9 +191,6 @@ def test_colours_are_for_terminals_and_for_those_who_ask() -> None:
     assert [wants_colour(terminal, {"NO_COLOR": "1", "FORCE_COLOR": "1"}) for terminal in (False, True)] == [False] * 2
     assert wants_colour(False, {"FORCE_COLOR": "1"})
     assert not wants_colour(True, {"TERM": "dumb"})
-
-
-# --- info ----------------------------------------------------------------------------------------
 
 
 def test_info_shows_types_fields_splits_and_parts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,9 +216,6 @@ def test_info_as_json_agrees_with_the_store(folder: Path, capsys: pytest.Capture
     assert shown["weight"] == "weight"
     assert shown["node_types"][0]["num_nodes"] == 200
     assert shown["relations"][0]["num_edges"] == hoploom.open(folder).schema.relations[0].num_edges
-
-
-# --- check ---------------------------------------------------------------------------------------
 
 
 def test_check_names_every_damaged_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,9 +257,6 @@ def test_check_and_generate_as_json_are_one_object(tmp_path: Path, capsys: pytes
     assert len(told["problems"]) == 1
 
 
-# --- generate ------------------------------------------------------------------------------------
-
-
 def test_generate_writes_what_the_library_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = "--nodes 300 --degree 5 --features 3 --classes 4 --seed 7 --homophily 0.5 --parts 2"
     options += " --feature-dtype float16 --heterogeneous --weights --times"
@@ -302,18 +284,6 @@ def test_generate_writes_what_the_library_would(tmp_path: Path, capsys: pytest.C
     assert (tmp_path / "graph" / "store.json").read_text() == (tmp_path / "same" / "store.json").read_text()
 
 
-def test_an_interrupt_leaves_nothing_behind(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(stores, "node_progress", lambda: nullcontext(interrupt))
-    assert main(["generate", str(tmp_path / "graph"), "--nodes", "300"]) == 130
-    assert capsys.readouterr().err == "hoploom: interrupted\n"
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_bar_is_drawn_on_a_terminal_only(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,9 +297,6 @@ def test_the_bar_is_drawn_on_a_terminal_only(
         err = capsys.readouterr().err
         assert ("100%" in err, "2.00M/2.00M" in err, "joining edges" in err) == (shown, shown, shown)
         assert shown or not err
-
-
-# --- mistakes ------------------------------------------------------------------------------------
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,6 @@ def ring(tmp_path: Path) -> Path:
 
 
 def bipartite(folder: Path, splits: dict[str, dict[str, torch.Tensor]]) -> Path:
-    """20 authors, 40 papers, and edges both ways."""
     authors, papers = torch.arange(40) % 20, torch.arange(40)
     edges = {
         ("author", "writes", "paper"): torch.stack([authors, papers]),
@@ -70,11 +69,7 @@ def refusal(argv: list[Any], capsys: pytest.CaptureFixture[str]) -> str:
     return err
 
 
-# --- partition: what training starts from --------------------------------------------------------
-
-
 def partitioned(store: Path, *words: str) -> dict[str, Any]:
-    """The report of `partition` in two parts."""
     out, report = store.with_name("parts"), store.with_name("report.json")
     assert main(["partition", str(store), "-o", str(out), "--parts", "2", "--report", str(report), *words]) == 0
     assert len(hoploom.open(out).parts) == 2
@@ -122,9 +117,6 @@ def test_wrong_seeds_are_refused_with_the_way_out(tmp_path: Path, text: str, mes
     store = bipartite(tmp_path, {"author": {"train": ids}, "paper": {"train": ids, "empty": ids[:0]}})
     with pytest.raises(ConfigError, match=re.escape(message)):
         seeds_of(hoploom.open(store).schema, text)
-
-
-# --- refused before the work starts --------------------------------------------------------------
 
 
 def test_what_cannot_be_written_is_refused_before_the_work(
@@ -229,9 +221,6 @@ def test_a_store_that_is_missing_or_there_already_is_refused(ring: Path, capsys:
     assert "absent does not exist; give the folder of a store" in refusal(argv, capsys)
     assert main(["partition", str(ring), "-o", str(ring), "--parts", "2"]) == 2
     assert "ring exists; give another path, or remove it first" in capsys.readouterr().err
-
-
-# --- words ---------------------------------------------------------------------------------------
 
 
 def test_fanouts_may_begin_with_all_neighbours(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def told(folder: Path) -> dict[str, Any]:
-    """What `train --json` printed; its run is folder/run."""
     with pytest.MonkeyPatch.context() as patched:
         printed: list[str] = []
         patched.setattr("builtins.print", lambda *words, file=None, **_: file or printed.append(words[0]))

@@ -13,8 +13,6 @@ from torch_geometric.data import Data, HeteroData
 
 from hoploom import LinkNeighborLoader, NeighborLoader, StoreError, from_pyg, from_tensors
 
-# --- tensors ---------------------------------------------------------------------------------------
-
 X = torch.zeros(8, 2)
 EDGES = torch.tensor([[0, 1, 2], [1, 2, 3]])
 INDPTR = torch.tensor([0, 0, 1, 2, 3, 3, 3, 3, 3])
@@ -202,20 +200,13 @@ BAD_TYPES: dict[str, tuple[Any, ...]] = {
         "'train'",
     ),
     "split without a name": (lambda: from_tensors({"x": X}, EDGES, splits=torch.tensor([0])), "Tensor"),
-    "size of an unknown type": (
-        lambda: from_tensors({"a": {"x": X}}, {KEY: EDGES}, num_nodes={"b": 3}),
-        "'b'",
-        "'a'",
-    ),
+    "size of an unknown type": (lambda: from_tensors({"a": {"x": X}}, {KEY: EDGES}, num_nodes={"b": 3}), "'b'", "'a'"),
 }
 
 
 @table(BAD_TYPES)
 def test_wrong_types_and_names_are_refused(given: Call, said: tuple[str, ...]) -> None:
     assert_refused(given, *said)
-
-
-# --- PyG's data ------------------------------------------------------------------------------------
 
 
 def hetero(**values: Any) -> HeteroData:

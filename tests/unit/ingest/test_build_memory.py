@@ -39,7 +39,6 @@ def files_of(store: Path) -> dict[str, bytes]:
 
 
 def check_papers(store: hoploom.Store, num_nodes: int) -> None:
-    """Every paper has the row, label and split of its id; edges lead where the tables say."""
     ids = torch.cat([part.tables["node", "original_id"].rows for part in store.parts])
     place_of = papers.paper_id(np.arange(num_nodes))
     order = np.argsort(place_of)
@@ -134,7 +133,6 @@ def least_memory(folder: Path) -> int:
 
 # A process counts what the one that started it held: this one starts with next to nothing, unlike pytest.
 def peak_alone(folder: Path, out: str, *options: str) -> int:
-    """Builds, and returns the most memory that the build held."""
     build = watched([sys.executable, "-m", "hoploom", "build", "graph.toml", "-o", out, *options], folder)
     assert build.code == 0, build.said
     return build.peak
@@ -157,7 +155,6 @@ def write_csv(folder: Path) -> str:
 
 
 def write_words(folder: Path) -> str:
-    """As many categories as are taken."""
     words = [f"{number:09d}" for number in range(950_000)]
     pq.write_table(pa.table({"id": np.arange(len(words)) * 3, "v": words}), folder / "nodes.parquet")
     return 'files = "nodes.parquet"\nlabel = "v"\ncolumns.v.categories = "codes"'

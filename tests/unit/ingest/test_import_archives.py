@@ -31,7 +31,6 @@ def archive(path: Path, **arrays: Any) -> Path:
 
 
 def expected(edge_index: Any, **more: Tensor) -> Store:
-    """The ring with features, labels and a split; `more` are edge fields."""
     edge_index = torch.as_tensor(edge_index)
     order = torch.argsort(edge_index[1], stable=True)
     edges = {"edge_index": edge_index[:, order], **{name: values[order] for name, values in more.items()}}
@@ -113,8 +112,6 @@ def test_a_real_archive_is_read_whole(tmp_path: Path) -> None:
     pairs = torch.stack([lists.indices.long(), torch.repeat_interleave(lists.indptr.diff())])
     assert torch.equal(pairs, edges[:, np.lexsort(edges.numpy())])
 
-
-# --- archives that are not sound ------------------------------------------------------------
 
 LONE = {"edge_index": ring_edges()}
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -32,7 +32,6 @@ def labels(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def train(tmp_path: Path) -> Path:
-    """As GLT's scripts split it: a file per rank."""
     (tmp_path / "train").mkdir()
     for rank, ids in enumerate(torch.arange(6).split(3)):
         torch.save(ids, tmp_path / "train" / f"partition{rank}.pt")
@@ -44,7 +43,6 @@ def originals(store: Store, name: str) -> Tensor:
 
 
 def edges_of(store: Store, key: RelationName) -> dict[int, tuple[int, int]]:
-    """Edge id -> its ends, all by GLT's ids."""
     index = store.schema.relation_index[key]
     found: dict[int, tuple[int, int]] = {}
     sources, destinations = originals(store, key[0]), originals(store, key[2])
@@ -162,9 +160,6 @@ def test_nodes_that_stand_in_order_need_no_ids_of_their_own(tmp_path: Path) -> N
     assert ORIGINAL_ID not in store.schema.node_types[0].fields
 
 
-# --- nothing is unpickled -------------------------------------------------------------------
-
-
 def refused(folder: Path, tmp_path: Path, **options: Any) -> str:
     before = left_in(tmp_path)
     with pytest.raises(DataError) as raised:
@@ -195,9 +190,6 @@ def test_what_needs_unpickling_is_refused(tmp_path: Path) -> None:
     assert "cannot be read without unpickling" in refused(folder, tmp_path)
 
 
-# --- folders that are not sound -------------------------------------------------------------
-
-
 def test_all_files_that_are_missing_are_named_at_once(tmp_path: Path) -> None:
     folder = glt_folder(tmp_path / "glt")
     gone = [folder / "part0" / "graph" / "cols.pt", folder / "part2" / "graph" / "rows.pt"]
@@ -220,17 +212,9 @@ CHANGED: dict[str, tuple[str, Any, str]] = {
     "other features": ("part2/node_feat/feats.pt", lambda t: t.double(), "feats.pt has torch.float64 (3, 3)"),
     "edges lost": ("edge_pb.pt", lambda t: t[1:], "edge_pb.pt counts 19 edges, the parts hold 20"),
     "an edge without features": ("part0/edge_feat/ids.pt", lambda t: t + 1, "has edge 0, but its edge_feat has no"),
-    "a node twice": (
-        "part1/node_feat/ids.pt",
-        lambda t: t.clone().fill_(7),
-        "have 0 rows for node 1; give one each",
-    ),
+    "a node twice": ("part1/node_feat/ids.pt", lambda t: t.clone().fill_(7), "have 0 rows for node 1; give one each"),
     "ends that are fractions": ("part1/graph/rows.pt", lambda t: t + 0.5, "rows.pt has dtype torch.float32 and shape"),
-    "ends in a square": (
-        "part1/graph/cols.pt",
-        lambda t: t.view(2, 3),
-        "dtype torch.int64 and shape (2, 3); ids are",
-    ),
+    "ends in a square": ("part1/graph/cols.pt", lambda t: t.view(2, 3), "dtype torch.int64 and shape (2, 3); ids are"),
     "edges without numbers": ("part1/graph/eids.pt", lambda t: t / 2, "eids.pt has dtype torch.float32 and shape"),
     "features of half a node": ("part1/node_feat/ids.pt", lambda t: t / 2, "ids.pt has dtype torch.float32 and shape"),
     "features of half an edge": ("part1/edge_feat/ids.pt", lambda t: t / 2, "ids.pt has dtype torch.float32 and shape"),

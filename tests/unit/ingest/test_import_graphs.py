@@ -19,9 +19,6 @@ pytestmark = pytest.mark.usefixtures("one_thread", "no_sync")
 Name = tuple[str, str, str]
 
 
-# --- PyG ------------------------------------------------------------------------------------
-
-
 def test_data_is_saved_with_its_masks_as_splits(tmp_path: Path) -> None:
     data = ring(12)
     store = hoploom.from_pyg(data).save(tmp_path / "out")
@@ -36,9 +33,6 @@ def test_hetero_data_is_saved_with_its_masks_as_splits(tmp_path: Path) -> None:
     assert_same(store, hoploom.from_pyg(data))
     assert store.schema.node_type("paper").splits == {"train": 6}
     assert torch.equal(store.split("train", "paper"), data["paper"].train_mask.nonzero().view(-1))
-
-
-# --- DGL ------------------------------------------------------------------------------------
 
 
 @dataclass

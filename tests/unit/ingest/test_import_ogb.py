@@ -30,7 +30,6 @@ def by_destination(edge_index: Tensor) -> Tensor:
 
 
 def nodes(*, year: bool, labelled: int = NUM_NODES) -> dict[str, Tensor]:
-    """What the raw folders say of nodes."""
     ids = torch.arange(NUM_NODES)
     fields = {"x": torch.from_numpy(features()), "y": torch.where(ids < labelled, ids, -1)}
     return fields | ({"year": 2000 + ids} if year else {})
@@ -151,9 +150,6 @@ def test_arrays_are_read_in_chunks_from_the_zip(tmp_path: Path) -> None:
     assert [len(half) for half in halves] == [13, 13]  # 8 of 8 bytes each
     assert [torch.cat(half).tolist() for half in halves] == pairs.tolist()
     assert torch.cat(list(npz_table(arrays["big_endian"]).chunks())).tolist() == pairs.T.tolist()
-
-
-# --- folders that are not sound -------------------------------------------------------------
 
 
 def refused(name: str, folder: Path, tmp_path: Path) -> str:

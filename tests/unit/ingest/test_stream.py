@@ -92,7 +92,6 @@ def build(path: Path, nodes: Sequence[NodeStream], relations: Sequence[EdgeStrea
 
 
 def lists_of(store: hoploom.Store, relation: int = 0) -> list[list[tuple[int, float, int]]]:
-    """Per destination: (source, weight, time) in the list's order."""
     key = store.schema.relations[relation].key
     found = []
     for part in store.parts:
@@ -255,12 +254,7 @@ def test_a_node_that_comes_twice_or_never_is_an_error(tmp_path: Path, direct: bo
 
 
 def test_bad_edges_name_the_id(tmp_path: Path) -> None:
-    for source, destination, wrong in (
-        (100, 0, "id 100"),
-        (-1, 0, "id -1"),
-        (0, 37, "id 37"),
-        (0, -3, "id -3"),
-    ):
+    for source, destination, wrong in ((100, 0, "id 100"), (-1, 0, "id -1"), (0, 37, "id 37"), (0, -3, "id -3")):
         row = [(source, destination, 0.0, 0)]
         with pytest.raises(DataError, match=rf"{wrong}.*out of range"):
             build(tmp_path / "s", node_streams(), [bought(row, EdgeRule())])

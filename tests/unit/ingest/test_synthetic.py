@@ -28,18 +28,15 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def column(store: Store, node_type: str, name: str) -> Tensor:
-    """A node field over all parts."""
     return torch.cat([part.tables[node_type, name].rows for part in store.parts])
 
 
 def lists_of(store: Store, relation: int = 0) -> tuple[Tensor, Tensor]:
-    """Degrees and sources of a relation over all parts, both int64."""
     lists = [part.lists[relation] for part in store.parts]
     return torch.cat([each.indptr.diff() for each in lists]), torch.cat([each.indices for each in lists]).long()
 
 
 def ends_of(store: Store, relation: int = 0) -> tuple[Tensor, Tensor]:
-    """Source and destination of every edge."""
     degrees, sources = lists_of(store, relation)
     return sources, torch.arange(len(degrees)).repeat_interleave(degrees)
 
@@ -48,9 +45,6 @@ def ends_of(store: Store, relation: int = 0) -> tuple[Tensor, Tensor]:
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     path = tmp_path_factory.mktemp("synthetic") / "graph"
     return generate(path, num_nodes=NUM_NODES, num_features=32, num_classes=NUM_CLASSES, homophily=HOMOPHILY)
-
-
-# --- the same graph ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("heterogeneous", [False, True])
@@ -118,9 +112,6 @@ def test_nodes_and_edges_are_those_of_plain_arithmetic(store: Store) -> None:
         rank = (word(draws.EDGE, edge, 0) ** 2 >> 32) * size >> 32
         member = (rank * draws.SCATTER + keys.mix(key, community) % size) % size
         assert int(sources[edge]) == member * NUM_CLASSES + community
-
-
-# --- its structure -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("avg_degree", [1, 2, 5, 30.5])
@@ -206,9 +197,6 @@ def test_a_heterogeneous_graph_opens_and_samples(tmp_path: Path) -> None:
     for index, relation in enumerate(store.schema.relations):
         sources, destinations = ends_of(store, index)
         assert float((sources % 4 == destinations % 4).double().mean()) > 0.7, relation.key
-
-
-# --- writing it ----------------------------------------------------------------------------------
 
 
 def test_memory_does_not_grow_with_the_graph(tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ destination = "dst"
 
 
 def refused(folder: Path, graph: str, nodes: Any, edges: Any = EDGES, **options: Any) -> str:
-    """The message of the error; nothing is left behind."""
     write_table(folder / "n.parquet", nodes, files=2 if len(nodes["id"]) else 1)
     write_table(folder / "e.parquet", edges)
     before = sorted(path.name for path in folder.iterdir())

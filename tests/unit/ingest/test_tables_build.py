@@ -150,10 +150,7 @@ def test_shares_are_drawn_by_id_and_seed_alone(tmp_path: Path, name: str) -> Non
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-@pytest.mark.parametrize(
-    ("name", "none"),
-    [("sparse", None), ("text", None), ("dense", math.nan), ("sparse", -1)],
-)
+@pytest.mark.parametrize(("name", "none"), [("sparse", None), ("text", None), ("dense", math.nan), ("sparse", -1)])
 def test_shares_are_drawn_among_nodes_with_a_label(tmp_path: Path, name: str, none: Any) -> None:
     ids = [IDS[name](v) for v in range(90)]
     write_table(tmp_path / "edges.parquet", {"src": ids[:1], "dst": ids[1:2]})

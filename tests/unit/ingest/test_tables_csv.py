@@ -22,9 +22,6 @@ def folder(tmp_path: Path) -> Path:
     return small_tables(tmp_path)
 
 
-# --- types of CSV --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -148,8 +145,6 @@ def test_a_column_that_begins_with_nulls_has_the_type_of_its_first_value(
         None,
     ]
 
-
-# --- broken files --------------------------------------------------------------------------------
 
 BROKEN = {  # claim: the text of n.csv, what is said
     "too few": ("id,a\n1,2\n3\n4,5\n", "n.csv, row 2: it has 1 fields, the header has 2: '3'"),

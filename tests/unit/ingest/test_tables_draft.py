@@ -20,7 +20,6 @@ SHARES = {"train": 0.8, "val": 0.1, "test": 0.1}
 
 
 def _write(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
-    """Tables by file name."""
     for name, columns in tables.items():
         path, table = folder / name, pa.table(dict(columns))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +34,6 @@ def _write(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _drafted(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> GraphFile:
-    """The graph file drafted from tables, which is also built."""
     _write(folder, tables)
     graph = parse_graph(draft(folder, folder), folder=folder)
     build(graph, folder / "out.store", BuildOptions(threads=1))

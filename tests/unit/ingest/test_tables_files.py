@@ -27,9 +27,6 @@ def folder(tmp_path: Path) -> Path:
     return small_tables(tmp_path)
 
 
-# --- the same rows -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["n.csv", "n.tsv", "n.csv.gz", "n.parquet", "n.arrow", "n.arrows", "n.feather"])
 def test_every_format_gives_the_same_rows(folder: Path, name: str) -> None:
     columns = {"id": list(range(10)), "a": [v / 2 for v in range(10)], "unused": ["u"] * 10, "name": ["é"] * 10}
@@ -90,9 +87,6 @@ def test_text_comes_out_as_the_csv_module_wrote_it(rows: list[tuple[str, str]], 
     assert found == {"id": [row[0] or None for row in rows], "a": [row[1] or None for row in rows]}
 
 
-# --- which files ---------------------------------------------------------------------------------
-
-
 def _shards(folder: Path) -> None:
     (folder / "n" / "more").mkdir(parents=True)
     for name, id in ("n/b.csv", 2), ("n/a.csv", 1), ("n/more/c.csv", 3), ("n/_d.csv", 4), ("n/.e.csv", 5):
@@ -150,9 +144,6 @@ def test_a_file_listed_twice_and_a_table_in_two_formats_are_refused(folder: Path
     refused(folder, "n.parquet is parquet", "nodes.csv is csv", error=ConfigError, table='["nodes.csv", "n.parquet"]')
 
 
-# --- columns -------------------------------------------------------------------------------------
-
-
 def test_a_glob_of_features_keeps_the_order_and_leaves_out_other_roles(folder: Path) -> None:
     columns = {"f_2": [1], "id": [1], "f_10": [2], "f_y": [3], "g": [4]}
     as_csv(folder / "n.csv", columns)
@@ -193,9 +184,6 @@ def test_a_column_missing_in_a_later_file_or_there_twice_is_named(folder: Path) 
     assert rows_in(read(folder, table="n.csv")[NODES]) == {"id": [1]}
 
 
-# --- times and arrays ---------------------------------------------------------------------------
-
-
 def test_times_are_in_microseconds(folder: Path) -> None:
     as_csv(folder / "n.csv", {"id": [1], "t": ["2020-01-01 00:00:01"]})
     source = read(folder, "time = 't'", table="n.csv")[NODES]
@@ -220,9 +208,6 @@ def test_what_goes_wrong_while_an_arrow_file_is_used_is_told_as_it_is(folder: Pa
     place = TableFile(str(folder / "n.arrow"), "n.arrow", "arrow")
     with pytest.raises(pa.ArrowInvalid, match="of the user of the file"), arrow_batches(place):
         raise pa.ArrowInvalid("of the user of the file")
-
-
-# --- broken files --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["n.parquet", "n.arrow", "n.csv.gz"])

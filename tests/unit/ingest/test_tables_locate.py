@@ -26,9 +26,6 @@ def _sources(folder: Path, text: str = TABLES, **columns: Any) -> dict[str, Tabl
     return dict(read_sources(parse_graph(text, folder=folder), scratch))
 
 
-# --- ids -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int16(), pa.uint32(), pa.int64(), pa.uint64()], ids=str)
 def test_integers_of_any_width_are_ids(tmp_path: Path, kind: pa.DataType) -> None:
     sources = _sources(tmp_path, id=pa.array([1, 2], kind))
@@ -85,11 +82,7 @@ def test_a_cast_makes_ids_the_same(tmp_path: Path) -> None:
     assert sources['edges."a to b"'].has_text("s")
 
 
-# --- where a value stands ------------------------------------------------------------------------
-
-
 def _two_files(folder: Path) -> TableSource:
-    """Rows: first.csv a b a, second.csv (null) b c; numbers 0 to 5."""
     values = [["a", "b", "a"], [None, "b", "c"]]
     for index, rows in enumerate(values):
         table = pa.table({"v": pa.array(rows, pa.string()), "n": range(3 * index, 3 * index + 3)})

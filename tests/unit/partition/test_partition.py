@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.graphs import library, random_graph, ring, save_in_parts
+from support.graphs import library, ring, save_in_parts
 from support.stores import GRAPHS, bits, rows_of
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -67,7 +67,6 @@ def any_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def originals(store: Store) -> dict[str, Tensor]:
-    """By node type the ids that the nodes had."""
     return {
         t.name: rows_of(store, t.name, ORIGINAL_ID) if ORIGINAL_ID in t.fields else torch.arange(t.num_nodes)
         for t in store.schema.node_types
@@ -89,7 +88,6 @@ def in_lists(store: Store) -> dict[str, list[tuple[Tensor, Tensor]]]:
 
 
 def assert_same_graph(found: Store, original: Store) -> None:
-    """Everything by original ids: fields, splits, and in-edges in their order with their fields."""
     ids = originals(found)
     for node_type in original.schema.node_types:
         name, old = node_type.name, ids[node_type.name]
@@ -160,16 +158,6 @@ def test_weights_and_times_and_edge_ids_stay_with_their_edges(graph: Any, tmp_pa
     partition(original, tmp_path / "parts", 3, method="any", fanouts=[2])
     assert list(problems(tmp_path / "parts")) == []
     assert_same_graph(hoploom.open(tmp_path / "parts"), original)
-
-
-@pytest.mark.usefixtures("any_assignment")
-def test_random_batches_of_parts_are_batches_of_the_graph(tmp_path: Path) -> None:
-    original = hoploom.from_pyg(random_graph(50, 300, 5))
-    partition(original, tmp_path / "parts", 4, method="any", fanouts=[3])
-    found = hoploom.open(tmp_path / "parts")
-    assert_same_graph(found, original)
-    assert_batches_are_of(found, original, [3, 2], "train")
-    assert_batches_are_of(found, original, [2, 1, 2], torch.arange(50))
 
 
 @pytest.mark.usefixtures("any_assignment")

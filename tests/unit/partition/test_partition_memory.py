@@ -103,10 +103,7 @@ def assert_kept(folder: Path, method: str, memory: int, *fanouts: int) -> None:
 
 @pytest.mark.slow  # near two gigabytes are written
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "method",
-    ["stream", "hash"],
-)
+@pytest.mark.parametrize("method", ["stream", "hash"])
 def test_topology_and_features_larger_than_the_memory_are_partitioned_within_it(method: str, tmp_path: Path) -> None:
     save_linked(tmp_path / "store", 300_000, 560, 600, 20_000)  # 670 MB of edges, 720 MB of rows
     assert_kept(tmp_path, method, 816 * MB, 10, 5)

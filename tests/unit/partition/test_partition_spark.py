@@ -33,7 +33,6 @@ def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
-    """Three types, five relations with weights and times, in two parts."""
     folder = tmp_path / "graph"
     hoploom.generate(folder, num_nodes=900, num_features=3, heterogeneous=True, num_parts=2, weights=True, times=True)
     return folder
