@@ -32,7 +32,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 635,
-    "config": 915,
+    "config": 912,
     "ops": 3200,
     "store": 4453,
     "sample": 1205,
@@ -40,14 +40,14 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "load": 3271,
     "nn": 890,
     "serve": 4333,
-    "train": 4422,
+    "train": 4187,
     "gpu": 2698,
     "inference": 1183,
     "ingest": 7089,
     "partition": 1497,
     "scale": 998,
     "deploy": 2673,
-    "report": 1250,
+    "report": 1248,
     "cli": 1845,
 }
 BUDGET, MOST_FILES = 49_300, 243

@@ -274,7 +274,7 @@ def _init(arguments: Arguments) -> int:
             if "  # guessed" in line:
                 print(f"{section} {line}", file=sys.stderr)
     else:
-        from hoploom.train.runs.template import template, template_for
+        from hoploom.train.runs.run_file import template, template_for
 
         text, why = (template(), "") if arguments.store is None else template_for(arguments.store, beside=path.parent)
         if why:
@@ -297,6 +297,6 @@ COMMANDS = {
         _init_arguments,
         _init,
         lambda a: f"reading {a.tables or a.store}" if a.tables or a.store else "",
-        lambda a: "hoploom.ingest.tables.draft" if a.tables else "hoploom.train.runs.template",
+        lambda a: "hoploom.ingest.tables.draft" if a.tables else "hoploom.train.runs.run_file",
     ),
 }

@@ -175,8 +175,6 @@ def _test_card(runs: Labelled) -> list[Card]:
 
 def _warnings(run: RunReader) -> Iterator[str]:
     for event in run.events:
-        if event.get("event") == "warning":
-            yield str(event.get("text"))
         if "error" in event:
             yield f"It ended at step {event.get('step', 0):,} with {event['error']}"
     for start in run.starts[1:]:

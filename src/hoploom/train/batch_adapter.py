@@ -7,7 +7,7 @@ first matrix product if the model has `in_channels`; else the product that fails
 import inspect
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -67,7 +67,9 @@ class BatchAdapter(nn.Module):
         if isinstance(own, (BasicGNN, GraphModule)):
             optional -= {"edge_attr"} if all(getattr(m, "edge_dim", None) is None for m in own.modules()) else set()
         self._arguments = [one for one in arguments if one.is_required or one.field in optional]
-        if _takes_the_batch(arguments):
+        # A forward that needs no field, or that needs one argument of another name, takes the batch itself.
+        required = [one for one in arguments if one.is_required]
+        if len(required) <= 1 and not any(one.field in INPUTS for one in required or arguments):
             self._arguments = []
         self._is_known = bool(arguments)
         self._positional = [one.name for one in arguments if one.is_positional]
@@ -79,9 +81,13 @@ class BatchAdapter(nn.Module):
         if named or len(given) != 1 or not isinstance(given[0], (Data, HeteroData)):
             return self.called_model(*given, **named)
         batch: Batch = given[0]
-        if self._is_new:
-            _check_width(self._own[0], batch)
-            self._is_new = False
+        if self._is_new and _is_built_in(own := self._own[0]) and FEATURES in batch and isinstance(batch, Data):
+            given_width: Any = own.in_channels
+            wanted, found = given_width if isinstance(given_width, int) else given_width[0], batch[FEATURES].shape[-1]
+            if wanted not in (-1, found):
+                message = f"the model has in_channels={wanted} for features x of {found}; give it in_channels={found}"
+                raise ConfigError(message)
+        self._is_new = False
         values = self._values(batch)
         try:
             if not values:
@@ -95,7 +101,12 @@ class BatchAdapter(nn.Module):
             explained = _explained(error, self._own[0], batch, values)
             of_the_call = not isinstance(error, RuntimeError) and not values
             if explained is None and of_the_call and (not self._is_known or ABOUT_A_BATCH.search(str(error))):
-                explained = _not_for_a_batch(error, self._own[0], batch)
+                fields = list(dict.fromkeys(key for storage in batch.stores for key in storage))
+                explained = ConfigError(
+                    f"{type(self._own[0]).__name__}.forward was called with the batch, which has {fields}, and failed "
+                    f"({error!s:.200}); write forward(self, batch), or name the fields to be called with: "
+                    "forward(self, x) for the features alone, forward(self, x, edge_index) for the edges, too"
+                )
             if explained is None:
                 raise
             raise explained from error
@@ -114,7 +125,14 @@ class BatchAdapter(nn.Module):
             is_needed = one.is_required or one.field == "edge_index"  # no model means to do without all edges
             mistyped = one.name.endswith("_dict") and not isinstance(batch, HeteroData)
             if is_needed and (mistyped or fields[one.field] is None):
-                raise _no_such_field(self._own[0], one.name, batch)
+                is_dict = isinstance(batch, HeteroData)
+                names = dict.fromkeys(key for s in batch.stores if s._key or not is_dict for key in s)
+                known = [f"{field}_dict" if is_dict else field for field in names]
+                way_out = "give the loader mode='subgraph', " if "blocks" in batch else ""
+                raise ConfigError(
+                    f"{type(self._own[0]).__name__}.forward takes {one.name!r}, and the batches have {known}; "
+                    f"{way_out}name its arguments so, or let it take one argument, the batch"
+                )
             if fields[one.field] is not None:
                 values[one.name] = fields[one.field]
         return values
@@ -132,16 +150,6 @@ def without_ddp(model: nn.Module) -> nn.Module:
     while isinstance(getattr(inner, "_orig_mod", None), nn.Module):
         inner = inner._orig_mod
     return inner.module if isinstance(inner, DistributedDataParallel) else model
-
-
-def _takes_the_batch(arguments: Sequence[Argument]) -> bool:
-    """Return whether a forward with these arguments is called with the batch itself.
-
-    It is if it names nothing, or needs a single argument that is no field by its name. One that is called `x` gets the
-    features. If all have defaults, one name of a field is enough for fields.
-    """
-    required = [one for one in arguments if one.is_required]
-    return len(required) <= 1 and not any(one.field in INPUTS for one in required or arguments)
 
 
 def _arguments_of(model: nn.Module) -> list[Argument]:
@@ -192,15 +200,6 @@ def _is_built_in(module: nn.Module) -> bool:
     return isinstance(module, (GNN, BasicGNN)) and type(module).forward in (GNN.forward, BasicGNN.forward)
 
 
-def _check_width(module: nn.Module, batch: Batch) -> None:
-    if not _is_built_in(module) or FEATURES not in batch or isinstance(batch, HeteroData):
-        return
-    given: Any = module.in_channels
-    wanted, found = given if isinstance(given, int) else given[0], batch[FEATURES].shape[-1]
-    if wanted not in (-1, found):
-        raise ConfigError(f"the model has in_channels={wanted} for features x of {found}; give it in_channels={found}")
-
-
 def _explained(error: Exception, model: nn.Module, batch: Batch, values: Mapping[str, Any]) -> ConfigError | None:
     """Return an error that says what is wrong with a call; None if it cannot be known."""
     if (product := PRODUCT.search(str(error))) is not None:
@@ -222,24 +221,4 @@ def _explained(error: Exception, model: nn.Module, batch: Batch, values: Mapping
     return ConfigError(
         f"{type(model).__name__}.forward takes {list(values)} and fails where they are dictionaries by type, as these "
         f"batches are heterogeneous ({error!s:.200}); make it with torch_geometric.nn.to_hetero(model, data.metadata())"
-    )
-
-
-def _no_such_field(model: nn.Module, name: str, batch: Batch) -> ConfigError:
-    is_dict = isinstance(batch, HeteroData)
-    fields = [key for storage in batch.stores if storage._key or not is_dict for key in storage]
-    known = [f"{field}_dict" if is_dict else field for field in dict.fromkeys(fields)]
-    way_out = "give the loader mode='subgraph', " if "blocks" in batch else ""
-    return ConfigError(
-        f"{type(model).__name__}.forward takes {name!r}, and the batches have {known}; {way_out}name its arguments so, "
-        "or let it take one argument, the batch"
-    )
-
-
-def _not_for_a_batch(error: Exception, model: nn.Module, batch: Batch) -> ConfigError:
-    fields = list(dict.fromkeys(key for storage in batch.stores for key in storage))
-    return ConfigError(
-        f"{type(model).__name__}.forward was called with the batch, which has {fields}, and failed ({error!s:.200}); "
-        "write forward(self, batch), or name the fields to be called with: forward(self, x) for the features alone, "
-        "forward(self, x, edge_index) for the edges, too"
     )

@@ -103,9 +103,22 @@ class Checkpoint:
                     found = f"format {state['format']}, this Hoploom reads up to {FORMAT}"
                     raise StoreError(f"{path} has {found}; update Hoploom")
                 for part, owner in parts.items():
-                    _check_part(path, state, part, _unwrapped(owner))
+                    if part not in state["parts"]:
+                        found = f"holds no {part!r}, only {sorted(state['parts'])}"
+                        raise ConfigError(f"{path} {found}; leave it out, or start anew")
+                    if (kind := state["kinds"].get(part)) != _kind(_unwrapped(owner)):
+                        found = f"holds a {kind or 'model'} as {part!r}, this run has a {type(owner).__name__}"
+                        raise ConfigError(f"{path} {found}; use the same one")
+                    if isinstance(owner, nn.Module):
+                        _check_model(path, unwrap(owner).state_dict(), state["parts"][part])
                 for part, owner in parts.items():
-                    _load(path, part, _unwrapped(owner), state["parts"][part])
+                    way_out = "use the same settings as when it was saved"
+                    try:
+                        _unwrapped(owner).load_state_dict(state["parts"][part])
+                    except HoploomError as error:
+                        raise type(error)(f"{path} does not fit this run's {part}: {error}") from error
+                    except MALFORMED as error:
+                        raise ConfigError(f"{path} does not fit this run's {part}: {error}; {way_out}") from error
                 random, rank, device = state["random"], self._context.rank, self._context.device
                 if len(random["cpu"]) == self._context.world_size:
                     torch.set_rng_state(random["cpu"][rank])
@@ -165,18 +178,6 @@ def _kind(part: Any) -> str:
     return "" if isinstance(part, nn.Module) else SAVED_KINDS.get(name, name)
 
 
-def _check_part(path: Path, state: dict[str, Any], part: str, owner: Any) -> None:
-    if part not in state["parts"]:
-        raise ConfigError(f"{path} holds no {part!r}, only {sorted(state['parts'])}; leave it out, or start anew")
-    kind = state["kinds"].get(part)
-    if kind != _kind(owner):
-        raise ConfigError(
-            f"{path} holds a {kind or 'model'} as {part!r}, this run has a {type(owner).__name__}; use the same one"
-        )
-    if isinstance(owner, nn.Module):
-        _check_model(path, owner.state_dict(), state["parts"][part])
-
-
 def _check_model(path: Path, mine: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     for name, value in mine.items():
         if name not in saved:
@@ -194,16 +195,6 @@ def _check_model(path: Path, mine: Mapping[str, Any], saved: Mapping[str, Any]) 
             raise ConfigError(
                 f"{path} lists {other!r} where this model has {name!r}; build its parts in the same order"
             )
-
-
-def _load(path: Path, part: str, owner: Any, state: Any) -> None:
-    try:
-        owner.load_state_dict(state)
-    except HoploomError as error:
-        raise type(error)(f"{path} does not fit this run's {part}: {error}") from error
-    except MALFORMED as error:
-        message = f"{path} does not fit this run's {part}: {error}; use the same settings as when it was saved"
-        raise ConfigError(message) from error
 
 
 def check_whole(model: nn.Module) -> None:

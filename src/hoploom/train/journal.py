@@ -521,15 +521,10 @@ class LoggerThread:
         self._has_warned, self._thread = True, None
         message = f"{self._name} failed and gets nothing more of this run ({self._failure:.500})"
         way_on = "training goes on, and the" if goes_on else "the"
-        warnings.warn(f"{message}; {way_on} journal in the run's folder has all numbers", stacklevel=_users_level())
-
-
-def _users_level() -> int:
-    """Return the stack level of the user's line, as seen by the caller."""
-    level, frame = 0, sys._getframe()
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("hoploom.", "contextlib")):
-        level, frame = level + 1, frame.f_back
-    return level
+        level, frame = 1, sys._getframe()  # of the user's line
+        while frame.f_back and frame.f_globals.get("__name__", "").startswith(("hoploom.", "contextlib")):
+            level, frame = level + 1, frame.f_back
+        warnings.warn(f"{message}; {way_on} journal in the run's folder has all numbers", stacklevel=level)
 
 
 # --- loggers by name -----------------------------------------------------------------------------

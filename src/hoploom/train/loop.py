@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
@@ -125,7 +124,16 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
             f"the loader is for rank {loader.rank} of {loader.world_size}, this is rank {context.rank} of "
             f"{context.world_size}; make it after hoploom.init(), without rank and world_size"
         )
-    _check_wrapped(learner.model, context)
+    averaging = [module for module in learner.model.modules() if isinstance(module, DistributedDataParallel)]
+    averaged = {id(parameter) for module in averaging for parameter in module.parameters()}
+    alone = [name for name, p in learner.model.named_parameters() if p.requires_grad and id(p) not in averaged]
+    if alone and context.world_size > 1:
+        what = f"parameter {alone[0]!r} of the model" if averaging else "the model"
+        raise ConfigError(
+            f"{what} is not wrapped in DistributedDataParallel, and fit averages gradients over the "
+            f"{context.world_size} ranks in no other way; give Learner context.wrap(model), and make the optimizer "
+            "from that model's parameters"
+        )
     check_outputs(learner.model, learner.task)
     check_closure(learner.optimizer)
     if learner.plateau is not None:
@@ -135,22 +143,6 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
         if learner.plateau.mode != mode:
             raise ConfigError(f"ReduceLROnPlateau has mode={learner.plateau.mode!r}, {name!r} wants {mode!r}")
     learner.task = check_labels(learner.task, loader, context.device)
-
-
-def _check_wrapped(model: nn.Module, context: Context) -> None:
-    """Raise ConfigError for a model that each of several ranks would train for itself."""
-    if context.world_size == 1:
-        return
-    averaging = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
-    averaged = {id(parameter) for module in averaging for parameter in module.parameters()}
-    alone = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in averaged]
-    if alone:
-        what = f"parameter {alone[0]!r} of the model" if averaging else "the model"
-        raise ConfigError(
-            f"{what} is not wrapped in DistributedDataParallel, and fit averages gradients over the "
-            f"{context.world_size} ranks in no other way; give Learner context.wrap(model), and make the optimizer "
-            "from that model's parameters"
-        )
 
 
 def _seek_loader(learner: Learner) -> None:
@@ -171,14 +163,9 @@ def _warn_of_edge_features(learner: Learner) -> None:
     store = getattr(learner.loader, "store", None)
     if store is None or not isinstance(unwrap(learner.model), GNN):
         return
-    relations = [" ".join(relation.key) for relation in store.schema.relations if "edge_attr" in relation.fields]
-    if relations:
-        _print_once(f"the built-in models do not use edge_attr of {', '.join(relations)}; PyG's GAT(edge_dim=...) does")
-
-
-@cache
-def _print_once(line: str) -> None:
-    print(f"hoploom: {line}", file=sys.stderr, flush=True)
+    if relations := [" ".join(relation.key) for relation in store.schema.relations if "edge_attr" in relation.fields]:
+        what = f"the built-in models do not use edge_attr of {', '.join(relations)}"
+        print(f"hoploom: {what}; PyG's GAT(edge_dim=...) does", file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -236,23 +223,19 @@ class _Loop:
     def _report(self, reports: Sequence[StepReport]) -> None:
         for report in reports:
             self.line.step(report)
-            self._watch_loss(report)
+            first = self.progress.first_loss
+            if first is None:
+                self.progress.first_loss = report.loss
+            elif not self.has_warned and report.loss > max(MOST_GROWTH * abs(first), 1):  # the first may be zero
+                self.has_warned = True
+                warnings.warn(
+                    f"the loss is {report.loss:.3g} at epoch {report.epoch + 1} step {report.step}, over "
+                    f"{MOST_GROWTH:,} times what it was at the first step; lower the learning rate "
+                    f"({report.learning_rate:g}), or clip gradients (clip_norm=1.0)",
+                    stacklevel=2,
+                )
             if self.journal is not None:
                 self.journal.step(report)
-
-    def _watch_loss(self, report: StepReport) -> None:
-        """Warn once of a loss that is a thousand times the first; a loss that is not finite ends a step itself."""
-        first = self.progress.first_loss
-        if first is None:
-            self.progress.first_loss = report.loss
-        elif not self.has_warned and report.loss > max(MOST_GROWTH * abs(first), 1):  # the first may be zero
-            warnings.warn(
-                f"the loss is {report.loss:.3g} at epoch {report.epoch + 1} step {report.step}, over {MOST_GROWTH:,} "
-                f"times what it was at the first step; lower the learning rate ({report.learning_rate:g}), or clip "
-                "gradients (clip_norm=1.0)",
-                stacklevel=2,
-            )
-            self.has_warned = True
 
     def _end_epoch(self) -> bool:
         """Validate, and save what follows from it; return whether some rank was asked to stop meanwhile."""
@@ -265,7 +248,16 @@ class _Loop:
         progress.history.append(
             {"epoch": progress.epoch + 1, "train_loss": progress.loss_sum / progress.rows, **metrics}
         )
-        is_best = self.validate is not None and self._update_best(metrics)
+        is_best = False
+        if self.validate is not None:
+            name, mode = self.learner.task.monitor
+            name = VAL_LOSS if name == "loss" else name  # of tasks of your own
+            if name not in metrics:
+                raise ConfigError(f"validate returned no {name!r}, which the task monitors, only {sorted(metrics)}")
+            value = float(self.context.gather(torch.tensor([metrics[name]], dtype=torch.float64))[0])  # rank 0's
+            if self.learner.plateau is not None:
+                self.learner.plateau.step(value)
+            is_best = progress.update_best(value, mode)
         overflow = "" if self.stepper.counts is None else self.stepper.counts.overflow
         self.line.epoch(progress.history[-1], is_best=is_best, note=overflow)
         if self.journal is not None:
@@ -276,17 +268,6 @@ class _Loop:
 
     def _timed(self, name: str) -> AbstractContextManager[None]:
         return nullcontext() if self.journal is None else self.journal.timed(name)
-
-    def _update_best(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether this epoch is the best so far, by rank 0's metrics."""
-        name, mode = self.learner.task.monitor
-        name = VAL_LOSS if name == "loss" else name  # of tasks of your own
-        if name not in metrics:
-            raise ConfigError(f"validate returned no {name!r}, which the task monitors, only {sorted(metrics)}")
-        value = float(self.context.gather(torch.tensor([metrics[name]], dtype=torch.float64))[0])
-        if self.learner.plateau is not None:
-            self.learner.plateau.step(value)
-        return self.progress.update_best(value, mode)
 
     def _save(self, name: str | tuple[str, str]) -> None:
         if self.checkpoint is None:
@@ -458,7 +439,9 @@ def evaluate(
     check_precision(precision)
     check_outputs(model, task)
     steps, module = _steps(loader, context), adapted(without_ddp(model))
-    _check_same_loaders(loader, context)
+    described = [] if context.world_size == 1 else gather_json(context, dict(loader.reading().settings))
+    if (other := next((rank for rank, one in enumerate(described) if one != described[0]), None)) is not None:
+        raise ConfigError(difference_of((0, described[0]), (other, described[other]), context.world_size))
     if isinstance(task, LinkPrediction):  # fit checks the labels of training nodes, a run those of all splits
         task = check_labels(task, loader, context.device)
     metrics, total = task.metrics(context.device), torch.zeros(2, dtype=torch.float64)
@@ -506,14 +489,6 @@ def _steps(loader: Loader, context: Context) -> range:
 def _shares_steps(loader: Loader) -> bool:
     """Return whether ranks take whole steps of the loader in turn; else each reads its share of every step."""
     return loader.world_size == 1 or not loader.share.is_given
-
-
-def _check_same_loaders(loader: Loader, context: Context) -> None:
-    """Raise ConfigError if ranks have different loaders, which would leave out some seeds, and count others twice."""
-    described = [] if context.world_size == 1 else gather_json(context, dict(loader.reading().settings))
-    other = next((rank for rank, one in enumerate(described) if one != described[0]), None)
-    if other is not None:
-        raise ConfigError(difference_of((0, described[0]), (other, described[other]), context.world_size))
 
 
 @contextmanager

@@ -311,7 +311,8 @@ class Stepper:
             batch, num_seeds, last = next(batches)
             timer.end("wait")
             seeds += num_seeds
-            with self._gradients(reduced=last):
+            no_sync = None if last else getattr(self._learner.model, "no_sync", None)  # of DDP
+            with nullcontext() if no_sync is None else no_sync():
                 losses = self._losses(batch)
                 loss_sums.append(_HostScalar(losses.detach().double().sum()))
                 rows += losses.numel()
@@ -319,7 +320,10 @@ class Stepper:
                 if last and not is_alone:
                     totals = self._agree(loss_sums, rows, requests, is_due=is_due)
                     timer.end("ranks")
-                self._backward(losses.sum() * (self._context.world_size / expected))
+                loss = losses.sum() * (self._context.world_size / expected)
+                number = f"epoch {progress.epoch + 1} step {progress.steps + 1}"
+                with self._context.guard(f"averaging the gradients of {number}"):
+                    (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
                 timer.end("backward")
         if is_alone:
             totals = self._agree(loss_sums, rows, requests, is_due=is_due)
@@ -353,11 +357,6 @@ class Stepper:
         progress = self._learner.progress
         key = keys.batch_key(self._training.seed, progress.epoch, progress.steps)
         torch.manual_seed(keys.mix(key, self._context.rank))
-
-    def _gradients(self, *, reduced: bool) -> AbstractContextManager[Any]:
-        """Return a context manager in which DDP averages gradients only if they are `reduced`."""
-        no_sync = getattr(self._learner.model, "no_sync", None)
-        return nullcontext() if reduced or no_sync is None else cast(AbstractContextManager[Any], no_sync())
 
     def _losses(self, batch: Batch) -> Tensor:
         device = self._context.device
@@ -409,11 +408,6 @@ class Stepper:
     def _last_good(self) -> str:
         return last_good(None if self._checkpoint is None else self._checkpoint.path("last"))
 
-    def _backward(self, loss: Tensor) -> None:
-        progress = self._learner.progress
-        with self._context.guard(f"averaging the gradients of epoch {progress.epoch + 1} step {progress.steps + 1}"):
-            (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
-
     def _update(self, weight: float) -> bool:
         """Scale the gradients to the mean over all rows, clip and apply them; return False if they overflowed."""
         optimizer, clip_norm = self._learner.optimizer, self._training.clip_norm
@@ -457,14 +451,15 @@ class EagerSteps:
 
     def take(self, requests: StopRequests, *, is_due: bool = False) -> StepResult:
         expected = self._loader.num_seeds(self._step) * self._accumulate  # the same number on all ranks
-        return self._stepper.take(self._step_batches(), expected, requests, is_due=is_due)
 
-    def _step_batches(self) -> StepBatches:
-        for count in range(1, self._accumulate + 1):
-            batch = next(self._batches)
-            num_seeds = self._loader.num_seeds(self._step)
-            self._step += 1
-            yield batch, num_seeds, count == self._accumulate or self.is_empty
+        def batches() -> StepBatches:
+            for count in range(1, self._accumulate + 1):
+                batch = next(self._batches)
+                num_seeds = self._loader.num_seeds(self._step)
+                self._step += 1
+                yield batch, num_seeds, count == self._accumulate or self.is_empty
+
+        return self._stepper.take(batches(), expected, requests, is_due=is_due)
 
     def rest(self) -> list[StepReport]:
         return []  # every loss is known once its step is taken

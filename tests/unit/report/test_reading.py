@@ -216,7 +216,7 @@ def test_several_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
 def test_nothing_in_a_run_is_taken_for_markup(tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=alert(1)>\"'&"
     name = tmp_path / "<b>run &amp;"
-    events = [start_line(), {"event": "warning", "at": 1.0, "text": evil}, end_line()]
+    events = [start_line(), {"event": "end", "at": 1.0, "step": 1, "error": evil}]
     write_run(name, events=events, recipe=RECIPE + f"# {evil}\n", epochs=[epoch_line(1) | {evil: 0.5}])
     html = as_html(run_page([RunReader(name)]))
     assert "<img" not in html

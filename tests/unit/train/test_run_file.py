@@ -23,10 +23,10 @@ from hoploom.train.runs.run_file import (
     check_run,
     parse_run_file,
     read_run_file,
+    template,
     to_toml,
     values_of,
 )
-from hoploom.train.runs.template import template
 
 STORE = 'store = "s"\n'
 

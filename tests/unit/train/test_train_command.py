@@ -23,8 +23,7 @@ from hoploom.ranks.context import init
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.loop import evaluate
 from hoploom.train.runs.run import eval_loader, make_model, run, training_setup
-from hoploom.train.runs.run_file import parse_run_file, read_run_file
-from hoploom.train.runs.template import template_for
+from hoploom.train.runs.run_file import parse_run_file, read_run_file, template_for
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 

@@ -23,7 +23,7 @@ from hoploom.errors import ConfigError, HoploomError
 from hoploom.ops import EdgeLists
 from hoploom.ops.sample import Words, mix_words
 from hoploom.sample.links import are_edges
-from hoploom.schema import EDGE_ID, Owner, Relation, RelationName, Schema, read_ids
+from hoploom.schema import EDGE_ID, RelationName, Schema, read_ids
 from hoploom.store import Store
 from hoploom.store.base import Part, Table, scan_edges
 from hoploom.store.format import write_whole
@@ -107,8 +107,14 @@ def hold_out(
 
     >>> held_out = hold_out(store, ("node", "to", "node"), [], LinkShares(seed=0, val=0.05, test=0.1))
     """
-    schema = store.schema
-    _require_memory(store, {relation, *reverses})
+    schema, num_bytes = store.schema, 0
+    for part in store.parts:
+        for key in {relation, *reverses}:
+            lists = part.lists[schema.relation_index[key]]
+            columns = sum(column.nbytes for column in lists.columns) - lists.indptr.nbytes
+            num_bytes += lists.num_edges * EDGE_BYTES + columns + 2 * lists.indptr.nbytes
+    way_out = "build a store of the training edges, and give the others as files: task.links"
+    require_memory(num_bytes, "to hold out links and the graph without them takes", way_out)
     splits = {relation: [_splits(part, relation, shares) for part in store.parts]}
     of_split = torch.cat(splits[relation])
     links = {name: _links(store.parts, relation, of_split == split) for split, name in enumerate(SPLITS)}
@@ -124,18 +130,6 @@ def hold_out(
     store.require_whole()  # what was copied
     ops.give_back_freed_memory()  # it took twice as much as is left
     return held_out
-
-
-def _require_memory(store: Store, keys: set[RelationName]) -> None:
-    """Raise StoreError if this process has too little memory for the links and the remaining lists."""
-    num_bytes = 0
-    for part in store.parts:
-        for key in keys:
-            lists = part.lists[store.schema.relation_index[key]]
-            columns = sum(column.nbytes for column in lists.columns) - lists.indptr.nbytes
-            num_bytes += lists.num_edges * EDGE_BYTES + columns + 2 * lists.indptr.nbytes
-    way_out = "build a store of the training edges, and give the others as files: task.links"
-    require_memory(num_bytes, "to hold out links and the graph without them takes", way_out)
 
 
 def _within(store: Store, left: Store, changed: set[RelationName]) -> Store:
@@ -182,34 +176,24 @@ def _without(parts: Sequence[Part], schema: Schema, kept: Mapping[RelationName, 
         lists, tables = list(part.lists), dict(part.tables)
         for key, masks in kept.items():
             index, keep = schema.relation_index[key], masks[number]
-            lists[index] = _kept_lists(part.lists[index], keep, first_edges[key])
-            tables |= _kept_tables(part, schema.relations[index], keep, first_edges[key])
+            old, running = part.lists[index], torch.zeros(keep.numel() + 1, dtype=torch.int64)
+            np.cumsum(keep.numpy(), out=running[1:].numpy())  # torch's would copy all of `keep` to 64 bits first
+            lists[index] = EdgeLists(
+                running[old.indptr],
+                old.indices[keep],
+                old.first_node,
+                first_edges[key],
+                None if old.weight is None else old.weight[keep],
+                None if old.edge_time is None else old.edge_time[keep],
+                old.source_time,
+            )
+            # Fields in CSC order lose rows; others are found by edge ids, which lose rows.
+            has_ids = (key, EDGE_ID) in part.tables
+            for (owner, name), table in part.tables.items():
+                if owner == key and not (table.by_edge_id and has_ids and name != EDGE_ID):
+                    tables[owner, name] = Table(table.rows[keep], first_edges[key], table.by_edge_id)
             first_edges[key] += int(keep.sum())
         out.append(replace(part, schema=schema, lists=tuple(lists), tables=tables))
-    return out
-
-
-def _kept_lists(lists: EdgeLists, keep: Tensor, first_edge: int) -> EdgeLists:
-    running = torch.zeros(keep.numel() + 1, dtype=torch.int64)
-    np.cumsum(keep.numpy(), out=running[1:].numpy())  # torch's would copy all of `keep` to 64 bits first
-    return EdgeLists(
-        running[lists.indptr],
-        lists.indices[keep],
-        lists.first_node,
-        first_edge,
-        None if lists.weight is None else lists.weight[keep],
-        None if lists.edge_time is None else lists.edge_time[keep],
-        lists.source_time,
-    )
-
-
-def _kept_tables(part: Part, relation: Relation, keep: Tensor, first_edge: int) -> dict[tuple[Owner, str], Table]:
-    """Return the tables of a relation: fields in CSC order lose rows; others are found by edge ids, which lose rows."""
-    out: dict[tuple[Owner, str], Table] = {}
-    has_ids = (relation.key, EDGE_ID) in part.tables
-    for (owner, name), table in part.tables.items():
-        if owner == relation.key and not (table.by_edge_id and has_ids and name != EDGE_ID):
-            out[owner, name] = Table(table.rows[keep], first_edge, table.by_edge_id)
     return out
 
 
@@ -300,26 +284,23 @@ def read_links(run_file: RunFile, store: Store, key: RelationName, folder: Path)
         if len(paths) > 1:
             raise run_file.problem("task.links", f"{folder} has {' and '.join(p.name for p in paths)}; keep one")
         if paths:
-            found[split] = _read_ends(run_file, store, key, paths[0])
+            path = paths[0]
+            try:
+                ends = READERS[path.suffix](path)
+                if isinstance(ends, np.ndarray):  # of store ids
+                    sizes = [store.schema.node_type(name).num_nodes for name in (key[0], key[2])]
+                    rows = [read_ids("a row", torch.from_numpy(row), n) for row, n in zip(ends, sizes, strict=True)]
+                else:
+                    rows = [store.ids(name).stored(ids) for name, ids in zip((key[0], key[2]), ends, strict=True)]
+            except (OSError, ValueError, EOFError, HoploomError) as error:
+                raise run_file.problem("task.links", f"{path}: {error}") from error
+            if not rows[0].numel():
+                raise run_file.problem("task.links", f"{path} holds no link; give at least one, or remove the file")
+            found[split] = torch.stack(rows)
     if not found:
         kinds = " or ".join(READERS)
         raise run_file.problem("task.links", f"{folder} has no train, val or test as {kinds}; write the links there")
     return found
-
-
-def _read_ends(run_file: RunFile, store: Store, key: RelationName, path: Path) -> Tensor:
-    try:
-        ends = READERS[path.suffix](path)
-        if isinstance(ends, np.ndarray):  # of store ids
-            sizes = [store.schema.node_type(name).num_nodes for name in (key[0], key[2])]
-            rows = [read_ids("a row", torch.from_numpy(row), size) for row, size in zip(ends, sizes, strict=True)]
-        else:
-            rows = [store.ids(name).stored(ids) for name, ids in zip((key[0], key[2]), ends, strict=True)]
-    except (OSError, ValueError, EOFError, HoploomError) as error:
-        raise run_file.problem("task.links", f"{path}: {error}") from error
-    if not rows[0].numel():
-        raise run_file.problem("task.links", f"{path} holds no link; give at least one, or remove the file")
-    return torch.stack(rows)
 
 
 def _read_npy(path: Path) -> Any:

@@ -8,6 +8,7 @@ and the output folder by `check_run`, once, before the ranks start.
 
 # ruff: noqa: RUF009  (key() is dataclasses.field)
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from functools import reduce
@@ -29,11 +30,13 @@ from hoploom.config.rules import (
     keys_in,
     problem,
 )
-from hoploom.config.values import as_toml
+from hoploom.config.values import as_toml, printable
 from hoploom.errors import ConfigError
 from hoploom.gpu.placement import read_features, read_topology
 from hoploom.nn.models import KINDS
 from hoploom.ranks import environment
+from hoploom.schema import ORIGINAL_ID, NodeType, Schema
+from hoploom.store import open_store
 from hoploom.store.format import STORE_FILE
 from hoploom.train.checkpoint import MINUTES
 from hoploom.train.journal import NAMES, check_loggers
@@ -72,36 +75,21 @@ class TaskSection:
 
     kind: str = key("node-classification", "what to learn", rules.choice(*NODE_KINDS, LINKS))
     node_type: str | None = key(
-        None,
-        "the node type to train on; needed only if several types have splits",
-        rules.TEXT,
-        example="paper",
-        only=OF_NODES,
+        None, "the node type to train on, if several have splits", rules.TEXT, example="paper", only=OF_NODES
     )
     label: str = key("y", "the field that holds the labels", rules.TEXT, only=OF_NODES)
     num_classes: int | None = key(
         None, "number of classes; default: counted from the labels", rules.whole(2), example=16, only=OF_CLASSES
     )
     train: str = key("train", "the split to train on", rules.TEXT, only=OF_NODES)
-    val: str = key(
-        "val",
-        'the split to validate on; it picks the best checkpoint; "" turns validation off',
-        rules.TEXT_OR_EMPTY,
-        only=OF_NODES,
-    )
+    val: str = key("val", 'the split to validate on; "" turns validation off', rules.TEXT_OR_EMPTY, only=OF_NODES)
     test: str = key("test", 'the split to evaluate at the end; "" turns it off', rules.TEXT_OR_EMPTY, only=OF_NODES)
-    loss: str = key(
-        "mse", "the loss; mse: the squared error; mae: the absolute error", rules.choice("mse", "mae"), only=OF_NUMBERS
-    )
+    loss: str = key("mse", "mse: squared error; mae: absolute error", rules.choice("mse", "mae"), only=OF_NUMBERS)
     relation: str | None = key(
         None, "the relation whose links the model predicts", rules.TEXT, example="author writes paper", only=OF_LINKS
     )
     links: Path | None = key(
-        None,
-        "a folder with the links of train, val and test; default: the relation's edges are split at random",
-        rules.PATH,
-        example="links",
-        only=OF_LINKS,
+        None, "a folder with train, val and test; default: random shares", rules.PATH, example="links", only=OF_LINKS
     )
     val_share: float = key(0.05, "of links: share of the edges held out for validation", rules.SHARE, only=DRAWN_LINKS)
     test_share: float = key(0.1, "of links: share of the edges held out for the test", rules.SHARE, only=DRAWN_LINKS)
@@ -115,31 +103,19 @@ class ModelSection:
 
     name: str = key("sage", "the built-in model", rules.choice(*KINDS), only=BUILT_IN)
     hidden: int = key(128, "width of the hidden layers", rules.whole(1), only=BUILT_IN)
-    layers: int | None = key(
-        None, "number of layers; it must equal the number of fanouts", rules.whole(1), example=2, only=BUILT_IN
-    )
+    layers: int | None = key(None, "number of layers: one per fanout", rules.whole(1), example=2, only=BUILT_IN)
     dropout: float = key(0.0, "share of the hidden values that are dropped in training", rules.SHARE, only=BUILT_IN)
     heads: int = key(4, "number of attention heads", rules.whole(1), only=ATTENTION)
     norm: bool = key(False, "layer norm before every layer", rules.FLAG, only=BUILT_IN)
     residual: bool = key(
-        False,
-        "residual connections, with a linear layer before the first layer and after the last",
-        rules.FLAG,
-        only=BUILT_IN,
+        False, "residual connections, between a linear first and last layer", rules.FLAG, only=BUILT_IN
     )
     factory: str | None = key(
-        None,
-        "a function that makes your own model: factory(store, num_outputs, **options)",
-        rules.FUNCTION,
-        example="my_model:make",
+        None, "makes your own model: factory(store, num_outputs, **options)", rules.FUNCTION, example="my_model:make"
     )
     options: dict[str, Any] = key({}, "further arguments for the factory", rules.TABLE, only=OWN)
     modules: Path | None = key(
-        None,
-        "the folder with the factory's module; default: the folder of this file",
-        rules.PATH,
-        example=".",
-        only=OWN,
+        None, "the folder of the factory's module; default: that of this file", rules.PATH, example=".", only=OWN
     )
 
 
@@ -147,28 +123,19 @@ class ModelSection:
 class LoaderSection:
     """The sampling of batches."""
 
-    fanouts: tuple[int, ...] = key(
-        (15, 10), "neighbours to sample per node, one number per layer; -1: all", rules.FANOUTS
-    )
+    fanouts: tuple[int, ...] = key((15, 10), "neighbours per node, one number per layer; -1: all", rules.FANOUTS)
     relation_fanouts: dict[str, tuple[int, ...]] = key(
         {}, "other fanouts for some relations", RELATION_FANOUTS, example={"author writes paper": (5, 5)}
     )
     batch_size: int = key(1024, "seeds per step, over all processes together", rules.whole(1))
     mode: str = key(
-        "blocks",
-        "blocks: every layer samples anew; subgraph: one subgraph, as in PyG",
-        rules.choice("blocks", "subgraph"),
+        "blocks", "blocks: every layer samples anew; subgraph: one graph, as in PyG", rules.choice("blocks", "subgraph")
     )
     threads: int | None = key(
-        None,
-        "threads per process that build batches; default: 2, or 1 if a process has one core",
-        rules.whole(0, 1024),
-        example=4,
+        None, "threads per process that build batches; default: 2, 1 on one core", rules.whole(0, 1024), example=4
     )
     replace: bool = key(False, "sample with replacement", rules.FLAG)
-    labor: bool = key(
-        False, "LABOR sampling: batches have fewer distinct nodes, because seeds share neighbours", rules.FLAG
-    )
+    labor: bool = key(False, "LABOR sampling: fewer distinct nodes, because seeds share neighbours", rules.FLAG)
     weighted: bool = key(False, "sample by the edge weights of the store", rules.FLAG)
     temporal: str | None = key(
         None,
@@ -180,9 +147,7 @@ class LoaderSection:
     eval_fanouts: tuple[int, ...] | None = key(
         None, "fanouts for evaluation; default: those of training", rules.FANOUTS, example=(-1, -1)
     )
-    eval_batch_size: int | None = key(
-        None, "seeds per step in evaluation; default: batch_size", rules.whole(1), example=4096
-    )
+    eval_batch_size: int | None = key(None, "batch_size in evaluation; default: the same", rules.whole(1), example=4096)
 
     def num_threads(self, num_cores: int) -> int:
         """Return the number of threads that make the batches of a process with this many cores."""
@@ -203,27 +168,15 @@ class OptimizerSection:
 class SchedulerSection:
     """The schedule of the learning rate."""
 
-    name: str = key(
-        "none", "the schedule of the learning rate", rules.choice("none", "cosine", "step", "plateau", "warmup-cosine")
-    )
+    name: str = key("none", "the schedule", rules.choice("none", "cosine", "step", "plateau", "warmup-cosine"))
     warmup: float = key(
-        0.05,
-        "share of all steps used for warm-up",
-        rules.SHARE,
-        only=KeyCondition("scheduler.name", ("warmup-cosine",)),
+        0.05, "share of all steps that warm up", rules.SHARE, only=KeyCondition("scheduler.name", ("warmup-cosine",))
     )
-    every: int = key(
-        10, "epochs between two reductions", rules.whole(1), only=KeyCondition("scheduler.name", ("step",))
-    )
+    every: int = key(10, "epochs between reductions", rules.whole(1), only=KeyCondition("scheduler.name", ("step",)))
     wait: int = key(
-        3,
-        "epochs without improvement before a reduction",
-        rules.whole(0),
-        only=KeyCondition("scheduler.name", ("plateau",)),
+        3, "epochs to wait for improvement", rules.whole(0), only=KeyCondition("scheduler.name", ("plateau",))
     )
-    factor: float = key(
-        0.5, "a reduction multiplies the learning rate by this", rules.number(0, 1, open_ends=True), only=CUTS
-    )
+    factor: float = key(0.5, "a reduction multiplies the rate by this", rules.number(0, 1, open_ends=True), only=CUTS)
     min_lr: float = key(0.0, "the lowest learning rate", rules.number(), only=CURVES)
 
 
@@ -233,36 +186,25 @@ class TrainSection:
 
     epochs: int = key(10, "passes over all training seeds", rules.whole(1))
     processes: int = key(1, "processes on this machine; torchrun and Slurm override it", rules.whole(1, 4096))
-    device: str = key(
-        "auto", "auto: one GPU per process if there are GPUs, else the CPU", rules.choice("auto", "cpu", "cuda")
-    )
-    precision: str = key(
-        "fp32", "the floating-point type that the model computes in", rules.choice("fp32", "bf16", "fp16")
-    )
+    device: str = key("auto", "auto: one GPU per process, else the CPU", rules.choice("auto", "cpu", "cuda"))
+    precision: str = key("fp32", "floating-point type that the model computes in", rules.choice("fp32", "bf16", "fp16"))
     accumulate: int = key(1, "batches per optimizer step", rules.whole(1))
     clip_norm: float | None = key(
         None, "the largest gradient norm; larger gradients are scaled down", rules.number(open_ends=True), example=1.0
     )
     monitor: str | None = key(
-        None,
-        "the metric that picks the best checkpoint; default: the first one of the task",
-        rules.TEXT,
-        example="accuracy",
+        None, "the metric that picks the best checkpoint; default: the task's first", rules.TEXT, example="accuracy"
     )
     patience: int | None = key(None, "stop after this many epochs without improvement", rules.whole(1), example=5)
     max_steps: int | None = key(None, "stop after this many optimizer steps", rules.whole(1), example=10_000)
     checkpoint_minutes: float = key(
-        MINUTES,
-        "minutes between two checkpoints within an epoch; the first step saves one, too; 0 saves only after epochs",
-        rules.number(),
+        MINUTES, "minutes between checkpoints in an epoch; the first step has one; 0: only after epochs", rules.number()
     )
     checkpoint_every: int | None = key(
         None, "steps between two checkpoints, in addition to checkpoint_minutes", rules.whole(1), example=1000
     )
     whole_steps: bool = key(False, "run each step as CUDA graphs; needs one process and [placement]", rules.FLAG)
-    margin: float = key(
-        0.1, "extra buffer space for whole_steps, as a share of the largest sampled batch", rules.number()
-    )
+    margin: float = key(0.1, "extra buffer space for whole_steps, as a share of the largest batch", rules.number())
 
 
 @dataclass(frozen=True)
@@ -270,17 +212,10 @@ class ClusterSection:
     """The place of the graph, if it is not on this machine alone."""
 
     servers: tuple[str, ...] | None = key(
-        None,
-        "graph servers, for remote data (with store) or whole batches; default: hoploom launch's, or one per host",
-        rules.ADDRESSES,
-        example=("10.0.0.1:7000", "10.0.0.2:7000"),
+        None, "graph servers; default: hoploom launch's, or one per host", rules.ADDRESSES, example=("10.0.0.1:7000",)
     )
     parts: tuple[int, ...] | None = key(
-        None,
-        "the parts that this host maps; default: its share",
-        rules.ids("parts", least=1),
-        example=(0,),
-        only=WITH_STORE,
+        None, "the parts to map here; default: its share", rules.ids("parts", least=1), example=(0,), only=WITH_STORE
     )
     topology: str = key(
         "auto",
@@ -290,17 +225,10 @@ class ClusterSection:
     )
     locality: bool = key(False, "give each process seeds from the parts of its own host", rules.FLAG, only=WITH_STORE)
     cache: str | None = key(
-        None,
-        "cache in each process for the most visited feature rows of other hosts",
-        rules.SHARE_OR_SIZE,
-        example="20%",
+        None, "cache per process for the most visited feature rows of other hosts", rules.SHARE_OR_SIZE, example="20%"
     )
     look_ahead: int | None = key(
-        None,
-        "number of batches whose remote rows are fetched together",
-        rules.whole(1, 1024),
-        example=4,
-        only=WITH_STORE,
+        None, "batches whose remote rows are fetched together", rules.whole(1, 1024), example=4, only=WITH_STORE
     )
     timeout: float | None = key(
         None, "seconds that a request may take, with all attempts", rules.number(open_ends=True), example=60.0
@@ -316,18 +244,10 @@ class PlacementSection:
     """Graph data that a GPU reads directly."""
 
     topology: str | None = key(
-        None,
-        "where edges are; cuda: GPU memory; host: pinned host memory; auto: what fits; default: the CPU samples",
-        TOPOLOGY,
-        example="cuda",
-        only=WITH_STORE,
+        None, "where edges are; host: pinned memory; auto: what fits", TOPOLOGY, example="cuda", only=WITH_STORE
     )
     features: str | float | None = key(
-        None,
-        "where feature rows are, likewise; 20%: so many in GPU memory, others in host memory",
-        FEATURES,
-        example="20%",
-        only=WITH_STORE,
+        None, "where rows are, likewise; 20%: that share in GPU memory", FEATURES, example="20%", only=WITH_STORE
     )
 
 
@@ -337,10 +257,7 @@ class OutputSection:
 
     folder: Path = key(Path("run"), "the folder for checkpoints, journal and result", rules.PATH)
     loggers: tuple[str, ...] | None = key(
-        None,
-        "send losses and metrics there, too; default: TensorBoard, if it is installed",
-        rules.choices(*NAMES),
-        example=("tensorboard",),
+        None, "copy metrics there; default: TensorBoard if installed", rules.choices(*NAMES), example=("tensorboard",)
     )
 
 
@@ -354,24 +271,13 @@ class RunFile:
     """
 
     store: Path | None = key(
-        REQUIRED,
-        "the graph: the folder of a store; optional if servers build the batches",
-        rules.PATH,
-        example="graph.store",
+        REQUIRED, "the graph's store: a folder; optional if servers build batches", rules.PATH, example="graph.store"
     )
     memory: str | None = key(
-        None,
-        "for a graph larger than memory: how much of it each process may hold; the rest is read from disk when needed",
-        rules.SIZE,
-        only=WITH_STORE,
-        example="6GB",
+        None, "memory per process for the graph; the rest is read from disk", rules.SIZE, only=WITH_STORE, example="6GB"
     )
     scratch: Path | None = key(
-        None,
-        "with memory: a folder on disk where the rows of the next batches are stored together, to be read faster",
-        rules.PATH,
-        only=WITH_STORE,
-        example="/mnt/nvme",
+        None, "with memory: a folder for the rows of the next batches", rules.PATH, only=WITH_STORE, example="/mnt/nvme"
     )
     seed: int = key(0, "all random numbers derive from it; another seed gives another run", rules.whole(0, MOST_SEED))
     task: TaskSection = field(default_factory=TaskSection)
@@ -445,7 +351,15 @@ def parse_run_file(
 
 
 def _run_file(document: Document) -> RunFile:
-    document, where = _without_former_keys(document), document.where
+    parsed, where = dict(document.parsed), document.where
+    for former, (default, way_out) in FORMER_KEYS.items():
+        *path, last = former.split(".")
+        if last in (table := document.table(tuple(path))):
+            if table[last] != default:
+                raise document.problem(former, f"{former} is gone: {way_out}")
+            kept = {other: value for other, value in table.items() if other != last}
+            parsed = {**parsed, path[0]: kept} if path else kept
+            document = replace(document, parsed=parsed)
     served = "cluster.servers" in where or bool(environment.read_launch_settings().servers)
     values = document.top(optional=("store",) if served else ())  # servers can make the batches
     sections = {section: owner for section, owner in HEADINGS.items() if section}
@@ -471,21 +385,6 @@ def _run_file(document: Document) -> RunFile:
         for section, owner in sections.items()
     }
     return RunFile(**{name: values[name] for name in keys_in(RunFile)}, **made, where=where)
-
-
-def _without_former_keys(document: Document) -> Document:
-    """Return a document without keys of earlier versions, which run folders hold with their default."""
-    parsed = dict(document.parsed)
-    for name, (default, way_out) in FORMER_KEYS.items():
-        *path, last = name.split(".")
-        section = document.table(tuple(path))
-        if last in section:
-            if section[last] != default:
-                raise document.problem(name, f"{name} is gone: {way_out}")
-            kept = {other: value for other, value in section.items() if other != last}
-            parsed = {**parsed, path[0]: kept} if path else kept
-            document = replace(document, parsed=parsed)
-    return document
 
 
 def applies(name: str, values: Values) -> bool:
@@ -590,3 +489,81 @@ def to_toml(run_file: RunFile) -> str:
             if applies(key, values) and values[key] is not None:
                 lines.append(f"{name} = {as_toml(values[key])}")
     return "\n".join(lines) + "\n"
+
+
+# --- the template --------------------------------------------------------------------------------
+
+HEADER = """\
+# The settings of a run: `hoploom train` reads this file. Only `store` is required. All other lines show the default,
+# and lines that begin with `# ` have no effect. To change a setting for one run: `--set optimizer.lr=0.01`.
+"""
+COLUMN, WIDTH = 32, 120  # where comments begin, and where they end
+WHOLE_NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
+
+
+def template(known: Values | None = None, notes: Mapping[str, str] | None = None) -> str:
+    """Return a commented run.toml. `known` are values to fill in, by full name; `notes` replace a key's help.
+
+    >>> Path("run.toml").write_text(template({"store": "papers.store", "loader.fanouts": (10, 5)}))
+    """
+    known, notes = known or {}, notes or {}
+    values = {key: default_of(described) for key, described in FIELDS.items()}
+    values |= {"store": KEYS["store"].example} | dict(known)
+    lines = [HEADER]
+    for section, owner in HEADINGS.items():
+        purpose = str(owner.__doc__).rstrip(".")
+        lines += [f"\n[{section}]  # {purpose[0].lower()}{purpose[1:]}"] if section else []
+        for name in keys_in(owner):
+            key = f"{section}.{name}".removeprefix(".")
+            value, help, words = values[key], printable(notes.get(key, KEYS[key].help)), KEYS[key].rule.words
+            has_effect = applies(key, values) and value not in (None, {})
+            shown = KEYS[key].example if value in (None, {}) and KEYS[key].example is not None else value
+            line = f"{'' if has_effect else '# '}{name} = {as_toml(shown)}"
+            help += f": {', '.join(words)}" if words and not any(f"{word}:" in help for word in words) else ""
+            commented = f"{line:<{COLUMN}}  # {help}"
+            lines.append(commented if len(commented) <= WIDTH else f"# {help}:\n{line}")
+    return "\n".join(lines) + "\n"
+
+
+def template_for(folder: Path, *, beside: Path) -> tuple[str, str]:
+    """Return the template filled in from a store, for a file in the folder `beside`, and why it has this task."""
+    schema = open_store(folder).schema
+    known: dict[str, Any] = {"store": os.path.relpath(folder, beside)}
+    notes: dict[str, str] = {}
+    relations = ", ".join(as_toml(" ".join(relation.key)) for relation in schema.relations)
+    labelled = next(((t, label) for t in schema.node_types if t.splits and (label := _label_of(t, schema))), None)
+    if labelled is None:
+        known |= {"task.kind": LINKS, "task.relation": " ".join(schema.relations[0].key)}
+        notes["task.relation"] = f"the relation whose links the model predicts; one of {relations}"
+        way_out = "to predict a column of nodes, name it as label in graph.toml, and build again"
+        why = f"task: {LINKS}, because the store has no label field; {way_out}"
+        for ready in [t.name for t in schema.node_types if "y" in t.fields][:1]:
+            way_out = f"to predict it, add split to [nodes.{ready}] in graph.toml, and build again"
+            why = f"task: {LINKS}, because {ready!r} has the label 'y', but no split; {way_out}"
+    else:
+        node_type, label = labelled
+        field, names = node_type.fields[label], list(node_type.splits)
+        kind = "node-classification" if field.dtype in WHOLE_NUMBERS else "node-regression"
+        known["task.kind"] = "multi-label" if field.shape and field.shape != (1,) else kind
+        known |= {"task.label": label, "task.train": "train" if "train" in names else names[0]}
+        known["task.val"] = next((name for name in ("val", "valid", "validation") if name in names), "")
+        known["task.test"] = "test" if "test" in names else ""
+        notes["task.label"] = "the field that holds the labels; one of " + ", ".join(
+            name for name in node_type.fields if name != ORIGINAL_ID
+        )
+        if not schema.homogeneous:
+            known["task.node_type"] = node_type.name
+        why = f"task: {known['task.kind']}, because {node_type.name!r} has splits and the label {label!r}"
+    if not schema.homogeneous:
+        known["model.name"] = "rsage"
+        notes["loader.relation_fanouts"] = f"other fanouts for some relations; the relations are {relations}"
+    return template(known, notes), why
+
+
+def _label_of(node_type: NodeType, schema: Schema) -> str | None:
+    """Return `y`, else the first field of whole numbers."""
+    if "y" in node_type.fields:
+        return "y"
+    others = ("x", ORIGINAL_ID, schema.time)
+    fields = node_type.fields.items()
+    return next((name for name, field in fields if field.dtype in WHOLE_NUMBERS and name not in others), None)
