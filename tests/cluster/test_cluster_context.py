@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from support import cluster_workers
-from support.cluster_files import GLT
 from support.cluster_workers import loader, told_of
 from support.graphs import random_graph, save_in_parts
 from support.launched import runs
@@ -28,8 +27,7 @@ from hoploom import ConfigError, PeerError
 from hoploom.deploy.guard import descendants
 from hoploom.deploy.guarded import GuardedProcess
 from hoploom.deploy.open import LocalServer, _show
-from hoploom.deploy.programs import ServerCommand, trainer_environment
-from hoploom.deploy.resolve import read_cluster
+from hoploom.deploy.programs import ServerCommand
 from hoploom.ranks.environment import LaunchSettings, read_launch_settings
 from hoploom.ranks.spawn import spawn
 from hoploom.ranks.supervise import SignalName, Supervisor
@@ -46,41 +44,6 @@ def test_the_variables_of_launch_say_where_the_graph_is() -> None:
     assert read_launch_settings(variables) == LaunchSettings(("a:1", "b:2"), "/s", (0, 1), security, 3)
     assert read_launch_settings({"SLURM_NODEID": "2"}) == LaunchSettings(node=2)
     assert read_launch_settings({"HOPLOOM_SERVERS": ""}) == LaunchSettings()
-
-
-@pytest.mark.parametrize(
-    ("written", "message"),
-    [
-        ({}, None),
-        (
-            {"in_channel: 100": "in_channel: 12"},
-            "in_channel is 12 in the cluster's YAML, but in the store x of 'node' has",
-        ),
-        (
-            {"out_channel: 47": "out_channel: 46"},
-            "out_channel is 46 in the cluster's YAML, but the store's labels y need 47",
-        ),
-    ],
-)
-def test_the_widths_of_glts_file_are_those_of_the_store(
-    written: dict[str, str], message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = GLT
-    for said, other in written.items():
-        text = text.replace(said, other)
-    (tmp_path / "glt.yml").write_text(text)
-    cluster = read_cluster(tmp_path / "glt.yml")
-    for name, value in trainer_environment(cluster, cluster.hosts[0]).items():
-        if name.startswith("HOPLOOM"):
-            monkeypatch.setenv(name, value)
-    x, y = torch.zeros(60, 100), torch.arange(60) % 47
-    hoploom.from_tensors({"x": x, "y": y}, torch.arange(60).view(2, 30)).save(tmp_path / "store")
-    with init(device="cpu") as context:
-        if message is None:
-            assert hoploom.open(tmp_path / "store", context=context).schema.homogeneous
-        else:
-            with pytest.raises(ConfigError, match=f"{message}.*; correct the YAML, or open the store that it"):
-                hoploom.open(tmp_path / "store", context=context)
 
 
 @pytest.mark.parametrize(

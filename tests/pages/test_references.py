@@ -239,7 +239,10 @@ def trained(out: str, label: str, rank: int, num_parts: int) -> bool:
 
 @slow
 def test_two_nodes_train_in_worker_mode(tmp_path: Path) -> None:
-    changed = {"--master_addr=localhost": f"--master_addr=localhost --master_port={free_ports(1)[0]} --epochs=3"}
+    changed = {
+        "--master_port=11234": f"--master_port={free_ports(1)[0]}",
+        "--store products.parts": "--store products.parts --epochs=3",
+    }
     out = by_its_readme("glt_worker_mode", tmp_path, num_blocks=2, changed=changed)
     assert trained(out, "", 0, 1)
     assert trained(out, "", 1, 1)
@@ -280,9 +283,10 @@ def test_servers_and_clients_are_started_by_hand(checkout: Path) -> None:
             words = (part, "--listen", addresses[part], "--peers", addresses[1 - part])
             server = started(*serve, *words, folder=checkout)
             stack.callback(ended, server)
-        words = ("--servers", ",".join(addresses[:2]), "--epochs", 3, "--num_nodes=2", "--master_addr=localhost")
-        command = (sys.executable, "train_sage.py", *words, f"--master_port={ports[2]}")
-        first, second = said(*(started(*command, f"--node_rank={node}", folder=checkout) for node in range(2)))
+        command = (sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--master_addr=localhost")
+        command += (f"--master_port={ports[2]}",)
+        words = ("train_sage.py", "--servers", ",".join(addresses[:2]), "--epochs", 3)
+        first, second = said(*(started(*command, f"--node_rank={node}", *words, folder=checkout) for node in range(2)))
     assert trained(first, "", 0, 0)
     assert trained(second, "", 1, 0)
     assert last("Test accuracy", first) > 0.9
@@ -308,8 +312,6 @@ def test_the_yaml_of_glt_starts_training_over_ssh(checkout: Path, tmp_path: Path
             "/path/to/work": str(checkout),
             "0,1,2,3": "0",
             "4,5,6,7": "1",
-            "in_channel: 100": "in_channel: 16",
-            "out_channel: 47": "out_channel: 5",
         }.items():
             assert old in text
             text = text.replace(old, new)

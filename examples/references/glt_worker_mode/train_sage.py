@@ -1,7 +1,7 @@
 """GLT's dist_train_sage_supervised.py: GraphSAGE on ogbn-products, in worker mode or in server-client mode.
 
-    python train_sage.py --store products.parts --num_nodes=2 --node_rank=0 --master_addr=gpu1  # on gpu1
-    python train_sage.py --store products.parts --num_nodes=2 --node_rank=1 --master_addr=gpu1  # on gpu2
+    torchrun --nnodes=2 --node_rank=0 --master_addr=gpu1 train_sage.py --store products.parts  # on gpu1
+    torchrun --nnodes=2 --node_rank=1 --master_addr=gpu1 train_sage.py --store products.parts  # on gpu2
 
 The script does not depend on where the graph is: `hoploom.open` returns the right store for the way you start it.
 """
@@ -62,16 +62,12 @@ if __name__ == "__main__":
     parser.add_argument("--cache", default="20%", help="of the other hosts' rows; a share, or a size such as 4GB")
     parser.add_argument("--batch_size", type=int, default=512)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--num_nodes", type=int, default=1)
-    parser.add_argument("--node_rank", type=int, default=0)
-    parser.add_argument("--num_training_procs", type=int, default=torch.cuda.device_count() or 1, help="per node")
-    parser.add_argument("--master_addr", default="localhost")
-    parser.add_argument("--master_port", type=int, default=11234)
+    parser.add_argument(
+        "--num_training_procs", type=int, default=torch.cuda.device_count() or 1, help="without torchrun"
+    )
     args = parser.parse_args()
     if torch.distributed.is_torchelastic_launched():  # by torchrun, or by hoploom launch
         with hoploom.init() as context:
             run_training_proc(context, args)
     else:
-        nodes = {"num_nodes": args.num_nodes, "node_rank": args.node_rank}
-        address = f"{args.master_addr}:{args.master_port}" if args.num_nodes > 1 else None
-        hoploom.spawn(run_training_proc, args.num_training_procs, [args], address=address, **nodes)
+        hoploom.spawn(run_training_proc, args.num_training_procs, [args])

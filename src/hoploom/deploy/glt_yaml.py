@@ -1,29 +1,19 @@
 """Read the YAML file of GraphLearn-for-PyTorch's run_dist_train_sage_sup.py as a cluster file.
 
-It names no store: trainers start without servers and open the store of their run. in_channel and out_channel are passed
-to them, and compared with the store when it is opened. dataset has no effect.
+It names no store: trainers start without servers and open the store of their run. dataset, in_channel and out_channel
+have no effect.
 """
 
 # ruff: noqa: RUF009  (key() is dataclasses.field)
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
-
-import torch
 
 from hoploom.config import rules
 from hoploom.config.document import Document
 from hoploom.config.rules import REQUIRED, KeyRule, key, keys_in
 from hoploom.config.values import as_key, nearest
 from hoploom.deploy.cluster_file import SECTIONS, Host, ParsedClusterFile, SshOptions, TopKeys
-from hoploom.errors import ConfigError
-from hoploom.ranks.context import Context, gather_json
-from hoploom.ranks.environment import WIDTHS
-from hoploom.store import Store
-
-BLOCK = 1 << 20  # labels that are read together
-WAY_OUT = "correct the YAML, or open the store that it describes"
 
 
 def _each(entry: KeyRule) -> KeyRule:
@@ -86,37 +76,5 @@ def _host(given: GltKeys, node: int) -> Host:
         processes=max(1, len(devices)),
         devices=devices,
         python=given.python_bins[node],
-        environment={WIDTHS[name]: str(width) for name in WIDTHS if (width := getattr(given, name)) is not None},
         folder=given.dst_paths[node],
     )
-
-
-# --- the widths, once a store is opened ------------------------------------------------------------
-
-
-def check_widths(context: Context, store: Store, widths: Mapping[str, int]) -> None:
-    """Raise ConfigError if the store's features or labels have other widths than the file. All ranks call."""
-    features = {t.name: t.fields["x"].shape for t in store.schema.node_types if "x" in t.fields}
-    wanted = widths.get("in_channel")
-    if wanted is not None and (wanted,) not in features.values():
-        found = ", ".join(f"x of {name!r} has shape {list(shape)}" for name, shape in features.items()) or "it has no x"
-        raise ConfigError(f"in_channel is {wanted} in the cluster's YAML, but in the store {found}; {WAY_OUT}")
-    most = max(gather_json(context, _num_classes(context, store)))
-    wanted = widths.get("out_channel")
-    if wanted is not None and most > wanted:
-        message = f"out_channel is {wanted} in the cluster's YAML, but the store's labels y need {most}"
-        raise ConfigError(f"{message}; {WAY_OUT}")
-
-
-def _num_classes(context: Context, store: Store) -> int:
-    """Return the number of outputs that the labels need in this rank's share of the nodes; 0 without labels."""
-    most = 0
-    for node_type in (one for one in store.schema.node_types if "y" in one.fields):
-        begin, end = (node_type.num_nodes * rank // context.world_size for rank in (context.rank, context.rank + 1))
-        for first in range(begin, end, BLOCK):
-            ids = torch.arange(first, min(first + BLOCK, end))
-            (rows,) = store.features.gather([(node_type.name, "y", ids)])
-            is_multi_label = rows.dim() > 1 and rows.shape[1] > 1
-            width = rows.shape[1] if is_multi_label else 1 if rows.dtype.is_floating_point else int(rows.max()) + 1
-            most = max(most, width)
-    return most

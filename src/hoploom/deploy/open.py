@@ -99,12 +99,7 @@ def open(
     opening = Opening(None if path is None else Path(path), numbers, serve, servers, options)
     opening.check()
     settings = environment.read_launch_settings()
-    store = _open_deployed(context, settings, _with_settings(opening, settings))
-    if settings.widths:
-        from hoploom.deploy.glt_yaml import check_widths  # of a file that only GLT's users have
-
-        check_widths(context, store, settings.widths)
-    return store
+    return _open_deployed(context, settings, _with_settings(opening, settings))
 
 
 @dataclass(frozen=True)

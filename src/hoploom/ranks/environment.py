@@ -21,7 +21,6 @@ REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SERVERS, STORE, PARTS = "HOPLOOM_SERVERS", "HOPLOOM_STORE", "HOPLOOM_PARTS"
 SECURITY = {"token_file": "HOPLOOM_TOKEN_FILE", "ca": "HOPLOOM_CA", "cert": "HOPLOOM_CERT", "key": "HOPLOOM_KEY"}
 LOCALS = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-WIDTHS = {"in_channel": "HOPLOOM_IN_CHANNEL", "out_channel": "HOPLOOM_OUT_CHANNEL"}
 NODE = ("GROUP_RANK", "SLURM_NODEID")  # torchrun's and Slurm's number of the host
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LOOPBACK_INTERFACES = ("lo", "lo0")
@@ -52,11 +51,6 @@ class RankInfo:
     def on_one_host(self) -> bool:
         return self.local_world_size == self.world_size
 
-    @property
-    def may_be_a_host(self) -> bool:
-        """Whether this may be the only process of its host, which spawn may then start ranks from."""
-        return self.local_world_size == 1 and (self.source == "slurm" or "LOCAL_RANK" in self.uncounted)
-
 
 def read_rank(variables: Variables | None = None) -> RankInfo:
     """Return the rank that torchrun, else Slurm gave this process."""
@@ -84,7 +78,10 @@ def given(rank: int | None, world_size: int | None, address: str | None) -> Rank
         raise ConfigError(f"rank is {number}, but world_size is {size}, and ranks count from 0")
     if size == 1:
         return RankInfo(source="arguments")
-    host, port = meeting_address(address)
+    host, port = split_address(address) if isinstance(address, str) else ("", 0)
+    if port == 0:
+        raise ConfigError(f"address is {address!r:.100}; give HOST:PORT of rank 0's host, e.g. gpu1:29500")
+    host = LOOPBACK if is_loopback(host) else host
     return RankInfo(number, 0, size, 1, "arguments", address=host, port=port, uncounted=LOCALS)
 
 
@@ -95,14 +92,6 @@ def in_group(rank: int, world_size: int) -> RankInfo:
         if (info.rank, info.world_size) == (rank, world_size):
             return replace(info, source="group", hosted=False)
     return RankInfo(rank, 0, world_size, 1, "group", uncounted=LOCALS)
-
-
-def meeting_address(address: str | None) -> tuple[str, int]:
-    """Return host and port of a rendezvous address; every loopback address is 127.0.0.1."""
-    host, port = split_address(address) if isinstance(address, str) else ("", 0)
-    if port == 0:
-        raise ConfigError(f"address is {address!r:.100}; give HOST:PORT of rank 0's host, e.g. gpu1:29500")
-    return LOOPBACK if is_loopback(host) else host, port
 
 
 def with_local_rank(info: RankInfo, hosts: Sequence[str]) -> RankInfo:
@@ -123,7 +112,6 @@ class LaunchSettings:
     parts: tuple[int, ...] | None = None  # those that this host holds
     security: Mapping[str, str] = field(default_factory=dict)  # token_file, ca, cert, key: paths, those that are set
     node: int | None = None  # this host's number among the hosts, if a launcher sets it
-    widths: Mapping[str, int] = field(default_factory=dict)  # in_channel, out_channel of GLT's YAML, for a check
 
 
 def read_launch_settings(variables: Variables | None = None) -> LaunchSettings:
@@ -146,7 +134,6 @@ def read_launch_settings(variables: Variables | None = None) -> LaunchSettings:
         tuple(sorted({int(word) for word in parts})) if variables.get(PARTS) else None,
         {name: variables[variable] for name, variable in SECURITY.items() if variables.get(variable)},
         None if node is None else _number(variables, node, 0),
-        {name: _number(variables, variable, 1) for name, variable in WIDTHS.items() if variables.get(variable)},
     )
 
 

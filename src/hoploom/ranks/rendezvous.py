@@ -199,7 +199,7 @@ def _claim(store: PrefixStore, info: RankInfo) -> None:
         there, here = (text.rpartition(" ")[0] for text in (holder, own))
         raise ConfigError(
             f"rank {info.rank} of {info.world_size} is taken already: by process {there}, and this is process {here}; "
-            "give each a rank of its own, and each host its own node_rank"
+            "give each a rank of its own"
         )
 
 

@@ -1,4 +1,4 @@
-"""Start the ranks of scripts that torchrun does not start, on one host or several: one child process each, no fork.
+"""Start the ranks of scripts that torchrun does not start, on this host: one child process each, no fork.
 
 The first error of any rank ends all ranks and is raised here. No rank outlives this process, however it ends. The
 arguments go to the children as multiprocessing sends them; only text comes back.
@@ -14,7 +14,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from datetime import timedelta
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
@@ -27,7 +26,7 @@ from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, PeerError, TrainError
 from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, init, read_timeout
-from hoploom.ranks.environment import LOOPBACK, RankInfo
+from hoploom.ranks.environment import RankInfo
 from hoploom.ranks.rendezvous import hold_local_store
 from hoploom.ranks.supervise import (
     EndTimeouts,
@@ -53,9 +52,6 @@ def spawn(
     nprocs: int,
     args: Sequence[Any] = (),
     *,
-    num_nodes: int = 1,
-    node_rank: int | None = None,
-    address: str | None = None,
     device: str | torch.device | None = None,
     backend: str | None = None,
     timeout: float | None = None,
@@ -66,36 +62,23 @@ def spawn(
     ...     hoploom.spawn(train, 2, args=["papers-store"])
 
     Every rank gets its own context, made with `device`, `backend` and `timeout` as for `hoploom.init`. `fn` is a
-    function of a module or script; put the call under `if __name__ == "__main__":`. On several hosts, every host calls
-    it with the same `num_nodes` and `address` (HOST:PORT of the first host), and its own `node_rank` from 0 on.
+    function of a module or script; put the call under `if __name__ == "__main__":`. For several hosts, start the script
+    with torchrun or `hoploom launch`.
     """
     num_ranks = as_int("nprocs", nprocs, 1, "give the number of processes to start")
     _check_callable(fn)
-    node = _node(num_nodes, node_rank, address)
-    _check_alone(node)
+    _check_alone()
     seconds = read_timeout(DEADLINE if timeout is None else timeout)
     work = fn, tuple(args), {"device": device, "backend": backend, "timeout": seconds}
-    size, first = num_ranks * node.world_size, num_ranks * node.rank
-    held = hold_local_store(0, timedelta(seconds=DEADLINE)) if node.world_size == 1 else None
-    port = node.port if held is None else held.port
+    held = hold_local_store(0, timedelta(seconds=DEADLINE))  # until all ranks have ended
     with terminated_as_interrupted():
-        _run(RankInfo(first, 0, size, num_ranks, address=node.address, port=port, hosted=held is not None), work)
+        _run(
+            [RankInfo(rank, rank, num_ranks, num_ranks, port=held.port, hosted=True) for rank in range(num_ranks)], work
+        )
 
 
-def _node(num_nodes: int, node_rank: int | None, address: str | None) -> RankInfo:
-    """Return the number of this host among all hosts, in the form of a rank."""
-    size = as_int("num_nodes", num_nodes, 1, "give the number of hosts that call spawn")
-    if size == 1 and node_rank is None:
-        return RankInfo()
-    rank = as_int("node_rank", node_rank, 0, f"give this host's number, from 0 to {size - 1}")
-    if rank >= size:
-        raise ConfigError(f"node_rank is {rank}, but num_nodes is {size}, and hosts count from 0")
-    host, port = (LOOPBACK, 0) if size == 1 else environment.meeting_address(address)
-    return RankInfo(rank, 0, size, 1, "arguments", address=host, port=port)
-
-
-def _run(first: RankInfo, work: Work) -> None:
-    """Run the ranks of this host; raise the first failure that no other rank has caused."""
+def _run(places: list[RankInfo], work: Work) -> None:
+    """Run the ranks; raise the first failure that no other rank has caused."""
     failures: list[Exception] = []  # in the order in which they came
 
     def handle(event: ProcessEvent) -> None:
@@ -107,8 +90,7 @@ def _run(first: RankInfo, work: Work) -> None:
 
     supervisor: Supervisor[RankProcess] = Supervisor(handle)
     try:
-        for number in range(first.local_world_size):
-            place = replace(first, rank=first.rank + number, local_rank=number)
+        for place in places:
             supervisor.add(RankProcess(place, work, supervisor.events.put))
         try:
             supervisor.until(lambda: bool(failures) or not supervisor.living(), None)
@@ -253,19 +235,14 @@ def _check_callable(fn: object) -> None:
         raise ConfigError(f"fn {name} was typed into Python, so other processes cannot import it; put it into a file")
 
 
-def _check_alone(node: RankInfo) -> None:
-    """Raise ConfigError in a rank. One process per host, of Slurm or of pods, may spawn if both count hosts alike."""
+def _check_alone() -> None:
+    """Raise ConfigError in a rank."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError("spawn was called while a rank imported the script; call it under if __name__ == '__main__':")
     place = environment.read_rank()
-    names = "SLURM_PROCID and SLURM_NTASKS" if place.source == "slurm" else "RANK and WORLD_SIZE"
-    if place.world_size > 1 and (node.world_size == 1 or not place.may_be_a_host):
+    if place.world_size > 1:
+        names = "SLURM_PROCID and SLURM_NTASKS" if place.source == "slurm" else "RANK and WORLD_SIZE"
         raise ConfigError(
-            f"spawn was called in rank {place.rank} of {place.world_size}, as {names} say; call fn(hoploom.init()) "
-            "there, or start the script with plain python, or start one process per host and give num_nodes"
-        )
-    if place.world_size > 1 and (node.rank, node.world_size) != (place.rank, place.world_size):
-        raise ConfigError(
-            f"node_rank is {node.rank} and num_nodes is {node.world_size}, but {names} say {place.rank} of "
-            f"{place.world_size}; give those, or unset the variables"
+            f"spawn was called in rank {place.rank} of {place.world_size}, as {names} say, and starts ranks on one "
+            "host only; call fn(hoploom.init()) there, or start the script with plain python"
         )

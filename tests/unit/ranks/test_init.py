@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from support import TESTS
+from support.networks import hosts
 from support.ports import free_ports
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.torch_version import TorchVersion
@@ -175,6 +176,30 @@ def test_a_second_process_with_the_same_rank_is_refused() -> None:
         ConfigError, match=r"rank 1 of 2 is taken already: by process 4711 on gpu7, and this is process"
     ):
         _claim(store, RankInfo(1, 1, 2, 2))
+
+
+def test_processes_that_count_different_ranks_are_told_so() -> None:
+    store = PrefixStore("test", HashStore())
+    with ThreadPoolExecutor() as pool:
+        made = [Rendezvous(RankInfo(rank, rank, 2 + rank, 2 + rank), store) for rank in range(2)]
+        errors = [str(one.exception()) for one in [pool.submit(each.arrive, "here", 30) for each in made]]
+    assert any("the others count" in error and "start the same number of processes" in error for error in errors)
+    assert all("the others count" in error for error in errors)
+
+
+@pytest.mark.slow
+def test_two_hosts_whose_own_names_are_loopback_meet() -> None:
+    code = "import hoploom\nwith hoploom.init(device='cpu', timeout=60) as context:\n    assert context.sum(1) == 2"
+    with hosts(2) as found:
+        variables = {"WORLD_SIZE": "2", "MASTER_ADDR": found[0].name, "MASTER_PORT": "29500"}
+        variables |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        started = [
+            subprocess.Popen(
+                host.command([sys.executable, "-c", code]), env=os.environ | variables | {"RANK": str(rank)}
+            )
+            for rank, host in enumerate(found)
+        ]
+        assert [process.wait(timeout=90) for process in started] == [0, 0]
 
 
 def test_a_rank_that_reaches_the_last_meeting_as_it_closes_comes_to_the_next_one(
