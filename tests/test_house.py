@@ -31,8 +31,8 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
-    "": 635,
-    "config": 912,
+    "": 655,
+    "config": 837,
     "ops": 3200,
     "store": 4453,
     "sample": 1205,
@@ -40,7 +40,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "load": 3271,
     "nn": 890,
     "serve": 4333,
-    "train": 4187,
+    "train": 4189,
     "gpu": 2698,
     "inference": 1183,
     "ingest": 7089,

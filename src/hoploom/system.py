@@ -1,4 +1,4 @@
-"""This process: objects that it closes, imports that it keeps, and its limits: cores and memory.
+"""This process: objects that it closes, imports that it keeps or lacks, and its limits: cores and memory.
 
 Limits come from the host and from control groups, version 1 or 2. A group is also bounded by
 its parents. If no group can be read, the limits of the host apply.
@@ -9,7 +9,8 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
@@ -51,6 +52,27 @@ class Closing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Wrap imports of an extra's libraries; raise ConfigError if one is not installed.
+
+    >>> with needs("tables"):
+    ...     import duckdb
+    """
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").startswith("hoploom"):
+            raise
+        raise ConfigError(f"{error.name} is not installed; type: pip install 'hoploom[{extra}]'") from error
+
+
+def check_installed(package: str, what: str) -> None:
+    """Raise ConfigError if a package of another project is not installed; import nothing."""
+    if find_spec(package) is None:
+        raise ConfigError(f"{what} needs {package}, which is not installed; type: pip install {package}")
 
 
 def keep_imports() -> None:

@@ -7,11 +7,10 @@ import argparse
 from pathlib import Path
 
 from hoploom.cli import Arguments, Command, add_option, read_address, read_positive, read_seconds, read_up_to
-from hoploom.config.extras import needs
 from hoploom.config.values import parse_count
 from hoploom.deploy.cluster_file import EXECUTORS
 from hoploom.errors import ConfigError
-from hoploom.system import num_cores
+from hoploom.system import needs, num_cores
 
 # --- launch --------------------------------------------------------------------------------------
 

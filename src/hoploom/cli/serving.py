@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from hoploom.cli import Arguments, fanouts_or_none, seeds_of
-from hoploom.config.extras import needs
 from hoploom.config.values import parse_bytes, read_addresses, split_address
 from hoploom.errors import ConfigError
 from hoploom.ranks import environment
@@ -18,6 +17,7 @@ from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_s
 from hoploom.store.format import read_manifest
 from hoploom.store.mapping import held_parts
 from hoploom.store.row_cache import read_size
+from hoploom.system import needs
 
 with needs("cluster"):
     from hoploom.serve.graph_server import BatchOptions, GraphServer

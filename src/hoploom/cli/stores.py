@@ -251,9 +251,9 @@ def _partition(arguments: Arguments) -> int:
 
 
 def _partition_on_spark(arguments: Arguments, show: Callable[[str], None]) -> "PartitionReport":
-    from hoploom.config.extras import needs
     from hoploom.store.fetch import manifest_at
     from hoploom.store.storage_path import StoragePath
+    from hoploom.system import needs
 
     with needs("spark"):
         from hoploom.partition.on_spark import SparkOptions, partition_on_spark

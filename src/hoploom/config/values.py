@@ -54,10 +54,7 @@ def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
 
 
 def parse_count(what: str, text: str, least: int = 0) -> int:
-    """Return a whole number of at least `least`, from text such as 1e10, 10_000, 2.5M or 1B.
-
-    >>> parse_count("--nodes", "1e10")
-    """
+    """Return a whole number of at least `least`, from text such as 1e10, 10_000, 2.5M or 1B."""
     way_out = f"give a whole number of at least {least}, such as 10000, 1e10 or 2.5M"
     match = re.fullmatch(NUMBER + r"([kKmMbBgGtT]?)\s*", text)
     if match is None:
@@ -77,10 +74,7 @@ def parse_number(what: str, text: str) -> float:
 
 
 def parse_bytes(what: str, text: str) -> int:
-    """Return a size in bytes, from text such as 512GB, 64GiB or 4e9 B.
-
-    >>> parse_bytes("--memory-per-host", "512GB")
-    """
+    """Return a size in bytes, from text such as 512GB, 64GiB or 4e9 B."""
     match = re.fullmatch(NUMBER + r"([kmgtp]?i?)(B|b|)\s*", text, re.IGNORECASE)
     if match is None or match[2].lower() not in PREFIXES or (match[3] == "b" and match[2]):
         raise ConfigError(f"{what} is {text!r:.80}; give a size such as 512GB or 64GiB")
@@ -91,10 +85,7 @@ def parse_bytes(what: str, text: str) -> int:
 
 
 def parse_bandwidth(what: str, text: str) -> float:
-    """Return bytes per second, from bits (100Gb) or bytes (12.5GB), with or without a final /s or ps.
-
-    >>> parse_bandwidth("--network", "100Gb")
-    """
+    """Return bytes per second, from bits (100Gb) or bytes (12.5GB), with or without a final /s or ps."""
     match = re.fullmatch(NUMBER + r"([kKmMgGtT]?i?)(?:(B|b)|([bB]it))(?:/s|ps)?\s*", text)
     if match is None or match[2].lower() not in PREFIXES:
         raise ConfigError(f"{what} is {text!r:.80}; give bits such as 100Gb, or bytes such as 12.5GB, per second")
@@ -105,10 +96,7 @@ def parse_bandwidth(what: str, text: str) -> float:
 
 
 def parse_share_or_bytes(what: str, value: object, way_out: str) -> float | int:
-    """Return a share as a float, from 0.2 or "20%"; or bytes as an int, from 4_000_000_000 or "4GB".
-
-    >>> parse_share_or_bytes("cache", "20%", "give a share or a size")
-    """
+    """Return a share as a float, from 0.2 or "20%"; or bytes as an int, from 4_000_000_000 or "4GB"."""
     refusal = ConfigError(f"{what} is {value!r:.80}; {way_out}")
     if isinstance(value, str):
         text = value.strip()
@@ -130,10 +118,7 @@ def parse_share_or_bytes(what: str, value: object, way_out: str) -> float | int:
 
 
 def parse_fanouts(what: str, text: str) -> tuple[int, ...]:
-    """Return the picks per node, one per hop, from text such as 15,10,5; -1 for all.
-
-    >>> parse_fanouts("--fanouts", "15,10,5")
-    """
+    """Return the picks per node, one per hop, from text such as 15,10,5; -1 for all."""
     words = [word.strip() for word in text.strip().strip("[]").split(",")]
     if not all(re.fullmatch(r"-1|[0-9]+", word) for word in words):
         raise ConfigError(f"{what} is {text!r:.80}; give one count per layer, e.g. 15,10,5, or -1 for all neighbours")

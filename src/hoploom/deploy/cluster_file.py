@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hoploom.config import rules
-from hoploom.config.document import Document, full_name
-from hoploom.config.rules import Headings, key, keys_in
+from hoploom.config.rules import Document, Headings, full_name, key, keys_in
 from hoploom.config.values import join_address, quoted
 
 Executor = Literal["local", "ssh", "slurm", "kubernetes"]

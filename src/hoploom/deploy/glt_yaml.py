@@ -10,8 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hoploom.config import rules
-from hoploom.config.document import Document
-from hoploom.config.rules import REQUIRED, KeyRule, key, keys_in
+from hoploom.config.rules import REQUIRED, Document, KeyRule, key, keys_in
 from hoploom.config.values import as_key, nearest
 from hoploom.deploy.cluster_file import SECTIONS, Host, ParsedClusterFile, SshOptions, TopKeys
 

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from hoploom.config.document import YAML_SUFFIXES, Document, absolute, full_name, read_document
+from hoploom.config.rules import YAML_SUFFIXES, Document, absolute, full_name, read_document
 from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.deploy.cluster_file import HEADINGS, HOSTS, Cluster, Host, ParsedClusterFile, TopKeys, keys_of
 from hoploom.errors import ConfigError, StoreError

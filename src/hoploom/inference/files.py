@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hoploom.config.extras import needs
 from hoploom.errors import HoploomError, StoreError
 from hoploom.ops import DiskError, DiskFile, FileRows, MappedFile, Reads, RowRequest
 from hoploom.ranks.context import Context, all_or_none
-from hoploom.system import Closing
+from hoploom.system import Closing, needs
 
 Gather = Callable[[Sequence[Tensor], Sequence[Tensor]], None]  # (ids, outs): writes the rows of ids[i] to outs[i]
 Columns = Mapping[str, Tensor]  # [rows], [rows, width] for lists of one length, uint8 [rows, width] for text

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from hoploom.config.extras import needs
 from hoploom.config.values import is_loopback
 from hoploom.errors import ConfigError
+from hoploom.system import needs
 
 MIN_TOKEN, MAX_TOKEN = 16, 1024  # characters: hard to guess, and short enough for an HTTP header
 MAX_FILE = 1 << 20  # bytes

@@ -19,9 +19,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from hoploom.config.extras import needs
 from hoploom.errors import ConfigError, StoreError
 from hoploom.store.format import DISK_FULL, regular, sync_folder
+from hoploom.system import needs
 
 OBJECT_STORES = {"s3": "", "gs": "?retry_limit_seconds=60"}  # pyarrow's options: by default, gs retries for 15 minutes
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")

@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import torch
 
-from hoploom.config.extras import check_installed
 from hoploom.errors import ConfigError, StoreError
 from hoploom.store.format import STORE_FILE
-from hoploom.system import num_cores
+from hoploom.system import check_installed, num_cores
 
 if TYPE_CHECKING:
     from hoploom.ranks.context import Context

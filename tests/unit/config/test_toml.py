@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hoploom.config.document import lines_of
+from hoploom.config.rules import lines_of
 from hoploom.config.values import as_toml
 
 NASTY = r'''# [no]

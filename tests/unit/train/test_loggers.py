@@ -15,8 +15,7 @@ import pytest
 import torch
 from support.fit_workers import QUIET, alone, learner_of
 
-from hoploom import ConfigError
-from hoploom.config import extras
+from hoploom import ConfigError, system
 from hoploom.train import journal as journals
 from hoploom.train.journal import Journal
 from hoploom.train.loop import Outcome, fit
@@ -153,7 +152,7 @@ def test_only_rank_0_logs(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_one_error_with_the_line_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_file = parse_run_file('store = "graph.store"\n[output]\nloggers = ["wandb"]\n')
-    monkeypatch.setattr(extras, "find_spec", lambda package: None)
+    monkeypatch.setattr(system, "find_spec", lambda package: None)
     with pytest.raises(ConfigError, match=r"^run.toml:3: the logger 'wandb' needs wandb, .*: pip install wandb, or"):
         check_run(run_file, 1, resume=False)
     check_run(parse_run_file('store = "graph.store"\n'), 1, resume=False)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hoploom.config.extras import needs
 from hoploom.config.values import nearest
 from hoploom.errors import ConfigError, DataError
 from hoploom.ingest.formats.archives import npz_pairs, npz_table, npz_values, read_arrays
@@ -36,6 +35,7 @@ from hoploom.ingest.formats.row_source import (
 from hoploom.ingest.stream import EdgeRule, EdgeStream, NodeStream, Progress, StoreOptions
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field, RelationName
 from hoploom.store import Store
+from hoploom.system import needs
 
 Streams = tuple[list[NodeStream], list[EdgeStream]]
 SPLITS = {"train": "train", "val": "valid", "test": "test"}  # our name -> OGB's

@@ -1,6 +1,6 @@
 """A store from tables: Parquet, CSV and Arrow files, as graph.toml says."""
 
-from hoploom.config.extras import needs
+from hoploom.system import needs
 
 with needs("tables"):
     import duckdb  # noqa: F401

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from hoploom.config.extras import needs
 from hoploom.errors import ConfigError
 from hoploom.ingest.stream import Progress, write_store
 from hoploom.ingest.tables.build_options import BuildOptions, Report, StageTimes
@@ -18,7 +17,7 @@ from hoploom.ingest.tables.sources import ReadLimits, read_sources
 from hoploom.ingest.tables.table_files import TableFile, group_bytes
 from hoploom.ops import give_back_freed_memory
 from hoploom.store.write import StoreWriter
-from hoploom.system import num_cores, resident_bytes
+from hoploom.system import needs, num_cores, resident_bytes
 
 __all__ = ["BuildOptions", "Report", "build"]
 

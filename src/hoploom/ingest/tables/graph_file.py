@@ -11,18 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.config import rules
-from hoploom.config.document import Document, KeyPath, full_name, parse_document, read_document
 from hoploom.config.rules import (
     REQUIRED,
+    Document,
     Headings,
     KeyCondition,
+    KeyPath,
     KeyRule,
     default_of,
+    full_name,
     key,
     key_of,
     key_table,
     keys_in,
+    parse_document,
     problem,
+    read_document,
 )
 from hoploom.config.values import as_key, as_toml, nearest, quoted
 from hoploom.errors import ConfigError

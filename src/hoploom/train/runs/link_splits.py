@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from hoploom import keys, ops
-from hoploom.config.extras import needs
 from hoploom.config.values import nearest
 from hoploom.errors import ConfigError, HoploomError
 from hoploom.ops import EdgeLists
@@ -30,7 +29,7 @@ from hoploom.store.format import write_whole
 from hoploom.store.on_disk import OnDisk
 from hoploom.store.sharded import Sharded
 from hoploom.store.store import assemble
-from hoploom.system import require_memory
+from hoploom.system import needs, require_memory
 from hoploom.train.runs.run_file import RunFile
 
 HELD_OUT = 0x6C696E6B73  # mixed into the seed's key, which samplers use too

@@ -16,19 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from hoploom.config import rules
-from hoploom.config.document import SET, Document, absolute, parse_document, read_document
 from hoploom.config.rules import (
     MOST_SEED,
     REQUIRED,
+    SET,
+    Document,
     Headings,
     Key,
     KeyCondition,
+    absolute,
     accepted,
     default_of,
     key,
     key_of,
     keys_in,
+    parse_document,
     problem,
+    read_document,
 )
 from hoploom.config.values import as_toml, printable
 from hoploom.errors import ConfigError
