@@ -291,7 +291,7 @@ def _fetch(arguments: Arguments) -> int:
         with _bytes_shown() as show:
             fetched = fetch(StoragePath(arguments.url), arguments.to, arguments.part, show)
     except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt("run the same command again: it goes on where this one stopped") from interrupt
+        raise KeyboardInterrupt("run the same command again: complete files are kept") from interrupt
     parts, seconds = ",".join(map(str, fetched.parts)), max(fetched.seconds, 1e-3)
     came = f"{_size(fetched.transferred)} in {seconds:.1f} s, {_size(int(fetched.transferred / seconds))}/s"
     here = f"parts {parts} of {arguments.url} are in {arguments.to}"

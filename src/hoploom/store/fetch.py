@@ -1,7 +1,7 @@
 """Fetch parts of a store from a StoragePath to a disk of this host.
 
-Pieces are read several at a time and appended in order: a fetch that was stopped leaves the beginning of a file, and
-the next one continues it. store.json comes last. Costs NUM_READERS pieces of memory.
+Pieces are read several at a time and written in order; store.json comes last. Costs NUM_READERS pieces of memory. The
+next fetch keeps the files that an interrupted one has completed.
 """
 
 import fcntl
@@ -10,13 +10,14 @@ import shutil
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from hoploom.errors import ConfigError, StoreError
+from hoploom.store.check import file_problems
 from hoploom.store.format import (
     DISK_FULL,
     MOST_BYTES,
@@ -50,32 +51,10 @@ class FetchResult:
     seconds: float
 
 
-@dataclass(frozen=True)
-class _Copy:
-    """The state of one file on this host."""
-
-    entry: FileEntry
-    name: str
-    path: Path
-    kept: int = 0  # bytes that are here
-    crc: int = 0  # of these
-    is_complete: bool = False
-
-    @property
-    def partial(self) -> Path:
-        """The path of the file until it is complete."""
-        return self.path.with_name(f".{self.path.name}.partial")
-
-    @property
-    def offsets(self) -> range:
-        """The offsets of the missing pieces."""
-        return range(self.kept, self.entry.bytes, PIECE)
-
-
 def fetch(
     source: StoragePath, folder: Path, parts: Sequence[int] | None = None, show: Show = lambda *_: None
 ) -> FetchResult:
-    """Fetch these parts, or all. Files and beginnings of files that are here are not transferred again.
+    """Fetch these parts, or all. Files that are here are not transferred again.
 
     >>> fetch(StoragePath("s3://bucket/papers.parts"), Path("/nvme/papers.parts"), [3])
     """
@@ -91,26 +70,27 @@ def fetch(
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)  # one fetch at a time; the kernel unlocks for a process that ends
             is_store = _begin(folder, written, source)
-            copies = _find_copies(folder, manifest, numbers, show, trusts=is_store)
-            missing = [copy for copy in copies if not copy.is_complete]
-            transferred = sum(copy.entry.bytes - copy.kept for copy in missing)
+            folders = {part_folder(part) for part in numbers}
+            wanted = {name: entry for name, entry in manifest.files.items() if name.partition("/")[0] in folders}
+            missing = _find_missing(folder, wanted, show, trusts=is_store)
+            transferred = sum(entry.bytes for entry in missing.values())
             free = shutil.disk_usage(folder).free
             if transferred > free:
                 needed = f"{folder} needs {transferred / 1e9:,.3f} GB more, and its disk has {free / 1e9:,.3f} GB free"
                 raise StoreError(f"{needed}; free some space, or fetch fewer parts")
-            _transfer(source, missing, transferred, show)
-            _finish(folder, {copy.path.parent for copy in missing})
+            _transfer(source, folder, missing, transferred, show)
+            _finish(folder, {inside(folder, name).parent for name in missing})
         finally:
             os.close(handle)
     except StoreError:
         raise
     except OSError as error:
         if error.errno in DISK_FULL:
-            hint = "free some space and run the same command again: it goes on there"
+            hint = "free some space and run the same command again: complete files are kept"
             raise StoreError(f"the disk is full writing {folder}; {hint}") from error
         raise StoreError(f"cannot write {folder}: {error}") from error
-    total = sum(copy.entry.bytes for copy in copies)
-    return FetchResult(numbers, len(copies), total, transferred, time.monotonic() - begun)
+    total = sum(entry.bytes for entry in wanted.values())
+    return FetchResult(numbers, len(wanted), total, transferred, time.monotonic() - begun)
 
 
 def manifest_at(source: StoragePath) -> tuple[bytes, Manifest]:
@@ -140,76 +120,80 @@ def _begin(folder: Path, written: bytes, source: StoragePath) -> bool:
     return False
 
 
-def _find_copies(folder: Path, manifest: Manifest, parts: Sequence[int], show: Show, *, trusts: bool) -> list[_Copy]:
-    """Return the state of the files of these parts. If the store is complete, their checksums are trusted."""
-    folders = {part_folder(part) for part in parts}
-    wanted = [(name, entry) for name, entry in manifest.files.items() if name.partition("/")[0] in folders]
-    total = sum(entry.bytes for _, entry in wanted)
-    copies: list[_Copy] = []
+def _find_missing(folder: Path, wanted: Mapping[str, FileEntry], show: Show, *, trusts: bool) -> dict[str, FileEntry]:
+    """Return the files that are not here; remove damaged ones. With `trusts`, checksums are not computed."""
+
+    def is_here(name: str, entry: FileEntry) -> bool:
+        path = inside(folder, name)
+        _partial(path).unlink(missing_ok=True)
+        has_size = path.exists() and path.stat().st_size == entry.bytes
+        if has_size and (trusts or not any(file_problems(folder, name, entry))):
+            return True
+        path.unlink(missing_ok=True)
+        return False
+
+    total, done = sum(entry.bytes for entry in wanted.values()), 0
+    missing: dict[str, FileEntry] = {}
     with ThreadPoolExecutor(NUM_READERS) as pool:
-        for copy in pool.map(lambda one: _find_copy(folder, *one, trusts=trusts), wanted):
-            copies.append(copy)
-            done = sum(one.kept for one in copies) if not trusts else 0
-            if done:
+        found = pool.map(is_here, wanted.keys(), wanted.values())
+        for (name, entry), present in zip(wanted.items(), found, strict=True):
+            if not present:
+                missing[name] = entry
+            elif not trusts:
+                done += entry.bytes
                 show("checking", done, total)
-    return copies
+    return missing
 
 
-def _find_copy(folder: Path, name: str, entry: FileEntry, *, trusts: bool) -> _Copy:
-    """Return the state of a file; remove it if it has the wrong size or checksum."""
-    path = inside(folder, name)
-    copy = _Copy(entry, name, path)
-    if path.exists():
-        size = path.stat().st_size
-        if size == entry.bytes and (trusts or _checksum(path) == entry.crc32):
-            return _Copy(entry, name, path, size, entry.crc32, is_complete=True)
-        path.unlink()
-    if copy.partial.exists():
-        size = copy.partial.stat().st_size
-        if size <= entry.bytes:
-            return _Copy(entry, name, path, size, _checksum(copy.partial))
-        copy.partial.unlink()
-    return copy
+def _partial(path: Path) -> Path:
+    """Return the path of a file until it is complete."""
+    return path.with_name(f".{path.name}.partial")
 
 
-def _checksum(path: Path) -> int:
-    crc = 0
-    with regular(path).open("rb", buffering=0) as file:
-        while piece := file.read(PIECE):
-            crc = zlib.crc32(piece, crc)
-    return crc
-
-
-def _transfer(source: StoragePath, missing: Sequence[_Copy], total: int, show: Show) -> None:
+def _transfer(source: StoragePath, folder: Path, missing: Mapping[str, FileEntry], total: int, show: Show) -> None:
     pool, done = ThreadPoolExecutor(NUM_READERS), 0
+    offsets = ((name, at) for name, entry in missing.items() for at in range(0, entry.bytes, PIECE))
     try:
-        pieces = _read_ahead(pool, source, ((copy, at) for copy in missing for at in copy.offsets))
-        for copy in missing:
-            copy.path.parent.mkdir(parents=True, exist_ok=True)
-            for num_bytes in _append(copy, islice(pieces, len(copy.offsets))):
-                done += num_bytes
-                show("fetching", done, total)
+        pieces = _read_ahead(pool, ((source, name, missing[name].bytes, at) for name, at in offsets))
+        for name, entry in missing.items():
+            path = inside(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            crc = 0
+            with _partial(path).open("wb", buffering=0) as file:
+                for _ in range(0, entry.bytes, PIECE):
+                    piece, own = next(pieces)
+                    left = memoryview(piece)
+                    while left:
+                        left = left[file.write(left) :]
+                    crc, done = combine(crc, own, len(piece)), done + len(piece)
+                    show("fetching", done, total)
+                os.fsync(file.fileno())
+            if crc != entry.crc32:
+                _partial(path).unlink()
+                what = f"{path} has checksum {crc:08x}, {entry.crc32:08x} expected, and was removed"
+                raise StoreError(f"{what}; run the same command again, and if that fails too, write the store again")
+            os.replace(_partial(path), path)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _read_ahead(
-    pool: ThreadPoolExecutor, source: StoragePath, pieces: Iterator[tuple[_Copy, int]]
+    pool: ThreadPoolExecutor, pieces: Iterator[tuple[StoragePath, str, int, int]]
 ) -> Iterator[tuple[bytes, int]]:
     """Yield pieces and their checksums in order, with some reads in flight."""
     in_flight: deque[Future[tuple[bytes, int]]] = deque()
-    for copy, at in pieces:
-        in_flight.append(pool.submit(_read, source, copy, at))
+    for piece in pieces:
+        in_flight.append(pool.submit(_read, *piece))
         if len(in_flight) >= NUM_READERS:
             yield in_flight.popleft().result()
     while in_flight:
         yield in_flight.popleft().result()
 
 
-def _read(source: StoragePath, copy: _Copy, at: int) -> tuple[bytes, int]:
-    size, url = min(PIECE, copy.entry.bytes - at), f"{source}/{copy.name}"
+def _read(source: StoragePath, name: str, file_bytes: int, at: int) -> tuple[bytes, int]:
+    size, url = min(PIECE, file_bytes - at), f"{source}/{name}"
     try:
-        with source.open(copy.name) as file:
+        with source.open(name) as file:
             file.seek(at)
             piece = file.read(size)
     except StoreError:
@@ -217,27 +201,8 @@ def _read(source: StoragePath, copy: _Copy, at: int) -> tuple[bytes, int]:
     except OSError as error:
         raise StoreError(f"cannot read {url}: {error}") from error
     if len(piece) < size:
-        what = f"{url} ends after {at + len(piece)} bytes of {copy.entry.bytes}"
-        raise StoreError(f"{what}; write the store there again")
+        raise StoreError(f"{url} ends after {at + len(piece)} bytes of {file_bytes}; write the store there again")
     return piece, zlib.crc32(piece)
-
-
-def _append(copy: _Copy, pieces: Iterator[tuple[bytes, int]]) -> Iterator[int]:
-    """Write the missing pieces of a file, then check and rename it; yield the bytes of each piece."""
-    crc = copy.crc
-    with copy.partial.open("ab", buffering=0) as file:
-        for piece, own in pieces:
-            left = memoryview(piece)
-            while left:
-                left = left[file.write(left) :]
-            crc = combine(crc, own, len(piece))
-            yield len(piece)
-        os.fsync(file.fileno())
-    if crc != copy.entry.crc32:
-        copy.partial.unlink()
-        what = f"{copy.path} has checksum {crc:08x}, {copy.entry.crc32:08x} expected, and was removed"
-        raise StoreError(f"{what}; run the same command again, and if that fails too, write the store again")
-    os.replace(copy.partial, copy.path)
 
 
 def _finish(folder: Path, changed: set[Path]) -> None:
