@@ -24,6 +24,8 @@ if not torch.cuda.is_available():  # read by Triton when kernels are imported, i
 from support.graphs import library, random_graph, ring, save_in_parts
 from support.object_store import ObjectStore, object_store
 from support.servers import OneProcess, one_process
+from support.slurm_cluster import Slurm, slurm_cluster
+from support.spark_cluster import SparkCluster, spark_cluster
 
 import hoploom
 from hoploom import Store
@@ -67,6 +69,18 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]
     """A server of S3's protocol, which no test ends."""
     with object_store(tmp_path_factory.mktemp("s3") / "log") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    with spark_cluster(tmp_path_factory.mktemp("spark")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.slurm_cluster import Slurm, slurm_cluster
+from support.slurm_cluster import Slurm
 from support.slurm_launch import TOKEN, Launched
 
 from hoploom.deploy.cluster_file import Cluster, Host, Security, ServerOptions, SlurmOptions
@@ -202,12 +202,6 @@ def test_without_sbatch_the_way_out_is_said(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.startswith("hoploom: there is no sbatch on this host; launch from a host that submits to Slurm")
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
-        yield cluster
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,14 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from support.spark_builds import GRAPH, busy_executor, by_duckdb, spark_builds, write_large
-from support.spark_cluster import SparkCluster, spark_cluster
-from support.tables import IDS, NODES, build_here, contents, graph, write_graph, write_table
+from support.spark_cluster import SparkCluster
+from support.stores import contents
+from support.tables import IDS, NODES, build_here, graph, write_graph, write_table
 
 from hoploom import DataError, HoploomError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 STAGE = re.compile(r"rewriting tables as Parquet: .* of (\d+) tasks")
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    with spark_cluster(tmp_path_factory.mktemp("spark")) as cluster:
-        yield cluster
 
 
 def test_a_cluster_gives_the_bytes_of_duckdb(cluster: SparkCluster, tmp_path: Path) -> None:

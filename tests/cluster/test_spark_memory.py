@@ -1,25 +1,18 @@
 """Memory of a build on Spark, measured from outside: of the driver, and of the tasks of executors."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.process_tree import PeakMemory
 from support.spark_builds import by_duckdb, spark_builds, write_large
-from support.spark_cluster import SparkCluster, spark_cluster
-from support.tables import contents
+from support.spark_cluster import SparkCluster
+from support.stores import contents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 MB = 1 << 20
 MEMORY = 560 * MB  # of a task's process
 JVM = (512 + 350) * MB  # the heap that spark_cluster gives it, garbage included, and what it needs beside that
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    with spark_cluster(tmp_path_factory.mktemp("spark")) as cluster:
-        yield cluster
 
 
 def built(cluster: SparkCluster, folder: Path, **options: Any) -> PeakMemory:

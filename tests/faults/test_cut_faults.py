@@ -14,9 +14,9 @@ import torch
 from support.graphs import ring
 from support.object_store import ObjectStore
 from support.spark_builds import SparkBuilds, busy_executor
-from support.spark_cluster import SparkCluster, spark_cluster
+from support.spark_cluster import SparkCluster
 from support.spark_cuts import spark_cut
-from support.tables import contents
+from support.stores import contents
 
 import hoploom
 from hoploom.store.check import problems
@@ -28,12 +28,6 @@ needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="Spark need
 pytestmark = [needs_java, pytest.mark.slow, pytest.mark.timeout(900)]
 NUM_PARTS = 3
 NUMBERED, WRITING = "/new/", "/pieces/"  # folders in the staging folder: they show how far the cut is
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    with spark_cluster(tmp_path_factory.mktemp("spark")) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.graphs import ring
+from support.stores import contents
 
 import hoploom
 from hoploom import DataError, StoreError
@@ -51,10 +52,6 @@ def test_a_split_that_is_damaged_is_an_error(tmp_path: Path) -> None:
         partition(tmp_path / "store", tmp_path / "parts", 2)
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.timeout(300)
 def test_a_run_that_is_killed_leaves_what_the_next_one_clears(tmp_path: Path) -> None:
     hoploom.generate(tmp_path / "store", num_nodes=20_000, avg_degree=20, num_features=16)
@@ -75,7 +72,7 @@ def test_a_run_that_is_killed_leaves_what_the_next_one_clears(tmp_path: Path) ->
         partition(tmp_path / "store", tmp_path / "parts", 3, fanouts=None)
     partition(tmp_path / "store", tmp_path / "whole", 3, fanouts=None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "store", "whole"]
-    assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
 
 
 def test_seeds_left_out_are_train_where_one_type_has_it(tmp_path: Path) -> None:
@@ -89,7 +86,7 @@ def test_seeds_left_out_are_train_where_one_type_has_it(tmp_path: Path) -> None:
     assert report(tmp_path / "b").remote_share is None
     named = partition(store, tmp_path / "c", 2, method="range", seeds=("node", "train"), fanouts=[1])
     assert named.sampling["seeds"] == "train"
-    assert files_of(tmp_path / "a") == files_of(tmp_path / "c")
+    assert contents(tmp_path / "a") == contents(tmp_path / "c")
     assert partition(store, tmp_path / "d", 2, method="range", fanouts=None).remote_share is None
 
 

@@ -13,7 +13,8 @@ import pytest
 from support.executor_environments import complete, with_version, without_hoploom
 from support.ports import free_ports
 from support.spark_cluster import SparkCluster, spark_cluster
-from support.tables import IDS, NODES, build_here, contents, write_graph
+from support.stores import contents
+from support.tables import IDS, NODES, build_here, write_graph
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

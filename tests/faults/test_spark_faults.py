@@ -4,25 +4,19 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from support.spark_builds import SparkBuilds, busy_executor, by_duckdb, spark_builds, write_large
-from support.spark_cluster import SparkCluster, spark_cluster
-from support.tables import contents
+from support.spark_cluster import SparkCluster
+from support.stores import contents
 from support.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OPTIONS = {"parts": 3}
 RANGES = {"task_bytes": 1 << 16}  # most files have several
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    with spark_cluster(tmp_path_factory.mktemp("spark")) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

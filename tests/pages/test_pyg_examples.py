@@ -234,13 +234,6 @@ def trained(model: BasicGNN, loader: Any, links: Callable[[Data], Tensor]) -> Lo
 
 
 @script
-def graph_sage_unsup() -> Losses:
-    data = one_graph()
-    loader = LinkNeighborLoader(data, batch_size=256, shuffle=True, neg_sampling_ratio=1.0, num_neighbors=[10, 10])
-    return trained(GraphSAGE(16, 32, num_layers=2), loader, lambda batch: batch.edge_label_index)
-
-
-@script
 def ogbl() -> Losses:
     """Edges by the names that OGB gives them, and triplets of a source with a destination and two negatives."""
     data = one_graph()

@@ -6,7 +6,7 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from getpass import getuser
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support import ROOT, TESTS
 from support.ports import free_ports
-from support.slurm_cluster import Slurm, slurm_cluster
+from support.slurm_cluster import Slurm
 from support.sshd import running_sshd
 
 import hoploom
@@ -176,12 +176,6 @@ def test_a_container_sees_the_folder_of_the_script_and_starts_there(file: str) -
     [mounts] = re.findall(r"container.mounts ?= ?(.+)", text)
     [folder] = re.findall(r'container.workdir ?= ?"?(/[\w/]+)', text)
     assert re.search(rf':{folder}"', mounts)
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
-        yield cluster
 
 
 @slow

@@ -276,15 +276,6 @@ PLACEMENTS: dict[str, Placement] = {
         quick=A_FEW,
         missing=NO_DEGREES,
     ),
-    "servers make batches, over TCP": Placement(
-        lambda case, site: (_over_tcp(case, site), THREADS), made_by.servers, quick=A_FEW, missing=NO_HOOK
-    ),
-    "servers, in shared memory": Placement(
-        lambda case, site: (_in_shared_memory(case, site, made="here"), THREADS),
-        made_by.look_ahead,
-        quick=A_FEW,
-        missing=NO_DEGREES,
-    ),
     "servers make batches in shared memory": Placement(
         lambda case, site: (_in_shared_memory(case, site), THREADS), made_by.servers, quick=ONE_OF_EACH, missing=NO_HOOK
     ),
@@ -308,12 +299,6 @@ PLACEMENTS: dict[str, Placement] = {
         made_by.look_ahead_over_a_disk,
         restored,
         quick=ONE_OF_EACH,
-    ),
-    "look-ahead over servers and a budget here, no other lists": Placement(
-        lambda case, site: (site.beside_on_disk(case, topology="parted", look_ahead=2), THREADS),
-        made_by.look_ahead_over_a_disk,
-        quick=A_FEW,
-        missing=NO_DEGREES,
     ),
     "device": Placement(lambda case, site: (site.placed(case.store), {}), made_by.the_device, ends, quick=ONE_OF_EACH),
     "device, sampled on the host": Placement(

@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from support.process_tree import descendants_of
 from support.spark_cluster import Executor, SparkCluster
-from support.tables import build_here, contents, write_table
+from support.stores import contents
+from support.tables import build_here, write_table
 from support.until import until
 
 GRAPH = """

@@ -87,3 +87,7 @@ def assert_same(one: Store, other: Store, until: int = 0, *, but_for_reverse: bo
 
 def left_in(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -92,10 +92,6 @@ def edges_of(store: Store, key: RelationName = ("node", "to", "node")) -> list[E
     return found
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def shuffled(columns: Mapping[str, Sequence[Any]], seed: int) -> dict[str, list[Any]]:
     order = torch.randperm(len(next(iter(columns.values()))), generator=torch.Generator().manual_seed(seed)).tolist()
     return {name: [values[row] for row in order] for name, values in columns.items()}

@@ -13,7 +13,7 @@ import torch
 from support.tables import EDGES, write_table
 
 import hoploom
-from hoploom.cli import COMMANDS, main, seeds_of
+from hoploom.cli import main, seeds_of
 from hoploom.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
@@ -126,6 +126,8 @@ def test_what_cannot_be_written_is_refused_before_the_work(
     given = ["partition", ring, "-o", folder / "parts", "--parts", "2", "--report"]
     assert "but there is no folder" in refusal([*given, folder / "absent" / "r"], capsys)
     assert "is a directory; give a file" in refusal([*given, folder], capsys)
+    assert "ends in .json or .html" in refusal([*given, folder / "x.txt"], capsys)
+    assert "there is no folder nofolder; make it first" in refusal(["init", "nofolder/x.toml"], capsys)
     monkeypatch.setattr("hoploom.cli.os.access", lambda path, mode: False)
     assert "may not be written; give another path" in refusal([*given, folder / "r"], capsys)
 
@@ -214,30 +216,3 @@ def test_import_of_what_is_not_there_is_refused(
 ) -> None:
     said = refusal(["import", *kind, tmp_path / "absent", "-o", tmp_path / "s"], capsys)
     assert "absent does not exist; give the path" in said
-
-
-def test_a_store_that_is_missing_or_there_already_is_refused(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["partition", ring.with_name("absent"), "-o", ring.with_name("parts"), "--parts", "2"]
-    assert "absent does not exist; give the folder of a store" in refusal(argv, capsys)
-    assert main(["partition", str(ring), "-o", str(ring), "--parts", "2"]) == 2
-    assert "ring exists; give another path, or remove it first" in capsys.readouterr().err
-
-
-def test_fanouts_may_begin_with_all_neighbours(capsys: pytest.CaptureFixture[str]) -> None:
-    graph = ["--nodes", "1e6", "--edges", "1e7"]
-    assert main(["plan", *graph, "--fanouts", "-1,5"]) == 0
-    assert "fanouts -1,5" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_a_page_of_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exited:
-        main([name, "--help"])
-    assert exited.value.code == 0
-    assert COMMANDS[name][1][1:] in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize("name", ["partition", "scale", "config"])
-def test_rooms_are_reached_through_the_package(name: str) -> None:
-    assert getattr(hoploom, name).__name__ == f"hoploom.{name}"
-    assert name in hoploom._PACKAGES

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hoploom.cli import main
 from hoploom.ingest.synthetic import generate
 
 INTERRUPTED = """
@@ -98,19 +97,3 @@ def test_a_full_disk_behind_standard_output_is_one_line() -> None:
     found = shell("unset PYTHONUNBUFFERED; hoploom plan --nodes 1e9 --edges 1e10 > /dev/full")
     assert found.returncode == 1
     assert found.stderr == "hoploom: cannot write to standard output: No space left on device\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["partition", "STORE", "-o", "NEW", "--parts", "2", "--report", "x.txt"], "ends in .json or .html"),
-        (["init", "nofolder/x.toml"], "there is no folder nofolder; make it first"),
-    ],
-)
-def test_a_file_that_could_not_be_written_is_refused_before_the_work(
-    words: list[str], said: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    places = {"STORE": str(store), "NEW": str(tmp_path / "new.store")}
-    assert main([places.get(word, word) for word in words]) == 2
-    assert said in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []

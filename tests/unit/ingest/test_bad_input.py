@@ -18,6 +18,7 @@ EDGES = torch.tensor([[0, 1, 2], [1, 2, 3]])
 INDPTR = torch.tensor([0, 0, 1, 2, 3, 3, 3, 3, 3])
 INDICES = torch.tensor([0, 1, 2])
 KEY = ("a", "r", "a")
+SEEDS = torch.tensor([0])
 
 
 def test_the_tensors_that_the_tables_damage_are_fine() -> None:
@@ -190,16 +191,13 @@ BAD_TYPES: dict[str, tuple[Any, ...]] = {
     "relation of one name": (lambda: from_tensors({"a": {"x": X}}, {"r": EDGES}), "node.a", "dict"),
     "fields without a type": (lambda: from_tensors({"x": X}, {KEY: EDGES}), "'x'", "Tensor"),
     "fields are a tensor": (lambda: from_tensors(X, EDGES), "Tensor"),
-    "split of an unknown type": (
-        lambda: from_tensors({"a": {"x": X}}, {KEY: EDGES}, splits={"b": {"train": torch.tensor([0])}}),
+    "split of no type": (
+        lambda: from_tensors({"a": {"x": X}}, {KEY: EDGES}, splits={"b": {"train": SEEDS}}),
         "'b'",
         "'a'",
     ),
-    "split without a type": (
-        lambda: from_tensors({"a": {"x": X}}, {KEY: EDGES}, splits={"train": torch.tensor([0])}),
-        "'train'",
-    ),
-    "split without a name": (lambda: from_tensors({"x": X}, EDGES, splits=torch.tensor([0])), "Tensor"),
+    "split without a type": (lambda: from_tensors({"a": {"x": X}}, {KEY: EDGES}, splits={"train": SEEDS}), "'train'"),
+    "split without a name": (lambda: from_tensors({"x": X}, EDGES, splits=SEEDS), "Tensor"),
     "size of an unknown type": (lambda: from_tensors({"a": {"x": X}}, {KEY: EDGES}, num_nodes={"b": 3}), "'b'", "'a'"),
 }
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from pyarrow import csv
 from support import papers
+from support.stores import contents
 from support.watched import watched
 
 import hoploom
@@ -32,10 +33,6 @@ MB = 1 << 20
 def build(folder: Path, out: str, *options: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "hoploom", "build", str(folder / "graph.toml"), "-o", str(folder / out), *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def files_of(store: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(store)): file.read_bytes() for file in store.rglob("*") if file.is_file()}
 
 
 def check_papers(store: hoploom.Store, num_nodes: int) -> None:
@@ -80,7 +77,7 @@ def test_a_build_that_is_killed_leaves_what_the_next_one_clears(
     else:
         assert main([*here, str(tmp_path / "again.store")]) == 0
     assert not list(tmp_path.glob(".again*"))
-    assert files_of(tmp_path / "again.store") == files_of(tmp_path / "whole.store")
+    assert contents(tmp_path / "again.store") == contents(tmp_path / "whole.store")
     check_papers(hoploom.open(tmp_path / "again.store"), int(papers.NUM_NODES / 5000))
     assert main([*here, str(tmp_path / "again.store")]) == 2
     assert "exists; give another path" in capsys.readouterr().err

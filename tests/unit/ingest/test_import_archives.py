@@ -128,31 +128,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "objects": (LONE | {"x": np.array([[object()]] * 10)}, "x holds pickled objects, which are never loaded"),
     "text": (LONE | {"x": np.array([["a"]] * 10)}, "x has dtype <U1; save it as one of"),
     "edges the wrong way": ({"edge_index": ring_edges().T, **SHORT}, "edge_index has shape (20, 2); give [2, number"),
-    "a split out of range": (
-        LONE | SHORT | {"val_idx": np.array([3, 12])},
-        "val_idx, row 2: node 12 is not in [0, 10)",
-    ),
-    "a short mask": (
-        LONE | SHORT | {"val_mask": IDS[:9] > 3},
-        "val_mask has shape (9,) and dtype bool; give masks of one entry per node (10)",
-    ),
-    "ends that are fractions": (
-        LONE | SHORT | {"edge_index": ring_edges() + 0.5},
-        "edge_index has dtype float64; ends of",
-    ),
-    "ends that are not known": (
-        SHORT | {"src": ROW, "dst": np.where(COL > 3, np.nan, 1)},
-        "dst has dtype float64; ends",
-    ),
+    "a split beyond": (LONE | SHORT | {"val_idx": np.array([3, 12])}, "val_idx, row 2: node 12 is not in [0, 10)"),
+    "a short mask": (LONE | SHORT | {"val_mask": IDS[:9] > 3}, "val_mask has shape (9,) and dtype bool; give masks"),
+    "fractions as ends": (LONE | SHORT | {"edge_index": ring_edges() + 0.5}, "edge_index has dtype float64; ends of"),
+    "unknown ends": (SHORT | {"src": ROW, "dst": np.where(COL > 3, np.nan, 1)}, "dst has dtype float64; ends"),
     "ends that are yes or no": (LONE | SHORT | {"edge_index": ring_edges() > 3}, "edge_index has dtype bool; ends of"),
-    "a split of fractions": (
-        LONE | SHORT | {"val_idx": np.array([0.5, 1.7])},
-        "val_idx has dtype float64; ids of nodes",
-    ),
-    "another number of nodes": (
-        LONE | {"x": features(), "y": IDS, "num_nodes": 11},
-        "graph.npz:x has 10 rows for 11 nodes (num_nodes); give one row each",
-    ),
+    "split of fractions": (LONE | SHORT | {"val_idx": np.array([0.5, 1.7])}, "val_idx has dtype float64; ids of nodes"),
+    "more nodes": (LONE | {"x": features(), "y": IDS, "num_nodes": 11}, "x has 10 rows for 11 nodes (num_nodes)"),
     "another number of edges": (LONE | SHORT | {"num_edges": 9}, "edge_index has 20 rows for 9 edges (num_edges)"),
     "half a node": (LONE | {"num_nodes": 10.5}, "num_nodes has dtype float64; save it as an integer"),
     "a field of nodes or of edges": (

@@ -202,11 +202,7 @@ def test_all_files_that_are_missing_are_named_at_once(tmp_path: Path) -> None:
 CHANGED: dict[str, tuple[str, Any, str]] = {
     "an end out of range": ("part1/graph/cols.pt", lambda t: t + 8, "cols.pt, row 1: node 10 is not in [0, 10)"),
     "ends of two lengths": ("part1/graph/cols.pt", lambda t: t[:-1], "cols.pt has shape (5,), rows.pt has (6,)"),
-    "a node without features": (
-        "node_pb.pt",
-        lambda t: torch.cat([t, t[:1]]),
-        "have 0 rows for node 10; give one each",
-    ),
+    "a bare node": ("node_pb.pt", lambda t: torch.cat([t, t[:1]]), "have 0 rows for node 10; give one each"),
     "features of no node": ("part1/node_feat/ids.pt", lambda t: t + 90, "ids.pt, row 1: node 97 is not in [0, 10)"),
     "fewer rows than ids": ("part1/node_feat/feats.pt", lambda t: t[1:], "feats.pt has torch.float32 (2, 3)"),
     "other features": ("part2/node_feat/feats.pt", lambda t: t.double(), "feats.pt has torch.float64 (3, 3)"),

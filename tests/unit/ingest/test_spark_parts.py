@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from support.object_store import object_store
-from support.tables import IDS, build_here, contents, shuffled, write_table
+from support.stores import contents
+from support.tables import IDS, build_here, shuffled, write_table
 
 from hoploom.errors import DataError, HoploomError, StoreError
 from hoploom.schema import Schema

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.stores import contents
 from torch import Tensor
 
 import hoploom
@@ -102,10 +103,6 @@ def lists_of(store: hoploom.Store, relation: int = 0) -> list[list[tuple[int, fl
     return found
 
 
-def files_of(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
-
-
 def test_a_store_from_streams_equals_a_plain_reference(tmp_path: Path) -> None:
     given = edges()
     store = build(tmp_path / "s", node_streams(3), [bought(given, EdgeRule(reverse="rev_buys"))], weight="w", time="t")
@@ -139,7 +136,7 @@ def test_the_bytes_do_not_depend_on_order_or_memory(tmp_path: Path, timed: bool,
         memory=1,
         least_memory=room,
     )
-    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_lists_in_order_keep_the_order_in_which_edges_come(tmp_path: Path) -> None:

@@ -149,12 +149,6 @@ def test_more_parts_than_nodes(tmp_path: Path) -> None:
     assert "give 1 to 65536" in refused(tmp_path, text(), NODES, parts=0)
 
 
-def test_memory_below_what_the_libraries_take(tmp_path: Path) -> None:
-    message = refused(tmp_path, text(), NODES, memory=64 << 20)
-    assert "memory is 67 MB, of which the libraries take" in message
-    assert "give at least" in message
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from support.stores import contents
 from support.tables import (
     EDGES,
     IDS,
     NODES,
     build_here,
     by_id,
-    contents,
     edges_of,
     field,
     graph,

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.tables import EDGES, IDS, NODES, build_here, by_id, contents, edges_of, write_graph, write_table
+from support.stores import contents
+from support.tables import EDGES, IDS, NODES, build_here, by_id, edges_of, write_graph, write_table
 
 from hoploom.errors import ConfigError, DataError, StoreError
 from hoploom.ingest.tables.build import fitting_threads, open_engine

@@ -39,30 +39,12 @@ BEYOND = pa.array([1, 2**63], pa.uint64())
 REFUSED = {  # claim: columns, keys at the end, error, what is said
     "fractions": ({"id": [1.5]}, "", ConfigError, "graph.toml:3: nodes.a.id: column id of ", " is double; ids are"),
     "truths": ({"d": [True]}, "", ConfigError, 'edges."a to b".destination: column d of ', " is bool; ids are"),
-    "text at the edges": (
-        {"s": TEXT},
-        "",
-        ConfigError,
-        "s of ",
-        "e.parquet is string, but for nodes.a column id of ",
-        *AT_NODES,
-    ),
+    "text at edges": ({"s": TEXT}, "", ConfigError, "s of ", "e.parquet is string, but for nodes.a", *AT_NODES),
     "text at the nodes": ({"id": TEXT}, "", ConfigError, "e.parquet is int64", "is string", AT_EDGES),
     "text at a count": ({"d": TEXT}, "", ConfigError, "but nodes.b has a count, so its ids are integers"),
-    "text among integers": (
-        {"id": ["1", "x"]},
-        "",
-        ConfigError,
-        "a.parquet is string (",
-        "a.parquet, row 2 holds 'x'); cast",
-    ),
+    "some text": ({"id": ["1", "x"]}, "", ConfigError, "a.parquet is string (", "a.parquet, row 2 holds 'x'); cast"),
     "text cast": ({"id": TEXT}, '[nodes.a.columns]\nid.cast = "int64"', ConfigError, "graph.toml:11: ", "only CSV is"),
-    "too large": (
-        {"id": pa.array([1, 2**63], pa.uint64())},
-        "",
-        DataError,
-        "a.parquet, row 2: id is 9223372036854775808",
-    ),
+    "too large": ({"id": BEYOND}, "", DataError, "a.parquet, row 2: id is 9223372036854775808"),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.graphs import library, ring, save_in_parts
-from support.stores import GRAPHS, bits, rows_of
+from support.stores import GRAPHS, bits, contents, rows_of
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -198,7 +198,7 @@ def test_a_directory_and_the_store_in_memory_make_the_same_bytes(tmp_path: Path)
     original.save(tmp_path / "store")
     for given, out in ((original, "a"), (tmp_path / "store", "b"), (str(tmp_path / "store"), "c")):
         partition(given, tmp_path / out, 3, method="any", fanouts=[2])
-    assert files_of(tmp_path / "a") == files_of(tmp_path / "b") == files_of(tmp_path / "c")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b") == contents(tmp_path / "c")
 
 
 @pytest.mark.usefixtures("any_assignment")
@@ -207,17 +207,13 @@ def test_the_size_of_chunks_changes_no_byte(tmp_path: Path, monkeypatch: pytest.
     partition(tmp_path / "store", tmp_path / "large", 3, method="any", seeds=("user", "train"), fanouts=[2])
     monkeypatch.setattr(bounded_store, "CHUNK_BYTES", 56)  # seven nodes, one edge
     partition(tmp_path / "store", tmp_path / "small", 3, method="any", seeds=("user", "train"), fanouts=[2])
-    assert files_of(tmp_path / "small") == files_of(tmp_path / "large")
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    assert contents(tmp_path / "small") == contents(tmp_path / "large")
 
 
 def test_where_nothing_moves_the_files_stay_as_they_are(tmp_path: Path) -> None:
     hoploom.from_pyg(shop(), weight_attr="weight", time_attr="at").save(tmp_path / "store")
     partition(tmp_path / "store", tmp_path / "out", 1, method="range", seeds=None)
-    before, after = files_of(tmp_path / "store"), files_of(tmp_path / "out")
+    before, after = contents(tmp_path / "store"), contents(tmp_path / "out")
     assert before.keys() == after.keys()
     assert all(before[name] == after[name] for name in before if name != "store.json")
 

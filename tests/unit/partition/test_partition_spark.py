@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.tables import IDS, NODES, build_here, contents, write_graph
+from support.stores import contents
+from support.tables import IDS, NODES, build_here, write_graph
 from torch_geometric.data import HeteroData
 
 pytest.importorskip("pyspark")
