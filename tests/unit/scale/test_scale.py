@@ -49,9 +49,6 @@ def without_overlap(**given: Any) -> Question:
     return Question(**(graph | run | given))
 
 
-# --- sizes ---------------------------------------------------------------------------------------
-
-
 def test_sizes_are_those_of_a_store_to_the_byte(tmp_path: Path) -> None:
     edge_index = torch.randint(1000, (2, 10_000))
     nodes = {"x": torch.zeros(1000, 4), "y": torch.zeros(1000, dtype=torch.int64)}
@@ -105,9 +102,6 @@ def test_ids_are_wide_from_two_to_the_31_nodes_on() -> None:
         assert lists == 8 * nodes + width * 2**33 + 2 * 128 + 8
 
 
-# --- batches -------------------------------------------------------------------------------------
-
-
 def test_distinct_nodes_without_skew_are_the_closed_form() -> None:
     assert Popularity(1000, 0.0).distinct(0, 500) == pytest.approx(1000 * (1 - math.exp(-0.5)), rel=1e-4)
     assert Popularity(1000, 0.0).distinct(100, 0) == pytest.approx(100, rel=1e-4)
@@ -148,9 +142,6 @@ def test_a_cache_without_skew_hits_as_often_as_it_holds() -> None:
     assert Popularity(10**6).hit_rate(1000, 10**5, 1.0) == pytest.approx(1.0, rel=1e-3)
 
 
-# --- traffic, by hand ----------------------------------------------------------------------------
-
-
 def test_with_seeds_from_anywhere_half_of_all_comes_from_the_other_host() -> None:
     for cut in (0.1, 0.5):  # whatever is cut
         question = without_overlap(edge_cut=cut)
@@ -182,9 +173,6 @@ def test_one_host_moves_nothing_and_hits_leave_the_rest() -> None:
     cached = plan(without_overlap(cache=0.75))
     assert cached.traffic["rows"] == pytest.approx(15 * 0.25 * 32, rel=1e-3)
     assert cached.cached == pytest.approx(0.75 * HUGE / 2 * 24)
-
-
-# --- the whole plan ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

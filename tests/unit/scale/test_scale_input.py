@@ -27,9 +27,6 @@ pytestmark = pytest.mark.usefixtures("one_thread", "no_sync")
 LARGE = Question(nodes=10**10, edges=10**12, features=Field("float16", (256,)), hosts=64, ranks_per_host=8)
 
 
-# --- what is read --------------------------------------------------------------------------------
-
-
 def test_features_and_cuts_are_read_as_people_write_them() -> None:
     assert parse_features("f", "256xfp16") == Field("float16", (256,))
     assert parse_features("f", "100xbfloat16") == Field("bfloat16", (100,))
@@ -79,9 +76,6 @@ def test_a_bad_question_is_refused_when_it_is_made(change: dict[str, Any], messa
         replace(LARGE, **change)
 
 
-# --- constants -----------------------------------------------------------------------------------
-
-
 def test_constants_come_back_from_their_file(tmp_path: Path) -> None:
     own = replace(default_constants(), machine="mine")
     (tmp_path / "bench.json").write_text(to_json(own))
@@ -118,9 +112,6 @@ def test_a_bench_file_that_is_missing_or_cut_short_is_refused(tmp_path: Path) ->
     path.write_text(to_json(default_constants())[:100])
     with pytest.raises(ConfigError, match="is no JSON"):
         read_constants(path)
-
-
-# --- measuring -----------------------------------------------------------------------------------
 
 
 def test_measuring_yields_constants_that_plans_take(tmp_path: Path) -> None:
