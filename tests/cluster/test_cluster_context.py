@@ -206,8 +206,6 @@ KILLED = """
 import os, signal, sys
 from hoploom.deploy.guard import descendants
 from hoploom.deploy.open import LocalServer
-from hoploom.deploy.guarded import GuardedProcess
-from hoploom.deploy.open import LocalServer, _show
 from hoploom.deploy.programs import ServerCommand
 server = LocalServer(ServerCommand("graph.store", [0], "127.0.0.1:0"), 60, sys.argv[1])
 print(*descendants(os.getpid()), flush=True)

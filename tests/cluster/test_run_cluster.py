@@ -75,12 +75,9 @@ def test_without_a_store_servers_make_the_batches(here: Path, alone: Result, ser
     text = RUN.replace('store = "graph.store"\n', "")
     run_file = _run_file(here, "apart", f"cluster.servers={servers[2]}", "model.name=sage", text=text)
     assert _numbers(_run(run_file)) == _numbers(alone)
-    again = _run(_resumed(here / "apart"))  # from the run.toml that the run left behind
+    left = (here / "apart" / "run.toml").read_text()
+    again = _run(parse_run_file(left, [f"output.folder={here / 'apart' / 'again'}"]))
     assert again.outcome.epochs == 2
-
-
-def _resumed(folder: Path) -> RunFile:
-    return parse_run_file((folder / "run.toml").read_text(), [f"output.folder={folder / 'again'}"])
 
 
 def test_with_a_store_its_parts_are_mapped_and_the_rest_is_asked_for(

@@ -250,14 +250,6 @@ def launched(folder: Path, file: str) -> str:
 
 
 @slow
-def test_two_hosts_train_in_worker_mode_by_a_cluster_file(checkout: Path) -> None:
-    out = launched(checkout, "worker_mode.toml")
-    assert trained(out, "one/trainers | ", 0, 1)
-    assert trained(out, "two/trainers | ", 1, 1)
-    assert last("Test accuracy", out) > 0.9
-
-
-@slow
 def test_two_servers_make_batches_for_two_clients(checkout: Path, alone: Run) -> None:
     out = launched(checkout, "server_client.toml")
     assert all(f'server{part}/server   | {{"ready": ' in out for part in range(2))

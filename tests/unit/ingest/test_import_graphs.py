@@ -1,4 +1,4 @@
-"""Graphs held in Python become stores: PyG's are saved as they are, DGL's through a stand-in with DGL's interface."""
+"""DGL graphs held in Python become stores, through a stand-in with the interface of DGL's."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,22 +17,6 @@ from hoploom.ingest.formats import from_dgl
 pytestmark = pytest.mark.usefixtures("one_thread", "no_sync")
 
 Name = tuple[str, str, str]
-
-
-def test_data_is_saved_with_its_masks_as_splits(tmp_path: Path) -> None:
-    data = ring(12)
-    store = hoploom.from_pyg(data).save(tmp_path / "out")
-    assert_same(store, hoploom.from_pyg(data))
-    for split in ("train", "val", "test"):
-        assert torch.equal(store.split(split), data[f"{split}_mask"].nonzero().view(-1))
-
-
-def test_hetero_data_is_saved_with_its_masks_as_splits(tmp_path: Path) -> None:
-    data = library()
-    store = hoploom.from_pyg(data).save(tmp_path / "out")
-    assert_same(store, hoploom.from_pyg(data))
-    assert store.schema.node_type("paper").splits == {"train": 6}
-    assert torch.equal(store.split("train", "paper"), data["paper"].train_mask.nonzero().view(-1))
 
 
 @dataclass

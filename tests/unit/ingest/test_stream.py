@@ -30,14 +30,10 @@ from hoploom.schema import Field
 from hoploom.store.check import problems
 from hoploom.store.write import StoreWriter
 
+pytestmark = pytest.mark.usefixtures("no_sync")
 X, WEIGHT, TIME = Field("float32", (3,)), Field("float32"), Field("int64")
 NUM_USERS, NUM_ITEMS, NUM_EDGES = 100, 37, 2000
 KEY = ("user", "buys", "item")
-
-
-@pytest.fixture(autouse=True)
-def _unsynced(no_sync: None) -> None:
-    pass
 
 
 def features(ids: Tensor) -> Tensor:

@@ -127,9 +127,6 @@ def assert_batches_are_of(found: Store, original: Store, fanouts: list[int], see
             assert all(picked.count(source) <= have.count(source) for source in picked)
 
 
-# --- the same graph --------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("any_assignment")
 @pytest.mark.parametrize(("method", "num_parts"), [*((method, 3) for method in METHODS), ("any", 1), ("any", 5)])
 @pytest.mark.parametrize("make", [ring60, shop], ids=["ring", "shop"])
@@ -171,9 +168,6 @@ def test_seeds_given_as_ids_are_found_again_in_their_parts(tmp_path: Path) -> No
     held = [torch.isin(ids, seeds).sum().item() for ids in originals(found)["user"].split(ends)]
     assert [part.num_seeds for part in costs.parts] == held
     assert sum(held) == 6
-
-
-# --- again and again -------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("any_assignment")
@@ -228,9 +222,6 @@ def test_text_ids_of_the_user_are_carried_along(tmp_path: Path) -> None:
     assert not torch.equal(rows_of(found, "node", ORIGINAL_ID), words)
 
 
-# --- the order -------------------------------------------------------------------------------
-
-
 def test_nodes_are_ordered_by_part_then_visits_then_age() -> None:
     parts = {"node": torch.tensor([1, 0, 1, 0, 1, 0, 1])}
     visits = {"node": torch.tensor([0, 4, 9, 0, 2, 4, 2])}
@@ -252,9 +243,6 @@ def test_a_part_begins_with_the_nodes_that_training_asks_for(tmp_path: Path) -> 
     assert set(found[:12].tolist()) == set(range(12))
     assert found[12:20].tolist() == list(range(12, 20))
     assert found[20:].tolist() == list(range(20, 40))
-
-
-# --- refusals --------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_partitioned_is_refused_and_nothing_written(ring_store: Store, tmp_path: Path) -> None:

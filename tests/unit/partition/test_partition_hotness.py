@@ -14,10 +14,7 @@ from hoploom.sample.hops import resolve_fanouts
 from hoploom.store import Store, open_store
 from hoploom.store.storage_path import StoragePath
 
-
-@pytest.fixture(autouse=True)
-def quick_disk(no_sync: None) -> None:
-    """Nothing here outlives the test."""
+pytestmark = pytest.mark.usefixtures("no_sync")
 
 
 def visits_of(folder: Path, fanouts: object, memory: int = 1 << 40) -> torch.Tensor:

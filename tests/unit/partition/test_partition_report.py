@@ -33,9 +33,6 @@ def made_up(num_parts: int, *, sampled: bool = True) -> PartitionReport:
     return PartitionReport(cuts, tuple(parts), sampling) if sampled else PartitionReport(cuts, tuple(parts))
 
 
-# --- what is counted -------------------------------------------------------------------------
-
-
 def test_cut_and_balance_of_the_ring_are_those_of_arithmetic(tmp_path: Path) -> None:
     store = hoploom.from_pyg(ring(12))
     for given in (in_parts(store, 2), save_in_parts(store, tmp_path / "ring", 2), tmp_path / "ring"):
@@ -62,9 +59,6 @@ def test_cut_of_every_relation_by_part_of_its_own_types() -> None:
         edges[key] = sum(across(key, *ends) for ends in data[key].edge_index.t().tolist())
     assert {cut.relation: cut.num_cut for cut in costs.cuts} == {" ".join(key): n for key, n in edges.items()}
     assert costs.parts[1].num_nodes == {"author": 4, "paper": 5, "venue": 2}
-
-
-# --- what is sampled -------------------------------------------------------------------------
 
 
 def test_remote_rows_of_the_ring_are_those_of_arithmetic() -> None:
@@ -103,9 +97,6 @@ def test_a_report_of_what_is_not_there_is_refused(ring_store: Store) -> None:
         report(ring_store, [1], "valid")
     with pytest.raises(ConfigError, match="fanouts are empty"):
         report(ring_store, [])
-
-
-# --- how it is told --------------------------------------------------------------------------
 
 
 def test_the_table_says_what_the_figures_say() -> None:

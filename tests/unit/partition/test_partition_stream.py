@@ -54,9 +54,6 @@ def naive_cut(store: Store, parts: Mapping[str, Tensor]) -> list[int]:
     return found
 
 
-# --- what every method holds to -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("num_parts", [1, 2, 5, 12])
 def test_every_node_has_a_part_and_every_part_a_node(method: str, num_parts: int) -> None:
@@ -82,9 +79,6 @@ def test_hash_and_range_differ_by_one_node_at_most() -> None:
         counts = torch.bincount(assign(store, 4, method)["node"].long())
         assert counts.max() - counts.min() <= 1
     assert torch.equal(assign(store, 4, "range")["node"], assign(store, 4, "range")["node"].sort()[0])
-
-
-# --- stream -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_parts", [2, 4, 8])
@@ -170,9 +164,6 @@ def test_no_graph_is_cut_more_than_by_hash(name: str) -> None:
     parts = assign(store, 4)
     assert excess(torch.ones(count), parts["node"], 4) <= 1.051
     assert share_cut(store, parts) <= share_cut(store, assign(store, 4, "hash"))
-
-
-# --- wrong input --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
