@@ -32,7 +32,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 655,
-    "config": 837,
+    "config": 815,
     "ops": 3200,
     "store": 4418,
     "sample": 1205,
@@ -45,7 +45,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "inference": 1183,
     "ingest": 7092,
     "partition": 1497,
-    "scale": 998,
+    "scale": 999,
     "deploy": 2626,
     "report": 1248,
     "cli": 1845,

@@ -231,8 +231,22 @@ def all_metrics(context: Context) -> dict[str, dict[str, float]]:
     return found
 
 
+def a_model_that_nobody_wrapped(context: Context) -> None:
+    learner = learner_of(loader=train_loader(context=context))
+    with pytest.raises(
+        ConfigError, match=r"the model is not wrapped in DistributedDataParallel.* the 2 ranks.*context.wrap\(model\)"
+    ):
+        fit(learner, Training(1, **QUIET), context)
+    convs: Any = learner.model.convs
+    convs[0] = context.wrap(convs[0])
+    with pytest.raises(ConfigError, match=r"parameter 'convs.1.*' of the model is not wrapped in DistributedDataParal"):
+        fit(learner, Training(1, **QUIET), context)
+    context.barrier()  # both are here
+
+
 def two_ranks(context: Context, folder: str) -> None:
-    """Everything that needs two ranks and ends well; what rank 0 finds is saved for the test to compare."""
+    """Everything that needs two ranks; what rank 0 finds is saved for the test to compare."""
+    a_model_that_nobody_wrapped(context)
     found = {
         "gradients": [gradients_of(context, step) for step in (0, 3)],
         "links": link_curve(context),
@@ -241,8 +255,6 @@ def two_ranks(context: Context, folder: str) -> None:
         "metrics": all_metrics(context),
     }
     if context.is_main:
-        from hoploom.train.checkpoint import write_state
-
         write_state(Path(folder) / "found", found)
     resume_of_one_by_two(context, folder)
     checks = (a_loss_that_is_not_finite_on_rank_1, a_signal_for_rank_1, a_full_disk_for_rank_0)

@@ -239,13 +239,7 @@ def table_of(entry: KeyRule, expects: str) -> KeyRule:
     return KeyRule(expects, read)
 
 
-# --- readers of the rules below ------------------------------------------------------------------
-
-
-def _is_address(value: str) -> bool:
-    """Return whether this is host:port with a port above 0."""
-    name, port = split_address(value)
-    return port > 0 and HOST.read(name) is not None
+# --- rules ---------------------------------------------------------------------------------------
 
 
 def _read_variables(value: dict[str, Any]) -> dict[str, str] | None:
@@ -255,8 +249,6 @@ def _read_variables(value: dict[str, Any]) -> dict[str, str] | None:
     good = good and all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name in value)
     return {name: str(given) for name, given in value.items()} if good else None
 
-
-# --- rules ---------------------------------------------------------------------------------------
 
 FLAG = accepted("true or false", lambda value: True, kinds=bool)
 SHARE = KeyRule("a number from 0 to below 1", lambda value: None if value == 1 else number(0.0, 1.0).read(value))
@@ -292,7 +284,10 @@ LOGIN = matching(  # ssh must not take it for an option
 LABEL = matching(  # a name that Slurm and Kubernetes accept, with space for our suffix
     "lower-case letters, digits and dashes, at most 53 characters", r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?"
 )
-ADDRESS = accepted('"host:port", e.g. "10.0.0.1:29500"', _is_address)
+ADDRESS = accepted(
+    '"host:port", e.g. "10.0.0.1:29500"',
+    lambda v: HOST.read(split_address(v)[0]) is not None and split_address(v)[1] > 0,
+)
 ADDRESSES = parsed(
     'a list of host:port, e.g. ["10.0.0.1:7000", "10.0.0.2:7000"]', lambda v: tuple(read_addresses(v)), kinds=str | list
 )
@@ -365,8 +360,6 @@ class Document:
             return {}
         return self.section((), owner=owner, tables=sections, optional=optional)
 
-    # --- values ----------------------------------------------------------------------------------
-
     def _value(
         self, described: "Field[Any]", path: KeyPath, given: Mapping[str, Any], optional: Collection[str]
     ) -> Any:
@@ -394,8 +387,6 @@ class Document:
         if isinstance(read, Path):
             return absolute(Path() if place.startswith(SET) else self.folder, read)
         return read
-
-    # --- keys that are not known -----------------------------------------------------------------
 
     def _check_known(self, given: Iterable[str], known: Sequence[str], path: KeyPath) -> None:
         unknown = [name for name in given if name not in known]
@@ -477,11 +468,7 @@ def _parse_toml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, 
 
 
 def lines_of(text: str) -> Mapping[KeyPath, int]:
-    """Return the line, from 1, of every table header and of every key outside of lists: tomllib does not keep it.
-
-    >>> lines_of("a = 1\\n[b]\\nc.d = 2\\n")
-    {('a',): 1, ('b',): 2, ('b', 'c'): 3, ('b', 'c', 'd'): 3}
-    """
+    """Return the line, from 1, of every table header and of every key outside of lists: tomllib does not keep it."""
     lines: dict[KeyPath, int] = {}
     table: KeyPath = ()
     line, depth, statement = 1, 0, ""

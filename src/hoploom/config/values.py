@@ -186,11 +186,6 @@ def as_bytes(value: float) -> str:
     return _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB", "EB"))
 
 
-def as_rate(value: float) -> str:
-    """Return a rate in bytes per second: 80.0 GB/s."""
-    return f"{as_bytes(value)}/s"
-
-
 def as_count(value: float) -> str:
     """Return a count: in full up to a million, then 1.5 M, 10 B."""
     return f"{value:,.0f}" if value < 1e6 else _scaled(value, ("", "k", "M", "B", "T", "Q"))
@@ -246,11 +241,7 @@ def as_key(name: str) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return the text with escapes for characters that terminals cannot show, except those in `keep`.
-
-    >>> printable("bold: \\033[1m")
-    'bold: \\\\x1b[1m'
-    """
+    """Return the text with escapes for characters that terminals cannot show, except those in `keep`."""
     return "".join(char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text)
 
 

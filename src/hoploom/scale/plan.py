@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
-from hoploom.config.values import as_bytes, as_count, as_rate, as_seconds, as_share
+from hoploom.config.values import as_bytes, as_count, as_seconds, as_share
 from hoploom.scale import sizes
 from hoploom.scale.inputs import SHORT_ROW, Constants, Question, default_constants
 from hoploom.scale.sizes import BatchSize, Item
@@ -320,10 +320,11 @@ def _network(answer: ScalePlan) -> list[Line]:
         "rows": f"{as_count(batch.remote_rows)} nodes are remote{hits}",
         "gradients": "all-reduce, shared by the ranks of a host",
     }
+    network = as_bytes(question.network)
     return [
         *((name, as_bytes(size), remarks[name]) for name, size in answer.traffic.items()),
         ("together", as_bytes(total), f"{as_bytes(per_host)} per host and step"),
-        ("per second", as_rate(per_host / answer.step), f"per host and direction, of {as_rate(question.network)}"),
+        ("per second", f"{as_bytes(per_host / answer.step)}/s", f"per host and direction, of {network}/s"),
     ]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import fit_refusals, fit_workers
+from support import fit_workers
 from support.fit_workers import QUIET, alone, assert_close, learner_of, parameters_of
 
 from hoploom import TrainError
@@ -22,7 +22,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder with the results of two ranks, which start once for all tests of this file."""
     folder = tmp_path_factory.mktemp("two")
     fit(learner_of(), Training(2, max_steps=3, **QUIET), alone(), checkpoint=Checkpoint(folder / "one", alone()))
-    spawn(fit_refusals.two_ranks, 2, [str(folder)], device="cpu", timeout=60)
+    spawn(fit_workers.two_ranks, 2, [str(folder)], device="cpu", timeout=60)
     return folder
 
 
