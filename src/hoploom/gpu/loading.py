@@ -47,9 +47,10 @@ from hoploom.load.maker import LocalMaker, Maker
 from hoploom.load.order import Order
 from hoploom.load.pipeline import Pipeline, Stages
 from hoploom.ops import InEdges
-from hoploom.ops.kernels.gather import Segments, gather
+from hoploom.ops.kernels.gather import Segments
+from hoploom.ops.kernels.gather import gather as gather_rows
 from hoploom.ops.kernels.relabel import DeviceNodeMap
-from hoploom.schema import DTYPES, Owner, Relation
+from hoploom.schema import DTYPES, Relation
 from hoploom.store import Wanted
 from hoploom.store.base import Deployment
 
@@ -248,11 +249,7 @@ class DeviceAssembler(Assembler):
     faults: Tensor  # [1] int64, not read: ids were checked when they were sampled
     degree_rows: Segments | None = None  # every node's in-degree
 
-    def _gather(self, sampled: Sampled) -> dict[tuple[Owner, str], Tensor]:
-        wanted = self._wanted(sampled)
-        return dict(zip(wanted, self._rows(list(wanted.values())), strict=True))
-
-    def _rows(self, wanted: Sequence[Wanted]) -> list[Tensor]:
+    def gather(self, wanted: Sequence[Wanted]) -> list[Tensor]:
         outs = []
         for owner, name, ids in wanted:
             field = self.placed.field(owner, name)
@@ -261,14 +258,14 @@ class DeviceAssembler(Assembler):
 
     def aggregate(self, wanted: Wanted, edges: InEdges) -> Tensor:
         """Gather the rows, then aggregate them: no kernel aggregates rows of a placed table directly."""
-        (rows,) = self._rows([wanted])
+        (rows,) = self.gather([wanted])
         assert self.reduce is not None
         return self.memory.copy(ops.aggregate(rows.to(torch.float32), edges, self.reduce))
 
     def in_degrees(self, relation: Relation, nodes: Tensor) -> Tensor:
         assert self.degree_rows is not None
         out = self.memory.empty((nodes.numel(),), torch.int64)
-        return gather(self.degree_rows, nodes, out, faults=self.faults)
+        return gather_rows(self.degree_rows, nodes, out, faults=self.faults)
 
 
 def _assembler(host: Assembler, placed: PlacedStore, memory: BatchMemory) -> DeviceAssembler:

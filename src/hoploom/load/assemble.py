@@ -54,9 +54,7 @@ class Assembler:
         """Return a batch with edges, features, ids and the fields of the seeds; None removes a field, as in PyG."""
         schema = self.store.schema
         wanted = self._wanted(sampled)
-        empty = ops.empty_pinned if self.pinned else ops.empty
-        gathered = self.store.features.gather(list(wanted.values()), empty=empty)  # one request
-        rows = dict(zip(wanted, gathered, strict=True))
+        rows = dict(zip(wanted, self.gather(list(wanted.values())), strict=True))
         if self.reduce is not None:
             rows |= self._aggregated(sampled)
         fields: dict[Owner, dict[str, Any]] = {}
@@ -76,6 +74,10 @@ class Assembler:
             _install(batch._store if schema.homogeneous else batch[owner], values, self.field_order.get(owner, ()))
         self.store.require_whole()
         return batch
+
+    def gather(self, wanted: Sequence[Wanted]) -> list[Tensor]:
+        """Return the wanted rows, by one request; on a device, subclasses do it."""
+        return self.store.features.gather(wanted, empty=ops.empty_pinned if self.pinned else ops.empty)
 
     def wanted(self, sampled: Sampled) -> list[Wanted]:
         """Return all rows that assembling gathers."""
