@@ -45,17 +45,6 @@ def test_a_list_of_five_thousand_is_summed_in_many_windows(device: torch.device)
     torch.testing.assert_close(found, core.sum_rows(indptr, sources, None, x, None, True))
 
 
-def test_the_greatest_of_a_list_longer_than_two_windows_is_the_first_of_equals(device: torch.device) -> None:
-    indptr, sources = torch.tensor([0, 2, 602, 605]), torch.arange(605) % 11
-    x = values((11, 1))
-    for found, expected in zip(
-        kernels.max_rows(indptr.to(device), sources.to(device), x.to(device)),
-        core.max_rows(indptr, sources, x),
-        strict=True,
-    ):
-        assert torch.equal(found.cpu(), expected)
-
-
 # --- what shapes there can be --------------------------------------------------------------------
 
 

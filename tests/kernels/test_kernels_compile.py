@@ -23,6 +23,7 @@ REDUCING = ("reduce", "softmax")  # modules: results are the same every time, ba
 LITTLE = 16  # bytes of stack a thread may take: for a call, or a register or two
 READING_ROWS = ("copy_rows", "sum_short", "max_short", "dot_edges")
 DEADLINE = 1500.0
+pytestmark = pytest.mark.slow  # a compiler takes a minute
 
 Found = dict[str, Any]
 
@@ -63,11 +64,6 @@ def named(found: Sequence[Found], names: Sequence[str]) -> list[Found]:
     return chosen
 
 
-def test_every_kernel_compiles_for_a_gpu(compiled: list[Found]) -> None:
-    assert {one["kernel"] for one in compiled} >= started() != set()
-    assert all(one["shared"] <= SHARED_MEMORY["sm_90"] for one in compiled)
-
-
 def spilt(found: Sequence[Found]) -> list[Found]:
     return [one for one in found if one.get("stack", 0) > LITTLE]
 
@@ -77,26 +73,18 @@ def fused(found: Sequence[Found]) -> list[Found]:
     return [one for one in found if one.get("fused") and not one["kernel"].startswith("softmax.")]
 
 
-def test_what_a_thread_holds_fits_into_registers(compiled: list[Found]) -> None:
-    assert spilt(compiled) == []
-
-
-def test_no_multiply_and_add_is_fused(compiled: list[Found]) -> None:
-    assert fused(compiled) == []
+def test_every_kernel_compiles_for_a_gpu_and_keeps_what_results_depend_on(compiled: list[Found]) -> None:
+    """What a thread holds fits into registers, nothing is fused, rows are read by 16 bytes, sums take no atomics."""
+    assert {one["kernel"] for one in compiled} >= started() != set()
+    assert all(one["shared"] <= SHARED_MEMORY["sm_90"] for one in compiled)
+    assert (spilt(compiled), fused(compiled)) == ([], [])
     assert all(one["has_float64"] for one in named(compiled, FLOATS_OF_PICKS))
-
-
-def test_a_thread_reads_sixteen_bytes_of_a_row_at_once(compiled: list[Found]) -> None:
     assert all(one["reads_16_bytes"] for one in named(compiled, READING_ROWS))
-
-
-def test_reducing_takes_no_atomics(compiled: list[Found]) -> None:
     modules = {one["kernel"].split(".")[0] for one in compiled}
     assert modules >= set(REDUCING)
     assert [one for one in compiled if one["kernel"].split(".")[0] in REDUCING and one["atomics"]] == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("target", SHARED_MEMORY)
 def test_every_launch_of_the_tests_compiles_for_every_gpu(target: str, launches: str, cache: Path) -> None:

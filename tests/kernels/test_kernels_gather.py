@@ -16,8 +16,6 @@ from hoploom.ops.kernels import gather as kernels
 from hoploom.ops.kernels.gather import Segments, columns_of, gather
 from hoploom.ops.kernels.launch import SOURCE_OUT_OF_RANGE
 
-FLOATS = torch.float32, torch.float16, torch.bfloat16
-
 
 def cut(rows: Tensor, bounds: Sequence[int], device: torch.device) -> list[tuple[int, Tensor]]:
     """The rows in pieces that begin at these ids, each in memory of its own."""
@@ -51,7 +49,7 @@ def random_ids(bound: int, size: int) -> Tensor:
     return torch.randint(0, bound, (size,), generator=torch.Generator().manual_seed(size))
 
 
-COPIED = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *FLOATS, torch.float64]
+COPIED = [torch.bool, torch.int16, torch.int32, torch.bfloat16, torch.float64]  # of every width
 SHAPES = [(), (1,), (3,), (2, 5), (128,), (523,), (2049,)]  # of a row: 1 byte to 16 KB
 
 
@@ -109,7 +107,7 @@ def test_rows_are_those_that_torch_indexes(device: torch.device, dtype: torch.dt
     assert fault == (0 if has_row.all() else SOURCE_OUT_OF_RANGE)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_a_copy_keeps_every_bit_of_what_is_not_a_number(device: torch.device, dtype: torch.dtype) -> None:
     size = dtype.itemsize
     rows = torch.full([8, 6], float("nan"), dtype=dtype).view(torch.uint8).reshape(8, 6, size)

@@ -22,7 +22,9 @@ from hoploom.ops.kernels import aggregate as kernels
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
-every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+every_dtype = pytest.mark.parametrize(
+    "dtype", [pytest.param(dtype, marks=pytest.mark.slow) if dtype == torch.float16 else dtype for dtype in DTYPES]
+)
 few = settings(max_examples=3, deadline=None, derandomize=True)
 
 
@@ -84,10 +86,8 @@ def on(device: torch.device, *tensors: Tensor | None) -> list[Tensor | None]:
 
 # --- sums ---------------------------------------------------------------------------------------
 
-SUMS = [(entries, mean, torch.float32) for entries in ("rows", "places", "themselves") for mean in (False, True)]
-SUMS += [("rows", False, torch.bfloat16), ("places", True, torch.bfloat16)]
-SUMS += [("places", False, torch.float16), ("themselves", True, torch.float16)]
-SUMS += [("themselves", False, torch.float64), ("rows", True, torch.float64)]
+SUMS = [("rows", False, torch.float32), ("places", True, torch.float32), ("themselves", False, torch.float32)]
+SUMS += [("places", False, torch.bfloat16), ("themselves", True, torch.float16), ("rows", True, torch.float64)]
 
 
 @pytest.mark.parametrize(("entries", "mean", "dtype"), SUMS)
@@ -172,45 +172,23 @@ def test_maxima_and_their_gradients_are_the_cores_and_those_by_hand(
     assert_near(spread, summed(lists[0], terms), lists[0].diff()[:, None] + 1, summed(lists[0], terms.abs()))
 
 
-def test_long_lists_begin_and_end_anywhere_in_a_window(device: torch.device) -> None:
-    indptr = torch.tensor([0, *[9] * 8, 17, 16, 0]).cumsum(0)
-    rows = torch.arange(int(indptr[-1])) * 5 % 7
-    x = torch.arange(7, dtype=torch.float32)[:, None]
-    lists = indptr.to(device), rows.to(device)
-    with fenced_off(window=8):
-        total = kernels.sum_rows(*lists, None, x.to(device), None, False)
-        maxima = kernels.max_rows(*lists, x.to(device))
-    assert torch.equal(total.cpu(), core.sum_rows(indptr, rows, None, x, None, False))
-    for found, expected in zip(maxima, core.max_rows(indptr, rows, x), strict=True):
-        assert torch.equal(found.cpu(), expected)
-
-
 # --- rows wider than a program reads --------------------------------------------------------------
 
 WIDE = InEdges(torch.tensor([0, 3, 3, 8, 9]), torch.tensor([0, 4, 2, 1, 1, 3, 0, 2, 4]), 5)
-
-in_half_precision = pytest.mark.parametrize("dtype", DTYPES[:2])
 
 
 def wide_rows(num_rows: int, dtype: torch.dtype) -> Tensor:
     return torch.linspace(-3, 5, num_rows * 602).view(num_rows, 602).to(dtype)
 
 
-@in_half_precision
-@pytest.mark.parametrize("mean", [False, True])
-def test_sums_of_wide_rows_are_the_cores(device: torch.device, dtype: torch.dtype, mean: bool) -> None:
-    x = wide_rows(5, dtype)
-    with fenced_off(8):
-        found = kernels.sum_rows(*lists_on(device, WIDE), None, x.to(device), None, mean)
-    assert_bits(found, core.sum_rows(WIDE.indptr, WIDE.sources, None, x.to(wide(dtype)), None, mean).to(dtype))
-
-
-@in_half_precision
-def test_maxima_and_dot_products_of_wide_rows_are_the_cores(device: torch.device, dtype: torch.dtype) -> None:
+def test_reductions_of_wide_rows_are_the_cores(device: torch.device) -> None:
+    dtype = torch.float16
     x, y = wide_rows(5, dtype), wide_rows(4, dtype).flip(1)
     with fenced_off(8):
+        mean = kernels.sum_rows(*lists_on(device, WIDE), None, x.to(device), None, True)
         found, won = kernels.max_rows(*lists_on(device, WIDE), x.to(device))
         dots = kernels.dot_rows(*ends(WIDE, device), x.to(device), y.to(device), 2)
+    assert_bits(mean, core.sum_rows(WIDE.indptr, WIDE.sources, None, x.to(wide(dtype)), None, True).to(dtype))
     expected, winners = core.max_rows(WIDE.indptr, WIDE.sources, x.to(wide(dtype)))
     assert_bits(found, expected.to(dtype))
     assert torch.equal(won.cpu(), winners)

@@ -21,7 +21,6 @@ WINDOW = 8
 
 few = settings(max_examples=2, deadline=None, derandomize=True)
 by_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-by_every_reduction = pytest.mark.parametrize(("reduce", "heads"), CASES)
 
 
 @contextmanager
@@ -70,8 +69,10 @@ def assert_close(found: list[Tensor], exact: list[Tensor], dtype: torch.dtype, t
         torch.testing.assert_close(ours.cpu().double(), theirs, **room)
 
 
-@by_dtype
-@by_every_reduction
+@pytest.mark.parametrize(
+    ("reduce", "heads", "dtype"),
+    [*((*case, torch.float32) for case in CASES), ("mean", 1, torch.bfloat16), ("softmax", 2, torch.bfloat16)],
+)
 @few
 @given(drawn=drawn_lists(windows=(WINDOW,)), loops=st.booleans())
 def test_aggregates_and_their_gradients_are_autograds(
@@ -118,15 +119,3 @@ def test_ends_are_added_and_their_gradients_are_autograds(
         lambda x, y: x[drawn.sources] + y[drawn.destinations], grad.double(), *(end.double() for end in ends)
     )
     assert_close(found, exact, dtype, len(grad) + 1)
-
-
-@by_every_reduction
-def test_gradients_are_those_of_finite_differences(device: torch.device, reduce: str, heads: int) -> None:
-    edges = on(device, InEdges(torch.tensor([0, 2, 2, 5]), torch.tensor([0, 2, 1, 0, 2, 2**40]), 4))
-    leaves = [torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))]
-    leaves += [torch.linspace(-1, 1, 6 * heads, dtype=torch.float64).view(6, heads)] if heads else []
-    leaves = [leaf.to(device).requires_grad_() for leaf in leaves]
-    with by_kernels():
-        assert torch.autograd.gradcheck(
-            lambda x, w=None: ops.aggregate(x, edges, reduce, w), leaves, fast_mode=True, check_undefined_grad=False
-        )

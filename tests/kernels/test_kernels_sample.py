@@ -133,23 +133,23 @@ def check(device: torch.device, seed: int, fanout: int, time: str | None = None,
     assert picks == drawn.by_reference(rule)
 
 
-@pytest.mark.parametrize("fanout", [-1, 0, 1, 3, 15, 64, 65])
+@pytest.mark.parametrize("fanout", [-1, 0, 3, 64, 65])
 @pytest.mark.parametrize("replace", [False, True])
 def test_uniform_picks_are_those_of_the_core(device: torch.device, replace: bool, fanout: int) -> None:
     check(device, fanout + 1, fanout, replace=replace)
 
 
-@pytest.mark.parametrize("fanout", [-1, 0, 1, 15, 64, 65])
+@pytest.mark.parametrize("fanout", [-1, 15, 65])
 def test_weighted_picks_are_those_of_the_core(device: torch.device, fanout: int) -> None:
     check(device, fanout + 1, fanout, weighted=True)
 
 
-@pytest.mark.parametrize("fanout", [-1, 0, 5, 70])
+@pytest.mark.parametrize("fanout", [-1, 5, 70])
 def test_weighted_picks_with_replacement_are_those_of_the_core(device: torch.device, fanout: int) -> None:
     check(device, fanout + 1, fanout, max_degree=40, weighted=True, replace=True)
 
 
-@pytest.mark.parametrize("fanout", [-1, 0, 1, 15, 65])
+@pytest.mark.parametrize("fanout", [-1, 15, 65])
 def test_labor_picks_are_those_of_the_core(device: torch.device, fanout: int) -> None:
     check(device, fanout + 1, fanout, labor=True)
 
@@ -167,7 +167,7 @@ RULES: list[dict[str, bool]] = [
 rules = pytest.mark.parametrize("flags", RULES, ids="-".join)
 
 
-@pytest.mark.parametrize("time", ["edge", "source"])
+@pytest.mark.parametrize("time", ["edge", pytest.param("source", marks=pytest.mark.slow)])
 @rules
 def test_nothing_later_than_a_trees_time_is_picked(device: torch.device, flags: dict[str, bool], time: str) -> None:
     seed = RULES.index(flags)

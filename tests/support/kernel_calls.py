@@ -70,7 +70,7 @@ def make_maps() -> None:
 
 def make_gathers() -> None:
     """Rows of 100 bytes to 800 from two places, copied in words of all widths."""
-    for dtype in (torch.uint8, torch.float16, torch.float32, torch.int64):
+    for dtype in (torch.float32, torch.uint8, torch.float16, torch.int64):  # the first has rows of 16-byte words
         pieces = [(0, torch.zeros([4, 100], dtype=dtype)), (4, torch.zeros([4, 100], dtype=dtype))]
         rows = torch.empty([8, 100], dtype=dtype)
         gather(Segments.of(pieces, HERE), torch.arange(8), rows, faults=no_faults(HERE))

@@ -214,20 +214,34 @@ ONE_OF_EACH = (  # kind of sampling
     *("heterogeneous blocks", "heterogeneous HGT"),
 )
 
-# In the quick suite every case meets threads, a restored loader, parts, disks, remote shards, a cache, look-ahead and
-# servers once; what combines two of them meets one case of each kind.
+# In the quick suite every case meets threads, a restored loader, parts on disks, a budget, remote shards, a cache,
+# look-ahead and servers once; what combines two of them, or is part of another row, meets one case of each kind.
 PLACEMENTS: dict[str, Placement] = {
-    "one thread": Placement(lambda case, site: (case.store, {"num_workers": 1}), made_by.this_process),
+    "one thread": Placement(
+        lambda case, site: (case.store, {"num_workers": 1}), made_by.this_process, quick=ONE_OF_EACH
+    ),
     "four threads": Placement(lambda case, site: (case.store, {"num_workers": 4}), made_by.this_process),
     "restored": Placement(lambda case, site: (case.store, {}), made_by.this_process, restored),
-    "reference": Placement(lambda case, site: (with_reference(case.store), {}), made_by.this_process),
-    "hashed node map": Placement(_hashed, made_by.this_process),
-    "parts": Placement(lambda case, site: (assemble(case.store.schema, cut(case.store, 4)), {}), made_by.this_process),
-    "disk": Placement(lambda case, site: (hoploom.open(site.saved(case, 1)), {}), made_by.this_process),
+    "reference": Placement(
+        lambda case, site: (with_reference(case.store), {}), made_by.this_process, quick=ONE_OF_EACH
+    ),
+    "hashed node map": Placement(_hashed, made_by.this_process, quick=ONE_OF_EACH),
+    "parts": Placement(
+        lambda case, site: (assemble(case.store.schema, cut(case.store, 4)), {}),
+        made_by.this_process,
+        quick=ONE_OF_EACH,
+    ),
+    "disk": Placement(
+        lambda case, site: (hoploom.open(site.saved(case, 1)), {}), made_by.this_process, quick=ONE_OF_EACH
+    ),
     "parts on disk": Placement(lambda case, site: (hoploom.open(site.saved(case, 3)), THREADS), made_by.this_process),
-    "budget, nothing fits": Placement(lambda case, site: (_within(case, site, 1, 0), {}), made_by.the_disk),
+    "budget, nothing fits": Placement(
+        lambda case, site: (_within(case, site, 1, 0), {}), made_by.the_disk, quick=ONE_OF_EACH
+    ),
     "budget, some edges fit": Placement(
-        lambda case, site: (_within(case, site, 3, 0.15), {"look_ahead": 3, **THREADS}), made_by.the_disk
+        lambda case, site: (_within(case, site, 3, 0.15), {"look_ahead": 3, **THREADS}),
+        made_by.the_disk,
+        quick=ONE_OF_EACH,
     ),
     "budget, edges and some rows fit": Placement(
         lambda case, site: (_within(case, site, 2, 0.6), {"look_ahead": 2}), made_by.the_disk, restored
@@ -235,8 +249,12 @@ PLACEMENTS: dict[str, Placement] = {
     "budget, threads read": Placement(_by_threads, made_by.the_disk, only=A_FEW),
     "budget, buffered": Placement(_buffered, made_by.the_disk, only=A_FEW),
     "budget, packed in scratch space": Placement(_packed, made_by.scratch_space, restored, quick=A_FEW),
-    "remote parts": Placement(lambda case, site: (_remote(case), THREADS), made_by.remote_shards, missing=NO_DEGREES),
-    "remote rows": Placement(lambda case, site: (_remote(case, rows_alone=True), THREADS), made_by.remote_shards),
+    "remote parts": Placement(
+        lambda case, site: (_remote(case), THREADS), made_by.remote_shards, quick=ONE_OF_EACH, missing=NO_DEGREES
+    ),
+    "remote rows": Placement(
+        lambda case, site: (_remote(case, rows_alone=True), THREADS), made_by.remote_shards, quick=ONE_OF_EACH
+    ),
     "cache": Placement(lambda case, site: (_cached(case, 0.3), THREADS), made_by.a_cache, missing=NO_DEGREES),
     "cache of all": Placement(
         lambda case, site: (_cached(case, 1.0), {}), made_by.a_cache, quick=ONE_OF_EACH, missing=NO_DEGREES
@@ -252,7 +270,7 @@ PLACEMENTS: dict[str, Placement] = {
     ),
     "served batches": Placement(_served, made_by.servers, missing=NO_HOOK),
     "served batches, restored": Placement(_served, made_by.servers, restored, quick=ONE_OF_EACH, missing=NO_HOOK),
-    "served batches, picked in pieces": Placement(_in_pieces, made_by.servers, missing=NO_HOOK),
+    "served batches, picked in pieces": Placement(_in_pieces, made_by.servers, quick=ONE_OF_EACH, missing=NO_HOOK),
     "servers": Placement(
         lambda case, site: (site.connected(case, made="here"), THREADS), made_by.look_ahead, missing=NO_DEGREES
     ),
@@ -268,7 +286,7 @@ PLACEMENTS: dict[str, Placement] = {
         quick=ONE_OF_EACH,
     ),
     "servers and replicas make batches": Placement(
-        lambda case, site: (site.connected(case), {}), made_by.servers, missing=NO_HOOK
+        lambda case, site: (site.connected(case), {}), made_by.servers, quick=ONE_OF_EACH, missing=NO_HOOK
     ),
     "servers, over TCP": Placement(
         lambda case, site: (_over_tcp(case, site, made="here"), THREADS),

@@ -62,7 +62,7 @@ def test_a_batch_takes_its_blocks_all_at_once(taken: list[list[int]], device: to
     assert {block.data_ptr() for block in blocks if block.nbytes()} == second.own
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("num_workers", [0, 3])
 def test_memory_for_all_batches_that_are_alive_at_once_is_there_after_the_first(
     graph: Store, num_workers: int, taken: list[list[int]], device: torch.device
 ) -> None:
@@ -77,7 +77,7 @@ def test_memory_for_all_batches_that_are_alive_at_once_is_there_after_the_first(
         assert settled == (alive - 1) * num_tensors
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("num_workers", [0, 4])
 def test_two_batches_are_sampled_at_once_however_many_threads_there_are(
     graph: Store, num_workers: int, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:

@@ -79,7 +79,6 @@ def same(ours: Sampled, theirs: Sampled) -> bool:
 OPTIONS: dict[str, dict[str, Any]] = {
     "subgraph": {},
     "blocks": {"mode": "blocks"},
-    "disjoint": {"disjoint": True},
     "blocks, disjoint": {"mode": "blocks", "disjoint": True},
 }
 
@@ -144,9 +143,12 @@ def _less(room: Capacity, what: str) -> Capacity:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"mode": "blocks"}, {"disjoint": True}], ids=["subgraph", "blocks", "disjoint"]
+    ("what", "options"),
+    [
+        *(("rows", {}), ("picks", {"mode": "blocks"})),
+        *(pytest.param(what, {"disjoint": True}, marks=pytest.mark.slow) for what in ("nodes", "edges")),
+    ],
 )
-@pytest.mark.parametrize("what", ["nodes", "edges", "rows", "picks"])
 def test_a_batch_that_does_not_fit_is_noticed_and_made_again(
     options: dict[str, Any], what: str, device: torch.device
 ) -> None:

@@ -48,14 +48,9 @@ def graph() -> Data:
 @pytest.mark.parametrize("kind", ["sage", "gcn", "gat", "gin"])
 def test_padding_changes_no_output_and_no_gradient(kind: str, options: dict[str, Any]) -> None:
     model = homogeneous(kind, **options)
-    for batch in list(NeighborLoader(graph(), [4, 3], batch_size=7, shuffle=True))[:3]:
-        assert_padding_changes_nothing(model, batch, 7)
-
-
-@pytest.mark.parametrize("spare", [0, 1, 40])
-def test_any_room_does(spare: int) -> None:
-    for batch in list(NeighborLoader(graph(), [4, -1], batch_size=5, shuffle=True))[:2]:
-        assert_padding_changes_nothing(homogeneous("gat"), batch, 5, spare)
+    batches = iter(NeighborLoader(graph(), [4, -1], batch_size=7, shuffle=True))
+    for spare, batch in zip((0, 3, 40), batches, strict=False):
+        assert_padding_changes_nothing(model, batch, 7, spare)
 
 
 def test_degrees_in_the_whole_graph_are_taken_along() -> None:

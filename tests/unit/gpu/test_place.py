@@ -64,7 +64,7 @@ def assert_same_rows(store: Store) -> None:
 # --- rows and lists ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize("num_parts", [3])
 @pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
 def test_every_placement_gives_the_rows_of_the_host(features: Any, num_parts: int) -> None:
     store = in_parts(hoploom.from_pyg(random_graph(30, 200, 1), weight_attr="weight"), num_parts)
@@ -73,8 +73,7 @@ def test_every_placement_gives_the_rows_of_the_host(features: Any, num_parts: in
 
 
 @every_graph
-@pytest.mark.parametrize("num_parts", [1, 3])
-@pytest.mark.parametrize("topology", [ON_DEVICE, "host"])
+@pytest.mark.parametrize(("num_parts", "topology"), [(1, ON_DEVICE), (3, "host")])
 def test_lists_and_rows_hold_all_of_all_parts(graph: Graph, num_parts: int, topology: str) -> None:
     store = in_parts(hoploom.from_pyg(graph.make(), **graph.options), num_parts)
     every = Draw(1, 0, [-1] * len(store.schema.relations))
@@ -98,11 +97,6 @@ def test_lists_and_rows_hold_all_of_all_parts(graph: Graph, num_parts: int, topo
             times = parts[0].source_time
             assert (lists.source_time is None) == (times is None)
             assert times is None or (lists.source_time is not None and torch.equal(lists.source_time.cpu(), times))
-
-
-def test_topology_alone_leaves_rows_on_the_host_and_still_gives_them(ring_store: Store) -> None:
-    with hoploom.place(ring_store, ON_DEVICE) as store:
-        assert_same_rows(store)
 
 
 def test_edge_ids_are_the_users_own(ring_store: Store) -> None:

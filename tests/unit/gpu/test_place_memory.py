@@ -234,11 +234,7 @@ def test_a_refusal_to_pin_is_said_and_not_left_to_the_next_kernel(
     assert (runtime.unpinned, runtime.waited) == ([], [])
 
 
-def test_nothing_is_needed_for_no_bytes(folder: Path) -> None:
-    with HostMemory("a", 0, sevens) as memory:
-        assert memory.bytes.numel() == 0
-
-
+@pytest.mark.slow
 def test_a_killed_writer_leaves_no_half_and_a_killed_reader_no_lock(folder: Path) -> None:
     half, whole = shared_name("half"), shared_name("whole")
     words = [sys.executable, place_workers.__file__, str(folder), whole, half]
@@ -318,13 +314,3 @@ def test_too_little_room_is_said_with_numbers_before_anything_is_copied(
         assert os.listdir(disk) != []
         place_workers.assert_all_rows(placed)
     assert os.listdir(disk) == []
-
-
-def test_a_store_in_memory_is_shared_with_nobody(folder: Path) -> None:
-    """Nothing says that another process holds the same one."""
-    store = hoploom.from_pyg(random_graph(30, 100, 1))
-    with (
-        hoploom.place(store, "host", device=place_workers.DEVICE),
-        hoploom.place(store, "host", device=place_workers.DEVICE),
-    ):
-        assert len(os.listdir(folder)) == 2

@@ -23,27 +23,19 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({}, "neither topology nor features are given"),
     "no place": ({"topology": "gpu"}, "topology is 'gpu'; give 'cuda', 'host', 'auto'"),
     "a share of topology": ({"topology": "20%"}, "topology is '20%'"),
-    "a number": ({"topology": 3}, "topology is 3"),
     "another place": ({"features": "disk"}, "features is 'disk'; give 'cuda', 'host'"),
     "too much": ({"features": "120%"}, "features is '120%'; give 'cuda', 'host', 'auto', a share such as"),
-    "less than nothing": ({"features": -0.5}, "features is -0.5; give"),
-    "negative bytes": ({"features": -5}, "features is -5; give"),
     "truth": ({"features": True}, "features is True; give"),
     "odd bytes": ({"features": "4 gigs"}, "features is '4 gigs'; give a size such as 512GB"),
-    "odd share": ({"features": "x%"}, "features is 'x%'; give 'cuda', 'host', 'auto', a share such as"),
-    "no share": ({"features": "%"}, "features is '%'; give 'cuda', 'host'"),
     "no number": ({"features": "nan%"}, "features is 'nan%'; give 'cuda', 'host'"),
     "a share or bytes": ({"features": "0.5"}, "features is '0.5'; give '50%' for a share or '4GB' for bytes"),
     "without a unit": ({"features": "4e9"}, "features is '4e9'; give '50%' for a share or '4GB' for bytes"),
-    "a great number": ({"features": np.float32(1.5)}, "features is np.float32(1.5); give"),
-    "a space": ({"topology": " host"}, "topology is ' host'; give 'cuda', 'host'"),
     "a space before": ({"features": " host"}, "features is ' host'; give 'cuda', 'host'"),
     "arrays": ({"topology": np.zeros(2)}, "topology is array([0., 0.]); give"),
     "a word for ranks": (
         {"features": "host", "device": ON_DEVICE, "among": "x"},
         "among is 'x'; give the context that hoploom.init made, or leave it out",
     ),
-    "a number for ranks": ({"topology": "host", "device": ON_DEVICE, "among": 3}, "among is 3; give the context"),
     "device": ({"topology": "host", "device": "tpu"}, "device is 'tpu'; give 'cuda'"),
     "two devices": ({"topology": "cuda:0", "features": "cuda:1"}, "differ; a store is placed on one, name one"),
     "two kinds": ({"topology": "cuda", "device": "cpu"}, "the devices ['cpu', 'cuda'] differ; a store is placed"),
@@ -148,7 +140,7 @@ def test_a_closed_store_gathers_nothing(ring_store: Store) -> None:
         assert again.placed.lists is not None
 
 
-@pytest.mark.parametrize("features", [None, "50%"])
+@pytest.mark.parametrize("features", ["50%"])
 @pytest.mark.parametrize(
     "ids", [torch.tensor([0.0]), torch.tensor([[0]]), torch.tensor([1], dtype=torch.int32)], ids=str
 )

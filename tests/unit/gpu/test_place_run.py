@@ -50,6 +50,7 @@ def _run(here: Path, name: str, *overrides: str) -> Result:
         return run(_run_file(here, name, *overrides), context, progress=False)
 
 
+@pytest.mark.slow
 def test_a_placed_store_trains_to_the_same_numbers(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = _run(here, "plain")
     with own_folder() as folder:
@@ -83,12 +84,12 @@ def no_triton() -> bool:
 
 
 KERNELS = {"interpreted": lambda: True, "not interpreted": lambda: False, "no Triton": no_triton}
-ALL, NAMED = ("topology=cuda", "features=cuda", "topology=auto", "features=20%"), ("topology=cuda", "features=cuda")
+ALL = ("topology=cuda", "features=cuda", "topology=auto", "features=20%")
 
 
 @pytest.mark.parametrize(
     ("kernels", "given"),
-    [(kernels, given) for kernels in KERNELS for given in (NAMED if kernels == "interpreted" else ALL)],
+    [*(("not interpreted", given) for given in ALL), *((kernels, ALL[0]) for kernels in ("interpreted", "no Triton"))],
 )
 def test_a_run_on_the_cpu_is_told_to_leave_placement_out(
     here: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, given: str

@@ -2,8 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -72,7 +71,7 @@ def unwaiting(monkeypatch: pytest.MonkeyPatch) -> type[Unwaiting]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a recording itself refuses to wait")
-@pytest.mark.parametrize("kind", ["sage", "gat", "gcn", "rgat"])
+@pytest.mark.parametrize("kind", ["sage", "gcn", "rgat"])
 def test_nothing_of_a_step_waits_for_the_device(kind: str, unwaiting: type[Unwaiting]) -> None:
     learner = library_learner(CPU, kind) if kind == "rgat" else homogeneous_learner(CPU, kind)
     learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=0.1)
@@ -253,11 +252,10 @@ def test_sizes_are_what_batches_took_and_a_margin(mode: str) -> None:
     assert not narrow.holds(narrow._replace(nodes=((4, 12, 21),)))
 
 
-@pytest.mark.parametrize("margin", [9.0, 1e308])
-def test_sizes_are_never_more_than_there_is(margin: float) -> None:
+def test_sizes_are_never_more_than_there_is() -> None:
     loader = NeighborLoader(ring(12), [2, 2], torch.arange(12), batch_size=4)
     plan = plan_hops(loader.store.schema, loader.maker.sampler.sampling, [0], with_indptr=True)
-    found = sizes_of_probes(plan, probe(loader.maker, loader.rehearsal(), 4), [4], margin=margin)
+    found = sizes_of_probes(plan, probe(loader.maker, loader.rehearsal(), 4), [4], margin=1e308)
     assert found.edges[0][-1] == 24
     assert found.nodes[0][-1] <= 12 + 4
 
@@ -307,15 +305,15 @@ def test_an_option_that_a_recording_would_not_see_is_refused(name: str, value: f
 def test_an_optimizer_that_cannot_be_recorded_is_refused(make: Any, scheduled: bool, said: str | None) -> None:
     optimizer = make([torch.nn.Parameter(torch.ones(2))])
     check_optimizer(optimizer, CPU, scheduled=scheduled)
-    with pytest.raises(hoploom.ConfigError, match=said) if said else allowed():
+    with pytest.raises(hoploom.ConfigError, match=said) if said else nullcontext():
         check_optimizer(optimizer, CUDA, scheduled=scheduled)
 
 
-@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
-def test_an_optimizer_that_asks_for_the_loss_again_is_refused_everywhere(device: torch.device) -> None:
+def test_an_optimizer_that_asks_for_the_loss_again_is_refused_everywhere() -> None:
     optimizer = torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))])
-    with pytest.raises(hoploom.ConfigError, match="LBFGS asks for a step's loss several times, "):
-        check_optimizer(optimizer, device, scheduled=False)
+    for device in (CPU, CUDA):
+        with pytest.raises(hoploom.ConfigError, match="LBFGS asks for a step's loss several times, "):
+            check_optimizer(optimizer, device, scheduled=False)
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -330,11 +328,6 @@ def test_a_checkpoint_of_the_other_way_does_not_decide(recorded: bool) -> None:
     (group,) = optimizer.param_groups
     assert group["capturable"] == recorded
     assert float(optimizer.state[group["params"][0]]["step"]) == 3
-
-
-@contextmanager
-def allowed() -> Iterator[None]:
-    yield
 
 
 # --- what is refused -----------------------------------------------------------------------------
