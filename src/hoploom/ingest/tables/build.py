@@ -1,15 +1,17 @@
 """Build a store from tables in bounded memory: read them, number the nodes, stream nodes and edges."""
 
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 
 from hoploom.errors import ConfigError
 from hoploom.ingest.stream import Progress, write_store
-from hoploom.ingest.tables.build_options import BuildOptions, Report, StageTimes
+from hoploom.ingest.tables.build_options import BuildOptions, Report
 from hoploom.ingest.tables.engine import DuckEngine
 from hoploom.ingest.tables.graph_file import GraphFile
 from hoploom.ingest.tables.graph_streams import GraphTables
@@ -33,14 +35,21 @@ def build(graph: GraphFile, out: str | Path, options: BuildOptions, *, progress:
 
     >>> build(read_graph("graph.toml"), "papers.store", BuildOptions(memory=4 << 30))
     """
-    report = Report()
-    with closing(StageTimes(report.seconds, progress)) as stages:
-        if options.engine == "spark":
-            with needs("spark"):
-                from hoploom.ingest.tables.spark_engine import build_on_spark
-            build_on_spark(graph, out, options, report, stages.begin)
-        else:
-            _build_here(graph, Path(out), options, report, stages.begin)
+    report, begun = Report(), list[tuple[str, float]]()
+
+    def begin(stage: str) -> None:
+        begun.append((stage, time.monotonic()))
+        if progress is not None:
+            progress(stage)
+
+    if options.engine == "spark":
+        with needs("spark"):
+            from hoploom.ingest.tables.spark_engine import build_on_spark
+        build_on_spark(graph, out, options, report, begin)
+    else:
+        _build_here(graph, Path(out), options, report, begin)
+    for (stage, start), (_, end) in pairwise([*begun, ("", time.monotonic())]):
+        report.seconds[stage] = report.seconds.get(stage, 0.0) + end - start
     return report
 
 

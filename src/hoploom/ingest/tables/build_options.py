@@ -1,12 +1,10 @@
 """The options of a build from tables, and its report."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
-from hoploom.ingest.stream import Progress
 from hoploom.ingest.tables.ids import MOST_PARTS
 
 ENGINES = ("duckdb", "spark")
@@ -43,25 +41,3 @@ class Report:
     unlabelled: dict[str, int] = field(default_factory=dict)  # nodes without a label by type, if there are some
     notes: list[str] = field(default_factory=list)  # what happens to them
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
-
-
-class StageTimes:
-    """Measures how long each stage takes, until the next begins."""
-
-    def __init__(self, seconds: dict[str, float], progress: Progress | None) -> None:
-        self._seconds, self._progress = seconds, progress
-        self._now: tuple[str, float] | None = None
-
-    def begin(self, stage: str) -> None:
-        """Begin a stage, and end the one before."""
-        self.close()
-        self._now = stage, time.monotonic()
-        if self._progress is not None:
-            self._progress(stage)
-
-    def close(self) -> None:
-        """End the stage."""
-        if self._now is not None:
-            stage, start = self._now
-            self._seconds[stage] = self._seconds.get(stage, 0.0) + time.monotonic() - start
-            self._now = None

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pyarrow import csv
 from hoploom.config.values import as_key, quoted
 from hoploom.errors import DataError
 from hoploom.ingest.tables.graph_file import EdgeTable, NodeTable, Table, rule_of
-from hoploom.ingest.tables.table_files import Rewrite, TableFile, stage
+from hoploom.ingest.tables.table_files import TableFile, stage
 
 INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
 FRACTION = r"\.0+$"
@@ -123,14 +123,11 @@ class CsvFile:
         return self.at(row, f"{name} is {value!r:.60}, not {kind} {why}; {way_out}")
 
 
-def csv_rewrites(files: Sequence[CsvFile], used: Sequence[str], paths: Sequence[str], group: int) -> list[Rewrite]:
-    """Return functions that rewrite the CSV files of a table, after their types are inferred."""
+def rewrite_csv(files: Sequence[CsvFile], used: Sequence[str], paths: Sequence[str], group: int) -> None:
+    """Rewrite the CSV files of a table as Parquet, after their types are inferred."""
     types = _types(files, used)
-    return [partial(_rewrite, file, types, path, group) for file, path in zip(files, paths, strict=True)]
-
-
-def _rewrite(file: CsvFile, types: Mapping[str, Any], path: str, group: int) -> None:
-    stage(_typed_rows(file, types), pa.schema(types.items()), Path(path), group)
+    for file, path in zip(files, paths, strict=True):
+        stage(_typed_rows(file, types), pa.schema(types.items()), Path(path), group)
 
 
 def _typed_rows(file: CsvFile, types: Mapping[str, Any]) -> Iterator[Any]:
@@ -142,22 +139,15 @@ def _typed_rows(file: CsvFile, types: Mapping[str, Any]) -> Iterator[Any]:
         columns |= {name: _integers(columns[name], file, name, first) for name in ids if types[name] == pa.int64()}
         yield pa.RecordBatch.from_pydict(columns)
         first, last = first + batch.num_rows, batch.slice(batch.num_rows - 1) if batch.num_rows else last
-    if last is not None:
-        _check_closed(file, first - 1, last)
-
-
-def _check_closed(file: CsvFile, row: int, last: Any) -> None:
-    """Raise DataError if the rest of a file went into its last value, because a quote is not closed."""
     name = file.names()[-1]
-    value = last.column(name)[0].as_py() if name in last.schema.names else None
-    if not isinstance(value, str) or "\n" not in value:
-        return
-    tail = b""
-    with file.file.open() as opened:
-        while piece := opened.read(file.block):
-            tail = (tail + piece)[-64:]
-    if tail.rstrip(b"\r\n")[-1:] != b'"':
-        raise file.at(row, f"a quote is left open before {value!r:.60}; close or double it")
+    value = last.column(name)[0].as_py() if last is not None and name in last.schema.names else None
+    if isinstance(value, str) and "\n" in value:  # it may hold the rest of the file
+        tail = b""
+        with file.file.open() as opened:
+            while piece := opened.read(file.block):
+                tail = (tail + piece)[-64:]
+        if tail.rstrip(b"\r\n")[-1:] != b'"':
+            raise file.at(first - 1, f"a quote is left open before {value!r:.60}; close or double it")
 
 
 def _without_empty(column: Any) -> Any:

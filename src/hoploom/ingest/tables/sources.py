@@ -5,10 +5,9 @@ Of Parquet only the footer is read; other formats are rewritten once, batch by b
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,12 @@ import pyarrow.compute as pc
 
 from hoploom.config.values import as_key, nearest, quoted
 from hoploom.errors import ConfigError, DataError
-from hoploom.ingest.tables.csv import CSV_BLOCK, INTEGER, CsvFile, csv_rewrites
+from hoploom.ingest.tables.csv import CSV_BLOCK, INTEGER, CsvFile, rewrite_csv
 from hoploom.ingest.tables.graph_file import GraphFile, NodeTable, Table, rule_of
 from hoploom.ingest.tables.table_files import (
     BATCH,
     GROUP,
     MAGIC,
-    Rewrite,
     TableFile,
     arrow_batches,
     arrow_schema,
@@ -32,7 +30,6 @@ from hoploom.ingest.tables.table_files import (
     group_bytes,
     is_url,
     largest_value,
-    one_by_one,
     parquet_batches,
     parquet_footer,
     readable,
@@ -41,7 +38,6 @@ from hoploom.ingest.tables.table_files import (
 
 PLAIN_PATH = re.compile(r"[\w./ +@,~-]+")  # what no engine takes for a pattern or a partition
 SHOWN = 12  # names in a message
-RunAll = Callable[[Sequence[Rewrite]], None]
 
 
 @dataclass(frozen=True)
@@ -116,24 +112,19 @@ class TableSource:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def read_sources(
-    graph: GraphFile, scratch: Path, limits: ReadLimits | None = None, run_all: RunAll = one_by_one
-) -> Mapping[str, TableSource]:
-    """Return every table with files by its section; files that are not Parquet are rewritten into the scratch folder.
-
-    `run_all` calls the functions that rewrite the files of a table, in this process or in others.
-    """
+def read_sources(graph: GraphFile, scratch: Path, limits: ReadLimits | None = None) -> Mapping[str, TableSource]:
+    """Return every table with files by its section; what is not Parquet is rewritten into the scratch folder."""
     sources = {}
     for index, table in enumerate(graph.tables):
         if table.files:
             folder = scratch / f"{index:03d}"
             folder.mkdir()
-            sources[table.owner] = _source(graph, table, folder, limits or ReadLimits(), run_all)
+            sources[table.owner] = _source(graph, table, folder, limits or ReadLimits())
     _check_ids(graph, sources)
     return sources
 
 
-def _source(graph: GraphFile, table: Table, folder: Path, limits: ReadLimits, run_all: RunAll) -> TableSource:
+def _source(graph: GraphFile, table: Table, folder: Path, limits: ReadLimits) -> TableSource:
     found = find_files(graph, f"{table.owner}.files", table.files)
     for one, other in pairwise(found):
         if one.kind != other.kind:
@@ -149,21 +140,19 @@ def _source(graph: GraphFile, table: Table, folder: Path, limits: ReadLimits, ru
             at = f"{table.owner}.columns.{as_key(column)}"
             raise graph.problem(at, f"no key uses a column {quoted(column)}; {_hint(column, used)}")
     paths = [_linked(file, folder / f"{index:05d}.parquet") for index, file in enumerate(found)]
-    rewrites: list[Rewrite] = []
     if found[0].kind in ("csv", "tsv"):
-        files = [CsvFile(file, table, limits.csv_block) for file in found]
-        rewrites = csv_rewrites(files, used, paths, limits.row_group)
+        rewrite_csv([CsvFile(file, table, limits.csv_block) for file in found], used, paths, limits.row_group)
     elif found[0].kind == "arrow":
         plain = [plain_schema(arrow_schema(file), used) for file in found]
         _check_alike(found, plain)  # before float16 becomes float32
         for file, path, schema in zip(found, paths, plain, strict=True):
-            rewrites.append(partial(_rewrite_arrow, file, schema, path, limits.row_group))
-    run_all(rewrites)
+            stage(_arrow_rows(file, schema.names), schema, Path(path), limits.row_group)
     footers = [parquet_footer(TableFile(path, file.shown, "parquet")) for file, path in zip(found, paths, strict=True)]
     schemas, num_rows = [plain_schema(schema, used) for schema, _ in footers], sum(rows for _, rows in footers)
     _check_alike(found, schemas)
     if num_rows == 0:
-        raise DataError(f"{table.owner}: there are no rows in {_some(found)}; give files with rows")
+        some = found[0].shown + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+        raise DataError(f"{table.owner}: there are no rows in {some}; give files with rows")
     largest = limits.largest_group
     if found[0].kind == "parquet" and largest is not None and max(group_bytes(file, used) for file in found) > largest:
         paths = [str(folder / f"{index:05d}.cut.parquet") for index in range(len(found))]
@@ -190,13 +179,11 @@ def _linked(file: TableFile, scratch: Path) -> str:
     return str(scratch)
 
 
-def _rewrite_arrow(file: TableFile, schema: pa.Schema, path: str, group: int) -> None:
-    def rows() -> Iterator[Any]:  # errors of reading name the file; errors of writing the copy do not
-        with readable(f"{file.shown} is no Arrow file, or cut short"), arrow_batches(file) as (_, batches):
-            for batch in batches:
-                yield batch.select(schema.names)
-
-    stage(rows(), schema, Path(path), group)
+def _arrow_rows(file: TableFile, names: Sequence[str]) -> Iterator[Any]:
+    """Yield columns of an Arrow file. Errors of reading name the file; those of writing a copy do not."""
+    with readable(f"{file.shown} is no Arrow file, or cut short"), arrow_batches(file) as (_, batches):
+        for batch in batches:
+            yield batch.select(names)
 
 
 def _check_alike(found: Sequence[TableFile], schemas: Sequence[pa.Schema]) -> None:
@@ -206,10 +193,6 @@ def _check_alike(found: Sequence[TableFile], schemas: Sequence[pa.Schema]) -> No
             if one.type != two.type:
                 message = f"{file.shown}: {one.name} is {two.type}, but {one.type} in {found[0].shown}"
                 raise DataError(f"{message}; write all files of a table with the same types")
-
-
-def _some(found: Sequence[TableFile]) -> str:
-    return found[0].shown + (f" and {len(found) - 1} more" if len(found) > 1 else "")
 
 
 # --- columns -------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ each range, and numbers do not depend on where ranges begin.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,13 @@ from hoploom.ingest.spark.frames import (
     JOINED_BYTES,
     RETURNED,
     freeze_imports,
-    one_row_each,
     ranges_for,
-    run_tasks,
     set_batch_rows,
     set_join_tasks,
     task_number,
 )
 from hoploom.ingest.spark.session import explained, sendable, spark_page, spark_session
-from hoploom.ingest.spark.target import StoreTarget, opened_target
+from hoploom.ingest.spark.target import opened_target
 from hoploom.ingest.stream import Progress
 from hoploom.ingest.stream.streams import IdRows, in_turn
 from hoploom.ingest.tables.build_options import BuildOptions, Report
@@ -49,7 +47,6 @@ from hoploom.ingest.tables.engine import EngineRows, Fold, IdCounts, UnreadableE
 from hoploom.ingest.tables.graph_file import GraphFile
 from hoploom.ingest.tables.graph_streams import GraphTables, KnownEdges, UnknownEndError, known_edges
 from hoploom.ingest.tables.sources import TableSource, read_sources
-from hoploom.ingest.tables.table_files import Rewrite, one_by_one
 
 UNREADABLE = "Spark cannot read the tables"
 INTEGER_BYTES, TEXT_BYTES = 16, 64  # of a row with an id, about
@@ -97,9 +94,11 @@ class SparkEngine:
         with explained(UNREADABLE, UnreadableError):
             kept = _numbered(self.frame(ids), num_rows).persist(StorageLevel.MEMORY_AND_DISK)
             self._kept.append(kept)
-            stats = {
-                row[0]: _parsed(row[1]) for row in kept.filter("stats is not null").select("range", "stats").collect()
-            }
+            stats = dict[int, IdCounts]()
+            for row in kept.filter("stats is not null").select("range", "stats").collect():
+                given = json.loads(row[1])
+                by_part = {int(part): rows for part, rows in given.pop("sizes").items()}
+                stats[row[0]] = IdCounts(by_part, **given)
             sizes = [stats[number].num_ids if number in stats else 0 for number in range(max(stats, default=0))]
             begins = ",".join(f"{begin}L" for begin in accumulate(sizes, initial=0))
             node = sql.expr(f"element_at(array({begins}), range + 1) + place").alias("node")
@@ -168,11 +167,6 @@ def _number_range(text: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
     yield _rows(nothing, np.zeros(1, np.int64), np.zeros(1, bool), [json.dumps(asdict(counts))])
 
 
-def _parsed(stats: str) -> IdCounts:
-    given = json.loads(stats)
-    return IdCounts({int(part): rows for part, rows in given.pop("sizes").items()}, **given)
-
-
 def _rows(ids: pa.Array, places: Any, again: Any, stats: list[str | None]) -> pa.RecordBatch:
     ranges = np.full(len(ids), task_number(), np.int32)
     columns = [ids, pa.array(ranges), pa.array(places), pa.array(again), pa.array(stats, pa.string())]
@@ -184,30 +178,18 @@ def _rows(ids: pa.Array, places: Any, again: Any, stats: list[str | None]) -> pa
 
 def build_on_spark(graph: GraphFile, out: str | Path, options: BuildOptions, report: Report, begin: Progress) -> None:
     """Build a store from tables that all executors reach."""
-    with opened_target(out) as target, ExitStack() as closing:
-
-        @cache
-        def started() -> SparkSession:  # after the keys of graph.toml have been checked
-            begin("starting Spark")
-            folder = target.local_scratch("spark")
-            return closing.enter_context(spark_session(folder, options.memory, options.master, options.conf))
-
-        def rewrite(rewrites: Sequence[Rewrite]) -> None:
-            if not rewrites:
-                return
-            session = started()
-            begin("rewriting tables as Parquet")
-            if not _share_folders(target, session):
-                return one_by_one(rewrites)
-            run_tasks(one_row_each(session, len(rewrites)), len(rewrites), partial(_rewrite, rewrites))
-
+    with opened_target(out) as target:
         begin("reading the tables")
-        folder = target.local_scratch("tables")
-        sources = read_sources(graph, folder, run_all=rewrite)
-        session = started()
-        with SparkEngine(session) as engine, _naming_files(sources):
+        folder, scratch = target.local_scratch("tables"), target.local_scratch("spark")
+        sources = read_sources(graph, folder)
+        begin("starting Spark")
+        with (
+            spark_session(scratch, options.memory, options.master, options.conf) as session,
+            SparkEngine(session) as engine,
+            _naming_files(sources),
+        ):
             set_join_tasks(session, max((source.num_rows for source in sources.values()), default=0))
-            if not _share_folders(target, session):
+            if target.place.path is None and not str(session.sparkContext.master).startswith("local"):
                 _check_reach(folder, sources)
             tables = GraphTables(graph, sources, engine)
             begin(f"numbering the nodes{spark_page(session)}")
@@ -215,15 +197,6 @@ def build_on_spark(graph: GraphFile, out: str | Path, options: BuildOptions, rep
             store_options = tables.store_options(options.memory)
             write_shared(session, target, nodes, edges, store_options, partial(_shared, engine), progress=begin)
         begin("closing the store")
-
-
-def _rewrite(rewrites: Sequence[Rewrite], number: int, _: Iterator[Any]) -> None:
-    rewrites[number]()
-
-
-def _share_folders(target: StoreTarget, session: SparkSession) -> bool:
-    """Return whether executors reach the folders of this process."""
-    return target.place.path is not None or str(session.sparkContext.master).startswith("local")
 
 
 def _check_reach(folder: Path, sources: Mapping[str, TableSource]) -> None:

@@ -6,8 +6,7 @@ Files are in the order of the list. A glob or a folder gives files sorted by nam
 import fnmatch
 import glob
 import os
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ MAGIC = "*?["
 BUFFER = 1 << 20  # bytes of a column that are read at once: a row group may be larger than memory
 BATCH = 1 << 16  # rows
 GROUP = 16 << 20  # bytes of a row group in scratch files: engines read row groups at once and in parallel
-Rewrite = Callable[[], None]  # rewrites one file as Parquet, in this process or in an executor
 
 
 @dataclass(frozen=True)
@@ -215,22 +213,12 @@ def arrow_batches(file: TableFile) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
 # --- scratch files -------------------------------------------------------------------------------
 
 
-def one_by_one(rewrites: Iterable[Rewrite]) -> None:
-    for rewrite in rewrites:
-        rewrite()
-
-
 def stage(batches: Iterable[Any], schema: Any, path: Path, group: int = GROUP) -> None:
-    """Write record batches as Parquet, uncompressed, because it is read once and removed.
-
-    The file is renamed when it is complete: two executors may write the same rows at the same time.
-    """
+    """Write record batches as Parquet, uncompressed, because it is read once and removed."""
     stored = pa.schema([(field.name, _stored(field.type)) for field in schema])
-    begun = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    with pq.ParquetWriter(begun, stored, compression="none", use_dictionary=False, write_statistics=False) as writer:
+    with pq.ParquetWriter(path, stored, compression="none", use_dictionary=False, write_statistics=False) as writer:
         for table in _grouped(batches, stored, group):
             writer.write_table(table, row_group_size=max(1, table.num_rows))
-    begun.replace(path)
 
 
 def _stored(kind: Any) -> Any:
