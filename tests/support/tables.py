@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from hoploom.ingest.tables.build import BuildOptions, Report, build
+from hoploom.ingest.tables.build import BuildOptions, build
 from hoploom.ingest.tables.graph_file import parse_graph
+from hoploom.ingest.tables.graph_streams import Report
 from hoploom.schema import ORIGINAL_ID, RelationName
 from hoploom.store import Store, open_store
 

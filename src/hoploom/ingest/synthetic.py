@@ -20,15 +20,7 @@ from numpy.typing import NDArray
 
 from hoploom import keys, ops
 from hoploom.errors import ConfigError
-from hoploom.schema import (
-    HOMOGENEOUS_RELATION,
-    HOMOGENEOUS_TYPE,
-    Field,
-    NodeType,
-    Relation,
-    RelationName,
-    Schema,
-)
+from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field, NodeType, Relation, RelationName, Schema
 from hoploom.store import Store, open_store
 from hoploom.store import format as layout
 from hoploom.store.format import PartRange, id_dtype

@@ -13,9 +13,8 @@ from support.tables import build_here, by_id, field, write_table
 
 from hoploom.errors import ConfigError, HoploomError
 from hoploom.ingest.tables.build import open_engine
-from hoploom.ingest.tables.build_options import Report
 from hoploom.ingest.tables.graph_file import ColumnRule, parse_graph
-from hoploom.ingest.tables.graph_streams import NodeRows
+from hoploom.ingest.tables.graph_streams import NodeRows, Report
 from hoploom.ingest.tables.ids import Numbering
 from hoploom.ingest.tables.sources import TableSource, read_sources
 from hoploom.ingest.tables.transforms import Moments, Planner, SourceColumn, UnfitError, moments_of, numbers_of

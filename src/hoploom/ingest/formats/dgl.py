@@ -54,9 +54,8 @@ def _fields(owner: Owner, given: Mapping[str, Any]) -> dict[str, Tensor]:
     for name, value in given.items():
         rows = as_tensor(value)
         if rows is None:
-            raise DataError(
-                f"{owner}.{name} is a {type(value).__name__}; Hoploom gathers tensors, convert or delete it"
-            )
+            found_type = type(value).__name__
+            raise DataError(f"{owner}.{name} is a {found_type}; Hoploom gathers tensors, convert or delete it")
         ours = RENAMED.get(name, name) if isinstance(owner, str) else name
         found[name if ours in given else ours] = rows
     return found

@@ -100,10 +100,7 @@ def _read_csv(dataset: Dataset, root: Path, undirected: bool) -> Streams:
 
 
 def _node_fields(dataset: Dataset, features: Path, classes: Path, years: Path | None) -> dict[str, RowSource]:
-    fields = {
-        "x": csv_table(features, "float32"),
-        "y": labels(csv_table(classes, "float64"), dataset.num_classes),
-    }
+    fields = {"x": csv_table(features, "float32"), "y": labels(csv_table(classes, "float64"), dataset.num_classes)}
     return fields if years is None else {**fields, "year": flat(csv_table(years, "int64"))}
 
 
@@ -215,7 +212,6 @@ DATASETS = {
 # --- files ----------------------------------------------------------------------------------
 
 BLOCK_BYTES = 1 << 20  # of text; Arrow reads up to 32 blocks ahead
-PARSED = {"float32": "float64", "float64": "float64", "int64": "int64"}  # rounded twice, as by OGB's reader
 DAMAGE = (OSError, EOFError, zlib.error, UnicodeError, csv.Error)
 
 
@@ -251,7 +247,8 @@ def _chunks(path: Path, dtype: str, columns: int, block: int) -> Iterator[Tensor
         from pyarrow import csv as arrow_csv
     names = [str(column) for column in range(columns)]
     nulls: list[str] | None = [] if dtype == "int64" else None  # None: the words that pandas takes for NaN, too
-    parsed = arrow_csv.ConvertOptions(column_types=dict.fromkeys(names, PARSED[dtype]), null_values=nulls)
+    types = dict.fromkeys(names, "int64" if dtype == "int64" else "float64")  # rounded twice, as by OGB's reader
+    parsed = arrow_csv.ConvertOptions(column_types=types, null_values=nulls)
     with _reading(path):
         try:
             with pa.input_stream(str(path), compression="gzip") as stream:

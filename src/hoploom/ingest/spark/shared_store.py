@@ -91,12 +91,7 @@ class _SharedStore:
     """The driver's side of a store that executors write."""
 
     def __init__(
-        self,
-        session: SparkSession,
-        target: StoreTarget,
-        options: StoreOptions,
-        frames: Frames,
-        begin: Progress,
+        self, session: SparkSession, target: StoreTarget, options: StoreOptions, frames: Frames, begin: Progress
     ) -> None:
         self._session, self._target, self._options, self._frames = session, target, options, frames
         self._begin = begin
@@ -124,8 +119,8 @@ class _SharedStore:
             num_edges += self._edges(edge_stream, written, nodes)
             relations += written
         schema, ranges = describe_store(nodes, sizes, relations, num_edges, self._options)
-        self._target.describe(schema, ranges)
-        return schema, tuple(ranges)
+        self._target.described = schema, tuple(ranges)
+        return self._target.described
 
     def _ranges(self, num_ids: int, num_rows: int, row_bytes: int, step: int = 1) -> Ranges:
         return ranges_for(num_ids, num_rows, row_bytes, self._options.memory, self._parallel, step)
@@ -210,18 +205,16 @@ class _SharedStore:
         for one, some in zip(written, [pieces[: ranges[0].count], pieces[ranges[0].count :]], strict=False):
             counts.append([])
             for part in range(len(one.bounds) - 1):
-                whole = _files_of(one, part, some)
-                counts[-1].append(whole[1].rows)
-                files += whole
+                described = one.files(part).items()
+                whole = [WholeFile(name, field, pieces_of(some, name)) for name, field in described]
+                counts[-1].append(whole[1].rows)  # indptr is first, indices second
+                before = accumulate((piece.rows for piece in whole[1].pieces), initial=0)
+                files += [replace(whole[0], before=tuple(before)[:-1]), *whole[1:]]
         self._join(files)
         return counts
 
     def _timed(
-        self,
-        rows: SharedRows,
-        stream: EdgeStream,
-        written: Sequence[WrittenRelation],
-        nodes: Sequence[NodeStream],
+        self, rows: SharedRows, stream: EdgeStream, written: Sequence[WrittenRelation], nodes: Sequence[NodeStream]
     ) -> SharedRows:
         """Return the edges with the times of both ends, if a relation takes those of its source nodes."""
         if not any(one.time == SOURCE_TIME for one in written):
@@ -263,7 +256,7 @@ class _SharedStore:
         task = JoinTask(staging, place, plan, self._in_ranges)
         results = run_tasks(one_row_each(self._session, len(tasks)), len(tasks), task.write)
         for name, entry in joined_files(staging, files, tasks, results).items():
-            self._target.add(name, entry)
+            self._target.files[name] = entry
         with suppress(StoreError):  # a late task may still write pieces; the whole staging place is removed later
             staging.remove(PIECES)
 
@@ -271,13 +264,6 @@ class _SharedStore:
 def pieces_of(made: Sequence[Mapping[str, Any]], name: str) -> tuple[Piece, ...]:
     """Return the pieces of a file, in the order of their ranges."""
     return tuple(Piece(*by_file[name]) for by_file in made if name in by_file)
-
-
-def _files_of(written: WrittenRelation, part: int, made: Sequence[Mapping[str, Any]]) -> list[WholeFile]:
-    """Return the files of a part's lists, indptr first, indices second."""
-    files = [WholeFile(name, field, pieces_of(made, name)) for name, field in written.files(part).items()]
-    before = accumulate((piece.rows for piece in files[1].pieces), initial=0)
-    return [replace(files[0], before=tuple(before)[:-1]), *files[1:]]
 
 
 def _directed(rows: SharedRows, stream: EdgeStream, ranges: Sequence[Ranges]) -> tuple[Any, Any]:

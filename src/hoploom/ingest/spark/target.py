@@ -8,7 +8,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -31,21 +31,13 @@ class StoreTarget:
     def __init__(self, place: StoragePath, staging: StoragePath, scratch: Path) -> None:
         self.place, self.staging, self._scratch = place, staging, scratch
         self.files: dict[str, FileEntry] = {}
-        self.described: tuple[Schema, tuple[PartRange, ...]] | None = None
+        self.described: tuple[Schema, tuple[PartRange, ...]] | None = None  # set before the block ends
 
     def local_scratch(self, name: str) -> Path:
         """Make a folder for this process, which executors also reach if they reach the store by a path."""
         folder = self._scratch / name
         folder.mkdir()
         return folder
-
-    def add(self, name: str, entry: FileEntry) -> None:
-        """Add a file that is written."""
-        self.files[name] = entry
-
-    def describe(self, schema: Schema, parts: Sequence[PartRange]) -> None:
-        """Set the schema and the parts."""
-        self.described = schema, tuple(parts)
 
 
 @contextmanager

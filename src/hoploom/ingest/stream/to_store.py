@@ -96,11 +96,19 @@ def write_store(
         sizes[stream.name] = {
             split: write_split(writer, stream, split, _budget(writer, options)) for split in stream.splits
         }
-    relations: list[WrittenRelation] = []
-    num_edges: list[list[int]] = []
+    relations, num_edges = list[WrittenRelation](), list[list[int]]()
+    by_name = {stream.name: stream for stream in nodes}
     for edge_stream in edges:
         begin(" ".join(edge_stream.key))
-        source_times = _source_times(writer, edge_stream, nodes, options)
+        source_times = list[Tensor | None]()  # of each key, from the files just written
+        for source, _, _ in edge_stream.keys:
+            times = None
+            if takes_node_times(edge_stream, by_name[source], options):
+                field = stored_fields(by_name[source])[str(options.time)]
+                parts = range(len(by_name[source].bounds) - 1)
+                files = [layout.node_file(part, source, str(options.time)) for part in parts]
+                times = torch.cat([read_array(writer.path_of(file), field) for file in files]).to(torch.int64)
+            source_times.append(times)
         written = written_relations(edge_stream, nodes, options, source_times)
         num_edges += write_relations(writer, edge_stream, written, _budget(writer, options))
         relations += written
@@ -149,22 +157,6 @@ def written_relations(
     ]
 
 
-def _source_times(
-    writer: StoreWriter, stream: EdgeStream, nodes: Sequence[NodeStream], options: StoreOptions
-) -> list[Tensor | None]:
-    """Return the times of the source nodes of each key, [num_nodes] int64, from the files just written; or None."""
-    by_name, found = {s.name: s for s in nodes}, list[Tensor | None]()
-    for key in stream.keys:
-        sources, times = by_name[key[0]], str(options.time)
-        if not takes_node_times(stream, sources, options):
-            found.append(None)
-            continue
-        field = stored_fields(sources)[times]
-        files = [layout.node_file(part, sources.name, times) for part in range(len(sources.bounds) - 1)]
-        found.append(torch.cat([read_array(writer.path_of(file), field) for file in files]).to(torch.int64))
-    return found
-
-
 def takes_node_times(stream: EdgeStream, sources: NodeStream, options: StoreOptions) -> bool:
     """Return whether edges take the times of their source nodes; raise DataError if these are unfit."""
     if options.time is None or options.time in stream.fields:
@@ -199,9 +191,18 @@ def write_relations(
                     columns.append(turned.fields[topology.time].to(torch.int64))
                 columns += checked_rows(topology.relation.fields, turned.fields, sources.numel()).values()
                 spool.add(turned.destinations, [ops.byte_rows(column) for column in columns])
-        counts = []
+        counts = list[list[int]]()
         for topology, spool in zip(written, spools, strict=True):
-            counts.append(_write_lists(writer, topology, spool))
+            counts.append([])
+            for number, buckets in by_part(topology.bounds, spool.buckets()):
+                part, num_edges = topology.first_part + number, 0
+                files = topology.files(part)
+                writer.append(next(iter(files)), INDPTR, torch.zeros(1, dtype=torch.int64))
+                for bucket in buckets:
+                    num_edges += _append_lists(writer, topology, bucket, part, num_edges)
+                for name, field in files.items():
+                    writer.finish(name, field)
+                counts[-1].append(num_edges)
             spool.close()
         return counts
 
@@ -219,22 +220,6 @@ def _directions(stream: EdgeStream, rows: EdgeRows) -> Iterator[EdgeRows]:
     yield rows
     if rule.reverse is not None:
         yield EdgeRows(rows.destinations, rows.sources, rows.fields)
-
-
-def _write_lists(writer: ArraySink, topology: WrittenRelation, spool: Spool) -> list[int]:
-    """Write the lists of all parts, part by part; return the number of edges by part."""
-    num_edges = []
-    for number, buckets in by_part(topology.bounds, spool.buckets()):
-        part = topology.first_part + number
-        files = topology.files(part)
-        writer.append(next(iter(files)), INDPTR, torch.zeros(1, dtype=torch.int64))
-        written = 0
-        for bucket in buckets:
-            written += _append_lists(writer, topology, bucket, part, written)
-        for name, field in files.items():
-            writer.finish(name, field)
-        num_edges.append(written)
-    return num_edges
 
 
 def _append_lists(writer: ArraySink, topology: WrittenRelation, bucket: Bucket, part: int, first_edge: int) -> int:

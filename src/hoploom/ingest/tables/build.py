@@ -11,18 +11,16 @@ import pyarrow as pa
 
 from hoploom.errors import ConfigError
 from hoploom.ingest.stream import Progress, write_store
-from hoploom.ingest.tables.build_options import BuildOptions, Report
 from hoploom.ingest.tables.engine import DuckEngine
 from hoploom.ingest.tables.graph_file import GraphFile
-from hoploom.ingest.tables.graph_streams import GraphTables
+from hoploom.ingest.tables.graph_streams import BuildOptions, GraphTables, Report
 from hoploom.ingest.tables.sources import ReadLimits, read_sources
 from hoploom.ingest.tables.table_files import TableFile, group_bytes
 from hoploom.ops import give_back_freed_memory
 from hoploom.store.write import StoreWriter
 from hoploom.system import needs, num_cores, resident_bytes
 
-__all__ = ["BuildOptions", "Report", "build"]
-
+__all__ = ["BuildOptions", "build"]
 LEAST_SHARE = 80 << 20  # of the engine, and of the store that is written
 THREAD_SHARE = 128 << 20  # of the engine, for each of its threads: it gives up with less
 JOIN_BYTES = 40 << 20  # of a thread's share, for a join that spills; the rest is for two row groups
@@ -60,8 +58,7 @@ def _build_here(graph: GraphFile, out: Path, options: BuildOptions, report: Repo
         folder = writer.scratch / "tables"
         folder.mkdir()
         own = share // (options.threads or 1)
-        limits = ReadLimits(largest_group=max(own // 4, own - JOIN_BYTES) // 2)
-        sources = read_sources(graph, folder, limits)
+        sources = read_sources(graph, folder, ReadLimits(largest_group=max(own // 4, own - JOIN_BYTES) // 2))
         _give_back()
         files = [(path, source.schema.names) for source in sources.values() for path in source.paths]
         largest = max((group_bytes(TableFile(path, path, "parquet"), names) for path, names in files), default=0)

@@ -244,10 +244,8 @@ def _add_columns(table: _Section, ids: Sequence[str]) -> None:
         table.keys["features"] = features
     if not labels:
         return
-    table.keys["label"], table.why["label"] = (
-        labels[0],
-        f"guessed: the column is called {labels[0]}; is this what you predict?",
-    )
+    table.keys["label"] = labels[0]
+    table.why["label"] = f"guessed: the column is called {labels[0]}; is this what you predict?"
     splits = [name for name in repeated if name.lower() in SPLITS]
     table.keys["split"] = splits[0] if splits else SHARES
     if not splits:

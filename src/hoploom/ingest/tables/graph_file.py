@@ -336,17 +336,13 @@ def _check_fields(graph: GraphFile, table: Table) -> None:
             at = f"{table.owner}.fields.{as_key(name)}"
             raise graph.problem(at, f"a field {as_toml(name)} cannot be given; choose another name")
     for column, rule in table.columns.items():
-        is_id = column in table.id_columns.values()
-        _check_rule(graph, f"{table.owner}.columns.{as_key(column)}", rule, is_id=is_id)
-
-
-def _check_rule(graph: GraphFile, at: str, rule: ColumnRule, *, is_id: bool) -> None:
-    if is_id:
-        for name in ("fill", "categories", "standardise"):
-            if getattr(rule, name) is not None and getattr(rule, name) is not False:  # a fill of 0 is one
-                raise graph.problem(f"{at}.{name}", "it cannot be done to ids; leave it out")
-        if rule.cast not in (None, "string", "int64"):
-            raise graph.problem(f"{at}.cast", f'{as_toml(rule.cast)} is given, but ids are "int64" or "string"')
-    if rule.standardise and (rule.categories or rule.cast in ("string", "bool")):
-        other = "categories" if rule.categories else f'cast = "{rule.cast}"'
-        raise graph.problem(f"{at}.standardise", f"it is for numbers, {other} is not; drop one")
+        at = f"{table.owner}.columns.{as_key(column)}"
+        if column in table.id_columns.values():
+            for name in ("fill", "categories", "standardise"):
+                if getattr(rule, name) is not None and getattr(rule, name) is not False:  # a fill of 0 is one
+                    raise graph.problem(f"{at}.{name}", "it cannot be done to ids; leave it out")
+            if rule.cast not in (None, "string", "int64"):
+                raise graph.problem(f"{at}.cast", f'{as_toml(rule.cast)} is given, but ids are "int64" or "string"')
+        if rule.standardise and (rule.categories or rule.cast in ("string", "bool")):
+            other = "categories" if rule.categories else f'cast = "{rule.cast}"'
+            raise graph.problem(f"{at}.standardise", f"it is for numbers, {other} is not; drop one")

@@ -7,7 +7,7 @@ read, without another pass.
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -18,31 +18,58 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from hoploom.errors import DataError
+from hoploom.config.values import as_int
+from hoploom.errors import ConfigError, DataError
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Rows, StoreOptions
 from hoploom.ingest.stream.streams import SOURCE_TIME, TIME_COLUMN
 from hoploom.ingest.tables import diagnose
-from hoploom.ingest.tables.build_options import Report
 from hoploom.ingest.tables.engine import Engine, EngineRows, UnreadableError, result_rows
 from hoploom.ingest.tables.graph_file import EdgeTable, GraphFile, NodeTable
-from hoploom.ingest.tables.ids import (
-    NULL,
-    NodeIds,
-    Numbering,
-    cast_ids,
-    int64_of,
-    number_nodes,
-    read_node_ids,
-)
+from hoploom.ingest.tables.ids import NULL, NodeIds, Numbering, cast_ids, int64_of, number_nodes, read_node_ids
 from hoploom.ingest.tables.sources import TableSource
 from hoploom.ingest.tables.transforms import Planner, TableFields, standardise
 from hoploom.keys import mix
 from hoploom.ops.sample import Words, mix_words
 from hoploom.schema import ORIGINAL_ID, Field
 
+ENGINES = ("duckdb", "spark")
+MOST_PARTS = 2**16  # the four hex digits that choose the part of a text id
 MOST_SPLITS = 100  # each is read by itself
 ENDS = ("source", "destination")
 Splits = Mapping[str, Callable[[], Iterator[Tensor]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """Options of a build from tables. Only `parts` and `drop_dangling` change the store."""
+
+    parts: int = 1
+    memory: int = 4 << 30  # bytes of this process; with Spark, of each task's process
+    threads: int | None = None  # of the engine; None: all cores
+    engine: str = "duckdb"
+    master: str = "local[*]"  # of Spark
+    conf: Mapping[str, str] = field(default_factory=dict)  # more settings of Spark
+    drop_dangling: bool = False  # leave out edges of unknown nodes, and count them
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ConfigError(f"engine is {self.engine!r}; give one of {', '.join(ENGINES)}")
+        if self.threads is not None:
+            as_int("threads", self.threads, 1, "give at least 1")
+        if as_int("parts", self.parts, 1, f"give 1 to {MOST_PARTS}") > MOST_PARTS:
+            raise ConfigError(f"parts is {self.parts}; give 1 to {MOST_PARTS}")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Counts and times of a build."""
+
+    nodes: dict[str, int] = field(default_factory=dict)  # by type
+    edges: dict[str, int] = field(default_factory=dict)  # rows read, by relation
+    dropped: dict[str, int] = field(default_factory=dict)  # of them with an unknown end, by relation
+    unlabelled: dict[str, int] = field(default_factory=dict)  # nodes without a label by type, if there are some
+    notes: list[str] = field(default_factory=list)  # what happens to them
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
 
 @dataclass(frozen=True)
@@ -66,8 +93,7 @@ class GraphTables:
         for name, node_table in self.graph.nodes.items():
             numbering = numberings[name]
             if node_table.files:
-                rows = NodeRows(self.engine, self.sources[node_table.owner], numbering)
-                nodes.append(rows.stream(report))
+                nodes.append(NodeRows(self.engine, self.sources[node_table.owner], numbering).stream(report))
             else:
                 nodes.append(NodeStream(name, numbering.bounds, _original_ids(self.engine, numbering)))
         for (begin, _, end), table in self.graph.edges.items():

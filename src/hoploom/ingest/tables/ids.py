@@ -26,7 +26,6 @@ from hoploom.ingest.tables.graph_file import GraphFile, NodeTable
 from hoploom.ingest.tables.sources import TableSource
 
 MODULUS, FACTOR = 2**31 - 1, 48271  # Lehmer's generator: no product passes 2^47, so engines agree
-MOST_PARTS = 2**16  # four hex digits
 UNKNOWN, NULL = -1, -2  # in place of a store id
 NodeIds = tuple[Tensor, Tensor]  # store ids [n], the user's: [n] int64, or [n, width] uint8, UTF-8 padded with zeros
 
@@ -94,13 +93,19 @@ def number_nodes(engine: Engine, table: NodeTable, source: TableSource | None, p
         rows = engine.read(source.paths)
     column = source.id_column
     ids = rows.select(id=cast_ids(rows[column], source, column))
+    numbering = None
     if source.has_text(column):
-        numbering = _mapped(engine, source, _with_part_of_text(ids, parts), parts)
+        digits = ids["id"].hexdigest("md5")
+        part: Any = ibis.literal(0)
+        if parts > 1:  # digits of a number: all engines have `find`
+            values = [ibis.literal("0123456789abcdef").find(digits[place : place + 1]) for place in range(3, 7)]
+            part = sum(value * 16**power for power, value in enumerate(values)) % parts
+        ids = ids.mutate(part=part.cast("int64"), bucket=digits[0:3])
     else:
+        numbering = _without_gaps(engine, source, ids) if parts == 1 else None
         residue = (ids["id"] % MODULUS + MODULUS) % MODULUS
-        numbering = (_without_gaps(engine, source, ids) if parts == 1 else None) or _mapped(
-            engine, source, ids.mutate(part=residue * FACTOR % MODULUS % parts), parts
-        )
+        ids = ids.mutate(part=residue * FACTOR % MODULUS % parts)
+    numbering = numbering or _mapped(engine, source, ids, parts)
     if parts > numbering.num_nodes:
         most = f"{table.owner} has {numbering.num_nodes} nodes; give at most {numbering.num_nodes}"
         raise DataError(f"parts is {parts}, but {most}")
@@ -114,16 +119,6 @@ def _without_gaps(engine: Engine, source: TableSource, ids: ir.Table) -> Numberi
         return None
     (distinct,) = result_rows(engine, ids.aggregate(ids=ids["id"].nunique()))
     return Numbering(source.owner, (0, found["rows"]), found["low"]) if distinct["ids"] == found["rows"] else None
-
-
-def _with_part_of_text(ids: ir.Table, parts: int) -> ir.Table:
-    """Return texts [id, part, bucket], where both follow from their MD5."""
-    digits = ids["id"].hexdigest("md5")
-    part: Any = ibis.literal(0)
-    if parts > 1:  # digits of a number: all engines have `find`
-        values = [ibis.literal("0123456789abcdef").find(digits[place : place + 1]) for place in range(3, 7)]
-        part = sum(value * 16**power for power, value in enumerate(values)) % parts
-    return ids.mutate(part=part.cast("int64"), bucket=digits[0:3])
 
 
 def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> Numbering:

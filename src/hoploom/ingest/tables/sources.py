@@ -133,7 +133,13 @@ def _source(graph: GraphFile, table: Table, folder: Path, limits: ReadLimits) ->
     names = [column_names(file, limits.csv_block) for file in found]
     features = _features(graph, table, names[0], found[0].shown)
     for file, there in zip(found, names, strict=True):
-        _check_columns(graph, table, features, there, file.shown)
+        for role, column in [*_single_columns(table).items(), *(("features", column) for column in features)]:
+            at, alike = f"{table.owner}.{role}", [name for name in there if name.lower() == column.lower()]
+            if column not in there:
+                raise graph.problem(at, f"{file.shown} has no column {quoted(column)}; {_hint(column, there)}")
+            if len(alike) > 1:
+                message = f"{file.shown} has columns {_listed(alike)}, which engines take for one; rename one"
+                raise graph.problem(at, message)
     used = tuple(dict.fromkeys([*_single_columns(table).values(), *features]))
     for column in table.columns:
         if column not in used:
@@ -223,16 +229,6 @@ def _features(graph: GraphFile, table: Table, names: Sequence[str], shown: str) 
     return tuple(found)
 
 
-def _check_columns(graph: GraphFile, table: Table, features: Sequence[str], names: Sequence[str], shown: str) -> None:
-    """Raise ConfigError unless a file has every column once, regardless of case."""
-    for role, column in [*_single_columns(table).items(), *(("features", column) for column in features)]:
-        at, alike = f"{table.owner}.{role}", [name for name in names if name.lower() == column.lower()]
-        if column not in names:
-            raise graph.problem(at, f"{shown} has no column {quoted(column)}; {_hint(column, names)}")
-        if len(alike) > 1:
-            raise graph.problem(at, f"{shown} has columns {_listed(alike)}, which engines take for one; rename one")
-
-
 def _hint(name: str, known: Sequence[str]) -> str:
     if len(known) == 1 and any(sign in known[0] for sign in ";|\t"):
         return f"its only column is {quoted(known[0])}; write commas between columns"
@@ -273,7 +269,18 @@ def _check_ids(graph: GraphFile, sources: Mapping[str, TableSource]) -> None:
     """Raise ConfigError or DataError unless all ids are integers or text, as their nodes' are."""
     for source in sources.values():
         for role, column in source.table.id_columns.items():
-            _check_id_type(source, role, column)
+            kind, what = source.schema.field(column).type, _described(source, column)
+            if not pa.types.is_string(kind) and not pa.types.is_integer(kind):
+                raise source.problem(role, f"{what}; ids are integers or text, so write it as one of them")
+            if pa.types.is_string(kind) and rule_of(source.table, column).cast == "int64":
+                message = f'{what}; only CSV is read as "int64", so write integers or leave the cast out'
+                raise source.problem(f"columns.{as_key(column)}.cast", message)
+            if kind == pa.uint64() and any(largest_value(path, column) >= 2**63 for path in source.paths):
+                for file, before, ids in source.scan(column):
+                    at_row = pc.index(pc.greater(ids, pa.scalar(2**63 - 1, kind)), True).as_py()
+                    if at_row >= 0:
+                        found = f"{file}, row {before + at_row + 1}: {column} is {ids[at_row]}"
+                        raise DataError(f"{found}; integer ids are below 2**63, so write them as text")
     for edges in graph.edges.values():
         source = sources[edges.owner]
         for (role, column), name in zip(edges.id_columns.items(), edges.relation[::2], strict=True):
@@ -282,22 +289,6 @@ def _check_ids(graph: GraphFile, sources: Mapping[str, TableSource]) -> None:
 
 def _described(source: TableSource, column: str) -> str:
     return f"column {column} of {source.origins[0]} is {source.schema.field(column).type}"
-
-
-def _check_id_type(source: TableSource, role: str, column: str) -> None:
-    kind, what = source.schema.field(column).type, _described(source, column)
-    if not pa.types.is_string(kind) and not pa.types.is_integer(kind):
-        raise source.problem(role, f"{what}; ids are integers or text, so write it as one of them")
-    if pa.types.is_string(kind) and rule_of(source.table, column).cast == "int64":
-        message = f'{what}; only CSV is read as "int64", so write integers or leave the cast out'
-        raise source.problem(f"columns.{as_key(column)}.cast", message)
-    if kind != pa.uint64() or all(largest_value(path, column) < 2**63 for path in source.paths):
-        return
-    for file, before, ids in source.scan(column):
-        at_row = pc.index(pc.greater(ids, pa.scalar(2**63 - 1, kind)), True).as_py()
-        if at_row >= 0:
-            found = f"{file}, row {before + at_row + 1}: {column} is {ids[at_row]}"
-            raise DataError(f"{found}; integer ids are below 2**63, so write them as text")
 
 
 def _check_ends(

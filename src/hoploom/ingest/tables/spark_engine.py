@@ -10,7 +10,7 @@ each range, and numbers do not depend on where ranges begin.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import accumulate
@@ -42,10 +42,16 @@ from hoploom.ingest.spark.session import explained, sendable, spark_page, spark_
 from hoploom.ingest.spark.target import opened_target
 from hoploom.ingest.stream import Progress
 from hoploom.ingest.stream.streams import IdRows, in_turn
-from hoploom.ingest.tables.build_options import BuildOptions, Report
 from hoploom.ingest.tables.engine import EngineRows, Fold, IdCounts, UnreadableError, sql_of
 from hoploom.ingest.tables.graph_file import GraphFile
-from hoploom.ingest.tables.graph_streams import GraphTables, KnownEdges, UnknownEndError, known_edges
+from hoploom.ingest.tables.graph_streams import (
+    BuildOptions,
+    GraphTables,
+    KnownEdges,
+    Report,
+    UnknownEndError,
+    known_edges,
+)
 from hoploom.ingest.tables.sources import TableSource, read_sources
 
 UNREADABLE = "Spark cannot read the tables"
@@ -94,24 +100,16 @@ class SparkEngine:
         with explained(UNREADABLE, UnreadableError):
             kept = _numbered(self.frame(ids), num_rows).persist(StorageLevel.MEMORY_AND_DISK)
             self._kept.append(kept)
-            stats = dict[int, IdCounts]()
+            stats, counts = dict[int, IdCounts](), IdCounts()
             for row in kept.filter("stats is not null").select("range", "stats").collect():
                 given = json.loads(row[1])
                 by_part = {int(part): rows for part, rows in given.pop("sizes").items()}
                 stats[row[0]] = IdCounts(by_part, **given)
+                counts.add(stats[row[0]])
             sizes = [stats[number].num_ids if number in stats else 0 for number in range(max(stats, default=0))]
             begins = ",".join(f"{begin}L" for begin in accumulate(sizes, initial=0))
             node = sql.expr(f"element_at(array({begins}), range + 1) + place").alias("node")
-            counts = IdCounts()
-            for one in stats.values():
-                counts.add(one)
             return self.table(kept.filter("stats is null").select("id", node, "again")), counts
-
-    def __enter__(self) -> "SparkEngine":
-        return self
-
-    def __exit__(self, *failure: Any) -> None:
-        self.close()
 
     def close(self) -> None:
         with suppress(Exception):  # Spark may be gone, which has been raised already
@@ -185,27 +183,22 @@ def build_on_spark(graph: GraphFile, out: str | Path, options: BuildOptions, rep
         begin("starting Spark")
         with (
             spark_session(scratch, options.memory, options.master, options.conf) as session,
-            SparkEngine(session) as engine,
+            closing(SparkEngine(session)) as engine,
             _naming_files(sources),
         ):
             set_join_tasks(session, max((source.num_rows for source in sources.values()), default=0))
-            if target.place.path is None and not str(session.sparkContext.master).startswith("local"):
-                _check_reach(folder, sources)
+            is_remote = target.place.path is None and not str(session.sparkContext.master).startswith("local")
+            for source in sources.values() if is_remote else ():
+                if any(path.startswith(str(folder)) for path in source.paths):
+                    way_out = "write it as Parquet under a plain name, or build into a path that all executors share"
+                    why = f"{source.origins[0]} was rewritten or linked on this host, which executors do not reach"
+                    raise source.problem("files", f"{why}; {way_out}")
             tables = GraphTables(graph, sources, engine)
             begin(f"numbering the nodes{spark_page(session)}")
             nodes, edges = tables.streams(options.parts, report, drop_dangling=options.drop_dangling)
             store_options = tables.store_options(options.memory)
             write_shared(session, target, nodes, edges, store_options, partial(_shared, engine), progress=begin)
         begin("closing the store")
-
-
-def _check_reach(folder: Path, sources: Mapping[str, TableSource]) -> None:
-    """Raise ConfigError if executors on other hosts cannot read a table that was rewritten on this one."""
-    for source in sources.values():
-        if any(path.startswith(str(folder)) for path in source.paths):
-            way_out = "write it as Parquet under a plain name, or build into a path that all executors share"
-            why = f"{source.origins[0]} was rewritten or linked on this host, which executors do not reach"
-            raise source.problem("files", f"{why}; {way_out}")
 
 
 @contextmanager
@@ -228,8 +221,12 @@ def _shared(engine: SparkEngine, rows: Any) -> SharedRows | IdRows[Any]:
     if isinstance(rows, KnownEdges):
         inner = rows.rows
         decode = partial(in_turn, inner.decode, partial(known_edges, rows.drop_dangling))
-        frame, explained = engine.frame(inner.table), partial(_explained, rows)
-        return SharedRows(frame, decode, rows.num_rows, inner.row_bytes, partial(_count, rows), explained)
+
+        def why(error: HoploomError) -> HoploomError | None:
+            return rows.explained() if isinstance(error, UnknownEndError) else None
+
+        frame = engine.frame(inner.table)
+        return SharedRows(frame, decode, rows.num_rows, inner.row_bytes, partial(_count, rows), why)
     assert isinstance(rows, EngineRows)
     return SharedRows(engine.frame(rows.table), rows.decode, None, rows.row_bytes)
 
@@ -239,7 +236,3 @@ def _count(rows: KnownEdges, came: int, left_out: int) -> None:
         why = "a table is being written, or Spark is told to leave out files that it cannot read"
         raise DataError(f"{came:,} of the {rows.num_rows:,} rows of {rows.owner} came; {why}")
     rows.count(came, left_out)
-
-
-def _explained(rows: KnownEdges, error: HoploomError) -> HoploomError | None:
-    return rows.explained() if isinstance(error, UnknownEndError) else None

@@ -118,8 +118,16 @@ def _refuse(values: Values, wrong: Values, why: str) -> None:
 def numbers_of(column: SourceColumn, given: pa.Array) -> Values:
     """Return the numbers of a column: [n] or [n, extent]."""
     count = len(given)
-    if column.width is not None:
-        given = _elements(column, given)
+    if column.width is not None:  # the elements of lists; a null list gives nulls
+        lengths = pc.list_value_length(given)
+        wrong = given.filter(pc.and_(given.is_valid(), pc.not_equal(lengths, column.width)))
+        if len(wrong):
+            message = f"has a list of {len(wrong[0])} values, others have {column.width}; give lists of one length"
+            raise UnfitError(message)
+        if given.null_count:
+            nulls = pa.array([[None] * column.width], given.type)
+            given = pc.coalesce(given, nulls[0])
+        given = given.flatten()
     given = prepared(column, given)
     if column.words is not None:
         return _categories(column, given)
@@ -162,20 +170,6 @@ def prepared(column: SourceColumn, given: pa.Array) -> pa.Array:
 
 
 # --- one step each --------------------------------------------------------------------------
-
-
-def _elements(column: SourceColumn, given: pa.Array) -> pa.Array:
-    """Return the elements of lists, all of length `width`; a null list gives nulls."""
-    assert column.width is not None
-    lengths = pc.list_value_length(given)
-    wrong = given.filter(pc.and_(given.is_valid(), pc.not_equal(lengths, column.width)))
-    if len(wrong):
-        message = f"has a list of {len(wrong[0])} values, others have {column.width}; give lists of one length"
-        raise UnfitError(message)
-    if given.null_count:
-        nulls = pa.array([[None] * column.width], given.type)
-        given = pc.coalesce(given, nulls[0])
-    return given.flatten()
 
 
 def _typed(given: pa.Array, wanted: pa.DataType) -> pa.Array:
@@ -358,22 +352,19 @@ class Planner:
 
     def fields(self) -> "TableFields":
         """Return the fields that the table's keys name; raise ConfigError or DataError if columns are unfit."""
-        return TableFields(self.source, list(self._fields()))
-
-    def _fields(self) -> Iterator[FieldColumns]:
-        table, features = self.source.table, self.source.features
-        is_edges = isinstance(table, EdgeTable)
+        table, features, found = self.source.table, self.source.features, list[FieldColumns]()
         if features:
-            yield self._field("features", "edge_attr" if is_edges else "x", features, table.dtype)
+            name = "edge_attr" if isinstance(table, EdgeTable) else "x"
+            found.append(self._field("features", name, features, table.dtype))
         if isinstance(table, EdgeTable):
             if table.weight:
-                yield self._field("weight", "weight", [table.weight], "float32")
+                found.append(self._field("weight", "weight", [table.weight], "float32"))
         elif table.label:
-            yield replace(self._field("label", "y", [table.label]), limit=table.num_classes)
+            found.append(replace(self._field("label", "y", [table.label]), limit=table.num_classes))
         if table.time:
-            yield self._field("time", "time", [table.time])
-        for name, column in table.fields.items():
-            yield self._field(f"fields.{as_key(name)}", name, [column])
+            found.append(self._field("time", "time", [table.time]))
+        found += [self._field(f"fields.{as_key(name)}", name, [column]) for name, column in table.fields.items()]
+        return TableFields(self.source, found)
 
     def _field(self, key: str, name: str, names: Sequence[str], dtype: str | None = None) -> FieldColumns:
         """Return a field of some columns; dtype=None: the dtype of the values."""
@@ -422,7 +413,10 @@ class Planner:
             what = f"column {name!r} is {column.result}, whose microseconds {dtype} rounds"
             way_out = f'give dtype = "float64", or columns.{as_key(name)}.standardise = true, or leave it out'
             raise self.source.problem(key, f"{what}; {way_out}")
-        return replace(column, null=_null(column)) if key == "label" else column
+        if key != "label" or column.shape:
+            return column
+        is_fraction = (rule.standardise or _dtype_of(column.result) in FLOATS) and rule.categories is None
+        return replace(column, null=float("nan") if is_fraction else -1)
 
     def _no_number(self, column: SourceColumn, key: str) -> str:
         """Return why a column holds no numbers: the first value that is none, its file and row, and the way out."""
@@ -472,15 +466,6 @@ class Planner:
             message = f"column {column.name!r} is {column.result}; times are integers or timestamps"
             raise self.source.problem(key, message)
         return "int64" if key == "time" else held
-
-
-def _null(column: SourceColumn) -> float | int | None:
-    """Return the value of a label that is not known."""
-    if column.shape:
-        return None
-    is_code = column.rule.categories is not None
-    is_fraction = column.rule.standardise or _dtype_of(column.result) in FLOATS
-    return float("nan") if is_fraction and not is_code else -1
 
 
 def _dtype_of(kind: pa.DataType) -> str:
