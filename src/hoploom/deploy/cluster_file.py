@@ -28,56 +28,38 @@ class TopKeys:
     """The keys above the sections."""
 
     store: str | None = key(
-        None,
-        "the store, at the same path on every host, or s3://… with `cache`; default: your command names it",
-        rules.HOST_PATH,
-        example="graph.store",
+        None, "the store's path on every host, or s3://… with `cache`", rules.HOST_PATH, example="graph.store"
     )
     cache: str | None = key(
         None,
-        "a folder on each host; the host's parts are fetched from `store` into it before its server starts",
+        "a folder on each host; its parts are fetched into it before its server starts",
         rules.HOST_PATH,
         example="/nvme",
     )
     mode: str | None = key(
-        None,
-        "worker: servers on the trainers' hosts; server-client: on others; default: worker with a store, else none",
-        rules.choice(*MODES),
-        example="worker",
+        None, "worker: servers beside trainers; server-client: on other hosts", rules.choice(*MODES), example="worker"
     )
     executor: str | None = key(
         None,
-        "what starts the processes; default: local if all hosts are this one, ssh if they have names, else slurm",
+        "what starts the processes; default: local on this host, ssh by names, else slurm",
         rules.choice(*EXECUTORS),
         example="ssh",
     )
-    servers: int | None = key(
-        None, "how many hosts run a server, if `hosts` is a number", rules.whole(1, 100_000), example=2
-    )
+    servers: int | None = key(None, "hosts with a server, if `hosts` is a number", rules.whole(1, 100_000), example=2)
     processes: int | None = key(
         None, "trainers per host; default: one per GPU in `devices`, else 1", rules.whole(1, 4096), example=4
     )
     python: str | None = key(
-        None,
-        "the Python on every host; default: the path of the current one",
-        rules.HOST_PATH,
-        example="/opt/venv/bin/python",
+        None, "the Python on every host; default: the current one", rules.HOST_PATH, example="/opt/venv/bin/python"
     )
     folder: str | None = key(
         None, "the working directory on every host; default: the current one", rules.HOST_PATH, example="/srv/papers"
     )
     rendezvous: str | None = key(
-        None,
-        "where torchrun's processes meet; default: port 29500 of the first host that trains",
-        rules.ADDRESS,
-        example="10.0.0.1:29500",
+        None, "where ranks meet; default: port 29500 of the first that trains", rules.ADDRESS, example="10.0.0.1:29500"
     )
-    max_restarts: int = key(
-        0, "how often torchrun restarts failed trainers, if one host runs all of them", rules.whole(0, 1000)
-    )
-    environment: dict[str, str] = key(
-        {}, "environment variables of every process", rules.VARIABLES, example={"NCCL_DEBUG": "INFO"}
-    )
+    max_restarts: int = key(0, "how often torchrun restarts failed trainers of one host", rules.whole(0, 1000))
+    environment: dict[str, str] = key({}, "variables of every process", rules.VARIABLES, example={"NCCL_DEBUG": "INFO"})
 
 
 @dataclass(frozen=True)
@@ -128,10 +110,7 @@ class ServerOptions:
     threads: int | None = key(None, "batches built at the same time", rules.whole(1, 4096), example=8)
     memory: str | None = key(None, "limit for batches that are built and not yet sent", rules.SIZE, example="4GB")
     store_memory: str | None = key(
-        None,
-        "for parts larger than memory: how much of the store to hold, the rest is read from disk when needed",
-        rules.SIZE,
-        example="64GB",
+        None, "how much of the store to hold; the rest is read from disk", rules.SIZE, example="64GB"
     )
     cache: str | None = key(None, "cache for feature rows of other parts", rules.SHARE_OR_SIZE, example="20%")
     fanouts: tuple[int, ...] | None = key(
@@ -173,12 +152,8 @@ class SlurmOptions:
     setup: tuple[str, ...] = key(
         (), "shell lines to run first", rules.texts('a list of texts, e.g. ["module load cuda"]')
     )
-    options: tuple[str, ...] = key(
-        (), "more #SBATCH options, one per line", rules.texts('a list of texts, e.g. ["--mail-type=END"]')
-    )
-    container_image: str | None = key(
-        None, "pyxis: the container image", rules.TEXT, example="nvcr.io#nvidia/pytorch:25.01-py3"
-    )
+    options: tuple[str, ...] = key((), "more #SBATCH options", rules.texts('a list of texts, e.g. ["--mail-type=END"]'))
+    container_image: str | None = key(None, "pyxis: the image", rules.TEXT, example="nvcr.io#nvidia/pytorch:25.01-py3")
     container_mounts: tuple[str, ...] = key(
         (), "pyxis: mounts, host path:container path", rules.texts('a list of texts, e.g. ["/data:/data"]')
     )
@@ -189,9 +164,7 @@ class SlurmOptions:
         None, "pyxis: the working directory in the container", rules.HOST_PATH, example="/workspace"
     )
     srun: tuple[str, ...] = key(
-        (),
-        "more options for every srun; they come after Hoploom's own",
-        rules.texts('a list of texts, e.g. ["--container-env=NCCL_DEBUG"]'),
+        (), "more options of every srun", rules.texts('a list of texts, e.g. ["--container-env=NCCL_DEBUG"]')
     )
 
     @property
@@ -214,12 +187,7 @@ class KubernetesOptions:
     mount: str = key("/stores", "the path of that volume in the pods", rules.HOST_PATH)
     secret: str | None = key(None, "the Secret with the files of [security]", rules.LABEL, example="hoploom-certs")
     secret_mount: str = key("/etc/hoploom", "the path of that Secret in the pods", rules.HOST_PATH)
-    user: int | None = key(
-        None,
-        "the numeric user of the pods; default: that of the image, and only root reads the Secret",
-        rules.whole(1),
-        example=1000,
-    )
+    user: int | None = key(None, "the numeric user of the pods; default: the image's", rules.whole(1), example=1000)
     service_account: str | None = key(None, "the service account of the pods", rules.LABEL, example="trainer")
     pull_secrets: tuple[str, ...] = key(
         (), "Secrets for pulling the image", rules.texts('a list of texts, e.g. ["registry"]')
