@@ -135,7 +135,7 @@ def test_the_23rd_gpu_has_rank_22_and_local_rank_6() -> None:
     place = {"SLURM_PROCID": "22", "SLURM_LOCALID": "6", "SLURM_NODEID": "2", "SLURM_NTASKS": "24"}
     tasks = {"SLURM_STEP_NUM_TASKS": "24", "SLURM_STEP_TASKS_PER_NODE": "8(x3)", "SLURM_STEP_NODELIST": "gpu[1-3]"}
     read = environment.read_rank(place | tasks | {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"})
-    assert (read.rank, read.local_rank, read.world_size, read.local_world_size) == (22, 6, 24, 8)
+    assert (read.rank, read.local_rank, read.world_size) == (22, 6, 24)
 
 
 def test_papers100M_is_read_from_the_files_that_ogb_downloads(  # noqa: N802

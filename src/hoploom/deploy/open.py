@@ -21,8 +21,7 @@ from hoploom.deploy.programs import ServerCommand
 from hoploom.errors import ConfigError, PeerError
 from hoploom.ranks import environment
 from hoploom.ranks.context import Context, gather_json
-from hoploom.ranks.environment import LOOPBACK, LaunchSettings
-from hoploom.ranks.rendezvous import address_towards
+from hoploom.ranks.environment import LaunchSettings
 from hoploom.ranks.supervise import Supervisor
 from hoploom.serve import SERVING
 from hoploom.store import Store, open_store
@@ -208,7 +207,7 @@ def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Op
     if missing:
         raise ConfigError(f"no host holds part {min(missing)} of {path}, they hold {held}; give parts= on each")
     token = None if "token_file" in opening.options else shared[0]["token"]
-    address = _address(context, leaders)
+    address = context.host_address
     if context.is_main and not (is_loopback(address) or "cert" in opening.options or environment.is_quiet()):
         print(NO_TLS, file=sys.stderr, flush=True)
     opening = replace(opening, parts=tuple(parts))
@@ -225,16 +224,6 @@ def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Op
         server = context.closing.enter_context(LocalServer(command, context.timeout, token=token, before_close=others))
     servers = gather_json(context, "" if server is None else server.address)
     return _connected(context, replace(opening, servers=[one for one in servers if one]), token)
-
-
-def _address(context: Context, leaders: Sequence[int]) -> str:
-    """Return this host's address towards the others. The first host only learns it from the second one's address."""
-    info = context.rank_info
-    if info.on_one_host:
-        return LOOPBACK
-    first = context.rank == leaders[0] and len(leaders) > 1
-    known = gather_json(context, "" if first else address_towards(info.address, info.port))
-    return address_towards(known[leaders[1]], info.port) if first else str(known[context.rank])
 
 
 class LocalServer(Closing):

@@ -217,9 +217,8 @@ class DeadlockDetector:
         `since` keeps how often each was found in a call of torch before: its status may be older than this wait.
         """
         ranks = [rank for rank in range(self.size) if rank != self.rank]
-        if not self.store.check([f"status/{rank}" for rank in ranks]):
-            return {}
-        found = dict(zip(ranks, self._statuses(ranks), strict=True))
+        keys = [f"status/{rank}" for rank in ranks]
+        found = dict(zip(ranks, self._statuses(keys), strict=True)) if self.store.check(keys) else {}
         for rank, status in found.items():
             since[rank] = min(status.looks, since.get(rank, status.looks))
             if status.looks < since[rank] + AGAIN:
@@ -267,12 +266,12 @@ class DeadlockDetector:
         verdict = f"verdict/{self.rank}/{status.serial}"
         if self.store.check([verdict]):
             self._errors[status.serial] = ConfigError(self.store.get(verdict).decode())
-        elif status.is_firm and self.store.check(["left"]) and status.waits_for(_status(self.store.get("left"))):
+        elif status.is_firm and self.store.check(["left"]) and status.waits_for(self._statuses(["left"])[0]):
             self._errors[status.serial] = dist.DistError("it left before its part")
 
     def _judge(self) -> None:
         """Post an error for all ranks if none of them can go on. Rank 0 may hold the store, so it ends last."""
-        waits = self._statuses(range(self.size))
+        waits = self._statuses([f"status/{rank}" for rank in range(self.size)])
         serials, one_goes_on = [wait.serial for wait in waits], sum(not wait.is_firm for wait in waits) == 1
         is_known = any(serial == before for serial, before in zip(serials, self._judged, strict=False))
         if one_goes_on or is_known or not all(any(wait.waits_for(other) for other in waits) for wait in waits):
@@ -284,12 +283,8 @@ class DeadlockDetector:
         self.store.multi_set(verdicts, [f"{error}; {SAME_CALLS}"] * self.size)  # type: ignore[attr-defined]
         self._over.wait(2 * (INTERVAL + PER_RANK * self.size))
 
-    def _statuses(self, ranks: Sequence[int]) -> list[Status]:
-        return [_status(text) for text in self.store.multi_get([f"status/{rank}" for rank in ranks])]
-
-
-def _status(text: bytes) -> Status:
-    return Status(**json.loads(text))
+    def _statuses(self, keys: list[str]) -> list[Status]:
+        return [Status(**json.loads(text)) for text in self.store.multi_get(keys)]
 
 
 # --- frames of this process ----------------------------------------------------------------------
@@ -547,22 +542,15 @@ class _Loop(_Round):
                         f"rank {ranks[0]} and rank {ranks[1]} both gave their loader {given}, so they would read the "
                         "same seeds; give each rank its own, or leave rank= and world_size= out"
                     )
-                if common := _common_seeds(other["hashes"], entry["hashes"]):
+                before, later = other["hashes"], entry["hashes"]
+                shared, is_same = len({*before} & {*later}), {*later} <= {*before}
+                may_repeat = len({*before}) < len(before) or len({*later}) < len(later)  # as links of a multigraph do
+                if shared and (is_same or not may_repeat):
+                    some = f"some of the same seeds ({shared} of {len(later)} that were compared)"
                     error = DIVIDED_BADLY if "share" in entry else TRAINED_TWICE
-                    return error.format(ranks=f"rank {ranks[0]} and rank {ranks[1]}", seeds=common)
+                    named = f"rank {ranks[0]} and rank {ranks[1]}"
+                    return error.format(ranks=named, seeds="the same seeds" if is_same else some)
         return ""
-
-
-def _common_seeds(hashes: list[int], later: list[int]) -> str:
-    """Return how many seeds two ranks have in common, in words: a sample of them is compared.
-
-    Seeds that repeat on one rank, as links of a multigraph do, may repeat on another one.
-    """
-    shared, distinct = len(set(hashes) & set(later)), len(set(later))
-    if shared and shared == distinct:
-        return "the same seeds"
-    may_repeat = any(len(set(one)) < len(one) for one in (hashes, later))
-    return f"some of the same seeds ({shared} of {len(later)} that were compared)" if shared and not may_repeat else ""
 
 
 def difference_of(first: tuple[int, Mapping[str, str]], second: tuple[int, Mapping[str, str]], size: int) -> str:

@@ -64,7 +64,17 @@ def init(
     process group already, it is used and stays open when the context is closed.
     """
     seconds = read_timeout(timeout)
-    info = _rank_info(rank, world_size, address)
+    named = (rank, world_size, address) != (None, None, None)
+    if dist.is_initialized():
+        own = dist.get_rank(), dist.get_world_size()
+        if named and (rank, world_size) not in (own, (None, None)):
+            raise ConfigError(
+                f"rank and world_size are {rank} and {world_size}, but torch.distributed is in use already with "
+                f"{own[0]} and {own[1]}; leave them out"
+            )
+        info = adopted(environment.in_group(*own))
+    else:
+        info = environment.given(rank, world_size, address) if named else environment.read_rank()
     chosen_backend(backend, chosen_device(device, info))  # a mistake is raised before any wait for other ranks
     rendezvous = meet(info, seconds) if info.world_size > 1 else None
     try:
@@ -75,7 +85,7 @@ def init(
     except BaseException as error:
         if rendezvous is not None:
             rendezvous.leave(farewell(error))
-            rendezvous.outlast()
+            rendezvous.wait_for_the_others(if_holding=True)
         raise
 
 
@@ -90,20 +100,6 @@ def read_timeout(timeout: float) -> float:
 def farewell(error: BaseException) -> str:
     """Return what the other ranks are told of a rank that ends with an error."""
     return f"ended with {type(error).__name__}: {error}"[:300]
-
-
-def _rank_info(rank: int | None, world_size: int | None, address: str | None) -> RankInfo:
-    """Return the rank of the user's process group if there is one, else that of the arguments or the environment."""
-    named = (rank, world_size, address) != (None, None, None)
-    if not dist.is_initialized():
-        return environment.given(rank, world_size, address) if named else environment.read_rank()
-    own = dist.get_rank(), dist.get_world_size()
-    if named and (rank, world_size) not in (own, (None, None)):
-        raise ConfigError(
-            f"rank and world_size are {rank} and {world_size}, but torch.distributed is in use already with {own[0]} "
-            f"and {own[1]}; leave them out"
-        )
-    return adopted(environment.in_group(*own))
 
 
 def chosen_device(wanted: str | torch.device | None, info: RankInfo) -> torch.device:
@@ -168,6 +164,7 @@ class Context:
         self.device = device
         self.timeout = timeout  # seconds that this rank waits for another
         self.rank_info = info
+        self.host_address = LOOPBACK  # at which ranks of other hosts reach this one
         self.closing = ExitStack()  # the store and others that close with this context
         self._peers = rendezvous  # until this rank leaves
         self._calls: SharedCalls | None = None  # None for a single rank
@@ -325,8 +322,8 @@ class Context:
         wait = timedelta(seconds=self.timeout)
         with self.guard("meeting the other ranks", way_out=UNMET):
             if info.on_one_host or info.port:  # else the user's group has met by other means than an address
-                own = LOOPBACK if info.on_one_host else rendezvous.own_address(info)
-                self.closing.enter_context(environment.listening_on(interface_of(own)))
+                self.host_address = LOOPBACK if info.on_one_host else rendezvous.own_address(info)
+                self.closing.enter_context(environment.listening_on(interface_of(self.host_address)))
             if info.source != "group":
                 store, size = rendezvous.store, self.world_size
                 dist.init_process_group(backend, store=store, timeout=wait, rank=self.rank, world_size=size)

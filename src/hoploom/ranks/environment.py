@@ -243,17 +243,18 @@ def _from_slurm(variables: Variables) -> RankInfo:
     local_rank = _number(variables, "SLURM_LOCALID", 0)
     job = _number(variables, "SLURM_JOB_ID", 0) if "MASTER_PORT" not in variables else 0
     step = int(step_id) if (step_id := variables.get("SLURM_STEP_ID", "")).isdecimal() else 0
-    num_tasks = world_size if re.fullmatch(r"[^\[,]+", node_list) else _tasks_of_this_host(variables)
+    on_one_host = re.fullmatch(r"[^\[,]+", node_list) is not None
     return RankInfo(
         rank,
         local_rank,
         world_size,
-        min(world_size, max(local_rank + 1, num_tasks)),
+        world_size if on_one_host else min(world_size, local_rank + 1),
         "slurm",
         restarts=restarts,
         address=variables.get("MASTER_ADDR") or first_host(node_list),
         port=_port(variables) if "MASTER_PORT" in variables else FIRST_PORT + (job + 101 * step) % NUM_PORTS,
         is_task=True,
+        uncounted=() if on_one_host else LOCALS[1:],
     )
 
 
@@ -270,18 +271,6 @@ def first_host(node_list: str) -> str:
             "MASTER_ADDR to rank 0's host"
         )
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
-
-
-def _tasks_of_this_host(variables: Variables) -> int:
-    """Return the number of tasks of this host, from Slurm's short form: 4(x2),3 stands for 4, 4 and 3."""
-    text = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get("SLURM_TASKS_PER_NODE") or ""
-    counts = [
-        int(count)
-        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-        for _ in range(int(times or 1))
-    ]  # fmt: skip
-    host = _number(variables, "SLURM_NODEID", 0, default=0)
-    return counts[host] if host < len(counts) else 1
 
 
 def names_threads() -> bool:
@@ -307,8 +296,7 @@ def _rank_of(variables: Variables, rank_name: str, size_name: str) -> tuple[int,
 
 
 def _port(variables: Variables) -> int:
-    port = _number(variables, "MASTER_PORT", 1)
-    if port > 65535:
+    if (port := _number(variables, "MASTER_PORT", 1)) > 65535:
         raise ConfigError(f"MASTER_PORT is {port}; the largest port is 65535")
     return port
 

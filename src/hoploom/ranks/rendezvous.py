@@ -5,11 +5,9 @@ The store is torch's TCPStore, which rank 0 or the launcher holds. No request wa
 
 import fcntl
 import gc
-import ipaddress
 import os
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -83,27 +81,26 @@ class Rendezvous:
             self.store.compare_set("gone", "", f"{self._rank} gave up, as {reason}")
             return [rank for rank in self._others if self._has("here", rank)]
 
-        arrived = with_timeout(FAREWELL, post)
+        arrived = with_timeout(FAREWELL, post) or []
         if self._holds:
-            self._stay(FAREWELL, arrived or [])
+            self._stay(FAREWELL, arrived)
 
     def texts(self) -> list[str]:
         """Return the text of every rank."""
         return [text.decode() for text in self.store.multi_get([f"here/{i}" for i in range(self._world_size)])]
 
     def own_address(self, info: RankInfo) -> str:
-        """Return the address at which the other hosts reach this one. All ranks call.
+        """Return the address that packets from this host to the others leave from. All ranks call.
 
-        It is the one that packets to the store leave from. On the first host, whose name may be loopback there, it is
-        the one that packets to another host leave from.
+        The first host's own name may be loopback there, as on Debian: it looks for the way to another host.
         """
         own = address_towards(info.address, info.port)
         self.store.set(f"address/{self._rank}", own)
-        if not is_loopback(own):
-            return own
-        texts = self.store.multi_get([f"address/{rank}" for rank in (self._rank, *self._others)])
-        far = next((address for text in texts if not is_loopback(address := text.decode())), None)
-        return own if far is None else address_towards(far, info.port)
+        if is_loopback(own):
+            others = [text.decode() for text in self.store.multi_get([f"address/{rank}" for rank in self._others])]
+            far = next((address for address in others if not is_loopback(address)), None)
+            own = own if far is None else address_towards(far, info.port)
+        return own
 
     def leave(self, farewell: str, close: Callable[[], object] = lambda: None) -> None:
         """Post why this rank ends, unless it has lost another one; then close what connects the ranks."""
@@ -135,15 +132,10 @@ class Rendezvous:
             return "the ranks lost each other"
         return f"no sign of life came from {', '.join(f'rank {rank}' for rank in sorted(silent))}"
 
-    def wait_for_the_others(self, seconds: float) -> None:
-        """Wait until every other rank has left, or knows that some are lost; at most so long."""
-        if not self._lost:
+    def wait_for_the_others(self, seconds: float = FAREWELL, *, if_holding: bool = False) -> None:
+        """Wait until every other rank has left or knows that some are lost; `if_holding`: if the store is held here."""
+        if not self._lost and (self._holds or not if_holding):
             self._stay(seconds, self._others)
-
-    def outlast(self, seconds: float = FAREWELL) -> None:
-        """Let the others read what was posted, if this process holds the store."""
-        if self._holds:
-            self.wait_for_the_others(seconds)
 
     def _stay(self, seconds: float, ranks: Iterable[int]) -> None:
         """Wait until these ranks have left."""
@@ -231,21 +223,15 @@ def address_towards(host: str, port: int) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of this host's network interface that has an address, or None if the system does not know."""
+    """Return the name of this host's network interface with an IPv4 address, or None if there is none."""
     names = [name for _, name in socket.if_nameindex()]
     if is_loopback(address):
         return next((name for name in LOOPBACK_INTERFACES if name in names), None)
-    if sys.platform != "linux":
-        return None
-    wanted = ipaddress.ip_address(address.partition("%")[0])
-    if wanted.version == 6:
-        rows = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
-        return next((row[5] for row in rows if int(row[0], 16) == int(wanted)), None)
     with socket.socket(type=socket.SOCK_DGRAM) as asking:
         for name in names:
-            with suppress(OSError):  # an interface without an address
-                found = fcntl.ioctl(asking, READ_ADDRESS, IFREQ.pack(name.encode(), socket.AF_INET, 0, wanted.packed))
-                if IFREQ.unpack(found)[3] == wanted.packed:
+            with suppress(OSError):  # an interface without an address, or a system that is not Linux
+                found = fcntl.ioctl(asking, READ_ADDRESS, IFREQ.pack(name.encode(), socket.AF_INET, 0, bytes(4)))
+                if socket.inet_ntoa(IFREQ.unpack(found)[3]) == address:
                     return name
     return None
 

@@ -33,7 +33,9 @@ def test_torchruns_variables_name_a_rank_and_go_before_slurms() -> None:
 
 def test_slurms_variables_say_where_a_rank_stands() -> None:
     place = read_rank(SLURM)
-    assert place == RankInfo(5, 1, 8, 4, "slurm", 0, "gpu003", place.port, is_task=True)
+    assert place == RankInfo(
+        5, 1, 8, 2, "slurm", 0, "gpu003", place.port, is_task=True, uncounted=("LOCAL_WORLD_SIZE",)
+    )
     assert 1024 < place.port < 32768  # below the ports that Linux hands out by itself
 
 
@@ -49,7 +51,9 @@ def test_a_batch_script_may_choose_the_meeting_point() -> None:
 
 def test_tasks_that_are_told_their_meeting_point_need_no_list_of_nodes() -> None:
     told = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "MASTER_ADDR": "h0", "MASTER_PORT": "2000"}
-    assert read_rank(told) == RankInfo(1, 0, 4, 1, "slurm", 0, "h0", 2000, is_task=True)
+    assert read_rank(told) == RankInfo(
+        1, 0, 4, 1, "slurm", 0, "h0", 2000, is_task=True, uncounted=("LOCAL_WORLD_SIZE",)
+    )
 
 
 def test_an_empty_list_of_a_steps_nodes_leaves_that_of_the_job() -> None:
