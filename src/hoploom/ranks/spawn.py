@@ -243,6 +243,6 @@ def _check_alone() -> None:
     if place.world_size > 1:
         names = "SLURM_PROCID and SLURM_NTASKS" if place.source == "slurm" else "RANK and WORLD_SIZE"
         raise ConfigError(
-            f"spawn was called in rank {place.rank} of {place.world_size}, as {names} say, and starts ranks on one "
-            "host only; call fn(hoploom.init()) there, or start the script with plain python"
+            f"spawn was called in rank {place.rank} of {place.world_size}, as {names} say; call fn(hoploom.init()) "
+            "there, or start the script with plain python: spawn starts ranks on one host only"
         )
