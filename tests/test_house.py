@@ -34,7 +34,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 655,
     "config": 815,
     "ops": 3200,
-    "store": 4418,
+    "store": 4383,
     "sample": 1205,
     "ranks": 2318,
     "load": 3273,
@@ -47,7 +47,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "partition": 1497,
     "scale": 999,
     "deploy": 2626,
-    "report": 1248,
+    "report": 1230,
     "cli": 1845,
 }
 BUDGET, MOST_FILES = 49_300, 243

@@ -174,22 +174,20 @@ def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[s
 
 def charts(shown: Sequence[Figure]) -> str:
     """Return figures that the page's script draws; their labels are for readers without pictures."""
-    places = (
-        f'<figure data-chart="{escape(chart.key)}" role="img" aria-label="{escape(_in_words(chart))}">'
-        f"<figcaption><h3>{escape(chart.title)}</h3></figcaption>"
-        f'<p class="note">{escape(chart.note)}</p></figure>'
-        for chart in shown
-    )
-    return f'<div class="charts">{"".join(places)}</div>'
-
-
-def _in_words(chart: Figure) -> str:
-    ends = []
-    for curve in chart.curves:
-        known = [value for value in curve.y if value is not None]
-        if known:
-            ends.append(f"{curve.label}: from {known[0]:.4g} to {known[-1]:.4g} at step {curve.x[-1]:,.0f}")
-    return f"{chart.title}. {'; '.join(ends)}"
+    figures = ""
+    for chart in shown:
+        ends = []
+        for curve in chart.curves:
+            known = [value for value in curve.y if value is not None]
+            if known:
+                ends.append(f"{curve.label}: from {known[0]:.4g} to {known[-1]:.4g} at step {curve.x[-1]:,.0f}")
+        label = escape(f"{chart.title}. {'; '.join(ends)}")
+        figures += (
+            f'<figure data-chart="{escape(chart.key)}" role="img" aria-label="{label}">'
+            f"<figcaption><h3>{escape(chart.title)}</h3></figcaption>"
+            f'<p class="note">{escape(chart.note)}</p></figure>'
+        )
+    return f'<div class="charts">{figures}</div>'
 
 
 def command(text: str) -> str:

@@ -114,11 +114,14 @@ def _numbers(run: RunReader) -> list[tuple[str, str, str]]:
     shown = []
     result, columns = run.result, run.columns
     monitor, best = str(result.get("monitor", "")), result.get("best")
+    watched, mode = (run.starts[-1].get("monitor") if run.starts else None) or ("", "")
+    known = [(line[watched], line.get("epoch")) for line in run.epochs if isinstance(line.get(watched), int | float)]
     if isinstance(best, int | float):
         epoch = result.get("best_epoch")
         shown.append((f"best {monitor}", f"{best:.4f}", "" if epoch is None else f"validation, epoch {epoch:.0f}"))
-    elif run.epochs and (so_far := _best_so_far(run)):
-        shown.append(so_far)
+    elif known:
+        value, epoch = min(known) if mode == "min" else max(known, key=lambda found: found[0])
+        shown.append((f"best {watched} so far", _figure(value), f"validation, epoch {epoch}"))
     elif run.epochs:
         names = [name for name in run.epochs[-1] if name not in ("step", "epoch", "train_loss")]
         if names:
@@ -139,16 +142,6 @@ def _numbers(run: RunReader) -> list[tuple[str, str, str]]:
     if (use := disk_use_of(run)) is not None:
         shown.append(("bound by", use.bound, use.short.split(",")[0]))
     return [*shown, ("duration", as_seconds(run.seconds), "")]
-
-
-def _best_so_far(run: RunReader) -> tuple[str, str, str] | None:
-    """Return the best value yet of the metric that picks the best checkpoint."""
-    name, mode = (run.starts[-1].get("monitor") if run.starts else None) or ("", "")
-    known = [(line[name], line.get("epoch")) for line in run.epochs if isinstance(line.get(name), int | float)]
-    if not known:
-        return None
-    value, epoch = min(known) if mode == "min" else max(known, key=lambda found: found[0])
-    return f"best {name} so far", _figure(value), f"validation, epoch {epoch}"
 
 
 def _figure(value: Any) -> str:
@@ -212,10 +205,6 @@ def _warnings(run: RunReader) -> Iterator[str]:
     if run.measured and len(run.measured) < counts[-1]:
         shown = f"{len(run.measured)} of {counts[-1]} ranks"
         yield f"Times and memory are those of {shown}: the others wrote into the same folder on their own hosts."
-    yield from _advice(run)
-
-
-def _advice(run: RunReader) -> Iterator[str]:
     seconds = totals([line for lines in run.measured.values() for line in lines], "seconds")
     share = seconds.get("wait", 0.0) / (seconds.get("step") or 1.0)
     if share <= WAITS or run.num_steps < SETTLED:
@@ -315,12 +304,6 @@ def run_charts(runs: Labelled) -> list[Figure]:
     return [chart for at, chart in enumerate(found) if all(chart.curves != other.curves for other in found[:at])]
 
 
-def _label(what: str, number: int, runs: Labelled) -> str:
-    """Return the label of a curve, with the run's name if there are several runs."""
-    words = [what] if len(runs) == 1 else [runs[number][0], what]
-    return " ".join(filter(None, words))
-
-
 def _column(what: str, number: int, runs: Labelled, column: str) -> Curve:
     run = runs[number][1]
     return _curve(what, number, runs, run.columns["step"], run.columns[column])
@@ -329,7 +312,8 @@ def _column(what: str, number: int, runs: Labelled, column: str) -> Curve:
 def _curve(what: str, number: int, runs: Labelled, x: Numbers, y: Numbers, weights: Numbers | None = None) -> Curve:
     points = thinned(x, y, weights)
     low, high = points.get("low", ()), points.get("high", ())
-    return Curve(_label(what, number, runs), number, points["x"], points["y"], low, high)
+    words = [what] if len(runs) == 1 else [runs[number][0], what]
+    return Curve(" ".join(filter(None, words)), number, points["x"], points["y"], low, high)
 
 
 def _speed(number: int, runs: Labelled) -> Curve:

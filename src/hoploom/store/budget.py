@@ -207,7 +207,10 @@ def disk_figures(path: Path, cache: Path = CACHE) -> DiskFigures:
         with kept.open("a+", encoding="utf-8") as file:
             _lock(file)
             file.seek(0)
-            known = _read_known(file.read())
+            try:
+                known = {k: DiskFigures(**v) for k, v in json.loads(file.read()).items() if min(v.values()) > 0}
+            except (ValueError, TypeError, AttributeError):  # damaged, or new
+                known = {}
             if key in known:
                 return known[key]
             found = measure_disk(path)
@@ -218,14 +221,6 @@ def disk_figures(path: Path, cache: Path = CACHE) -> DiskFigures:
         return measure_disk(path)
     except ops.DiskError:  # a batch that needs this file raises it, with a hint
         return USUAL
-
-
-def _read_known(text: str) -> dict[str, DiskFigures]:
-    """Return the figures in the cache file; none if it is damaged."""
-    try:
-        return {key: DiskFigures(**kept) for key, kept in json.loads(text).items() if min(kept.values()) > 0}
-    except (ValueError, TypeError, AttributeError):
-        return {}
 
 
 def _lock(file: TextIO) -> None:

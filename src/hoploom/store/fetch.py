@@ -79,7 +79,13 @@ def fetch(
                 needed = f"{folder} needs {transferred / 1e9:,.3f} GB more, and its disk has {free / 1e9:,.3f} GB free"
                 raise StoreError(f"{needed}; free some space, or fetch fewer parts")
             _transfer(source, folder, missing, transferred, show)
-            _finish(folder, {inside(folder, name).parent for name in missing})
+            changed = chain.from_iterable(inside(folder, name).parents for name in missing)
+            for inner in sorted(set(changed)):
+                if inner.is_relative_to(folder):
+                    sync_folder(inner)
+            if (folder / IN_FLIGHT).exists():
+                os.replace(folder / IN_FLIGHT, folder / STORE_FILE)
+                sync_folder(folder)
         finally:
             os.close(handle)
     except StoreError:
@@ -203,13 +209,3 @@ def _read(source: StoragePath, name: str, file_bytes: int, at: int) -> tuple[byt
     if len(piece) < size:
         raise StoreError(f"{url} ends after {at + len(piece)} bytes of {file_bytes}; write the store there again")
     return piece, zlib.crc32(piece)
-
-
-def _finish(folder: Path, changed: set[Path]) -> None:
-    """Make the new files survive a power cut, then name store.json."""
-    for inner in sorted(set(chain.from_iterable((one, *one.parents) for one in changed))):
-        if inner.is_relative_to(folder):
-            sync_folder(inner)
-    if (folder / IN_FLIGHT).exists():
-        os.replace(folder / IN_FLIGHT, folder / STORE_FILE)
-        sync_folder(folder)

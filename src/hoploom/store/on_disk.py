@@ -4,7 +4,6 @@ The mapped rows stay in the page cache, once per host, because the reads go past
 are read if their positions follow from the degrees; weighted, temporal, LABOR and full picks read whole lists.
 """
 
-import errno
 import mmap
 import os
 import tempfile
@@ -239,19 +238,15 @@ class ScratchFile:
     def __init__(self, folder: Path, num_bytes: int) -> None:
         self.num_bytes = -(-num_bytes // BLOCK) * BLOCK
         self.end = 0  # of the bytes written
-        descriptor = -1
         try:
-            descriptor = _open_without_name(folder)
-            os.posix_fallocate(descriptor, 0, self.num_bytes)
-            path = f"/proc/self/fd/{descriptor}"
-            self.opened = DiskFile(path)
-            self._descriptor = os.open(path, os.O_WRONLY | (os.O_DIRECT if self.opened.is_direct else 0))
+            with tempfile.TemporaryFile(dir=folder) as file:
+                os.posix_fallocate(file.fileno(), 0, self.num_bytes)
+                path = f"/proc/self/fd/{file.fileno()}"
+                self.opened = DiskFile(path)
+                self._descriptor = os.open(path, os.O_WRONLY | (os.O_DIRECT if self.opened.is_direct else 0))
         except OSError as error:
             way_out = f"it needs {as_bytes(self.num_bytes)} at a time; give scratch another folder, or leave it out"
             raise StoreError(f"scratch space {folder} cannot be used: {error.strerror}; {way_out}") from error
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
 
     def __enter__(self) -> "ScratchFile":
         return self
@@ -292,14 +287,3 @@ def cut(ids: Sequence[Ids], num_rows: int) -> NDArray[np.int64]:
         offsets[1:-1, index] = np.searchsorted(one, cuts)
         offsets[-1, index] = len(one)
     return offsets
-
-
-def _open_without_name(folder: Path) -> int:
-    try:
-        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            raise
-    descriptor, path = tempfile.mkstemp(prefix="hoploom-", dir=folder)  # a file system without unnamed files
-    os.unlink(path)
-    return descriptor

@@ -238,7 +238,16 @@ def open_store(
     if topology not in ("own", "all"):
         raise ConfigError(f"topology is {topology!r:.80}; choose 'own' or 'all'")
     schema, everything = manifest.schema, range(len(manifest.parts))
-    numbers = tuple(everything) if parts is None else _checked_parts(parts, len(everything))
+    way_out = f"give numbers below {len(everything)}"
+    if parts is not None and not isinstance(parts, Iterable):
+        raise ConfigError(f"parts are {parts!r:.80}, not a list; {way_out}")
+    numbers = tuple(sorted({as_int("part", part, 0, way_out) for part in (everything if parts is None else parts)}))
+    if not numbers:
+        raise ConfigError(
+            f"parts is empty, so there is nothing to open; give some of the {len(everything)} parts by number"
+        )
+    if numbers[-1] >= len(everything):
+        raise ConfigError(f"parts are {list(numbers)}, the store has {len(everything)}; {way_out}")
     all_lists = topology == "all"
     scattered = exceeds_memory(manifest, numbers, whole_topology=all_lists)
     own = {number: open_part(folder, manifest, number, scattered=scattered) for number in numbers}
@@ -258,17 +267,6 @@ def open_store(
             raise ConfigError("scratch is for a store with a budget of memory; give memory too, or leave scratch out")
         return store
     return replace(_within(store, manifest, memory), scratch=None if scratch is None else read_scratch(scratch))
-
-
-def _checked_parts(parts: Sequence[int], num_parts: int) -> tuple[int, ...]:
-    if not isinstance(parts, Iterable):
-        raise ConfigError(f"parts are {parts!r:.80}, not a list; give numbers below {num_parts}")
-    numbers = tuple(sorted({as_int("part", part, 0, f"give numbers below {num_parts}") for part in parts}))
-    if not numbers:
-        raise ConfigError(f"parts is empty, so there is nothing to open; give some of the {num_parts} parts by number")
-    if numbers[-1] >= num_parts:
-        raise ConfigError(f"parts are {list(numbers)}, the store has {num_parts}; give numbers below {num_parts}")
-    return numbers
 
 
 def _within(store: Store, manifest: Manifest, memory: int | str) -> Store:

@@ -269,25 +269,21 @@ class OriginalIds:
         elif len(asked) == 0:
             found = np.empty(0, np.int64)
         else:
-            found = self._positions(asked)
+            wanted, inverse = np.unique(asked, return_inverse=True)
+            by_id, first = np.full(len(wanted), -1, np.int64), 0
+            name, num_nodes = self.node_type.name, self.node_type.num_nodes
+            for ids in map(_values, scan_rows(self.features, name, ORIGINAL_ID, num_nodes)):
+                at = np.searchsorted(wanted, ids).clip(max=len(wanted) - 1)
+                hit = wanted[at] == ids
+                by_id[at[hit]] = first + np.flatnonzero(hit)
+                first += len(ids)
+            found = by_id[inverse]
         if len(found) and found.min() < 0:
             unknown = asked[found < 0]
             first = unknown[0].decode() if self.are_text else int(unknown[0])
             more = f" ({len(unknown):,} of {len(asked):,} are unknown)" if len(unknown) > 1 else ""
             raise DataError(f"{self.node_type.name!r} has no node with the id {first!r}{more}; {self._hint()}")
         return torch.from_numpy(found)
-
-    def _positions(self, asked: Ids) -> NDArray[np.int64]:
-        """Return the position in the column of each id, or -1."""
-        wanted, inverse = np.unique(asked, return_inverse=True)
-        found, first = np.full(len(wanted), -1, np.int64), 0
-        name, num_nodes = self.node_type.name, self.node_type.num_nodes
-        for ids in map(_values, scan_rows(self.features, name, ORIGINAL_ID, num_nodes)):
-            at = np.searchsorted(wanted, ids).clip(max=len(wanted) - 1)
-            hit = wanted[at] == ids
-            found[at[hit]] = first + np.flatnonzero(hit)
-            first += len(ids)
-        return found[inverse]
 
     def _read(self, originals: Any, what: str) -> Ids:
         """Return your ids as they are in the column: int64, or UTF-8 without its padding."""

@@ -194,19 +194,15 @@ def write_parts(path: str | Path, schema: Schema, parts: Sequence[Part]) -> None
     """Write parts that are in this process."""
     with StoreWriter(path, schema, [range_of(part) for part in parts]) as writer:
         for number, part in enumerate(parts):
-            _write_nodes(writer, number, part)
+            for node_type in schema.node_types:
+                for name in node_type.fields:
+                    rows = part.tables[node_type.name, name].rows
+                    _write_rows(writer, layout.node_file(number, node_type.name, name), rows)
+            for (type_name, split), ids in part.splits.items():
+                _write_rows(writer, layout.split_file(number, type_name, split), ids)
             for index in range(len(schema.relations)):
                 _write_edges(writer, number, part, index)
             part.require_whole()
-
-
-def _write_nodes(writer: StoreWriter, number: int, part: Part) -> None:
-    for node_type in part.schema.node_types:
-        for name in node_type.fields:
-            rows = part.tables[node_type.name, name].rows
-            _write_rows(writer, layout.node_file(number, node_type.name, name), rows)
-    for (type_name, split), ids in part.splits.items():
-        _write_rows(writer, layout.split_file(number, type_name, split), ids)
 
 
 def _write_edges(writer: StoreWriter, number: int, part: Part, index: int) -> None:
