@@ -339,7 +339,7 @@ def test_a_stream_is_closed_in_bounded_time_and_drops_what_it_has(
             dropped.append(self)
 
     held: Any = Recorded()
-    stream.add(held)
+    stream.recordings.add(held)
     stream.device = CUDA
     with pytest.raises(TrainError, match=rf"cuda:0 is not done within 0.02 s with the whole steps begun; {BUSY}"):
         stream.close()

@@ -44,7 +44,7 @@ def test_dir_of_each_public_package_shows_its_public_names_and_nothing_else() ->
     assert not [name for name in dir(hoploom) if getattr(hoploom, name).__class__.__module__ == "typing"]
 
 
-@pytest.mark.parametrize(("package", "hint"), [("load", "hoploom.open"), ("train", "hoploom.fit")])
+@pytest.mark.parametrize(("package", "hint"), [("load", "hoploom.open")])
 def test_a_package_that_is_called_names_the_function_that_was_meant(package: str, hint: str) -> None:
     called: Any = getattr(hoploom, package)
     with pytest.raises(ConfigError, match=rf"hoploom.{package} is a package and cannot be called; {hint}"):
