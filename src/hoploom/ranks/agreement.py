@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -238,8 +238,12 @@ class DeadlockDetector:
         self._watching.join(INTERVAL)
         if is_first and is_reachable(self.store):
             text = json.dumps(asdict(Status(dict(self._begun), has_left=True)))
-            with_timeout(GOODBYE, lambda: self.store.multi_set([f"status/{self.rank}", "left"], [text, text]))  # type: ignore[attr-defined]
+            with_timeout(GOODBYE, lambda: self._post_leaving(text))
         self.store = PrefixStore("", HashStore())  # the rendezvous store would not be released
+
+    def _post_leaving(self, text: str) -> None:
+        self.store.set(f"status/{self.rank}", text)
+        self.store.compare_set("left", "", text)  # of the first one: counts of later ones may be higher
 
     def _watch(self, is_open: Callable[[], bool]) -> None:
         """Post what the main thread waits for, until the process that holds the store ends; find out if it is over."""
@@ -271,7 +275,10 @@ class DeadlockDetector:
 
     def _judge(self) -> None:
         """Post an error for all ranks if none of them can go on. Rank 0 may hold the store, so it ends last."""
-        waits = self._statuses([f"status/{rank}" for rank in range(self.size)])
+        keys = [f"status/{rank}" for rank in range(self.size)]
+        if not self.store.check(keys):  # a rank without a detector yet: reading its status would block
+            return
+        waits = self._statuses(keys)
         serials, one_goes_on = [wait.serial for wait in waits], sum(not wait.is_firm for wait in waits) == 1
         is_known = any(serial == before for serial, before in zip(serials, self._judged, strict=False))
         if one_goes_on or is_known or not all(any(wait.waits_for(other) for other in waits) for wait in waits):
@@ -530,26 +537,31 @@ class _Loop(_Round):
     def _difference(self) -> str:
         """Return the error about the first entry that does not fit to one before: all ranks find the same one."""
         entries, size = self.entries(), self.here.size
-        for count, entry in enumerate(entries):
-            for other in entries[:count]:
-                ranks = sorted((other["rank"], entry["rank"]))
-                if entry.get("digest") != other.get("digest"):
-                    one, another = (json.loads(self.posts.get(f"settings/{rank}")) for rank in ranks)
-                    return difference_of((ranks[0], one), (ranks[1], another), size)
-                if entry.get("share", -1) == other.get("share"):
-                    given = f"rank={entry['share']}, world_size={size}"
-                    return (
-                        f"rank {ranks[0]} and rank {ranks[1]} both gave their loader {given}, so they would read the "
-                        "same seeds; give each rank its own, or leave rank= and world_size= out"
-                    )
-                before, later = other["hashes"], entry["hashes"]
-                shared, is_same = len({*before} & {*later}), {*later} <= {*before}
-                may_repeat = len({*before}) < len(before) or len({*later}) < len(later)  # as links of a multigraph do
-                if shared and (is_same or not may_repeat):
-                    some = f"some of the same seeds ({shared} of {len(later)} that were compared)"
+        of_share, of_hash = dict[int, int](), defaultdict[int, list[int]](list)  # the ranks that posted them
+        may_repeat: set[int] = set()  # ranks whose seeds repeat, as links of a multigraph do
+        for entry in entries:
+            rank, first, hashes = entry["rank"], entries[0], {*entry["hashes"]}
+            if entry.get("digest") != first.get("digest"):
+                ranks = sorted((first["rank"], rank))
+                one, another = (json.loads(self.posts.get(f"settings/{rank}")) for rank in ranks)
+                return difference_of((ranks[0], one), (ranks[1], another), size)
+            if "share" in entry and (holder := of_share.setdefault(entry["share"], rank)) != rank:
+                given = f"rank={entry['share']}, world_size={size}"
+                return (
+                    f"rank {min(holder, rank)} and rank {max(holder, rank)} both gave their loader {given}, so they "
+                    "would read the same seeds; give each rank its own, or leave rank= and world_size= out"
+                )
+            if len(hashes) < len(entry["hashes"]):
+                may_repeat.add(rank)
+            for other, shared in Counter(other for one in hashes for other in of_hash[one]).items():
+                is_same = shared == len(hashes)
+                if is_same or not may_repeat & {rank, other}:
+                    some = f"some of the same seeds ({shared} of {len(entry['hashes'])} that were compared)"
                     error = DIVIDED_BADLY if "share" in entry else TRAINED_TWICE
-                    named = f"rank {ranks[0]} and rank {ranks[1]}"
+                    named = f"rank {min(other, rank)} and rank {max(other, rank)}"
                     return error.format(ranks=named, seeds="the same seeds" if is_same else some)
+            for one in hashes:
+                of_hash[one].append(rank)
         return ""
 
 

@@ -63,11 +63,10 @@ def read_rank(variables: Variables | None = None) -> RankInfo:
     return _from_torchrun(variables, present[0]) if present else RankInfo()
 
 
-def read_started(variables: Variables | None = None) -> RankInfo:
+def read_started() -> RankInfo:
     """Return the rank as `read_rank` does, but take an address without a rank for a single process."""
-    variables = os.environ if variables is None else variables
-    is_started = any(name in variables for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")) or _in_slurm_step(variables)
-    return read_rank(variables) if is_started else RankInfo()
+    is_started = any(name in os.environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")) or _in_slurm_step(os.environ)
+    return read_rank(os.environ) if is_started else RankInfo()
 
 
 def given(rank: int | None, world_size: int | None, address: str | None) -> RankInfo:
@@ -312,9 +311,9 @@ def _number(variables: Variables, name: str, least: int, *, default: int | None 
     return int(text)
 
 
-def hidden_gpus(variables: Variables | None = None) -> str | None:
+def hidden_gpus() -> str | None:
     """Return CUDA_VISIBLE_DEVICES if it leaves this process no GPU, else None."""
-    text = (os.environ if variables is None else variables).get("CUDA_VISIBLE_DEVICES")
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
     return text if text is not None and text.strip() in ("", "-1", "none", "NoDevFiles") else None
 
 

@@ -33,6 +33,7 @@ ROLL_CALL = 1.0  # seconds to find out which rank was lost
 LOOK = ROLL_CALL / 20  # seconds between two looks at what other ranks have posted
 PAUSES = 0.005, 0.25  # seconds between two looks for other ranks or the store: at first, and at most
 SILENCE = 60.0  # seconds for a process that accepts a connection to answer: it may have to look up names
+STRANGER = "Ping failed"  # torch's message if another program answers than its store
 READ_ADDRESS, IFREQ = 0x8915, struct.Struct("16sHH4s16x")  # SIOCGIFADDR, and its fields: name, family, port, address
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -321,14 +322,23 @@ def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPSt
     while not holds and time.monotonic() < deadline and not _listens(address, port):
         threading.Event().wait(pause)
         pause = min(2 * pause, PAUSES[1])
-    seconds = max(0.1, min(SILENCE, deadline - time.monotonic()))
-    attempt = timedelta(seconds=seconds)
-    make = partial(TCPStore, address, port, is_master=holds, wait_for_workers=False, timeout=attempt)
-    made = with_timeout(seconds + 1, make)  # torch has no deadline if another program answers
-    if made is None:
-        raise TimeoutError("no answer")
-    made.set_timeout(wait)
-    return made
+    while True:
+        seconds = max(0.1, min(SILENCE, deadline - time.monotonic()))
+        attempt = timedelta(seconds=seconds)
+        make = partial(TCPStore, address, port, is_master=holds, wait_for_workers=False, timeout=attempt)
+        made = with_timeout(seconds + 1, partial(_made, make))  # torch has no deadline if another program answers
+        if isinstance(made, TCPStore):
+            made.set_timeout(wait)
+            return made
+        if holds or made is None or STRANGER in str(made) or time.monotonic() >= deadline:
+            raise made or TimeoutError("no answer")
+
+
+def _made(make: Callable[[], TCPStore]) -> TCPStore | Exception:
+    try:
+        return make()
+    except (RuntimeError, OSError) as error:
+        return error
 
 
 def _listens(address: str, port: int) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import DistError, HashStore  # type: ignore[attr-defined]
 
 from hoploom import ConfigError, HoploomError, PeerError
 from hoploom.ranks import agreement
@@ -194,6 +194,40 @@ def test_a_rank_that_has_ended_is_known_at_once(ranks: Callable[..., list[Deadlo
             loop(first, share=share)()
     else:
         assert loop(first, share=share)() == ALONE
+
+
+def test_a_rank_that_left_without_a_call_is_known_though_another_left_after_it(
+    ranks: Callable[..., list[DeadlockDetector]],
+) -> None:
+    first, second, third = ranks(3)
+    first.leave()
+    second.begin("sums")
+    second.leave()
+    third.begin("sums")
+    over = threading.Event()
+    timer = threading.Timer(10, over.set)
+    timer.start()
+    try:
+        with pytest.raises(DistError, match="left before its part"):
+            third.wait("sums", "adding", over.wait)
+    finally:
+        timer.cancel()
+
+
+def test_a_rank_that_has_no_detector_yet_blocks_nobody(ranks: Callable[..., list[DeadlockDetector]]) -> None:
+    """A status that is not there would be waited for: until the timeout of the store, with its connection taken."""
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=0.3))
+    ranks(0)  # for the intervals
+    here = DeadlockDetector(store, 0, 2)
+    try:
+        here.begin("sums")
+        over = threading.Event()
+        threading.Timer(1, over.set).start()
+        here.wait("sums", "adding", over.wait)
+        assert here._watching.is_alive()
+    finally:
+        here.leave()
 
 
 def test_a_loop_of_one_rank_alone_leaves_no_trace(ranks: Callable[..., list[DeadlockDetector]]) -> None:

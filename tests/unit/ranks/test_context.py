@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from torch.nn.parameter import UninitializedParameter
 from hoploom import ConfigError, PeerError
 from hoploom.ranks.context import Context, all_or_none, init, unwrap
 from hoploom.ranks.environment import RankInfo, first_host, read_rank, share_of_cores
+from hoploom.ranks.rendezvous import _store_at
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 TORCHRUN |= {"MASTER_ADDR": "gpu7", "MASTER_PORT": "29400"}
@@ -259,6 +261,8 @@ def test_a_taken_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         with pytest.raises(ConfigError, match=f"rank 0 cannot listen on 127.0.0.1:{port}; set MASTER_PORT"):
             init(timeout=1)
+        with pytest.raises(RuntimeError, match="EADDRINUSE"):  # the reason that torch gives, as for other hosts
+            _store_at("127.0.0.1", port, timedelta(seconds=1), holds=True)
 
 
 SCRIPT = """
