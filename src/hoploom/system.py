@@ -7,6 +7,7 @@ its parents. If no group can be read, the limits of the host apply.
 import atexit
 import gc
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -82,9 +83,20 @@ def keep_imports() -> None:
 
 
 def _thaw() -> None:
-    """Unfreeze objects if Triton is loaded, which reports frozen ones as leaks at exit."""
-    if "triton._C.libtriton" in sys.modules:
+    """Unfreeze objects if Triton 3.8 or newer is loaded, which reports frozen ones as leaks at exit."""
+    version = str(getattr(sys.modules.get("triton"), "__version__", "0.0")).split(".")
+    if "triton._C.libtriton" in sys.modules and [int(number) for number in version[:2]] >= [3, 8]:
         gc.unfreeze()
+
+
+def cpu_model() -> str:
+    """Return the name of the processor, e.g. AMD EPYC 9554."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, model = line.partition(":")
+            if name.strip() in ("model name", "Model"):
+                return " ".join(model.split())
+    return platform.processor() or platform.machine()
 
 
 def num_cores(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> int:

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hoploom.config.values import as_bytes, as_count, as_share
-from hoploom.partition.report import PartCost, PartitionReport
+
+if TYPE_CHECKING:
+    from hoploom.partition.report import PartCost, PartitionReport  # imports PyG, which takes seconds
 
 State = Literal["good", "busy", "bad"]
 
@@ -134,12 +136,9 @@ def key_figures(shown: Sequence[tuple[str, str, str]]) -> str:
     return f'<dl class="numbers">{"".join(cells)}</dl>'
 
 
-def table_markup(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text: int = 1, has_remarks: bool = False
-) -> str:
-    """Return a table; the first `num_text` columns are text, and the last one if it has remarks; others are figures."""
-    figures = range(num_text, len(header) - has_remarks)
-    kinds = [' class="n"' if column in figures else "" for column in range(len(header))]
+def table_markup(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text: int = 1) -> str:
+    """Return a table; the first `num_text` columns are text, the others are figures."""
+    kinds = [' class="n"' if column >= num_text else "" for column in range(len(header))]
     head = "".join(f"<th{kind}>{escape(cell)}</th>" for kind, cell in zip(kinds, header, strict=True))
     body = "".join(
         "<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
@@ -149,12 +148,12 @@ def table_markup(
     return f'<div class="scroll"><table>{top}<tbody>{body}</tbody></table></div>'
 
 
-def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[str], limit: float = 0.0) -> str:
-    """Return stacked bars on one scale, which reaches at least to `limit`.
+def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[str]) -> str:
+    """Return stacked bars on one scale.
 
     A row is a label, amounts by name and a remark; `names` are in the order of their colours.
     """
-    most = max([limit, *(sum(amounts.values()) for _, amounts, _ in rows)]) or 1.0
+    most = max((sum(amounts.values()) for _, amounts, _ in rows), default=0.0) or 1.0
     colours = {name: number for number, name in enumerate(names)}
     present = [name for name in names if any(amounts.get(name, 0) > 0 for _, amounts, _ in rows)]
     keys = "".join(f'<li><i class="c{colours[name]}"></i>{escape(name)}</li>' for name in present)
@@ -207,7 +206,7 @@ def listing(title: str, text: str) -> str:
 # --- a partitioned store -------------------------------------------------------------------------
 
 
-def partition_page(costs: PartitionReport, title: str) -> Page:
+def partition_page(costs: "PartitionReport", title: str) -> Page:
     """Return the page of a partitioned store."""
     shown = [
         ("parts", str(len(costs.parts)), ""),
@@ -223,7 +222,7 @@ def partition_page(costs: PartitionReport, title: str) -> Page:
     return Page(title, " · ".join(["partitioned store", *sampled]), cards)
 
 
-def _parts(parts: Sequence[PartCost]) -> str:
+def _parts(parts: "Sequence[PartCost]") -> str:
     drawn = ""
     if any(part.batch_rows for part in parts):
         names = ("rows of its own part", "rows of other parts")

@@ -36,7 +36,7 @@ MOST_LAYERS = 32
 
 # Edges between hosts, relative to assigning by hash. Cautious values for graphs with communities; `hoploom partition`
 # reports the cut of a graph.
-CUT_METHODS = {"hash": 1.0, "range": 1.0, "stream": 0.5, "metis": 1 / 3}
+CUT_METHODS = {"hash": 1.0, "range": 1.0, "stream": 0.5}
 
 
 def parse_features(what: str, text: str) -> Field | None:
@@ -77,7 +77,9 @@ def count(default: str | None, help: str, least: int = 1) -> Any:
 SHARE = rules.number(0, 1)
 TOPOLOGY = rules.choice("auto", "everywhere", "parts")
 ROW = rules.accepted(
-    "a dtype and a width of at least 1", lambda row: row.dtype in ITEM_BYTES and min(row.shape) > 0, kinds=Field
+    "a dtype and a width of at least 1",
+    lambda row: row.dtype in ITEM_BYTES and min(row.shape, default=1) > 0,
+    kinds=Field,
 )
 FANOUTS = rules.accepted(
     f"one count per layer, e.g. (15, 10, 5), for at most {MOST_LAYERS} layers",
@@ -112,9 +114,7 @@ class Question:
         parse_bandwidth, rules.number(open_ends=True), "10Gb", "bandwidth of a host: 100Gb (bits) or 12.5GB (bytes)"
     )
     topology: str = option(lambda _, text: text, TOPOLOGY, "auto", "auto, everywhere (on every host) or parts")
-    edge_cut: float | str = option(
-        parse_cut, CUT, "hash", "share of the edges between hosts, or hash, range, stream, metis"
-    )
+    edge_cut: float | str = option(parse_cut, CUT, "hash", "share of the edges between hosts, or hash, range, stream")
     local_seeds: bool = field(
         default=False, metadata={"rule": rules.FLAG, "help": "a rank's seeds are nodes of its own host"}
     )

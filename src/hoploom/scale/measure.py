@@ -5,7 +5,6 @@ rates. The page cache is asked to drop a file before it is read; file systems th
 """
 
 import os
-import platform
 import random
 import tempfile
 import time
@@ -30,7 +29,7 @@ from hoploom.sample.hops import make_sampling
 from hoploom.scale.inputs import SHORT_ROW, Constants, default_constants
 from hoploom.store import Store, open_store
 from hoploom.store.from_tensors import from_tensors
-from hoploom.system import num_cores
+from hoploom.system import cpu_model, num_cores
 
 Rates = dict[str, float]  # fields of Constants, by name
 DEGREE = 20
@@ -68,7 +67,7 @@ def measure(
             progress(what)
             found |= measurement(Path(scratch), effort)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    machine = f"{platform.node()}, {platform.machine()}, {memory:.0f} GiB"
+    machine = f"{cpu_model()}, {memory:.0f} GiB"
     date = time.strftime("%Y-%m-%d")
     return Constants(machine=machine, cores=num_cores(), hoploom=hoploom.__version__, date=date, **found)
 

@@ -107,7 +107,7 @@ class ScalePlan:
 
     @property
     def partition(self) -> dict[str, float]:
-        """Seconds of each stage from a store to its parts, without the time of METIS, which is not known."""
+        """Seconds of each stage from a store to its parts."""
         question, constants = self.question, self.constants
         edges = question.edges if question.edge_cut == "stream" else 0
         return {
@@ -177,7 +177,9 @@ def findings(answer: ScalePlan) -> list[Finding]:
         ways += "a budget for the store (`memory` in run.toml): then rows are read ahead, many at once"
         found.append(Finding("slow", what, ways))
     if answer.bottleneck == "network" or (times["model"] and answer.bottleneck != "model"):
-        ways = "more workers per rank, if the host has cores for them"
+        made = (times["sampling"] + times["gathering"]) * question.workers  # seconds of one worker
+        workers = min(1024, int(made / (max(times["model"], times["network"]) or made)) + 1)
+        ways = f"{workers} workers per rank, if the host has cores for them"
         if answer.bottleneck == "network":
             ways = "a cache of remote rows, seeds of a rank's own host, features of fewer bytes, a faster network"
         idle = f", the model waits {as_share(waiting)} of the time" if times["model"] else ""
@@ -346,6 +348,5 @@ def _preparing(answer: ScalePlan) -> list[Line]:
     lines.append(("tables to store", as_seconds(sum(answer.build.values())), ""))
     if answer.question.hosts > 1:
         how = f"edge cut: {answer.question.edge_cut}"
-        how += ", without the time of METIS itself" * (answer.question.edge_cut == "metis")
         lines.append(("store to parts", as_seconds(sum(answer.partition.values())), how))
     return lines

@@ -28,7 +28,7 @@ import torch
 
 from hoploom.errors import ConfigError, StoreError
 from hoploom.store.format import STORE_FILE
-from hoploom.system import check_installed, num_cores
+from hoploom.system import check_installed, cpu_model, num_cores
 
 if TYPE_CHECKING:
     from hoploom.ranks.context import Context
@@ -209,7 +209,7 @@ def machine_of(context: "Context") -> dict[str, Any]:
     found = {
         "rank": context.rank,
         "host": socket.gethostname(),
-        "cpu": platform.processor() or platform.machine(),
+        "cpu": cpu_model(),
         "cores": context.num_cores,
         "host_cores": num_cores(),
     }

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
@@ -164,8 +165,12 @@ def _warn_of_edge_features(learner: Learner) -> None:
     if store is None or not isinstance(unwrap(learner.model), GNN):
         return
     if relations := [" ".join(relation.key) for relation in store.schema.relations if "edge_attr" in relation.fields]:
-        what = f"the built-in models do not use edge_attr of {', '.join(relations)}"
-        print(f"hoploom: {what}; PyG's GAT(edge_dim=...) does", file=sys.stderr, flush=True)
+        _print_once(f"the built-in models do not use edge_attr of {', '.join(relations)}; PyG's GAT(edge_dim=...) does")
+
+
+@cache
+def _print_once(line: str) -> None:
+    print(f"hoploom: {line}", file=sys.stderr, flush=True)
 
 
 @dataclass

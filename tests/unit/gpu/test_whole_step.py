@@ -31,7 +31,7 @@ from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal
 from hoploom.train.loop import Outcome, fit
 from hoploom.train.runs.run import run, summary
-from hoploom.train.runs.run_file import parse_run_file
+from hoploom.train.runs.run_file import check_run, parse_run_file
 from hoploom.train.step import Learner, Training
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
@@ -281,6 +281,26 @@ def test_hoploom_train_takes_whole_steps(device: torch.device, tmp_path: Path) -
     written = json.loads((tmp_path / "true" / "result.json").read_text())
     assert written["whole_steps"] == {"replayed": 0, "first": 4, "overflowed": 0, "shorter": 2}
     assert "whole steps: 0 steps replayed, 4 before that" in summary(results["true"])
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.accumulate=2", "do not go with train.accumulate"),
+        ('model.factory="a:b"', "are for the built-in models"),
+        ("task.kind=link-prediction", "are for tasks on nodes"),
+        ("train.precision=fp16", 'take "bf16"'),
+        ("loader.temporal=last", "do not go with loader.temporal"),
+    ],
+)
+def test_a_run_file_that_whole_steps_do_not_fit_is_refused(override: str, said: str, tmp_path: Path) -> None:
+    run_file = parse_run_file(RUN_FILE, ["train.whole_steps=true", override], folder=tmp_path)
+    with pytest.raises(hoploom.ConfigError, match=rf"whole steps .*{said}.*leave train.whole_steps out"):
+        check_run(run_file, 1, resume=False)
+    run_file = parse_run_file(RUN_FILE, ["train.whole_steps=true"], folder=tmp_path)
+    check_run(run_file, 1, resume=False)
+    with pytest.raises(hoploom.ConfigError, match="one process, this is one of 2"):
+        check_run(run_file, 2, resume=False)
 
 
 def test_no_replay_reads_a_closed_store(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

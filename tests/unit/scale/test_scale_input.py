@@ -61,7 +61,7 @@ def test_bad_features_and_cuts_are_refused_with_the_way_out(read: Any, text: str
         ({"fanouts": ()}, "give one count per layer"),
         ({"fanouts": (5, -2)}, "give one count per layer"),
         ({"fanouts": (5,) * 40}, "for at most 32 layers"),
-        ({"edge_cut": 1.5}, "edge cut is 1.5; give a share from 0 to 1, or one of hash, range, stream, metis"),
+        ({"edge_cut": 1.5}, "edge cut is 1.5; give a share from 0 to 1, or one of hash, range, stream"),
         ({"edge_cut": math.nan}, "edge cut is nan; give a share"),
         ({"edge_cut": "louvain"}, "edge cut is 'louvain'"),
         ({"cache": 2.0}, "cache is 2.0; give a number from 0 to 1"),

@@ -283,11 +283,11 @@ def test_what_init_drafts_is_read_whatever_keys_it_fills_in() -> None:
         assert parse_run_file(to_toml(run_file)) == run_file
 
 
-def test_the_template_holds_every_key_that_is_not_deprecated_and_the_defaults() -> None:
+def test_the_template_holds_every_key_and_the_defaults() -> None:
     text = template()
     least, full = parse_run_file('store = "graph.store"'), parse_run_file(text)
     assert full == least
-    for name in (name for name, key in KEYS.items() if "deprecated" not in key.help):
+    for name in KEYS:
         assert f"{name.rpartition('.')[2]} = " in text
     assert [line[1 : line.index("]")] for line in text.splitlines() if line.startswith("[")] == list(HEADINGS)[1:]
 

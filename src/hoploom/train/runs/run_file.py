@@ -319,13 +319,14 @@ NO_CACHE = "cluster.cache has no effect where servers make the batches; leave it
 # Keys that may differ between a run and its continuation: how long and where it trains, not what is learned.
 MAY_CHANGE = {"store", "loader.threads", "loader.eval_fanouts", "loader.eval_batch_size"}
 MAY_CHANGE |= {name for name in FIELDS if name.startswith(("cluster.", "placement.", "output.", "train."))}
-MAY_CHANGE -= {"cluster.locality", "placement.dtype"}
+MAY_CHANGE -= {"cluster.locality"}
 MAY_CHANGE -= {"train.precision", "train.accumulate", "train.clip_norm", "train.monitor"}
 
 FORMER_KEYS = {  # of earlier versions: the default, which run folders hold, and what to do instead
     "cluster.exchange": ("servers", "servers send remote rows; leave it out"),
     "verify": (False, "`hoploom check` reads a store before a run; leave it out"),
     "output.tensorboard": (True, "write loggers = [] instead"),
+    "placement.dtype": (None, "build the store with float16 features"),
     "task.reverse": (None, "all relations that lead back lose the reverse of held-out links; leave it out"),
 }
 
@@ -461,6 +462,19 @@ def check_run(run_file: RunFile, world_size: int, *, resume: bool) -> None:
         check_loggers(run_file.output.loggers or ())
     except ConfigError as error:
         raise run_file.problem("output.loggers", f"{error}, or leave it out of output.loggers") from error
+    placement, model = run_file.placement, run_file.model
+    reasons = {
+        f"are for one process, this is one of {world_size}": world_size > 1,
+        "need a graph on the device; set placement.topology and placement.features": None
+        in (placement.topology, placement.features),
+        "are for the built-in models": model.factory is not None,
+        "are for tasks on nodes": run_file.task.kind == LINKS,
+        "do not go with loader.temporal": run_file.loader.temporal is not None,
+        'do not go with train.precision = "fp16"; take "bf16"': run_file.train.precision == "fp16",
+        "do not go with train.accumulate; take a larger loader.batch_size": run_file.train.accumulate > 1,
+    }
+    if (reason := next((r for r, found in reasons.items() if found), "")) and run_file.train.whole_steps:
+        raise run_file.problem("train.whole_steps", f"whole steps {reason}; or leave train.whole_steps out")
     folder = run_file.output.folder
     if not (folder / f"{LAST}.safetensors").exists():
         return
