@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,14 @@ def only_join(folder: Path, out: Path, given: Mapping[str, Any]) -> dict[str, fl
         sources = read_sources(graph, Path(name))
         with (
             spark_session(Path(name), options.memory, options.master, options.conf) as session,
-            SparkEngine(session) as engine,
+            closing(SparkEngine(session)) as engine,
         ):
             ended("starting Spark")
             set_join_tasks(session, max(source.num_rows for source in sources.values()))
             numbering = number_nodes(engine, nodes, sources[nodes.owner], options.parts)
             known = engine.frame(numbering.pairs)  # kept; counting what comes twice has made it
             ended("numbering the nodes")
-            joined, num_rows = engine.files(sources[edges.owner].paths), sources[edges.owner].num_rows
+            joined, num_rows = engine.frame(engine.read(sources[edges.owner].paths)), sources[edges.owner].num_rows
             for end in ("source", "destination"):
                 map_of_end = known.withColumnsRenamed({"id": f"{end}_id", "node": f"{end}_node"}).drop("again")
                 joined = joined.join(map_of_end, joined[end] == map_of_end[f"{end}_id"], "left").drop(f"{end}_id")

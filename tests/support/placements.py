@@ -150,12 +150,12 @@ def _over_tcp(case: Case, site: Site, **options: Any) -> Store:
     return site.connected(case, **options)
 
 
-def _in_shared_memory(case: Case, site: Site, **options: Any) -> Store:
+def _in_shared_memory(case: Case, site: Site) -> Store:
     """A server here; tensors of any size are shared, as many as one connection may."""
     for module in ("shared_memory", "wire"):
         site.closing.enter_context(patch(f"hoploom.serve.{module}.SHARED_FROM", 1))
     server = site.closing.enter_context(listening(site.saved(case, 3)))
-    return site.closing.enter_context(hoploom.connect(server.address, **options))
+    return site.closing.enter_context(hoploom.connect(server.address))
 
 
 def _remote(case: Case, *, rows_alone: bool = False) -> Store:

@@ -79,13 +79,6 @@ class SparkBuilds:
     def stages(self) -> list[str]:
         return [event["stage"] for event in self.events if "stage" in event]
 
-    def reach(self, stage: str, seconds: float = 300.0) -> None:
-        def reached() -> bool:
-            assert self.process.poll() is None, f"ended before {stage!r}: {self.stages}, {self.errors.read_text()}"
-            return any(stage in name for name in self.stages)
-
-        until(reached, f"the stage {stage!r} after {self.stages}", seconds)
-
     def finish(self, seconds: float = 400.0) -> list[dict[str, Any]]:
         """Wait for its end; what became of each build: its seconds, or how it was refused."""
         code = self.process.wait(seconds)

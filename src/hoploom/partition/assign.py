@@ -7,7 +7,6 @@ little of METIS's cut.
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from hoploom.load.presample import read_seeds
 from hoploom.ops import assign_parts as core
 from hoploom.ops.assign_parts import FIXED_BYTES, MOST_NODES, MOST_PARTS, NODE_BYTES
 from hoploom.partition.bounded_store import opened_parts
-from hoploom.partition.store_files import READERS, StoreFiles
+from hoploom.partition.store_files import READERS, StoreFiles, bounds_of
 from hoploom.schema import RelationName, Schema
 from hoploom.store import Store, open_store
 from hoploom.store.storage_path import StoragePath
@@ -127,11 +126,6 @@ def _threads(topology: core.Topology, threads: int | None) -> int:
     if threads is not None and threads < 1:
         raise ConfigError(f"threads is {threads}; give 1 or more")
     return min(threads or max(num_cores(), 1 if topology.read is None else READERS), 64)
-
-
-def bounds_of(schema: Schema) -> list[int]:
-    """Return the first id of every type where ids count through all types, and the end."""
-    return list(accumulate((t.num_nodes for t in schema.node_types), initial=0))
 
 
 # --- by id alone ---------------------------------------------------------------------------------

@@ -104,7 +104,10 @@ class BoundedStore:
         try:
             picked = self._graph.sample(frontiers, draw)
         except FAILURES as error:
-            raise StoreError(f"sampling fails: {error}; the store is damaged, run hoploom check on it") from error
+            name = self._failing(frontiers, draw)
+            raise StoreError(
+                f"sampling {name} fails: {error}; the store is damaged, run hoploom check on it"
+            ) from error
         for relation, source, picks in zip(self.schema.relations, self.schema.sources, picked, strict=True):
             limit = self.schema.node_types[source].num_nodes
             if picks is not None and picks.sources.numel():
@@ -113,6 +116,16 @@ class BoundedStore:
                     wrong = f"source id {low if low < 0 else high} of {relation.key} is out of range [0, {limit})"
                     raise StoreError(f"{wrong}; the store is damaged, run hoploom check on it")
         return picked
+
+    def _failing(self, frontiers: Sequence[Frontier | None], draw: Draw) -> str:
+        """Return the relation that fails on its own, for the message of an error."""
+        for index, (relation, fanout) in enumerate(zip(self.schema.relations, draw.fanouts, strict=True)):
+            try:
+                alone = [fanout if other == index else 0 for other in range(len(draw.fanouts))]
+                self._graph.sample(frontiers, draw._replace(fanouts=alone))
+            except FAILURES:
+                return str(relation.key)
+        return "the topology"
 
     def rows(self, part: int, owner: Owner, field: str, begin: int, end: int) -> Tensor:
         """Return a copy of some rows of a field, by their index in the part."""

@@ -30,7 +30,7 @@ from hoploom.ingest.spark.frames import (
     run_tasks,
     task_number,
 )
-from hoploom.ingest.spark.session import check_java, check_master, sendable, spark_page, spark_session
+from hoploom.ingest.spark.session import active_session, check_java, check_master, sendable, spark_page, spark_session
 from hoploom.ingest.spark.target import opened_target
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Progress, Rows, StoreOptions
 from hoploom.ingest.stream.streams import SOURCE_TIME, TIME_COLUMN
@@ -88,7 +88,7 @@ def partition_on_spark(
     split = None if named is None else split_of(schema, named)
     check_method(schema, num_parts, method)
     hops = None if fanouts is None else resolve_fanouts(schema, fanouts)
-    if SparkSession.getActiveSession() is None:  # before the work of this process
+    if active_session() is None:  # before the work of this process
         check_java()
         check_master(options.master)
     free = max(options.memory - PROCESS_BYTES, options.memory // 8)

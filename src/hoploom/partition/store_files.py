@@ -33,6 +33,11 @@ READERS, PIECE_BYTES = 16, 16 << 20  # threads that read from files, and what th
 MOST_OPEN = 64  # files
 
 
+def bounds_of(schema: Schema) -> list[int]:
+    """Return the first id of every type where ids count through all types, and the end."""
+    return list(accumulate((t.num_nodes for t in schema.node_types), initial=0))
+
+
 def read_into(file: BinaryIO, memory: memoryview) -> None:
     """Fill the memory from a file; raise StoreError if the file ends before."""
     got = 0
@@ -158,7 +163,7 @@ class StoreFiles:
     @property
     def bounds(self) -> list[int]:
         """The first id of every type, and the end."""
-        return list(accumulate((t.num_nodes for t in self.schema.node_types), initial=0))
+        return bounds_of(self.schema)
 
     @contextmanager
     def column(self, name: str, field: Field, num_rows: int) -> Iterator[Column]:

@@ -35,14 +35,18 @@ MISTAKES = {  # claim: text, line (0: none), what the message says
     "in an edge table": (
         WITH + "feature = 'x'\n",
         9,
-        r'feature in \[edges."paper cites paper"\]; did you mean features\?',
+        r'unknown key feature in \[edges."paper cites paper"\]; did you mean features\?',
     ),
     "of a column": (
         NODES + "[nodes.paper.columns.year]\ncats = 'float32'\n",
         5,
-        r"cats in .*columns.year\]; did you mean cast\?",
+        r"unknown key cats in \[nodes.paper.columns.year\]; did you mean cast\?",
     ),
-    "no table": (NODES + "columns.year = 3\n", 4, r"columns.year is 3; .*, write \[nodes.paper.columns.year\]"),
+    "no table": (
+        NODES + "columns.year = 3\n",
+        4,
+        r"columns.year is 3; it is a section, write \[nodes.paper.columns.year\]",
+    ),
     "no nodes": (EDGES, 0, r"there is no node type; add a section \[nodes.<type>\]"),
     "no edges": (NODES, 0, r"there is no relation; add a section \[edges"),
     "nodes that are none": ("nodes = 3\n", 1, r"nodes is 3; it is a section, write \[nodes\]"),
@@ -85,7 +89,7 @@ MISTAKES = {  # claim: text, line (0: none), what the message says
     "standard text": (
         NODES + "columns.a = { standardise = true, cast = 'string' }\n" + EDGES,
         4,
-        'it is for numbers, cast = "string"',
+        'standardise: it is for numbers, cast = "string" is not',
     ),
     "undirected between types": (NODES + MORE + WRITES + "undirected = true\n", 10, "relations of a type with itself"),
     "loops between types": (NODES + MORE + WRITES + "self_loops = 'drop'\n", 10, "relations of a type with itself"),

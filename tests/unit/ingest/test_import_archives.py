@@ -49,7 +49,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "edge_index int32": {"edge_index": ring_edges().astype(np.int32), **SHORT},
     "edges": {"edges": ring_edges().T, **LONG},
     "row and col": {"row": ROW, "col": COL.astype(np.int32), **SHORT},
-    "edge_src and edge_dst": {"edge_src": ROW, "edge_dst": COL, **SHORT, "num_classes": 10, "names": np.array(["a"])},
+    "edge_src and edge_dst": {
+        "edge_src": ROW,
+        "edge_dst": COL,
+        **SHORT,
+        "num_classes": 10,
+        "names": np.array(["a"] * NUM_NODES),
+    },
     "features by column": {"edge_index": ring_edges(), **SHORT, "x": np.asfortranarray(features())},
 }
 
@@ -129,7 +135,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "text": (LONE | {"x": np.array([["a"]] * 10)}, "x has dtype <U1; save it as one of"),
     "edges the wrong way": ({"edge_index": ring_edges().T, **SHORT}, "edge_index has shape (20, 2); give [2, number"),
     "a split beyond": (LONE | SHORT | {"val_idx": np.array([3, 12])}, "val_idx, row 2: node 12 is not in [0, 10)"),
-    "a short mask": (LONE | SHORT | {"val_mask": IDS[:9] > 3}, "val_mask has shape (9,) and dtype bool; give masks"),
+    "a short mask": (
+        LONE | SHORT | {"val_mask": IDS[:9] > 3},
+        "val_mask has shape (9,) and dtype bool; give masks of one entry per node (10)",
+    ),
     "fractions as ends": (LONE | SHORT | {"edge_index": ring_edges() + 0.5}, "edge_index has dtype float64; ends of"),
     "unknown ends": (SHORT | {"src": ROW, "dst": np.where(COL > 3, np.nan, 1)}, "dst has dtype float64; ends"),
     "ends that are yes or no": (LONE | SHORT | {"edge_index": ring_edges() > 3}, "edge_index has dtype bool; ends of"),

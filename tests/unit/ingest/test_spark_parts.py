@@ -247,7 +247,7 @@ def test_a_bucket_has_one_writer_at_a_time(bucket: str) -> None:
             file.write(b"a")
         with pytest.raises(StoreError, match="holds hoploom-writes of a build"), target.opened_target(place.url):
             pass
-        opened.describe(Schema((), (), homogeneous=False), [])
+        opened.described = Schema((), (), homogeneous=False), ()
     assert {name for name, _ in place.names()} == {table, "staging-4/mine.txt", "store.json"}
 
 
@@ -256,7 +256,7 @@ def test_a_writer_that_lost_its_bucket_to_another_removes_nothing(bucket: str) -
     place = StoragePath(f"{bucket}/both")
     with ExitStack() as stack:
         opened = stack.enter_context(target.opened_target(place.url))
-        opened.describe(Schema((), (), homogeneous=False), [])
+        opened.described = Schema((), (), homogeneous=False), ()
         for name in (target.MARKER, "part-00000/x.npy"):
             with place.create(name) as file:
                 file.write(b"theirs")

@@ -71,6 +71,13 @@ def test_types_are_told_by_columns_and_files(tmp_path: Path) -> None:
     assert [table.reverse for table in graph.edges.values()] == [None, "rev_writes"]
 
 
+def test_a_column_of_categories_is_one_of_their_type(tmp_path: Path) -> None:
+    tables = {name: {"id": NUMBERS, "size": NUMBERS} for name in ("categories.csv", "movies.csv")}
+    graph = _drafted(tmp_path, tables | {"belongs.csv": {"movie_id": NUMBERS, "category_id": NUMBERS}})
+    assert list(graph.nodes) == ["category", "movie"]
+    assert [(source, destination) for source, _, destination in graph.edges] == [("movie", "category")]
+
+
 def test_columns_find_their_roles(tmp_path: Path) -> None:
     lists = pa.array([[1.0, 2.0]] * 6)
     papers = {

@@ -153,7 +153,11 @@ def test_a_glob_of_features_keeps_the_order_and_leaves_out_other_roles(folder: P
 
 
 COLUMNS = [
-    ("label = 'qq'", "graph.toml:4: nodes.node.label: ", 'nodes.csv has no column "qq"; its columns are "id", "a"'),
+    (
+        "label = 'qq'",
+        "graph.toml:4: nodes.node.label: ",
+        'nodes.csv has no column "qq"; its columns are "id", "a", "b"',
+    ),
     ("label = 'A'", "graph.toml:4: nodes.node.label: ", 'did you mean "a"?'),
     ("features = ['a', 'idd']", "nodes.node.features: ", 'no column "idd"; did you mean "id"?'),
     ("features = ['a', 'a']", 'nodes.node.features: "a" is named twice; drop one'),

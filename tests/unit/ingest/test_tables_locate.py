@@ -39,7 +39,14 @@ BEYOND = pa.array([1, 2**63], pa.uint64())
 REFUSED = {  # claim: columns, keys at the end, error, what is said
     "fractions": ({"id": [1.5]}, "", ConfigError, "graph.toml:3: nodes.a.id: column id of ", " is double; ids are"),
     "truths": ({"d": [True]}, "", ConfigError, 'edges."a to b".destination: column d of ', " is bool; ids are"),
-    "text at edges": ({"s": TEXT}, "", ConfigError, "s of ", "e.parquet is string, but for nodes.a", *AT_NODES),
+    "text at edges": (
+        {"s": TEXT},
+        "",
+        ConfigError,
+        "s of ",
+        "e.parquet is string, but for nodes.a column id of ",
+        *AT_NODES,
+    ),
     "text at the nodes": ({"id": TEXT}, "", ConfigError, "e.parquet is int64", "is string", AT_EDGES),
     "text at a count": ({"d": TEXT}, "", ConfigError, "but nodes.b has a count, so its ids are integers"),
     "some text": ({"id": ["1", "x"]}, "", ConfigError, "a.parquet is string (", "a.parquet, row 2 holds 'x'); cast"),

@@ -166,6 +166,12 @@ def test_no_graph_is_cut_more_than_by_hash(name: str) -> None:
     assert share_cut(store, parts) <= share_cut(store, assign(store, 4, "hash"))
 
 
+def test_a_graph_without_edges_is_balanced() -> None:
+    nothing = torch.empty(0, dtype=torch.int64)
+    parts = assign(of_edges(1000, nothing, nothing), 4)["node"]
+    assert excess(torch.ones(1000), parts, 4) <= 1.051
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

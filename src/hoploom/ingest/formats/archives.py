@@ -45,7 +45,7 @@ EDGE_FIELDS = {"edge_attr": "edge_attr", "edge_weight": "weight", "weight": "wei
 SPLITS = {"train": "train", "val": "val", "valid": "val", "test": "test"}
 SIZES = ("num_nodes", "num_edges", "num_classes")  # single numbers that may be there
 MOST_AT_ONCE = 256 << 20  # bytes of an array in Fortran's order, which is read at once
-DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError)  # RuntimeError: encrypted
+DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError, ValueError, RuntimeError)  # the last: encrypted
 WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}  # what tensors lack
 
 
@@ -157,7 +157,7 @@ def _take_ends(path: str | Path, left: dict[str, NpzArray]) -> EdgeSource:
         return EdgeSource(npz_pairs(array), Count("edges", array.shape[1], array.name))
     if "edges" in left:
         array = left.pop("edges")
-        return EdgeSource([npz_table(array)], Count("edges", array.shape[0] if array.shape else 0, array.name))
+        return EdgeSource([npz_table(array)], Count("edges", array.shape[0], array.name))
     for pair in ENDS:
         if all(name in left for name in pair):
             tables = [flat(npz_table(left.pop(name))) for name in pair]

@@ -44,7 +44,7 @@ SETTINGS = {  # of a session
 }
 QUICK_JAVA = "-XX:TieredStopAtLevel=1"  # a driver only plans: compiling better takes longer than it saves
 PYTHON = "spark.pyspark.python"  # the Python of executors
-LEAST_JAVA = 17
+LEAST_JAVA, LEAST_SPARK = 17, 4
 ANSWER_SECONDS = 5.0
 EXECUTOR_SECONDS = 180.0  # a cluster may start hosts first
 JAVA = '"${JAVA_HOME:+$JAVA_HOME/bin/}java" -version'  # the one that Spark starts
@@ -68,12 +68,18 @@ NO_REASON = (  # lines of a trace that do not say what went wrong
 )
 
 
+def active_session() -> SparkSession | None:
+    """Return the session that runs in this process, also one that another thread began."""
+    active = SparkSession.getActiveSession()
+    if active is None and SparkContext._active_spark_context is not None:
+        active = SparkSession.builder.getOrCreate()
+    return active
+
+
 @contextmanager
 def spark_session(folder: Path, memory: int, master: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
     """Return a session with the settings that the same bytes need. `folder` is for the files of this process."""
-    active = SparkSession.getActiveSession()
-    if active is None and SparkContext._active_spark_context is not None:  # begun by another thread
-        active = SparkSession.builder.getOrCreate()
+    active = active_session()
     if active is None:
         check_java()
         check_master(master)
@@ -84,6 +90,9 @@ def spark_session(folder: Path, memory: int, master: str, conf: Mapping[str, str
             started = _started(folder, memory, master, conf) if active is None else active
             if active is None:
                 stack.callback(started.stop)
+            if int(started.version.split(".")[0]) < LEAST_SPARK:
+                what = f"this session has Spark {started.version}"
+                raise ConfigError(f"{what}; Hoploom needs Spark {LEAST_SPARK} or later")
             if not hasattr(started, "_sc"):
                 what = "this session is one of Spark Connect, which gives no access to the tasks of its jobs"
                 raise ConfigError(f"{what}; take a cluster with dedicated access, or start Hoploom with spark-submit")

@@ -45,7 +45,10 @@ def opened_target(out: str | Path) -> Iterator[StoreTarget]:
     """Open a store for writing; it is complete when the block ends, or does not appear."""
     place = StoragePath(str(out))
     if place.path is None:
-        with tempfile.TemporaryDirectory(prefix="hoploom-") as scratch, _opened_prefix(place, Path(scratch)) as target:
+        with (
+            tempfile.TemporaryDirectory(prefix="hoploom-", ignore_cleanup_errors=True) as scratch,
+            _opened_prefix(place, Path(scratch)) as target,
+        ):
             yield target
         return
     with StoreWriter(place.path) as writer:

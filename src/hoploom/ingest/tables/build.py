@@ -47,7 +47,8 @@ def build(graph: GraphFile, out: str | Path, options: BuildOptions, *, progress:
     else:
         _build_here(graph, Path(out), options, report, begin)
     for (stage, start), (_, end) in pairwise([*begun, ("", time.monotonic())]):
-        report.seconds[stage] = report.seconds.get(stage, 0.0) + end - start
+        name = stage.partition(";")[0]  # without the address of Spark's page
+        report.seconds[name] = report.seconds.get(name, 0.0) + end - start
     return report
 
 

@@ -258,8 +258,8 @@ def _add_columns(table: _Section, ids: Sequence[str]) -> None:
 def _words(name: str) -> list[str]:
     """Return the words of a name, in singular: writesPaper, writes_paper and writes-papers have two."""
     words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
-    plural = re.compile(r"(?<=...)(?<!s|u|i)s$")
-    return [plural.sub("", word) for word in words if word]
+    words = [re.sub(r"(?<=..)(?<!mov)ies$", "y", word) for word in words if word]
+    return [re.sub(r"(?<=...)(?<!s|u|i)s$", "", word) for word in words]
 
 
 def _stem(name: str) -> str:

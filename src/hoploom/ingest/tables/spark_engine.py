@@ -38,7 +38,15 @@ from hoploom.ingest.spark.frames import (
     set_join_tasks,
     task_number,
 )
-from hoploom.ingest.spark.session import explained, sendable, spark_page, spark_session
+from hoploom.ingest.spark.session import (
+    active_session,
+    check_java,
+    check_master,
+    explained,
+    sendable,
+    spark_page,
+    spark_session,
+)
 from hoploom.ingest.spark.target import opened_target
 from hoploom.ingest.stream import Progress
 from hoploom.ingest.stream.streams import IdRows, in_turn
@@ -176,6 +184,9 @@ def _rows(ids: pa.Array, places: Any, again: Any, stats: list[str | None]) -> pa
 
 def build_on_spark(graph: GraphFile, out: str | Path, options: BuildOptions, report: Report, begin: Progress) -> None:
     """Build a store from tables that all executors reach."""
+    if active_session() is None:  # before the work of this process
+        check_java()
+        check_master(options.master)
     with opened_target(out) as target:
         begin("reading the tables")
         folder, scratch = target.local_scratch("tables"), target.local_scratch("spark")
