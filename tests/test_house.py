@@ -31,26 +31,26 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
-    "": 655,
+    "": 667,
     "config": 815,
     "ops": 3200,
     "store": 4383,
-    "sample": 1205,
-    "ranks": 2318,
+    "sample": 1203,
+    "ranks": 2298,
     "load": 3273,
-    "nn": 890,
-    "serve": 4333,
-    "train": 4189,
+    "nn": 887,
+    "serve": 4332,
+    "train": 4208,
     "gpu": 2695,
-    "inference": 1183,
-    "ingest": 6900,
-    "partition": 1497,
+    "inference": 1181,
+    "ingest": 6924,
+    "partition": 1509,
     "scale": 999,
-    "deploy": 2626,
-    "report": 1230,
-    "cli": 1845,
+    "deploy": 2585,
+    "report": 1229,
+    "cli": 1841,
 }
-BUDGET, MOST_FILES = 49_300, 243
+BUDGET, MOST_FILES = 44_229, 191
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -125,7 +125,10 @@ def test_the_store_is_in_the_cache_under_its_name(sound_stores: Path, tmp_path: 
         ('store = "s3://bucket/x"\nhosts = ["a"]', 'toml:1: store is s3://bucket/x, which .*; add cache = "/nvme"'),
         ('cache = "/nvme"\nhosts = ["a"]', "toml:1: cache has no effect without a store; add one"),
         ('store = "hdfs://n/x"\ncache = "/nvme"\nhosts = ["a"]', r"toml:1: store is .*give a shared path, s3://…"),
-        ('store = "/x"\ncache = "/nvme"\nmode = "worker"\nexecutor = "kubernetes"\nhosts = 2', "toml:2: cache has no"),
+        (
+            'store = "/x"\ncache = "/nvme"\nmode = "worker"\nexecutor = "kubernetes"\nhosts = 2',
+            "toml:2: cache has no effect on Kubernetes in mode",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:

@@ -292,7 +292,7 @@ def test_a_dry_run_prints_every_command_and_starts_nothing(
         (["gone.toml", "--", "train", "run.toml"], "gone.toml does not exist"),
         (
             ["cluster.toml", "--master-port", "0", "--", "train", "run.toml"],
-            "--master-port is '0'; give a whole number",
+            "--master-port is '0'; give a whole number from 1",
         ),
     ],
 )

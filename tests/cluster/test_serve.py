@@ -88,7 +88,11 @@ def without(header: dict[str, Any], key: str) -> dict[str, Any]:
         ({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [torch.tensor([-1])], "ids of 'node': id -1 is"),
         ({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [torch.tensor([0.5])], "torch.float32"),
         ({"ask": "gather", "part": 0, "wanted": [["node", "x", 1]]}, [IDS], "needs a whole number from 0 to below 1"),
-        ({"ask": "gather", "part": 0, "wanted": [["node", "z", 0]]}, [IDS], "'z'; it needs one that the part holds"),
+        (
+            {"ask": "gather", "part": 0, "wanted": [["node", "z", 0]]},
+            [IDS],
+            "'z'; it needs one that the part holds of 'node'",
+        ),
         ({"ask": "gather", "part": 0, "wanted": [["nobody", "x", 0]]}, [IDS], "unknown node type 'nobody'"),
         ({"ask": "gather", "part": 0, "wanted": [[["a", "b"], "x", 0]]}, [IDS], "the three names of a relation"),
         ({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]] * 5000}, [IDS], "at most"),

@@ -301,3 +301,7 @@ class Process:
     @property
     def is_fetch(self) -> bool:
         return self.label.endswith("/fetch")
+
+    @property
+    def is_trainer(self) -> bool:
+        return not (self.is_server or self.is_fetch)

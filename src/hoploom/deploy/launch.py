@@ -25,10 +25,10 @@ from hoploom.deploy.guarded import Executor, Failure, GuardedProcess, ending, is
 from hoploom.deploy.programs import processes
 from hoploom.deploy.ssh import Ssh
 from hoploom.errors import ConfigError
+from hoploom.ranks.environment import LOOPBACK
 from hoploom.ranks.supervise import EndTimeouts, ProcessEvent, SignalName, Supervisor, put_back, take_over
 from hoploom.system import Closing
 
-LOOPBACK = "127.0.0.1"
 INTERRUPTED = 128  # plus the signal's number: an exit code
 SERVE_DEADLINE = 300.0  # seconds until all servers are ready
 TIMEOUTS = EndTimeouts(after_interrupt=45.0, after_terminate=10.0)  # torchrun gives its processes 30 after Ctrl-C
@@ -95,7 +95,7 @@ class Launch(Closing):
     ) -> None:
         self._servers = {process.label: process for process in planned if process.is_server}
         self._fetches = {process.label: process for process in planned if process.is_fetch}
-        trainers = [process for process in planned if not (process.is_server or process.is_fetch)]
+        trainers = [process for process in planned if process.is_trainer]
         self._trainers = {process.label: process for process in trainers}
         self._executor, self._timeouts = executor, timeouts
         self._logs = None if logs is None else LogFiles(logs)

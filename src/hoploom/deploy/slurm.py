@@ -149,7 +149,7 @@ def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
     planned = processes(cluster, command)
     servers = [process for process in planned if process.is_server]
     fetches = [process for process in planned if process.is_fetch]
-    trainers = [process for process in planned if not (process.is_server or process.is_fetch)]
+    trainers = [process for process in planned if process.is_trainer]
     common = dict(set.intersection(*(set(process.environment.items()) for process in trainers)))
     yield "#!/bin/bash"
     yield f"# Written by `hoploom launch {printable(cluster.file)}`"

@@ -171,7 +171,6 @@ class MetricsEndpoint(Closing):
         security: ServerSecurity | None = None,
         *,
         insecure: bool = False,
-        connections: int = CONNECTIONS,
         seconds: float = SECONDS,
     ) -> None:
         (host, port), security = address, security or ServerSecurity()
@@ -185,7 +184,7 @@ class MetricsEndpoint(Closing):
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"--metrics {host}:{port} cannot be listened on: {reason}; give another port") from error
         self.address = join_address(*listener.getsockname()[:2])
-        self._acceptor = Acceptor([listener], self._answer, connections, seconds, "hoploom-metrics")
+        self._acceptor = Acceptor([listener], self._answer, CONNECTIONS, seconds, "hoploom-metrics")
 
     def close(self) -> None:
         """End all connections and the thread."""
