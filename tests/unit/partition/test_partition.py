@@ -291,6 +291,8 @@ def test_a_damaged_indptr_names_its_relation(tmp_path: Path) -> None:
     contents = bytearray(file.read_bytes())
     contents[-64:-56] = (99).to_bytes(8, "little")
     file.write_bytes(contents)
-    message = r"sampling \('node', 'past', 'node'\) fails: indptr is damaged at node \d+; the store is damaged, run hoploom"
-    with pytest.raises(hoploom.StoreError, match=message):
+    relation = r"sampling \('node', 'past', 'node'\) fails: "
+    with pytest.raises(
+        hoploom.StoreError, match=rf"{relation}indptr is damaged at node \d+; the store is damaged, run hoploom check"
+    ):
         partition(tmp_path / "store", tmp_path / "parts", 2, method="hash", fanouts=[2])
