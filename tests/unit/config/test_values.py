@@ -75,13 +75,7 @@ def test_what_is_neither_a_share_nor_bytes_is_refused(value: object, message: st
 
 
 def test_amounts_are_written_with_three_digits() -> None:
-    assert [as_bytes(n) for n in (0, 999, 1000, 80e9, 5.12e12)] == [
-        "0 B",
-        "999 B",
-        "1.00 kB",
-        "80.0 GB",
-        "5.12 TB",
-    ]
+    assert [as_bytes(n) for n in (0, 999, 1000, 80e9, 5.12e12)] == ["0 B", "999 B", "1.00 kB", "80.0 GB", "5.12 TB"]
     assert [as_count(n) for n in (0, 1024, 999_999, 10**10)] == ["0", "1,024", "999,999", "10.0 B"]
     times = [as_seconds(s) for s in (0, 2e-5, 0.25, 90, 5400, 1e4, 1e6)]
     assert times == ["0 us", "20.0 us", "250 ms", "90.0 s", "90.0 min", "2.78 h", "11.6 days"]

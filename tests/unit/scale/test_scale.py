@@ -14,15 +14,7 @@ import hoploom
 from hoploom import NeighborLoader, ops
 from hoploom.ingest.synthetic import generate
 from hoploom.ops import relabel
-from hoploom.scale import (
-    Question,
-    as_json,
-    as_text,
-    default_constants,
-    findings,
-    plan,
-    sizes,
-)
+from hoploom.scale import Question, as_json, as_text, default_constants, findings, plan, sizes
 from hoploom.scale.plan import hosts_needed
 from hoploom.scale.sizes import Popularity, batch_size, grow, host_items, picks_per_node, topology_bytes, traffic
 from hoploom.schema import Field

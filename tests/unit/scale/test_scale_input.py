@@ -9,16 +9,7 @@ from typing import Any
 import pytest
 
 from hoploom.errors import ConfigError
-from hoploom.scale import (
-    Question,
-    as_text,
-    default_constants,
-    measure,
-    parse_features,
-    plan,
-    read_constants,
-    to_json,
-)
+from hoploom.scale import Question, as_text, default_constants, measure, parse_features, plan, read_constants, to_json
 from hoploom.scale.inputs import parse_cut
 from hoploom.schema import Field
 

@@ -211,8 +211,6 @@ def test_the_older_way_to_shard_is_refused_with_the_newer() -> None:
         run(learner)
 
 
-# --- any forward ---------------------------------------------------------------------------------
-
 TASK = NodeClassification(NUM_CLASSES)
 
 

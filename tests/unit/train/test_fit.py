@@ -38,8 +38,6 @@ from hoploom.train.tasks import NodeClassification
 pytestmark = pytest.mark.usefixtures("no_sync")
 STEPS = 4  # of an epoch: 53 seeds in batches of 16
 
-# --- steps ----------------------------------------------------------------------------------
-
 
 def test_the_loss_falls_and_the_outcome_says_what_was_done() -> None:
     learner = learner_of()
@@ -138,9 +136,6 @@ def test_a_scheduler_that_judges_goes_by_the_epoch() -> None:
     assert learner.learning_rate == pytest.approx(0.005)
 
 
-# --- resume ---------------------------------------------------------------------------------
-
-
 def test_resuming_after_any_step_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole = learner_of(dropout=0.4)
     run(whole, validate=given(0.5, 0.4))
@@ -178,9 +173,6 @@ def test_what_ended_early_stays_ended_when_resumed(tmp_path: Path) -> None:
     assert (outcome.stopped, outcome.epochs, outcome.best, outcome.best_epoch) == ("early", 3, 0.5, 1)
 
 
-# --- best and last --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("values", "patience", "best_epoch", "epochs", "stopped"),
     [
@@ -214,9 +206,6 @@ def test_a_metric_to_be_small_is_best_when_it_is_smallest() -> None:
 def test_a_validation_without_the_monitored_metric_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"returned no 'accuracy', .* only \['f1'\]"):
         run(learner_of(), validate=lambda: {"f1": 0.5})
-
-
-# --- stopping -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -284,9 +273,6 @@ def test_off_the_main_thread_signals_are_left_alone() -> None:
     thread.start()
     thread.join(timeout=60)
     assert outcomes[0].stopped == "done"
-
-
-# --- what goes wrong ------------------------------------------------------------------------
 
 
 def test_a_loss_that_is_not_finite_ends_training_and_keeps_the_checkpoint(tmp_path: Path) -> None:

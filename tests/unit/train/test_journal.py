@@ -38,9 +38,6 @@ def report(step: int, **changes: Any) -> StepReport:
     return StepReport(step=step, **fields | {"wait_seconds": 0.01} | changes)
 
 
-# --- journal --------------------------------------------------------------------------------
-
-
 def test_every_step_and_every_epoch_has_a_line(tmp_path: Path) -> None:
     learner = learner_of()
     run(tmp_path / "new", learner)
@@ -134,9 +131,6 @@ def test_tensorboard_gets_steps_and_epochs(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("epoch/accuracy")] == [(4, 0.5), (8, 0.5)]
 
 
-# --- progress -------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def terminal() -> Iterator[tuple[TextIO, int]]:
     """A stream that is a terminal of 100 columns, and where to read what a screen would get."""
@@ -178,10 +172,7 @@ def test_a_terminal_has_one_bar_and_a_line_per_epoch_that_stays(terminal: tuple[
     show(stream)
     stream.close()
     rows = seen_on(screen).split("\r\n")
-    assert [row.split("\r")[-1] for row in rows] == [
-        *TABLE,
-        "",
-    ]
+    assert [row.split("\r")[-1] for row in rows] == [*TABLE, ""]
     drawn = [text for row in rows for text in row.split("\r")]
     bar = r"epoch 1/2  step 2/8  \[#+-+\]  loss 0\.5000    200 seeds/s  wait  2 %  00:03 left"
     assert [text for text in drawn if re.fullmatch(bar, text)]
@@ -198,9 +189,7 @@ def test_elsewhere_there_are_few_and_plain_lines() -> None:
     plain = [line for line in shown if "step" in line]
     assert 1 < len(plain) < 6
     assert re.fullmatch(r"epoch \d/2  step \d/8  loss 0\.5000   10\.0 seeds/s  wait  2 %  \d\d:\d\d left", plain[0])
-    assert [line for line in shown if line not in plain] == [
-        *TABLE,
-    ]
+    assert [line for line in shown if line not in plain] == [*TABLE]
     assert "\r" not in stream.getvalue()
 
 

@@ -30,7 +30,6 @@ from hoploom.train.runs.run_file import (
 
 STORE = 'store = "s"\n'
 
-# --- mistakes ------------------------------------------------------------------------------------
 
 MISTAKES = [  # text, line, what the message says
     # not TOML
@@ -159,9 +158,6 @@ def test_files_of_other_systems_are_read(tmp_path: Path, mark: str) -> None:
         read_run_file(tmp_path / "run.toml")
 
 
-# --- --set ---------------------------------------------------------------------------------------
-
-
 def test_set_overrides_the_file() -> None:
     text = STORE + "[train]\nepochs = 3\n[model]\nfactory = 'a:b'\noptions = { width = 1, depth = 2 }\n"
     run_file = parse_run_file(
@@ -224,8 +220,6 @@ def test_servers_take_the_place_of_the_store(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HOPLOOM_SERVERS", "a:1")  # hoploom launch
     assert parse_run_file("seed = 3").store is None
 
-
-# --- what is written -----------------------------------------------------------------------------
 
 LINKS = STORE + "[task]\nkind = 'link-prediction'\nrelation = 'a b c'\n"
 OWN = STORE + '[model]\nfactory = "a.b:c"\noptions = { "é \\" \\u007f" = [1, { x = 1e-9 }], at = 1979-05-27 }\n'
@@ -335,9 +329,6 @@ def _tables(keys: Mapping[str, "Field[Any]"]) -> list[str]:
 def test_the_page_has_the_table_of_every_key() -> None:
     page = ROOT / "docs" / "training.md"
     assert run_reference() in page.read_text()
-
-
-# --- the world -----------------------------------------------------------------------------------
 
 
 def test_a_step_gives_every_process_a_seed_or_is_refused() -> None:

@@ -26,9 +26,6 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# --- what is held out -----------------------------------------------------------------------------
-
-
 def pairs(links: torch.Tensor) -> set[tuple[int, int]]:
     return {(int(a), int(b)) for a, b in links.t()}
 
@@ -117,8 +114,6 @@ def test_links_can_be_given_as_files(graph: Path, tmp_path: Path) -> None:
         training_setup(parse_run_file(text, folder=tmp_path), hoploom.open(graph))
 
 
-# --- the reverse ---------------------------------------------------------------------------------
-
 KEY = ("user", "buys", "item")
 PREDICT = """
 store = "s"
@@ -191,9 +186,6 @@ def test_held_out_links_leave_every_relation_that_leads_back(kind: str) -> None:
 
 def pairs_with_copies(links: torch.Tensor) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in links.t()]
-
-
-# --- links in files ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

@@ -10,13 +10,7 @@ import torch
 import hoploom
 from hoploom import ConfigError, DataError, HoploomError, Store
 from hoploom.ingest.synthetic import generate
-from hoploom.train.runs.run import (
-    make_model,
-    make_optimizer,
-    make_scheduler,
-    relation_of,
-    training_setup,
-)
+from hoploom.train.runs.run import make_model, make_optimizer, make_scheduler, relation_of, training_setup
 from hoploom.train.runs.run_file import RunFile, parse_run_file
 
 
@@ -26,9 +20,6 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("graphs") / "graph.store"
     generate(folder, num_nodes=2000, avg_degree=8, num_features=8, num_classes=4, num_parts=2, weights=True)
     return folder
-
-
-# --- run_file and store ----------------------------------------------------------------------------
 
 
 def small_store(**fields: Any) -> Store:
@@ -83,12 +74,7 @@ DISAGREEMENTS: list[tuple[list[str], dict[str, Any], type[HoploomError], str]] =
     (["loader.temporal=last"], {}, ConfigError, r"built without time_attr"),
     (["loader.relation_fanouts.too=[1]"], {}, ConfigError, r"names 'too', no relation; there are \['node to node'\]"),
     (["task.kind=link-prediction", "task.relation=a b c"], {}, ConfigError, r"names 'a b c', no relation"),
-    (
-        ["task.kind=link-prediction", "task.links=nowhere"],
-        {},
-        ConfigError,
-        r"nowhere has no train, val or test as",
-    ),
+    (["task.kind=link-prediction", "task.links=nowhere"], {}, ConfigError, r"nowhere has no train, val or test as"),
 ]
 
 
@@ -142,9 +128,6 @@ def test_a_factory_that_makes_no_model_is_named(
     with pytest.raises(ConfigError, match=message.replace("my_model", name)) as raised:
         make_model(run_file, setup)
     assert str(raised.value).startswith("run.toml:3: ")
-
-
-# --- schedules -----------------------------------------------------------------------------------
 
 
 def rates(*overrides: str, num_batches: int = 10, steps: int = 40) -> list[float]:

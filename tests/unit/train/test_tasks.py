@@ -88,9 +88,6 @@ def test_a_column_of_classes_counts_as_classes() -> None:
     assert NodeClassification(NUM_CLASSES).targets(batch).tolist() == labelled().y[:16].tolist()
 
 
-# --- wrong outputs --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("task", "rows", "said"),
     [
@@ -105,9 +102,6 @@ def test_a_column_of_classes_counts_as_classes() -> None:
 def test_outputs_that_do_not_fit_are_refused(task: Any, rows: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         task.outputs(Rows(rows), first_batch())
-
-
-# --- wrong labels ---------------------------------------------------------------------------
 
 
 def with_label(node: int, value: Any, like: Tensor) -> hoploom.Store:
@@ -196,9 +190,6 @@ def test_labels_of_another_width_are_refused(task: NodeTask, said: str) -> None:
         task.check(store(), torch.arange(3))
 
 
-# --- links ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", ["blocks", "subgraph"])
 def test_links_are_scored_by_the_dot_product_or_by_the_model(mode: str) -> None:
     batch, task = next(iter(link_loader(mode=mode))), LinkPrediction()
@@ -231,9 +222,6 @@ def test_links_without_labels_or_with_others_are_refused() -> None:
     rated = next(iter(LinkNeighborLoader(labelled(), [2], links, edge_label=torch.arange(8), batch_size=4)))
     with pytest.raises(DataError, match=r"has the label 2; links are 1, or 0"):
         LinkPrediction().targets(rated)
-
-
-# --- metrics --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

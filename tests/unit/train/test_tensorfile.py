@@ -103,9 +103,6 @@ def test_a_state_that_holds_itself_is_refused(tmp_path: Path) -> None:
         write_state(tmp_path / "f", state)
 
 
-# --- damage ---------------------------------------------------------------------------------
-
-
 def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "f"
     write_state(path, STATE)
@@ -174,9 +171,6 @@ def test_a_structure_that_nobody_wrote_is_refused(tree: str, tmp_path: Path) -> 
 def test_a_missing_file_is_a_store_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot read .*/f: .*No such file"):
         read_state(tmp_path / "f")
-
-
-# --- writing --------------------------------------------------------------------------------
 
 
 def test_two_names_are_two_files_and_a_damage_to_one_leaves_the_other(

@@ -82,13 +82,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small homogeneous and a small heterogeneous graph."""
     folder = tmp_path_factory.mktemp("graphs")
     generate(
-        folder / "graph.store",
-        num_nodes=2000,
-        avg_degree=8,
-        num_features=8,
-        num_classes=4,
-        num_parts=2,
-        weights=True,
+        folder / "graph.store", num_nodes=2000, avg_degree=8, num_features=8, num_classes=4, num_parts=2, weights=True
     )
     generate(folder / "papers.store", num_nodes=600, avg_degree=6, num_features=8, num_classes=4, heterogeneous=True)
     return folder
@@ -118,9 +112,6 @@ def result(here: Path, output: str = "run") -> dict[str, Any]:
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-# --- what a run leaves behind --------------------------------------------------------------------
 
 
 def test_a_run_learns_and_leaves_all_it_did(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,9 +175,6 @@ def test_without_validation_and_test_a_run_only_trains(here: Path, capsys: pytes
     assert result(here)["test"] == {}
     assert result(here)["best"] is None
     assert re.fullmatch("trained for less than an epoch, 2 steps, .*\nwritten to .*\n", capsys.readouterr().out)
-
-
-# --- going on ------------------------------------------------------------------------------------
 
 
 def test_ctrl_c_is_a_clean_end_and_resume_gives_the_same_numbers(
@@ -304,15 +292,10 @@ def test_a_killed_rank_ends_the_others_and_the_command_that_it_names_goes_on(
     ]
 
 
-# --- faults --------------------------------------------------------------------------------------
-
-
 def test_a_loss_that_is_not_finite_ends_with_its_step_and_rank(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(here, "--set", "optimizer.lr=1e30", "--set", "optimizer.name=sgd") == 1
     assert re.match("hoploom: the loss is .*step .*on rank 0", capsys.readouterr().err.splitlines()[-1])
 
-
-# --- every model ---------------------------------------------------------------------------------
 
 MODELS = [
     ("papers" if KINDS[kind].any_relations else "graph", kind) for kind in KINDS
@@ -342,9 +325,6 @@ def test_links_between_types_are_learned(here: Path) -> None:
         'store = "papers.store"\n[task]\nkind = "link-prediction"\nrelation = "writes"\n[model]\nname = "rsage"\n'
     )
     assert learned(here, run_file, "optimizer.lr=0.02")["auroc"] > 0.6
-
-
-# --- init ----------------------------------------------------------------------------------------
 
 
 def test_init_writes_what_trains(
