@@ -1,5 +1,6 @@
-"""The files of a journal, and the progress on the terminal."""
+"""The files of a journal, the loggers beside it, the records for a run's report, and the progress on the terminal."""
 
+import fcntl
 import io
 import itertools
 import json
@@ -7,26 +8,36 @@ import math
 import os
 import pty
 import re
+import signal
+import struct
+import termios
+import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TextIO
 
 import pytest
+import torch
 from support.fit_workers import QUIET, alone, learner_of
 
-from hoploom import StoreError
+from hoploom import ConfigError, StoreError, system
+from hoploom.train import journal as journals
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.journal import Journal
-from hoploom.train.loop import ProgressLine, fit
+from hoploom.train.journal import DiskUse, Journal, Times, disk, disk_use, memory, versions
+from hoploom.train.loop import Outcome, ProgressLine, fit
+from hoploom.train.runs.run_file import check_run, parse_run_file
 from hoploom.train.step import Learner, StepReport, Training
 
 
-def run(folder: Path, learner: Learner, *, loggers: tuple[str, ...] = (), **options: Any) -> None:
+def run(folder: Path, learner: Learner, *, loggers: tuple[Any, ...] = (), **options: Any) -> Outcome:
     context = alone()
     with Journal(folder, context, loggers=loggers) as journal:
         training = Training(**{"epochs": 2} | QUIET | options)
-        fit(learner, training, context, validate=lambda: {"accuracy": 0.5}, journal=journal)
+        return fit(learner, training, context, validate=lambda: {"accuracy": 0.5}, journal=journal)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -131,15 +142,253 @@ def test_tensorboard_gets_steps_and_epochs(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("epoch/accuracy")] == [(4, 0.5), (8, 0.5)]
 
 
+def test_a_line_adds_up_about_a_second_of_steps() -> None:
+    written: list[Mapping[str, Any]] = []
+    made = {"sample": 1.0}
+    times = Times(written.append, torch.device("cpu"))
+    times.watch({"loader": lambda: dict(made)}, step=0)
+    for step in range(1, 5):
+        made["sample"] += 0.25
+        times.add_step(report(step, seconds=0.4, wait_seconds=0.1, parts={"forward": 0.2}))
+    with times.timed("checkpoint"):
+        pass
+    times.flush()
+    times.flush()
+    assert [(line["step"], line["steps"]) for line in written] == [(3, 3), (4, 1)]
+    assert written[0]["seconds"] == pytest.approx({"step": 1.2, "wait": 0.3, "forward": 0.6})
+    assert [line["loader"] for line in written] == [{"sample": 0.75}, {"sample": 0.25}]
+    assert "checkpoint" in written[1]["seconds"]
+
+
+def test_a_resumed_run_forgets_the_seconds_after_its_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path, learner_of(), max_steps=6)
+    learner = learner_of()
+    with (tmp_path / "times-rank0.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 9, "steps": 3, "seconds": {"step": 1.0}}) + "\n")
+    learner.progress.steps = 6
+    with Journal(tmp_path, alone(), loggers=[]) as journal, journal.recording(learner, []):
+        assert [line["step"] for line in lines(tmp_path / "times-rank0.jsonl")] == [6]
+    events = lines(tmp_path / "events.jsonl")
+    assert [(event["event"], event.get("step")) for event in events] == [("start", 0), ("end", 6), ("start", 6)]
+
+
+def test_what_happens_is_written_down(tmp_path: Path) -> None:
+    run(tmp_path, learner_of())
+    start, end = lines(tmp_path / "events.jsonl")
+    assert start["machines"][0]["cores"] >= 1
+    assert start["versions"]["torch"] == versions()["torch"]
+    assert end["stopped"] == "done"
+
+
+def test_what_the_system_does_not_say_is_left_out(tmp_path: Path) -> None:
+    assert memory(tmp_path / "none") == {}
+    (tmp_path / "status").write_text("Name:\tpython\nRssAnon:\t  12 kB\nRssFile:\t 3 kB\n")
+    assert memory(tmp_path / "status") == {"private": 12288, "mapped": 3072}
+    assert list(disk(tmp_path / "none")) == ["faults"]
+    (tmp_path / "io").write_text("rchar: 9\nread_bytes: 4096\n")
+    assert disk(tmp_path / "io")["read_bytes"] == 4096
+
+
+def test_what_fails_after_training_is_a_failure_of_the_run(tmp_path: Path) -> None:
+    def fail_the_test() -> None:
+        with Journal(tmp_path, alone(), loggers=[]) as journal:
+            fit(learner_of(), Training(epochs=1, **QUIET), alone(), journal=journal)
+            assert [line["event"] for line in lines(tmp_path / "events.jsonl")] == ["start"]
+            raise ValueError("no test today")
+
+    with pytest.raises(ValueError, match="no test today"):
+        fail_the_test()
+    end = lines(tmp_path / "events.jsonl")[-1]
+    assert (end["event"], end["error"], end["step"]) == ("end", "ValueError: no test today", 4)
+
+
+def test_a_checkpoint_keeps_the_seconds_of_the_steps_before_it(tmp_path: Path) -> None:
+    with Journal(tmp_path, alone(), loggers=[]) as journal:
+        checkpoint = Checkpoint(tmp_path, alone())
+        fit(
+            learner_of(),
+            Training(epochs=2, max_steps=7, checkpoint_every=3, **QUIET),
+            alone(),
+            checkpoint=checkpoint,
+            journal=journal,
+        )
+        journal.rewind(6, 1)
+    written = lines(tmp_path / "times-rank0.jsonl")
+    assert sum(line["steps"] for line in written) == 6
+    assert not any("validation" in line["seconds"] for line in written)  # there was none
+
+
+@pytest.mark.parametrize(
+    ("wait", "threads", "busy", "sampling", "servers", "bound"),
+    [
+        (0.1, 2, 0.9, 5.0, 0.0, "model"),  # few steps wait, however busy the others are
+        (0.9, 2, 0.9, 1.6, 0.0, "disk"),
+        (0.9, 2, 0.7, 1.6, 0.0, "sampling"),  # by two threads: 0.8 s each
+        (0.9, 2, 0.7, 1.0, 1.8, "servers"),
+        (0.4, 0, 0.3, 0.1, 0.0, "model"),  # in turn with the batches, it takes more than half
+        (0.6, 0, 0.4, 0.2, 0.0, "disk"),
+    ],
+)
+def test_what_is_busy_longest_bounds_a_run_that_waits(
+    wait: float, threads: int, busy: float, sampling: float, servers: float, bound: str
+) -> None:
+    reads = {"bytes": 8e6, "wanted_bytes": 6e6, "asked": 1000, "found": 250, "seconds": 0.5, "busy_seconds": busy}
+    stages = {"sample": sampling, "fetch": 0.5, "gather": servers}
+    use = disk_use(4, {"step": 1.0, "wait": wait}, reads, stages, servers, threads=threads)
+    assert use == DiskUse(2e6, 0.75, 0.25, busy, bound)
+
+
+@dataclass
+class Remembering:
+    """A logger of a user's own."""
+
+    calls: list[Any] = field(default_factory=list)
+
+    def begin(self, step: int) -> None:
+        self.calls.append(("begin", step))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.calls.append((step, dict(values)))
+
+    def close(self, *, failed: bool) -> None:
+        self.calls.append(("close", failed))
+
+
+class Failing(Remembering):
+    """Fails at its third step."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        super().log(step, values)
+        if step == 3:
+            raise OSError("No space left on device")
+
+
+class Hanging(Remembering):
+    """Never comes back from its first step, until the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = threading.Event()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.is_over.wait(100)
+
+
+class Asking(Remembering):
+    """Asks for a login, and nobody answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked, self.is_over = threading.Event(), threading.Event()
+
+    def begin(self, step: int) -> None:
+        self.is_asked.set()
+        self.is_over.wait(100)
+
+
+def test_a_logger_of_your_own_gets_what_the_journal_has(tmp_path: Path) -> None:
+    own = Remembering()
+    run(tmp_path, learner_of(), loggers=(own,))
+    assert own.calls[0] == ("begin", 0)
+    assert own.calls[-1] == ("close", False)
+    steps = lines(tmp_path / "steps-rank0.jsonl")
+    logged = [(step, values["step/loss"]) for step, values in own.calls[1:-1] if "step/loss" in values]
+    assert logged == [(line["step"], line["loss"]) for line in steps]
+    epochs = [(step, values["epoch/accuracy"]) for step, values in own.calls[1:-1] if "epoch/accuracy" in values]
+    assert epochs == [(4, 0.5), (8, 0.5)]
+
+
+def test_a_logger_that_fails_warns_once_and_training_goes_on(tmp_path: Path) -> None:
+    failing, other = Failing(), Remembering()
+    with pytest.warns(UserWarning, match=r"Failing failed .*\(OSError: No space left on device\); training") as told:
+        assert run(tmp_path, learner_of(), loggers=(failing, other)).stopped == "done"
+    assert [Path(warning.filename).name for warning in told] == ["test_journal.py"]  # the line that called fit
+    assert [call[0] for call in failing.calls] == ["begin", 1, 2, 3]
+    assert sum("step/loss" in values for _, values in other.calls[1:-1]) == 8
+
+
+def test_a_logger_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "CLOSE_SECONDS", 0.05)
+    hanging = Hanging()
+    with pytest.warns(UserWarning, match=r"Hanging failed .*had not taken all numbers 0.05 seconds after the last one"):
+        assert run(tmp_path, learner_of(), loggers=(hanging,)).stopped == "done"
+    hanging.is_over.set()
+    monkeypatch.setattr(journals, "MOST_WAITING", 3)
+    hanging = Hanging()
+    with pytest.warns(UserWarning, match="it is 3 steps behind"):
+        run(tmp_path / "full", learner_of(), loggers=(hanging,))
+    hanging.is_over.set()
+
+
+def test_a_logger_learns_that_training_failed(tmp_path: Path) -> None:
+    own = Remembering()
+    journal = Journal(tmp_path, alone(), loggers=[own])
+    journal.rewind(3, 0)
+    with pytest.raises(ZeroDivisionError), journal:
+        raise ZeroDivisionError
+    assert own.calls == [("begin", 3), ("close", True)]
+
+
+def test_ctrl_c_while_a_logger_begins_does_not_wait_for_it(tmp_path: Path) -> None:
+    asking, main = Asking(), threading.get_ident()
+    threading.Thread(target=lambda: asking.is_asked.wait(50) and signal.pthread_kill(main, signal.SIGINT)).start()
+    unready = r"\(its begin\(\) had not returned .*\); the journal in the run's folder has all numbers"
+    begun = time.monotonic()
+    with pytest.warns(UserWarning, match=unready), pytest.raises(KeyboardInterrupt):
+        run(tmp_path, learner_of(), loggers=(asking,))
+    assert time.monotonic() < begun + journals.BEGIN_SECONDS / 2
+    asking.is_over.set()
+
+
+@pytest.mark.parametrize("metrics", [{"accuracy": 0.5}, {}], ids=["done", "failed"])
+def test_a_journal_that_was_not_entered_ends_with_fit(tmp_path: Path, metrics: dict[str, float]) -> None:
+    own = Remembering()
+    journal = Journal(tmp_path, alone(), loggers=[own])
+    with nullcontext() if metrics else pytest.raises(ConfigError, match="validate returned no"):
+        fit(learner_of(), Training(1, **QUIET), alone(), validate=lambda: metrics, journal=journal)
+    assert [line["event"] for line in lines(tmp_path / "events.jsonl")] == ["start", "end"]
+    assert own.calls[-1] == ("close", not metrics)
+
+
+def test_only_rank_0_logs(tmp_path: Path) -> None:
+    own = Remembering()
+    second: Any = SimpleNamespace(is_main=False, rank=1, world_size=2, device=torch.device("cpu"), num_cores=1)
+    with Journal(tmp_path, second, loggers=[own, "no such"]) as journal:
+        journal.rewind(0, 0)
+        journal.epoch({"epoch": 0}, step=1)
+    assert own.calls == []
+
+
+def test_a_missing_package_is_one_error_with_the_line_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_file = parse_run_file('store = "graph.store"\n[output]\nloggers = ["wandb"]\n')
+    monkeypatch.setattr(system, "find_spec", lambda package: None)
+    with pytest.raises(ConfigError, match=r"^run.toml:3: the logger 'wandb' needs wandb, .*: pip install wandb, or"):
+        check_run(run_file, 1, resume=False)
+    check_run(parse_run_file('store = "graph.store"\n'), 1, resume=False)
+    with pytest.raises(ConfigError, match=r"no logger 'wandbb'; give one of .*'wandb'"):
+        Journal(tmp_path, alone(), loggers=["wandbb"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([3], r"loggers has 3, without begin\(\); give one of .*'wandb'.*, or an object with"),
+        ([Remembering], r"loggers has <class .*Remembering'>, which is a class; give"),
+        ([SimpleNamespace(begin=print, log=print)], r", without close\(\)"),
+        ("tensorboard", r"loggers is 'tensorboard'; give a list, e.g. \['tensorboard'\]"),
+        (Remembering(), r"loggers is Remembering.*; give a list"),
+    ],
+)
+def test_what_is_no_logger_is_refused_before_training(tmp_path: Path, given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Journal(tmp_path, alone(), loggers=given)
+
+
 @pytest.fixture
 def terminal() -> Iterator[tuple[TextIO, int]]:
     """A stream that is a terminal of 100 columns, and where to read what a screen would get."""
     screen, line = pty.openpty()
     stream = os.fdopen(line, "w")
-    import fcntl
-    import struct
-    import termios
-
     fcntl.ioctl(line, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 100, 0, 0))
     yield stream, screen
     os.close(screen)
