@@ -4,7 +4,7 @@ import math
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -387,3 +387,32 @@ def test_frozen_parameters_stay_as_they_are() -> None:
     run(learner, clip_norm=1.0, accumulate=2)
     assert all(map(torch.equal, before, frozen.parameters()))
     assert isinstance(learner.model, nn.Module)
+
+
+class Wrapping(torch.optim.Optimizer):
+    """Like those that look at the loss twice in a step (SAM, say): its step cannot do without a closure."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Callable[[], float]) -> float:  # type: ignore[override]
+        return closure()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, Wrapping])
+def test_an_optimizer_that_asks_for_the_loss_again_is_refused_before_training(optimizer: type[Any]) -> None:
+    learner = learner_of()
+    learner.optimizer = optimizer(learner.model.parameters())
+    before = parameters_of(learner)
+    said = rf"^{optimizer.__name__} asks for a step's loss several times, a step has it once; take AdamW, Adam or SGD"
+    with pytest.raises(ConfigError, match=said + ", or train in a loop of your own$"):
+        run(learner, 1)
+    assert learner.progress.steps == 0
+    assert all(map(torch.equal, before, parameters_of(learner)))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Rprop])
+def test_an_optimizer_that_may_do_without_a_closure_is_taken(optimizer: type[Any]) -> None:
+    learner = learner_of()
+    learner.optimizer, learner.scheduler = optimizer(learner.model.parameters(), lr=0.01), None
+    assert run(learner, 1).steps == 4
