@@ -77,7 +77,7 @@ class FixedBatch:
         self._whole.wait_for(self.filled, "sampled")  # after this, the input of the batch before may be overwritten
         stream, size = self._whole.fill_stream, self._whole.batch_size
         self._sent[0] = key - WORD if key >= SIGN else key
-        self._sent[STAGED : STAGED + size] = self._whole.seeds.nodes[indices]
+        self._sent[STAGED : STAGED + size] = self._whole.maker.nodes[indices]
         self._sent[STAGED + size :] = indices
         stream.wait_for(self.learned)
         self._fill()
@@ -275,13 +275,13 @@ class WholeStep:
         self.learner, self.counts = learner, StepCounts()
         self._training, self._timeout = training, context.timeout
         self.stepper = Stepper(learner, training, context, checkpoint)
-        model, task, seeds, store = unwrap(learner.model), learner.task, maker.seeds, maker.assembler.store
+        model, task, store = unwrap(learner.model), learner.task, maker.assembler.store
         assert isinstance(model, GNN)
         assert isinstance(task, NodeTask)
         assert store.placed is not None
-        self.model, self.seeds, self.placed = model, seeds, store.placed
+        self.model, self.maker, self.placed = model, maker, store.placed
         self.batch_size = size = learner.loader.batch_size
-        self.seed_type = store.schema.type_index[seeds.node_type]
+        self.seed_type = store.schema.type_index[maker.node_type]
         self.plan = plan_hops(store.schema, maker.sampler.sampling, [self.seed_type], with_indptr=True)
         batches = probe(maker, learner.loader.rehearsal(), size, probed)
         if not batches:
@@ -291,9 +291,9 @@ class WholeStep:
         num_seeds = [size if index == self.seed_type else 0 for index in range(len(store.schema.node_types))]
         self.capacity = sizes_of_probes(self.plan, batches, num_seeds, training.margin, rounded)
         self.maps = make_maps(self.plan, device)  # for one batch at a time
-        task.check(store, seeds.nodes[:0], seeds.node_type)
-        labels = store.features.gather([Wanted(seeds.node_type, task.label, seeds.nodes)])[0]
-        self.targets = task.read(labels, seeds.nodes).to(device)  # or an error: the first seed without a label
+        task.check(store, maker.nodes[:0], maker.node_type)
+        labels = store.features.gather([Wanted(maker.node_type, task.label, maker.nodes)])[0]
+        self.targets = task.read(labels, maker.nodes).to(device)  # or an error: the first seed without a label
         self.degrees: Tensor | None = None  # of every node
         if maker.assembler.degrees:
             (relation,) = store.schema.relations

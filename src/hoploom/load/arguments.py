@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
@@ -62,6 +62,7 @@ UNSUPPORTED = {  # arguments of PyG, of torch's DataLoader, then of other librar
     "batch_sampler": "give sampler=, batch_size= and drop_last=, so that ranks share a step; a DynamicBatchSampler "
     "measures whole graphs, while num_neighbors= and batch_size= bound a batch here",
     "multiprocessing_context": "workers are threads of this process",
+    "in_order": "leave it out: batches come in order, so that a run repeats",
     "pin_memory_device": "give device=",
     "collect_features": "give fields=[] for False, and leave it out for True",
     "channel_size": "give num_workers= and prefetch_factor=, whose product is the number of batches that wait",
@@ -71,6 +72,7 @@ UNSUPPORTED = {  # arguments of PyG, of torch's DataLoader, then of other librar
     "ddp_seed": "give seed=, the same on every rank",
     "prob": "give weight_attr=, the name of an edge field",
 }
+DEFAULTS = {"pin_memory_device": "", "in_order": True, "use_ddp": False}  # of these; of the others None
 
 
 @dataclass(kw_only=True)
@@ -80,6 +82,9 @@ class LoaderArguments:
     loader: ClassVar[str]  # the name in error messages
     data: Any = field(init=False)
 
+    transform: Callable[[Batch], Any] | None = None
+    is_sorted: bool = False
+    filter_per_worker: bool | None = None
     input_id: Tensor | None = None
     device: torch.device | str | None = None
     seed: int | None = None
@@ -96,18 +101,12 @@ class LoaderArguments:
     generator: torch.Generator | None = None
     prefetch_factor: int | None = None
     persistent_workers: bool = False
-    in_order: bool = True
     least_tail: int = 1
     locality: Any = False
     look_ahead: int | None = None
     fields: Any = None
 
     def __post_init__(self) -> None:
-        _check_supported(self.loader, vars(self))
-        if self.in_order is False:
-            raise ConfigError(
-                f"{self.loader} does not support in_order=; leave it out: batches come in order, so that a run repeats"
-            )
         for name, (least, hint) in COUNTS.items():
             value = getattr(self, name)
             if value is not None or name not in MAY_BE_NONE:
@@ -135,15 +134,18 @@ class LoaderArguments:
 class NeighborArguments(LoaderArguments):
     """The arguments that loaders of sampled neighbourhoods have in common."""
 
+    replace: bool = False
+    subgraph_type: Subgraph | SubgraphType = "directional"
+    directed: bool = True
+    disjoint: bool = False
+    temporal_strategy: Temporal = "uniform"
+    time_attr: str | None = None
+    weight_attr: str | None = None
     labor: bool = False
     mode: Mode = "subgraph"
     sample_frontier: SampleFrontier | None = None
     aggregate: Literal["sum", "mean"] | None = None
     degrees: bool = False
-    batch_sampler: None = None
-    collate_fn: None = None
-    multiprocessing_context: None = None
-    pin_memory_device: str = ""
 
 
 @dataclass
@@ -156,18 +158,6 @@ class NodeArguments(NeighborArguments):
     num_neighbors: Fanouts | NumNeighbors
     input_nodes: Any = None
     input_time: Tensor | None = None
-    replace: bool = False
-    subgraph_type: Subgraph | SubgraphType = "directional"
-    disjoint: bool = False
-    temporal_strategy: Temporal = "uniform"
-    time_attr: str | None = None
-    weight_attr: str | None = None
-    transform: Callable[[Batch], Any] | None = None
-    transform_sampler_output: None = None
-    is_sorted: bool = False
-    filter_per_worker: bool | None = None
-    neighbor_sampler: None = None
-    directed: bool = True
 
 
 @dataclass
@@ -181,21 +171,10 @@ class LinkArguments(NeighborArguments):
     edge_label_index: Any = None
     edge_label: Tensor | None = None
     edge_label_time: Tensor | None = None
-    replace: bool = False
-    subgraph_type: Subgraph | SubgraphType = "directional"
-    disjoint: bool = False
-    temporal_strategy: Temporal = "uniform"
+    _: KW_ONLY
     neg_sampling: NegativeSampling | Literal["binary", "triplet"] | None = None
     neg_sampling_ratio: float | None = None
-    time_attr: str | None = None
-    weight_attr: str | None = None
-    transform: Callable[[Batch], Any] | None = None
-    transform_sampler_output: None = None
-    is_sorted: bool = False
-    filter_per_worker: bool | None = None
-    neighbor_sampler: None = None
-    directed: bool = True
-    strict_negatives: bool = field(default=False, kw_only=True)
+    strict_negatives: bool = False
 
 
 @dataclass
@@ -207,27 +186,28 @@ class HGTArguments(LoaderArguments):
     data: AnyGraph
     num_samples: NumSamples
     input_nodes: Any
-    is_sorted: bool = False
-    transform: Callable[[Batch], Any] | None = None
-    transform_sampler_output: None = None
-    filter_per_worker: bool | None = None
 
 
 def taking(
     arguments: Callable[Parameters, Given],
 ) -> Callable[[Callable[[Any, Given], None]], Callable[Concatenate[Any, Parameters], None]]:
-    """Give an __init__ the parameters of a dataclass; it is called with the dataclass that they make."""
-    signature = inspect.signature(arguments)
+    """Give an __init__ the parameters of a dataclass; it is called with the dataclass that they make.
+
+    Raise ConfigError for an argument of another library that has a value, but no meaning here.
+    """
+    signature, loader = inspect.signature(arguments), arguments.loader  # type: ignore[attr-defined]
 
     def decorate(init: Callable[[Any, Given], None]) -> Callable[Concatenate[Any, Parameters], None]:
         @functools.wraps(init)
         def made(self: Any, /, *args: Parameters.args, **given: Parameters.kwargs) -> None:
-            unknown = {name: given.pop(name) for name in set(given) - set(signature.parameters)}
-            _check_supported(arguments.loader, unknown)  # type: ignore[attr-defined]
-            for name in sorted(unknown.keys() - UNSUPPORTED.keys()):
-                near = nearest(name, list(signature.parameters))
-                hint = f"; did you mean {near!r}?" if near else ""
-                raise TypeError(f"{arguments.loader}() got an unexpected argument {name!r}{hint}")  # type: ignore[attr-defined]
+            for name in sorted(set(given) - set(signature.parameters)):
+                value = given.pop(name)
+                if name not in UNSUPPORTED:
+                    near = nearest(name, list(signature.parameters))
+                    hint = f"; did you mean {near!r}?" if near else ""
+                    raise TypeError(f"{loader}() got an unexpected argument {name!r}{hint}")
+                if value is not None and not (isinstance(value, bool | str) and value == DEFAULTS.get(name)):
+                    raise ConfigError(f"{loader} does not support {name}=; {UNSUPPORTED[name]}")
             signature.bind(*args, **given)
             init(self, arguments(*args, **given))
 
@@ -236,15 +216,6 @@ def taking(
         return made
 
     return decorate
-
-
-def _check_supported(loader: str, given: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an argument of another library that has a value, but no meaning here."""
-    for name, hint in UNSUPPORTED.items():
-        value = given.get(name)
-        is_default = value is None or (isinstance(value, str) and value == "") or (name == "use_ddp" and value is False)
-        if not is_default:
-            raise ConfigError(f"{loader} does not support {name}=; {hint}")
 
 
 # --- the graph, and what is sampled of it ------------------------------------------------------
@@ -366,16 +337,6 @@ def read_tensor(what: str, values: Any) -> Tensor:
         raise ConfigError(
             f"{what} is {' '.join(repr(values).split())[:80]}; give numbers in a list, an array or a tensor"
         ) from error
-
-
-@dataclass(frozen=True)
-class NodeSeeds:
-    """The seeds of a loader of nodes."""
-
-    node_type: str
-    nodes: Tensor  # [n] int64
-    input_id: Tensor | None = None  # [n] int64; the positions where it is None
-    times: Tensor | None = None  # [n] int64
 
 
 def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tensor | None]:

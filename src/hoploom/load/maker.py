@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from hoploom.batch import Sampled, Seeds
-from hoploom.load.arguments import NodeSeeds
 from hoploom.load.assemble import Arriving, Assembler, Batch
 from hoploom.load.order import DividedOrder, DrawnOrder, Order
 from hoploom.load.pipeline import Pipeline, Stages
@@ -141,26 +140,29 @@ class LocalMaker(Maker):
 class NodeMaker(LocalMaker):
     """Makes batches of nodes."""
 
-    seeds: NodeSeeds
+    node_type: str
+    nodes: Tensor  # [n] int64
+    input_id: Tensor | None = None  # [n]; the positions where it is None
+    times: Tensor | None = None  # [n] int64
 
     @property
     def seed_nodes(self) -> tuple[str, Tensor]:
-        return self.seeds.node_type, self.seeds.nodes
+        return self.node_type, self.nodes
 
     def start(self, indices: Tensor, first: int, key: int) -> Seeds:
-        nodes, times, schema = self.seeds.nodes[indices], None, self.assembler.store.schema
-        if self.seeds.times is not None:
-            times = self.seeds.times[indices]
+        nodes, times, schema = self.nodes[indices], None, self.assembler.store.schema
+        if self.times is not None:
+            times = self.times[indices]
         elif self.sampler.sampling.temporal is not None and schema.time is not None:
-            own = Wanted(self.seeds.node_type, schema.time, nodes)
+            own = Wanted(self.node_type, schema.time, nodes)
             times = self.assembler.store.features.gather([own])[0].long()
-        seeds = one_type_seeds(self.sampler, self.seeds.node_type, nodes, times, first)
+        seeds = one_type_seeds(self.sampler, self.node_type, nodes, times, first)
         fields: dict[str, Any] = {
-            "input_id": indices if self.seeds.input_id is None else self.seeds.input_id[indices],
-            "seed_time": times if self.seeds.times is not None else None,
+            "input_id": indices if self.input_id is None else self.input_id[indices],
+            "seed_time": times if self.times is not None else None,
             "batch_size": indices.numel(),
         }
-        return replace(seeds, fields={self.seeds.node_type: fields})
+        return replace(seeds, fields={self.node_type: fields})
 
 
 def one_type_seeds(sampler: Sampler, node_type: str, nodes: Tensor, times: Tensor | None, first: int) -> Seeds:
@@ -202,8 +204,8 @@ class NodeTimes:
 
 
 @dataclass(frozen=True)
-class LinkInput:
-    """The seeds of a loader of links."""
+class LinkMaker(LocalMaker):
+    """Makes batches of links."""
 
     task: LinkTask
     ends: Tensor  # [2, n] int64
@@ -211,25 +213,17 @@ class LinkInput:
     times: Tensor | None = None
     input_id: Tensor | None = None
 
-
-@dataclass(frozen=True)
-class LinkMaker(LocalMaker):
-    """Makes batches of links."""
-
-    links: LinkInput
-
     @property
     def seed_nodes(self) -> tuple[str, Tensor]:
-        return self.links.task.key[2], self.links.ends[1]
+        return self.task.key[2], self.ends[1]
 
     def start(self, indices: Tensor, first: int, key: int) -> Seeds:
-        given = self.links
-        labels = None if given.labels is None else given.labels[indices]
-        times = None if given.times is None else given.times[indices]
-        links = Links(given.ends[0][indices], given.ends[1][indices], labels, times, first)
-        made = make_link_seeds(self.sampler.graph, links, given.task, key, disjoint=self.sampler.sampling.disjoint)
-        input_id = indices if given.input_id is None else given.input_id[indices]
-        relation, found = given.task.key, made.fields
+        labels = None if self.labels is None else self.labels[indices]
+        times = None if self.times is None else self.times[indices]
+        links = Links(self.ends[0][indices], self.ends[1][indices], labels, times, first)
+        made = make_link_seeds(self.sampler.graph, links, self.task, key, disjoint=self.sampler.sampling.disjoint)
+        input_id = indices if self.input_id is None else self.input_id[indices]
+        relation, found = self.task.key, made.fields
         placed: dict[Owner, dict[str, Any]] = {relation: {"input_id": input_id}}  # as PyG places them
         if "src_index" in found:
             placed[relation] |= {"edge_label_index": None, "edge_label_time": None}
@@ -268,7 +262,7 @@ class Fingerprint:
         """All settings that ranks must share, by the names of the arguments."""
         order, sampling = self.order, self.maker.sampler.sampling
         assembler, hook = self.maker.assembler, self.maker.sampler.sample_frontier
-        negatives = self.maker.links.task.negatives if isinstance(self.maker, LinkMaker) else None
+        negatives = self.maker.task.negatives if isinstance(self.maker, LinkMaker) else None
         names = ("batch_size", "shuffle", "drop_last", "least_tail", "seed")
         return {
             "loader": self.loader,
@@ -308,9 +302,9 @@ class Fingerprint:
     def _ids(self) -> tuple[str, Tensor]:
         """The type and ids of nodes [n], or the relation and both ends of links [2, n]."""
         if isinstance(self.maker, NodeMaker):
-            return self.maker.seeds.node_type, self.maker.seeds.nodes
+            return self.maker.node_type, self.maker.nodes
         assert isinstance(self.maker, LinkMaker)
-        return " ".join(self.maker.links.task.key), self.maker.links.ends
+        return " ".join(self.maker.task.key), self.maker.ends
 
     @property
     def _seeds(self) -> str:

@@ -5,9 +5,9 @@ from torch_geometric.sampler import NegativeSampling
 
 from hoploom.errors import ConfigError
 from hoploom.load import arguments as inputs
-from hoploom.load.arguments import HGTArguments, LinkArguments, NodeArguments, NodeSeeds, taking
+from hoploom.load.arguments import HGTArguments, LinkArguments, NodeArguments, taking
 from hoploom.load.loader import Loader
-from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampler
+from hoploom.load.maker import LinkMaker, NodeMaker, NodeTimes, Sampler
 from hoploom.sample import LinkTask, make_link_task
 from hoploom.sample.hops import make_hgt_sampling, make_sampling
 from hoploom.schema import RelationName
@@ -102,14 +102,11 @@ class LinkNeighborLoader(Loader):
                 raise ConfigError("edge_label has no place in triplet negative sampling; leave it out")
             if negatives is not None and labels.min() == 0:
                 labels = labels + 1  # zero now means negative, as in PyG
-        links = LinkInput(
-            _link_task(store, key, negatives, given),
-            ends,
-            labels,
-            inputs.as_times("edge_label_time", given.edge_label_time, count),
-            inputs.as_input_id(given.input_id, count),
-        )
-        super().__init__(given, graph, LinkMaker(sampler, assembler, links, transform=given.transform))
+        task = _link_task(store, key, negatives, given)
+        times = inputs.as_times("edge_label_time", given.edge_label_time, count)
+        input_id = inputs.as_input_id(given.input_id, count)
+        maker = LinkMaker(sampler, assembler, task, ends, labels, times, input_id, transform=given.transform)
+        super().__init__(given, graph, maker)
 
 
 def _neighbor_sampler(store: Store, given: NodeArguments | LinkArguments) -> Sampler:
@@ -157,11 +154,11 @@ def _node_maker(
     if nodes.numel() == 0:
         raise ConfigError(f"input_nodes is empty ({given.input_nodes!r:.60}); give at least one seed")
     input_id = inputs.as_input_id(given.input_id, nodes.numel())
+    input_id = implied if input_id is None else input_id
     times = inputs.as_times("input_time", input_time, nodes.numel())
     if time_attr is not None and times is None and time_attr not in graph.store.schema.node_type(node_type).fields:
         raise ConfigError(f"{node_type!r} has no {time_attr!r} to date its seeds; give input_time")
-    seeds = NodeSeeds(node_type, nodes, implied if input_id is None else input_id, times)
-    return NodeMaker(sampler, assembler, seeds, transform=given.transform)
+    return NodeMaker(sampler, assembler, node_type, nodes, input_id, times, transform=given.transform)
 
 
 def _link_task(store: Store, key: RelationName, negatives: NegativeSampling | None, given: LinkArguments) -> LinkTask:

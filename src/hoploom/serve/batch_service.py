@@ -15,9 +15,9 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from hoploom import ops
-from hoploom.load.arguments import NodeSeeds, empty_batch
+from hoploom.load.arguments import empty_batch
 from hoploom.load.assemble import Assembler
-from hoploom.load.maker import LinkInput, LinkMaker, NodeMaker, NodeTimes, Sampler
+from hoploom.load.maker import LinkMaker, NodeMaker, NodeTimes, Sampler
 from hoploom.ops import Empty, Frontier, Picks
 from hoploom.sample import LinkTask, Workspace
 from hoploom.sample.links import WeightSums, weight_sums
@@ -73,8 +73,7 @@ class BatchService:
         reduce, degrees = description.aggregate, description.degrees
         assembler = Assembler(store, empty_batch(store), {}, reduce=reduce, degrees=degrees, fields=fields)
         if isinstance(description.owner, str):
-            nodes = NodeSeeds(description.owner, seeds["nodes"], times=seeds.get("times"))
-            return NodeMaker(sampler, assembler, nodes)
+            return NodeMaker(sampler, assembler, description.owner, seeds["nodes"], times=seeds.get("times"))
         ends = torch.stack([seeds["sources"], seeds["destinations"]])
         task, named = LinkTask(description.owner), description.negatives
         if named is not None:
@@ -82,7 +81,7 @@ class BatchService:
             src, dst = (None if name is None else sums[name] for name in (named.src_weight, named.dst_weight))
             negatives = NegativeSampling(named.mode, named.amount)
             task = LinkTask(description.owner, negatives, named.strict, node_times, (src, dst))
-        return LinkMaker(sampler, assembler, LinkInput(task, ends, seeds.get("labels"), seeds.get("times")))
+        return LinkMaker(sampler, assembler, task, ends, seeds.get("labels"), seeds.get("times"))
 
 
 class WeightCache:

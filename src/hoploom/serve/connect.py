@@ -345,14 +345,13 @@ def served_batches(maker: LocalMaker, peers: Peers, sending: threading.Lock) -> 
     owner: Owner
     columns: dict[str, Tensor | None]
     if isinstance(maker, NodeMaker):
-        owner, input_id, negatives = maker.seeds.node_type, maker.seeds.input_id, None
-        columns = {"nodes": maker.seeds.nodes, "times": maker.seeds.times}
+        owner, input_id, negatives = maker.node_type, maker.input_id, None
+        columns = {"nodes": maker.nodes, "times": maker.times}
     else:
         assert isinstance(maker, LinkMaker)
-        links = maker.links
-        owner, input_id, negatives = links.task.key, links.input_id, _describe_negatives(links.task, weights)
-        sources, destinations = links.ends
-        columns = {"sources": sources, "destinations": destinations, "labels": links.labels, "times": links.times}
+        owner, input_id, negatives = maker.task.key, maker.input_id, _describe_negatives(maker.task, weights)
+        sources, destinations = maker.ends
+        columns = {"sources": sources, "destinations": destinations, "labels": maker.labels, "times": maker.times}
     added = maker.assembler
     fields = None if added.fields is None else tuple((of, tuple(names)) for of, names in added.fields.items())
     description = Description(owner, maker.sampler.sampling, added.reduce, added.degrees, negatives, fields)

@@ -449,11 +449,11 @@ def check_labels(task: Task, loader: Loader, device: torch.device) -> Task:
     """
     maker = None if device.type == "cpu" else getattr(loader, "maker", None)
     if isinstance(task, NodeTask) and isinstance(maker, NodeMaker):
-        task.check(maker.assembler.store, maker.seeds.nodes, maker.seeds.node_type)
+        task.check(maker.assembler.store, maker.nodes, maker.node_type)
     if not isinstance(task, LinkPrediction):
         return task
     if not isinstance(maker, LinkMaker) or maker.transform is not None:
         return replace(task, checks_on_gpu=True)
-    if maker.links.labels is not None:
-        task.check(maker.links.labels, maker.links.ends)
+    if maker.labels is not None:
+        task.check(maker.labels, maker.ends)
     return replace(task, checks_on_gpu=False)

@@ -12,7 +12,8 @@ from support.refusals import assert_refused, both_loaders, events, links, nodes,
 from torch_geometric.data import HeteroData
 
 import hoploom
-from hoploom import ConfigError, DataError, LinkNeighborLoader, NeighborLoader, StoreError
+from hoploom import ConfigError, DataError, HGTLoader, LinkNeighborLoader, NeighborLoader, StoreError
+from hoploom.load import arguments as inputs
 
 # --- the other arguments ---------------------------------------------------------------------------
 
@@ -111,10 +112,11 @@ def test_what_pyg_has_and_we_have_not_is_named(name: str, loader: Callable[..., 
     assert len(loader(**{name: None}, batch_size=16)) == 1
 
 
-@pytest.mark.parametrize("cls", [NeighborLoader, LinkNeighborLoader])
-def test_the_signature_names_every_argument_of_torchs_dataloader(cls: type) -> None:
-    torchs = set(inspect.signature(torch.utils.data.DataLoader).parameters) - {"dataset"}
-    assert torchs <= set(inspect.signature(cls).parameters)
+@pytest.mark.parametrize("cls", [NeighborLoader, LinkNeighborLoader, HGTLoader])
+def test_every_argument_of_torchs_dataloader_and_of_pygs_loader_is_known(cls: type) -> None:
+    known = {*inspect.signature(cls).parameters, *inputs.UNSUPPORTED, "kwargs"}
+    for theirs in (torch.utils.data.DataLoader, getattr(torch_geometric.loader, cls.__name__)):
+        assert set(inspect.signature(theirs).parameters) <= known
 
 
 @both_loaders
