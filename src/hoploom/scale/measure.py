@@ -131,11 +131,10 @@ def _gathering(here: Path, effort: Effort) -> Rates:
 def _sampling(here: Path, effort: Effort) -> Rates:
     """Measure sorting of edges and sampling, with a direct map and with hashing."""
     num_nodes = effort.edges // DEGREE
-    sort = partial(ops.build_csc, draw_edges(num_nodes, effort.edges), num_nodes, num_nodes)
-    sorting, lists = seconds_of(sort, 0.0, least=1), sort()
-    del sort  # and the edges that it holds
-    relation = {"indptr": lists.indptr, "indices": lists.indices}
-    from_tensors({}, relation, num_nodes=num_nodes).save(here / "graph")
+    edges = draw_edges(num_nodes, effort.edges)
+    sorting = seconds_of(partial(ops.build_csc, edges, num_nodes, num_nodes), 0.0, least=1)
+    from_tensors({}, edges, num_nodes=num_nodes).save(here / "graph")
+    del edges
     store = open_store(here / "graph")
     for column in (store.parts[0].lists[0].indptr, store.parts[0].lists[0].indices):
         int(column[:: PAGE // column.element_size()].sum())  # every page is mapped

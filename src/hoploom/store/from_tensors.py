@@ -10,7 +10,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import DataError
-from hoploom.ops import Csc, EdgeLists
+from hoploom.ops import EdgeLists
 from hoploom.schema import (
     DTYPE_NAMES,
     EDGE_ID,
@@ -23,16 +23,12 @@ from hoploom.schema import (
     Relation,
     RelationName,
     Schema,
-    check_ids,
     check_schema,
     read_members,
-    read_permutation,
 )
 from hoploom.store import Part, Store, Table, assemble
 
 Fields = Mapping[str, Tensor]
-Times = tuple[Tensor | None, Tensor | None]  # of the edges [e] int64, or else of the sources [n] int64
-TOPOLOGY = ("edge_index", "indptr", "indices", EDGE_ID)  # keys of a relation that are no fields
 OF_EDGES = "an edge_index tensor or a mapping"
 
 
@@ -50,7 +46,7 @@ def from_tensors(
     >>> from_tensors({"x": x, "y": y}, edge_index, splits={"train": train_ids})
     >>> from_tensors({"paper": {"x": x}}, {("paper", "cites", "paper"): {"edge_index": ei, "weight": w}})
 
-    Edges are an `edge_index` [2, e] (row 0: sources), or `indptr` and `indices` (in-edges by destination).
+    Row 0 of an `edge_index` [2, e] are the sources.
     """
     homogeneous = not (isinstance(edges, Mapping) and all(isinstance(key, tuple) for key in edges))
     splits = {} if splits is None else splits
@@ -171,17 +167,18 @@ def _build_relation(
     weight_attr: str | None,
     time_attr: str | None,
 ) -> tuple[Relation, EdgeLists, dict[tuple[Owner, str], Table]]:
-    if EDGE_ID in given and "indptr" not in given:
+    if EDGE_ID in given:
         raise DataError(f"{key} has a field {EDGE_ID!r}, the name of the edges' own ids; rename it")
-    fields = {name: rows for name, rows in given.items() if name not in TOPOLOGY}
-    num_edges = _num_edges(key, given)
+    if "edge_index" not in given:
+        raise DataError(f"relation {key} has {list(given)}, and no edges; give edge_index")
+    edge_index = given["edge_index"]
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in ID_DTYPES:
+        raise DataError(f"edge_index of {key} is {edge_index.dtype} {tuple(edge_index.shape)}; give [2, e] int64")
+    num_edges = edge_index.shape[1]
+    fields = {name: rows for name, rows in given.items() if name != "edge_index"}
     described = {name: _describe(f"{key}.{name}", rows, num_edges, "edge") for name, rows in fields.items()}
-    times = _times(key, fields, nodes[key[0]], time_attr)
-    sizes = counts[key[0]], counts[key[2]]
-    if "indptr" in given:
-        csc = _in_time_order(_checked_csc(key, given, sizes), sizes, times)
-    else:
-        csc = ops.build_csc(given["edge_index"], *sizes, edge_time=times[0], source_time=times[1])
+    edge_time, source_time = _times(key, fields, nodes[key[0]], time_attr)
+    csc = ops.build_csc(edge_index, counts[key[0]], counts[key[2]], edge_time=edge_time, source_time=source_time)
     tables: dict[tuple[Owner, str], Table] = {
         (key, name): Table(rows.contiguous(), by_edge_id=csc.permutation is not None) for name, rows in fields.items()
     }
@@ -193,57 +190,15 @@ def _build_relation(
         return rows if csc.permutation is None else rows[csc.permutation]
 
     weight = in_order(_weights(key, fields[weight_attr])) if weight_attr in fields else None
-    edge_time = None if times[0] is None else in_order(times[0])
-    lists = EdgeLists(csc.indptr, csc.indices, weight=weight, edge_time=edge_time, source_time=times[1])
+    edge_time = None if edge_time is None else in_order(edge_time)
+    lists = EdgeLists(csc.indptr, csc.indices, weight=weight, edge_time=edge_time, source_time=source_time)
     return Relation(*key, num_edges, described), lists, tables
 
 
-def _num_edges(key: RelationName, given: Fields) -> int:
-    """Return the number of edges, which are given in one of two forms."""
-    if ("edge_index" in given) == ("indptr" in given):
-        raise DataError(f"relation {key} has {list(given)}; give either edge_index, or indptr and indices")
-    if "edge_index" not in given:
-        if "indices" not in given:
-            raise DataError(f"relation {key} has indptr, but no indices; give both")
-        return given["indices"].numel()
-    edge_index = given["edge_index"]
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in ID_DTYPES:
-        raise DataError(f"edge_index of {key} is {edge_index.dtype} {tuple(edge_index.shape)}; give [2, e] int64")
-    return edge_index.shape[1]
-
-
-def _checked_csc(key: RelationName, given: Fields, sizes: tuple[int, int]) -> Csc:
-    indptr, indices, edge_ids = given["indptr"], given["indices"], given.get(EDGE_ID)
-    if indptr.dtype not in ID_DTYPES or indptr.dim() != 1:
-        raise DataError(f"indptr of {key} has dtype {indptr.dtype} and shape {tuple(indptr.shape)}; give integers [n]")
-    indptr = indptr.to(torch.int64).contiguous()
-    if indptr.numel() != sizes[1] + 1:
-        raise DataError(f"indptr of {key} has {indptr.numel()} entries for {sizes[1]} nodes; give {sizes[1] + 1}")
-    check_ids(f"indices of {key}", indices, sizes[0])
-    if int(indptr[0]) != 0 or int(indptr[-1]) != indices.numel():
-        span = f"from {int(indptr[0])} to {int(indptr[-1])}, not 0 to {indices.numel()}"
-        raise DataError(f"indptr of {key} runs {span}; give where each node's indices begin, and their number last")
-    if (indptr[1:] < indptr[:-1]).any():
-        raise DataError(f"indptr of {key} decreases at node {int(torch.nonzero(indptr[1:] < indptr[:-1])[0])}; sort it")
-    dtype = torch.int32 if sizes[0] < 2**31 else torch.int64
-    ids = None if edge_ids is None else read_permutation(f"{EDGE_ID} of {key}", edge_ids, indices.numel())
-    return Csc(indptr, indices.to(dtype).contiguous(), ids)
-
-
-def _in_time_order(csc: Csc, sizes: tuple[int, int], times: Times) -> Csc:
-    """Return the lists, each in time order."""
-    if times == (None, None):
-        return csc
-    (edge_time, source_time), ids = times, csc.permutation
-    edge_index = torch.stack([csc.indices.to(torch.int64), torch.repeat_interleave(csc.indptr.diff())])
-    edge_time = edge_time if edge_time is None or ids is None else edge_time[ids]
-    ordered = ops.build_csc(edge_index, *sizes, edge_time=edge_time, source_time=source_time)
-    if ids is None or ordered.permutation is None:
-        return ordered if ids is None else ordered._replace(permutation=ids)
-    return ordered._replace(permutation=ids[ordered.permutation])
-
-
-def _times(key: RelationName, fields: Fields, sources: Fields, time_attr: str | None) -> Times:
+def _times(
+    key: RelationName, fields: Fields, sources: Fields, time_attr: str | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the times of the edges [e] int64, or else those of the sources [n] int64."""
     if time_attr is None:
         return None, None
     edge_time, source_time = fields.get(time_attr), sources.get(time_attr)

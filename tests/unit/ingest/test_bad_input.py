@@ -8,22 +8,18 @@ from typing import Any
 import pytest
 import torch
 from support.refusals import Call, assert_refused, both_loaders, nodes, table
-from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from hoploom import LinkNeighborLoader, NeighborLoader, StoreError, from_pyg, from_tensors
 
 X = torch.zeros(8, 2)
 EDGES = torch.tensor([[0, 1, 2], [1, 2, 3]])
-INDPTR = torch.tensor([0, 0, 1, 2, 3, 3, 3, 3, 3])
-INDICES = torch.tensor([0, 1, 2])
 KEY = ("a", "r", "a")
 SEEDS = torch.tensor([0])
 
 
 def test_the_tensors_that_the_tables_damage_are_fine() -> None:
     assert from_tensors({"x": X}, EDGES).schema.relations[0].num_edges == 3
-    assert from_tensors({"x": X}, {"indptr": INDPTR, "indices": INDICES}).schema.relations[0].num_edges == 3
     assert from_tensors({"a": {"x": X}}, {KEY: EDGES}).schema.relations[0].num_edges == 3
 
 
@@ -37,63 +33,13 @@ BAD_EDGES: dict[str, tuple[Any, ...]] = {
     "a list": ([[0], [1]], "edges of", "list", "give an edge_index tensor or a mapping"),
     "a list in a mapping": ({"edge_index": [[0], [1]]}, "list"),
     "on another device": (EDGES.to("meta"), "meta"),
-    "neither edges nor lists": ({"weight": torch.ones(3)}, "edge_index", "weight"),
+    "no edges": ({"weight": torch.ones(3)}, "edge_index", "weight"),
 }
 
 
 @table(BAD_EDGES)
 def test_wrong_edges_are_refused(given: Any, said: tuple[str, ...]) -> None:
     assert_refused(lambda: from_tensors({"x": X}, given), *said)
-
-
-BAD_LISTS: dict[str, tuple[Any, ...]] = {
-    "indptr too short": ({"indptr": INDPTR[:-1]}, "8 entries", "give 9"),
-    "indptr unsorted": ({"indptr": torch.tensor([0, 2, 1, 3, 3, 3, 3, 3, 3])}, "node 1", "sort"),
-    "indptr negative": ({"indptr": torch.tensor([0, -1, 1, 3, 3, 3, 3, 3, 3])}, "node 0", "sort"),
-    "indptr that ends early": ({"indptr": torch.tensor([0, 0, 1, 2, 2, 2, 2, 2, 2])}, "from 0 to 2", "0 to 3"),
-    "indptr that ends late": ({"indptr": torch.tensor([0, 0, 1, 2, 3, 3, 3, 3, 4])}, "from 0 to 4", "0 to 3"),
-    "indptr of floats": ({"indptr": INDPTR.float()}, "float32"),
-    "indptr as a list": ({"indptr": INDPTR.tolist()}, "list"),
-    "indices negative": ({"indices": torch.tensor([0, -4, 2])}, "-4", "[0, 8)"),
-    "indices too large": ({"indices": torch.tensor([0, 1, 8])}, "8", "[0, 8)"),
-    "indices of two dimensions": ({"indices": INDICES.view(3, 1)}, "(3, 1)"),
-    "edge ids too few": ({"edge_id": torch.tensor([0, 1])}, "edge_id", "2"),
-    "edge ids too large": ({"edge_id": torch.tensor([0, 1, 7])}, "edge_id", "7", "[0, 3)"),
-    "edge ids negative": ({"edge_id": torch.tensor([0, -1, 2])}, "edge_id", "-1", "[0, 3)"),
-    "edge ids twice": ({"edge_id": torch.tensor([0, 1, 1])}, "edge_id", "1"),
-}
-
-
-@table(BAD_LISTS)
-def test_wrong_lists_are_refused(given: dict[str, Any], said: tuple[str, ...]) -> None:
-    assert_refused(lambda: from_tensors({"x": X}, {"indptr": INDPTR, "indices": INDICES, **given}), *said)
-
-
-def test_lists_without_their_indices_are_refused() -> None:
-    assert_refused(lambda: from_tensors({"x": X}, {"indptr": INDPTR}), "indices")
-
-
-def test_edges_given_in_two_ways_are_refused() -> None:
-    edges = {"edge_index": EDGES, "indptr": INDPTR, "indices": INDICES}
-    assert_refused(lambda: from_tensors({"x": X}, edges), "edge_index", "indptr")
-
-
-@pytest.mark.parametrize("edge_id", [None, torch.tensor([2, 0, 1])], ids=["by position", "by edge id"])
-@pytest.mark.parametrize("on_nodes", [False, True], ids=["edges", "nodes"])
-def test_lists_out_of_time_order_are_put_in_order(on_nodes: bool, edge_id: Tensor | None) -> None:
-    """Temporal sampling reads a list as ascending: out of order it would let the future in."""
-    ids = torch.arange(3) if edge_id is None else edge_id
-    fields = {"x": X, "time": torch.tensor([2, 3, 1, 0, 0, 0, 0, 0])} if on_nodes else {"x": X}
-    by_edge = {} if on_nodes else {"time": torch.tensor([3, 1, 2])}
-    indptr = torch.tensor([0, 3, 3, 3, 3, 3, 3, 3, 3])
-    given = {"indptr": indptr, "indices": INDICES, **({} if edge_id is None else {"edge_id": edge_id}), **by_edge}
-    edge_index = torch.stack([torch.empty_like(INDICES).scatter_(0, ids, INDICES), torch.zeros_like(INDICES)])
-    (one,) = from_tensors(fields, given, time_attr="time").parts
-    (other,) = from_tensors(fields, {"edge_index": edge_index, **by_edge}, time_attr="time").parts
-    assert torch.equal(one.lists[0].indices, other.lists[0].indices)
-    key = ("node", "to", "node")
-    assert torch.equal(one.tables[key, "edge_id"].rows, other.tables[key, "edge_id"].rows)
-    assert on_nodes or torch.equal(one.lists[0].edge_time, torch.tensor([1, 2, 3]))
 
 
 BAD_FEATURES: dict[str, tuple[Any, ...]] = {
