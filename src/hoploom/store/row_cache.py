@@ -4,7 +4,6 @@ The rows are chosen by how often batches had them (hoploom.load.presample counts
 have cached rows: an edge is rarely in two batches.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,8 +23,6 @@ from hoploom.store.store import Store
 BYTES_AT_ONCE = 64 << 20  # of rows that are fetched together
 BYTES_PER_ID = 24  # of the map from ids to rows, at most
 LEVELS = 1 << 20  # counts that are distinguished
-# Costs of a fetched row and of a lookup, measured over loopback: no network is faster.
-SECONDS_PER_FETCH, SECONDS_PER_BYTE, SECONDS_PER_LOOK_UP = 1e-7, 1e-9, 6e-9
 USUAL_GROUP = 4  # batches that are assumed to be fetched together if the budget decides
 WAY_OUT = "give a share of the remote rows such as 0.2 or '20%', or bytes such as '4GB'"
 
@@ -112,10 +109,8 @@ def cached(store: Store, size: float | str, counts: Mapping[str, Tensor]) -> Sto
     """Return the store with a cache of the remote rows that are needed most.
 
     `size` is a share of the remote rows (0.2 or "20%") or bytes ("4GB", or an int); `counts` are how often each node
-    was needed, by type. Batches stay the same. A store without remote rows is returned as it is. Counts of
-    `count_visits` also tell what the cache spares a batch: if that is less than it costs, a warning says so, and the
-    store is returned as it is. With look-ahead, rows that almost every batch needs are in memory anyway, so others are
-    cached.
+    was needed, by type. Batches stay the same. A store without remote rows is returned as it is. With look-ahead, rows
+    that almost every batch needs are in memory anyway, so with counts of `count_visits` others are cached.
 
     >>> counts = count_visits(store, [15, 10, 5], "train")
     >>> store = cached(store, "20%", counts)
@@ -131,9 +126,6 @@ def cached(store: Store, size: float | str, counts: Mapping[str, Tensor]) -> Sto
     spared = _spared(counts, store.deployment.look_ahead or (USUAL_GROUP if has_window else 1))
     ranks = torch.arange(LEVELS) if spared is None else spared.argsort(stable=True).argsort()
     chosen = _choose(remote, budget, ranks)
-    if spared is not None and (why := _does_not_pay(remote, chosen, spared)):
-        warnings.warn(f"the cache of {size} stays off: {why}", stacklevel=2)
-        return store
     numbered: dict[Owner, IdMap | IdRanks] = {name: _numbered(ids) for name, ids in chosen.items()}
     cache = RowCache(numbered, {name: _fetch(features, name, ids) for name, ids in chosen.items()})
     shards = tuple(Cached(shard, cache) if shard.tier is Tier.REMOTE else shard for shard in features.shards)
@@ -205,28 +197,6 @@ def _spared(counts: Mapping[str, Tensor], look_ahead: int) -> Tensor | None:
         return needed
     by_group = 1 - (1 - needed) ** look_ahead
     return by_group * (1 - by_group) / look_ahead
-
-
-def _does_not_pay(remote: Sequence[RemoteType], chosen: Mapping[str, Tensor], spared: Tensor) -> str:
-    """Return why a cache would cost more than it spares; "" if it would not."""
-    most = len(spared) - 1
-    num_needed = num_spared = num_fetched = saved = 0.0
-    for of_type in remote:
-        for _, levels in of_type.levels(most):
-            num_needed += float(levels.sum()) / most
-            num_fetched += float(spared[levels].sum())
-        if of_type.name in chosen and of_type.counts is not None:
-            own = float(spared[of_type.counts[chosen[of_type.name]].clamp(max=most)].sum())
-            num_spared += own
-            saved += own * (SECONDS_PER_FETCH + (of_type.row_bytes - BYTES_PER_ID) * SECONDS_PER_BYTE)
-    if saved > num_needed * SECONDS_PER_LOOK_UP:
-        return ""
-    num_rows = sum(of_type.num_rows for of_type in remote)
-    return (
-        f"a batch needs {as_count(round(num_needed))} of {as_count(num_rows)} remote rows, and of the "
-        f"{as_count(round(num_fetched))} that it has to fetch, the cache would hold {as_count(round(num_spared))}; to "
-        "look all of them up takes longer than that; leave the cache out, or use smaller batches or fanouts"
-    )
 
 
 def _choose(remote: Sequence[RemoteType], budget: int, ranks: Tensor) -> dict[str, Tensor]:

@@ -141,30 +141,14 @@ def test_presampling_finds_what_an_epoch_asks_for() -> None:
     assert found.misses == 0
 
 
-def _visits(counts: Tensor, num_batches: int) -> Visits:
-    visits = Visits(node=counts)
-    visits.num_batches = num_batches
-    return visits
-
-
-def test_a_cache_that_would_spare_nothing_stays_off_and_says_so() -> None:
-    """Every batch needs every row: look-ahead has it from the batches before."""
-    visits = _visits(torch.full((40,), 8), 8)
-    store = replace(_ring(), deployment=Deployment(look_ahead=4))
-    why = "the cache of 20% stays off: a batch needs 30 of 30 remote rows, and of the 0 that it has to fetch"
-    with pytest.warns(UserWarning, match=why):
-        assert cached(store, "20%", visits) is store
-    assert report(store) is None
-    assert _asked(cached(_ring(), "20%", visits)) == [10, 11, 12, 13, 14, 15]  # without look-ahead it would be fetched
-    assert _asked(cached(store, "20%", dict(visits))) == [10, 11, 12, 13, 14, 15]  # and who gives no visits decides
-
-
 def test_with_look_ahead_rows_are_held_that_the_window_loses() -> None:
     counts = torch.zeros(40, dtype=torch.int64)
     counts[10], counts[20:] = 64, 1  # of 64 batches
+    visits = Visits(node=counts)
+    visits.num_batches = 64
     store = replace(_ring(), deployment=Deployment(look_ahead=4))
-    assert _asked(cached(store, 0.5, _visits(counts * 8, 64))) == list(range(20, 35))
-    assert _asked(cached(_ring(), 0.5, _visits(counts, 64))) == [10, *range(20, 34)]
+    assert _asked(cached(store, 0.5, visits)) == list(range(20, 35))
+    assert _asked(cached(_ring(), 0.5, visits)) == [10, *range(20, 34)]
 
 
 def test_presampling_counts_the_batches_of_one_rank() -> None:
