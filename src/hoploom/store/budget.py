@@ -2,22 +2,19 @@
 
 Memory takes, in this order: the offsets of the edge lists, the lists, small fields, and of the other fields the first
 rows of every part, which `partition` orders by use. A share is kept for the rows of coming steps. The speed of the disk
-is measured once (0.6 s) and kept in the user's cache folder: a gap between two rows is read if that takes less time
-than another request. So a slow disk is read from beginning to end, and of a fast one single blocks are read.
+is measured (0.6 s): a gap between two rows is read if that takes less time than another request. So a slow disk is read
+from beginning to end, and of a fast one single blocks are read.
 """
 
 import errno
-import fcntl
-import json
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import torch
 from torch import Tensor
@@ -176,8 +173,6 @@ BLOCK, LONG = 4096, 256 << 10  # bytes of a short and of a long read
 AT_ONCE, LONG_AT_ONCE = 1024, 128  # reads in flight: the disk is never idle
 SECONDS = 0.3  # for each of the two measurements
 LEAST = 64 << 20  # bytes of a file that is worth measuring
-LOCK_TIMEOUT = 10.0  # seconds for another process that measures
-CACHE = Path("~/.cache/hoploom/disks.json")
 
 
 @dataclass(frozen=True)
@@ -196,47 +191,13 @@ class DiskFigures:
 USUAL = DiskFigures(100_000, 1e9)  # for a small file, which is not measured
 
 
-def disk_figures(path: Path, cache: Path = CACHE) -> DiskFigures:
-    """Return the speed of the disk that a file is on. One process of a host measures, the others wait for it."""
+def measure_disk(path: Path) -> DiskFigures:
+    """Return the speed of the disk that a file is on: read single blocks at random positions, then long runs in order.
+
+    Ranks that open a store at the same time measure what the disk gives to each of them.
+    """
     if path.stat().st_size < LEAST:
         return USUAL
-    key = f"{path.stat().st_dev}-{os.statvfs(path).f_blocks}"
-    try:
-        kept = cache.expanduser()
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with kept.open("a+", encoding="utf-8") as file:
-            _lock(file)
-            file.seek(0)
-            try:
-                known = {k: DiskFigures(**v) for k, v in json.loads(file.read()).items() if min(v.values()) > 0}
-            except (ValueError, TypeError, AttributeError):  # damaged, or new
-                known = {}
-            if key in known:
-                return known[key]
-            found = measure_disk(path)
-            file.truncate(0)
-            file.write(json.dumps({disk: asdict(figures) for disk, figures in {**known, key: found}.items()}))
-            return found
-    except OSError:  # no home, or one that cannot be written
-        return measure_disk(path)
-    except ops.DiskError:  # a batch that needs this file raises it, with a hint
-        return USUAL
-
-
-def _lock(file: TextIO) -> None:
-    """Wait for the process that measures; raise OSError if it is stuck."""
-    end = time.monotonic() + LOCK_TIMEOUT
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.05)
-
-
-def measure_disk(path: Path) -> DiskFigures:
-    """Read single blocks at random positions, then long runs in order."""
     file, reads, draw = DiskFile(str(path)), Reads(), torch.Generator().manual_seed(0)
     blocks, runs = FileRows(file, 0, file.size // BLOCK), FileRows(file, 0, file.size // LONG)
 
@@ -251,7 +212,10 @@ def measure_disk(path: Path) -> DiskFigures:
         first = int(torch.randint(max(1, runs.num_rows - LONG_AT_ONCE), (1,), generator=draw))
         read(runs, torch.arange(first, min(first + LONG_AT_ONCE, runs.num_rows)), LONG)
 
-    return DiskFigures(_rate(at_random, lambda: reads.requests), _rate(in_order, lambda: reads.bytes))
+    try:
+        return DiskFigures(_rate(at_random, lambda: reads.requests), _rate(in_order, lambda: reads.bytes))
+    except ops.DiskError:  # a batch that needs this file raises it, with a hint
+        return USUAL
 
 
 def _rate(read: Callable[[], None], count: Callable[[], int]) -> float:

@@ -33,7 +33,7 @@ from hoploom.store.base import (
     loops_of,
     range_of,
 )
-from hoploom.store.budget import Budget, disk_figures, open_on_disk, plan_budget, read_memory, read_scratch, warm_up
+from hoploom.store.budget import Budget, measure_disk, open_on_disk, plan_budget, read_memory, read_scratch, warm_up
 from hoploom.store.format import Manifest, PartRange
 from hoploom.store.mapping import check_manifest, exceeds_memory, held_parts, open_part, open_topology, topology_fits
 from hoploom.store.sharded import LocalEdgeFields, Sharded
@@ -278,7 +278,7 @@ def _within(store: Store, manifest: Manifest, memory: int | str) -> Store:
         warm_up(columns + [table.rows for part in store.parts for table in part.tables.values()])
         return replace(store, budget=budget)
     files = [file for name in manifest.files if (file := layout.inside(store.path, name)).exists()]
-    figures = disk_figures(max(files, key=lambda file: file.stat().st_size))
+    figures = measure_disk(max(files, key=lambda file: file.stat().st_size))
     reads = Reads(figures.gap, figures.bytes_per_second)
     all_lists = len(store.topology) > len(store.parts)
     on_disk = {

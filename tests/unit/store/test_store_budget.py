@@ -16,8 +16,7 @@ from support.batches import assert_same_batches
 
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError, ops
-from hoploom.store import budget as figures
-from hoploom.store.budget import DiskFigures, disk_figures, measure_disk, plan_budget
+from hoploom.store.budget import USUAL, measure_disk, plan_budget
 from hoploom.store.on_disk import OnDisk
 
 NUM_NODES, WIDTH = 6000, 64
@@ -270,26 +269,9 @@ def test_where_io_uring_is_forbidden_threads_read_or_the_caller_alone(path: Path
     assert printed.split() == 2 * [(held[28:32] + held[-4:] + held[:4] + held[20000:20004]).hex()]
 
 
-def test_the_figures_of_a_disk_are_kept(tmp_path: Path) -> None:
+def test_a_disk_is_measured_by_a_large_file(tmp_path: Path) -> None:
     large = tmp_path / "large.bin"
     large.write_bytes(bytes(64 << 20))
-    kept = tmp_path / "cache" / "disks.json"
-    found = disk_figures(large, kept)
+    found = measure_disk(large)
     assert found.gap > 0
-    assert disk_figures(large, kept) == found
-    assert measure_disk(large).bytes_per_second > 0
-
-
-@pytest.mark.parametrize(
-    "text", ["{broken", "[]", '{"KEY": 3}', '{"KEY": {"requests_per_second": 0, "bytes_per_second": 1}}']
-)
-def test_a_cache_of_figures_that_somebody_broke_is_written_anew(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(figures, "measure_disk", lambda path: DiskFigures(1000.0, 1e6))
-    monkeypatch.setattr(figures, "LEAST", 0)
-    kept = tmp_path / "disks.json"
-    kept.write_text(text.replace("KEY", f"{tmp_path.stat().st_dev}-{os.statvfs(tmp_path).f_blocks}"))
-    assert disk_figures(tmp_path, kept).gap == 1000
-    monkeypatch.delattr(figures, "measure_disk")
-    assert disk_figures(tmp_path, kept).gap == 1000
+    assert found != measure_disk(Path(__file__)) == USUAL
