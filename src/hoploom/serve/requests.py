@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError
-from hoploom.load.arguments import canonical
 from hoploom.ops import Frontier
 from hoploom.schema import Owner, Schema
 from hoploom.serve.wire import Message
@@ -150,4 +149,7 @@ def read_owner(schema: Schema, given: Any, *, known: bool = True) -> Owner:
         return schema.node_type(given).name
     names = isinstance(given, list) and len(given) == 3 and all(isinstance(name, str) for name in given)
     require(names, "owner", given, "a node type, or the three names of a relation")
-    return canonical(schema, given, known=known)
+    key = (given[0], given[1], given[2])
+    if known:
+        return schema.relation(key).key
+    return schema.node_type(key[0]).name, key[1], schema.node_type(key[2]).name

@@ -39,11 +39,10 @@ def papers(root: Path) -> Path:
     return root
 
 
-def test_importers_do_without_pyg() -> None:
+@pytest.mark.parametrize("imported", ["hoploom.ingest.formats", "hoploom.cli.serving"])
+def test_importers_and_servers_of_parts_do_without_pyg(imported: str) -> None:
     """It takes 200 MB, and seconds."""
-    script = (
-        "import sys, hoploom.ingest.formats as f; f.import_ogb; print({'torch_geometric', 'pandas'} & {*sys.modules})"
-    )
+    script = f"import sys, {imported}; print({{'torch_geometric', 'pandas'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
