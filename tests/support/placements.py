@@ -27,7 +27,7 @@ from hoploom.store.row_cache import cached
 from support import made_by
 from support.batch_servers import listening, makers_of, without_graph
 from support.batches import with_reference
-from support.cases import CASES, HOOKS, Case
+from support.cases import CASES, HOOKS, NOT_SENT, Case
 from support.device_loaders import loading
 from support.graphs import cut, save_in_parts
 from support.made_by import MadeBy
@@ -204,7 +204,6 @@ def _packed(case: Case, site: Site) -> Placed:
 
 
 NO_DEGREES = {"degrees": "in-degrees of 'node' are not in reach"}
-NO_HOOK = dict.fromkeys(HOOKS, "sample_frontier is a function, which cannot go to the servers")
 THREADS = {"num_workers": 2}
 THREE = ("uniform", "blocks", "links, binary")
 A_FEW = ("uniform", "node times", "blocks", "links, binary", "heterogeneous uniform")
@@ -268,9 +267,9 @@ PLACEMENTS: dict[str, Placement] = {
         quick=ONE_OF_EACH,
         missing=NO_DEGREES,
     ),
-    "served batches": Placement(_served, made_by.servers, missing=NO_HOOK),
-    "served batches, restored": Placement(_served, made_by.servers, restored, quick=ONE_OF_EACH, missing=NO_HOOK),
-    "served batches, picked in pieces": Placement(_in_pieces, made_by.servers, quick=ONE_OF_EACH, missing=NO_HOOK),
+    "served batches": Placement(_served, made_by.servers, missing=NOT_SENT),
+    "served batches, restored": Placement(_served, made_by.servers, restored, quick=ONE_OF_EACH, missing=NOT_SENT),
+    "served batches, picked in pieces": Placement(_in_pieces, made_by.servers, quick=ONE_OF_EACH, missing=NOT_SENT),
     "servers": Placement(
         lambda case, site: (site.connected(case, made="here"), THREADS), made_by.look_ahead, missing=NO_DEGREES
     ),
@@ -286,7 +285,7 @@ PLACEMENTS: dict[str, Placement] = {
         quick=ONE_OF_EACH,
     ),
     "servers and replicas make batches": Placement(
-        lambda case, site: (site.connected(case), {}), made_by.servers, quick=ONE_OF_EACH, missing=NO_HOOK
+        lambda case, site: (site.connected(case), {}), made_by.servers, quick=ONE_OF_EACH, missing=NOT_SENT
     ),
     "servers, over TCP": Placement(
         lambda case, site: (_over_tcp(case, site, made="here"), THREADS),
@@ -295,7 +294,10 @@ PLACEMENTS: dict[str, Placement] = {
         missing=NO_DEGREES,
     ),
     "servers make batches in shared memory": Placement(
-        lambda case, site: (_in_shared_memory(case, site), THREADS), made_by.servers, quick=ONE_OF_EACH, missing=NO_HOOK
+        lambda case, site: (_in_shared_memory(case, site), THREADS),
+        made_by.servers,
+        quick=ONE_OF_EACH,
+        missing=NOT_SENT,
     ),
     "servers with a budget": Placement(
         lambda case, site: (site.connected(case, budget=True, made="here"), THREADS),
@@ -310,7 +312,7 @@ PLACEMENTS: dict[str, Placement] = {
             name for name in CASES if name != "degrees"
         ],  # the lists of other parts are not here where they do not fit
         quick=A_FEW,
-        missing=NO_HOOK,
+        missing=NOT_SENT,
     ),
     "look-ahead over servers and a budget here": Placement(
         lambda case, site: (site.beside_on_disk(case, topology="local", look_ahead=3), THREADS),

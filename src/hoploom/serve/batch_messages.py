@@ -4,7 +4,6 @@ Functions are not sent: a transform runs where the loader is, and frontier hooks
 request is checked before it is used.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -18,18 +17,17 @@ from torch_geometric.data import Data, HeteroData
 from hoploom import ops
 from hoploom.batch import Block
 from hoploom.errors import ConfigError, PeerError
-from hoploom.load.arguments import read_added, read_fields, read_weight
+from hoploom.load.arguments import read_added, read_fields
 from hoploom.load.assemble import Batch, of_blocks
 from hoploom.ops import Reduce
 from hoploom.sample.hops import Sampling, make_hgt_sampling, make_sampling
-from hoploom.schema import DTYPE_NAMES, Owner, Schema, read_ids
+from hoploom.schema import Owner, Schema, read_ids
 from hoploom.serve.requests import read_flag, read_hop_fanouts, read_integer, read_owner, require
 from hoploom.serve.wire import Message
 
 MAX_HOPS = 64
 MAX_SEEDS = 1 << 22  # of one batch, negatives included
 MAX_FIRST = 1 << 40  # positions of a step: negatives are numbered below it
-HASH_LENGTH = 64
 NARROW_FROM = 1 << 12  # integers of a tensor from which on it pays to check whether they fit into 32 bits
 NEVER = 1 << 62
 NODE_COLUMNS = (["nodes"], ["times"])  # required, optional
@@ -38,17 +36,13 @@ LINK_COLUMNS = (["sources", "destinations"], ["labels", "times"])
 
 @dataclass(frozen=True)
 class Negatives:
-    """Options of the negatives of links. Weights, one number per node, are named by their hash."""
+    """Options of the negatives of links. Weights, one number per node, are not sent."""
 
     mode: str  # binary or triplet
     amount: float
     strict: bool = False
-    src_weight: str | None = None
-    dst_weight: str | None = None
-
-    @property
-    def weights(self) -> list[str]:
-        return [name for name in (self.src_weight, self.dst_weight) if name is not None]
+    src_weight: None = None
+    dst_weight: None = None
 
 
 @dataclass(frozen=True)
@@ -75,22 +69,12 @@ class BatchRequest(NamedTuple):
     seeds: Mapping[str, Tensor]  # "nodes", or "sources" and "destinations"; "times" and "labels", if any
     first: int  # the position of the first seed in its step
     key: int
-    weights: Mapping[str, Tensor] = {}  # of negatives, by hash
 
-    def header(self, attached: list[str]) -> dict[str, Any]:
-        """Return the header of the request; `attached` are the names of the weights that are sent with it."""
-        names = {"seeds": list(self.seeds), "weights": attached}
-        return {"description": self.description.plain, **names, "first": self.first, "key": self.key}
-
-    def tensors(self, attached: list[str]) -> list[Tensor]:
-        return [*self.seeds.values(), *(self.weights[name] for name in attached)]
-
-
-def weight_hash(weight: Tensor) -> str:
-    """Return the name of weights: a digest of their dtype, shape and bytes."""
-    digest = hashlib.sha256(f"{DTYPE_NAMES[weight.dtype]} {tuple(weight.shape)} ".encode())
-    digest.update(weight.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    def message(self, identity: str) -> Message:
+        """Return the request for servers of the store with this identity."""
+        header: dict[str, Any] = {"ask": "batch", "identity": identity, "description": self.description.plain}
+        header |= {"seeds": list(self.seeds), "weights": [], "first": self.first, "key": self.key}
+        return Message(header, list(self.seeds.values()))
 
 
 def read_description(given: Any, schema: Schema) -> Description:
@@ -150,27 +134,22 @@ def _read_negatives(values: Mapping[str, Any]) -> Negatives:
     fits = type(amount) in (int, float) and 0 < amount <= MAX_SEEDS and (mode == "binary" or amount == int(amount))
     require(fits, "amount", amount, f"negatives per link, at most {MAX_SEEDS}, whole ones for triplets")
     for name in ("src_weight", "dst_weight"):
-        is_hash = isinstance(values[name], str) and len(values[name]) == HASH_LENGTH
-        require(is_hash or values[name] is None, name, values[name], "the hash of weights")
-    return Negatives(mode, amount, read_flag(values, "strict"), values["src_weight"], values["dst_weight"])
+        require(values[name] is None, name, values[name], "null: use connect(..., made='here') for weights")
+    return Negatives(mode, amount, read_flag(values, "strict"))
 
 
 def read_batch_request(header: Mapping[str, Any], tensors: Sequence[Tensor], schema: Schema) -> BatchRequest:
     """Read a request for one batch, and check it against the schema."""
     description = read_description(header.get("description"), schema)
-    for name in ("seeds", "weights"):
-        names = header.get(name)
-        fits = isinstance(names, list) and all(isinstance(one, str) for one in names) and len(set(names)) == len(names)
-        require(fits, name, names, "a list of the names of tensors, each once")
-    seeds, weights = header["seeds"], header["weights"]
-    fits = len(seeds) + len(weights) == len(tensors)
-    require(fits, "names", seeds + weights, f"one for each of {len(tensors)} tensors")
-    columns = dict(zip(seeds, tensors, strict=False))
-    attached = dict(zip(weights, tensors[len(seeds) :], strict=True))
-    _check_weights(attached, description, schema)
+    seeds: Any = header.get("seeds")
+    fits = isinstance(seeds, list) and all(isinstance(one, str) for one in seeds) and len(set(seeds)) == len(seeds)
+    require(fits, "seeds", seeds, "a list of the names of tensors, each once")
+    require(header.get("weights") == [], "weights", header.get("weights"), "none: use connect(..., made='here')")
+    require(len(seeds) == len(tensors), "seeds", seeds, f"one name for each of {len(tensors)} tensors")
+    columns = dict(zip(seeds, tensors, strict=True))
     first = read_integer("first", header.get("first"), 0, MAX_FIRST)
     key = read_integer("key", header.get("key"), 0, 1 << 64)
-    return BatchRequest(description, _check_seeds(columns, description, schema), first, key, attached)
+    return BatchRequest(description, _check_seeds(columns, description, schema), first, key)
 
 
 def _check_seeds(columns: dict[str, Tensor], description: Description, schema: Schema) -> dict[str, Tensor]:
@@ -200,21 +179,6 @@ def _check_seeds(columns: dict[str, Tensor], description: Description, schema: S
     is_triplet = negatives is not None and negatives.mode == "triplet"
     require("labels" not in columns or not is_triplet, "seeds", sorted(columns), "no labels with triplets")
     return columns
-
-
-def _check_weights(weights: Mapping[str, Tensor], description: Description, schema: Schema) -> None:
-    """Check that the weights are those that the negatives name, with one number for each node of the right type."""
-    owner, negatives = description.owner, description.negatives
-    named = negatives.weights if negatives is not None else []
-    require(set(weights) <= set(named), "weights", sorted(weights), "those that negatives name")
-    for name, weight in weights.items():
-        require(weight_hash(weight) == name, "weights", name, "their hash as their name; send them again")
-    if negatives is None or isinstance(owner, str):
-        return
-    ends = ("src_weight", negatives.src_weight, owner[0]), ("dst_weight", negatives.dst_weight, owner[2])
-    for end, hashed, node_type in ends:
-        if hashed is not None and hashed in weights:
-            read_weight(end, weights[hashed], schema.node_type(node_type).num_nodes)
 
 
 # _encode and _decode are no closures: a closure that calls itself is a reference cycle, and would keep its batch until

@@ -1,11 +1,10 @@
 """Whole batches, on the server. A request has everything that a batch depends on, so any server can make it.
 
-Only weights of negatives (a number for each node) are kept for clients, under their hash, as far as memory goes, and
-the times of nodes once temporal negatives have needed them.
+Only the times of nodes are kept, once temporal negatives have needed them.
 """
 
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +19,6 @@ from hoploom.load.assemble import Assembler
 from hoploom.load.maker import LinkMaker, NodeMaker, NodeTimes, Sampler
 from hoploom.ops import Empty, Frontier, Picks
 from hoploom.sample import LinkTask, Workspace
-from hoploom.sample.links import WeightSums, weight_sums
 from hoploom.schema import Field, Owner, Schema
 from hoploom.serve.batch_messages import NARROW_FROM, NEVER, BatchRequest, encode_batch, read_batch_request
 from hoploom.serve.memory_budget import NO_CLIENT, WAIT, BusyError, MemoryBudget, RequestContext, Reservation
@@ -29,7 +27,6 @@ from hoploom.serve.wire import Message
 from hoploom.store import Draw, Store
 from hoploom.store.base import Triple
 
-WEIGHTS = 4  # weights of negatives may take this part of the memory
 PICK_BYTES = 40  # of a pick: source, edge, local source, both ends in edge_index
 
 
@@ -39,33 +36,25 @@ class BatchService:
     def __init__(self, store: Store, threads: int, memory: int, *, wait: float = WAIT) -> None:
         self.budget = MemoryBudget(memory, wait)
         self._metered, self._threads, self._wait = MeteredStore(store, self.budget), threading.Semaphore(threads), wait
-        self._weights = WeightCache(memory // WEIGHTS)
         self._store = replace(store, graph=self._metered, features=self._metered)
         self._idle, self._node_times = deque[Workspace](), NodeTimes(store)
 
     def answer(self, message: Message, context: RequestContext = NO_CLIENT) -> Message:
-        """Return a batch, or the response that weights are needed.
-
-        Raise ConfigError if the batch cannot be made, BusyError if it cannot be made now.
-        """
+        """Return a batch. Raise ConfigError if it cannot be made, BusyError if it cannot be made now."""
         request = read_batch_request(message.header, message.whole_tensors, self._store.schema)
-        negatives = request.description.negatives
-        sums = self._weights.find(negatives.weights if negatives is not None else [], request.weights)
-        if isinstance(sums, list):
-            return Message({"error": "need", "hashes": sums, "message": "weights of negatives are needed"})
         if not self._threads.acquire(timeout=self._wait):
             raise BusyError(f"all threads are making batches; none was free within {self._wait:g} seconds")
         try:
             with self._metered.batch(context) as reservation:
                 count = next(iter(request.seeds.values())).numel()
-                batch = self._maker(request, sums).make(torch.arange(count), request.first, request.key)
+                batch = self._maker(request).make(torch.arange(count), request.first, request.key)
                 response = encode_batch(batch, NEVER if context.is_shared else NARROW_FROM)  # shared memory is not sent
                 reservation.resize(sum(tensor.nbytes for tensor in response.whole_tensors))
                 return response._replace(done=reservation.close)
         finally:
             self._threads.release()
 
-    def _maker(self, request: BatchRequest, sums: Mapping[str, WeightSums]) -> NodeMaker | LinkMaker:
+    def _maker(self, request: BatchRequest) -> NodeMaker | LinkMaker:
         """Return the maker of one batch: the loader's, for these seeds only."""
         store, description, seeds = self._store, request.description, request.seeds
         sampler = Sampler(store.graph, description.sampling, idle=self._idle)
@@ -78,36 +67,8 @@ class BatchService:
         task, named = LinkTask(description.owner), description.negatives
         if named is not None:
             node_times = self._node_times if description.sampling.temporal is not None else None
-            src, dst = (None if name is None else sums[name] for name in (named.src_weight, named.dst_weight))
-            negatives = NegativeSampling(named.mode, named.amount)
-            task = LinkTask(description.owner, negatives, named.strict, node_times, (src, dst))
+            task = LinkTask(description.owner, NegativeSampling(named.mode, named.amount), named.strict, node_times)
         return LinkMaker(sampler, assembler, task, ends, seeds.get("labels"), seeds.get("times"))
-
-
-class WeightCache:
-    """Running sums of weights under the hash of the weights. The least recently used are dropped first."""
-
-    def __init__(self, memory: int) -> None:
-        self._memory, self._lock = memory, threading.Lock()
-        self._sums: OrderedDict[str, WeightSums] = OrderedDict()
-
-    def find(self, names: Sequence[str], attached: Mapping[str, Tensor]) -> dict[str, WeightSums] | list[str]:
-        """Return the sums of these weights, or the names of those that are neither cached nor attached."""
-        with self._lock:
-            found = {name: self._sums[name] for name in names if name in self._sums}
-            for name in found:
-                self._sums.move_to_end(name)
-        missing = [name for name in names if name not in found and name not in attached]
-        if missing:
-            return missing
-        for name in names:
-            if name not in found:
-                found[name] = sums = weight_sums(attached[name])
-                with self._lock:
-                    self._sums[name] = sums
-                    while sum(kept.sums.nbytes for kept in self._sums.values()) > self._memory:
-                        self._sums.popitem(last=False)
-        return found
 
 
 class MeteredStore:

@@ -4,9 +4,8 @@ With a `path` (worker mode), this host's parts are mapped, and batches are made 
 trip, all rows another. Without a `path` (server-client mode), this process holds no graph, and servers make batches.
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -16,15 +15,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from hoploom import ops
-from hoploom.config.values import as_bytes, as_int, as_number, read_addresses
+from hoploom.config.values import as_int, as_number, read_addresses
 from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.load.assemble import Batch
 from hoploom.load.maker import LinkMaker, LocalMaker, Maker, NodeMaker
 from hoploom.ops import Frontier, Picks
-from hoploom.sample import LinkTask
 from hoploom.schema import Owner, Schema
-from hoploom.serve import wire
-from hoploom.serve.batch_messages import BatchRequest, Description, Negatives, decode_batch, weight_hash
+from hoploom.serve.batch_messages import BatchRequest, Description, Negatives, decode_batch
 from hoploom.serve.peers import TIMEOUT, Peers
 from hoploom.serve.security import ClientSecurity, read_client_security
 from hoploom.serve.wire import IncomingMessage, Message
@@ -121,7 +118,6 @@ class Connected(Deployment):
     peers: Peers
     by_servers: bool  # servers make the batches, otherwise this process
     look_ahead: int | None  # batches whose missing rows are fetched together; None: as many as fit the budget
-    sending: threading.Lock = field(default_factory=threading.Lock)  # held by a loader that sends weights of negatives
 
     @property
     def makes_batches(self) -> bool:
@@ -131,7 +127,7 @@ class Connected(Deployment):
         self, maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float
     ) -> Maker | None:
         """Return a maker that asks the servers for batches; None if this process makes them."""
-        return served_batches(maker, self.peers, self.sending) if self.by_servers else None
+        return served_batches(maker, self.peers) if self.by_servers else None
 
     def traffic(self) -> dict[str, float]:
         return self.peers.traffic()
@@ -291,14 +287,11 @@ class ServedBatches(Maker):
     """A loader's batches, each made by any of the servers. `input_id` and the transform are added in this process."""
 
     peers: Peers
-    sending: threading.Lock  # held while weights are sent, so that no other thread or loader sends them too
     description: Description
     columns: Mapping[str, Tensor]  # one entry per seed of the loader
-    weights: Mapping[str, Tensor]  # of negatives, by hash
     input_id: Tensor | None
     transform: Callable[[Batch], Any] | None
     pinned: bool
-    max_request: int = wire.MAX_REQUEST
 
     @property
     def least_threads(self) -> int:
@@ -308,64 +301,40 @@ class ServedBatches(Maker):
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
         """Return the batch of these seeds; `first` is the position of the first one in its step."""
         seeds = {name: column[indices] for name, column in self.columns.items()}
-        request = BatchRequest(self.description, seeds, first, key, self.weights)
-        response = self._ask(request, [])
-        if response.header.get("error") == "need":
-            with self.sending:
-                response = self._ask(request, [])  # another thread or loader may have sent the weights by now
-                if response.header.get("error") == "need":
-                    response = self._ask(request, list(self.weights))
-        if "error" in response.header:
-            raise PeerError(f"no batch came: {response.header['error']!r:.80}; use the same Hoploom on both sides")
-        batch = decode_batch(response, pinned=self.pinned)
+        request = BatchRequest(self.description, seeds, first, key).message(self.peers.identity)
+        batch = decode_batch(self.peers.ask(request, pinned=self.pinned), pinned=self.pinned)
         storage = batch._store if isinstance(batch, Data) else batch[self.description.owner]
         storage._mapping["input_id"] = indices if self.input_id is None else self.input_id[indices]
         return batch if self.transform is None else self.transform(batch)
 
-    def _ask(self, request: BatchRequest, attached: list[str]) -> Message:
-        tensors = request.tensors(attached)
-        size = sum(tensor.nbytes for tensor in tensors)
-        if attached and size > self.max_request:
-            raise ConfigError(
-                f"with the weights of negatives a request has {as_bytes(size)}, at most {as_bytes(self.max_request)} "
-                "go to a server; give them in a smaller dtype such as float16, or use connect(..., made='here')"
-            )
-        header = {"ask": "batch", "identity": self.peers.identity, **request.header(attached)}
-        return self.peers.ask(Message(header, tensors), pinned=self.pinned)
 
-
-def served_batches(maker: LocalMaker, peers: Peers, sending: threading.Lock) -> ServedBatches:
+def served_batches(maker: LocalMaker, peers: Peers) -> ServedBatches:
     """Return a maker that has servers make the batches of `maker`."""
     if maker.sampler.sample_frontier is not None:
         raise ConfigError(
             "sample_frontier is a function, which cannot go to the servers; use connect(..., made='here'), "
             "which makes batches in this process"
         )
-    weights: dict[str, Tensor] = {}
     owner: Owner
     columns: dict[str, Tensor | None]
+    negatives: Negatives | None = None
     if isinstance(maker, NodeMaker):
-        owner, input_id, negatives = maker.node_type, maker.input_id, None
+        owner, input_id = maker.node_type, maker.input_id
         columns = {"nodes": maker.nodes, "times": maker.times}
     else:
         assert isinstance(maker, LinkMaker)
-        owner, input_id, negatives = maker.task.key, maker.input_id, _describe_negatives(maker.task, weights)
+        owner, input_id, drawn = maker.task.key, maker.input_id, maker.task.negatives
+        if drawn is not None:
+            if drawn.src_weight is not None or drawn.dst_weight is not None:
+                raise ConfigError(
+                    "src_weight and dst_weight of neg_sampling are not sent to servers; use connect(..., made='here'), "
+                    "which makes batches in this process"
+                )
+            negatives = Negatives(drawn.mode.value, drawn.amount, maker.task.strict)
         sources, destinations = maker.ends
         columns = {"sources": sources, "destinations": destinations, "labels": maker.labels, "times": maker.times}
     added = maker.assembler
     fields = None if added.fields is None else tuple((of, tuple(names)) for of, names in added.fields.items())
     description = Description(owner, maker.sampler.sampling, added.reduce, added.degrees, negatives, fields)
     given = {name: column for name, column in columns.items() if column is not None}
-    return ServedBatches(peers, sending, description, given, weights, input_id, maker.transform, added.pinned)
-
-
-def _describe_negatives(task: LinkTask, weights: dict[str, Tensor]) -> Negatives | None:
-    """Return the options of a task's negatives; add their weights to `weights`, by hash."""
-    if task.negatives is None:
-        return None
-    hashes: list[str | None] = []
-    for weight in (task.negatives.src_weight, task.negatives.dst_weight):
-        hashes.append(None if weight is None else weight_hash(weight))
-        if weight is not None:
-            weights[str(hashes[-1])] = weight
-    return Negatives(task.negatives.mode.value, task.negatives.amount, task.strict, *hashes)
+    return ServedBatches(peers, description, given, input_id, maker.transform, added.pinned)

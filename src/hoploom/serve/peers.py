@@ -74,7 +74,7 @@ def read_info(response: Message, address: str) -> ServerInfo:
 
 def _read_checked(address: str, reader: Reader[Read], incoming: IncomingMessage) -> Read:
     """Read a response; raise the server's error if it is one."""
-    if "error" in incoming.header and incoming.header["error"] != "need":
+    if "error" in incoming.header:
         raise error_from(incoming.header, address)
     return reader(incoming)
 

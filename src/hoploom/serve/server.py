@@ -257,7 +257,7 @@ class Server(Closing):
             with client.making(memory.taken) as context:
                 response = refusal or self._answer(request, context)
             error_name = response.header.get("error")
-            count.outcome = "ok" if error_name in (None, "need") else "failed" if error_name in FAILED else "refused"
+            count.outcome = "ok" if error_name is None else "failed" if error_name in FAILED else "refused"
             try:
                 try:
                     prepared = wire.prepare_message(response, client.segments)

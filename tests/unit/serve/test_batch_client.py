@@ -1,26 +1,22 @@
 """Invariant 1 where a trainer holds no graph: servers make its batches, and no bit tells."""
 
-import threading
 from typing import Any
 
 import pytest
 import torch
 from support.batch_servers import makers_of, without_graph
-from support.batches import assert_same, assert_same_batches
-from support.cases import HOOKS, Case, every_case, store_of
-from support.graphs import random_graph, ring
+from support.batches import assert_same
+from support.cases import NOT_SENT, Case, every_case, store_of
+from support.graphs import ring
 from support.shards import elsewhere_of, spread
 from support.wires import over_the_wire
 from torch_geometric.data import HeteroData
-from torch_geometric.sampler import NegativeSampling
 
 import hoploom
 from hoploom import PeerError
 from hoploom.serve import batch_messages as codec
 from hoploom.serve.batch_messages import decode_batch, encode_batch, read_description
-from hoploom.serve.batch_service import WeightCache
 from hoploom.serve.wire import Message
-from hoploom.store import Store
 
 # --- a batch as a message ------------------------------------------------------------------------
 
@@ -84,74 +80,9 @@ def test_two_requests_for_each_server_are_under_way() -> None:
 @every_case
 def test_a_description_is_read_as_it_was_written(case: Case) -> None:
     trainer, servers = without_graph(case.store)
-    if case.name in HOOKS:
-        pytest.skip("functions do not travel")
+    if case.name in NOT_SENT:
+        pytest.skip("it is refused")
     loader = case.make(trainer)
     next(iter(loader))
     asking: Any = loader._producer
     assert read_description(servers.requests[0]["description"], case.store.schema) == asking.description
-
-
-# --- weights of negatives ------------------------------------------------------------------------
-
-
-def _weighted(store: Store, **options: Any) -> Any:
-    negatives = NegativeSampling("binary", 1, torch.arange(60.0), torch.arange(60.0).flip(0))
-    links = torch.stack([torch.arange(20), torch.arange(20).flip(0)])
-    return hoploom.LinkNeighborLoader(store, [2], links, neg_sampling=negatives, batch_size=5, **options)
-
-
-def test_weights_are_sent_once_to_each_server() -> None:
-    store = hoploom.from_pyg(random_graph(60, 500, seed=1))
-    trainer, servers = without_graph(store)
-    assert_same_batches(_weighted(store), _weighted(trainer))
-    assert_same_batches(_weighted(store, seed=2), _weighted(trainer, seed=2))
-    assert sum(len(header["weights"]) for header in servers.requests) == 2
-    assert servers.answers.count("ok") == 8
-
-
-def test_two_loaders_that_begin_at_once_send_the_same_weights_once() -> None:
-    """The second is told that they are needed while the first sends them: it waits, and does not send its own."""
-    store = hoploom.from_pyg(random_graph(60, 500, seed=1))
-    trainer, servers = without_graph(store)
-    first_loader, second_loader = _weighted(trainer), _weighted(trainer)
-    second = threading.Thread(target=second_loader._producer.make, args=(torch.arange(5), 0, 1))
-    told, sent_too = threading.Event(), threading.Event()
-    ask = servers.ask
-
-    def asked(request: Message, **options: Any) -> Message:
-        is_second = threading.current_thread() is second
-        if request.header["weights"] and is_second:
-            sent_too.set()
-        elif request.header["weights"]:
-            second.start()
-            assert told.wait(30)
-            sent_too.wait(0.2)  # what must not come has this long
-        answer = ask(request, **options)
-        if is_second:
-            told.set()
-        return answer
-
-    servers.ask = asked  # type: ignore[method-assign,assignment]
-    first_loader._producer.make(torch.arange(5), 0, 1)
-    second.join(30)
-    assert not sent_too.is_set()
-    assert sum(len(header["weights"]) for header in servers.requests) == 2
-
-
-def test_a_server_without_memory_for_weights_still_makes_batches() -> None:
-    store = hoploom.from_pyg(random_graph(60, 500, seed=1))
-    trainer, servers = without_graph(store, makers_of(store, memory=1 << 15))
-    servers.makers[0]._weights = WeightCache(60 * 8)  # one of the two
-    assert_same_batches(_weighted(store), _weighted(trainer))
-
-
-def test_the_weights_used_last_stay() -> None:
-    kept = WeightCache(2 * 10 * 8)
-    weights = {name: torch.ones(10) for name in "abc"}
-    for name in "ab":
-        assert not isinstance(kept.find([name], weights), list)
-    kept.find(["a"], {})
-    kept.find(["c"], weights)
-    assert kept.find(["a", "c"], {}) != []
-    assert kept.find(["b"], {}) == ["b"]

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.batch_servers import listening, without_graph
+from support.batch_servers import listening
 from support.batches import assert_same_batches
 from support.graphs import random_graph, save_in_parts
 from support.proxy import Proxy
 from support.servers import OneProcess
 from torch import Tensor
-from torch_geometric.sampler import NegativeSampling
 
 import hoploom
 from hoploom import ConfigError, PeerError, Store, StoreError
@@ -97,23 +96,6 @@ def test_a_whole_stores_edges_times_and_cache_come_in_pieces(limited: tuple[Stor
     before = peers.traffic()["requests"]
     assert torch.equal(held.features.gather(ids)[0], local.features.gather(ids)[0])
     assert peers.traffic()["requests"] == before
-
-
-def test_weights_that_no_request_can_carry_are_refused_with_a_way_out() -> None:
-    trainer, _ = without_graph(hoploom.from_pyg(random_graph(500, 2000, seed=1)))
-
-    def make(dtype: torch.dtype) -> None:
-        negatives = NegativeSampling("binary", 1, torch.ones(500, dtype=dtype))
-        links = torch.stack([torch.arange(4), torch.arange(4)])
-        loader: Any = hoploom.LinkNeighborLoader(trainer, [2], links, neg_sampling=negatives, num_workers=0)
-        replace(loader._producer, max_request=1600).make(torch.arange(1), 0, 1)
-
-    with pytest.raises(ConfigError, match=r"4\.02 kB, at most 1\.60 kB .* smaller dtype .* made='here'"):
-        make(torch.float64)
-    make(torch.float16)
-
-
-# --- negatives without times ---------------------------------------------------------------------
 
 
 # --- whoever answers -----------------------------------------------------------------------------
