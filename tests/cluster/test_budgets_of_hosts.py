@@ -57,10 +57,10 @@ def test_a_budget_bounds_how_many_steps_are_fetched_together(path: Path, address
         assert store.budget is not None
         assert store.reads is not None
         assert store.reads.requests > 0
-        wanted = ahead.fetches.num_fetched / len(loader) * 4 * WIDTH  # bytes a step, less what was fetched before
+        wanted = sum(ahead.fetched) / len(loader) * 4 * WIDTH  # bytes a step, less what was fetched before
         assert ahead.num_steps is not None
         assert 4 < ahead.num_steps <= store.budget.window / wanted  # 4 are the default without a budget
-        assert ahead.fetches.num_groups == -(-len(loader) // ahead.num_steps)
+        assert len(ahead.fetched) == -(-len(loader) // ahead.num_steps)
 
 
 def test_a_budget_decides_whether_all_lists_are_mapped(path: Path, address: str) -> None:

@@ -45,8 +45,7 @@ def look_ahead(made: Made) -> None:
     ahead = [producer for producer in made.producers if isinstance(producer, LookAhead)]
     assert len(ahead) == len(made.loaders)
     assert all(producer.num_steps > 1 for producer in ahead)
-    assert sum(producer.fetches.num_groups for producer in ahead) > 0
-    assert sum(producer.fetches.num_fetched for producer in ahead) > 0
+    assert sum(sum(producer.fetched) for producer in ahead) > 0
 
 
 def the_disk(made: Made) -> None:
@@ -58,7 +57,7 @@ def scratch_space(made: Made) -> None:
     the_disk(made)
     ahead = [producer for producer in made.producers if isinstance(producer, LookAhead)]
     assert len(ahead) == len(made.producers)
-    assert any(sum(producer.fetches.packed) for producer in ahead)
+    assert any(sum(producer.packed) for producer in ahead)
 
 
 def a_cache(made: Made) -> None:

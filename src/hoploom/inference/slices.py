@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.inference.files import Gather
-from hoploom.load.packed import PackedRows, RowLists, read_packed, scratch_bytes
+from hoploom.load.packed import PackedRows, RowLists, scratch_bytes
 from hoploom.ops import Frontier, InEdges, Reads
 from hoploom.schema import RelationName
 from hoploom.store import Draw, Part, Store
@@ -219,7 +219,7 @@ class SourcesOnDisk:
         if self._packed:
             self.gather([own], outs[:1])
             packed = self._packed[self._index(some) - self._group.start]
-            read_packed(self.reads, [packed.request_all(outs[1])])
+            packed.read(self.reads, others, torch.arange(others.numel()), outs[1])
         else:
             self.gather([own, others], outs)
         at = torch.searchsorted(others, sources) + (end - first)

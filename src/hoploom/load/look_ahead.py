@@ -7,12 +7,13 @@ in memory are copied there, each step's together; then every step is sampled twi
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,9 +24,9 @@ from hoploom.batch import Sampled
 from hoploom.load.assemble import Assembler, Batch
 from hoploom.load.maker import LocalMaker, Maker
 from hoploom.load.order import Order
-from hoploom.load.packed import PackedRows, RowLists, read_packed, scratch_bytes
+from hoploom.load.packed import PackedRows, RowLists, scratch_bytes
 from hoploom.load.pipeline import LEAD, Pipeline, Stages
-from hoploom.ops import Empty, IdMap, Reads, RowRequest, SlotMap
+from hoploom.ops import Empty, IdMap, Reads, SlotMap
 from hoploom.schema import DTYPES, Owner, Schema
 from hoploom.store import Sharded, Wanted
 from hoploom.store.base import CachedPositions, RowLookup, Triple, read_wanted
@@ -85,12 +86,9 @@ class Window:
 class PrefetchedRows:
     """A FeatureStore that knows where the rows of some ids are, so that it looks none up again."""
 
-    def __init__(
-        self, features: Sharded, fields: Fields, lookups: Sequence[RowLookup], packed: Sequence["StepRows"] = ()
-    ) -> None:
+    def __init__(self, features: Sharded, fields: Fields, lookups: Sequence[RowLookup]) -> None:
         self._features, self._fields = features, fields
         self._lookups = {_key_of(one.owner, one.ids): one for one in lookups}
-        self._packed = packed
 
     @property
     def schema(self) -> Schema:
@@ -107,9 +105,6 @@ class PrefetchedRows:
             if lookup is not None:
                 for rows in lookup.cached:
                     rows.copy(name, out)
-                for own in self._packed:
-                    if own.ids is lookup.ids:
-                        own.copy(name, out)
             elif key not in routed:
                 routed[key] = self._features.route(owner, ids)
             positions.append(routed[key] if lookup is None else lookup.in_memory)
@@ -117,44 +112,20 @@ class PrefetchedRows:
         return outs
 
 
-@dataclass(frozen=True)
-class StepRows:
-    """The rows of a list of ids that are in scratch space, of one shard."""
+class StepRows(NamedTuple):
+    """The rows of a lookup that are in scratch space, of one shard. Used as its CachedPositions are."""
 
-    ids: Tensor
-    positions: Tensor  # of the rows in `ids`: [n] int64
     tables: Mapping[str, PackedRows]
     reads: Reads
+    ids: Tensor
+    positions: Tensor  # of the rows in `ids`: [n] int64
 
     def copy(self, name: str, out: Tensor) -> None:
         """Write the rows of a field to their positions in `out`."""
-        rows, packed = torch.zeros_like(self.ids), self.tables[name]
-        rows[self.positions] = torch.from_numpy(packed.find(self.ids[self.positions].numpy())).to(rows.dtype)
-        read_packed(self.reads, [RowRequest(packed.rows, rows, self.positions, out)])
+        self.tables[name].read(self.reads, self.ids, self.positions, out)
 
 
 # --- the maker ----------------------------------------------------------------------------------
-
-
-@dataclass
-class Fetches:
-    """Counts of what look-ahead has requested."""
-
-    num_groups: int = 0  # of steps: each requests rows of every peer at most once
-    num_fetched: int = 0  # rows
-    num_reused: int = 0  # rows that the group before had fetched
-    packed: list[int] = field(default_factory=list)  # rows of each group in scratch space
-
-
-class _LoopLeftError(Exception):
-    """Ends packing for a loop that is not read any more."""
-
-
-class Fetched(NamedTuple):
-    """The rows of a group, and what assembles its batches from them."""
-
-    windows: Mapping[Owner, Window]
-    assemblers: Mapping[int, Assembler]  # by the sampled batch's id()
 
 
 class StepSize(NamedTuple):
@@ -164,13 +135,13 @@ class StepSize(NamedTuple):
     id_bytes: int  # each id once, as narrow as it fits
 
 
-def _id_bytes(schema: Schema, owner: Owner) -> int:
-    """Return the bytes of the narrowest integer that fits the owner's ids."""
-    return 4 if schema.described(owner).count < 1 << 31 else 8
+def _id_dtype(schema: Schema, owner: Owner) -> np.dtype[Any]:
+    """Return the narrowest dtype that fits the owner's ids."""
+    return np.dtype(np.int32 if schema.described(owner).count < 1 << 31 else np.int64)
 
 
 class LookAhead(Maker):
-    """Makes batches in groups of steps. `fetches` counts over all loops.
+    """Makes batches in groups of steps.
 
     A group has `num_steps` steps; None: as many as fit a `window` of so many bytes, or the folder `scratch`.
     """
@@ -186,8 +157,7 @@ class LookAhead(Maker):
         self.num_steps, self._window, self._scratch = num_steps, window, scratch
         self.num_packed: int | None = None  # steps of a group in scratch space, in the last loop
         self._step_size: StepSize | None = None  # measured by the first loop, if there is a window
-        self.fetches = Fetches()
-        self._counting = threading.Lock()  # every loop has its own threads
+        self.fetched, self.packed = list[int](), list[int]()  # rows of each group, of all loops: in memory, in scratch
         self._maker, self._features = maker, features
         self._uncached = features.over([one.shard if isinstance(one, Cached) else one for one in features.shards])
 
@@ -197,50 +167,47 @@ class LookAhead(Maker):
     @contextmanager
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Batch]]:
         """Two groups are in flight, the one that is delivered and the one after it; without threads, one."""
-        if self._scratch is not None:
-            size, left = self.measure(order), threading.Event()
-            self.num_packed = num_steps = self._steps_that_fit(order, size, pipeline.deadline, self._scratch)
-            if num_steps > 1 and num_steps * size.num_bytes * GROUPS > self._window:
-                with little_idle(self._window):
-                    yield Stages(
-                        lambda step, begun, group: self._from_scratch(order.step(step), group.get(step, {})),
-                        window=(2 if pipeline.num_threads else 1) * num_steps,
-                        num_finishing=max(1, min(pipeline.num_ahead, self._window // size.num_bytes)),
-                        begin=lambda step: step,
-                        fetch=lambda steps, before: self._pack(order, steps, left),
-                        group=num_steps,
-                        leave=left.set,
-                        hint="leave scratch out",
-                    )
-                return
-        num_groups = 2 if pipeline.num_threads else 1
-        num_ahead = pipeline.num_ahead
+        num_groups, num_ahead = (2 if pipeline.num_threads else 1), pipeline.num_ahead
+        is_packed = False
         if self._window:
-            fitting = self._window // self.measure(order).num_bytes
+            size = self._measured(order)
+            fitting = self._window // size.num_bytes
             num_ahead = max(1, min(num_ahead, fitting))
+            if self._scratch is not None:
+                self.num_packed = self._steps_that_fit(order, size, pipeline.deadline, self._scratch)
+                is_packed = self.num_packed > 1 and self.num_packed * size.num_bytes * GROUPS > self._window
             if self.num_steps is None:
                 self.num_steps = max(1, min(MOST_STEPS, fitting // (num_groups + 1)))
-        group = self.num_steps or 1
-
-        def finish(step: int, sampled: Sampled, fetched: Fetched | None) -> Batch:
-            assembler = self._maker.assembler if fetched is None else fetched.assemblers[id(sampled)]
-            return self._maker.finish(sampled, assembler)
-
-        def fetch(batches: Sequence[Sampled], before: Fetched | None) -> Fetched:
-            with self._maker.seconds("fetch"):
-                return self.fetch(batches, before)
-
+        group = (self.num_packed if is_packed else self.num_steps) or 1
         with little_idle(self._window):
+            if is_packed:
+                left = threading.Event()
+                yield Stages(
+                    lambda step, begun, packed: self._from_scratch(order.step(step), packed.get(step)),
+                    window=num_groups * group,
+                    num_finishing=num_ahead,
+                    begin=lambda step: step,
+                    fetch=lambda steps: self._pack(order, steps, left),
+                    group=group,
+                    leave=left.set,
+                    hint="leave scratch out",
+                )
+                return
+            windows: dict[Owner, Window] = {}
+
+            def finish(step: int, sampled: Sampled, fetched: Mapping[int, Assembler] | None) -> Batch:
+                return self._maker.finish(sampled, self._maker.assembler if fetched is None else fetched[id(sampled)])
+
             yield Stages(
                 finish,
                 window=num_groups * group if group > 1 else num_ahead + LEAD,
                 num_finishing=num_ahead,
                 begin=lambda step: self._maker.sample(*order.step(step)),
-                fetch=fetch if group > 1 else None,
+                fetch=(lambda batches: self.fetch(batches, windows)) if group > 1 else None,
                 group=group,
             )
 
-    def measure(self, order: Order) -> StepSize:
+    def _measured(self, order: Order) -> StepSize:
         """Return the largest step size of three steps of the first loop."""
         if self._step_size is None:
             sizes, left, schema = [StepSize(1, 0)], order.steps, self._features.schema
@@ -251,71 +218,68 @@ class LookAhead(Maker):
                 for owner, (ids, names) in missing.items():
                     fields = schema.described(owner).fields
                     num_bytes += len(ids) * sum(fields[name].row_bytes for name in names)
-                    num_id_bytes += len(ids) * _id_bytes(schema, owner)
+                    num_id_bytes += len(ids) * _id_dtype(schema, owner).itemsize
                 sizes.append(StepSize(num_bytes, num_id_bytes))
             self._step_size = StepSize(*map(max, zip(*sizes, strict=True)))
         return self._step_size
 
-    def fetch(self, batches: Sequence[Sampled], before: Fetched | None) -> Fetched:
-        """Fetch the rows that these batches need and this process does not have, in one request per peer."""
-        fields = self._waiting(batches)
-        windows = {} if before is None else dict(before.windows)
-        for owner, names in fields.items():
-            if owner not in windows or not windows[owner].tables.keys() >= set(names):
-                windows[owner] = Window(self._features.schema, owner, names, little_memory=self._window > 0)
-        lookups = [self._lookups(one, fields) for one in batches]
-        wanted: list[Wanted] = []
-        places: list[Tensor | None] = []
-        outs: list[Tensor] = []
-        num_fetched = num_reused = num_spared = 0
-        for owner, window in windows.items():
-            own = [(of_batch, at) for of_batch in lookups for at, one in enumerate(of_batch) if one.owner == owner]
-            held, fresh = window.find([of_batch[at] for of_batch, at in own])
-            for (of_batch, at), rows in zip(own, held, strict=True):
-                of_batch[at] = of_batch[at]._replace(cached=(*of_batch[at].cached, rows))
-            ids = window.slots.ids
-            for name, table in window.tables.items() if fresh.numel() else ():
-                wanted.append(Wanted(owner, name, ids))
-                places.append(fresh)
-                outs.append(table[: ids.numel()])
-            num_fetched += fresh.numel()
-            num_reused += window.slots.num_needed - fresh.numel()
-            num_spared += (sum(rows.positions.numel() for rows in held) - fresh.numel()) * len(window.tables)
-        self._uncached.gather_at(wanted, places, outs)
-        if (reads := self._maker.assembler.store.reads) is not None:
-            reads.count_found(num_spared, of=num_spared)
-        with self._counting:
-            self.fetches.num_groups += 1
-            self.fetches.num_fetched += num_fetched
-            self.fetches.num_reused += num_reused
-        assembler, assemblers = self._maker.assembler, {}
-        for sampled, of_batch in zip(batches, lookups, strict=True):
-            store = replace(assembler.store, features=PrefetchedRows(self._features, fields, of_batch))
-            assemblers[id(sampled)] = replace(assembler, store=store)
-        return Fetched(windows, assemblers)
+    def fetch(self, batches: Sequence[Sampled], windows: dict[Owner, Window]) -> Mapping[int, Assembler]:
+        """Fetch the rows that these batches need and this process does not have, in one request per peer.
+
+        Return what assembles each batch, by the sampled batch's id().
+        """
+        with self._maker.seconds("fetch"):
+            fields, lookups = self._look_up(batches)
+            for owner, names in fields.items():
+                if owner not in windows or not windows[owner].tables.keys() >= set(names):
+                    windows[owner] = Window(self._features.schema, owner, names, little_memory=self._window > 0)
+            wanted, places, outs = list[Wanted](), list[Tensor | None](), list[Tensor]()
+            num_fetched = num_spared = 0
+            for owner, window in windows.items():
+                own = [(of_batch, at) for of_batch in lookups for at, one in enumerate(of_batch) if one.owner == owner]
+                held, fresh = window.find([of_batch[at] for of_batch, at in own])
+                for (of_batch, at), rows in zip(own, held, strict=True):
+                    of_batch[at] = of_batch[at]._replace(cached=(*of_batch[at].cached, rows))
+                ids = window.slots.ids
+                for name, table in window.tables.items() if fresh.numel() else ():
+                    wanted.append(Wanted(owner, name, ids))
+                    places.append(fresh)
+                    outs.append(table[: ids.numel()])
+                num_fetched += fresh.numel()
+                num_spared += (sum(rows.positions.numel() for rows in held) - fresh.numel()) * len(window.tables)
+            self._uncached.gather_at(wanted, places, outs)
+            if (reads := self._maker.assembler.store.reads) is not None:
+                reads.count_found(num_spared, of=num_spared)
+            self.fetched.append(num_fetched)
+            pairs = zip(batches, lookups, strict=True)
+            return {id(sampled): self._assembler(fields, of_batch) for sampled, of_batch in pairs}
 
     def missing(self, sampled: Sampled) -> dict[Owner, tuple[IdMap, Sequence[str]]]:
         """Return, by owner, the ids whose rows cost a wait, each once, and the fields that are needed of them."""
-        fields = self._waiting([sampled])
+        fields, (lookups,) = self._look_up([sampled])
         ids: dict[Owner, IdMap] = {}
-        for one in self._lookups(sampled, fields):
+        for one in lookups:
             ids.setdefault(one.owner, IdMap()).add(one.ids, one.missing)
         return {owner: (found, fields[owner]) for owner, found in ids.items() if len(found)}
 
-    def _waiting(self, batches: Sequence[Sampled]) -> dict[Owner, list[str]]:
-        """Return the fields that these batches need and of which some rows cost a wait."""
-        wanted = [want for one in batches for want in self._maker.assembler.wanted(one)]
+    def _look_up(self, batches: Sequence[Sampled]) -> tuple[Fields, list[list[RowLookup]]]:
+        """Return the fields of which some rows cost a wait, and the lookups of each batch: one for a list of ids."""
+        wanted = [self._maker.assembler.wanted(one) for one in batches]
         fields: dict[Owner, list[str]] = {}
-        for owner, name in dict.fromkeys((want.owner, want.field) for want in wanted):
+        for owner, name in dict.fromkeys((want.owner, want.field) for of_batch in wanted for want in of_batch):
             if not self._features.in_memory(owner, name):
                 fields.setdefault(owner, []).append(name)
-        return fields
+        lists = [
+            {_key_of(want.owner, want.ids): want for want in of_batch if want.field in fields.get(want.owner, ())}
+            for of_batch in wanted
+        ]
+        return fields, [[self._features.look_up(want.owner, want.ids) for want in one.values()] for one in lists]
 
-    def _lookups(self, sampled: Sampled, fields: Fields) -> list[RowLookup]:
-        """Look up where the rows of these fields are that a batch needs; each list of ids once."""
-        wanted = [want for want in self._maker.assembler.wanted(sampled) if want.field in fields.get(want.owner, ())]
-        lists = {_key_of(want.owner, want.ids): want for want in wanted}
-        return [self._features.look_up(want.owner, want.ids) for want in lists.values()]
+    def _assembler(self, fields: Fields, lookups: Sequence[RowLookup]) -> Assembler:
+        """Return what assembles a batch from the rows that these lookups found."""
+        assembler = self._maker.assembler
+        features = PrefetchedRows(self._features, fields, lookups)
+        return replace(assembler, store=replace(assembler.store, features=features))
 
     # --- scratch space ----------------------------------------------------------------------------
 
@@ -336,73 +300,72 @@ class LookAhead(Maker):
         in_time = int((seconds - sweep) * bytes_per_second / (2 * size.num_bytes))
         return max(0, min(MOST_PACKED, len(order.steps), in_scratch, in_memory, in_time))
 
-    def _from_scratch(self, step: tuple[Tensor, int, int], packed: Packed) -> Batch:
+    def _from_scratch(self, step: tuple[Tensor, int, int], packed: Packed | None) -> Batch:
         """Make a batch whose rows beyond memory are in scratch space."""
-        sampled, assembler = self._maker.sample(*step), self._maker.assembler
-        if packed:
-            fields = self._waiting([sampled])
-            lookups, rows = self._lookups(sampled, fields), list[StepRows]()
-            for lookup in lookups:
-                for number, own in enumerate(self._features.route(lookup.owner, lookup.ids, lookup.missing)):
-                    shard = self._features.shards[number]
-                    if own.numel() and isinstance(shard, OnDisk):
-                        rows.append(StepRows(lookup.ids, own, packed[lookup.owner, number], shard.reads))
-            features = PrefetchedRows(self._features, fields, lookups, rows)
-            assembler = replace(assembler, store=replace(assembler.store, features=features))
-        return self._maker.finish(sampled, assembler)
+        sampled = self._maker.sample(*step)
+        if not packed:
+            return self._maker.finish(sampled, self._maker.assembler)
+        fields, (lookups,) = self._look_up([sampled])
+        for at, (owner, ids, _, cached, missing) in enumerate(lookups):
+            for number, own in enumerate(self._features.route(owner, ids, missing)):
+                shard = self._features.shards[number]
+                if own.numel() and isinstance(shard, OnDisk):
+                    cached = (*cached, StepRows(packed[owner, number], shard.reads, ids, own))  # type: ignore[arg-type]
+            lookups[at] = lookups[at]._replace(cached=cached)
+        return self._maker.finish(sampled, self._assembler(fields, lookups))
 
     def _pack(self, order: Order, steps: Sequence[int], left: threading.Event) -> Mapping[int, Packed]:
-        """Copy the rows of these steps that are beyond memory to a file without a name."""
+        """Copy the rows of these steps that are beyond memory to a file without a name.
+
+        Raise CancelledError once the loop is left.
+        """
 
         def check() -> None:
             if left.is_set():
-                raise _LoopLeftError
+                raise CancelledError
 
-        ids: dict[int, dict[Owner, SortedIds]] = {}
+        ids: dict[Owner, dict[int, SortedIds]] = {}  # by step
         fields: dict[Owner, Sequence[str]] = {}
-        try:
-            for step in steps:
-                check()
-                try:
-                    missing = self.missing(self._maker.sample(*order.step(step)))
-                except Exception:  # raised again when the step is made; those after it are not delivered
-                    break
-                for owner, (found, names) in missing.items():
-                    narrow = np.int32 if _id_bytes(self._features.schema, owner) == 4 else np.int64
-                    ids.setdefault(step, {})[owner] = np.sort(found.ids.numpy().astype(narrow, copy=False))
-                    fields[owner] = names
-            with self._maker.seconds("fetch"):
-                return self._copied(ids, fields, check)
-        except _LoopLeftError:
-            return {}
-
-    def _copied(
-        self, ids: Mapping[int, Mapping[Owner, SortedIds]], fields: Fields, check: Callable[[], None]
-    ) -> Mapping[int, Packed]:
-        plans: list[tuple[tuple[Owner, int], str, OnDisk, list[int], RowLists]] = []
-        for number, shard in enumerate(self._features.shards):
-            for table, far in shard.tables.items() if isinstance(shard, OnDisk) else ():
-                assert isinstance(shard, OnDisk)
-                if (owner := table[0]) not in fields or any((owner, number) == plan[0] for plan in plans):
-                    continue
-                steps = [step for step in ids if owner in ids[step]]
-                bounds = far.rows.first, far.rows.first + far.rows.num_rows
-                own = [one[slice(*np.searchsorted(one, bounds))] for one in (ids[step][owner] for step in steps)]
-                for name in fields[owner]:
-                    row_bytes = self._features.schema.described(owner).fields[name].row_bytes
-                    lists = RowLists(own, row_bytes, min(PIECE, self._window // 4))
-                    plans.append(((owner, number), name, shard, steps, lists))
-        packed: dict[int, dict[tuple[Owner, int], dict[str, PackedRows]]] = {step: {} for step in ids}
-        num_bytes = sum(lists.num_bytes for *_, lists in plans)
-        if not num_bytes or self._scratch is None:
+        for step in steps:
+            check()
+            try:
+                missing = self.missing(self._maker.sample(*order.step(step)))
+            except Exception:  # raised again when the step is made; those after it are not delivered
+                break
+            for owner, (found, names) in missing.items():
+                narrow = found.ids.numpy().astype(_id_dtype(self._features.schema, owner), copy=False)
+                ids.setdefault(owner, {})[step] = np.sort(narrow)
+                fields[owner] = names
+        with self._maker.seconds("fetch"):
+            plans = self._planned(ids, fields)
+            packed: dict[int, dict[tuple[Owner, int], dict[str, PackedRows]]] = {step: {} for step in steps}
+            num_bytes = sum(lists.num_bytes for *_, lists in plans)
+            if not num_bytes or self._scratch is None:
+                return packed
+            self.packed.append(sum(lists.num_rows for *_, lists in plans))
+            with ScratchFile(self._scratch, num_bytes) as file:
+                for owner, number, name, lists in plans:
+                    shard = self._features.shards[number]
+                    assert isinstance(shard, OnDisk)
+                    read = partial(self._read, shard, owner, name)
+                    for step, rows in zip(ids[owner], lists.copy(file, shard.reads, read, check), strict=True):
+                        packed[step].setdefault((owner, number), {})[name] = rows
             return packed
-        self.fetches.packed.append(sum(lists.num_rows for *_, lists in plans))
-        with ScratchFile(self._scratch, num_bytes) as file:
-            for key, name, shard, steps, lists in plans:
-                read = partial(self._read, shard, key[0], name)
-                for step, rows in zip(steps, lists.copy(file, shard.reads, read, check), strict=True):
-                    packed[step].setdefault(key, {})[name] = rows
-        return packed
+
+    def _planned(
+        self, ids: Mapping[Owner, Mapping[int, SortedIds]], fields: Fields
+    ) -> list[tuple[Owner, int, str, RowLists]]:
+        """Return the id lists to pack, by owner, shard number and field."""
+        plans = []
+        for number, shard in enumerate(self._features.shards):
+            on_disk = {of: table.rows for (of, _), table in shard.tables.items()} if isinstance(shard, OnDisk) else {}
+            for owner, rows in on_disk.items():
+                bounds = rows.first, rows.first + rows.num_rows
+                own = [one[slice(*np.searchsorted(one, bounds))] for one in ids.get(owner, {}).values()]
+                for name in fields.get(owner, ()):
+                    row_bytes = self._features.schema.described(owner).fields[name].row_bytes
+                    plans.append((owner, number, name, RowLists(own, row_bytes, min(PIECE, self._window // 4))))
+        return plans
 
     def _read(self, shard: OnDisk, owner: Owner, name: str, ids: list[Tensor], outs: list[Tensor]) -> None:
         field = self._features.schema.described(owner).fields[name]

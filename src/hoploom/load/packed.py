@@ -7,8 +7,6 @@ of coming slices. Nothing is left behind, whatever ends the process: the files h
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -32,53 +30,29 @@ class PackedRows(NamedTuple):
     cuts: Ids  # where in `ids` the second piece begins, the third and so on
     shifts: Ids  # by piece: index of a row in the file, less its index in `ids`
 
-    def find(self, ids: Ids) -> Ids:
-        """Return the rows of the file that hold these ids, which must be among the list's."""
-        return self._in_file(np.searchsorted(self.ids, ids.astype(self.ids.dtype, copy=False)))
-
-    def _in_file(self, at: Ids) -> Ids:
-        return np.asarray(at + self.shifts[np.searchsorted(self.cuts, at, side="right")])
-
-    def request_all(self, out: Tensor) -> RowRequest:
-        """Return a request for all rows, in the order of their ids."""
-        at = torch.from_numpy(self._in_file(np.arange(len(self.ids))))
-        return RowRequest(self.rows, at, torch.arange(len(self.ids)), out)
+    def read(self, reads: Reads, ids: Tensor, positions: Tensor, out: Tensor) -> None:
+        """Write the rows of ids[positions], which are among the list's, to out[positions]."""
+        at = np.searchsorted(self.ids, ids[positions].numpy().astype(self.ids.dtype, copy=False))
+        rows = torch.zeros_like(ids)
+        rows[positions] = torch.from_numpy(at + self.shifts[np.searchsorted(self.cuts, at, side="right")])
+        try:
+            reads.rows([RowRequest(self.rows, rows, positions, out)])
+        except DiskError as error:
+            raise StoreError(f"rows in scratch space cannot be read: {error.args[2]}; check its disk") from error
 
 
-def read_packed(reads: Reads, requests: Sequence[RowRequest]) -> None:
-    """Read rows from scratch files; raise StoreError for a disk that fails."""
-    try:
-        reads.rows(requests)
-    except DiskError as error:
-        raise StoreError(f"rows in scratch space cannot be read: {error.args[2]}; check its disk") from error
-
-
-@dataclass(frozen=True)
 class RowLists:
     """Lists of ascending ids of one table, to be packed a piece of all lists at a time."""
 
-    ids: Sequence[Ids]
-    row_bytes: int
-    piece_bytes: int  # memory that reading a piece may take
-
-    @cached_property
-    def begins(self) -> Ids:
-        """Index at which each piece begins in each list: [pieces + 1, lists]."""
-        return cut(self.ids, self.rows_at_once)
-
-    @property
-    def rows_at_once(self) -> int:
-        return max(1, self.piece_bytes // (self.row_bytes + OF_A_ROW))
-
-    @property
-    def num_rows(self) -> int:
-        return sum(map(len, self.ids))
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes in the file, including the row and the block that every piece may lose."""
-        num_pieces = len(self.begins) - 1
-        return self.num_rows * self.row_bytes + num_pieces * (self.row_bytes + BLOCK) if self.num_rows else 0
+    def __init__(self, ids: Sequence[Ids], row_bytes: int, piece_bytes: int) -> None:
+        """Take the lists, the bytes of a row, and the memory that reading a piece may take."""
+        self.ids, self.row_bytes = ids, row_bytes
+        self.rows_at_once = max(1, piece_bytes // (row_bytes + OF_A_ROW))
+        self.begins = cut(ids, self.rows_at_once)  # index at which each piece begins in each list: [pieces + 1, lists]
+        self.num_rows = sum(map(len, ids))
+        # In the file, every piece may lose a row and a block.
+        of_pieces = (len(self.begins) - 1) * (row_bytes + BLOCK)
+        self.num_bytes = self.num_rows * row_bytes + of_pieces if self.num_rows else 0
 
     def copy(
         self,

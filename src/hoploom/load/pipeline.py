@@ -38,7 +38,7 @@ class Stages(Generic[Made]):
     window: int  # the most steps in flight
     num_finishing: int  # of these, those whose last stage may begin
     begin: Callable[[int], Any] | None = None
-    fetch: Callable[[Sequence[Any], Any], Any] | None = None  # (all begun of a group, result for the group before)
+    fetch: Callable[[Sequence[Any]], Any] | None = None  # (all begun of a group); one group after the other
     group: int = 1  # steps that are fetched for together
     leave: Callable[[], None] = lambda: None  # called at the end of the loop, before its threads are waited for
     hint: str = "make the transform faster"  # in the error of a step that takes too long
@@ -93,7 +93,6 @@ class _Run(Generic[Made]):
         self._groups = iter([steps[at : at + stages.group] for at in range(0, len(steps), stages.group)])
         self._begun: deque[tuple[int, Future[Any] | None, Future[Any] | None]] = deque()
         self._finishing: deque[Future[Made]] = deque()
-        self._fetched: Future[Any] | None = None  # for the newest group
         self._failed: tuple[int, BaseException] | None = None  # the index of a step, and its error
 
     def delivered(self) -> Generator[Made, None, None]:
@@ -114,9 +113,10 @@ class _Run(Generic[Made]):
                 begun = list[Future[Any]]()
                 if self._stages.begin is not None:
                     begun = [self._workers.submit(partial(self._until_one_fails, self._begin, step)) for step in steps]
+                fetched = None
                 if self._stages.fetch is not None:
-                    self._fetched = self._fetching.submit(partial(self._fetch, begun, self._fetched))
-                self._begun.extend((step, one, self._fetched) for step, one in zip_longest(steps, begun))
+                    fetched = self._fetching.submit(partial(self._fetch, begun))
+                self._begun.extend((step, one, fetched) for step, one in zip_longest(steps, begun))
             elif num_begun and len(self._finishing) < self._stages.num_finishing:
                 self._finishing.append(self._workers.submit(partial(self._finish, *self._begun.popleft())))
             else:
@@ -127,13 +127,10 @@ class _Run(Generic[Made]):
         with self._naming(step):
             return self._stages.begin(step)
 
-    def _fetch(self, begun: Sequence["Future[Any]"], before: "Future[Any] | None") -> Any:
+    def _fetch(self, begun: Sequence["Future[Any]"]) -> Any:
         """Fetch for the steps that could be begun: the error of another is raised when its step is due."""
         assert self._stages.fetch is not None
-        deadline = self._pipeline.deadline
-        sound = [one.result() for one in begun if one.exception(deadline) is None]
-        is_sound = before is not None and before.exception(deadline) is None
-        return self._stages.fetch(sound, before.result() if is_sound and before is not None else None)
+        return self._stages.fetch([one.result() for one in begun if one.exception(self._pipeline.deadline) is None])
 
     def _finish(self, step: int, begun: "Future[Any] | None", fetched: "Future[Any] | None") -> Made:
         def finish(step: int) -> Made:

@@ -48,7 +48,7 @@ def test_a_step_reads_its_rows_together(path: Path, tmp_path: Path, num_workers:
     producer = _packing(loader)
     assert producer.num_packed is not None
     assert producer.num_packed > 2
-    assert len(producer.fetches.packed) == -(-len(loader) // producer.num_packed)
+    assert len(producer.packed) == -(-len(loader) // producer.num_packed)
     assert alone.reads is not None
     assert packed.reads is not None
     alone.reads.gap = 0
@@ -67,7 +67,7 @@ def test_nothing_is_left_in_scratch_space_at_any_time(path: Path, tmp_path: Path
         assert _open_files(tmp_path)
         if step == 3:
             break
-    assert sum(_packing(loader).fetches.packed) > 0
+    assert sum(_packing(loader).packed) > 0
     del _
     left = threading.enumerate()
     assert not [thread.name for thread in left if thread.name.startswith("hoploom-") and thread.name[8:].isdigit()]
@@ -86,7 +86,7 @@ def test_scratch_space_that_is_too_small_is_not_used(path: Path, small_disk: Cal
     (disk / "other").write_bytes(bytes(11 << 20))
     loader = _loader(hoploom.open(path, memory=MEMORY, scratch=disk))
     assert_same_batches(_loader(hoploom.open(path)), loader)
-    assert not _packing(loader).fetches.packed
+    assert not _packing(loader).packed
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -99,10 +99,10 @@ def test_scratch_space_that_others_fill_is_an_error_with_the_way_out(
     next(batches)
     with pytest.raises(StoreError, match=f"scratch space {disk} cannot be used: No space left.*another folder"):
         _use_up(batches, disk / "other")
-    num_packed = len(_packing(loader).fetches.packed)
+    num_packed = len(_packing(loader).packed)
     loader.set_epoch(0)
     assert_same_batches(_loader(hoploom.open(path)), loader)  # the window in memory does it
-    assert len(_packing(loader).fetches.packed) == num_packed
+    assert len(_packing(loader).packed) == num_packed
 
 
 def _use_up(batches: Iterator[Any], file: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_window_that_holds_as_many_steps_needs_no_scratch_space(path: Path, tm
     few = NeighborLoader(producer._maker.assembler.store, [2], torch.arange(30), batch_size=10)
     list(few)
     assert _packing(few).num_packed == 3 <= GROUPS
-    assert not _packing(few).fetches.packed
+    assert not _packing(few).packed
 
 
 def test_an_epoch_that_ends_soon_leaves_the_next_one_its_stretches(path: Path, tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_an_epoch_that_ends_soon_leaves_the_next_one_its_stretches(path: Path, t
     resumed = _loader(hoploom.open(path, memory="1MB", scratch=tmp_path))
     resumed.load_state_dict(state)
     assert len(list(resumed)) == 1
-    assert not _packing(resumed).fetches.packed
+    assert not _packing(resumed).packed
     list(resumed)
-    assert len(_packing(resumed).fetches.packed) > 2
+    assert len(_packing(resumed).packed) > 2
 
 
 def test_no_piece_takes_much_more_than_it_may() -> None:

@@ -23,14 +23,14 @@ class Log:
 
     begun: list[int] = field(default_factory=list)
     finished: list[int] = field(default_factory=list)
-    fetched: list[tuple[list[int], list[int] | None]] = field(default_factory=list)  # and what the group before has
+    fetched: list[list[int]] = field(default_factory=list)
 
     def begin(self, step: int) -> int:
         self.begun.append(step)
         return step
 
-    def fetch(self, begun: Sequence[int], before: list[int] | None) -> list[int]:
-        self.fetched.append((list(begun), before))
+    def fetch(self, begun: Sequence[int]) -> list[int]:
+        self.fetched.append(list(begun))
         return list(begun)
 
     def finish(self, step: int, begun: Any, fetched: Any) -> tuple[int, Any, Any]:
@@ -103,12 +103,12 @@ def test_without_threads_a_step_is_begun_ahead_and_finished_when_it_is_needed() 
 
 
 @threads
-def test_a_group_is_fetched_once_with_what_the_group_before_has(num_threads: int) -> None:
+def test_a_group_is_fetched_once_after_the_group_before(num_threads: int) -> None:
     log = Log()
     stages = Stages(log.finish, window=10, num_finishing=4, begin=log.begin, fetch=log.fetch, group=5)
     made = list(Pipeline(num_threads).run(stages, STEPS))
     groups = [[3, 4, 5, 6, 7], [8, 9, 10, 11, 12], [13, 14]]
-    assert log.fetched == [(groups[0], None), (groups[1], groups[0]), (groups[2], groups[1])]
+    assert log.fetched == groups
     assert made == [(step, step, groups[(step - 3) // 5]) for step in STEPS]
 
 
