@@ -20,7 +20,7 @@ from hoploom.gpu.whole_steps import WholeStep
 from hoploom.ops import deadline
 from hoploom.ops.deadline import idle, reached
 from hoploom.ranks.context import Context, init
-from hoploom.ranks.supervise import StopRequests
+from hoploom.ranks.environment import StopRequests
 from hoploom.store import Store
 from hoploom.train.step import Stepper, Training, _HostScalar
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hoploom import ops
 from hoploom.ops import InEdges
 from hoploom.ops import rows as core
-from hoploom.ops.aggregate import add_ends
+from hoploom.ops.edges import add_ends
 from hoploom.ops.kernels import aggregate as kernels
 
 CASES = [("sum", 0), ("sum", 2), ("mean", 0), ("mean", 1), ("max", 0), ("softmax", 2)]

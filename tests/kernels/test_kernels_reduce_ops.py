@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.ops import InEdges, rows
-from hoploom.ops.aggregate import add_ends
+from hoploom.ops.edges import add_ends
 from hoploom.ops.kernels import aggregate as kernels
 
 CASES = [("sum", 0), ("sum", 2), ("mean", 0), ("mean", 1), ("max", 0), ("softmax", 2)]

@@ -11,7 +11,7 @@ from hoploom.cli import Arguments, fanouts_or_none, seeds_of
 from hoploom.config.values import parse_bytes, read_addresses, split_address
 from hoploom.errors import ConfigError
 from hoploom.ranks import environment
-from hoploom.ranks.supervise import put_back, take_over
+from hoploom.ranks.environment import put_back, take_over
 from hoploom.serve import SERVING, Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
 from hoploom.store.format import read_manifest

@@ -25,8 +25,8 @@ from hoploom.deploy.guarded import Executor, Failure, GuardedProcess, ending, is
 from hoploom.deploy.programs import processes
 from hoploom.deploy.ssh import Ssh
 from hoploom.errors import ConfigError
-from hoploom.ranks.environment import LOOPBACK
-from hoploom.ranks.supervise import EndTimeouts, ProcessEvent, SignalName, Supervisor, put_back, take_over
+from hoploom.ranks.environment import LOOPBACK, put_back, take_over
+from hoploom.ranks.supervise import EndTimeouts, ProcessEvent, SignalName, Supervisor
 from hoploom.system import Closing
 
 INTERRUPTED = 128  # plus the signal's number: an exit code

@@ -31,7 +31,7 @@ from hoploom.nn import GNN, LayerView
 from hoploom.nn.layers import one_per_layer
 from hoploom.ops import InEdges
 from hoploom.ranks.context import Context, unwrap
-from hoploom.ranks.supervise import StopRequests
+from hoploom.ranks.environment import StopRequests
 from hoploom.schema import RelationName
 from hoploom.store import Wanted
 from hoploom.train.checkpoint import Checkpoint

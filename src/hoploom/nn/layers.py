@@ -21,7 +21,7 @@ from hoploom.batch import Block
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.ops import InEdges
-from hoploom.ops.aggregate import add_ends as _add_ends
+from hoploom.ops.edges import add_ends as _add_ends
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
 
 Ends = tuple[int, int]  # channels of sources and destinations

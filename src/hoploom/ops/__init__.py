@@ -4,10 +4,8 @@
 on the device only, so inputs and outputs are arrays of fixed capacity, with sizes in tensors.
 """
 
-from hoploom.ops.aggregate import Reduce, aggregate, softmax
 from hoploom.ops.disk import DiskError, DiskFile, FileRows, Reads, RowRequest
-from hoploom.ops.edges import Csc, InEdges, build_csc
-from hoploom.ops.relabel import Found, IdMap, IdRanks, NodeMap, SlotMap, fill_edges
+from hoploom.ops.edges import Csc, InEdges, Reduce, aggregate, build_csc, softmax
 from hoploom.ops.rows import (
     ELEMENTS,
     Empty,
@@ -36,12 +34,18 @@ from hoploom.ops.rows import (
 )
 from hoploom.ops.sample import (
     EdgeLists,
+    Found,
     Frontier,
+    IdMap,
+    IdRanks,
     NodeBudget,
+    NodeMap,
     Picks,
     Rule,
+    SlotMap,
     draw_bounded,
     draw_words,
+    fill_edges,
     permute,
     sample,
     stitch,

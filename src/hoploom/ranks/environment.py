@@ -1,15 +1,21 @@
-"""Environment variables, which only this module reads and sets: the rank of this process, and where the graph is.
+"""The surroundings of this process: environment variables, which only this module reads and sets, and signals.
 
 torchrun's variables come first, then those of a Slurm step, else this is the only process. Half of a set of variables
 is an error: that is better than eight processes that each train alone. `hoploom launch` sets those of the graph.
+
+Signal handlers need the main thread: in others nothing changes. A process that ignores SIGINT when it starts, as a
+shell's background jobs do, stops at SIGTERM only.
 """
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from types import FrameType
+from typing import Any, Literal
 
 from hoploom.config.values import as_int, is_loopback, split_address
 from hoploom.errors import ConfigError
@@ -323,3 +329,57 @@ def wants_colour(is_terminal: bool, variables: Variables | None = None) -> bool:
     if variables.get("NO_COLOR"):
         return False
     return bool(variables.get("FORCE_COLOR")) or (is_terminal and variables.get("TERM") != "dumb")
+
+
+def take_over(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Handle SIGTERM, and SIGINT if it is not ignored; return the handlers before, for `put_back`."""
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        numbers.append(signal.SIGINT)
+    return {number: signal.signal(number, handler) for number in numbers}
+
+
+def put_back(handlers: Mapping[int, Any]) -> None:
+    """Install the handlers that `take_over` returned."""
+    for number, handler in handlers.items():
+        if handler is not None:  # None: it was not Python's, and cannot be put back
+            signal.signal(number, handler)
+
+
+class StopRequests:
+    """A context manager in which SIGINT and SIGTERM set `stop_requested`; a second SIGINT raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.stop_requested = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopRequests":
+        if threading.current_thread() is threading.main_thread():
+            self._before = take_over(self._ask)
+        return self
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.stop_requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.stop_requested = True
+
+    def __exit__(self, *raised: object) -> None:
+        put_back(self._before)
+        self._before = {}
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """A context manager in which SIGTERM raises KeyboardInterrupt, unless the script handles or ignores it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -26,17 +26,9 @@ from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, PeerError, TrainError
 from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, init, read_timeout
-from hoploom.ranks.environment import RankInfo
+from hoploom.ranks.environment import RankInfo, terminated_as_interrupted
 from hoploom.ranks.rendezvous import hold_local_store
-from hoploom.ranks.supervise import (
-    EndTimeouts,
-    ProcessEvent,
-    SignalName,
-    Supervisor,
-    die_with,
-    killed_by,
-    terminated_as_interrupted,
-)
+from hoploom.ranks.supervise import EndTimeouts, ProcessEvent, SignalName, Supervisor, die_with, killed_by
 from hoploom.system import keep_imports
 
 LONGEST_TRACEBACK = 20_000  # characters

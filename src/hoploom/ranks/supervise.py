@@ -1,21 +1,15 @@
-"""Supervise child processes, and handle the signals that end this process and them.
-
-One thread handles the events that the children's threads report. Signal handlers need the main thread: in others
-nothing changes. A process that ignores SIGINT when it starts, as a shell's background jobs do, stops at SIGTERM only.
-"""
+"""Supervise child processes. One thread handles the events that the children's threads report."""
 
 import ctypes
 import os
 import queue
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 HEARTBEAT_INTERVAL = 10.0  # seconds
 KILL_TIMEOUT = 15.0  # seconds from SIGKILL until everything is gone
@@ -123,63 +117,6 @@ def killed_by(number: int) -> str:
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     hint = "; the kernel does that when memory runs out: see dmesg" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
-
-
-# --- signals to this process ---------------------------------------------------------------------
-
-
-def take_over(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Handle SIGTERM, and SIGINT if it is not ignored; return the handlers before, for `put_back`."""
-    numbers = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        numbers.append(signal.SIGINT)
-    return {number: signal.signal(number, handler) for number in numbers}
-
-
-def put_back(handlers: Mapping[int, Any]) -> None:
-    """Install the handlers that `take_over` returned."""
-    for number, handler in handlers.items():
-        if handler is not None:  # None: it was not Python's, and cannot be put back
-            signal.signal(number, handler)
-
-
-class StopRequests:
-    """A context manager in which SIGINT and SIGTERM set `stop_requested`; a second SIGINT raises KeyboardInterrupt."""
-
-    def __init__(self) -> None:
-        self.stop_requested = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> "StopRequests":
-        if threading.current_thread() is threading.main_thread():
-            self._before = take_over(self._ask)
-        return self
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.stop_requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.stop_requested = True
-
-    def __exit__(self, *raised: object) -> None:
-        put_back(self._before)
-        self._before = {}
-
-
-@contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """A context manager in which SIGTERM raises KeyboardInterrupt, unless the script handles or ignores it."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def die_with(parent: int) -> None:

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 
 from hoploom.scale.inputs import Question
 
-# As in ops.relabel and store.format, which bring torch: the plan does without.
+# As in ops.sample and store.format, which bring torch: the plan does without.
 MAP_BUDGET, ID_LIMIT = 256 << 20, 1 << 31
 HEADER = 128  # bytes of a .npy file before its values
 SLOT = 4  # bytes of a node in a direct map from ids to positions in a batch

@@ -25,7 +25,7 @@ from hoploom.load.loader import Loader
 from hoploom.ops.deadline import BUSY, reached
 from hoploom.ranks.agreement import detector_here
 from hoploom.ranks.context import Context
-from hoploom.ranks.supervise import StopRequests
+from hoploom.ranks.environment import StopRequests
 from hoploom.train.batch_adapter import adapted
 from hoploom.train.checkpoint import MINUTES, Checkpoint, Stateful, last_good
 from hoploom.train.tasks import Mode, Task

@@ -18,7 +18,7 @@ from support import reference
 from torch import Tensor
 
 from hoploom import _core, keys, ops
-from hoploom.ops.sample import mix_words
+from hoploom.ops.sample import MAP_BUDGET, mix_words
 
 FANOUTS = [-1, 0, 1, 3, 15, 64, 65, 200]
 DEGREES = [0, 1, 2, 3, 4, 7, 15, 16, 40, 64, 65, 66, 200, 230]
@@ -299,7 +299,7 @@ def test_an_empty_permutation_is_empty() -> None:
 # --- relabelling ---------------------------------------------------------------------------------
 
 ids = st.lists(st.integers(0, 30), max_size=60)
-budgets = pytest.mark.parametrize("budget", [ops.relabel.MAP_BUDGET, 0], ids=["direct", "hashed"])
+budgets = pytest.mark.parametrize("budget", [MAP_BUDGET, 0], ids=["direct", "hashed"])
 
 
 def runs(total: int, rng: random.Random) -> list[int]:

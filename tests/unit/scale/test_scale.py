@@ -13,7 +13,7 @@ import torch
 import hoploom
 from hoploom import NeighborLoader, ops
 from hoploom.ingest.synthetic import generate
-from hoploom.ops import relabel
+from hoploom.ops.sample import MAP_BUDGET
 from hoploom.scale import Question, as_json, as_text, default_constants, findings, plan, sizes
 from hoploom.scale.plan import hosts_needed
 from hoploom.scale.sizes import Popularity, batch_size, grow, host_items, picks_per_node, topology_bytes, traffic
@@ -85,7 +85,7 @@ def test_topology_takes_the_whole_on_every_host_where_it_fits() -> None:
 
 
 def test_limits_are_those_of_the_sampler_and_of_the_store() -> None:
-    assert (sizes.MAP_BUDGET, sizes.ID_LIMIT) == (relabel.MAP_BUDGET, store_format.ID_LIMIT)
+    assert (sizes.MAP_BUDGET, sizes.ID_LIMIT) == (MAP_BUDGET, store_format.ID_LIMIT)
 
 
 def test_ids_are_wide_from_two_to_the_31_nodes_on() -> None:

@@ -22,7 +22,7 @@ from hoploom.ops.kernels.launch import (
     launch,
 )
 from hoploom.ops.kernels.philox import mix
-from hoploom.ops.relabel import MAP_BUDGET
+from hoploom.ops.sample import MAP_BUDGET
 
 BLOCK = 1024
 HASHED_BLOCK = 128  # one pick a thread: they probe for unequal times
