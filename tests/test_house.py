@@ -64,7 +64,7 @@ def _tree(path: Path) -> ast.Module:
 
 
 def _name(path: Path) -> str:
-    """store.disk for store/mapping.py, store for store/__init__.py."""
+    """store.check for store/check.py, store for store/__init__.py."""
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
 
 

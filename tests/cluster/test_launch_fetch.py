@@ -16,8 +16,8 @@ from hoploom.deploy.kubernetes import FETCH_DEADLINE, manifests
 from hoploom.deploy.programs import processes
 from hoploom.deploy.resolve import read_cluster
 from hoploom.errors import ConfigError
-from hoploom.store.mapping import held_parts
 from hoploom.store.storage_path import StoragePath
+from hoploom.store.store import held_parts
 
 SERVER = ["note:SIGTERM", "serve:127.0.0.1:7700", "sleep:100"]
 CLUSTER = """

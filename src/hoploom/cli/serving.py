@@ -15,8 +15,8 @@ from hoploom.ranks.environment import put_back, take_over
 from hoploom.serve import SERVING, Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
 from hoploom.store.format import read_manifest
-from hoploom.store.mapping import held_parts
 from hoploom.store.row_cache import read_size
+from hoploom.store.store import held_parts
 from hoploom.system import needs
 
 with needs("cluster"):

@@ -346,7 +346,7 @@ def _store_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _info(arguments: Arguments) -> int:
     from hoploom.store.format import read_manifest
-    from hoploom.store.mapping import check_manifest
+    from hoploom.store.store import check_manifest
 
     manifest = read_manifest(arguments.store)
     check_manifest(arguments.store, manifest)

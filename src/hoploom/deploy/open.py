@@ -28,9 +28,8 @@ from hoploom.store import Store, open_store
 from hoploom.store.base import Part
 from hoploom.store.budget import NO_PARTS
 from hoploom.store.format import read_manifest
-from hoploom.store.mapping import held_parts
 from hoploom.store.on_disk import OnDisk
-from hoploom.store.store import check_topology
+from hoploom.store.store import check_topology, held_parts
 from hoploom.system import Closing
 
 Serve = bool | Literal["auto"]

@@ -18,8 +18,8 @@ from hoploom.serve.security import ClientSecurity
 from hoploom.serve.service import Handler, Service
 from hoploom.serve.wire import Message
 from hoploom.store import Store, open_store
-from hoploom.store.mapping import held_parts, topology_fits
 from hoploom.store.row_cache import cached, report
+from hoploom.store.store import held_parts, topology_fits
 from hoploom.system import Closing
 
 if TYPE_CHECKING:

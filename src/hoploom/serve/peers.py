@@ -23,7 +23,7 @@ from hoploom.serve.requests import read_integer, read_text
 from hoploom.serve.security import ClientSecurity, Reloading
 from hoploom.serve.wire import PROTOCOL, IncomingMessage, Message
 from hoploom.store.format import Manifest, manifest_from_json
-from hoploom.store.mapping import check_manifest
+from hoploom.store.store import check_manifest
 from hoploom.system import Closing
 
 Read = TypeVar("Read")

@@ -12,8 +12,8 @@ from hoploom.errors import HoploomError
 from hoploom.schema import EDGE_ID
 from hoploom.store import format as layout
 from hoploom.store.base import Part, Wanted
-from hoploom.store.mapping import check_manifest, open_part
 from hoploom.store.sharded import Sharded
+from hoploom.store.store import check_manifest, open_part
 
 CHUNK_BYTES = 4 << 20
 CHUNK_EDGES = 1 << 20

@@ -14,7 +14,7 @@ from support.damage import INDPTR, RELATION, X, edit
 import hoploom
 from hoploom import StoreError
 from hoploom.store.check import problems
-from hoploom.store.mapping import held_parts
+from hoploom.store.store import held_parts
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 

@@ -21,8 +21,8 @@ from hoploom.store import fetch as fetch_module
 from hoploom.store.check import problems
 from hoploom.store.fetch import fetch
 from hoploom.store.format import read_manifest
-from hoploom.store.mapping import held_parts
 from hoploom.store.storage_path import StoragePath
+from hoploom.store.store import held_parts
 
 X = "part-00001/nodes/node/x.npy"
 

@@ -7,7 +7,7 @@ import pytest
 from support.graphs import ring, save_in_parts
 
 import hoploom
-from hoploom.store.mapping import topology_fits
+from hoploom.store.store import topology_fits
 from hoploom.system import available_memory, memory_limit
 
 HOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -69,5 +69,5 @@ def test_what_others_of_a_group_hold_is_not_left(membership: str, limit: str, he
 def test_topology_that_a_job_has_no_memory_for_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_in_parts(hoploom.from_pyg(ring(12)), tmp_path / "ring", 2)
     assert topology_fits(tmp_path / "ring")
-    monkeypatch.setattr("hoploom.store.mapping.memory_limit", lambda: 100)
+    monkeypatch.setattr("hoploom.store.store.memory_limit", lambda: 100)
     assert not topology_fits(tmp_path / "ring")

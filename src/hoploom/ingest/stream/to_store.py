@@ -32,7 +32,7 @@ from hoploom.ops.spool import KEY_BYTES, order_edges, take
 from hoploom.schema import DTYPES, Field, NodeType, Relation, Schema, check_ids, check_schema
 from hoploom.store import format as layout
 from hoploom.store.format import PartRange, id_dtype
-from hoploom.store.mapping import read_array
+from hoploom.store.store import read_array
 from hoploom.store.write import StoreWriter
 from hoploom.system import resident_bytes
 
