@@ -22,7 +22,7 @@ from support.wires import frame, plain
 
 from hoploom import BatchError, PeerError
 from hoploom.serve import handshake
-from hoploom.serve.client import Peer, error_from, read_message
+from hoploom.serve.client import Peer, read_message
 from hoploom.serve.handshake import LostError, explain, one_line
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ClientSecurity, Reloading, ServerSecurity, is_same, proof_of, towards_peers
@@ -62,10 +62,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 def exchange(address: str, security: ClientSecurity, kind: str = "echo") -> list[int]:
     with Peer(address, Reloading(security), DEADLINE) as peer:
-        answer = peer.request(Message({"ask": kind}, [torch.arange(3)]), read_message)
-        if "error" in answer.header:
-            raise error_from(answer.header, address)
-        (sent,) = answer.tensors
+        (sent,) = peer.request(Message({"ask": kind}, [torch.arange(3)]), read_message).tensors
         assert isinstance(sent, torch.Tensor)
         return list(sent.tolist())
 

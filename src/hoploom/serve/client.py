@@ -136,6 +136,8 @@ class Peer(Closing):
         began = time.perf_counter()
         try:
             incoming = pooled.receive()
+            if "error" in incoming.header:
+                raise error_from(incoming.header, self.address)
             found = reader(incoming)
             with self._lock:
                 self.bytes_received += incoming.num_bytes

@@ -17,17 +17,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from hoploom.errors import ConfigError, HoploomError, PeerError, StoreError
-from hoploom.serve.client import Peer, PooledConnection, Reader, UnavailableError, error_from, read_message
+from hoploom.serve.client import Peer, PooledConnection, Reader, UnavailableError, read_message
 from hoploom.serve.handshake import LostError
 from hoploom.serve.requests import read_integer, read_text
 from hoploom.serve.security import ClientSecurity, Reloading
-from hoploom.serve.wire import PROTOCOL, IncomingMessage, Message
+from hoploom.serve.wire import PROTOCOL, Message
 from hoploom.store.format import Manifest, manifest_from_json
 from hoploom.store.store import check_manifest
 from hoploom.system import Closing
 
 Read = TypeVar("Read")
-Found = TypeVar("Found")
 TIMEOUT = 60.0  # seconds that a request may take, all attempts together
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds without requests for a peer that was too busy to answer
 BATCH = "batch"  # the request that servers answer if they make whole batches
@@ -70,13 +69,6 @@ def read_info(response: Message, address: str) -> ServerInfo:
         return ServerInfo(address, read_text(header, "identity"), manifest, parts, answers)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(f"what {address} says of its store cannot be read ({error}); see whether it is one") from error
-
-
-def _read_checked(address: str, reader: Reader[Read], incoming: IncomingMessage) -> Read:
-    """Read a response; raise the server's error if it is one."""
-    if "error" in incoming.header:
-        raise error_from(incoming.header, address)
-    return reader(incoming)
 
 
 class Peers(Closing):
@@ -203,8 +195,6 @@ class Peers(Closing):
         while not self._closed.is_set():
             try:
                 response = peer.request(Message({"ask": "info"}), read_message)
-                if "error" in response.header:
-                    raise LostError(f"{peer.address}: {response.header.get('message')!r:.200}")
                 self._add(peer, read_info(response, peer.address))
                 return
             except HoploomError as error:
@@ -253,7 +243,7 @@ class Peers(Closing):
                     break
                 try:
                     pooled = peer.send(request) if sent is None else sent[1]
-                    found = peer.read(pooled, partial(_read_checked, peer.address, reader), deadline)
+                    found = peer.read(pooled, reader, deadline)
                 except LostError as error:
                     self._note_loss(peer, error)
                 except StoreError as error:  # of its files: another peer may have better ones
