@@ -54,7 +54,7 @@ def serve(arguments: Arguments) -> int:
         held.warm_up()
         while not asked.wait(LOOK_UP):
             pass
-        print(f"stopping: {server.in_flight} requests under way, new ones are refused", flush=True)
+        print(f"stopping: {held.metrics.in_flight} requests under way, new ones are refused", flush=True)
         finished = server.drain(grace)
         print("stopped" if finished else f"stopped after {grace:g} s, cutting off what was under way", flush=True)
     sys.stdout.flush()

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hoploom.errors import HoploomError
-from hoploom.serve.memory_budget import BusyError, RequestContext
+from hoploom.serve.memory_budget import BusyError
 from hoploom.serve.metrics import Metrics
 from hoploom.serve.security import ClientSecurity
 from hoploom.serve.service import Handler, Service
-from hoploom.serve.wire import Message
 from hoploom.store import Store, open_store
 from hoploom.store.row_cache import cached, report
 from hoploom.store.store import held_parts, topology_fits
@@ -61,7 +60,9 @@ class GraphServer(Closing):
         self._batches: BatchService | None = None
         self._lock = threading.Lock()
         makes_batches = len(self.parts) == len(self.store.ranges) or options.peers
-        more: dict[str, Handler] = {"batch": self._answer_batch} if makes_batches else {}
+        more: dict[str, Handler] = {}
+        if makes_batches:
+            more["batch"] = lambda request, context: self._batch_service(READY_TIMEOUT).answer(request, context)
         held = dict(zip(self.parts, self.store.parts, strict=True))
         self.service = Service(self.store, held, options.memory // PICKS, more)
 
@@ -75,12 +76,6 @@ class GraphServer(Closing):
                 self._batch_service()
 
         threading.Thread(target=connect_quietly, name="hoploom-warm-up", daemon=True).start()
-
-    def _answer_batch(self, request: Message, context: RequestContext) -> Message:
-        response = self._batch_service(READY_TIMEOUT).answer(request, context)
-        if "error" not in response.header:
-            self.metrics.count_batch()
-        return response
 
     def _cache_rows(self) -> tuple[int, int]:
         """Return how many rows the cache had, and how many it did not have."""

@@ -69,7 +69,7 @@ class Metrics(Collector):
         self._in_buckets: dict[str, list[int]] = {}  # by the seconds that they took
         self._seconds: dict[str, float] = {}
         self._received, self._sent = Counter[str](), Counter[str]()
-        self._streams = self._batches = 0
+        self._streams = 0
         self._changed = threading.Condition()  # guards all counts; notified when no request is in flight
 
     @contextmanager
@@ -113,10 +113,6 @@ class Metrics(Collector):
             with self._changed:
                 self._streams -= 1
 
-    def count_batch(self) -> None:
-        with self._changed:
-            self._batches += 1
-
     def collect(self) -> Iterable[Metric]:
         """Return all metrics."""
         outcomes = "Requests answered; refused: a mistake of the client, failed: of the server."
@@ -138,15 +134,12 @@ class Metrics(Collector):
                 received.add_metric((kind,), self._received[kind])
                 sent.add_metric((kind,), self._sent[kind])
         held = "Bytes of batches that are built and not yet sent."
-        draining = "1 while the server finishes current requests and refuses new ones."
         return [
             *(requests, seconds, received, sent),
             GaugeMetricFamily("hoploom_requests_under_way", "Requests being answered now.", self.in_flight),
             GaugeMetricFamily("hoploom_open_streams", "Streams that clients hold open.", self._streams),
-            CounterMetricFamily("hoploom_batches", "Batches built.", self._batches),
             cache,
             GaugeMetricFamily("hoploom_held_bytes", held, self._held_bytes()),
-            GaugeMetricFamily("hoploom_draining", draining, int(self.draining)),
         ]
 
     def value(self, name: str, **labels: str) -> float:

@@ -137,11 +137,6 @@ class Server(Closing):
     def address(self) -> str:
         return join_address(self.host, self.port)
 
-    @property
-    def in_flight(self) -> int:
-        """Number of requests being answered."""
-        return self._metrics.in_flight
-
     def drain(self, grace: float = GRACE) -> bool:
         """Refuse new requests and wait for those in flight; return whether all of them were finished."""
         self._metrics.draining = True

@@ -121,7 +121,6 @@ def test_counts_from_many_threads_add_up() -> None:
         for _ in range(500):
             with metrics.stream(), metrics.request("sample") as told:
                 told.sent = 3
-                metrics.count_batch()
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -129,7 +128,6 @@ def test_counts_from_many_threads_add_up() -> None:
     while any(thread.is_alive() for thread in threads):
         read(metrics.text())
     samples = read(metrics.text())
-    assert samples["hoploom_batches_total", ()] == 4000
     assert samples["hoploom_sent_bytes_total", (("kind", "sample"),)] == 12_000
     assert samples["hoploom_request_seconds_count", (("kind", "sample"),)] == 4000
     assert {samples[name, ()] for name in ("hoploom_open_streams", "hoploom_requests_under_way")} == {0}
@@ -194,11 +192,12 @@ def served(metrics: Metrics) -> Iterator[MetricsEndpoint]:
 
 
 def test_on_loopback_it_tells_everybody(metrics: Metrics, served: MetricsEndpoint) -> None:
-    metrics.count_batch()
+    with metrics.request("batch"):
+        pass
     got = get(served, "/metrics")
     assert got.status == 200
     assert got.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert read(got.text)["hoploom_batches_total", ()] == 1
+    assert read(got.text)["hoploom_requests_total", (("kind", "batch"), ("outcome", "ok"))] == 1
     assert served.warning is None
     assert get(served, "/metrics?name=x", verb="GET").status == 200
     head = get(served, "/metrics", verb="HEAD")
