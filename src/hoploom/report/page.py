@@ -189,17 +189,12 @@ def charts(shown: Sequence[Figure]) -> str:
     return f'<div class="charts">{figures}</div>'
 
 
-def command(text: str) -> str:
-    """Return a line for a shell; the page's script puts a button beside it that copies it."""
-    return f"<pre>{escape(text)}</pre>"
-
-
 def notices(texts: Sequence[str]) -> str:
     return f'<ul class="notices">{"".join(f"<li>{escape(text)}</li>" for text in texts)}</ul>'
 
 
 def listing(title: str, text: str) -> str:
-    """Return the text of a file, folded up."""
+    """Return the text of a file, folded up; the page's script puts a button beside it that copies it."""
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
 
 

@@ -112,7 +112,10 @@ class RunReader:
             if rank.isdecimal():
                 tail = self._times.setdefault(int(rank), JsonLines(path))
                 self.times.setdefault(int(rank), []).extend(tail.new())
-        self.result, self.recipe = _json_object(self.folder / RESULT), _text(self.folder / RECIPE)
+        self.recipe, content = _text(self.folder / RECIPE), None
+        with suppress(ValueError):
+            content = json.loads(_text(self.folder / RESULT))
+        self.result = content if isinstance(content, dict) else {}
 
     def _tails(self) -> list[JsonLines]:
         return [self._steps, self._epochs, self._events, *self._times.values()]
@@ -248,10 +251,3 @@ def _text(path: Path) -> str:
     with suppress(FileNotFoundError):
         return path.read_text(encoding="utf-8", errors="replace")
     return ""
-
-
-def _json_object(path: Path) -> Line:
-    with suppress(ValueError):
-        content = json.loads(_text(path))
-        return content if isinstance(content, dict) else {}
-    return {}

@@ -78,16 +78,7 @@ def _what_is_not_known(runs: Labelled) -> str:
             "A GPU computes beside the process, whose clock therefore cannot tell forward, backward and optimizer "
             "apart: they are together in “everything else”."
         )
-    return f"The mean over {_steps_covered(runs)}, on each rank's own clock."
-
-
-def _steps_covered(runs: Labelled) -> str:
-    """Return the number of measured steps in words: a killed session and other numbers of processes are left out."""
-    covered, taken = 0, 0
-    for _, run in runs:
-        covered += max((sum(line.get("steps", 0) for line in lines) for lines in run.measured.values()), default=0)
-        taken += run.num_steps
-    return "all steps" if covered >= taken else f"{covered:,} of {taken:,} steps"
+    return "The mean over the steps measured, on each rank's own clock."
 
 
 def _beside(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dict[str, str]]]:

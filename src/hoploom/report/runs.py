@@ -1,7 +1,6 @@
 """The page of one run, or of several on top of each other."""
 
 import math
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +17,6 @@ from hoploom.report.page import (
     Page,
     State,
     charts,
-    command,
     key_figures,
     listing,
     notices,
@@ -60,7 +58,6 @@ def run_page(runs: Sequence[RunReader]) -> Page:
         *memory_card(labelled),
         *machine_card(labelled),
         *_recipe_card(labelled),
-        *_command_card(labelled),
     ]
     states = [_state(run) for run in runs] if len(runs) == 1 else []
     title = names[0] if len(runs) == 1 else f"{len(runs)} runs"
@@ -233,22 +230,6 @@ def _recipe_card(runs: Labelled) -> list[Card]:
         body += table_markup(["key", *(name for name, _ in runs)], rows, num_text=len(runs) + 1) if rows else ""
     body += "".join(listing(f"run.toml of {name}", run.recipe) for name, run in runs if run.recipe)
     return [Card("Recipe", body)] if body else []
-
-
-def _command_card(runs: Labelled) -> list[Card]:
-    """Return commands to go on with: for a shell on the host that has the folders."""
-    folders = [shlex.quote(str(run.folder.absolute())) for _, run in runs]
-    lines = []
-    for folder, (_, run) in zip(folders, runs, strict=True):
-        if run.recipe and run.state in ("done", "early"):
-            split = "test" if run.tested else "val"
-            lines += [f"hoploom evaluate {folder} --split {split}", f"hoploom infer {folder} -o predictions"]
-        elif run.recipe and run.state != "running":
-            lines.append(f"hoploom train {folder}/run.toml --resume")
-    lines += (
-        [f"hoploom watch {' '.join(folders)}"] if any(run.state in ("running", "silent") for _, run in runs) else []
-    )
-    return [Card("Commands", "".join(map(command, lines)))] if lines else []
 
 
 # --- curves --------------------------------------------------------------------------------------

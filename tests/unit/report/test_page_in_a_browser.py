@@ -145,9 +145,7 @@ def test_a_curve_is_hidden_by_its_name_and_zoomed_by_dragging(browser: Any, tmp_
     page.context.close()
 
 
-def test_smoothing_and_an_axis_of_epochs_redraw_the_charts_and_commands_are_copied(
-    browser: Any, tmp_path: Path
-) -> None:
+def test_smoothing_and_an_axis_of_epochs_redraw_the_charts_and_files_are_copied(browser: Any, tmp_path: Path) -> None:
     noisy = [step_line(step, loss=float(step % 7)) for step in range(1, 201)]
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
     page = context.new_page()
@@ -164,10 +162,10 @@ def test_smoothing_and_an_axis_of_epochs_redraw_the_charts_and_commands_are_copi
     page.get_by_role("button", name="epochs").click()
     page.evaluate(DRAWN)
     assert {"epoch", "20"} <= set(page.evaluate("written"))  # 200 steps of 10
-    page.locator(".copy").nth(1).click()
+    page.locator("summary").click()
+    page.locator(".copy").first.click()
     page.wait_for_selector("button:text('copied')")
-    folder = tmp_path / "my run"
-    assert page.evaluate("navigator.clipboard.readText()") == f"hoploom evaluate '{folder}' --split test"
+    assert page.evaluate("navigator.clipboard.readText()") == RECIPE
     context.close()
 
 

@@ -145,7 +145,7 @@
     charts.before(tools);
   }
 
-  // A button beside every command and file, which copies it.
+  // A button beside every file, which copies it.
   function copyable(pre) {
     const button = document.createElement("button"), box = document.createElement("div"), text = pre.textContent;
     box.className = "copyable";
