@@ -99,9 +99,6 @@ def test_a_killed_driver_leaves_what_the_next_one_removes(
     assert sorted(path.name for path in folder.iterdir()) == ["graph.store", "out.store"]
 
 
-# --- without a cluster ---------------------------------------------------------------------------
-
-
 def cut_here(store: Path | str, out: Path | str, num_parts: int) -> subprocess.CompletedProcess[str]:
     """The command, in a process of its own: executors have the environment of the process that started Spark."""
     command = [sys.executable, "-m", "hoploom", "partition", str(store), "-o", str(out), "--parts", str(num_parts)]

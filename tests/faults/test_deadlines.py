@@ -130,9 +130,6 @@ def test_a_device_is_waited_for_where_no_thread_can_be_started(monkeypatch: pyte
     assert waited == [CUDA]
 
 
-# --- loaders -------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def graph() -> Store:
     return hoploom.from_pyg(random_graph(30, 120, seed=1))
@@ -240,9 +237,6 @@ def test_placing_ends_at_its_deadline_and_gives_everything_back(
     with pytest.raises(StoreError, match=rf"{device}(:0)? has not taken in the store within 600 s; {BUSY}"):
         placed(graph, device)
     assert len(closed) == 1
-
-
-# --- steps ---------------------------------------------------------------------------------------
 
 
 def context_of(device: torch.device) -> Context:

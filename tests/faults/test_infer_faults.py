@@ -37,9 +37,6 @@ from hoploom.ranks.spawn import spawn
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 
 
-# --- ranks --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["sage", "gcn"])
 def test_ranks_on_several_hosts_see_each_others_rows(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -123,9 +120,6 @@ def test_a_rank_without_the_context_is_told_so(ring_store: Store, tmp_path: Path
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"this is rank 1 of 2; give infer the context"):
         infer(model_of(ring_store), ring_store, tmp_path / "out")
-
-
-# --- faults -------------------------------------------------------------------------------------
 
 
 @pytest.fixture

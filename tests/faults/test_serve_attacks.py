@@ -64,9 +64,6 @@ def is_healthy(server: Server) -> bool:
         return bool(answer.read() == b"ok\n")
 
 
-# --- connections that say nothing ----------------------------------------------------------------
-
-
 @contextmanager
 def flooding(address: str) -> Iterator[list[int]]:
     """Connect as fast as possible, and say nothing; the last thousands stay open. Yields how many there were."""
@@ -132,9 +129,6 @@ def test_connections_that_stop_in_the_middle_of_a_greeting_do_no_harm(guarded: S
         assert status(guarded, "Threads") < threads + 10  # of 1,800 connections; those of a last client may still end
 
 
-# --- health --------------------------------------------------------------------------------------
-
-
 def test_silent_connections_do_not_keep_a_probe_from_its_answer(guarded: Server) -> None:
     assert guarded.metrics is not None
     threads = status(guarded, "Threads")
@@ -152,8 +146,6 @@ def test_silent_connections_do_not_keep_a_probe_from_its_answer(guarded: Server)
                 assert half_open.recv(1) == b""
         assert time.monotonic() - begun < 8  # each has one second, all at the same time
 
-
-# --- requests that fill memory -------------------------------------------------------------------
 
 MIB = 1 << 20
 SLACK = 150 * MIB  # threads, and what Python keeps

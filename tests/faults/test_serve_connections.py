@@ -45,9 +45,6 @@ def files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-# --- a server that is none, or stops in the middle -----------------------------------------------
-
-
 @contextmanager
 def saying(*answers: bytes) -> Iterator[str]:
     """A listener that says one of these to each thing that a client says, and then nothing more."""
@@ -100,9 +97,6 @@ def test_a_server_that_stops_in_the_middle_is_lost_in_time(answers: list[bytes])
     ):
         peer.request(INFO, read_message)
     assert files() == before
-
-
-# --- a client that stops in the middle -----------------------------------------------------------
 
 
 def test_a_client_that_stops_in_the_middle_is_cut_off(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,9 +232,6 @@ def test_a_unix_socket_is_left_with_its_server() -> None:
             other.accept()
 
 
-# --- versions ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("version", [1, wire.PROTOCOL - 1, wire.PROTOCOL + 1, 255])
 def test_a_client_of_another_version_is_told_both(path: Path, version: int) -> None:
     with listening(path) as server, plain(server.address) as talking:
@@ -263,9 +254,6 @@ def test_a_server_of_another_version_is_named_at_once(version: int) -> None:
     assert f"{said}; install the same Hoploom on both" in str(raised.value)
 
 
-# --- many ----------------------------------------------------------------------------------------
-
-
 def test_a_thousand_connections_at_once_are_answered(path: Path) -> None:
     with listening(path) as server:
         before, threads = files(), threading.active_count()
@@ -281,9 +269,6 @@ def test_a_thousand_connections_at_once_are_answered(path: Path) -> None:
             until(lambda: server.metrics.value(STREAMS) == 1000)
         until(lambda: server.metrics.value(STREAMS) == 0)
         until(lambda: files() == before and threading.active_count() <= threads)
-
-
-# --- a client that leaves ------------------------------------------------------------------------
 
 
 class Endless:

@@ -73,9 +73,6 @@ def _epoch(store: Store, disturb: Any, at: int = 5) -> list[Any]:
     return found
 
 
-# --- hanging -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", [pytest.param(WORKER, marks=slow), CLIENT])  # both wait for the same silence
 def test_a_stopped_server_is_left_for_its_replica(
     mode: str, servers: list[Server], path: Path, undisturbed: list[Any], monkeypatch: pytest.MonkeyPatch
@@ -115,9 +112,6 @@ def test_a_stopped_server_without_a_replica_is_named_in_time(
         assert_same_batches(undisturbed, loader(store))
 
 
-# --- cut off -------------------------------------------------------------------------------------
-
-
 @every_mode
 def test_a_line_that_is_cut_and_mended_changes_no_batch(
     mode: str, servers: list[Server], path: Path, undisturbed: list[Any], tcp_alone: None
@@ -140,9 +134,6 @@ def test_a_line_that_is_cut_and_mended_changes_no_batch(
         mending = threading.Thread(target=mend)
         assert_same_batches(undisturbed, _epoch(store, cut))
         mending.join()
-
-
-# --- killed --------------------------------------------------------------------------------------
 
 
 def test_killed_servers_are_replaced_and_asked_again_once_they_are_back(

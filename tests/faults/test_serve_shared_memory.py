@@ -190,9 +190,6 @@ def test_a_client_with_too_many_files_open_is_told_so(server: Server) -> None:
         assert rows_of(peer, torch.arange(1000)).shape == (1000, WIDTH)
 
 
-# --- nothing stays -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("near", [True, False], ids=["nearby", "over TCP"])
 def test_descriptors_and_memory_stay_flat(

@@ -97,9 +97,6 @@ def _is_free(server: Server) -> bool:
     return all(gauge(server, name) == 0 for name in (STREAMS, UNDER_WAY, HELD))
 
 
-# --- slow and killed clients ---------------------------------------------------------------------
-
-
 def test_clients_that_stop_reading_cost_little_memory(server: Server, expected: list[Any]) -> None:
     until(lambda: _is_free(server))
     before = _anonymous(server)
@@ -137,8 +134,6 @@ def test_a_client_that_leaves_without_a_word_ends_in_silence(server: Server) -> 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     until(lambda: _is_free(server))
 
-
-# --- no clients at all ---------------------------------------------------------------------------
 
 NOISE = random.Random(7).randbytes(100_000)
 HELLO = handshake.encode_greeting({})
@@ -218,9 +213,6 @@ def test_frames_and_pieces_that_are_none_are_refused(sent: bytes, said: str, ser
         send(connection, sent)
         assert f"a request is malformed: {said}" in said_by(connection)
     until(lambda: _is_free(server))
-
-
-# --- the end -------------------------------------------------------------------------------------
 
 
 def test_a_server_that_is_asked_to_stop_delivers_what_it_has_begun(

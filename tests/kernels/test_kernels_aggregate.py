@@ -45,9 +45,6 @@ def test_a_list_of_five_thousand_is_summed_in_many_windows(device: torch.device)
     torch.testing.assert_close(found, core.sum_rows(indptr, sources, None, x, None, True))
 
 
-# --- what shapes there can be --------------------------------------------------------------------
-
-
 def test_no_lists_no_entries_and_no_columns_give_nothing_or_zeros(device: torch.device) -> None:
     none = torch.zeros(0, dtype=torch.int64, device=device)
     empty, two = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(3, dtype=torch.int64, device=device)
@@ -79,8 +76,6 @@ def test_rows_of_half_precision_are_nowhere_widened_in_memory(device: torch.devi
             ops.aggregate(x, edges, reduce, weights).backward(grad)
         assert not [made for made in watched.made if made[1] == 64 and made[2] == torch.float32], reduce
 
-
-# --- waiting for the device ----------------------------------------------------------------------
 
 WAITING = ("_local_scalar_dense", "nonzero", "unique", "bincount", "masked_select", "is_nonzero", "equal", "item")
 

@@ -56,9 +56,6 @@ def drawn(bound: int, size: int, seed: int = 0) -> list[int]:
     return torch.randint(0, bound, (size,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-# --- work ------------------------------------------------------------------------------------------
-
-
 def samples() -> list[Tensor]:
     """All rules over empty, short and long lists, with a node that there is not, and too little room for some picks."""
     indptr, sources, weight = torch.tensor([0, 0, 20, 23, 29]), torch.tensor(drawn(9, 29)), torch.arange(29) % 4
@@ -155,9 +152,6 @@ WORK: list[tuple[Callable[[], Any], Way]] = [
 ]
 
 
-# --- what is found in it ---------------------------------------------------------------------------
-
-
 def bits(made: Any) -> Any:
     """What compares by bits."""
     tensors = [one.contiguous().view(-1).view(torch.uint8).tolist() for one in made or () if isinstance(one, Tensor)]
@@ -202,9 +196,6 @@ def test_nothing_collides_in_what_is_compiled_ahead_of_time() -> None:
         make_maps()
         make_gathers()
     assert unknown(watch) == {}
-
-
-# --- the watch itself ------------------------------------------------------------------------------
 
 
 @triton.jit

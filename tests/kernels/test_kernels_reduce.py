@@ -84,8 +84,6 @@ def on(device: torch.device, *tensors: Tensor | None) -> list[Tensor | None]:
     return [None if tensor is None else tensor.to(device) for tensor in tensors]
 
 
-# --- sums ---------------------------------------------------------------------------------------
-
 SUMS = [("rows", False, torch.float32), ("places", True, torch.float32), ("themselves", False, torch.float32)]
 SUMS += [("places", False, torch.bfloat16), ("themselves", True, torch.float16), ("rows", True, torch.float64)]
 
@@ -118,9 +116,6 @@ def test_sums_are_the_cores_and_those_by_hand(
     counts = indptr.diff()[:, None]
     over = counts.clamp(min=1) if mean else 1
     assert_near(found, summed(indptr, terms) / over, counts + 3, summed(indptr, terms.abs()) / over)
-
-
-# --- maxima -------------------------------------------------------------------------------------
 
 
 def greatest(indptr: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,8 +167,6 @@ def test_maxima_and_their_gradients_are_the_cores_and_those_by_hand(
     assert_near(spread, summed(lists[0], terms), lists[0].diff()[:, None] + 1, summed(lists[0], terms.abs()))
 
 
-# --- rows wider than a program reads --------------------------------------------------------------
-
 WIDE = InEdges(torch.tensor([0, 3, 3, 8, 9]), torch.tensor([0, 4, 2, 1, 1, 3, 0, 2, 4]), 5)
 
 
@@ -196,9 +189,6 @@ def test_reductions_of_wide_rows_are_the_cores(device: torch.device) -> None:
     assert_near(
         dots, core.dot_rows(*ends(WIDE), x.to(wide(dtype)), y.to(wide(dtype)), 2).double(), 602, terms.abs().sum(2)
     )
-
-
-# --- dot products and softmax ---------------------------------------------------------------------
 
 
 @every_dtype

@@ -149,9 +149,6 @@ def test_sources_above_two_to_the_31_have_times(device: torch.device, sparse_ind
         assert (written(picks)[0], int(faults)) == (sources, 0)
 
 
-# --- sizes -----------------------------------------------------------------------------------------
-
-
 RULES = [
     rule(-1),
     rule(0),
@@ -224,9 +221,6 @@ def test_rows_beyond_the_most_there_can_be_are_left_out(device: torch.device) ->
     assert written(picks)[1] == [7, 8, 3, 4, 5, 6]
 
 
-# --- faults ----------------------------------------------------------------------------------------
-
-
 @every_rule
 @pytest.mark.parametrize("node", [-1, 3])
 def test_a_node_out_of_range_has_no_picks_and_is_reported(device: torch.device, picked: ops.Rule, node: int) -> None:
@@ -269,9 +263,6 @@ def test_a_source_without_a_time_is_reported_and_the_worst_fault_kept(device: to
     assert int(faults) == SOURCE_OUT_OF_RANGE
 
 
-# --- arithmetic --------------------------------------------------------------------------------------
-
-
 @triton.jit
 def log_of(x, out, size, BLOCK: tl.constexpr):  # noqa: N803
     place = tl.arange(0, BLOCK)
@@ -288,9 +279,6 @@ def test_logarithms_equal_the_references_to_the_last_bit(device: torch.device) -
     assert [struct.pack("d", log) for log in logs.tolist()] == [
         struct.pack("d", reference.exact_log(value)) for value in values
     ]
-
-
-# --- a device ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

@@ -93,9 +93,6 @@ def test_batches_go_to_the_host_where_that_is_asked_for() -> None:
     assert not is_there(torch.device("cuda:0"), cuda)
 
 
-# --- room and reads --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_too_little_room_is_learned_and_changes_nothing(graph: Store, num_workers: int, device: torch.device) -> None:
     there = nodes(placed(graph, device), num_workers=num_workers)
@@ -178,9 +175,6 @@ def test_memory_that_others_have_cached_is_given_back_before_there_is_too_little
     with pytest.raises(torch.OutOfMemoryError):
         pool.blocks([3, 5], Mock())
     assert len(said) == 2
-
-
-# --- what goes wrong -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 2])
@@ -270,9 +264,6 @@ def test_a_damaged_list_names_the_step(device: torch.device) -> None:
     store.placed.lists[0].indptr[6] = 2**40
     with pytest.raises(BatchError, match=r"step 0 .* indptr is damaged; run hoploom check"):
         list(nodes(store, shuffle=False))
-
-
-# --- on a GPU --------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

@@ -147,8 +147,6 @@ def test_one_thread_at_a_time_enqueues_what_is_sampled(device: torch.device) -> 
     assert most == [1]
 
 
-# --- on a GPU --------------------------------------------------------------------------------------
-
 SEGMENT = 2 << 20  # what torch asks the driver for, for small tensors
 
 

@@ -61,9 +61,6 @@ def assert_same_rows(store: Store) -> None:
         assert torch.equal(bits(placed), bits(rows)), (owner, field)
 
 
-# --- rows and lists ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_parts", [3])
 @pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
 def test_every_placement_gives_the_rows_of_the_host(features: Any, num_parts: int) -> None:
@@ -170,9 +167,6 @@ def test_ids_are_looked_at_once_after_all_rows(ring_store: Store) -> None:
         assert outs[1].tolist() == [[5] * 4]
         with pytest.raises(ValueError, match="shorter"):
             placed.gather(wanted[1:], outs=[])
-
-
-# --- how much goes where -------------------------------------------------------------------------
 
 
 def test_a_share_is_the_first_rows_of_every_part(ring_store: Store) -> None:

@@ -69,8 +69,6 @@ def test_one_that_was_never_closed_is_removed_all_the_same(folder: Path) -> None
     assert kept.tolist() == [7] * 100
 
 
-# --- pinned --------------------------------------------------------------------------------------
-
 GPU = torch.device("cuda:0")
 
 

@@ -62,9 +62,6 @@ def assert_same(
     return step.counts
 
 
-# --- the same steps ------------------------------------------------------------------------------
-
-
 KINDS = [("sage", "blocks", 2), pytest.param("gat", "subgraph", 1, marks=pytest.mark.slow)]
 
 
@@ -113,9 +110,6 @@ def test_a_schedule_s_rates_are_seen(device: torch.device) -> None:
         return learner
 
     assert_same(make, device, epochs=2 if device.type == "cuda" else 1)
-
-
-# --- in fit --------------------------------------------------------------------------------------
 
 
 def fitted(
@@ -245,8 +239,6 @@ def test_a_closed_whole_step_takes_no_more(device: torch.device) -> None:
     with pytest.raises(hoploom.ConfigError, match="this WholeStep is closed; make another one"):
         next(whole.epoch())
 
-
-# --- in a run ------------------------------------------------------------------------------------
 
 RUN_FILE = """
 store = "graph.store"

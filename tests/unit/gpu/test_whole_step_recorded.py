@@ -34,7 +34,6 @@ from hoploom.train.tasks import LinkPrediction
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
-# --- nothing waits -------------------------------------------------------------------------------
 
 WAIT = (  # on CUDA: for the device, or for a copy from memory that is not pinned
     *("_local_scalar_dense", "nonzero", "masked_select", "bincount", "_unique2", "unique_dim", "unique_consecutive"),
@@ -103,9 +102,6 @@ def test_the_check_for_what_waits_finds_it(waits: Any) -> None:
         waits(values)
 
 
-# --- what stays where it is ----------------------------------------------------------------------
-
-
 def addresses(whole: WholeStep) -> list[int]:
     found = []
     for slot in whole._slots:
@@ -146,9 +142,6 @@ def test_a_recording_is_made_after_some_calls(device: torch.device) -> None:
         recording()
     assert seen == [False] * WARM_UP + [True] * 3
     assert int(counter) == WARM_UP + 3
-
-
-# --- a recording that fails ----------------------------------------------------------------------
 
 
 class Capture:
@@ -234,9 +227,6 @@ def test_nothing_is_collected_while_something_is_recorded(enabled: bool) -> None
         gc.enable()
 
 
-# --- room ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", ["subgraph", "blocks"])
 def test_sizes_are_what_batches_took_and_a_margin(mode: str) -> None:
     """All neighbours on a ring of 40, four seeds far apart: each has two in-edges into nodes that no other one has."""
@@ -258,9 +248,6 @@ def test_sizes_are_never_more_than_there_is() -> None:
     found = sizes_of_probes(plan, probe(loader.maker, loader.rehearsal(), 4), [4], margin=1e308)
     assert found.edges[0][-1] == 24
     assert found.nodes[0][-1] <= 12 + 4
-
-
-# --- rates ---------------------------------------------------------------------------------------
 
 
 def fused() -> torch.optim.Optimizer:
@@ -328,9 +315,6 @@ def test_a_checkpoint_of_the_other_way_does_not_decide(recorded: bool) -> None:
     (group,) = optimizer.param_groups
     assert group["capturable"] == recorded
     assert float(optimizer.state[group["params"][0]]["step"]) == 3
-
-
-# --- what is refused -----------------------------------------------------------------------------
 
 
 def with_loader(learner: Learner, **options: Any) -> Loader:

@@ -116,9 +116,6 @@ def test_unknown_aggregation_is_refused() -> None:
         hnn.SAGEConv(8, 5, aggr="median")
 
 
-# --- models -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("kind", "theirs"), [("sage", pyg.GraphSAGE), ("gcn", pyg.GCN), ("gat", pyg.GAT)])
 def test_a_model_is_pygs_on_a_sampled_batch_though_it_computes_less(kind: str, theirs: Any) -> None:
     data = random_graph(60, 400, 1)

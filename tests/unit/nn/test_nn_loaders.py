@@ -15,8 +15,6 @@ from hoploom.nn import GAT, GNN, GraphSAGE, SAGEConv, Shape
 from hoploom.ops import InEdges
 from hoploom.store import Wanted
 
-# --- layer one, aggregated by the loader ---------------------------------------------------------
-
 
 @pytest.mark.parametrize("mode", ["blocks", "subgraph"])
 @pytest.mark.parametrize("num_parts", [0, 1, 3])
@@ -95,9 +93,6 @@ def test_an_aggregate_that_cannot_be_is_refused(options: dict[str, Any], message
         NeighborLoader(library(), [2, 2], input_nodes="paper", aggregate="mean")
 
 
-# --- only the parameters that the output needs ----------------------------------------------------
-
-
 @pytest.mark.parametrize("options", [{}, {"norm": True, "residual": True}])
 @pytest.mark.parametrize("kind", ["rsage", "rgcn", "rgat"])
 def test_a_model_for_one_type_has_no_parameter_without_a_gradient(kind: str, options: dict[str, Any]) -> None:
@@ -125,9 +120,6 @@ def test_a_type_that_no_layer_reaches_cannot_come_out() -> None:
         GNN("rsage", hoploom.from_pyg(books()).schema, Shape(hidden=12, num_layers=2, out=5), ["author"])
 
 
-# --- what a loader leaves out --------------------------------------------------------------------
-
-
 def test_a_model_whose_loader_leaves_the_features_out_says_so() -> None:
     data = random_graph(60, 400, 1)
     batch = next(iter(NeighborLoader(data, [4, 3], fields=[])))
@@ -144,9 +136,6 @@ def test_a_type_that_the_model_does_not_read_needs_no_features() -> None:
     model = GNN("rsage", hoploom.from_pyg(data).schema, Shape(hidden=12, num_layers=1, out=5), ["venue"])
     batch = next(iter(NeighborLoader(data, [4], "venue", batch_size=3, fields={"paper": ["x"]})))
     assert model(batch)["venue"].shape == (3, 5)
-
-
-# --- aggregation ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("aggr", ["sum", "max"])

@@ -134,9 +134,6 @@ def test_great_scores_do_not_overflow() -> None:
     assert ops.softmax(torch.tensor([[1e30], [-1e30]]), edges).tolist() == [[1], [0]]
 
 
-# --- edges --------------------------------------------------------------------------------------
-
-
 def test_a_head_is_the_first_lists_alone() -> None:
     edges = InEdges.of(torch.tensor([[3, 1, 2, 0, 1], [0, 0, 1, 2, 2]]), 4, 4)
     head = edges.head(2, 4)

@@ -94,9 +94,6 @@ def batches(device: torch.device) -> dict[tuple[bool, str], Batch]:
     return found
 
 
-# --- known ----------------------------------------------------------------------------------------
-
-
 def by_destination(index: Tensor, num_destinations: int) -> tuple[list[int], list[int]]:
     """Where each list begins, and the sources list by list, in plain Python."""
     lists: list[list[int]] = [[] for _ in range(num_destinations)]
@@ -142,9 +139,6 @@ def test_nothing_is_noted_of_a_batch_of_the_core() -> None:
     batch = next(iter(NeighborLoader(random_graph(30, 120, 1), FANOUTS, batch_size=4)))
     assert noted(batch.edge_index) is None
     assert len(grouped._NOTES) == before
-
-
-# --- layers ---------------------------------------------------------------------------------------
 
 
 def trained(model: nn.Module, batch: Batch) -> tuple[list[Tensor], list[int], list[int]]:
@@ -234,9 +228,6 @@ def test_edges_may_change_between_forward_and_backward(
     batch.edge_index.fill_(0)
     (out.flatten() * torch.arange(out.numel(), device=device).cos()).sum().backward()
     assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), expected[1:], strict=True))
-
-
-# --- touched --------------------------------------------------------------------------------------
 
 
 def _replaced(change: Callable[[Tensor], Tensor]) -> Callable[[Batch], Batch]:

@@ -148,8 +148,6 @@ def ring(num_nodes: int, degree: int, first_node: int = 0) -> Graph:
     return Graph(indptr, indices, torch.int32, frontier, reference.NO_COLUMNS, (first_node, 0), key=7, stream=3)
 
 
-# --- random numbers ------------------------------------------------------------------------------
-
 # The vectors that the authors of Philox publish with Random123 (kat_vectors, philox 4 32 10).
 KNOWN_ANSWERS = [
     ((0, 0), (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
@@ -213,9 +211,6 @@ def test_exact_log_is_within_two_roundings_of_the_logarithm(x: float) -> None:
     assert math.isclose(reference.exact_log(x), math.log(x), rel_tol=2.0**-51)
 
 
-# --- picks ---------------------------------------------------------------------------------------
-
-
 def test_the_reference_speaks_of_rules_and_frontiers_as_the_ops_do() -> None:
     assert reference.Rule._fields == ops.Rule._fields
     assert reference.Frontier._fields == ops.Frontier._fields
@@ -268,9 +263,6 @@ def test_a_frontier_longer_than_the_pipeline_equals_the_reference(fanout: int) -
     assert graph.by_core(graph.rule(fanout)) == graph.by_reference(graph.rule(fanout))
 
 
-# --- order ---------------------------------------------------------------------------------------
-
-
 @few
 @given(words64, st.one_of(st.integers(1, 40), st.sampled_from([255, 256, 257])))
 def test_permute_equals_the_reference_and_reaches_every_place(key: int, size: int) -> None:
@@ -295,8 +287,6 @@ def test_a_large_permutation_reaches_every_place(size: int) -> None:
 def test_an_empty_permutation_is_empty() -> None:
     assert ops.permute(1, 0, 0, 0).tolist() == []
 
-
-# --- relabelling ---------------------------------------------------------------------------------
 
 ids = st.lists(st.integers(0, 30), max_size=60)
 budgets = pytest.mark.parametrize("budget", [MAP_BUDGET, 0], ids=["direct", "hashed"])

@@ -26,9 +26,6 @@ replaces = pytest.mark.parametrize("replace", [False, True])
 in_trees = pytest.mark.parametrize("in_trees", [False, True], ids=["vector", "trees"])
 
 
-# --- what is expected ----------------------------------------------------------------------------
-
-
 def assert_in_proportion(values: Tensor, weights: Tensor, shrink: float = 1.0) -> None:
     """Value v came up in proportion to weights[v], as exactly as chance makes it, and no more.
 
@@ -67,9 +64,6 @@ def uneven(degree: int) -> Tensor:
     return ((torch.arange(degree) * 2 + 3) % 5).float()
 
 
-# --- what is drawn -------------------------------------------------------------------------------
-
-
 def equal_lists(
     degree: int, *, num_nodes: int = 20_000, weight: Tensor | None = None, timed: bool = False
 ) -> ops.EdgeLists:
@@ -105,9 +99,6 @@ def draw(
     rules = [ops.Rule(keys.batch_key(1, 2, step), 0, fanout, **flags) for step in range(num_keys)]
     edges = torch.cat([ops.sample(lists, frontier, rule).edges for rule in rules])
     return edges % (lists.num_edges // num_nodes)
-
-
-# --- every position as often as it should be -------------------------------------------------------
 
 
 @degrees
@@ -196,8 +187,6 @@ def test_labor_needs_fewer_sources_for_as_many_picks() -> None:
     assert len(set(labor.sources.tolist())) < 500
 
 
-# --- positions together ----------------------------------------------------------------------------
-
 STRATEGIES: dict[str, Callable[[ops.EdgeLists], Tensor]] = {
     "vector": lambda lists: draw(lists, 2),
     "trees": lambda lists: draw(lists, 2, in_trees=True),
@@ -270,9 +259,6 @@ def test_the_draws_of_one_node_are_unrelated(in_trees: bool) -> None:
     picks = draw(equal_lists(10), 10, in_trees=in_trees, replace=True).view(-1, 10)
     for i, j in combinations(range(10), 2):
         assert_independent(picks[:, i], picks[:, j])
-
-
-# --- order -----------------------------------------------------------------------------------------
 
 
 def orders(size: int, num_epochs: int) -> Tensor:

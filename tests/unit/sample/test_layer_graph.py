@@ -39,8 +39,6 @@ def ask(data: Any, question: Callable[[LayerGraph], Any], **options: Any) -> lis
     return answers
 
 
-# --- numbers -------------------------------------------------------------------------------------
-
 DRAWS: dict[str, Callable[[LayerGraph], Tensor]] = {
     "uniform": lambda graph: graph.uniform(50),
     "uniform for ids": lambda graph: graph.uniform(torch.arange(50)),
@@ -141,9 +139,6 @@ def test_picks_are_independent_only_where_that_is_asked_for() -> None:
     assert len(set(map(tuple, free.tolist()))) > 30
     lists = data.edge_index[0, data.edge_index[1] == 5]
     assert torch.isin(free, lists).all()
-
-
-# --- degrees and walks ---------------------------------------------------------------------------
 
 
 def test_in_degrees_count_every_edge_loops_too() -> None:
@@ -287,9 +282,6 @@ def test_numbers_for_ids_do_not_depend_on_the_number_of_ranks() -> None:
     assert edges(0, 2) | edges(1, 2) == edges(0, 1)
 
 
-# --- data ----------------------------------------------------------------------------------------
-
-
 def numbered(layer: int, graph: LayerGraph, seeds: Tensor) -> Edges:
     """All in-edges, the last seed's first, each with the number of its ends."""
     found = graph.in_edges(seeds)[torch.arange(2 * len(seeds)).flip(0)]
@@ -363,8 +355,6 @@ def test_what_the_loader_aggregates_has_no_weights_so_they_are_refused() -> None
     with pytest.raises(ConfigError, match="without the weights"):
         list(loader_of(random_graph(30, 200, 2), halved, aggregate="mean"))
 
-
-# --- questions without an answer -----------------------------------------------------------------
 
 ZERO = torch.tensor([0])
 WRONG_QUESTIONS: dict[str, tuple[Callable[[LayerGraph], Any], str]] = {

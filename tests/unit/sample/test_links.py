@@ -24,8 +24,6 @@ BINARY, TRIPLET = NegativeSampling("binary"), NegativeSampling("triplet")
 P_VALUE = 1e-4
 BOTH = ["binary", "triplet"]
 
-# --- graphs and batches --------------------------------------------------------------------------
-
 
 def loops(num_nodes: int) -> Data:
     """A link from every node to itself: positives whose ends say which link they are."""
@@ -73,8 +71,6 @@ def assert_in_proportion(values: Tensor, weights: Tensor) -> None:
     p = float(chi2.sf(float(statistic), df=int(possible.sum()) - 1))
     assert P_VALUE < p < 1 - P_VALUE, f"p = {p:.2g}: {counts.tolist()} for {expected.tolist()}"
 
-
-# --- the fields of a batch -----------------------------------------------------------------------
 
 labels = torch.arange(24) % 3
 given = ring(12).edge_index[:, 3:13]
@@ -209,9 +205,6 @@ def test_the_number_of_a_tree_leads_to_the_time_of_its_link_for_any_amount_of_ne
     for batch in LinkNeighborLoader(data, [2], None, neg_sampling=NegativeSampling("binary", amount), **options):
         for end in batch.edge_label_index:
             assert torch.equal(batch.edge_label_time[batch.batch[end]], batch.edge_label_time)
-
-
-# --- negatives -----------------------------------------------------------------------------------
 
 
 def test_negatives_are_uniform_and_their_ends_independent() -> None:

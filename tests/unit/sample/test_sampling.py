@@ -46,9 +46,6 @@ def expanded(batch: Data) -> int:
     return sum(batch.num_sampled_nodes[:-1])
 
 
-# --- the hop loop --------------------------------------------------------------------------------
-
-
 def test_each_node_is_expanded_once_at_the_hop_that_first_reaches_it() -> None:
     batch = sample(ring(12), [-1, -1, -1], [0])
     assert batch.n_id.tolist() == [0, 1, 2, 3, 4, 5, 6]
@@ -111,9 +108,6 @@ def test_loops_and_repeated_edges_are_edges_like_any_other() -> None:
     assert batch.e_id.tolist() == [0, 1, 2, 3]
 
 
-# --- time ----------------------------------------------------------------------------------------
-
-
 attrs = pytest.mark.parametrize("attr", ["node_time", "edge_time"])
 
 
@@ -172,9 +166,6 @@ def test_types_without_a_time_are_always_in_time() -> None:
     assert by_venue["paper", "appears_in", "venue"].edge_index[1].tolist() == [1, 1, 2, 2, 2]
 
 
-# --- weights -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("replace", [False, True])
 def test_what_weighs_nothing_is_never_picked(replace: bool) -> None:
     data = random_graph(40, 600, 3)
@@ -194,9 +185,6 @@ def test_relations_without_weights_are_sampled_uniformly_beside_those_with() -> 
     assert batch[CITES].e_id.numel() == 0
     assert (batch[WRITES].weight > 0).all()
     assert batch["author", "reviews", "paper"].e_id.numel() == 18
-
-
-# --- LABOR and disjoint --------------------------------------------------------------------------
 
 
 def test_labor_gives_seeds_of_the_same_neighbourhood_the_same_sources() -> None:
@@ -221,9 +209,6 @@ def test_a_node_in_two_trees_picks_for_each_on_its_own() -> None:
     first, second = (set(batch.e_id[batch.edge_index[1] == tree].tolist()) for tree in (0, 1))
     assert (len(first), len(second)) == (10, 10)
     assert len(first & second) < 6  # one on average
-
-
-# --- induced and bidirectional -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("data", "seeds"), [(random_graph(40, 400, 1), [0, 1]), (library(), ("paper", [0, 8]))])
@@ -287,9 +272,6 @@ def test_a_relation_without_a_reverse_stays_directional_and_says_so() -> None:
     assert batch[WRITES].edge_index[1].tolist() == [0, 0]
 
 
-# --- blocks --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("fanouts", [[3, 2], [-1, 4], [2, 0]])
 def test_every_layer_samples_all_its_destinations_afresh(fanouts: list[int]) -> None:
     data, seeds = random_graph(50, 400, 1), torch.tensor([4, 9, 4, 30])
@@ -349,9 +331,6 @@ def test_blocks_of_all_types_compute_what_the_full_graph_does() -> None:
     assert torch.allclose(x["paper"], full["paper"][[2, 9, 5]], rtol=1e-5, atol=1e-5)
 
 
-# --- the frontier hook ---------------------------------------------------------------------------
-
-
 def by_hook(data: Any, num_layers: int, input_nodes: Any, hook: Any, **options: Any) -> Any:
     return sample(data, [0] * num_layers, input_nodes, mode="blocks", sample_frontier=hook, **options)
 
@@ -404,9 +383,6 @@ WRONG = {
 def test_a_hook_that_answers_wrongly_is_told_so(answer: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         by_hook(ring(12), 1, [0, 2], lambda layer, graph, nodes: answer)
-
-
-# --- the key -------------------------------------------------------------------------------------
 
 
 def test_picks_depend_on_seed_epoch_and_step_and_on_nothing_else() -> None:
