@@ -1,7 +1,6 @@
 """Picks have the distribution they promise: chi-square tests of the core under fixed keys.
 
 Every list of a graph here has the same degree and sources of its own, so that one call is many trials.
-A p-value below 1e-4 fails, and so does one above 1 - 1e-4: what is too even is not random either.
 """
 
 from collections.abc import Callable
@@ -9,13 +8,11 @@ from itertools import combinations, permutations
 
 import pytest
 import torch
-from scipy.stats import chi2
+from support.proportions import assert_in_proportion, assert_uniform
 from torch import Tensor
 
 from hoploom import keys, ops
 
-P_VALUE = 1e-4
-NUM_BINS = 100  # of a population too large to be counted one by one
 FANOUTS = {3: 2, 10: 5, 100: 10, 1000: 10, 100_000: 64}  # by degree
 NUM_EDGES = 2_000_000  # of one graph, at most
 
@@ -24,34 +21,6 @@ degrees = pytest.mark.parametrize(
 )
 replaces = pytest.mark.parametrize("replace", [False, True])
 in_trees = pytest.mark.parametrize("in_trees", [False, True], ids=["vector", "trees"])
-
-
-def assert_in_proportion(values: Tensor, weights: Tensor, shrink: float = 1.0) -> None:
-    """Value v came up in proportion to weights[v], as exactly as chance makes it, and no more.
-
-    `shrink` is the variance of the counts over that of independent draws.
-    """
-    for bin_of_value in binnings(len(weights)):
-        expected = torch.bincount(bin_of_value, weights) * (len(values) / weights.sum())
-        counts = torch.bincount(bin_of_value[values], minlength=len(expected))
-        possible = expected > 0
-        assert counts[~possible].sum() == 0
-        assert expected[possible].min() > 5, "too few trials for a chi-square test"
-        terms = (counts - expected)[possible] ** 2 / expected[possible]
-        p = float(chi2.sf(float(terms.sum()) / shrink, df=int(possible.sum()) - 1))
-        assert P_VALUE < p < 1 - P_VALUE, f"p = {p:.2g}: {counts.tolist()} for {expected.tolist()}"
-
-
-def assert_uniform(values: Tensor, num_values: int, shrink: float = 1.0) -> None:
-    assert_in_proportion(values, torch.ones(num_values, dtype=torch.float64), shrink)
-
-
-def binnings(num_values: int) -> list[Tensor]:
-    """The bin of each value: its own, or by remainder and by range."""
-    values = torch.arange(num_values)
-    if num_values <= 1000:
-        return [values]
-    return [values % NUM_BINS, values * NUM_BINS // num_values]
 
 
 def shrink_of(population: int, fanout: int, *, replace: bool = False) -> float:
@@ -225,7 +194,11 @@ NAMESAKES = {
 
 @pytest.mark.parametrize(
     ("differs", "flags"),
-    [*((differs, {}) for differs in NAMESAKES), ("seed", {"weighted": True}), ("hop", {"weighted": True})],
+    [
+        *((differs, {}) for differs in NAMESAKES),
+        *((differs, {"weighted": True}) for differs in ("seed", "hop")),
+        *((differs, {"labor": True}) for differs in ("seed", "epoch and step")),
+    ],
 )
 def test_picks_are_unrelated_when_anything_differs(differs: str, flags: dict[str, bool]) -> None:
     lists = equal_lists(10, weight=torch.ones(10))
@@ -238,13 +211,6 @@ def test_picks_are_unrelated_when_anything_differs(differs: str, flags: dict[str
         )
         for key, stream, tree in NAMESAKES[differs]
     )
-    assert_independent(first.edges % 10, second.edges % 10)
-
-
-@pytest.mark.parametrize("differs", ["seed", "epoch and step"])
-def test_labor_picks_are_unrelated_between_batches(differs: str) -> None:
-    lists, frontier = equal_lists(10), ops.Frontier(torch.arange(20_000))
-    first, second = (ops.sample(lists, frontier, ops.Rule(key, 0, 1, labor=True)) for key, _, _ in NAMESAKES[differs])
     assert_independent(first.edges % 10, second.edges % 10)
 
 
@@ -264,11 +230,6 @@ def test_the_draws_of_one_node_are_unrelated(in_trees: bool) -> None:
 def orders(size: int, num_epochs: int) -> Tensor:
     """The order of each epoch: [num_epochs, size]."""
     return torch.stack([ops.permute(keys.epoch_key(3, epoch), size, 0, size) for epoch in range(num_epochs)])
-
-
-def test_shuffling_puts_each_element_at_each_place_equally_often() -> None:
-    for places in orders(10, 20_000).unbind(1):
-        assert_uniform(places, 10)
 
 
 @pytest.mark.parametrize("size", [3, 4])

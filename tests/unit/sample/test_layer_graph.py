@@ -1,12 +1,12 @@
-"""What a frontier hook sees of the graph: numbers of its own, degrees, walks, and data that it gives with its edges."""
+"""What a frontier hook sees of the graph, data that it gives with its edges, and what it asks or returns wrongly."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from support.batches import assert_same_batches
 from support.graphs import library, random_graph, ring
+from support.proportions import assert_in_proportion, assert_uniform
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphConv
@@ -14,7 +14,7 @@ from torch_geometric.nn import GraphConv
 import hoploom
 from hoploom import ConfigError, Edges, NeighborLoader, ops
 from hoploom import nn as hnn
-from hoploom.sample import Layer, LayerGraph
+from hoploom.sample import LayerGraph
 
 CITES, WRITES = ("paper", "cites", "paper"), ("author", "writes", "paper")
 PRINTS, APPEARS = ("venue", "prints", "paper"), ("paper", "appears_in", "venue")
@@ -85,12 +85,9 @@ def test_numbers_are_uniform_and_never_0_or_1() -> None:
     assert numbers.dtype == torch.float32
     assert numbers.min() > 0
     assert numbers.max() < 1
-    counts = torch.bincount((numbers.flatten() * 100).long(), minlength=100)
-    assert ((counts - 500).square() / 500).sum() < 160  # chi-square of 99: one in ten thousand
+    assert_uniform((numbers.flatten() * 100).long(), 100)
     [dice] = ask(ring(12), lambda graph: graph.integers(6, torch.zeros(60_000, dtype=torch.int64)))
-    counts = torch.bincount(dice, minlength=6)
-    assert counts.numel() == 6
-    assert ((counts - 10_000).square() / 10_000).sum() < 26
+    assert_uniform(dice, 6)
 
 
 @pytest.mark.parametrize("word", [0, 2**32 - 1])
@@ -110,15 +107,6 @@ def test_a_hook_knows_its_epoch_step_layer_and_fanout() -> None:
     [(_, _, _, fanout)] = ask(library(), where, seeds=("paper", [1]))
     assert fanout == dict.fromkeys(hoploom.from_pyg(library()).schema.relation_index, 2)
 
-    def as_the_sampler(layer: Layer, graph: LayerGraph, seeds: Any) -> Any:
-        return graph.sample_neighbors(seeds, layer.fanout)
-
-    for data, seeds in ((random_graph(60, 500, 1), torch.arange(60)), (library(), ("paper", [1, 2]))):
-        loaders = [
-            NeighborLoader(data, [3, 1], seeds, mode="blocks", batch_size=20, sample_frontier=hook)
-            for hook in (as_the_sampler, None)
-        ]
-        assert_same_batches(*loaders)
     seen = []
     loader = loader_of(ring(12), lambda layer, graph, seeds: seen.append(graph.step) or NONE)
     loader([0, 1])
@@ -171,11 +159,7 @@ def test_every_in_edge_of_every_step_is_equally_likely() -> None:
     matrix = torch.zeros(8, 8).index_put_((data.edge_index[1], data.edge_index[0]), torch.ones(30), accumulate=True)
     matrix /= matrix.sum(1, keepdim=True).clamp(min=1)
     for step in (1, 2):
-        expected = torch.linalg.matrix_power(matrix, step)[2] * 20_000
-        counts = torch.bincount(trace[:, step][trace[:, step] >= 0], minlength=8)
-        assert (counts[expected == 0] == 0).all()
-        likely = expected > 0
-        assert ((counts - expected).square()[likely] / expected[likely]).sum() < 32  # chi-square of at most 8
+        assert_in_proportion(trace[:, step][trace[:, step] >= 0], torch.linalg.matrix_power(matrix, step)[2])
 
 
 def test_a_walk_that_restarts_goes_on_from_its_start() -> None:
@@ -394,3 +378,44 @@ def test_empty_questions_have_empty_answers() -> None:
         return [len(answer) for answer in (*numbers, graph.walk(empty, 2), graph.sample_neighbors(ZERO, 0).sources)]
 
     assert ask(ring(12), every) == [[0] * 6]
+
+
+ONE, TWO = torch.tensor([1]), torch.tensor([1, 2])
+WRONG_ANSWERS: dict[str, tuple[Any, str]] = {
+    "nothing": (None, "returned None; return hoploom.Edges"),
+    "a tuple": ((ONE, ZERO), "returned a tuple"),
+    "a tensor": (torch.stack([ONE, ZERO]), "a tensor of torch.int64 and shape"),
+    "nothing for a relation": ({("node", "to", "node"): None}, "returned None for"),
+    "an unknown relation": ({("a", "b", "c"): NONE}, "edges of .'a', 'b', 'c'.; the relations are"),
+    "lists": (Edges([1], [0]), "gave sources as a list"),
+    "floats": (Edges(torch.tensor([1.0]), ZERO), "gave sources as a tensor of torch.float32"),
+    "a matrix": (Edges(ONE, ZERO.view(1, 1)), r"gave destinations as a tensor of torch.int64 and shape \(1, 1\)"),
+    "a source too high": (Edges(torch.tensor([12]), ZERO), r"sources that hold 12, out of range \[0, 12\)"),
+    "a source too low": (Edges(torch.tensor([-1]), ZERO), "sources that hold -1"),
+    "a destination too high": (Edges(ONE, torch.tensor([12])), "destinations that hold 12"),
+    "a position too high": (Edges(ONE, ZERO, torch.tensor([24])), r"positions that hold 24, out of range \[-1, 24\)"),
+    "no seed": (Edges(ONE, torch.tensor([5])), "an edge to 5, which is no seed"),
+    "lengths": (Edges(TWO, ZERO), "'sources': 2, 'destinations': 1"),
+    "positions": (Edges(ONE, ZERO, TWO), "'positions': 2"),
+    "data too long": (Edges(ONE, ZERO, None, {"w": torch.ones(2)}), r"data\['w'\]\": 2"),
+    "data of lists": (Edges(ONE, ZERO, None, {"w": [1.0]}), "gave a list as data"),
+    "data without a name": (Edges(ONE, ZERO, None, torch.ones(1)), "as data; give tensors by name"),
+    "data without rows": (Edges(ONE, ZERO, None, {"w": torch.tensor(1.0)}), "as data; give tensors by name"),
+}
+
+
+@pytest.mark.parametrize(("answer", "message"), WRONG_ANSWERS.values(), ids=WRONG_ANSWERS)
+def test_a_wrong_answer_of_a_hook_is_told_with_its_layer(answer: Any, message: str) -> None:
+    def hook(layer: int, graph: LayerGraph, seeds: Tensor) -> Any:
+        return NONE if layer == 0 else answer
+
+    with pytest.raises(ConfigError, match=f"sample_frontier, at layer 1, .*{message}"):
+        list(loader_of(ring(12), hook, num_layers=2))
+
+
+def test_edges_of_no_relation_are_refused_where_there_are_several() -> None:
+    with pytest.raises(ConfigError, match="returned Edges of no relation"):
+        list(loader_of(library(), lambda layer, graph, seeds: NONE, ("paper", [1])))
+    wrong = {WRITES: Edges(torch.tensor([7]), torch.tensor([1]))}
+    with pytest.raises(ConfigError, match=r"layer 0, for \('author', 'writes', 'paper'\) gave sources that hold 7"):
+        list(loader_of(library(), lambda layer, graph, seeds: wrong, ("paper", [1])))

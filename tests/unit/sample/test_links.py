@@ -4,24 +4,24 @@ PyG's own LinkLoader, given our sampler, fills batches with PyG's own code: that
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chi2
 from support.batches import Replayed, assert_same_batches
 from support.graphs import library, random_graph, ring
+from support.proportions import assert_in_proportion
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkLoader
 from torch_geometric.sampler import NegativeSampling
 
-from hoploom import ConfigError, DataError, LinkNeighborLoader
+from hoploom import DataError, LinkNeighborLoader
 
 Options = dict[str, Any]
 WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
 BINARY, TRIPLET = NegativeSampling("binary"), NegativeSampling("triplet")
-P_VALUE = 1e-4
 BOTH = ["binary", "triplet"]
 
 
@@ -59,17 +59,6 @@ def negatives_of(data: Data, negatives: NegativeSampling, **options: Any) -> Ten
     """The negatives [2, n] of one batch with all links."""
     (batch,) = LinkNeighborLoader(data, [0], neg_sampling=negatives, batch_size=10**6, **options)
     return links_of(batch)[:, batch.input_id.numel() :]
-
-
-def assert_in_proportion(values: Tensor, weights: Tensor) -> None:
-    expected = weights.double() * len(values) / weights.sum()
-    counts = torch.bincount(values, minlength=len(weights))
-    assert counts[expected == 0].sum() == 0
-    possible = expected > 0
-    assert expected[possible].min() > 5, "too few trials for a chi-square test"
-    statistic = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
-    p = float(chi2.sf(float(statistic), df=int(possible.sum()) - 1))
-    assert P_VALUE < p < 1 - P_VALUE, f"p = {p:.2g}: {counts.tolist()} for {expected.tolist()}"
 
 
 labels = torch.arange(24) % 3
@@ -122,20 +111,6 @@ def test_a_batch_is_what_pygs_link_loader_makes_of_the_same_sample(case: tuple[A
     assert_same_batches(ours, LinkLoader(data, Replayed(ours), edge_label_index, batch_size=5, **more))
 
 
-ADDED = ["n_id", "e_id", "num_sampled_nodes", "num_sampled_edges", "input_id"]
-FIELDS = {
-    "none": (None, ["edge_label_index"]),
-    "binary": (BINARY, ["edge_label_index", "edge_label"]),
-    "triplet": (TRIPLET, ["src_index", "dst_pos_index", "dst_neg_index"]),
-}
-
-
-@pytest.mark.parametrize(("negatives", "fields"), FIELDS.values(), ids=FIELDS)
-def test_a_batch_has_the_fields_of_pygs_link_neighbor_loader(negatives: Any, fields: list[str]) -> None:
-    batch = next(iter(LinkNeighborLoader(ring(12), [2], neg_sampling=negatives, batch_size=5)))
-    assert list(batch._store) == [*ring(12)._store, *ADDED, *fields]
-
-
 KEYS = pytest.mark.parametrize("key", [None, WRITES, CITES], ids=["one type", "two ends", "same ends"])
 MODES: dict[str, NegativeSampling | None] = {
     "none": None,
@@ -164,19 +139,6 @@ def test_local_indices_point_at_the_links(key: Any, disjoint: bool, negatives: N
         else:
             shape = (count,) if negatives.amount == 1 else (count, negatives.amount)
             assert (batch if key is None else batch[key[2]]).dst_neg_index.shape == shape
-
-
-def test_labels_make_room_for_negatives_as_in_pyg() -> None:
-    def found(edge_label: Tensor, negatives: NegativeSampling | None) -> list[Any]:
-        (batch,) = LinkNeighborLoader(ring(12), [1], given[:, :3], edge_label, neg_sampling=negatives, batch_size=3)
-        return batch.edge_label.tolist()
-
-    assert found(torch.tensor([0, 1, 2]), None) == [0, 1, 2]
-    assert found(torch.tensor([0, 1, 2]), BINARY) == [1, 2, 3, 0, 0, 0]
-    assert found(torch.tensor([1, 1, 2]), BINARY) == [1, 1, 2, 0, 0, 0]
-    assert found(torch.tensor([[1.0, 2.0]] * 3), NegativeSampling("binary", 0.5)) == [[1.0, 2.0]] * 3 + [[0.0, 0.0]] * 2
-    with pytest.raises(ConfigError, match="triplet"):
-        found(torch.tensor([0, 1, 2]), TRIPLET)
 
 
 @KEYS
@@ -298,6 +260,13 @@ def test_a_link_older_than_every_node_takes_the_oldest_as_in_pyg() -> None:
     assert (links_of(batch)[:, 24:] == 0).all()
 
 
+def of_ranks(data: Data, world_size: int, **options: Any) -> Iterator[tuple[int, Data]]:
+    """Every step's number and batch, rank by rank; a step of all ranks is of 24 links."""
+    options |= {"batch_size": 24 // world_size, "shuffle": True, "world_size": world_size}
+    for rank in range(world_size):
+        yield from enumerate(LinkNeighborLoader(data, [2], rank=rank, **options))
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("negatives", [NegativeSampling("binary", 2), NegativeSampling("triplet", 2)], ids=BOTH)
 def test_a_link_has_the_same_negatives_however_many_ranks_share_the_step(
@@ -307,21 +276,10 @@ def test_a_link_has_the_same_negatives_however_many_ranks_share_the_step(
 
     def by_step(world_size: int) -> list[dict[int, list[Any]]]:
         steps: list[dict[int, list[Any]]] = []
-        for rank in range(world_size):
-            loader = LinkNeighborLoader(
-                data,
-                [2],
-                neg_sampling=negatives,
-                strict_negatives=strict,
-                batch_size=24 // world_size,
-                shuffle=True,
-                rank=rank,
-                world_size=world_size,
-            )
-            for step, batch in enumerate(loader):
-                steps += [{}] * (step == len(steps))
-                own = links_of(batch).view(2, 3, -1).permute(2, 1, 0).tolist()  # per link: itself and its negatives
-                steps[step] = {**steps[step], **dict(zip(batch.input_id.tolist(), own, strict=True))}
+        for step, batch in of_ranks(data, world_size, neg_sampling=negatives, strict_negatives=strict):
+            steps += [{}] * (step == len(steps))
+            own = links_of(batch).view(2, 3, -1).permute(2, 1, 0).tolist()  # per link: itself and its negatives
+            steps[step] = {**steps[step], **dict(zip(batch.input_id.tolist(), own, strict=True))}
         return steps
 
     assert by_step(1) == by_step(2) == by_step(3)
@@ -342,19 +300,10 @@ def test_negatives_change_with_the_epoch_and_the_seed_only() -> None:
 def test_ranks_have_together_the_negatives_of_one_process(amount: float) -> None:
     def negatives(world_size: int) -> list[list[list[int]]]:
         by_step: dict[int, list[list[int]]] = {}
-        for rank in range(world_size):
-            loader = LinkNeighborLoader(
-                random_graph(40, 300, 1),
-                [2],
-                neg_sampling=NegativeSampling("binary", amount),
-                batch_size=24 // world_size,
-                shuffle=True,
-                rank=rank,
-                world_size=world_size,
-            )
-            for step, batch in enumerate(loader):
-                ends = batch.n_id[batch.edge_label_index[:, batch.edge_label == 0]]
-                by_step.setdefault(step, []).extend(ends.t().tolist())
+        sampling = NegativeSampling("binary", amount)
+        for step, batch in of_ranks(random_graph(40, 300, 1), world_size, neg_sampling=sampling):
+            ends = batch.n_id[batch.edge_label_index[:, batch.edge_label == 0]]
+            by_step.setdefault(step, []).extend(ends.t().tolist())
         return [sorted(by_step[step]) for step in sorted(by_step)]
 
     one = negatives(1)
