@@ -29,6 +29,7 @@ from support.spark_cluster import SparkCluster, spark_cluster
 
 import hoploom
 from hoploom import Store
+from hoploom.ops import rows
 
 
 def pytest_configure() -> None:
@@ -95,6 +96,12 @@ def s3(s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
 def tcp_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of this process stay on TCP: a server's Unix socket passes by a proxy, and what TCP alone does."""
     monkeypatch.setattr("hoploom.serve.client.connect_unix", lambda *_: None)
+
+
+@pytest.fixture
+def by_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on tensors on the CPU go to the kernels too, as a GPU's do."""
+    return lambda: monkeypatch.setattr(rows, "runs_in_core", lambda tensor: False)
 
 
 @pytest.fixture

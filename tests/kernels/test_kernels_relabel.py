@@ -59,12 +59,6 @@ def test_one_node_in_hundreds_of_trees_is_as_many_nodes(device: torch.device) ->
     assert made.local == [[1, *range(2, 400), 0]]
 
 
-def test_every_seed_has_a_place_and_is_found_at_its_first(device: torch.device) -> None:
-    for node_map in kinds(10, device):
-        made = make(node_map, [4, 7, 4, 4, 7], [Hop([7, 1, 4, 1])])
-        assert made == Made(6, [4, 7, 4, 4, 7, 1], None, [[1, 5, 0, 5]], 0)
-
-
 def test_ids_above_two_to_the_31_are_hashed(device: torch.device) -> None:
     seeds = [FAR - 1, 2**31, 2**32 + 5, FAR - 1]
     hops = [Hop([5, 2**32 + 5, 2**33 + 5, 2**31]), Hop([2**33 + 5, 0, FAR - 2, 5])]
@@ -141,27 +135,8 @@ def test_picks_beyond_their_arrays_are_left_alone(device: torch.device) -> None:
         assert (local.tolist(), int(after)) == ([-1, 1, 2], 3)
 
 
-def test_a_hop_without_picks_leaves_the_size(device: torch.device) -> None:
-    for node_map in kinds(10, device):
-        assert make(node_map, [1, 2], [Hop([]), Hop([3])]).nodes == [1, 2, 3]
-        assert make(node_map, [], [Hop([3, 3])]).nodes == [3]
-        assert make(node_map, [], []).size == 0
-        empty = ids([], device)
-        picks, after = DevicePicks(empty, empty, empty, span_of(0, 0, device)), number(-1, device)
-        node_map.add(picks, DeviceFrontier(empty, picks.span), empty, number(6, device), after, no_faults(device))
-        assert int(after) == 6
-
-
 def test_a_map_of_no_nodes_takes_no_nodes(device: torch.device) -> None:
     assert make(DeviceNodeMap(0, device), [], [Hop([0])]) == Made(0, [], None, [[0]], SOURCE_OUT_OF_RANGE)
-
-
-def test_a_batch_can_stand_in_arrays_given(device: torch.device) -> None:
-    node_map = DeviceNodeMap(10, device)
-    nodes, trees = ids([-1] * 4, device), ids([-1] * 4, device)
-    node_map.begin(nodes, trees)
-    node_map.add_seeds(ids([5, 5], device), ids([0, 1], device), number(0, device), no_faults(device))
-    assert (nodes.tolist(), trees.tolist()) == ([5, 5, -1, -1], [0, 1, -1, -1])
 
 
 def test_what_failed_half_way_is_forgotten(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

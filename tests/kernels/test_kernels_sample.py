@@ -133,25 +133,18 @@ def check(device: torch.device, seed: int, fanout: int, time: str | None = None,
     assert picks == drawn.by_reference(rule)
 
 
-@pytest.mark.parametrize("fanout", [-1, 0, 3, 64, 65])
-@pytest.mark.parametrize("replace", [False, True])
-def test_uniform_picks_are_those_of_the_core(device: torch.device, replace: bool, fanout: int) -> None:
-    check(device, fanout + 1, fanout, replace=replace)
-
-
-@pytest.mark.parametrize("fanout", [-1, 15, 65])
-def test_weighted_picks_are_those_of_the_core(device: torch.device, fanout: int) -> None:
-    check(device, fanout + 1, fanout, weighted=True)
-
-
-@pytest.mark.parametrize("fanout", [-1, 5, 70])
-def test_weighted_picks_with_replacement_are_those_of_the_core(device: torch.device, fanout: int) -> None:
-    check(device, fanout + 1, fanout, max_degree=40, weighted=True, replace=True)
-
-
-@pytest.mark.parametrize("fanout", [-1, 15, 65])
-def test_labor_picks_are_those_of_the_core(device: torch.device, fanout: int) -> None:
-    check(device, fanout + 1, fanout, labor=True)
+@pytest.mark.parametrize(
+    ("fanout", "options"),
+    [
+        *((fanout, {"replace": replace}) for replace in (False, True) for fanout in (-1, 0, 3, 64, 65)),
+        *((fanout, {"weighted": True}) for fanout in (-1, 15, 65)),
+        *((fanout, {"weighted": True, "replace": True, "max_degree": 40}) for fanout in (-1, 5, 70)),
+        *((fanout, {"labor": True}) for fanout in (-1, 15, 65)),
+    ],
+    ids=str,
+)
+def test_picks_are_those_of_the_core(device: torch.device, fanout: int, options: dict[str, Any]) -> None:
+    check(device, fanout + 1, fanout, **options)
 
 
 RULES: list[dict[str, bool]] = [

@@ -81,11 +81,6 @@ def test_a_population_above_65536_takes_wide_draws(device: torch.device, fanout:
     check_star(70_000, device, rule(fanout, replace=replace))
 
 
-def test_almost_the_whole_list_by_a_large_fanout(device: torch.device) -> None:
-    """Most draws of Floyd's algorithm are repeats, and of repeats."""
-    check_star(131, device, rule(130))
-
-
 @pytest.mark.parametrize("flags", [{"labor": True}, {"weighted": True}], ids="-".join)
 def test_of_equal_scores_the_first_win(device: torch.device, flags: dict[str, bool]) -> None:
     """One source, or infinite weights; in two chunks of a list."""
@@ -95,19 +90,6 @@ def test_of_equal_scores_the_first_win(device: torch.device, flags: dict[str, bo
     sample(lists, frontier_of([0], device), rule_of(rule(600, **flags), device), picks, no_faults(device))
     assert written(picks)[1] == list(range(600))
     assert set(picks.edges[600:].tolist()) == {UNWRITTEN}
-
-
-def test_labor_gives_a_source_one_rank_in_every_tree_and_hop(device: torch.device) -> None:
-    sources = torch.tensor([9, 5, 1 << 40, 7, 1 << 31, 3])
-    lists = lists_of([0, 6, 12], torch.cat([sources, sources.flip(0)]), device)
-    found = []
-    for stream in (0, 1 << 16):
-        picks = picks_of(6, device)
-        labor = rule_of(ops.Rule(KEY, stream, 3, labor=True), device)
-        sample(lists, frontier_of([0, 1], device, trees=[stream, 1]), labor, picks, no_faults(device))
-        found += [set(picks.sources[:3].tolist()), set(picks.sources[3:].tolist())]
-    ranks = {source: reference.Draws(KEY, source, reference.LABOR_STREAM).wide(0) for source in sources.tolist()}
-    assert found == [set(sorted(ranks, key=ranks.__getitem__)[:3])] * 4
 
 
 @pytest.fixture
@@ -182,70 +164,50 @@ def test_an_empty_frontier_has_no_picks(device: torch.device, picked: ops.Rule, 
 
 @every_rule
 def test_what_is_beyond_the_room_is_counted_but_not_written(device: torch.device, picked: ops.Rule) -> None:
-    all_picks, some = picks_of(700, device, begin=1), picks_of(4, device, 4, begin=1)
-    for picks in (all_picks, some):
+    every, some, none = (picks_of(room, device, 4, begin=1) for room in (700, 4, 0))
+    for picks in (every, some, none):
         frontier = frontier_of([0, 1, 2, 1], device)
         sample(three_lists(device), frontier, rule_of(picked, device), picks, no_faults(device))
-    assert some.indptr is not None
-    assert int(some.span.end) == int(all_picks.span.end) == int(some.indptr[-1])
-    assert int(some.span.end) > 4 or picked.fanout == 0
-    for written_places, places in zip(
-        (some.sources, some.edges, some.destinations),
-        (all_picks.sources, all_picks.edges, all_picks.destinations),
-        strict=True,
-    ):
-        assert written_places.tolist() == places[:4].tolist()
+        assert picks.indptr is not None
+        assert int(picks.span.end) == int(every.span.end) == int(picks.indptr[-1])
+    assert int(every.span.end) > 4 or picked.fanout == 0
+    for column in ("sources", "edges", "destinations"):
+        assert getattr(some, column).tolist() == getattr(every, column)[:4].tolist()
 
 
-def test_there_may_be_no_room_at_all(device: torch.device) -> None:
-    for picked in RULES:
-        picks = picks_of(0, device)
-        sample(three_lists(device), frontier_of([1], device), rule_of(picked, device), picks, no_faults(device))
-        assert int(picks.span.end) == {-1: 4, 0: 0, 2: 2, 100: 4}[picked.fanout]
-
-
-def test_a_frontier_that_ends_beyond_its_room_ends_there(device: torch.device) -> None:
+def test_a_frontier_ends_with_its_room_and_with_the_most_rows_there_can_be(device: torch.device) -> None:
     nodes = torch.tensor([2, 1, 0], device=device)
-    for begin, edges in ((1, [3, 4, 5, 6, 0, 1, 2]), (3, []), (50, [])):
+    beyond = [((begin, 90, 40), edges) for begin, edges in ((1, [3, 4, 5, 6, 0, 1, 2]), (3, []), (50, []))]
+    for (begin, end, most), edges in (*beyond, ((0, 3, 2), [7, 8, 3, 4, 5, 6])):
         picks, faults = picks_of(9, device, num_places=3), no_faults(device)
-        frontier = DeviceFrontier(nodes, span_of(begin, 90, device, most=40))
+        frontier = DeviceFrontier(nodes, span_of(begin, end, device, most=most))
         sample(three_lists(device), frontier, rule_of(rule(-1), device), picks, faults)
         assert written(picks)[1] == edges
         assert int(faults) == 0
 
 
-def test_rows_beyond_the_most_there_can_be_are_left_out(device: torch.device) -> None:
-    picks = picks_of(9, device)
-    frontier = DeviceFrontier(torch.tensor([2, 1, 0], device=device), span_of(0, 3, device, most=2))
-    sample(three_lists(device), frontier, rule_of(rule(-1), device), picks, no_faults(device))
-    assert written(picks)[1] == [7, 8, 3, 4, 5, 6]
-
-
 @every_rule
-@pytest.mark.parametrize("node", [-1, 3])
-def test_a_node_out_of_range_has_no_picks_and_is_reported(device: torch.device, picked: ops.Rule, node: int) -> None:
-    check_faulty([0, 3, 7, 9], [1, node, 2], picked, device, NODE_OUT_OF_RANGE)
-
-
-@every_rule
-@pytest.mark.parametrize("indptr", [[4, 3, 7, 9], [0, 3, 7, 10]], ids=str)
-def test_a_damaged_list_has_no_picks_and_is_reported(
-    device: torch.device, picked: ops.Rule, indptr: Sequence[int]
+@pytest.mark.parametrize(
+    ("indptr", "bad", "code"),
+    [
+        ([0, 3, 7, 9], -1, NODE_OUT_OF_RANGE),
+        ([0, 3, 7, 9], 3, NODE_OUT_OF_RANGE),
+        ([4, 3, 7, 9], 0, LIST_DAMAGED),
+        ([0, 3, 7, 10], 2, LIST_DAMAGED),
+    ],
+    ids=str,
+)
+def test_a_node_out_of_range_or_a_damaged_list_has_no_picks_and_is_reported(
+    device: torch.device, picked: ops.Rule, indptr: Sequence[int], bad: int, code: int
 ) -> None:
-    bad = 2 if indptr[3] > 9 else 0
-    check_faulty(indptr, [1, bad, 1], picked, device, LIST_DAMAGED)
-
-
-def check_faulty(
-    indptr: Sequence[int], nodes: Sequence[int], picked: ops.Rule, device: torch.device, code: int
-) -> None:
-    """The second node is faulty; the first and the third have the picks that they have alone."""
+    """The first node and the third have the picks that they have alone."""
+    good = 1 if code == LIST_DAMAGED else 2
     weight, indices = torch.ones(9), torch.arange(9)
     faulty, sound = picks_of(700, device), picks_of(700, device)
-    for picks, of in ((faulty, nodes), (sound, [nodes[0], nodes[2]])):
+    for picks, nodes in ((faulty, [1, bad, good]), (sound, [1, good])):
         faults = no_faults(device)
         lists = lists_of(indptr, indices, device, weight)
-        sample(lists, frontier_of(of, device), rule_of(picked, device), picks, faults)
+        sample(lists, frontier_of(nodes, device), rule_of(picked, device), picks, faults)
         assert int(faults) == (code if picks is faulty else 0)
     sources, edges, destinations = written(faulty)
     assert (sources, edges) == written(sound)[:2]
@@ -279,20 +241,6 @@ def test_logarithms_equal_the_references_to_the_last_bit(device: torch.device) -
     assert [struct.pack("d", log) for log in logs.tolist()] == [
         struct.pack("d", reference.exact_log(value)) for value in values
     ]
-
-
-@pytest.mark.gpu
-@every_rule
-def test_the_host_waits_for_nothing(device: torch.device, picked: ops.Rule) -> None:
-    lists, frontier, picks = three_lists(device), frontier_of([0, 1, 2], device), picks_of(700, device, 3)
-    on_device, faults = rule_of(picked, device), no_faults(device)
-    sample(lists, frontier, on_device, picks, faults)  # compiles
-    torch.cuda.synchronize(device)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        sample(lists, frontier, on_device, picks, faults)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 """Inside of this no operation is begun that would make the host wait for a GPU, wherever the tensors are."""
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -15,11 +16,18 @@ WAIT = {  # their results' shapes, or Python numbers, hang on values
     "aten.masked_select",
     "aten.bincount",
     "aten.equal",
+    "aten.is_nonzero",
+    "aten.item",
 }
+FROM_NUMBERS = ("aten.lift_fresh",)  # a tensor of Python's numbers: on its way to a GPU a copy that is waited for
 
 
 class NoWaiting(TorchDispatchMode):
     """Operations whose shapes or answers hang on values raise; on a GPU torch itself checks copies too."""
+
+    def __init__(self, more: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._wait = {*WAIT, *more}
 
     def __enter__(self) -> "NoWaiting":
         self._mode = torch.cuda.get_sync_debug_mode() if torch.cuda.is_available() else 0
@@ -40,7 +48,7 @@ class NoWaiting(TorchDispatchMode):
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
         )
         unsized = name == "aten.repeat_interleave" and (kwargs or {}).get("output_size") is None
-        assert name not in WAIT, f"{name} waits for the device"
+        assert name not in self._wait, f"{name} waits for the device"
         assert not by_mask, "indexing by a mask waits for the device"
         assert not unsized, "repeat_interleave without output_size waits for the device"
         return func(*args, **(kwargs or {}))

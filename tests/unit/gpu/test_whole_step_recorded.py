@@ -2,14 +2,17 @@
 
 import gc
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from support.graphs import ring
+from support.waiting import FROM_NUMBERS, NoWaiting
 from support.whole_steps import BATCH, homogeneous_learner, library_learner, taken
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from triton.runtime.interpreter import GridExecutor
 
 import hoploom
@@ -26,7 +29,6 @@ from hoploom.gpu.cuda_graph import (
 )
 from hoploom.gpu.whole_steps import WholeStep
 from hoploom.load.loader import Loader
-from hoploom.ops import rows
 from hoploom.ranks.context import init
 from hoploom.train.step import Learner, Training
 from hoploom.train.tasks import LinkPrediction
@@ -35,28 +37,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-WAIT = (  # on CUDA: for the device, or for a copy from memory that is not pinned
-    *("_local_scalar_dense", "nonzero", "masked_select", "bincount", "_unique2", "unique_dim", "unique_consecutive"),
-    *("lift_fresh", "is_nonzero", "equal", "_to_cpu", "item"),
-)
-
-
-class Unwaiting(TorchDispatchMode):
-    """Fails on operations that would wait for a CUDA device."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        assert name not in WAIT, f"{func} waits for the device"
-        indices = args[1] if name in ("index", "index_put", "index_put_", "_index_put_impl_") else ()
-        is_mask = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
-        assert not is_mask, f"{func} by a mask waits for the device"
-        if name == "repeat_interleave":
-            assert (kwargs or {}).get("output_size") is not None, f"{func} without a size waits for the device"
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.fixture
-def unwaiting(monkeypatch: pytest.MonkeyPatch) -> type[Unwaiting]:
+def unwaiting(monkeypatch: pytest.MonkeyPatch, by_kernels: Callable[[], None]) -> Callable[[], NoWaiting]:
     """What runs on the CPU goes the way that it goes on a GPU. The interpreter itself may look at values."""
     interpret = GridExecutor.__call__
 
@@ -65,23 +47,23 @@ def unwaiting(monkeypatch: pytest.MonkeyPatch) -> type[Unwaiting]:
             return interpret(self, *arguments, **options)
 
     monkeypatch.setattr(GridExecutor, "__call__", call)
-    monkeypatch.setattr(rows, "runs_in_core", lambda tensor: False)
-    return Unwaiting
+    by_kernels()
+    return partial(NoWaiting, FROM_NUMBERS)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a recording itself refuses to wait")
 @pytest.mark.parametrize("kind", ["sage", "gcn", "rgat"])
-def test_nothing_of_a_step_waits_for_the_device(kind: str, unwaiting: type[Unwaiting]) -> None:
+def test_nothing_of_a_step_waits_for_the_device(kind: str, unwaiting: Callable[[], NoWaiting]) -> None:
     learner = library_learner(CPU, kind) if kind == "rgat" else homogeneous_learner(CPU, kind)
     learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=0.1)
     whole = WholeStep(learner, Training(1, clip_norm=1.0), init(device="cpu"))
     place = learner.loader.rehearsal().step
     slot = whole._slots[0]
-    with unwaiting():
+    with unwaiting():  # type: ignore[no-untyped-call]
         slot._make()
     slot.fill(*place(0)[::2])
     assert slot.fits()
-    with unwaiting():
+    with unwaiting():  # type: ignore[no-untyped-call]
         whole.learn_from(slot)
     assert slot.read_loss() > 0
 
@@ -98,7 +80,7 @@ def test_nothing_of_a_step_waits_for_the_device(kind: str, unwaiting: type[Unwai
 )
 def test_the_check_for_what_waits_finds_it(waits: Any) -> None:
     values = torch.ones(3)
-    with pytest.raises(AssertionError, match="waits for the device"), Unwaiting():
+    with pytest.raises(AssertionError, match="waits for the device"), NoWaiting(FROM_NUMBERS):  # type: ignore[no-untyped-call]
         waits(values)
 
 

@@ -23,7 +23,7 @@ from hoploom import NeighborLoader
 from hoploom.batch import Block
 from hoploom.load.assemble import Batch, tensors_in
 from hoploom.nn.layers import by_relation, by_type, views_of
-from hoploom.ops import InEdges, rows
+from hoploom.ops import InEdges
 from hoploom.ops import edges as edges_module
 from hoploom.ops import edges as grouped
 from hoploom.ops.edges import noted
@@ -49,12 +49,6 @@ class Sorts(TorchDispatchMode):
         """Those since it was asked last."""
         sizes, self.sizes = self.sizes, []
         return sizes
-
-
-@pytest.fixture
-def by_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From its call on tensors on the CPU go where a GPU's would."""
-    return lambda: monkeypatch.setattr(rows, "runs_in_core", lambda tensor: False)
 
 
 @pytest.fixture
@@ -349,14 +343,6 @@ def test_edges_that_nobody_touched_are_not(
     assert sorts.sizes == []
     num_seeds, num_picks = one_batch.num_sampled_nodes[0], one_batch.num_sampled_edges[0]
     assert edges.head(num_seeds, num_nodes).num_edges == num_picks
-
-
-def test_a_transform_of_the_loader_is_seen(device: torch.device) -> None:
-    def permute(batch: Batch) -> Batch:
-        batch.edge_index = batch.edge_index.flip(1)
-        return batch
-
-    assert noted(numbers(device, transform=permute).edge_index) is None
 
 
 def test_a_batch_made_in_inference_mode_is_sorted(device: torch.device, by_kernels: Callable[[], None]) -> None:
