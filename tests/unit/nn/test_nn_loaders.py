@@ -17,16 +17,11 @@ from hoploom.store import Wanted
 
 
 @pytest.mark.parametrize("mode", ["blocks", "subgraph"])
-@pytest.mark.parametrize("num_parts", [0, 1, 3])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_what_the_loader_aggregates_is_what_layer_one_would(
-    mode: str, num_parts: int, dtype: str, tmp_path: Path
-) -> None:
+def test_what_the_loader_aggregates_is_what_layer_one_would(mode: str, dtype: str) -> None:
     data = random_graph(60, 400, 1)
     data.x = torch.randn(60, 8).to(getattr(torch, dtype))
-    store: Any = hoploom.from_pyg(data)
-    if num_parts:
-        store = save_in_parts(store, tmp_path / "store", num_parts)
+    store = hoploom.from_pyg(data)
     for kind in ("sage", "gin"):
         model = homogeneous(kind)
         options: dict[str, Any] = {"batch_size": 7, "mode": mode, "shuffle": True}
