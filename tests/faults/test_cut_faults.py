@@ -5,15 +5,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from support.graphs import ring
 from support.object_store import ObjectStore
-from support.spark_builds import SparkBuilds, busy_executor
+from support.spark_builds import busy_executor, unfinished
 from support.spark_cluster import SparkCluster
 from support.spark_cuts import spark_cut
 from support.stores import contents
@@ -55,23 +53,10 @@ def folder(graph: Path, tmp_path: Path) -> Path:
     return tmp_path / "here"
 
 
-def until_moment(cutting: SparkBuilds, folder: Path, moment: str) -> None:
-    deadline = time.monotonic() + 300
-    while not any(moment in str(path) for path in unfinished(folder)):
-        assert cutting.process.poll() is None, cutting.errors.read_text()
-        assert time.monotonic() < deadline, cutting.stages
-        time.sleep(0.002)
-
-
-def unfinished(folder: Path) -> Iterator[Path]:
-    for staging in folder.glob(".out.store.partial-*"):
-        yield from (Path(root, name) for root, _, names in os.walk(staging) for name in names)
-
-
 def test_a_killed_executor_changes_nothing(cluster: SparkCluster, folder: Path, wanted: dict[str, bytes]) -> None:
     cluster.idle()
     with spark_cut(cluster, folder, NUM_PARTS) as cutting:
-        until_moment(cutting, folder, WRITING)
+        cutting.until(lambda: any(WRITING in name for name in unfinished(folder)))
         os.kill(busy_executor(cluster).pid, signal.SIGKILL)
         assert not (folder / "out.store").exists()
         (ended,) = cutting.finish()
@@ -86,7 +71,7 @@ def test_a_killed_driver_leaves_what_the_next_one_removes(
 ) -> None:
     cluster.idle()
     with spark_cut(cluster, folder, NUM_PARTS) as cutting:
-        until_moment(cutting, folder, NUMBERED)
+        cutting.until(lambda: any(NUMBERED in name for name in unfinished(folder)))
         cutting.kill()
         (left,) = {path.name for path in folder.iterdir()} - {"graph.store"}
         assert left.startswith(".out.store.partial-")

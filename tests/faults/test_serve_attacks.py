@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from support.certificates import TOKEN, token_file
-from support.graphs import ring
 from support.servers import Server, serving
 from support.until import until
 from support.wires import frame, over_tcp, plain, said_by, send
@@ -28,17 +27,10 @@ MOST = 1024  # connections that are not admitted yet
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("attacks") / "store"
-    hoploom.from_pyg(ring(12)).save(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def guarded(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def guarded(ring_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that asks for a token."""
     token = token_file(tmp_path_factory.mktemp("token") / "token")
-    with serving(path, [[]], "--token-file", str(token), "--metrics", "127.0.0.1:0") as (server,):
+    with serving(ring_path, [[]], "--token-file", str(token), "--metrics", "127.0.0.1:0") as (server,):
         yield server
 
 
@@ -190,26 +182,32 @@ def requests_of(address: str, count: int, header: dict[str, Any], num_bytes: int
 GATHER = {"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}
 
 
-def test_requests_take_memory_of_the_budget_before_they_are_read(path: Path) -> None:
-    with serving(path, [[]], "--memory", "10MB") as (server,):
-        is_served(server, ClientSecurity())
-        before = rss(server)
-        for header, told in (
-            ({"ask": "info"}, "tensors of 267386880 bytes; info takes none"),
-            (GATHER, "a request would take 267386880 bytes or more, the server has 5000000 for all picks and requests"),
-        ):
-            with requests_of(server.address, 8, header, 255 * MIB) as answers:
-                assert rss(server) - before < SLACK
-                is_served(server, ClientSecurity())
-            assert any(told in answer for answer in answers), answers
-            hung_up = "ConnectionResetError: " if header["ask"] == "info" else told  # a reset may overtake the answer
-            assert all(told in answer or hung_up in answer for answer in answers), answers
-        assert rss(server) - before < SLACK
+@pytest.fixture(scope="module")
+def small(ring_path: Path) -> Iterator[Server]:
+    """A server with little memory."""
+    with serving(ring_path, [[]], "--memory", "10MB") as (server,):
+        yield server
+
+
+def test_requests_take_memory_of_the_budget_before_they_are_read(small: Server) -> None:
+    is_served(small, ClientSecurity())
+    before = rss(small)
+    for header, told in (
+        ({"ask": "info"}, "tensors of 267386880 bytes; info takes none"),
+        (GATHER, "a request would take 267386880 bytes or more, the server has 5000000 for all picks and requests"),
+    ):
+        with requests_of(small.address, 8, header, 255 * MIB) as answers:
+            assert rss(small) - before < SLACK
+            is_served(small, ClientSecurity())
+        assert any(told in answer for answer in answers), answers
+        hung_up = "ConnectionResetError: " if header["ask"] == "info" else told  # a reset may overtake the answer
+        assert all(told in answer or hung_up in answer for answer in answers), answers
+    assert rss(small) - before < SLACK
 
 
 @pytest.mark.slow
-def test_requests_that_fit_wait_for_memory_and_give_it_back(path: Path) -> None:
-    with serving(path, [[]], "--memory", "400MB") as (server,):
+def test_requests_that_fit_wait_for_memory_and_give_it_back(ring_path: Path) -> None:
+    with serving(ring_path, [[]], "--memory", "400MB") as (server,):
         is_served(server, ClientSecurity())
         before = rss(server)
         with requests_of(server.address, 8, GATHER, 90 * MIB) as answers:
@@ -220,9 +218,9 @@ def test_requests_that_fit_wait_for_memory_and_give_it_back(path: Path) -> None:
         until(lambda: rss(server) - before < SLACK / 2)
 
 
-def test_a_long_header_takes_memory_of_the_budget(path: Path) -> None:
+def test_a_long_header_takes_memory_of_the_budget(small: Server) -> None:
     """Python needs some thirty bytes for each of its bytes."""
-    with serving(path, [[]], "--memory", "10MB") as (server,), over_tcp(server.address) as connection:
+    with over_tcp(small.address) as connection:
         header = frame({"ask": "info", "tensors": [], "more": [[]] * 100_000})
         send(connection, header)
         assert "a request would take" in said_by(connection)

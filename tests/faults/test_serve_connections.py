@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.batch_servers import listening
 from support.fleets import within
-from support.graphs import ring
+from support.services import answering, at_once
 from support.until import until
 from support.wires import frame, nearby, over_tcp, plain, read_whole, send
 
@@ -24,21 +24,13 @@ from hoploom.serve import handshake, wire
 from hoploom.serve.client import Peer, UnavailableError, read_message
 from hoploom.serve.handshake import LostError
 from hoploom.serve.memory_budget import BusyError, RequestContext
-from hoploom.serve.metrics import Metrics
-from hoploom.serve.security import ClientSecurity, Reloading, read_server_security
-from hoploom.serve.server import Server, ServerLimits
+from hoploom.serve.security import ClientSecurity, Reloading
+from hoploom.serve.server import ServerLimits
 from hoploom.serve.wire import IncomingMessage, Message
 
 pytestmark = pytest.mark.timeout(180)
 INFO = Message({"ask": "info"})
 STREAMS, UNDER_WAY = "hoploom_open_streams", "hoploom_requests_under_way"
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("connections") / "store"
-    hoploom.from_pyg(ring(12)).save(path)
-    return path
 
 
 def files() -> int:
@@ -99,13 +91,13 @@ def test_a_server_that_stops_in_the_middle_is_lost_in_time(answers: list[bytes])
     assert files() == before
 
 
-def test_a_client_that_stops_in_the_middle_is_cut_off(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_stops_in_the_middle_is_cut_off(ring_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that sends a byte now and then; others are answered meanwhile."""
     monkeypatch.setattr("hoploom.serve.connection.SLOWEST", 1 << 26)
     monkeypatch.setattr("hoploom.serve.handshake.TIMEOUT", 0.5)
     request = frame({"ask": "split", "tensors": [["int64", [1000]]]}, bytes(8000))
     over = threading.Event()
-    with listening(path, limits=ServerLimits(stall=0.5)) as server, ExitStack() as stack:
+    with listening(ring_path, limits=ServerLimits(stall=0.5)) as server, ExitStack() as stack:
         before = threading.active_count()
 
         def drip(talking: socket.socket, said: bytes) -> None:
@@ -137,8 +129,8 @@ def test_a_client_that_stops_in_the_middle_is_cut_off(path: Path, monkeypatch: p
         until(lambda: threading.active_count() <= before)  # the dripping ones have met a closed connection, too
 
 
-def test_connections_that_are_idle_are_kept(path: Path) -> None:
-    with listening(path, limits=ServerLimits(stall=0.1)) as server:
+def test_connections_that_are_idle_are_kept(ring_path: Path) -> None:
+    with listening(ring_path, limits=ServerLimits(stall=0.1)) as server:
         for connect in (over_tcp, nearby):
             with connect(server.address) as connection:
                 for _ in range(2):
@@ -148,9 +140,9 @@ def test_connections_that_are_idle_are_kept(path: Path) -> None:
                     assert "identity" in IncomingMessage(connection, wire.MAX_RESPONSE).into().header
 
 
-def test_a_host_that_is_gone_is_noticed(path: Path) -> None:
+def test_a_host_that_is_gone_is_noticed(ring_path: Path) -> None:
     """Nothing tells of it, so the kernel asks."""
-    with listening(path) as server, over_tcp(server.address) as connection:
+    with listening(ring_path) as server, over_tcp(server.address) as connection:
         assert connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         option = connection._socket.getsockopt
         idle, between, count = (
@@ -159,52 +151,31 @@ def test_a_host_that_is_gone_is_noticed(path: Path) -> None:
         assert idle + between * count <= 60
 
 
-class Refusing:
-    """Has no time."""
-
-    def answer(self, request: Message, call: RequestContext) -> Message:
-        raise BusyError("no thread is free")
-
-
-class Prompt:
-    def answer(self, request: Message, call: RequestContext) -> Message:
-        return Message({})
+def refuse(request: Message, call: RequestContext) -> Message:
+    raise BusyError("no thread is free")
 
 
 @pytest.mark.usefixtures("tcp_alone")
 def test_a_request_that_is_too_large_is_refused_as_such() -> None:
     """The client is still sending it when it is refused."""
-    service: Any = Refusing()
-    limits = ServerLimits(request=1 << 20)
-    with (
-        Server(service, "127.0.0.1:0", read_server_security(), Metrics(), limits) as server,
-        Peer(server.address, Reloading(ClientSecurity()), 30.0) as peer,
-        pytest.raises(ConfigError, match="1 tensors of 80000000 bytes; at most 4096 of 1048576"),
-    ):
-        peer.request(Message({"ask": "x"}, [torch.zeros(10_000_000, dtype=torch.int64)]), read_message)
+    with answering(refuse, ServerLimits(request=1 << 20)) as (_, peer):
+        request = Message({"ask": "x"}, [torch.zeros(10_000_000, dtype=torch.int64)])
+        with pytest.raises(ConfigError, match="1 tensors of 80000000 bytes; at most 4096 of 1048576"):
+            peer.request(request, read_message)
 
 
 def test_a_refused_client_keeps_its_connection() -> None:
-    service: Any = Refusing()
-    metrics = Metrics()
-    with (
-        Server(service, "127.0.0.1:0", read_server_security(), metrics) as server,
-        Peer(server.address, Reloading(ClientSecurity()), 30.0) as peer,
-    ):
+    with answering(refuse) as (server, peer):
         opened = set()
         for _ in range(5):
             with pytest.raises(UnavailableError, match="no thread is free; ask again"):
                 peer.request(INFO, read_message)
             opened |= {id(one) for one in peer._open}
-        assert len(opened) == metrics.value(STREAMS) == 1
+        assert len(opened) == server._metrics.value(STREAMS) == 1
 
 
 def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used_again() -> None:
-    service: Any = Prompt()
-    with (
-        Server(service, "127.0.0.1:0", read_server_security(), Metrics()) as server,
-        Peer(server.address, Reloading(ClientSecurity()), 30.0) as peer,
-    ):
+    with answering(at_once) as (server, peer):
         for _ in range(3):
             peer.request(INFO, read_message)
             for caller in server._present():
@@ -213,12 +184,7 @@ def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used_again() -
 
 def test_a_unix_socket_is_left_with_its_server() -> None:
     """Whoever takes its name then is asked nothing."""
-    service: Any = Prompt()
-    with (
-        Server(service, "127.0.0.1:0", read_server_security(), Metrics()) as server,
-        Peer(server.address, Reloading(ClientSecurity()), 1.0) as peer,
-        socket.socket(socket.AF_UNIX) as other,
-    ):
+    with answering(at_once, silence=1.0) as (server, peer), socket.socket(socket.AF_UNIX) as other:
         peer.request(INFO, read_message)
         ours = server._acceptor._listeners[1].getsockname()
         server.close()
@@ -233,8 +199,8 @@ def test_a_unix_socket_is_left_with_its_server() -> None:
 
 
 @pytest.mark.parametrize("version", [1, wire.PROTOCOL - 1, wire.PROTOCOL + 1, 255])
-def test_a_client_of_another_version_is_told_both(path: Path, version: int) -> None:
-    with listening(path) as server, plain(server.address) as talking:
+def test_a_client_of_another_version_is_told_both(ring_path: Path, version: int) -> None:
+    with listening(ring_path) as server, plain(server.address) as talking:
         talking.sendall(handshake.NAME + bytes([version]) + b"whatever this version says")
         answer = b"".join(iter(lambda: talking.recv(1 << 12), b""))
     assert answer.startswith(handshake.OPENING)
@@ -254,8 +220,8 @@ def test_a_server_of_another_version_is_named_at_once(version: int) -> None:
     assert f"{said}; install the same Hoploom on both" in str(raised.value)
 
 
-def test_a_thousand_connections_at_once_are_answered(path: Path) -> None:
-    with listening(path) as server:
+def test_a_thousand_connections_at_once_are_answered(ring_path: Path) -> None:
+    with listening(ring_path) as server:
         before, threads = files(), threading.active_count()
         with ExitStack() as stack:
             with ThreadPoolExecutor(8) as pool:
@@ -289,38 +255,27 @@ class Endless:
 
 @pytest.mark.parametrize("connect", [over_tcp, nearby])
 def test_an_answer_that_nobody_waits_for_is_made_no_further(connect: Callable[[str], Any]) -> None:
-    service: Any = Endless()
-    metrics = Metrics()
-    with Server(service, "127.0.0.1:0", read_server_security(), metrics, ServerLimits(beat=0.05)) as server:
+    service = Endless()
+    with answering(service.answer, ServerLimits(beat=0.05)) as (server, _):
         with connect(server.address) as connection:
             wire.write_message(connection, Message({"ask": "batch"}))
             assert service.begun.wait(10)
             connection.wait()  # it hears that its answer is made
             assert not service.ended.is_set()
         assert service.ended.wait(5)
-        until(lambda: metrics.value(UNDER_WAY) == metrics.value(STREAMS) == 0)
-
-
-class Slow:
-    """Takes as long as a request says, or until the test is over."""
-
-    def __init__(self) -> None:
-        self.over = threading.Event()
-
-    def answer(self, request: Message, call: RequestContext) -> Message:
-        self.over.wait(request.header["seconds"])
-        return Message({})
+        until(lambda: server._metrics.value(UNDER_WAY) == server._metrics.value(STREAMS) == 0)
 
 
 def test_a_client_that_reads_nothing_keeps_no_other_from_hearing_that_its_answer_is_made() -> None:
-    service: Any = Slow()
-    with (
-        Server(service, "127.0.0.1:0", read_server_security(), Metrics(), ServerLimits(beat=0.01)) as server,
-        nearby(server.address) as deaf,
-        Peer(server.address, Reloading(ClientSecurity()), 0.5) as peer,
-    ):
+    over = threading.Event()
+
+    def slowly(request: Message, call: RequestContext) -> Message:
+        over.wait(request.header["seconds"])
+        return Message({})
+
+    with answering(slowly, ServerLimits(beat=0.01), silence=0.5) as (server, peer), nearby(server.address) as deaf:
         until(lambda: [one.connection.is_local for one in server._present()] == [True])
         server._present()[0].connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         wire.write_message(deaf, Message({"ask": "batch", "seconds": 30}))
         assert peer.request(Message({"ask": "batch", "seconds": 2}), read_message).header == {}
-        service.over.set()
+        over.set()

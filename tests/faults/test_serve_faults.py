@@ -12,13 +12,12 @@ import pytest
 from support import fault_workers
 from support.batches import assert_same_batches
 from support.fleets import CLIENT, MODES, PARTS, WORKER, connect, loader, save, warm_up, within
-from support.graphs import random_graph
 from support.proxy import Proxy
-from support.servers import Server, addresses_of, restart_dead, serving, serving_together
+from support.servers import Server, addresses_of, restart_dead, serving_together
 from support.until import until
 
 import hoploom
-from hoploom import PeerError, Store, StoreError
+from hoploom import PeerError, Store
 from hoploom.serve.client import LostError, Peer
 from hoploom.serve.peers import Peers
 
@@ -191,19 +190,3 @@ def _kill_from_a_rank(servers: list[Server], path: Path, folder: Path) -> None:
         assert int(batches) >= 3
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
-
-
-@slow  # test_serve_limits.py meets one behind a line that moves
-def test_another_store_under_a_known_address_is_not_asked(path: Path, tmp_path: Path) -> None:
-    hoploom.from_pyg(random_graph(400, 3000, seed=2)).save(tmp_path / "other")
-    with serving(path, [[]]) as servers, hoploom.connect(addresses_of(servers), made="here", timeout=SHORT) as store:
-        loop = loader(store)
-        list(loop)
-        servers[0].kill()
-        with (
-            serving(tmp_path / "other", [[]], listen=servers[0].address),
-            pytest.raises(
-                (PeerError, StoreError), match="another store"
-            ),  # met anew, or by a thread that asked already
-        ):
-            list(loop)

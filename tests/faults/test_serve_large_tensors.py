@@ -1,9 +1,9 @@
 """Tensors that are large enough for whoever reads them over TCP to be woken up less often."""
 
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -27,22 +27,15 @@ def ends() -> Iterator[tuple[socket.socket, Connection]]:
 
 
 @pytest.fixture
-def beside() -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Starts what the other side does meanwhile; it has ended when the test has."""
-    threads: list[threading.Thread] = []
-
-    def start(call: Callable[[], None]) -> None:
-        threads.append(threading.Thread(target=call))
-        threads[-1].start()
-
-    yield start
-    for thread in threads:
-        thread.join()
+def beside() -> Iterator[ThreadPoolExecutor]:
+    """Does what the other side does meanwhile; that has ended when the test has."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread
 
 
 @pytest.mark.parametrize("size", [LARGE - 1, LARGE, TOGETHER - 1, TOGETHER, TOGETHER + 1, 5 * TOGETHER + 7])
 def test_a_small_message_behind_a_large_one_is_not_waited_for_in_vain(
-    size: int, ends: tuple[socket.socket, Connection], beside: Callable[[Callable[[], None]], None]
+    size: int, ends: tuple[socket.socket, Connection], beside: ThreadPoolExecutor
 ) -> None:
     far, reading = ends
     sent = torch.arange(size, dtype=torch.int64).to(torch.uint8)
@@ -52,7 +45,7 @@ def test_a_small_message_behind_a_large_one_is_not_waited_for_in_vain(
         wire.write_message(writing, Message({"n": 1}, [sent]))
         wire.write_message(writing, Message({"n": 2}))  # and then nothing more
 
-    beside(send)
+    beside.submit(send)
     reading.begin(0)
     header, (large,), _ = read_whole(reading)
     assert (header, torch.equal(large, sent)) == ({"n": 1}, True)  # type: ignore[arg-type]
@@ -60,9 +53,7 @@ def test_a_small_message_behind_a_large_one_is_not_waited_for_in_vain(
     assert read_whole(reading).header == {"n": 2}
 
 
-def test_a_large_tensor_may_come_slowly(
-    ends: tuple[socket.socket, Connection], beside: Callable[[Callable[[], None]], None]
-) -> None:
+def test_a_large_tensor_may_come_slowly(ends: tuple[socket.socket, Connection], beside: ThreadPoolExecutor) -> None:
     """What is waited for at once takes longer than the other side may be silent."""
     far, reading = ends
     sent = torch.ones(TOGETHER, dtype=torch.uint8)
@@ -72,7 +63,7 @@ def test_a_large_tensor_may_come_slowly(
             time.sleep(SILENCE / 4)
             far.sendall(piece)
 
-    beside(send)
+    beside.submit(send)
     found = torch.zeros_like(sent)
     reading.begin(found.nbytes)
     reading.receive(memoryview(found.numpy()))

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from support.batch_servers import listening
 from support.certificates import certificates, token_file
-from support.graphs import ring
 from support.wires import over_tcp
 
-import hoploom
 from hoploom.serve.client import Peer, read_message
 from hoploom.serve.security import Reloading, read_client_security, read_server_security
 from hoploom.serve.wire import Message
@@ -20,15 +18,8 @@ pytestmark = pytest.mark.timeout(180)
 INFO = Message({"ask": "info"})
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("connections") / "store"
-    hoploom.from_pyg(ring(12)).save(path)
-    return path
-
-
 @pytest.mark.filterwarnings("ignore:.*the old one stays in use")  # of a certificate beside another's key
-def test_certificates_are_swapped_while_requests_go_on(path: Path, tmp_path: Path) -> None:
+def test_certificates_are_swapped_while_requests_go_on(ring_path: Path, tmp_path: Path) -> None:
     """Both sides take the new ones for their next connection, and no request fails."""
     folder = tmp_path / "certs"
     folder.mkdir()
@@ -41,7 +32,7 @@ def test_certificates_are_swapped_while_requests_go_on(path: Path, tmp_path: Pat
     put(certificates())
     server_of = read_server_security(cert=folder / "server.pem", key=folder / "server.key", client_ca=folder / "ca.pem")
     client_of = read_client_security(None, folder / "ca.pem", folder / "client.pem", folder / "client.key")
-    with listening(path, security=server_of) as server, ThreadPoolExecutor(2) as pool:
+    with listening(ring_path, security=server_of) as server, ThreadPoolExecutor(2) as pool:
         renewed, over = Reloading(client_of), threading.Event()
 
         def ask() -> int:

@@ -39,21 +39,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_slow_answer_is_waited_for_and_a_silent_server_is_not(path: Path) -> None:
-    wanted = [Wanted("node", "x", torch.tensor([5, 7]))]
-    with (
-        listening(path, limits=ServerLimits(beat=0.1), seconds=6.0) as slow,
-        hoploom.connect(slow.address, made="here", timeout=10.0) as store,  # which may be silent for 5 s
-    ):
-        assert store.features.gather(wanted)[0][:, 0].tolist() == [5.0, 7.0]
-    with (
-        listening(path, limits=ServerLimits(beat=3600.0), seconds=60.0) as silent,
-        hoploom.connect(silent.address, made="here", timeout=4.0) as store,
-        pytest.raises(PeerError, match=silent.address),
-    ):
-        store.features.gather(wanted)
-
-
 def test_a_short_timeout_does_not_make_a_slow_answer_a_lost_one(path: Path) -> None:
     wanted = [Wanted("node", "x", torch.tensor([5, 7]))]
     with (

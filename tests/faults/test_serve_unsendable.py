@@ -1,33 +1,20 @@
 """Requests and answers that cannot be sent are errors that say so: to ask again, or another server, helps nobody."""
 
-from typing import Any
-
 import pytest
 import torch
+from support.services import answering, at_once
 
 from hoploom import BatchError, ConfigError
 from hoploom.serve import wire
-from hoploom.serve.client import Peer, read_message
+from hoploom.serve.client import read_message
 from hoploom.serve.memory_budget import RequestContext
-from hoploom.serve.metrics import Metrics
-from hoploom.serve.security import ClientSecurity, Reloading, read_server_security
-from hoploom.serve.server import Server
 from hoploom.serve.wire import Message, StreamedTensor, TensorSpec
 
 INFO = Message({"ask": "info"})
 
 
-class Prompt:
-    def answer(self, request: Message, call: RequestContext) -> Message:
-        return Message({})
-
-
 def test_a_request_that_no_server_takes_is_refused_before_it_is_sent() -> None:
-    service: Any = Prompt()
-    with (
-        Server(service, "127.0.0.1:0", read_server_security(), Metrics()) as server,
-        Peer(server.address, Reloading(ClientSecurity()), 30.0) as peer,
-    ):
+    with answering(at_once) as (_, peer):
         with pytest.raises(ConfigError, match="a header of 2000023 bytes; at most 1048576; ask for less at once"):
             peer.send(Message({"ask": "x" * 2_000_000}))
         with pytest.raises(ConfigError, match="a request has tensors of 268435464 bytes; at most 268435456; ask for"):
@@ -37,20 +24,18 @@ def test_a_request_that_no_server_takes_is_refused_before_it_is_sent() -> None:
         assert peer.request(INFO, read_message).header == {}
 
 
-class Failing:
-    """Its answers have a header that is too long, or break off with an error that nobody foresaw."""
+def fail(request: Message, call: RequestContext) -> Message:
+    """Answer with a header that is too long, or break off with an error that nobody foresaw."""
+    if request.header["ask"] == "long":
+        return Message({"told": "x" * 2_000_000})
+    if request.header["ask"] == "told":
+        return Message({"told": {1, 2}})
 
-    def answer(self, request: Message, call: RequestContext) -> Message:
-        if request.header["ask"] == "long":
-            return Message({"told": "x" * 2_000_000})
-        if request.header["ask"] == "told":
-            return Message({"told": {1, 2}})
+    def fill(row: int, out: torch.Tensor) -> None:
+        if row:
+            raise ZeroDivisionError("row by row")
 
-        def fill(row: int, out: torch.Tensor) -> None:
-            if row:
-                raise ZeroDivisionError("row by row")
-
-        return Message({}, [StreamedTensor(TensorSpec(torch.int64, (10,)), fill, 8)])
+    return Message({}, [StreamedTensor(TensorSpec(torch.int64, (10,)), fill, 8)])
 
 
 @pytest.mark.parametrize(
@@ -63,13 +48,8 @@ class Failing:
 )
 def test_an_answer_that_cannot_be_sent_says_why(ask: str, told: str) -> None:
     """It is an error of this request: to ask again, or another, helps nobody."""
-    service: Any = Failing()
-    metrics = Metrics()
-    with (
-        Server(service, "127.0.0.1:0", read_server_security(), metrics) as server,
-        Peer(server.address, Reloading(ClientSecurity()), 30.0) as peer,
-    ):
+    with answering(fail) as (server, peer):
         for _ in range(2):
             with pytest.raises(BatchError, match=told):
                 peer.request(Message({"ask": ask}), read_message)
-    assert metrics.value("hoploom_requests_total", kind="other", outcome="failed") == 2
+    assert server._metrics.value("hoploom_requests_total", kind="other", outcome="failed") == 2

@@ -4,12 +4,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.spark_builds import SparkBuilds, busy_executor, by_duckdb, spark_builds, write_large
+from support.spark_builds import SparkBuilds, busy_executor, by_duckdb, spark_builds, unfinished, write_large
 from support.spark_cluster import SparkCluster
 from support.stores import contents
 from support.until import until
@@ -41,55 +40,32 @@ def folder(tables: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def unfinished(folder: Path) -> list[Path]:
-    """Files of the store that is being written."""
-    staging = folder.glob(".out.store.partial-*")
-    return [Path(root, name) for path in staging for root, _, names in os.walk(path) for name in names]
-
-
-def is_numbering(builds: SparkBuilds, folder: Path) -> bool:
-    return bool(builds.stages) and builds.stages[-1].startswith("numbering the nodes")
-
-
-def pieces_of(kind: str) -> Callable[[SparkBuilds, Path], bool]:
-    def appear(builds: SparkBuilds, folder: Path) -> bool:
-        return any("/pieces/" in str(path) and kind in str(path) for path in unfinished(folder))
-
-    return appear
-
-
-def files_of(kind: str) -> Callable[[SparkBuilds, Path], bool]:
-    def appear(builds: SparkBuilds, folder: Path) -> bool:
-        return any("/pieces/" not in str(path) and kind in str(path) for path in unfinished(folder))
-
-    return appear
-
-
-MOMENTS = {
-    "numbering": is_numbering,
-    "ranges of nodes": pieces_of("/nodes/"),
-    "joining nodes": files_of("/nodes/"),
-    "ranges of edges": pieces_of("/relations/"),
-    "joining edges": files_of("/relations/"),
+MOMENTS = {  # part of the name of a file that is written then, and whether that is a piece which is joined later
+    "ranges of nodes": ("/nodes/", True),
+    "joining nodes": ("/nodes/", False),
+    "ranges of edges": ("/relations/", True),
+    "joining edges": ("/relations/", False),
 }
 
 
-def until_moment(builds: SparkBuilds, folder: Path, moment: Callable[[SparkBuilds, Path], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not moment(builds, folder):
-        assert builds.process.poll() is None, builds.errors.read_text()
-        assert time.monotonic() < deadline, builds.stages
-        time.sleep(0.002)
+def until_moment(builds: SparkBuilds, folder: Path, name: str) -> None:
+    def reached() -> bool:
+        if name == "numbering":
+            return bool(builds.stages) and builds.stages[-1].startswith("numbering the nodes")
+        kind, is_piece = MOMENTS[name]
+        return any(kind in file and ("/pieces/" in file) == is_piece for file in unfinished(folder))
+
+    builds.until(reached)
 
 
-@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize("name", ["numbering", *MOMENTS])
 def test_a_killed_executor_changes_nothing(
     name: str, cluster: SparkCluster, folder: Path, wanted: dict[str, bytes]
 ) -> None:
     before = sorted(path.name for path in folder.iterdir())
     cluster.idle()
     with spark_builds(cluster, [folder], **RANGES, **OPTIONS) as builds:
-        until_moment(builds, folder, MOMENTS[name])
+        until_moment(builds, folder, name)
         victim = busy_executor(cluster)
         os.kill(victim.pid, signal.SIGKILL)
         assert not (folder / "out.store").exists()
@@ -105,7 +81,7 @@ def test_a_killed_task_changes_nothing(cluster: SparkCluster, folder: Path, want
     cluster.idle()
     with spark_builds(cluster, [folder], **RANGES, **OPTIONS) as builds:
         for name in ("ranges of nodes", "ranges of edges"):
-            until_moment(builds, folder, MOMENTS[name])
+            until_moment(builds, folder, name)
             os.kill(busy_executor(cluster, python=True).tasks[0], signal.SIGKILL)
         (ended,) = builds.finish()
     assert "seconds" in ended
@@ -130,7 +106,7 @@ def test_a_task_that_runs_twice_at_once_leaves_nothing_twice(
     before = {path.name for path in folder.iterdir()}
     cluster.idle()
     with spark_builds(cluster, [folder], conf=SPECULATION, **RANGES, **OPTIONS) as builds:
-        until_moment(builds, folder, MOMENTS[name])
+        until_moment(builds, folder, name)
         executor = busy_executor(cluster, python=True)
         slow = executor.tasks[0]
         os.kill(slow, signal.SIGSTOP)
@@ -147,7 +123,7 @@ def test_a_task_that_runs_twice_at_once_leaves_nothing_twice(
 def test_tasks_that_are_killed_each_time_end_the_build(cluster: SparkCluster, folder: Path) -> None:
     cluster.idle()
     with spark_builds(cluster, [folder], **RANGES, **OPTIONS) as builds:
-        until_moment(builds, folder, MOMENTS["ranges of edges"])
+        until_moment(builds, folder, "ranges of edges")
         while builds.process.poll() is None:
             for executor in cluster.executors:
                 for task in executor.tasks:
@@ -167,7 +143,7 @@ def test_a_killed_driver_leaves_what_the_next_one_removes(
     before = {path.name for path in folder.iterdir()}
     cluster.idle()
     with spark_builds(cluster, [folder], **RANGES, **OPTIONS) as builds:
-        until_moment(builds, folder, MOMENTS[name])
+        until_moment(builds, folder, name)
         builds.process.kill()
         builds.process.wait(10)
         (left,) = {path.name for path in folder.iterdir()} - before

@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,14 @@ class SparkBuilds:
     def stages(self) -> list[str]:
         return [event["stage"] for event in self.events if "stage" in event]
 
+    def until(self, moment: Callable[[], bool]) -> None:
+        """Wait until it has come so far; it goes on meanwhile."""
+        deadline = time.monotonic() + 300
+        while not moment():
+            assert self.process.poll() is None, self.errors.read_text()
+            assert time.monotonic() < deadline, self.stages
+            time.sleep(0.002)
+
     def finish(self, seconds: float = 400.0) -> list[dict[str, Any]]:
         """Wait for its end; what became of each build: its seconds, or how it was refused."""
         code = self.process.wait(seconds)
@@ -88,6 +97,12 @@ class SparkBuilds:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(10)
+
+
+def unfinished(folder: Path) -> list[str]:
+    """Files of the store that is being written in a folder."""
+    staging = folder.glob(".out.store.partial-*")
+    return [os.path.join(root, name) for path in staging for root, _, names in os.walk(path) for name in names]
 
 
 def busy_executor(cluster: SparkCluster, *, python: bool = False) -> Executor:
