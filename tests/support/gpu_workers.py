@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -96,26 +95,6 @@ def fitted(
 ) -> Outcome:
     stepper = hoploom.WholeStep if whole else None
     return fit(learner, training, context, journal=meter, stepper=stepper)  # type: ignore[arg-type]
-
-
-def two_ranks(context: Context, path: str, size: Size, alone: list[float]) -> None:
-    """Both ranks make their batches on one device, and learn what one process learns from both."""
-    host = hoploom.open(path, context=context)
-    with placed(host, context.device) as store:
-        loaders = loader_of(host, size, context), loader_of(store, size, context)
-        for theirs, ours in islice(zip(*loaders, strict=True), 2):
-            assert torch.equal(ours.n_id, theirs.n_id)
-            assert torch.equal(ours.x, theirs.x)
-            assert torch.equal(ours.y, theirs.y)
-            for our_block, their_block in zip(ours.blocks, theirs.blocks, strict=True):
-                assert torch.equal(our_block.edge_index, their_block.edge_index)
-        seeds = next(iter(loader_of(store, size, context))).input_id
-        first, second = context.gather(seeds.cpu())
-        assert not set(first.tolist()) & set(second.tolist())
-        parameters = after_steps(learner_of(store, size, context), 2, context)
-        first, second = context.gather(parameters)
-        assert torch.equal(first, second)
-        torch.testing.assert_close(parameters, torch.tensor(alone), rtol=1e-4, atol=1e-5)
 
 
 def group_of_one(context: Context, path: str, size: Size, backend: str) -> None:

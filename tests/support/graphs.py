@@ -10,7 +10,7 @@ from torch_geometric.data import Data, HeteroData
 import hoploom
 from hoploom.ops import EdgeLists
 from hoploom.schema import EDGE_ID, Owner, Schema
-from hoploom.store import Part, Store, Table
+from hoploom.store import Part, Store, Table, assemble
 from hoploom.store.write import write_parts
 
 
@@ -77,6 +77,11 @@ def save_in_parts(store: Store, path: Path, num_parts: int) -> Store:
     """The same store as a directory of several parts; types with few nodes have none in some of them."""
     write_parts(path, store.schema, cut(store, num_parts))
     return hoploom.open(path)
+
+
+def in_parts(store: Store, num_parts: int) -> Store:
+    """The same store in memory, of several parts."""
+    return store if num_parts == 1 else assemble(store.schema, cut(store, num_parts))
 
 
 def cut(store: Store, num_parts: int) -> list[Part]:

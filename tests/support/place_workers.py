@@ -19,7 +19,8 @@ from hoploom.gpu.host_memory import HostMemory
 from hoploom.ranks.context import Context
 from hoploom.schema import Owner
 from hoploom.store import Wanted
-from support.stores import fields_of, rows_of
+from support.graphs import num_rows
+from support.stores import bits, fields_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -43,13 +44,19 @@ def together(context: Context, folder: str, path: str) -> None:
 def placed_rows(store: Store, owner: Owner, field: str, ids: Tensor) -> Tensor:
     assert store.placed is not None
     (rows,) = store.placed.gather([Wanted(owner, field, ids.to(store.placed.device))])
+    assert rows.device == store.placed.device
     return rows.cpu()
 
 
 def assert_all_rows(store: Store) -> None:
+    """Every row of every field is the host's, in a mixed order, with repeats."""
     for owner, field in fields_of(store.schema):
-        rows = rows_of(store, owner, field)
-        assert torch.equal(placed_rows(store, owner, field, torch.arange(rows.shape[0])), rows), (owner, field)
+        count = num_rows(store.schema, owner)
+        ids = torch.cat([torch.arange(count).flip(0), torch.randint(max(1, count), (count,))])
+        (rows,) = store.features.gather([Wanted(owner, field, ids)])
+        placed = placed_rows(store, owner, field, ids)
+        assert (placed.dtype, placed.shape) == (rows.dtype, rows.shape)
+        assert torch.equal(bits(placed), bits(rows)), (owner, field)
 
 
 def share_host_memory(context: Context, folder: str, path: str) -> None:

@@ -22,14 +22,14 @@ from hoploom.gpu.loading import DeviceSampling
 from hoploom.load.loader import Loader
 from hoploom.load.look_ahead import LookAhead
 from hoploom.serve.requests import most_picks
-from hoploom.store import Store, assemble
+from hoploom.store import Store
 from hoploom.store.row_cache import cached
 from support import made_by
 from support.batch_servers import listening, makers_of, without_graph
 from support.batches import with_reference
 from support.cases import CASES, HOOKS, NOT_SENT, Case
 from support.device_loaders import loading
-from support.graphs import cut, save_in_parts
+from support.graphs import in_parts, save_in_parts
 from support.made_by import MadeBy
 from support.servers import OneProcess
 from support.shards import spread
@@ -226,7 +226,7 @@ PLACEMENTS: dict[str, Placement] = {
     ),
     "hashed node map": Placement(_hashed, made_by.this_process, quick=ONE_OF_EACH),
     "parts": Placement(
-        lambda case, site: (assemble(case.store.schema, cut(case.store, 4)), {}),
+        lambda case, site: (in_parts(case.store, 4), {}),
         made_by.this_process,
         quick=ONE_OF_EACH,
     ),
@@ -247,7 +247,9 @@ PLACEMENTS: dict[str, Placement] = {
     ),
     "budget, threads read": Placement(_by_threads, made_by.the_disk, only=A_FEW),
     "budget, buffered": Placement(_buffered, made_by.the_disk, only=A_FEW),
-    "budget, packed in scratch space": Placement(_packed, made_by.scratch_space, restored, quick=A_FEW),
+    "budget, packed in scratch space": Placement(
+        _packed, made_by.scratch_space, restored, quick=("uniform", "links, binary", "heterogeneous uniform")
+    ),
     "remote parts": Placement(
         lambda case, site: (_remote(case), THREADS), made_by.remote_shards, quick=ONE_OF_EACH, missing=NO_DEGREES
     ),
@@ -328,10 +330,13 @@ PLACEMENTS: dict[str, Placement] = {
         quick=A_FEW,
     ),
     "device, threads": Placement(
-        lambda case, site: (site.placed(case.store), {"num_workers": 3}), made_by.the_device, only=THREE
+        lambda case, site: (site.placed(case.store), {"num_workers": 3}),
+        made_by.the_device,
+        only=THREE,
+        quick=["uniform"],
     ),
     "device, parts": Placement(
-        lambda case, site: (site.placed(assemble(case.store.schema, cut(case.store, 3))), {}),
+        lambda case, site: (site.placed(in_parts(case.store, 3)), {}),
         made_by.the_device,
         ends,
         only=THREE,
@@ -344,6 +349,10 @@ PLACEMENTS: dict[str, Placement] = {
         quick=["uniform"],
     ),
     "device, made again": Placement(
-        lambda case, site: (site.placed(case.store), {}), made_by.the_device_again, ends_again, only=THREE
+        lambda case, site: (site.placed(case.store), {}),
+        made_by.the_device_again,
+        ends_again,
+        only=THREE,
+        quick=["uniform"],
     ),
 }

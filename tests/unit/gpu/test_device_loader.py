@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 import hoploom
 from hoploom import BatchError, ConfigError
 from hoploom.gpu.batch_memory import BatchMemory, PendingRead, Pool, map_tensors
-from hoploom.gpu.loading import DeviceLoading, DeviceSampling, HostSampling
+from hoploom.gpu.loading import DeviceLoading, DeviceSampling
 from hoploom.load.assemble import is_there
 from hoploom.load.loader import Loader
 from hoploom.load.pipeline import Workers
@@ -62,18 +62,6 @@ def test_epochs_and_single_batches_are_the_hosts(graph: Store, device: torch.dev
         loader.set_epoch(3)
     assert_same(host([4, 1, 1]), on_host(there([4, 1, 1])))
     assert_same(next(iter(host)), on_host(next(iter(there))))
-
-
-def test_features_alone_or_topology_alone_may_be_placed(graph: Store, device: torch.device) -> None:
-    host = list(ends(nodes(graph)))
-    name = str(device)
-    for store, kind in (
-        (hoploom.place(graph, features=name), HostSampling),
-        (hoploom.place(graph, topology=name), DeviceSampling),
-    ):
-        loader = nodes(store)
-        assert isinstance(loading(loader)._sampling, kind)
-        assert_same_batches(host, map(on_host, ends(loader)))
 
 
 def test_rows_of_other_processes_come_without_look_ahead(device: torch.device) -> None:
@@ -202,16 +190,6 @@ def test_a_transform_runs_on_the_device_and_its_errors_name_the_step(
 
 def _threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("hoploom")]
-
-
-def test_a_loop_that_is_left_leaves_nothing_behind(graph: Store, device: torch.device) -> None:
-    loader = nodes(placed(graph, device), num_workers=2)
-    made = iter(loader)
-    next(made)
-    assert _threads()
-    made.close()  # type: ignore[attr-defined]
-    assert not _threads()
-    assert_same_batches(nodes(graph, shuffle=False), map(on_host, nodes(placed(graph, device), shuffle=False)))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

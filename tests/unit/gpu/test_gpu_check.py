@@ -7,7 +7,7 @@ import select
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -173,21 +173,6 @@ def test_a_benchmark_that_crashed_is_the_exit_status(
     monkeypatch.setattr(check, "WORK", tmp_path)
     monkeypatch.setattr(check, "check_speed", lambda results, *_, **__: results.put("benchmarks", "one", outcome))
     assert check.main() == status
-
-
-def test_a_sanitizer_that_is_stopped_is_not_clean(
-    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tool = tmp_path / "compute-sanitizer"
-    tool.write_text("#!/bin/sh\nexec sleep 60\n")
-    tool.chmod(0o755)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(check.shutil, "which", lambda name: str(tool))
-    results = SimpleNamespace(found={}, put=lambda section, name, value: results.found[section].update({name: value}))
-    results.begin = lambda section: results.found.update({section: {}})
-    monkeypatch.setattr(check, "WORK", tmp_path)
-    check.check_memory(results, SimpleNamespace(left=lambda: 0.1))
-    assert check.faults(results.found) == ["compute-sanitizer memcheck", "compute-sanitizer racecheck"]
 
 
 def test_a_benchmark_that_fails_keeps_the_rows_it_had_found(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import gpu_workers
 from support.device_loaders import placed
-from support.gpu_workers import LARGE, TINY, Meter, Size, accuracy_of, after_steps, fitted, learner_of
+from support.gpu_workers import LARGE, TINY, Meter, Size, accuracy_of, fitted, learner_of
 
 import hoploom
 from hoploom import Store
@@ -76,17 +76,6 @@ def test_training_takes_no_more_memory_from_step_100_on(num_workers: int, device
     assert len(meter.reserved) >= 500
     assert meter.reserved[99] > 0
     assert max(meter.reserved[100:]) == meter.reserved[99]
-
-
-@pytest.mark.slow  # that ranks share a device is shown by test_place_ranks.py, too
-def test_two_processes_on_one_device_learn_what_one_does(device: torch.device, tmp_path: Path) -> None:
-    """Over Gloo, as NCCL takes one rank per GPU."""
-    path = TINY.write(tmp_path / "store")
-    with init(device=device) as context, placed(hoploom.open(path), device) as store:
-        alone = after_steps(learner_of(store, TINY, context), 2, context)
-    where = "cuda:0" if device.type == "cuda" else "cpu"
-    arguments = [str(path), TINY, alone.tolist()]
-    hoploom.spawn(gpu_workers.two_ranks, 2, arguments, device=where, backend="gloo", timeout=90)
 
 
 @pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.slow), pytest.param("nccl", marks=gpu)])

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,16 +15,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import place_workers
-from support.graphs import cut, library, num_rows, random_graph, ring
-from support.stores import Graph, bits, every_graph, fields_of, picks_of
-from torch import Tensor
+from support.graphs import in_parts, library, random_graph, ring, save_in_parts
+from support.stores import Graph, every_graph, picks_of
 
 import hoploom
 from hoploom import Store
 from hoploom.gpu import host_memory as hostmemory
 from hoploom.gpu import place_plan
-from hoploom.schema import EDGE_ID, Owner
-from hoploom.store import Draw, Wanted, assemble
+from hoploom.schema import EDGE_ID
+from hoploom.store import Draw, Wanted
 from hoploom.train.runs.link_splits import LinkShares, hold_out
 
 ON_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,34 +39,12 @@ def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert os.listdir(folder) == []
 
 
-def in_parts(store: Store, num_parts: int) -> Store:
-    return store if num_parts == 1 else assemble(store.schema, cut(store, num_parts))
-
-
-def placed_rows(store: Store, owner: Owner, field: str, ids: Tensor) -> Tensor:
-    assert store.placed is not None
-    (rows,) = store.placed.gather([Wanted(owner, field, ids.to(store.placed.device))])
-    assert rows.device == store.placed.device
-    return rows.cpu()
-
-
-def assert_same_rows(store: Store) -> None:
-    """Every field, in a mixed order, with repeats."""
-    for owner, field in fields_of(store.schema):
-        count = num_rows(store.schema, owner)
-        ids = torch.randint(count, (2 * count,)) if count else torch.empty(0, dtype=torch.int64)
-        (rows,) = store.features.gather([Wanted(owner, field, ids)])
-        placed = placed_rows(store, owner, field, ids)
-        assert (placed.dtype, placed.shape) == (rows.dtype, rows.shape)
-        assert torch.equal(bits(placed), bits(rows)), (owner, field)
-
-
 @pytest.mark.parametrize("num_parts", [3])
 @pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
 def test_every_placement_gives_the_rows_of_the_host(features: Any, num_parts: int) -> None:
     store = in_parts(hoploom.from_pyg(random_graph(30, 200, 1), weight_attr="weight"), num_parts)
     with hoploom.place(store, features=features, device=ON_DEVICE) as placed:
-        assert_same_rows(placed)
+        place_workers.assert_all_rows(placed)
 
 
 @every_graph
@@ -75,7 +53,7 @@ def test_lists_and_rows_hold_all_of_all_parts(graph: Graph, num_parts: int, topo
     store = in_parts(hoploom.from_pyg(graph.make(), **graph.options), num_parts)
     every = Draw(1, 0, [-1] * len(store.schema.relations))
     with hoploom.place(store, topology, "30%", device=ON_DEVICE) as placed:
-        assert_same_rows(placed)
+        place_workers.assert_all_rows(placed)
         assert placed.placed is not None
         assert placed.placed.lists is not None
         for index, (lists, (counts, sources, _)) in enumerate(
@@ -101,8 +79,8 @@ def test_edge_ids_are_the_users_own(ring_store: Store) -> None:
     with hoploom.place(ring_store, features="50%", device=ON_DEVICE) as store:
         positions = torch.tensor([0, 1, 2, 23, 22])
         key = ring_store.schema.relations[0].key
-        assert placed_rows(store, key, EDGE_ID, positions).tolist() == [0, 12, 1, 23, 11]
-        assert placed_rows(store, key, "edge_attr", positions).view(-1).tolist() == [0, 12, 1, 23, 11]
+        assert place_workers.placed_rows(store, key, EDGE_ID, positions).tolist() == [0, 12, 1, 23, 11]
+        assert place_workers.placed_rows(store, key, "edge_attr", positions).view(-1).tolist() == [0, 12, 1, 23, 11]
 
 
 def test_edges_held_out_are_not_placed() -> None:
@@ -110,7 +88,7 @@ def test_edges_held_out_are_not_placed() -> None:
     left = hold_out(store, store.schema.relations[0].key, (), LinkShares(1, 0.2, 0.2)).store
     assert left.schema.relations[0].num_edges < 300
     with hoploom.place(left, ON_DEVICE, "40%") as placed:
-        assert_same_rows(placed)
+        place_workers.assert_all_rows(placed)
 
 
 def test_types_without_nodes_or_edges_are_placed() -> None:
@@ -120,7 +98,7 @@ def test_types_without_nodes_or_edges_are_placed() -> None:
     )
     for features in FEATURES.values():
         with hoploom.place(store, "host", features, device=ON_DEVICE) as placed:
-            assert_same_rows(placed)
+            place_workers.assert_all_rows(placed)
 
 
 def test_sizes_on_the_device_say_how_many_ids_count(ring_store: Store) -> None:
@@ -143,7 +121,7 @@ def test_an_id_out_of_range_is_the_error_that_it_is_on_the_host(ring_store: Stor
         ring_store.features.gather([Wanted("node", "x", ids)])
     with hoploom.place(ring_store, features="50%", device=ON_DEVICE) as store:
         with pytest.raises(IndexError, match=re.escape(f"{of_host.value} of 'x' of 'node'; give ids in it")):
-            placed_rows(store, "node", "x", ids)
+            place_workers.placed_rows(store, "node", "x", ids)
         assert store.placed is not None
         device = store.placed.device
         wanted = [Wanted("node", "y", torch.tensor([3], device=device)), Wanted("node", "x", ids.to(device))]
@@ -290,3 +268,13 @@ def test_the_report_says_what_lies_where() -> None:
         assert cells[2] == ["topology of node to node", "int32", device, "100 %", "28.4 kB", "0 B"]
         assert cells[3] == ["x of node", "float32", f"{device} and host", "20.0 %", "51.2 kB", "205 kB"]
         assert cells[-1][0] == "all"
+
+
+@pytest.mark.slow
+def test_two_ranks_share_host_memory_and_what_is_free(tmp_path: Path) -> None:
+    """One set of files; they choose alike, and share what is free on a device."""
+    save_in_parts(hoploom.from_pyg(random_graph(90, 400, 1), weight_attr="weight"), tmp_path / "store", 3)
+    device = "cuda:0" if place_workers.DEVICE == "cuda" else "cpu"  # one GPU for both, over Gloo: NCCL takes one each
+    with place_workers.own_folder() as folder:
+        paths = [str(folder), str(tmp_path / "store")]
+        hoploom.spawn(place_workers.together, 2, paths, device=device, backend="gloo", timeout=60)

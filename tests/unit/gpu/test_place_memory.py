@@ -123,10 +123,7 @@ def test_memory_is_unpinned_while_its_pages_are_there(how: str, runtime: Runtime
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="test_place_gpu.py does it with the real runtime")
 def test_a_store_that_is_only_dropped_is_unpinned(runtime: Runtime, folder: Path) -> None:
-    store = hoploom.from_pyg(random_graph(30, 100, 1))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(HostMemory, "register", lambda memory, device, real=HostMemory.register: real(memory, GPU))
-        placed = hoploom.place(store, "host", "host", device=place_workers.DEVICE)
+    placed = on_gpu(hoploom.from_pyg(random_graph(30, 100, 1)))
     num_files = len(os.listdir(folder))
     assert len(runtime.pinned) == num_files > 1
     del placed

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.graphs import cut, ring, save_in_parts
+from support.graphs import in_parts, ring, save_in_parts
 from support.refusals import assert_refused
 
 import hoploom
 from hoploom import ConfigError, Store
 from hoploom.gpu import host_memory as hostmemory
 from hoploom.gpu import place_plan, placement
-from hoploom.store import Wanted, assemble
+from hoploom.store import Wanted
 
 ON_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -85,7 +85,7 @@ def test_too_little_device_memory_is_said_with_the_numbers(
 def test_bytes_that_hold_no_row_are_refused(num_parts: int) -> None:
     """10 rows of 16 bytes: one row is 16, and a share that is one row of each of two parts is 32."""
     whole = hoploom.from_tensors({"x": torch.ones(10, 4)}, torch.empty(2, 0, dtype=torch.int64))
-    store = whole if num_parts == 1 else assemble(whole.schema, cut(whole, num_parts))
+    store = in_parts(whole, num_parts)
     least = 16 * num_parts
     for few in (1, least - 1):
         said = f"features is {few} bytes, which hold no row of this store; give '{least}B' or more"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.graphs import cut, library, ring, save_in_parts
+from support.graphs import in_parts, library, ring, save_in_parts
 
 import hoploom
 from hoploom import ConfigError, Store
@@ -12,13 +12,8 @@ from hoploom.load.presample import Presampling
 from hoploom.partition import bounded_store
 from hoploom.partition.report import Cut, PartCost, PartitionReport, report, report_as_json
 from hoploom.schema import RelationName
-from hoploom.store import assemble
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
-
-
-def in_parts(store: Store, num_parts: int) -> Store:
-    return assemble(store.schema, cut(store, num_parts))
 
 
 def made_up(num_parts: int, *, sampled: bool = True) -> PartitionReport:
