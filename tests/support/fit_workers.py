@@ -269,15 +269,6 @@ def loaders_that_differ_are_not_evaluated(context: Context, folder: str) -> None
         evaluate(Sage(), val_loader(batch_size=16 + context.rank), task, context)
 
 
-def four_ranks(context: Context, folder: str) -> None:
-    """The curve and the metrics, where some ranks have no step to evaluate."""
-    from hoploom.train.checkpoint import write_state
-
-    found = {"curve": curve(context), "metrics": all_metrics(context)}
-    if context.is_main:
-        write_state(Path(folder) / "found", found)
-
-
 def resume_of_one_by_two(context: Context, folder: str) -> None:
     """Continue what one process left in `one`; leave what one process is to continue in `two`."""
     learner, checkpoint = learner_of(context), Checkpoint(Path(folder) / "one", context)
@@ -344,18 +335,6 @@ def rank_0_alone_says_when_to_save(context: Context, folder: str) -> None:
         training = Training(1, max_steps=3, checkpoint_minutes=own, **QUIET)
         fit(learner_of(context), training, context, checkpoint=checkpoint)
         assert len(saved) == expected, (context.rank, minutes, saved)
-
-
-def rank_1_is_killed(context: Context, folder: str) -> None:
-    """Rank 0 must not wait for ever; what it says is left in a file."""
-    learner = learner_of(context)
-    if context.rank == 1:
-        kill_at(learner.model, 3, signal.SIGKILL)
-    try:
-        fit(learner, Training(2, **QUIET), context)
-    except hoploom.PeerError as error:
-        (Path(folder) / "said").write_text(str(error))
-        raise
 
 
 def alone() -> Context:

@@ -72,6 +72,7 @@ def test_ctrl_c_during_imports_ends_the_command_at_once(module: str, words: str,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow  # a rank imports PyG
 def test_a_rank_that_is_interrupted_during_its_imports_says_nothing(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(IMPORTS_INTERRUPTED)

@@ -5,15 +5,29 @@ examples/real_graphs.py, which anybody can repeat.
 """
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
-from support.real_graphs import file_of, real_graphs
+from support import ROOT
 
 import hoploom
 
+if str(ROOT / "examples") not in sys.path:
+    sys.path.append(str(ROOT / "examples"))  # spawned ranks import the example, too
+import real_graphs
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+FOLDER = Path(os.environ.get("HOPLOOM_DATA") or ROOT.parent / "shared" / "data")
 WITHIN = {"auroc": 0.01, "accuracy": 0.005}
+
+
+def file_of(graph: str) -> Path:
+    path = real_graphs.find(FOLDER, graph)
+    if path is None:
+        pytest.skip(f"no {real_graphs.FILES[graph]} in {FOLDER}; set HOPLOOM_DATA to the folder that holds it")
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -46,6 +46,15 @@ def sequential() -> nn.Module:
     return pyg.Sequential("x, edge_index", [(pyg.SAGEConv(6, 8), "x, edge_index -> x"), nn.ReLU(), nn.Linear(8, 3)])
 
 
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, NUM_CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "GraphSAGE": lambda: pyg.GraphSAGE(6, 8, 2, NUM_CLASSES),
     "GCN": lambda: pyg.GCN(6, 8, 2, NUM_CLASSES),
@@ -53,6 +62,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "GIN": lambda: pyg.GIN(6, 8, 2, NUM_CLASSES),
     "a module": Plain,
     "Sequential": sequential,
+    "TorchScript": lambda: torch.jit.script(Scripted()),
     "MLP": lambda: pyg.MLP([6, 8, NUM_CLASSES], norm=None),
 }
 TYPED: dict[str, Callable[[], nn.Module]] = {
@@ -113,15 +123,16 @@ def test_links_are_learned_from_the_rows_of_a_model_of_pyg() -> None:
     assert evaluate(model, links, LinkPrediction(), alone())["loss"] < 0.95 * before
 
 
-def test_a_module_that_asks_for_hops_is_given_them() -> None:
-    class Trimming(pyg.GraphSAGE):
-        def forward(
-            self, x: Tensor, edge_index: Tensor, num_sampled_nodes_per_hop: Any, num_sampled_edges_per_hop: Any
-        ) -> Tensor:  # type: ignore[override]
-            return super().forward(
-                x, edge_index, None, None, None, None, num_sampled_nodes_per_hop, num_sampled_edges_per_hop
-            )
+class Trimming(pyg.GraphSAGE):
+    def forward(
+        self, x: Tensor, edge_index: Tensor, num_sampled_nodes_per_hop: Any, num_sampled_edges_per_hop: Any
+    ) -> Tensor:  # type: ignore[override]
+        return super().forward(
+            x, edge_index, None, None, None, None, num_sampled_nodes_per_hop, num_sampled_edges_per_hop
+        )
 
+
+def test_a_module_that_asks_for_hops_is_given_them() -> None:
     batch, model = next(iter(loader_of("train"))), Trimming(6, 8, 2, NUM_CLASSES)
     assert BatchAdapter(model)(batch).shape[0] == sum(batch.num_sampled_nodes[:2])
 
@@ -151,6 +162,16 @@ def test_edge_features_that_a_built_in_model_leaves_unused_are_named(capsys: pyt
         assert (told in capsys.readouterr().err) == built_in
 
 
+def assert_refused(model: nn.Module, loader: NeighborLoader, said: str) -> None:
+    """Both evaluate and fit say this."""
+    learner = learner_of(loader=loader)
+    with pytest.raises(ConfigError, match=said):
+        evaluate(model, loader, learner.task, alone())
+    learner.model = model
+    with pytest.raises(ConfigError, match=said):
+        run(learner)
+
+
 class Curious(Plain):
     def forward(self, x: Tensor, edge_index: Tensor, mood: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(x, edge_index) + mood
@@ -167,14 +188,7 @@ class Curious(Plain):
     ids=["unknown", "blocks", "types without", "one for many"],
 )
 def test_a_forward_that_cannot_be_served_is_told_at_once(model: Any, data: Any, options: Any, said: str) -> None:
-    loader, task = loader_of("train", data(), **options), NodeClassification(NUM_CLASSES)
-    made = model()
-    with pytest.raises(ConfigError, match=said):
-        evaluate(made, loader, task, alone())
-    learner = Learner(Plain(), torch.optim.SGD(Plain().parameters(), lr=0.1), task, loader)
-    learner.model = made
-    with pytest.raises(ConfigError, match=said):
-        fit(learner, Training(1, **QUIET), alone())
+    assert_refused(model(), loader_of("train", data(), **options), said)
 
 
 @pytest.mark.parametrize(
@@ -192,13 +206,7 @@ def test_a_forward_that_cannot_be_served_is_told_at_once(model: Any, data: Any, 
     ids=["PyG", "ours", "a module", "outputs of PyG", "outputs of ours"],
 )
 def test_a_wrong_width_is_told_with_both_numbers(model: Callable[[], nn.Module], said: str) -> None:
-    made = model()
-    with pytest.raises(ConfigError, match=said):
-        evaluate(made, loader_of("val"), NodeClassification(NUM_CLASSES), alone())
-    learner = learner_of(loader=loader_of("train"))
-    learner.model = made
-    with pytest.raises(ConfigError, match=said):
-        run(learner)
+    assert_refused(model(), loader_of("train"), said)
 
 
 def test_the_older_way_to_shard_is_refused_with_the_newer() -> None:
@@ -212,23 +220,6 @@ def test_the_older_way_to_shard_is_refused_with_the_newer() -> None:
 
 
 TASK = NodeClassification(NUM_CLASSES)
-
-
-class Scripted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, NUM_CLASSES)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.linear(x)  # type: ignore[no-any-return]
-
-
-def test_a_model_of_torchscript_trains_and_evaluates() -> None:
-    model = torch.jit.script(Scripted())
-    learner = Learner(model, torch.optim.Adam(model.parameters(), lr=0.05), TASK, loader_of("train"))
-    losses = [epoch["train_loss"] for epoch in fit(learner, Training(4, **QUIET), alone()).history]
-    assert losses[-1] < losses[0]
-    assert evaluate(model, loader_of("train"), TASK, alone())["loss"] < losses[0]
 
 
 class OwnCall(NodeClassification):
@@ -331,12 +322,6 @@ def halved(batch: Any) -> Any:
 
 
 def test_a_forward_that_asks_for_counts_is_told_that_they_do_not_add_up() -> None:
-    class Trimming(pyg.GraphSAGE):
-        def forward(
-            self, x: Tensor, edge_index: Tensor, num_sampled_nodes_per_hop: Any, num_sampled_edges_per_hop: Any
-        ) -> Tensor:  # type: ignore[override]
-            raise AssertionError
-
     said = r"takes 'num_sampled_nodes_per_hop', but the loader's transform changed .* no longer match; leave"
     with pytest.raises(ConfigError, match=said):
         evaluate(

@@ -8,7 +8,6 @@ import pytest
 from support import fit_workers
 from support.fit_workers import QUIET, alone, assert_close, learner_of, parameters_of
 
-from hoploom import TrainError
 from hoploom.ranks.spawn import spawn
 from hoploom.train.checkpoint import Checkpoint, read_state
 from hoploom.train.loop import fit
@@ -96,13 +95,6 @@ def test_another_number_of_ranks_resumes_to_the_same_numbers(two: Path) -> None:
         )
 
 
-@pytest.mark.slow  # test_spawn.py shows it for ranks without fit
-def test_a_killed_rank_ends_the_others_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(TrainError, match="rank 1 was killed by SIGKILL"):
-        spawn(fit_workers.rank_1_is_killed, 2, [str(tmp_path)], device="cpu", timeout=60)
-    assert "rank 1" in (tmp_path / "said").read_text()
-
-
 @pytest.mark.slow  # imports torch's compiler
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["around", "within"])
@@ -113,12 +105,3 @@ def test_ddp_and_a_compiler_make_the_checkpoint_of_a_plain_model(name: str, comp
     fit(whole, Training(2, accumulate=2, **QUIET), alone())
     Checkpoint(compiled / name, alone()).restore("last", restored.parts())
     assert_close(parameters_of(restored), parameters_of(whole), 2e-5)
-
-
-@pytest.mark.slow  # four processes import torch
-@pytest.mark.timeout(300)
-def test_four_ranks_have_the_curve_and_the_metrics_of_one_process(tmp_path: Path) -> None:
-    spawn(fit_workers.four_ranks, 4, [str(tmp_path)], device="cpu", timeout=100)
-    found = read_state(tmp_path / "found")
-    assert_same_curve(found["curve"], fit_workers.curve(alone()))
-    assert_same_metrics(found["metrics"], fit_workers.all_metrics(alone()))

@@ -294,14 +294,6 @@ def test_the_template_takes_what_is_known() -> None:
     assert "\nheads = 4 " in text
 
 
-def test_every_default_passes_its_own_rule() -> None:
-    run_file = parse_run_file(STORE)
-    for name, value in values_of(run_file).items():
-        if value is not None and not isinstance(value, Path):
-            plain = list(value) if isinstance(value, tuple) else value
-            assert KEYS[name].rule.read(plain) == value, name
-
-
 MANY = 4  # keys of a section that need the same choice, which then have a table of their own
 
 
