@@ -215,7 +215,8 @@ def test_ranks_that_were_asked_to_stop_are_no_complete_run(
     assert result(here)["epochs"] == 3
 
 
-@pytest.mark.parametrize("told", ["parent SIGINT", pytest.param("self SIGTERM", marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_fit_ranks.py has a signal for one of two ranks, test_spawn.py one for their parent
+@pytest.mark.parametrize("told", ["parent SIGINT", "self SIGTERM"])
 def test_two_ranks_end_when_told_and_one_goes_on_as_if_nothing_had_been(
     told: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
