@@ -6,15 +6,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import cluster_workers
-from support.cluster_workers import loader, told_of
+from support.batches import assert_same, assert_same_batches
 from support.graphs import random_graph, save_in_parts
 from support.launched import runs
 from support.networks import Host, hosts
@@ -32,7 +31,7 @@ from hoploom.ranks.environment import LaunchSettings, read_launch_settings
 from hoploom.ranks.spawn import spawn
 from hoploom.ranks.supervise import SignalName, Supervisor
 from hoploom.store import Wanted
-from hoploom.train import init
+from hoploom.train import Context, init
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -66,15 +65,20 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _expected(graph: Path, rank: int = 0, world_size: int = 1, **options: Any) -> list[dict[str, Any]]:
-    return told_of(loader(hoploom.open(graph), rank, world_size, **options))
+def _loader(store: Any, rank: int = 0, world_size: int = 1, **options: Any) -> hoploom.NeighborLoader:
+    given = {"batch_size": 8, "shuffle": True, "rank": rank, "world_size": world_size} | options
+    return hoploom.NeighborLoader(store, [3, 2], **given)
+
+
+def _assert_batches_of(graph: Path | str, store: Any) -> None:
+    assert_same_batches(_loader(hoploom.open(graph)), _loader(store))
 
 
 def test_without_servers_on_one_host_it_is_open(graph: Path) -> None:
     with init() as context:
         store = hoploom.open(graph, context=context)
         assert (len(store.parts), store.deployment.homes, store.deployment.makes_batches) == (2, (), False)
-        assert told_of(loader(store, 0, 1)) == _expected(graph)
+        _assert_batches_of(graph, store)
         assert hoploom.open(graph, context=context, parts=[1]).deployment.homes == ((1,),)
 
 
@@ -87,15 +91,29 @@ def test_servers_given_make_the_batches_or_the_rest_of_the_rows(graph: Path, add
     with init() as context:
         store = hoploom.open(context=context, servers=[address])
         assert store.deployment.makes_batches
-        assert told_of(loader(store, 0, 1)) == _expected(graph)
+        _assert_batches_of(graph, store)
         beside = hoploom.open(graph, context=context, parts=[0], servers=address, topology="parted", timeout=30)
         assert (beside.deployment.makes_batches, len(beside.parts), beside.deployment.homes) == (False, 1, ((0,),))
-        assert told_of(loader(beside, 0, 1)) == _expected(graph)
-        without = hoploom.open(
-            graph, context=context, parts=[], servers=address
-        )  # batches are made here, out of nothing here
+        _assert_batches_of(graph, beside)
+        without = hoploom.open(graph, context=context, parts=[], servers=address)  # batches are made here
         assert (without.deployment.makes_batches, len(without.parts), without.deployment.homes) == (False, 0, ())
-        assert told_of(loader(without, 0, 1)) == _expected(graph)
+        _assert_batches_of(graph, without)
+
+
+def test_two_trainers_with_different_options_do_not_meet(graph: Path, address: str) -> None:
+    options: list[dict[str, Any]] = [{"disjoint": True}, {"mode": "blocks", "seed": 9}]
+    with hoploom.connect(address) as first, hoploom.connect(address) as second:
+        pairs = zip(_loader(first, **options[0]), _loader(second, **options[1]), strict=True)
+        for found, *expected in zip(pairs, *(_loader(hoploom.open(graph), **each) for each in options), strict=True):
+            assert_same(expected[0], found[0])
+            assert_same(expected[1], found[1])
+
+
+def test_rank_0_alone_says_that_locality_changes_nothing_where_servers_make_the_batches(address: str) -> None:
+    with hoploom.connect(address) as store:
+        with pytest.warns(UserWarning, match="locality=True changes nothing: servers make the batches") as notes:
+            assert [len(_loader(store, rank, 2, locality=True)) for rank in (0, 1)] == [4, 4]
+        assert len(notes) == 1
 
 
 def test_what_launch_says_wins_over_the_scripts_path(
@@ -109,7 +127,7 @@ def test_what_launch_says_wins_over_the_scripts_path(
         monkeypatch.setenv("HOPLOOM_PARTS", "1")
         store = hoploom.open("nowhere.store", context=context)
         assert (store.deployment.makes_batches, store.deployment.homes) == (False, ((1,),))
-        assert told_of(loader(store, 0, 1)) == _expected(graph)
+        _assert_batches_of(graph, store)
 
 
 def test_servers_of_launch_and_servers_beside_trainers_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,41 +165,45 @@ def test_without_a_context_only_files_are_opened(arguments: dict[str, Any], mess
         hoploom.open(**arguments)
 
 
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    return folder
+def _check_rank(context: Context, graph: str, parts: list[list[int]], opening: dict[str, Any], pids: str) -> None:
+    """Compare the batches of this rank with those of the whole store; leave the process ids of its servers."""
+    own, ranks, near = parts[context.rank], (context.rank, context.world_size), hoploom.open(graph)
+    store = hoploom.open(graph, context=context, serve=True, parts=own, **opening)
+    assert (store.deployment.homes, len(store.parts)) == (tuple(map(tuple, parts)), len(own))
+    assert_same_batches(_loader(near, *ranks), _loader(store, *ranks))
+    local = list(_loader(store, *ranks, locality=True))
+    assert_same_batches(_loader(near, *ranks, locality=parts), local)
+    assert {seed // 30 for batch in local for seed in batch.n_id[: batch.batch_size].tolist()} <= set(own or [0, 1])
+    assert not list(Path(os.environ["TMPDIR"]).glob("hoploom-*"))  # the token's file is gone
+    servers = _servers_of_this_process()
+    assert len(servers) == bool(own)
+    for pid in servers:
+        Path(pids, str(pid)).touch()
 
 
-def _spawn(fn: Callable[..., None], *args: Any) -> None:
-    spawn(fn, 2, args, timeout=60)
+def _servers_of_this_process() -> list[int]:
+    found = []
+    for pid in descendants(os.getpid()):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
 
 
 @pytest.mark.slow
-def test_two_hosts_train_on_each_others_parts(graph: Path, tmp_path: Path, temporary: Path) -> None:
-    opening = {"serve": True, "topology": "parted", "parts_by_rank": [[1], [0]]}
-    _spawn(cluster_workers.tell_batches, str(tmp_path), str(graph), opening)
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    for rank, found in enumerate(told):
-        assert found["batches"] == _expected(graph, rank, 2)
-        assert found["local"] == _expected(graph, rank, 2, locality=[[1], [0]])
-        assert {seed // 30 for batch in found["local"] for seed in batch["seeds"]} == {1 - rank}
-        assert (found["homes"], found["parts"], len(found["servers"])) == ([[1], [0]], 1, 1)
-        assert not any(name.startswith("hoploom-") for name in found["temporary"])  # the token's file is gone
-    assert not any(runs(pid) for found in told for pid in found["servers"])
-
-
-@pytest.mark.slow
-def test_a_host_without_parts_trains_on_the_others(graph: Path, tmp_path: Path, temporary: Path) -> None:
-    opening = {"serve": True, "parts_by_rank": [[0, 1], []]}
-    _spawn(cluster_workers.tell_batches, str(tmp_path), str(graph), opening)
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    for rank, found in enumerate(told):
-        assert found["batches"] == _expected(graph, rank, 2)
-        assert found["homes"] == [[0, 1], []]
-    assert [(found["parts"], len(found["servers"])) for found in told] == [(2, 1), (0, 0)]
+@pytest.mark.parametrize(
+    ("parts", "opening"), [([[1], [0]], {"topology": "parted"}), ([[0, 1], []], {})], ids=["one each", "none on one"]
+)
+def test_two_hosts_train_on_each_others_parts(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: list[list[int]], opening: dict[str, Any]
+) -> None:
+    pids, temporary = tmp_path / "pids", tmp_path / "temporary"
+    pids.mkdir()
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    spawn(_check_rank, 2, [str(graph), parts, opening, str(pids)], timeout=60)
+    assert len(list(pids.iterdir())) == sum(map(bool, parts))
+    assert not any(runs(int(path.name)) for path in pids.iterdir())
 
 
 def test_a_part_that_no_host_holds_is_named(graph: Path) -> None:
@@ -189,10 +211,17 @@ def test_a_part_that_no_host_holds_is_named(graph: Path) -> None:
         hoploom.open(graph, context=context, parts=[0], serve=True)
 
 
+def _linger_in_rank_one(context: Context, graph: str) -> None:
+    """Rank 0 is done at once; rank 1 asks rank 0's server long after that."""
+    store = hoploom.open(graph, context=context, serve=True)
+    if context.rank == 1:
+        until(lambda: context._peers._has("ended", 0), "the goodbye of rank 0")  # type: ignore[union-attr]
+        _assert_batches_of(graph, store)
+
+
 @pytest.mark.slow
-def test_a_server_stays_until_the_last_rank_has_left(graph: Path, tmp_path: Path) -> None:
-    _spawn(cluster_workers.linger_in_rank_one, str(tmp_path), str(graph))
-    assert json.loads((tmp_path / "late.json").read_text()) == _expected(graph)
+def test_a_server_stays_until_the_last_rank_has_left(graph: Path) -> None:
+    spawn(_linger_in_rank_one, 2, [str(graph)], timeout=60)
 
 
 # Stands in for the Python of `hoploom serve`: what is tested is who starts and ends it.
@@ -337,6 +366,7 @@ def told_by_two(graph: Path, address: str, on: Sequence[Host] = ()) -> list[str]
     return [text.decode() for text in errors]
 
 
+@pytest.mark.slow  # four processes import torch
 def test_on_several_hosts_servers_start_by_themselves(graph: Path) -> None:
     assert "warning" not in "".join(told_by_two(graph, "127.0.0.1")).lower()
 

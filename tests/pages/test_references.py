@@ -12,7 +12,7 @@ from getpass import getuser
 from pathlib import Path
 
 import pytest
-from support import ROOT, TESTS
+from support import ROOT
 from support.ports import free_ports
 from support.slurm_cluster import Slurm
 from support.sshd import running_sshd
@@ -202,18 +202,6 @@ def test_two_processes_learn_products_with_the_tutorials_sampler(tmp_path: Path)
     out = by_its_readme("dgl_multi_gpu_custom_sampler", tmp_path)
     assert last("Validation Accuracy", out) > 0.9
     assert out.count("Validation Accuracy") == 10  # rank 0 alone speaks
-
-
-@slow
-def test_dgls_tutorial_runs_in_its_own_form(tmp_path: Path) -> None:
-    """DDP, seeds and validation are the script's own; every rank reads the seeds that it cut out."""
-    script = TESTS / "support" / "reference_scripts" / "dgl_multi_gpu.py"
-    [out] = said(started(sys.executable, script, free_ports(1)[0], tmp_path, folder=tmp_path))
-    shares = re.findall(r"rank (\d) read (\d+) seeds", out)
-    assert len(shares) == 6
-    assert len({count for _, count in shares}) == 1
-    assert last("Epoch 2 Validation Accuracy", out) > 0.5  # one of four classes
-    assert (tmp_path / "model.pt").exists()
 
 
 def test_products_is_cut_in_two_for_worker_mode(graphs: Path, tmp_path: Path, alone: Run) -> None:
