@@ -14,10 +14,7 @@ from torch.optim import Adam
 from torch_geometric import seed_everything
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.datasets import FakeDataset, FakeHeteroDataset
-from torch_geometric.nn import GCN, GraphSAGE, HeteroConv, SAGEConv, to_hetero
-from torch_geometric.nn.models.basic_gnn import BasicGNN
-from torch_geometric.sampler import NegativeSampling
-from torch_geometric.utils import trim_to_layer
+from torch_geometric.nn import GCN, SAGEConv, to_hetero
 from tqdm import tqdm
 
 # was: from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
@@ -118,28 +115,13 @@ def reddit() -> Losses:
     return losses
 
 
-@script
-def ogbn() -> Losses:
-    """Ids as seeds, and a model of PyG's that trims each layer."""
-    data, split_idx = one_graph(), {}
-    for name in ("train", "valid"):
-        split_idx[name] = data[{"valid": "val"}.get(name, name) + "_mask"].nonzero().view(-1)
-    train_loader = NeighborLoader(
-        data, input_nodes=split_idx["train"], num_neighbors=[10, 5], batch_size=50, shuffle=True
-    )
-    model = GraphSAGE(16, 32, num_layers=2, out_channels=4)
+def trained(model: torch.nn.Module, loader: Any, loss_of: Callable[[Any], Tensor]) -> Losses:
     optimizer = Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(3):
-        for batch in train_loader:
+        for batch in loader:
             optimizer.zero_grad()
-            out = model(
-                batch.x,
-                batch.edge_index,
-                num_sampled_nodes_per_hop=batch.num_sampled_nodes,
-                num_sampled_edges_per_hop=batch.num_sampled_edges,
-            )[: batch.batch_size]
-            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
+            loss = loss_of(batch)
             loss.backward()
             optimizer.step()
             losses.append(float(loss))
@@ -158,41 +140,15 @@ def to_hetero_mag() -> Losses:
     with torch.no_grad():
         batch = next(iter(train_loader))
         model(batch.x_dict, batch.edge_index_dict)
-    optimizer = Adam(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(3):
-        for batch in train_loader:
-            optimizer.zero_grad()
-            batch = batch.to(device, "edge_index")
-            batch_size = batch["v0"].batch_size
-            out = model(batch.x_dict, batch.edge_index_dict)["v0"][:batch_size]
-            loss = F.cross_entropy(out, batch["v0"].y[:batch_size])
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss))
     assert sum(batch["v0"].batch_size for batch in val_loader) == int((~data["v0"].train_mask).sum())
-    return losses
 
+    def loss_of(batch: HeteroData) -> Tensor:
+        batch = batch.to(device, "edge_index")
+        batch_size = batch["v0"].batch_size
+        out = model(batch.x_dict, batch.edge_index_dict)["v0"][:batch_size]
+        return F.cross_entropy(out, batch["v0"].y[:batch_size])
 
-@script
-def hierarchical_sampling() -> Losses:
-    data = types()
-    loader = NeighborLoader(
-        data, num_neighbors={key: [5, 5] for key in data.edge_types}, input_nodes="v0", batch_size=64
-    )
-    convs = [HeteroConv({key: SAGEConv((-1, -1), size) for key in data.edge_types}) for size in (16, 3)]
-    losses = []
-    for batch in loader:
-        x_dict, edge_index_dict = batch.x_dict, batch.edge_index_dict
-        for i, conv in enumerate(convs):
-            x_dict, edge_index_dict, _ = trim_to_layer(
-                i, batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict, x_dict, edge_index_dict
-            )
-            x_dict = conv(x_dict, edge_index_dict)
-        losses.append(
-            float(F.cross_entropy(x_dict["v0"][: batch["v0"].batch_size], batch["v0"].y[: batch["v0"].batch_size]))
-        )
-    return losses
+    return trained(model, train_loader, loss_of)
 
 
 @script
@@ -214,50 +170,14 @@ def link_pred() -> Losses:
         val_data, [10, 5], edge_label_index=val_data.edge_label_index, edge_label=val_data.edge_label, batch_size=256
     )
     assert {0, 1} == {int(label) for batch in val_loader for label in batch.edge_label}
-    return trained(GCN(16, 32, 2, 16), train_loader, lambda batch: batch.edge_label_index)
+    model = GCN(16, 32, 2, 16)
 
-
-def trained(model: BasicGNN, loader: Any, links: Callable[[Data], Tensor]) -> Losses:
-    optimizer = Adam(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(3):
-        for batch in loader:
-            optimizer.zero_grad()
-            h = model(batch.x, batch.edge_index)
-            src, dst = links(batch)
-            pred = (h[src] * h[dst]).sum(dim=-1)
-            loss = F.binary_cross_entropy_with_logits(pred, batch.edge_label)
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss) * pred.size(0) / loader.batch_size)
-    return losses
-
-
-@script
-def ogbl() -> Losses:
-    """Edges by the names that OGB gives them, and triplets of a source with a destination and two negatives."""
-    data = one_graph()
-    row, col = data.edge_index
-    split_edge = {"train": {"source_node": row, "target_node": col}}
-    train_edge_index = torch.stack([split_edge["train"]["source_node"], split_edge["train"]["target_node"]])
-    loader = LinkNeighborLoader(
-        data,
-        [5, 5],
-        edge_label_index=train_edge_index,
-        neg_sampling=NegativeSampling(mode="triplet", amount=2),
-        batch_size=256,
-        shuffle=True,
-        drop_last=True,
-    )
-    model = GraphSAGE(16, 16, num_layers=2)
-    losses = []
-    for batch in loader:
+    def loss_of(batch: Data) -> Tensor:
         h = model(batch.x, batch.edge_index)
-        pos = (h[batch.src_index] * h[batch.dst_pos_index]).sum(dim=-1)
-        neg = (h[batch.src_index].unsqueeze(1) * h[batch.dst_neg_index]).sum(dim=-1)
-        losses.append(float(-F.logsigmoid(pos).mean() - F.logsigmoid(-neg).mean()))
-    assert len(losses) == data.num_edges // 256
-    return losses[:10]  # nothing is learned
+        src, dst = batch.edge_label_index
+        return F.binary_cross_entropy_with_logits((h[src] * h[dst]).sum(dim=-1), batch.edge_label)
+
+    return trained(model, train_loader, loss_of)
 
 
 class Bipartite(torch.nn.Module):
@@ -276,11 +196,7 @@ def trained_on_ratings(data: HeteroData, loader: Any) -> Losses:
     model = Bipartite(data.metadata())
     losses = []
     for batch in loader:
-        edge = (
-            batch["user", "movie"]
-            if ("user", "rates", "movie") in batch.edge_types
-            else batch["user", "likes", "movie"]
-        )
+        edge = batch["user", "rates", "movie"]
         pred = model(batch.x_dict, batch.edge_index_dict, edge.edge_label_index)
         losses.append(F.binary_cross_entropy_with_logits(pred, edge.edge_label.float()))
         losses[-1].backward()
@@ -309,18 +225,6 @@ def bipartite_link_pred() -> Losses:
         shuffle=True,
     )
     return trained_on_ratings(train_data, loader)
-
-
-@script
-def removed_for_supervision() -> Losses:
-    """The links' own relation is not in the graph: its edges were taken out of it."""
-    data = ratings()
-    links = data["user", "rates", "movie"].edge_index
-    del data["user", "rates", "movie"]
-    data["user", "knows", "user"].edge_index = torch.randint(60, (2, 300))
-    loader = LinkNeighborLoader(data, [5, 5], (("user", "likes", "movie"), links), neg_sampling="binary", batch_size=64)
-    assert all("edge_index" not in batch["user", "likes", "movie"] for batch in loader)
-    return [float(batch["user", "likes", "movie"].edge_label.mean()) for batch in loader]
 
 
 @script
@@ -368,33 +272,6 @@ def recommender_system() -> Losses:
         assert embeddings[node_type].shape == (data[node_type].num_nodes, 16)
         assert all((batch["user", "rates", "movie"].time <= 500).all() for batch in loader)
     return [float((embeddings["user"] @ embeddings["movie"].t()).mean())]
-
-
-@script
-def imbalanced_and_weighted() -> Losses:
-    """A sampler of PyG's, weights of edges, generators of torch, and a transform on the batch."""
-    from torch_geometric.loader import ImbalancedSampler
-
-    data = one_graph()
-    data.edge_weight = torch.rand(data.num_edges)
-    loader = NeighborLoader(
-        data,
-        num_neighbors=[5, 5],
-        input_nodes=data.train_mask,
-        sampler=ImbalancedSampler(data, input_nodes=data.train_mask),
-        weight_attr="edge_weight",
-        transform=T.NormalizeFeatures(),
-        generator=torch.Generator().manual_seed(12345),
-        worker_init_fn=lambda worker_id: None,
-        num_workers=2,
-        batch_size=64,
-    )
-    model = GCN(16, 32, 2, 4)
-    losses = []
-    for batch in loader:
-        out = model(batch.x, batch.edge_index, batch.edge_weight)[: batch.batch_size]
-        losses.append(float(F.cross_entropy(out, batch.y[: batch.batch_size])))
-    return losses
 
 
 @pytest.mark.parametrize("run", SCRIPTS, ids=lambda run: run.__name__)

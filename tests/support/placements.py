@@ -127,9 +127,9 @@ def _hashed(case: Case, site: Site) -> Placed:
     return case.store, {}
 
 
-def _cached(case: Case, share: float) -> Store:
+def _cached(case: Case) -> Store:
     counts = {t.name: torch.arange(t.num_nodes) % 5 for t in case.store.schema.node_types}
-    return cached(spread(case.store, 4, here=[1]), share, counts)
+    return cached(spread(case.store, 4, here=[1]), 0.3, counts)
 
 
 def _served(case: Case, site: Site) -> Placed:
@@ -207,6 +207,7 @@ NO_DEGREES = {"degrees": "in-degrees of 'node' are not in reach"}
 THREADS = {"num_workers": 2}
 THREE = ("uniform", "blocks", "links, binary")
 A_FEW = ("uniform", "node times", "blocks", "links, binary", "heterogeneous uniform")
+ON_DEVICE = (*A_FEW, "edge times", "disjoint", "degrees", "induced", "heterogeneous HGT")
 ONE_OF_EACH = (  # kind of sampling
     *("uniform", "all", "replace", "node times", "edge times", "disjoint", "induced", "blocks", "blocks, disjoint"),
     *("repeated seeds", "links, binary", "aggregated", "degrees", *HOOKS, "heterogeneous uniform"),
@@ -216,23 +217,12 @@ ONE_OF_EACH = (  # kind of sampling
 # In the quick suite every case meets threads, a restored loader, parts on disks, a budget, remote shards, a cache,
 # look-ahead and servers once; what combines two of them, or is part of another row, meets one case of each kind.
 PLACEMENTS: dict[str, Placement] = {
-    "one thread": Placement(
-        lambda case, site: (case.store, {"num_workers": 1}), made_by.this_process, quick=ONE_OF_EACH
-    ),
     "four threads": Placement(lambda case, site: (case.store, {"num_workers": 4}), made_by.this_process),
     "restored": Placement(lambda case, site: (case.store, {}), made_by.this_process, restored),
     "reference": Placement(
         lambda case, site: (with_reference(case.store), {}), made_by.this_process, quick=ONE_OF_EACH
     ),
     "hashed node map": Placement(_hashed, made_by.this_process, quick=ONE_OF_EACH),
-    "parts": Placement(
-        lambda case, site: (in_parts(case.store, 4), {}),
-        made_by.this_process,
-        quick=ONE_OF_EACH,
-    ),
-    "disk": Placement(
-        lambda case, site: (hoploom.open(site.saved(case, 1)), {}), made_by.this_process, quick=ONE_OF_EACH
-    ),
     "parts on disk": Placement(lambda case, site: (hoploom.open(site.saved(case, 3)), THREADS), made_by.this_process),
     "budget, nothing fits": Placement(
         lambda case, site: (_within(case, site, 1, 0), {}), made_by.the_disk, quick=ONE_OF_EACH
@@ -256,21 +246,17 @@ PLACEMENTS: dict[str, Placement] = {
     "remote rows": Placement(
         lambda case, site: (_remote(case, rows_alone=True), THREADS), made_by.remote_shards, quick=ONE_OF_EACH
     ),
-    "cache": Placement(lambda case, site: (_cached(case, 0.3), THREADS), made_by.a_cache, missing=NO_DEGREES),
-    "cache of all": Placement(
-        lambda case, site: (_cached(case, 1.0), {}), made_by.a_cache, quick=ONE_OF_EACH, missing=NO_DEGREES
-    ),
+    "cache": Placement(lambda case, site: (_cached(case), THREADS), made_by.a_cache, missing=NO_DEGREES),
     "look-ahead": Placement(
         lambda case, site: (_remote(case, rows_alone=True), {"look_ahead": 3, **THREADS}), made_by.look_ahead, restored
     ),
     "look-ahead over a cache": Placement(
-        lambda case, site: (_cached(case, 0.3), {"look_ahead": 2}),
+        lambda case, site: (_cached(case), {"look_ahead": 2}),
         made_by.look_ahead_over_a_cache,
         quick=ONE_OF_EACH,
         missing=NO_DEGREES,
     ),
     "served batches": Placement(_served, made_by.servers, missing=NOT_SENT),
-    "served batches, restored": Placement(_served, made_by.servers, restored, quick=ONE_OF_EACH, missing=NOT_SENT),
     "served batches, picked in pieces": Placement(_in_pieces, made_by.servers, quick=ONE_OF_EACH, missing=NOT_SENT),
     "servers": Placement(
         lambda case, site: (site.connected(case, made="here"), THREADS), made_by.look_ahead, missing=NO_DEGREES
@@ -310,9 +296,7 @@ PLACEMENTS: dict[str, Placement] = {
     "servers with a budget make batches": Placement(
         lambda case, site: (site.connected(case, budget=True), {}),
         made_by.servers,
-        only=[
-            name for name in CASES if name != "degrees"
-        ],  # the lists of other parts are not here where they do not fit
+        only=[name for name in CASES if name != "degrees"],  # lists of other parts that do not fit are not here
         quick=A_FEW,
         missing=NOT_SENT,
     ),
@@ -322,7 +306,7 @@ PLACEMENTS: dict[str, Placement] = {
         restored,
         quick=ONE_OF_EACH,
     ),
-    "device": Placement(lambda case, site: (site.placed(case.store), {}), made_by.the_device, ends, quick=ONE_OF_EACH),
+    "device": Placement(lambda case, site: (site.placed(case.store), {}), made_by.the_device, ends, quick=ON_DEVICE),
     "device, sampled on the host": Placement(
         lambda case, site: (site.placed(case.store, topology=False), {}),
         made_by.the_device_from_host_samples,
@@ -346,7 +330,7 @@ PLACEMENTS: dict[str, Placement] = {
         made_by.the_device,
         restored,
         only=THREE,
-        quick=["uniform"],
+        quick=(),
     ),
     "device, made again": Placement(
         lambda case, site: (site.placed(case.store), {}),
