@@ -11,9 +11,8 @@ import pytest
 import torch
 from support.graphs import ring
 from support.object_store import ObjectStore
-from support.spark_builds import busy_executor, unfinished
+from support.spark_builds import busy_executor, spark_cut, unfinished
 from support.spark_cluster import SparkCluster
-from support.spark_cuts import spark_cut
 from support.stores import contents
 
 import hoploom

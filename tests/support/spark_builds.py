@@ -130,20 +130,27 @@ def spark_builds(
 
     `task_bytes`: of files, that a task joins.
     """
-    options = {"master": cluster.url, **options}
-    wanted = json.dumps([{"folder": str(folder), "options": options, "task_bytes": task_bytes} for folder in folders])
-    with driver(cluster, folders[0], ["support.spark_driver", wanted], environment) as builds:
+    more = {"options": {"master": cluster.url, **options}, "task_bytes": task_bytes}
+    with _driver(cluster, [{"folder": str(folder), **more} for folder in folders], environment) as builds:
         yield builds
 
 
 @contextmanager
-def driver(
-    cluster: SparkCluster, folder: Path, words: Sequence[str], environment: dict[str, str] | None = None
+def spark_cut(cluster: SparkCluster, folder: Path, num_parts: int) -> Iterator[SparkBuilds]:
+    """A driver that cuts graph.store into out.store, both in this folder; nothing of it runs afterwards."""
+    options = {"master": cluster.url, "memory": 600 << 20}
+    with _driver(cluster, [{"folder": str(folder), "num_parts": num_parts, "options": options}]) as cutting:
+        yield cutting
+
+
+@contextmanager
+def _driver(
+    cluster: SparkCluster, wanted: list[dict[str, Any]], environment: dict[str, str] | None = None
 ) -> Iterator[SparkBuilds]:
-    said, errors = (folder.parent / f"{folder.name}.driver.{kind}" for kind in ("out", "err"))
+    said, errors = (Path(f"{wanted[0]['folder']}.driver.{kind}") for kind in ("out", "err"))
     with said.open("wb") as out, errors.open("wb") as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", *words],
+            [sys.executable, "-m", "support.spark_driver", json.dumps(wanted)],
             env={**cluster.environment, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=out,
