@@ -1,12 +1,11 @@
 """What the ranks of tests do: spawned processes import these functions, so they live in a module of their own."""
 
-import json
 import os
+import re
 import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -45,38 +44,44 @@ def _is_open(path: Path) -> bool:
         return False
 
 
-def _told(wanted: type[Exception], call: Any, *args: Any) -> str:
-    try:
-        call(*args)
-    except wanted as error:
-        return str(error)
-    return "no error"
-
-
-def tell_all(context: Context, folder: str) -> None:
+def check_two_ranks(context: Context) -> None:
+    """All that two ranks do together, beside what one process does."""
     rank = context.rank
-    told: dict[str, Any] = {"rank": rank, "local_rank": context.local_rank, "world_size": context.world_size}
-    told |= {"is_main": context.is_main, "device": str(context.device), "threads": torch.get_num_threads()}
-    told["listeners"] = listeners()
-    told["counts"] = context.sum(2**60 + rank)
-    told["sum"] = context.sum([0.1, 0.2][rank])
-    told["mixed"] = [context.sum([1, 0.5][rank]), context.max([2, 1.5][rank])]
-    told["sums"] = context.sum(torch.tensor([1, 2], dtype=torch.int32) * (rank + 1)).tolist()
-    told["max"] = [context.max(rank - 5), context.max(torch.tensor([1.5, -rank])).tolist()]
-    told["gathered"] = [entry.tolist() for entry in context.gather(torch.tensor([[rank, 7]], dtype=torch.bfloat16))]
-    told["gathered_empty"] = [list(entry.shape) for entry in context.gather(torch.empty(0, 3))]
-    told["gathered_flag"] = [bool(entry) for entry in context.gather(torch.tensor(rank == 1))]
-    told["broadcast"] = context.broadcast(torch.full((2,), float(rank + 3))).tolist()
-    told["mismatch"] = _told(ConfigError, context.gather, torch.zeros(rank + 1))
+    assert (context.local_rank, context.world_size, context.is_main) == (rank, 2, rank == 0)
+    assert set(listeners()) == {LOOPBACK}
+    assert context.sum(2**60 + rank) == 2**61 + 1
+    assert context.sum([0.1, 0.2][rank]) == 0.1 + 0.2
+    assert [context.sum([1, 0.5][rank]), context.max([2, 1.5][rank])] == [1.5, 2.0]
+    assert context.sum(torch.tensor([1, 2], dtype=torch.int32) * (rank + 1)).tolist() == [3, 6]
+    assert context.max(rank - 5) == -4
+    assert context.max(torch.tensor([1.5, -rank])).tolist() == [1.5, 0.0]
+    gathered = context.gather(torch.tensor([[rank, 7]], dtype=torch.bfloat16))
+    assert [entry.tolist() for entry in gathered] == [[[0, 7]], [[1, 7]]]
+    assert [list(entry.shape) for entry in context.gather(torch.empty(0, 3))] == [[0, 3], [0, 3]]
+    assert [bool(entry) for entry in context.gather(torch.tensor(rank == 1))] == [False, True]
+    assert context.broadcast(torch.full((2,), float(rank + 3))).tolist() == [3, 3]
+    mismatch = (
+        "rank 0 was gathering from all ranks: a torch.float32 tensor of shape [1], but rank 1 has a torch.float32 "
+        "tensor of shape [2]; give all ranks the same"
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(mismatch)}$"):
+        context.gather(torch.zeros(rank + 1))
     order = [nn.Linear(2, 3), nn.Linear(3, 2)][:: 1 - 2 * rank]  # as a loop over a set may have it
-    told["other_order"] = _told(ConfigError, context.wrap, nn.Sequential(*order))
+    with pytest.raises(ConfigError, match="in another order"):
+        context.wrap(nn.Sequential(*order))
     context.barrier()
-    told["gradients"], told["loss"], told["share"] = _uneven_step(context)
-    told["buffer"] = _buffers(context)
-    Path(folder, f"{rank}.json").write_text(json.dumps(told))
+    check_gradients(context)
+    norm = nn.BatchNorm1d(1)
+    norm.running_mean = torch.tensor([float(rank + 1)])
+    context.sync_buffers(norm)
+    assert norm.running_mean.tolist() == [1]
 
 
-def _uneven_step(context: Context) -> tuple[list[list[float]], float, float]:
+def check_gradients(context: Context) -> None:
+    torch.manual_seed(5)
+    single = model().eval()
+    expected = losses(single(FEATURES), LABELS).mean()
+    expected.backward()
     torch.manual_seed(5 + context.rank)  # wrap must make the models equal
     wrapped = context.wrap(model()).eval()
     for _ in range(context.rank + 1):
@@ -84,54 +89,13 @@ def _uneven_step(context: Context) -> tuple[list[list[float]], float, float]:
     own = SPLIT[context.rank]
     loss = context.mean_loss(losses(wrapped(FEATURES[own]), LABELS[own]))
     loss.backward()
-    gradients = [parameter.grad.flatten().tolist() for parameter in wrapped.parameters() if parameter.grad is not None]
-    return gradients, float(context.sum(loss) / context.world_size), loss.item()
-
-
-def _buffers(context: Context) -> list[float]:
-    norm = nn.BatchNorm1d(1)
-    norm.running_mean = torch.tensor([float(context.rank + 1)])
-    context.sync_buffers(norm)
-    return norm.state_dict()["running_mean"].tolist()
-
-
-def check_two_ranks(folder: Path) -> None:
-    told = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-    for rank, found in enumerate(told):
-        assert (found["rank"], found["local_rank"], found["world_size"]) == (rank, rank, 2)
-        assert found["is_main"] == (rank == 0)
-        assert set(found["listeners"]) == {LOOPBACK}
-        assert found["threads"] >= 1
-        assert found["mixed"] == [1.5, 2.0]
-        assert "in another order" in found["other_order"]
-        assert found["counts"] == 2**61 + 1
-        assert found["sum"] == 0.1 + 0.2
-        assert found["sums"] == [3, 6]
-        assert found["max"] == [-4, [1.5, 0.0]]
-        assert found["gathered"] == [[[0, 7]], [[1, 7]]]
-        assert found["gathered_empty"] == [[0, 3], [0, 3]]
-        assert found["gathered_flag"] == [False, True]
-        assert found["broadcast"] == [3, 3]
-        assert found["mismatch"] == (
-            "rank 0 was gathering from all ranks: a torch.float32 tensor of shape [1], but rank 1 has a torch.float32 "
-            "tensor of shape [2]; give all ranks the same"
-        )
-        assert found["buffer"] == [1]
-    check_gradients(told[0]["gradients"], told[0]["loss"])
-    assert told[0]["gradients"] == told[1]["gradients"]
-    assert told[0]["loss"] == told[1]["loss"] == pytest.approx((told[0]["share"] + told[1]["share"]) / 2)
-    assert abs(told[0]["share"] - told[0]["loss"]) > 1e-4  # a rank's own value is no mean over all
-
-
-def check_gradients(gradients: list[list[float]], loss: float) -> None:
-    torch.manual_seed(5)
-    single = model().eval()
-    expected = losses(single(FEATURES), LABELS).mean()
-    expected.backward()
-    for found, parameter in zip(gradients, single.parameters(), strict=True):
-        assert parameter.grad is not None
-        torch.testing.assert_close(torch.tensor(found), parameter.grad.flatten(), rtol=0, atol=1e-6)
-    assert loss == pytest.approx(expected.item(), abs=1e-6)
+    for ours, theirs in zip(wrapped.parameters(), single.parameters(), strict=True):
+        assert ours.grad is not None
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-6)
+        assert all(torch.equal(ours.grad, grad) for grad in context.gather(ours.grad))
+    whole = float(context.sum(loss) / 2)
+    assert whole == pytest.approx(expected.item(), abs=1e-6)
+    assert abs(loss.item() - whole) > 1e-4  # a rank's own value is no mean over all
 
 
 def raise_in_rank_one(context: Context, folder: str) -> None:
