@@ -16,9 +16,10 @@ from typing import Any
 import report
 
 from hoploom import _core
+from hoploom.deploy.guard import descendants
 
 sys.path.append(str(report.ROOT / "tests"))
-from support.process_tree import descendants_of, memory_of
+from support.process_tree import memory_of
 from support.spark_cluster import SparkCluster, spark_cluster
 
 SIDE = Path(__file__).with_name("spark_side.py")
@@ -117,7 +118,7 @@ def _killed(process: "subprocess.Popen[str]") -> Iterator[None]:
     try:
         yield
     finally:
-        below = descendants_of(process.pid)
+        below = descendants(process.pid)
         process.kill()
         process.wait()
         for pid in below:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import pytest
 import torch
 from support.batches import assert_same, assert_same_batches
 from support.graphs import random_graph, save_in_parts
-from support.launched import runs
 from support.networks import Host, hosts
 from support.ports import free_ports
+from support.process_tree import command_of, runs
 from support.servers import OneProcess
 from support.until import until
 
@@ -175,19 +175,10 @@ def _check_rank(context: Context, graph: str, parts: list[list[int]], opening: d
     assert_same_batches(_loader(near, *ranks, locality=parts), local)
     assert {seed // 30 for batch in local for seed in batch.n_id[: batch.batch_size].tolist()} <= set(own or [0, 1])
     assert not list(Path(os.environ["TMPDIR"]).glob("hoploom-*"))  # the token's file is gone
-    servers = _servers_of_this_process()
+    servers = [pid for pid in descendants(os.getpid()) if " serve " in command_of(pid)]
     assert len(servers) == bool(own)
     for pid in servers:
         Path(pids, str(pid)).touch()
-
-
-def _servers_of_this_process() -> list[int]:
-    found = []
-    for pid in descendants(os.getpid()):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                found.append(pid)
-    return found
 
 
 @pytest.mark.slow

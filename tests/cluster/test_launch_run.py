@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.launched import assert_nothing_is_left, await_programs, interrupt, launched, launching, runs
+from support.launched import assert_nothing_is_left, await_programs, interrupt, launched, launching
+from support.process_tree import runs
 from support.until import until
 
 from hoploom.cli import main

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.process_tree import processes_in
 from support.slurm_cluster import Slurm
 from support.slurm_launch import TOKEN, Launched
 
@@ -233,7 +234,7 @@ def test_servers_start_before_trainers_and_end_after_them(launched: Launched) ->
     order = [line for line in said.splitlines() if line in (*ready, *trained, *stopped)]
     assert [sorted(order[i : i + 2]) for i in (0, 2, 4)] == [ready, trained, stopped]
     assert "JobState=COMPLETED" in launched.job()
-    assert not launched.processes()
+    assert not processes_in(launched.folder)
 
 
 @pytest.mark.slow
@@ -245,7 +246,7 @@ def test_servers_on_one_node_make_batches_for_trainers_on_others(launched: Launc
     assert len(had) == 4
     assert {line.partition("/")[0] for line in had} == {"127.0.0.2", "127.0.0.3"}
     assert seeds_in(had) == [0, 1, 2, 3, 4, 5]
-    assert not launched.processes()
+    assert not processes_in(launched.folder)
 
 
 @pytest.mark.slow
@@ -256,7 +257,7 @@ def test_a_trainer_that_fails_ends_the_job(launched: Launched, sound_stores: Pat
     assert "127.0.0.2/trainers | ValueError: loss is nan" in said
     assert "JobState=FAILED" in launched.job()
     assert "ExitCode=1:0" in launched.job()
-    assert not launched.processes()
+    assert not processes_in(launched.folder)
 
 
 @pytest.mark.slow
@@ -276,7 +277,7 @@ def test_nodes_fetch_their_parts_first_and_one_that_cannot_fails_the_job(
     assert code == 2, said + errors
     assert "training" not in said
     assert f"127.0.0.1/fetch | hoploom: {here} holds another store" in said.replace("0.2/", "0.1/")
-    assert not launched.processes()
+    assert not processes_in(launched.folder)
 
 
 @pytest.mark.slow
@@ -287,7 +288,7 @@ def test_a_server_that_cannot_serve_fails_the_job(launched: Launched, tmp_path: 
     assert "training" not in said
     assert "/server | hoploom: " in said
     assert "absent.store" in said
-    assert not launched.processes()
+    assert not processes_in(launched.folder)
 
 
 def test_what_sbatch_refuses_is_said_in_its_words(launched: Launched) -> None:

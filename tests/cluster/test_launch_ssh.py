@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launched import assert_nothing_is_left, await_programs, interrupt, launched, launching, runs
+from support.launched import assert_nothing_is_left, await_programs, interrupt, launched, launching
 from support.ports import free_ports
+from support.process_tree import runs
 from support.sshd import Sshd, running_sshd
 from support.until import until
 

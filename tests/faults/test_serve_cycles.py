@@ -4,12 +4,13 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from support.batches import assert_same
 from support.fleets import MODES, PARTS, connect, loader, save, warm_up
+from support.process_tree import processes_in
 from support.servers import Server, addresses_of, restart_dead, serving_together
 
 import hoploom
@@ -42,17 +43,6 @@ def _killing(servers: list[Server], cycles: int, seed: int) -> Iterator[threadin
         thread.join(60)
 
 
-def _processes(path: Path) -> list[int]:
-    """The processes that serve a store."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if b"serve" in words and str(path).encode() in words:
-                found.append(int(entry.name))
-    return found
-
-
 def _run(path: Path, cycles: int) -> int:
     """Epochs in both deployments in turn until all cycles are over, every batch compared; how many they were."""
     here, epochs = loader(hoploom.open(path), num_workers=0), 0
@@ -83,7 +73,7 @@ def test_a_hundred_kills_and_restarts_change_no_batch_and_leave_nothing(
     threads, files, shared = threading.active_count(), set(path.rglob("*")), set(SHARED.iterdir())
     epochs = _run(path, CYCLES)
     assert epochs >= CYCLES // 2  # so that most kills met an epoch
-    assert _processes(path) == []
+    assert processes_in(path) == []
     assert list(temporary.iterdir()) == []
     assert set(path.rglob("*")) == files
     assert threading.active_count() <= threads

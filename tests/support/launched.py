@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support.launch_workers import launch
+from support.process_tree import processes_in, runs
 from support.until import until
 
 WORKERS = Path(__file__).with_name("launch_workers.py")
@@ -55,34 +56,11 @@ def await_programs(folder: Path, *names: str) -> list[int]:
     return [int(file.read_text()) for file in files]
 
 
-def runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except OSError:
-        return False
-    return state != b"Z"
-
-
 def assert_nothing_is_left(folder: Path, seconds: float = 20.0) -> None:
     """None of the programs that ran in this folder runs any more, nor does a guard of theirs."""
     pids = [int(file.read_text()) for file in folder.glob("*.pid")]
     assert pids
     until(lambda: not any(map(runs, pids)) and not processes_in(folder), "the end of all programs", seconds)
-
-
-def processes_in(folder: Path) -> list[int]:
-    """Processes that work in this folder, or were started for it."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                words = (entry / "cmdline").read_bytes()
-                here = os.readlink(entry / "cwd")
-            except OSError:
-                continue
-            if here == str(folder) or str(folder).encode() in words:
-                found.append(int(entry.name))
-    return found
 
 
 def interrupt(started: "subprocess.Popen[str]", number: int = signal.SIGINT) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from hoploom.deploy.guard import descendants
+
 PROC = Path("/proc")
 END_DEADLINE = 10.0
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -25,13 +27,6 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for line in lists for child in line.split()]
 
 
-def descendants_of(pid: int) -> list[int]:
-    below = [pid]
-    for parent in below:
-        below += children_of(parent)
-    return below[1:]
-
-
 def command_of(pid: int) -> str:
     try:
         return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -39,8 +34,20 @@ def command_of(pid: int) -> str:
         return ""
 
 
-def is_running(pid: int) -> bool:
+def runs(pid: int) -> bool:
+    """Whether it has not ended; one that nobody has waited for yet has no command any more."""
     return command_of(pid) != ""
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Processes that work in this folder, or were started for it."""
+    found = []
+    for pid in (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()):
+        with suppress(OSError):
+            here = os.readlink(PROC / str(pid) / "cwd")
+            if pid != os.getpid() and (here == str(folder) or str(folder) in command_of(pid)):
+                found.append(pid)
+    return found
 
 
 def is_java(pid: int) -> bool:
@@ -105,13 +112,13 @@ def daemon(words: Sequence[str], environment: Mapping[str, str], log: Path) -> I
     try:
         yield process.pid
     finally:
-        below = descendants_of(process.pid)
+        below = descendants(process.pid)
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_DEADLINE)
         process.kill()
         process.wait(END_DEADLINE)
         for pid in below:
-            if is_running(pid):
+            if runs(pid):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

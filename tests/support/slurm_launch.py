@@ -48,14 +48,3 @@ class Launched:
 
     def job(self) -> str:
         return self.slurm.ask("scontrol", "--oneliner", "show", "job", self.number)
-
-    def processes(self) -> list[str]:
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = path.read_bytes().split(b"\0")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if any(str(self.folder).encode() in word for word in words):
-                found.append(b" ".join(words).decode())
-        return found

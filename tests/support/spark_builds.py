@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from support.process_tree import descendants_of
+from hoploom.deploy.guard import descendants
 from support.spark_cluster import Executor, SparkCluster
 from support.stores import contents
 from support.tables import build_here, write_table
@@ -159,7 +159,7 @@ def _driver(
     try:
         yield SparkBuilds(process, said, errors)
     finally:
-        below = descendants_of(process.pid)
+        below = descendants(process.pid)
         process.kill()
         process.wait(10)
         for pid in below:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from support.process_tree import END_DEADLINE, children_of, command_of, daemon, descendants_of, is_java
+from hoploom.deploy.guard import descendants
+from support.process_tree import END_DEADLINE, children_of, command_of, daemon, is_java
 from support.until import until
 
 NUM_WORKERS = 2
@@ -59,7 +60,7 @@ class Executor:
     @property
     def python(self) -> list[int]:
         """Its Python processes: one that forks, and those that run tasks."""
-        return [pid for pid in descendants_of(self.pid) if not is_java(pid)]
+        return [pid for pid in descendants(self.pid) if not is_java(pid)]
 
     @property
     def tasks(self) -> list[int]:
@@ -95,7 +96,7 @@ class SparkCluster:
 
     def roles(self, driver: int) -> Mapping[str, Sequence[int]]:
         """Processes by what they are, beside those of a driver: its own, and its JVM."""
-        executors, below = self.executors, descendants_of(driver)
+        executors, below = self.executors, descendants(driver)
         return {
             "driver": [driver, *(pid for pid in below if not is_java(pid))],
             "driver's JVM": [pid for pid in below if is_java(pid)],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support import TESTS, train_workers
+from support.process_tree import runs
 from support.until import until
 
 from hoploom import ConfigError, PeerError, StoreError, TrainError
@@ -113,13 +114,6 @@ if __name__ == "__main__":
 """
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.parametrize(("kind", "shell"), [("KILL", ""), ("TERM", "trap '' INT; ")])
 def test_no_rank_outlives_its_parent(kind: str, shell: str, tmp_path: Path) -> None:
     """Killed, or ended by SIGTERM as a shell's background job: one that ignores Ctrl-C, which else does the same."""
@@ -131,11 +125,11 @@ def test_no_rank_outlives_its_parent(kind: str, shell: str, tmp_path: Path) -> N
     ) as parent:
         until(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
         pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
-        assert all(is_running(pid) for pid in pids)
+        assert all(runs(pid) for pid in pids)
         assert ignores(parent.pid, signal.SIGINT) == bool(shell)
         parent.send_signal(number)
         _, err = parent.communicate(timeout=30)
-    until(lambda: not any(is_running(pid) for pid in pids), seconds=10)
+    until(lambda: not any(runs(pid) for pid in pids), seconds=10)
     assert parent.returncode == -(signal.SIGKILL if kind == "KILL" else signal.SIGINT)
     assert len(list(tmp_path.glob("clean-*"))) == (0 if kind == "KILL" else 2)
     assert kind == "KILL" or err.count("Traceback") == 1
