@@ -45,31 +45,28 @@ def test_ranks_on_several_hosts_see_each_others_rows(
     store = hoploom.from_pyg(graph_with_loops())
     models = [model_of(store, kind) for _ in range(3)]
     unsynced: set[tuple[int, str]] = set()
-    opened: dict[int, tuple[str, bool]] = {}
     mapped: list[str] = []
-    make, write, sync, put = os.open, os.pwrite, os.fsync, files.MappedFile
+    write, sync, put = os.pwrite, os.fsync, files.MappedFile
 
-    def open_(path: Any, flags: int, *mode: int, **named: Any) -> int:
-        handle = make(path, flags, *mode, **named)
-        opened[handle] = str(path), str(path) in {name for _, name in unsynced}
-        return handle
+    def path_of(handle: int) -> str:
+        return os.readlink(f"/proc/self/fd/{handle}")
 
     def pwrite(handle: int, *given: Any) -> int:
-        unsynced.add((threading.get_ident(), opened[handle][0]))
+        unsynced.add((threading.get_ident(), path_of(handle)))
         return write(handle, *given)
 
     def fsync(handle: int) -> None:
-        unsynced.discard((threading.get_ident(), opened.get(handle, ("", False))[0]))
+        unsynced.discard((threading.get_ident(), path_of(handle)))
         sync(handle)
 
     def map_(handle: int, size: int) -> Any:
-        path, is_too_early = opened[handle]
-        assert not is_too_early
+        path = path_of(handle)
+        assert path not in {name for _, name in unsynced}
         assert fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
         mapped.append(Path(path).name)
         return put(handle, size)
 
-    for name, patch in (("open", open_), ("pwrite", pwrite), ("fsync", fsync)):
+    for name, patch in (("pwrite", pwrite), ("fsync", fsync)):
         monkeypatch.setattr(os, name, patch)
     monkeypatch.setattr(files, "MappedFile", map_)
     raised = in_threads(

@@ -32,47 +32,35 @@ class RowFile(Closing):
     """A tensor [count, width] in a file that every rank opens alike."""
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._path, self._shape, self._dtype = path, shape, dtype
+        self.path, self._shape, self._dtype = path, shape, dtype
         self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
         self._size = shape[0] * self._row_bytes
-        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(self._descriptor, self._size)
-        except OSError:
-            self.close()
-            raise
+        path.touch(0o600)  # other ranks may have made it, and written to it
+        os.truncate(path, self._size)
+        self._file = path.open("r+b", buffering=0)
 
     def write(self, first: int, rows: Tensor) -> None:
         """Write rows from row `first` on."""
-        assert self._descriptor is not None
         assert tuple(rows.shape[1:]) == self._shape[1:], f"rows of shape {tuple(rows.shape[1:])}, not {self._shape[1:]}"
         values = rows.detach().to(self._dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data
         written, at = 0, first * self._row_bytes
         while written < len(values):
-            written += os.pwrite(self._descriptor, values[written:], at + written)
+            written += os.pwrite(self._file.fileno(), values[written:], at + written)
 
-    def finish(self, *, synced: bool) -> None:
-        """Close the file after this rank's last row. If synced, other hosts see its rows as soon as they open it."""
-        assert self._descriptor is not None
-        if synced:
-            os.fsync(self._descriptor)
-        self.close()
+    def sync(self) -> None:
+        """Wait until other hosts see this rank's rows as soon as they open the file."""
+        os.fsync(self._file.fileno())
 
     def read(self) -> Tensor:
         """Return the rows of all ranks, once all have finished, memory-mapped."""
-        assert self._descriptor is None, "read before it was finished"
         if self._size == 0:
             return torch.empty(self._shape, dtype=self._dtype)
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return torch.frombuffer(MappedFile(descriptor, self._size), dtype=self._dtype).view(self._shape)
-        finally:
-            os.close(descriptor)
+        with self.path.open("rb") as file:
+            return torch.frombuffer(MappedFile(file.fileno(), self._size), dtype=self._dtype).view(self._shape)
 
     def gatherer(self, reads: Reads) -> Gather:
         """Return a function that reads rows of all ranks past the page cache, once all have finished."""
-        assert self._descriptor is None, "read before it was finished"
-        rows = FileRows(DiskFile(str(self._path)), 0, self._shape[0])
+        rows = FileRows(DiskFile(str(self.path)), 0, self._shape[0])
 
         def gather(ids: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
             try:
@@ -82,63 +70,43 @@ class RowFile(Closing):
 
         return gather
 
-    def remove(self) -> None:
-        """Delete the file; its pages are freed after the last reader."""
-        self.close()
-        self._path.unlink(missing_ok=True)
-
     def close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+        self._file.close()
 
 
-class ParquetFile(Closing):
-    """A Parquet file with the columns of `like`, written a row group at a time; embeddings hardly compress."""
+@contextmanager
+def parquet_file(path: Path, like: Columns) -> Iterator[Callable[[Columns], None]]:
+    """Make a Parquet file with the columns of `like`; yield the function that writes a row group to it.
 
-    def __init__(self, path: Path, like: Columns) -> None:
-        with needs("tables"):
-            import pyarrow.parquet
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._arrow: Any = pyarrow
-        schema = _table(self._arrow, {name: values[:0] for name, values in like.items()}).schema
-        self._file = path.open("wb")
-        self._writer: Any = self._arrow.parquet.ParquetWriter(
-            self._file, schema, compression="none", use_dictionary=False, write_statistics=["id"]
-        )
+    The file is synced to the disk at the end of the block. It is not compressed: embeddings hardly shrink.
+    """
+    with needs("tables"):
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    path.parent.mkdir(parents=True, exist_ok=True)
 
-    def append(self, columns: Columns) -> None:
-        """Write one row group."""
-        table = _table(self._arrow, columns)
-        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+    def array(values: Tensor) -> Any:
+        if values.dim() == 2 and values.dtype == torch.uint8:  # ids that are text, padded with zero bytes
+            padded = values.contiguous().numpy().view(f"S{values.shape[1]}").reshape(-1)
+            return arrow.array(padded, type=arrow.binary()).cast(arrow.string())
+        flat = arrow.array(values.contiguous().reshape(-1).numpy())
+        return flat if values.dim() == 1 else arrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
-    def finish(self) -> None:
-        """Write the footer and sync the file to the disk."""
-        writer, self._writer = self._writer, None
+    def table(columns: Columns) -> Any:
+        return arrow.table({name: array(values) for name, values in columns.items()})
+
+    schema = table({name: values[:0] for name, values in like.items()}).schema
+    with path.open("wb") as file:
+        writer = parquet.ParquetWriter(file, schema, compression="none", use_dictionary=False, write_statistics=["id"])
+        try:
+            yield lambda columns: writer.write_table(table(columns), row_group_size=max(1, columns["id"].shape[0]))
+        except BaseException:
+            with suppress(OSError, arrow.ArrowException):
+                writer.close()  # a file that is not whole is of no use
+            raise
         writer.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Close the file and ignore errors: a file that is not finished is of no use."""
-        writer, self._writer = self._writer, None
-        with suppress(OSError, self._arrow.ArrowException):
-            if writer is not None:
-                writer.close()
-        with suppress(OSError):
-            self._file.close()
-
-
-def _table(arrow: Any, columns: Columns) -> Any:
-    return arrow.table({name: _array(arrow, values) for name, values in columns.items()})
-
-
-def _array(arrow: Any, values: Tensor) -> Any:
-    if values.dim() == 2 and values.dtype == torch.uint8:  # ids that are text, padded with zero bytes
-        padded = values.contiguous().numpy().view(f"S{values.shape[1]}").reshape(-1)
-        return arrow.array(padded, type=arrow.binary()).cast(arrow.string())
-    flat = arrow.array(values.contiguous().reshape(-1).numpy())
-    return flat if values.dim() == 1 else arrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
+        file.flush()
+        os.fsync(file.fileno())
 
 
 class _PeerFailedError(Exception):
@@ -188,7 +156,7 @@ def shared_folder(target: Path, scratch: Path | None, context: Context) -> Itera
     token = int(context.broadcast(torch.tensor([secrets.randbits(62)])))
     path = target.absolute().with_name(f".{target.name}.partial-{token:016x}")
     folder = SharedFolder(target, path, path if scratch is None else scratch.absolute() / path.name, context)
-    paths, failed = {path, folder.scratch}, True
+    paths = {path, folder.scratch}
     try:
         with folder.together("making a folder"):
             for one in paths if context.is_main else ():
@@ -198,7 +166,6 @@ def shared_folder(target: Path, scratch: Path | None, context: Context) -> Itera
                 if not one.exists():
                     raise StoreError(f"{one} is not to be seen here; give a path on a disk that all hosts share")
         yield folder
-        failed = False
     finally:
-        for one in paths if failed or context.is_main else ():
+        for one in paths:
             shutil.rmtree(one, ignore_errors=True)

@@ -19,7 +19,7 @@ from torch_geometric.data import HeteroData
 
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, StoreError
-from hoploom.inference.files import ParquetFile, SharedFolder, shared_folder
+from hoploom.inference.files import Columns, SharedFolder, parquet_file, shared_folder
 from hoploom.inference.layerwise import Group, LayerWise, Progress, plan_of
 from hoploom.load import NeighborLoader
 from hoploom.load.assemble import FEATURES
@@ -63,9 +63,9 @@ class Inference:
     loader: MakeLoader | None = None  # makes batches of `input_nodes`, for a model that cannot run layer by layer
 
     def __post_init__(self) -> None:
-        known, columns = get_args(Column), list(self.written)
-        wrong = [name for name in columns if name not in known]
-        if wrong or isinstance(self.columns, str) or not columns or len(set(columns)) != len(columns):
+        known = get_args(Column)
+        columns = ("output",) if self.columns is None else self.columns
+        if isinstance(columns, str) or not columns or set(columns) - set(known) or len(set(columns)) != len(columns):
             raise ConfigError(f"columns is {self.columns!r}; give some of {list(known)} in a list, each once")
         if PREDICTION in columns and self.task is None:
             raise ConfigError(
@@ -83,18 +83,13 @@ class Inference:
         """The function that makes predictions from outputs; None if the task has none."""
         return getattr(self.task, "predictions", None)
 
-    @property
-    def written(self) -> Sequence[Column]:
-        """The columns to write, with defaults if none are named."""
-        if self.columns is not None:
-            return self.columns
-        return ("embedding", "output" if self.predict is None else PREDICTION)
-
     def written_of(self, model: nn.Module) -> Sequence[Column]:
         """Return the columns to write for a model; computed in batches, it has no embeddings by default."""
-        if isinstance(unwrap(model), GNN) or self.columns is not None:
-            return self.written
-        return ("output",) if self.predict is None else ("output", PREDICTION)
+        if self.columns is not None:
+            return self.columns
+        if self.predict is None:
+            return ("embedding", "output") if isinstance(unwrap(model), GNN) else ("output",)
+        return ("embedding" if isinstance(unwrap(model), GNN) else "output", PREDICTION)
 
 
 def infer(
@@ -135,7 +130,7 @@ def infer(
             loaders = _loaders(module, store, inference, columns)
         else:
             plan = plan_of(module, store.schema, inference.node_types, embeds_only=set(columns) == {"embedding"})
-            task = inference.task if PREDICTION in inference.written else None
+            task = inference.task if PREDICTION in columns else None
             for name, width in plan.outputs.items():
                 if isinstance(task, NodeTask) and width != task.columns[0]:
                     wanted = f"{task.columns[0]} {task.columns[1]}"
@@ -148,7 +143,7 @@ def infer(
         if not isinstance(module, GNN):
             results = _in_batches(module, loaders, inference.task, folder, shown)
         else:
-            work = stack.enter_context(LayerWise(module, plan, store, inference.memory, folder, shown))
+            work = LayerWise(module, plan, store, inference.memory, folder, shown)
             work.run()
             results = work.results()
         _write(folder, store, results, inference, columns)
@@ -167,7 +162,7 @@ def _write(
     folder: SharedFolder, store: Store, results: Iterable[Group], inference: Inference, columns: Sequence[Column]
 ) -> None:
     """Write a file of this rank per node type, with a row group for each group of nodes."""
-    files: dict[str, ParquetFile] = {}
+    files: dict[str, Callable[[Columns], None]] = {}
     with folder.together("writing"), ExitStack() as opened:
         (folder.path / RESULT).mkdir(exist_ok=True)
         for name, nodes, found in results:
@@ -180,11 +175,9 @@ def _write(
             rows = {column: found[column] for column in ("id", *columns)}
             if name not in files:
                 path = folder.path / RESULT / folder_of(name) / f"part-{folder.context.rank:05d}.parquet"
-                files[name] = opened.enter_context(ParquetFile(path, rows))
+                files[name] = opened.enter_context(parquet_file(path, rows))
             if len(nodes):
-                files[name].append(rows)
-        for file in files.values():
-            file.finish()
+                files[name](rows)
 
 
 def folder_of(node_type: str) -> str:
@@ -215,10 +208,8 @@ def _bar(context: Context, unit: str) -> Iterator[Progress]:
 # --- models that cannot run layer by layer: every batch samples what its nodes need ------------
 
 
-def _loaders(
-    model: nn.Module, store: Store, inference: Inference, columns: Sequence[Column]
-) -> dict[str, tuple[nn.Module, Loader]]:
-    """Return the loader of all nodes of each type, and the model as it takes the batches."""
+def _loaders(model: nn.Module, store: Store, inference: Inference, columns: Sequence[Column]) -> dict[str, Loader]:
+    """Return the loader of all nodes of each type."""
     if "embedding" in columns:
         raise ConfigError(
             f"columns has 'embedding', but {type(model).__name__} cannot run layer by layer, so there is only what it "
@@ -235,13 +226,12 @@ def _loaders(
             "[-1, -1], nodes, batch_size=512))"
         )
     make = inference.loader or (lambda nodes: NeighborLoader(store, [-1] * (hops or 0), nodes, batch_size=BATCH_SIZE))
-    loaders = {}
+    loaders: dict[str, Loader] = {}
     for name in names:
         if not (num_nodes := schema.node_type(name).num_nodes):
             continue
-        loader = make(None if schema.homogeneous else name)
-        takes = adapted(model)
-        if loader.drop_last or getattr(takes, "takes_links", False):
+        loader = loaders[name] = make(None if schema.homogeneous else name)
+        if loader.drop_last or getattr(adapted(model), "takes_links", False):
             why = "the loader has drop_last=True" if loader.drop_last else f"{type(model).__name__} scores links"
             raise ConfigError(f"{why}, so not every node of {name!r} would get a row; give one that has a row each")
         if (num_seeds := loader.state_dict()["num_seeds"]) != num_nodes:
@@ -249,20 +239,15 @@ def _loaders(
                 f"the loader has {num_seeds:,} seeds for the {num_nodes:,} nodes of {name!r}; give "
                 "Inference(loader=...) the nodes that it is called with as input_nodes"
             )
-        loaders[name] = takes, loader
     return loaders
 
 
 def _in_batches(
-    model: nn.Module,
-    loaders: Mapping[str, tuple[nn.Module, Loader]],
-    task: Task | None,
-    folder: SharedFolder,
-    progress: Progress,
+    model: nn.Module, loaders: Mapping[str, Loader], task: Task | None, folder: SharedFolder, progress: Progress
 ) -> Iterator[Group]:
     """Yield the outputs of this rank's batches, a consecutive share of all."""
     rank, world_size = folder.context.rank, folder.context.world_size
-    fanouts = "; ".join(dict.fromkeys(loader.shown()["fanouts"] for _, loader in loaders.values()))
+    fanouts = "; ".join(dict.fromkeys(loader.shown()["fanouts"] for loader in loaders.values()))
     if folder.context.is_main:
         print(
             f"hoploom: {type(model).__name__} cannot run layer by layer, so its outputs are computed in batches, with "
@@ -272,10 +257,10 @@ def _in_batches(
         )
     shares = {
         name: range(*(loader.num_whole_steps * end // world_size for end in (rank, rank + 1)))
-        for name, (_, loader) in loaders.items()
+        for name, loader in loaders.items()
     }
-    done, total = 0, sum(map(len, shares.values()))
-    for name, (takes, loader) in loaders.items():
+    takes, done, total = adapted(model), 0, sum(map(len, shares.values()))
+    for name, loader in loaders.items():
         for batch in loader.steps(shares[name], dealt=False):
             storage = batch[name] if isinstance(batch, HeteroData) else batch
             count = int(storage.batch_size)

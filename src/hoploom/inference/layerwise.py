@@ -16,17 +16,16 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.inference.files import Gather, RowFile, SharedFolder
-from hoploom.inference.slices import Slice, Slices, SourcesOnDisk, degrees_without_loops, edges_of
+from hoploom.inference.slices import Slice, Slices, edges_of, gather_sources
 from hoploom.load.assemble import FEATURES
 from hoploom.nn.models import GNN, Rows
 from hoploom.ops import InEdges
 from hoploom.schema import DTYPES, Owner, RelationName, Schema
 from hoploom.store import Sharded, Store, Wanted
-from hoploom.system import Closing
 
 Group = tuple[str, Tensor, dict[str, Tensor]]  # a node type, some nodes of it, and their rows by column
 Progress = Callable[[int, int], None]  # (rows done, rows in all)
-Sources = Mapping[RelationName, Tensor | SourcesOnDisk]  # the rows that relations aggregate
+Sources = Mapping[RelationName, tuple[Tensor, Gather | None]]  # rows to aggregate; what reads them past the page cache
 
 PLAIN_EDGE_BYTES, WEIGHED_EDGE_BYTES = 16, 256  # while convolutions take rows as they are, or weigh them
 
@@ -184,18 +183,25 @@ def _widths(x: Mapping[Any, Tensor]) -> dict[Any, int]:
 # --- the passes -------------------------------------------------------------------------------
 
 
-class LayerWise(Closing):
-    """A rank's share of one model over one store; holds files open until close()."""
+class LayerWise:
+    """A rank's share of one model over one store."""
 
     def __init__(
         self, model: GNN, plan: ModelPlan, store: Store, memory: int, folder: SharedFolder, progress: Progress
     ) -> None:
         self._model, self._plan, self._store, self._schema = model, plan, store, store.schema
-        self._memory, self._folder, self._progress = memory, folder, progress
+        self._folder, self._progress = folder, progress
         self._on_disk = [_exceed_memory(store, plan.dtype, layer) for layer in plan.layers]
-        slices, ranks = self._slices_that_fit(), folder.context
+        widths = [plan.inputs[name] for name in plan.as_stored if self._features_on_disk(name)]
+        for layer, is_on_disk in zip(plan.layers, self._on_disk, strict=True):
+            widths += layer.sent.values() if is_on_disk else ()
+        edge_bytes = max(widths, default=0) * plan.dtype.itemsize  # a source each, at most
+        weighed = any(key in layer.rewritten for layer in plan.layers for key in layer.sent)
+        edge_bytes += WEIGHED_EDGE_BYTES if weighed else PLAIN_EDGE_BYTES
+        relations = [key for key in store.schema.relation_index if any(key in layer.sent for layer in plan.layers)]
+        slices, ranks = Slices(store, relations, memory, plan.row_bytes(store.schema), edge_bytes), folder.context
         self._own = {name: list(slices.of(name, ranks.rank, ranks.world_size)) for name in plan.inputs}
-        self._open = ExitStack()
+        self._num_between = len(plan.layers) - bool(plan.outputs)  # layers whose rows are written into files
         self._x = {name: rows for name in plan.inputs if (rows := self._mapped_features(name)) is not None}
         self._files: dict[str, RowFile] = {}  # of those rows that were computed
         self._sources: Sources = {}  # of the last layer
@@ -205,30 +211,26 @@ class LayerWise(Closing):
             passes += [*layer.rewritten_types, *(layer.computed if depth < self._num_between else ())]
         self._done, self._total = 0, sum(len(some) for name in (*passes, *plan.embeddings) for some in self._own[name])
 
-    @property
-    def _num_between(self) -> int:
-        """The number of layers whose rows are written into files."""
-        return len(self._plan.layers) - bool(self._plan.outputs)
-
-    def _slices_that_fit(self) -> Slices:
-        plan, schema = self._plan, self._schema
-        widths = [plan.inputs[name] for name in plan.as_stored if self._features_on_disk(name)]
-        for layer, is_on_disk in zip(plan.layers, self._on_disk, strict=True):
-            widths += layer.sent.values() if is_on_disk else ()
-        weighed = any(key in layer.rewritten for layer in plan.layers for key in layer.sent)
-        edge_bytes = WEIGHED_EDGE_BYTES if weighed else PLAIN_EDGE_BYTES
-        edge_bytes += max(widths, default=0) * plan.dtype.itemsize  # a source each, at most
-        relations = [key for key in schema.relation_index if any(key in layer.sent for layer in plan.layers)]
-        return Slices(self._store, relations, self._memory, plan.row_bytes(schema), edge_bytes)
-
     def run(self) -> None:
         """Compute the rows that the last layer aggregates, on all ranks."""
-        self._count_degrees()
+        keys = self._plan.with_degrees
+        types = sorted({key[2] for key in keys})
+        counted = self._pass("degrees", "counting edges", dict.fromkeys(keys), types, self._degrees_of)
+        self._degrees = {key: file.read() for key, file in counted.items()}
         made = {name: width for name, width in self._plan.inputs.items() if name not in self._x}
         self._files = self._pass("input", "reading features", made, made, self._prepared)
         self._x |= {name: file.read() for name, file in self._files.items()}
-        for depth in range(self._num_between):
-            self._advance(depth)
+        for depth, layer in enumerate(self._plan.layers[: self._num_between]):
+            z, rewritten = self._rewrite(depth)
+            compute = partial(self._computed, depth, z)
+            doing = f"computing layer {depth + 1}"
+            files = self._pass(f"rows-{depth}", doing, layer.computed, layer.computed, compute)
+            dropped = [self._files.pop(name) for name in list(self._files) if name not in layer.kept]
+            for file in (*dropped, *rewritten):
+                file.path.unlink(missing_ok=True)
+            self._files |= files
+            self._x = {name: rows for name, rows in self._x.items() if name in layer.kept}
+            self._x |= {name: file.read() for name, file in files.items()}
         if self._plan.outputs:
             self._sources, _ = self._rewrite(self._num_between)
 
@@ -239,7 +241,15 @@ class LayerWise(Closing):
             empty = {column: torch.empty(0, size, dtype=self._plan.dtype) for column, size in widths.items()}
             yield name, torch.arange(0), empty
             for some in self._slices([name]):
-                yield name, some.ids, self._finished(some)
+                if not self._plan.outputs:
+                    yield name, some.ids, {"embedding": self._x[name][some.span]}
+                    continue
+                is_new = name in self._plan.layers[-1].computed
+                rows = (
+                    self._computed(self._num_between, self._sources, some) if is_new else {name: self._own_rows(some)}
+                )
+                embedding = self._own_rows(some) if is_new and not self._plan.has_head else rows[name]
+                yield name, some.ids, {"embedding": embedding, "output": self._model.finish(rows)[name]}
 
     def _pass(
         self,
@@ -250,21 +260,18 @@ class LayerWise(Closing):
         compute: Callable[[Slice], Mapping[Any, Tensor]],
     ) -> dict[Any, RowFile]:
         """Write files with a row per node, which all ranks compute slice by slice."""
-        numbers = {
-            owner: number for number, owner in enumerate((*self._schema.type_index, *self._schema.relation_index))
-        }
         files = {}
-        with self._folder.together(doing):
-            for owner, width in widths.items():
+        with self._folder.together(doing), ExitStack() as opened:
+            for number, (owner, width) in enumerate(widths.items()):
                 count = self._schema.node_type(owner if isinstance(owner, str) else owner[0]).num_nodes
                 shape, dtype = ((count,), torch.int64) if width is None else ((count, width), self._plan.dtype)
-                path = self._folder.scratch / f"{name}-{numbers[owner]}.rows"
-                files[owner] = self._open.enter_context(RowFile(path, shape, dtype))
+                path = self._folder.scratch / f"{name}-{number}.rows"
+                files[owner] = opened.enter_context(RowFile(path, shape, dtype))
             for some in self._slices(types):
                 for owner, rows in compute(some).items():
                     files[owner].write(some.first, rows)
-            for file in files.values():
-                file.finish(synced=self._folder.context.world_size > 1)
+            for file in files.values() if self._folder.context.world_size > 1 else ():
+                file.sync()
         return files
 
     def _slices(self, names: Iterable[str]) -> Iterator[Slice]:
@@ -278,35 +285,18 @@ class LayerWise(Closing):
                 self._progress(self._done, self._total)
         self._store.require_whole()  # the slices were cut by what was read, too: there may be none
 
-    def _count_degrees(self) -> None:
-        """Count the in-degrees of all nodes, if a layer reads those of its sources."""
-        keys = self._plan.with_degrees
-
-        def count(some: Slice) -> dict[RelationName, Tensor]:
-            edges = edges_of(self._store, some, [key for key in keys if key[2] == some.node_type], {})
-            return {key: degrees_without_loops(found) for key, found in edges.items()}
-
-        types = sorted({key[2] for key in keys})
-        files = self._pass("degrees", "counting edges", dict.fromkeys(keys), types, count)
-        self._degrees = {key: file.read() for key, file in files.items()}
+    def _degrees_of(self, some: Slice) -> dict[RelationName, Tensor]:
+        """Return the in-degrees of a slice's nodes without self-loops: [nodes] int64."""
+        keys = [key for key in self._plan.with_degrees if key[2] == some.node_type]
+        return {
+            key: torch.bincount(edges.destinations[~edges.are_loops], minlength=len(some))
+            for key, edges in edges_of(self._store, some, keys, {}).items()
+        }
 
     def _prepared(self, some: Slice) -> dict[str, Tensor]:
         name = some.node_type
         given = {name: self._features(some)} if FEATURES in self._schema.node_type(name).fields else {}
         return {name: self._model.prepare(given, {name: some.ids})[name]}
-
-    def _advance(self, depth: int) -> None:
-        """Replace the rows before a layer by those after it."""
-        layer = self._plan.layers[depth]
-        z, rewritten = self._rewrite(depth)
-        compute = partial(self._computed, depth, z)
-        files = self._pass(f"rows-{depth}", f"computing layer {depth + 1}", layer.computed, layer.computed, compute)
-        dropped = [self._files.pop(name) for name in list(self._files) if name not in layer.kept]
-        for file in (*dropped, *rewritten):
-            file.remove()
-        self._files |= files
-        self._x = {name: rows for name, rows in self._x.items() if name in layer.kept}
-        self._x |= {name: file.read() for name, file in files.items()}
 
     def _rewrite(self, depth: int) -> tuple[Sources, Iterable[RowFile]]:
         """Return the rows that a layer aggregates, and the files of those that it changes first."""
@@ -322,39 +312,17 @@ class LayerWise(Closing):
 
         doing = f"projecting for layer {depth + 1}"
         files = self._pass(f"sources-{depth}", doing, layer.rewritten, layer.rewritten_types, changed)
-        read = {owner: file.read() for owner, file in files.items()}
-        sources: dict[RelationName, Tensor | SourcesOnDisk] = {}
+        sources: dict[RelationName, tuple[Tensor, Gather | None]] = {}
         for key in layer.sent:
-            owner = key if key in files else key[0]
-            rows, file = read.get(owner, self._x[key[0]]), files.get(owner, self._files.get(key[0]))
-            sources[key] = self._sources_on_disk(depth, key, rows, file) or rows
+            name, file, gather = key[0], files.get(key) or files.get(key[0]), None
+            rows = self._x[name] if file is None else file.read()
+            file = file or self._files.get(name)
+            if depth == 0 and name in self._plan.as_stored and rows is self._x[name] and self._features_on_disk(name):
+                gather = _gather_features(self._store, name)
+            elif file is not None and self._store.reads is not None and self._on_disk[depth]:
+                gather = file.gatherer(self._store.reads)
+            sources[key] = rows, gather
         return sources, files.values()
-
-    def _sources_on_disk(
-        self, depth: int, key: RelationName, rows: Tensor, file: RowFile | None
-    ) -> SourcesOnDisk | None:
-        """Return the reader of a relation's sources from the disk; None if they fit the memory budget."""
-        store, name, gather = self._store, key[0], None
-        if depth == 0 and name in self._plan.as_stored and rows is self._x[name] and self._features_on_disk(name):
-            gather = _gather_features(store, name)
-        elif file is not None and store.reads is not None and self._on_disk[depth]:
-            gather = file.gatherer(store.reads)
-        if gather is None or store.reads is None:
-            return None
-        edges: Callable[[Slice], InEdges] = lambda some: edges_of(store, some, [key], {})[key]  # noqa: E731
-        share, folder = 1 / self._folder.context.world_size, self._folder
-        return SourcesOnDisk(
-            key,
-            gather,
-            rows,
-            self._own[key[2]],
-            edges,
-            self._memory,
-            folder.scratch,
-            share,
-            store.reads,
-            folder.check_peers,
-        )
 
     def _mapped_features(self, node_type: str) -> Tensor | None:
         """Return features that layer one takes as they are, if one part holds them all."""
@@ -384,14 +352,13 @@ class LayerWise(Closing):
         """Return a layer's rows of a slice."""
         name, own = some.node_type, None
         keys = [key for key in self._plan.layers[depth].sent if key[2] == name]
-        on_disk = {key: rows for key in keys if isinstance(rows := z[key], SourcesOnDisk)}
-        for sources in on_disk.values():
-            sources.prepare(some)
-        edges = edges_of(self._store, some, keys, self._degrees)
-        given = {key: rows for key in keys if isinstance(rows := z[key], Tensor)}
-        for key, sources in on_disk.items():
-            given[key], edges[key] = sources.read(some, edges[key])
-            own = given[key][: len(some)] if sources.mapped is self._x[name] else own
+        edges, given = edges_of(self._store, some, keys, self._degrees), dict[RelationName, Tensor]()
+        for key in keys:
+            rows, gather = z[key]
+            given[key] = rows
+            if gather is not None:
+                given[key], edges[key] = gather_sources(key, rows, gather, some, edges[key])
+                own = given[key][: len(some)] if rows is self._x[name] else own
         own_rows = {name: self._own_rows(some) if own is None else own}
         try:
             entered = self._model.enter(depth, own_rows)
@@ -402,32 +369,16 @@ class LayerWise(Closing):
             ) from error
         return {name: self._model.close(depth, after, own_rows)[name]}
 
-    def _finished(self, some: Slice) -> dict[str, Tensor]:
-        """Return the embedding and output of a slice."""
-        name, depth = some.node_type, self._num_between
-        if not self._plan.outputs:
-            return {"embedding": self._x[name][some.span]}
-        is_computed = name in self._plan.layers[depth].computed
-        computed = self._computed(depth, self._sources, some)[name] if is_computed else None
-        embedding = self._own_rows(some) if computed is None or not self._plan.has_head else computed
-        output = self._model.finish({name: embedding if computed is None else computed})[name]
-        return {"embedding": embedding, "output": output}
-
-    def close(self) -> None:
-        self._open.close()
-
 
 def _exceed_memory(store: Store, dtype: torch.dtype, layer: LayerPlan) -> bool:
     """Return whether the rows that a layer aggregates take more than the store's budget leaves beside the topology."""
     if store.budget is None or store.reads is None:
         return False
-    num_bytes = (
-        sum(store.schema.node_type(key[0]).num_nodes * width for key, width in layer.sent.items()) * dtype.itemsize
-    )
+    num_values = sum(store.schema.node_type(key[0]).num_nodes * width for key, width in layer.sent.items())
     lists = [lists for part in store.parts for lists in part.lists]
     offsets = sum(one.indptr.nbytes for one in lists)
     others = sum(column.nbytes for one in lists for column in one.columns) - offsets
-    return num_bytes > store.budget.num_bytes - offsets - store.budget.lists * others
+    return num_values * dtype.itemsize > store.budget.num_bytes - offsets - store.budget.lists * others
 
 
 def _gather_features(store: Store, node_type: str) -> Gather:

@@ -5,26 +5,19 @@ the average degree.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import accumulate
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hoploom import ops
 from hoploom.inference.files import Gather
-from hoploom.load.packed import PackedRows, RowLists, scratch_bytes
-from hoploom.ops import Frontier, InEdges, Reads
+from hoploom.ops import Frontier, InEdges
 from hoploom.schema import RelationName
 from hoploom.store import Draw, Part, Store
 from hoploom.store.base import covers
-from hoploom.store.on_disk import BLOCK, Ids, ScratchFile
-
-WINS = 2 / 3  # packing sources takes at most this share of the time without it
 
 
 @dataclass(frozen=True)
@@ -94,12 +87,7 @@ class Slices:
     def _is_mapped(self) -> list[bool]:
         """Whether parts that hold all nodes of a type are mapped, by the type's index."""
         schema, parts = self.store.schema, self.store.parts
-        found = []
-        for index, node_type in enumerate(schema.node_types):
-            ends = accumulate((part.num_nodes[index] for part in parts), initial=0)
-            in_order = all(part.first_nodes[index] == end for part, end in zip(parts, ends, strict=False))
-            found.append(in_order and bool(parts) and covers(schema, parts, node_type.name))
-        return found
+        return [bool(parts) and covers(schema, parts, node_type.name) for node_type in schema.node_types]
 
 
 # --- edges of a slice -------------------------------------------------------------------------
@@ -144,97 +132,24 @@ def _sampled(store: Store, some: Slice, keys: Sequence[RelationName]) -> dict[Re
     return found
 
 
-def degrees_without_loops(edges: InEdges) -> Tensor:
-    """Return the in-degrees of a slice's nodes without self-loops: [num_destinations] int64."""
-    loops = torch.bincount(edges.destinations[edges.are_loops], minlength=edges.num_destinations)
-    return edges.degrees - loops
-
-
 # --- sources of a slice -----------------------------------------------------------------------
 
 
-@dataclass
-class SourcesOnDisk:
-    """The rows of a relation's sources if they do not fit in memory, read for slices in order; packed if that pays.
+def gather_sources(
+    key: RelationName, rows: Tensor, gather: Gather, some: Slice, edges: InEdges
+) -> tuple[Tensor, InEdges]:
+    """Return the rows of a slice's sources, and its edges with indices of these rows, for rows that exceed memory.
 
-    The sources of a slice are all over a table, so that each slice reads a block for every row, or the whole table.
-    Packing also costs looking at the edges twice. It may take `memory` bytes while no slice is worked on, and a `share`
-    of the free bytes in `folder`.
+    `gather` reads from the rows, of which only the shape is used. The slice's own nodes come first if they are of the
+    sources' type, then the others in order.
     """
-
-    key: RelationName
-    gather: Gather
-    mapped: Tensor  # [num_rows, width]; its values are not read
-    slices: Sequence[Slice]  # of this rank
-    edges: Callable[[Slice], InEdges]
-    memory: int
-    folder: Path
-    share: float
-    reads: Reads
-    check: Callable[[], None]  # called often; raises to end packing
-
-    def __post_init__(self) -> None:
-        self._group = range(0)  # indices of the slices that were looked at together
-        self._packed: list[PackedRows] = []  # of the group; empty if packing would not pay
-        self._row_bytes = self.mapped.shape[1] * self.mapped.dtype.itemsize
-
-    def prepare(self, some: Slice) -> None:
-        """Pack the rows of a slice and of the next ones, if that is due; before anything of it is in memory."""
-        index = self._index(some)
-        if index in self._group:
-            return
-        self._packed, found = [], list[Ids]()  # the sources of each slice of the group
-        memory, num_bytes = self.memory // 2, int(self.share * scratch_bytes(self.folder))
-        for one in self.slices[index:]:  # as many as half of the memory holds ids of, and scratch space rows
-            self.check()
-            ids = self._others(one, self.edges(one)).numpy()
-            ids = ids.astype(np.int32) if len(self.mapped) < 1 << 31 else ids
-            memory -= ids.nbytes
-            num_bytes -= len(ids) * self._row_bytes
-            if found and (memory < 0 or num_bytes < 0):
-                break
-            found.append(ids)
-        self._group, lists = range(index, index + len(found)), RowLists(found, self._row_bytes, self.memory // 2)
-        # Packing pays if it takes less than two thirds of the time, counted in bytes that the disk could read.
-        of_a_row, sweep, num_rows = BLOCK + self.reads.gap, self.mapped.nbytes, lists.num_rows
-        direct = sum(min(len(ids) * of_a_row, sweep) for ids in found)
-        requests = len(found) * -(-num_rows // lists.rows_at_once)  # a slice's rows of a piece
-        if min(num_rows * of_a_row, sweep) + 2 * num_rows * self._row_bytes + requests * of_a_row < WINS * direct:
-            dtype = self.mapped.dtype
-            with ScratchFile(self.folder, lists.num_bytes) as file:
-                self._packed = lists.copy(
-                    file, self.reads, lambda ids, outs: self.gather(ids, [o.view(dtype) for o in outs]), self.check
-                )
-
-    def read(self, some: Slice, edges: InEdges) -> tuple[Tensor, InEdges]:
-        """Return the rows of a slice's sources, and its edges with indices of these rows.
-
-        The slice's own nodes come first if they are of the sources' type, then the others in order.
-        """
-        first, end = self._own(some)
-        sources, others = edges.sources.to(torch.int64), self._others(some, edges)
-        own, num_sources = torch.arange(first, end), end - first + others.numel()
-        rows = ops.empty((num_sources, self.mapped.shape[1]), self.mapped.dtype)
-        outs = [rows[: end - first], rows[end - first :]]
-        if self._packed:
-            self.gather([own], outs[:1])
-            packed = self._packed[self._index(some) - self._group.start]
-            packed.read(self.reads, others, torch.arange(others.numel()), outs[1])
-        else:
-            self.gather([own, others], outs)
-        at = torch.searchsorted(others, sources) + (end - first)
-        at = torch.where((sources >= first) & (sources < end), sources - first, at)
-        degrees = None if edges.source_degrees is None else edges.source_degrees[torch.cat([own, others])]
-        return rows, InEdges(edges.indptr, at, num_sources, None, 0, degrees)
-
-    def _index(self, some: Slice) -> int:
-        return bisect_left(self.slices, some.first, key=lambda one: one.first)
-
-    def _own(self, some: Slice) -> tuple[int, int]:
-        return (some.first, some.end) if self.key[0] == self.key[2] else (0, 0)
-
-    def _others(self, some: Slice, edges: InEdges) -> Tensor:
-        """Return the sources that are not nodes of the slice, each once, in order."""
-        (first, end), sources = self._own(some), edges.sources.to(torch.int64)
-        others: Tensor = torch.unique(sources[(sources < first) | (sources >= end)])
-        return others
+    first, end = (some.first, some.end) if key[0] == key[2] else (0, 0)
+    sources = edges.sources.to(torch.int64)
+    is_own = (sources >= first) & (sources < end)
+    others: Tensor = torch.unique(sources[~is_own])
+    own, num_own = torch.arange(first, end), end - first
+    found = ops.empty((num_own + len(others), rows.shape[1]), rows.dtype)
+    gather([own, others], [found[:num_own], found[num_own:]])
+    at = torch.where(is_own, sources - first, torch.searchsorted(others, sources) + num_own)
+    degrees = None if edges.source_degrees is None else edges.source_degrees[torch.cat([own, others])]
+    return found, InEdges(edges.indptr, at, len(found), None, 0, degrees)

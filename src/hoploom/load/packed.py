@@ -1,8 +1,8 @@
 """Rows of many id lists, packed in scratch space: each list's rows together, so that they are read in a few long reads.
 
 The rows of all lists are read once, in file order, and written list by list. Costs a write and a read of every row;
-saves a sweep over the table, or a read per row, for every list. Loaders pack the rows of coming steps, inference those
-of coming slices. Nothing is left behind, whatever ends the process: the files have no name.
+saves a sweep over the table, or a read per row, for every list. Loaders pack the rows of coming steps.
+Nothing is left behind, whatever ends the process: the files have no name.
 """
 
 import shutil

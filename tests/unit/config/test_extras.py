@@ -36,11 +36,11 @@ def refusal(call):
 
 Path("cluster.yaml").write_text("hosts: [a]")
 from hoploom.deploy.resolve import read_cluster
-from hoploom.inference.files import ParquetFile
+from hoploom.inference.files import parquet_file
 import torch
 told = [
     refusal(lambda: import_module("hoploom.ingest.tables.build")),
-    refusal(lambda: ParquetFile(Path("x.parquet"), {"id": torch.arange(2)})),
+    refusal(lambda: parquet_file(Path("x.parquet"), {"id": torch.arange(2)}).__enter__()),
     refusal(lambda: import_module("hoploom.cli.serving")),
     refusal(lambda: read_cluster(Path("cluster.yaml"))),
 ]
