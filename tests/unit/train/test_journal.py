@@ -204,14 +204,8 @@ def test_what_fails_after_training_is_a_failure_of_the_run(tmp_path: Path) -> No
 
 def test_a_checkpoint_keeps_the_seconds_of_the_steps_before_it(tmp_path: Path) -> None:
     with Journal(tmp_path, alone(), loggers=[]) as journal:
-        checkpoint = Checkpoint(tmp_path, alone())
-        fit(
-            learner_of(),
-            Training(epochs=2, max_steps=7, checkpoint_every=3, **QUIET),
-            alone(),
-            checkpoint=checkpoint,
-            journal=journal,
-        )
+        training, checkpoint = Training(2, max_steps=7, checkpoint_every=3, **QUIET), Checkpoint(tmp_path, alone())
+        fit(learner_of(), training, alone(), checkpoint=checkpoint, journal=journal)
         journal.rewind(6, 1)
     written = lines(tmp_path / "times-rank0.jsonl")
     assert sum(line["steps"] for line in written) == 6
@@ -274,12 +268,12 @@ class Hanging(Remembering):
         self.is_over.wait(100)
 
 
-class Asking(Remembering):
+class Asking(Hanging):
     """Asks for a login, and nobody answers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_asked, self.is_over = threading.Event(), threading.Event()
+        self.is_asked = threading.Event()
 
     def begin(self, step: int) -> None:
         self.is_asked.set()
