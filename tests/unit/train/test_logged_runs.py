@@ -29,38 +29,15 @@ loggers = ["tensorboard", "wandb"]
 """
 
 
-def train(here: Path, *given: str, **variables: str) -> str:
-    """Return the command's stderr."""
-    known = {"WANDB_MODE": "offline", "WANDB_DIR": str(here), "WANDB_SILENT": "true"}
-    command = [sys.executable, "-m", "hoploom", "train", "run.toml", "--quiet", *given]
-    environment = os.environ | known | variables
-    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that ended after one epoch, and continued to its end."""
-    pytest.importorskip("wandb")
-    folder = tmp_path_factory.mktemp("logged")
-    generate(folder / "graph.store", num_nodes=1500, avg_degree=6, num_features=8, num_classes=3, homophily=0.8, seed=3)
-    (folder / "run.toml").write_text(RUN)
-    for epochs in (1, 3):
-        train(folder, "--set", f"train.epochs={epochs}", "--resume")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def written(here: Path) -> dict[str, dict[int, float]]:
+def written_in(run: Path) -> dict[str, dict[int, float]]:
     """Return the numbers in the run's folder, by metric and step."""
     found: dict[str, dict[int, float]] = {}
     for file, group in (("steps-rank0", "step"), ("metrics", "epoch")):
-        for line in (here / "run" / f"{file}.jsonl").read_text().splitlines():
+        for line in (run / f"{file}.jsonl").read_text().splitlines():
             read = json.loads(line)
             for name in ("loss", "learning_rate") if group == "step" else read.keys() - {"step"}:
                 found.setdefault(f"{group}/{name}", {})[read["step"]] = read[name]
-    result = json.loads((here / "run" / "result.json").read_text())
+    result = json.loads((run / "result.json").read_text())
     return found | {f"test/{name}": {result["steps"]: value} for name, value in result["test"].items()}
 
 
@@ -88,9 +65,17 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
             yield {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
 
 
-def test_wandb_has_one_run_with_the_numbers_of_the_folder(here: Path, written: dict[str, dict[int, float]]) -> None:
-    run_id = (here / "run" / "wandb.id").read_text().strip()
-    files = sorted((here / "wandb").glob("offline-run-*/run-*.wandb"))
+def test_wandb_has_one_run_with_the_numbers_of_the_folder(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    graph = {"num_nodes": 1500, "avg_degree": 6, "num_features": 8, "num_classes": 3, "homophily": 0.8, "seed": 3}
+    generate(tmp_path / "graph.store", **graph)
+    (tmp_path / "run.toml").write_text(RUN)
+    command = [sys.executable, "-m", "hoploom", "train", "run.toml", "--quiet", "--resume", "--set"]
+    offline = os.environ | {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
+    for epochs in (1, 3):  # ends after one epoch, and is continued
+        subprocess.run([*command, f"train.epochs={epochs}"], cwd=tmp_path, env=offline, check=True, timeout=LIMIT)
+    written, run_id = written_in(tmp_path / "run"), (tmp_path / "run" / "wandb.id").read_text().strip()
+    files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
     assert [path.stem for path in files] == [f"run-{run_id}"] * 2  # begun, and continued
     found: dict[str, dict[int, float]] = {}
     for row in (row for path in files for row in rows_of(path)):
