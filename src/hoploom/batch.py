@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hoploom.schema import Owner, RelationName
+from hoploom.schema import RelationName, TypeKey
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Seeds:
     times: Tensor | None = None  # [num_trees] int64: the time of each tree
     first_tree: int = 0
     link_of: Tensor | None = None  # [num_trees] int64: the index of each tree's link in the batch; None: its own index
-    fields: Mapping[Owner, Mapping[str, Any]] = field(default_factory=dict)  # copied to the batch
+    fields: Mapping[TypeKey, Mapping[str, Any]] = field(default_factory=dict)  # copied to the batch
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Sampled:
     num_nodes: list[list[int]] | None  # per type and hop
     num_edges: list[list[int]] | None  # per relation and hop
     blocks: list["Block"] = field(default_factory=list)
-    fields: Mapping[Owner, Mapping[str, Any]] = field(default_factory=dict)  # copied to the batch
+    fields: Mapping[TypeKey, Mapping[str, Any]] = field(default_factory=dict)  # copied to the batch
 
 
 @dataclass(frozen=True)

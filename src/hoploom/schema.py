@@ -12,7 +12,7 @@ from hoploom.fields import ITEM_BYTES
 from hoploom.fields import Field as Field
 
 RelationName = tuple[str, str, str]  # (source type, name, destination type)
-Owner = str | RelationName  # of a field: a node type or a relation
+TypeKey = str | RelationName  # the name of a node type, or the key of a relation
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
@@ -103,7 +103,7 @@ class Schema:
         """Whether times belong to edges, not to nodes."""
         return self.time is not None and any(self.time in r.fields for r in self.relations)
 
-    def described(self, owner: Owner) -> NodeType | Relation:
+    def described(self, owner: TypeKey) -> NodeType | Relation:
         """Return the node type or relation of this key; raise ConfigError if the graph has none."""
         return self.node_type(owner) if isinstance(owner, str) else self.relation(owner)
 

@@ -9,7 +9,7 @@ from torch_geometric.data import Data, HeteroData
 
 import hoploom
 from hoploom.ops import EdgeLists
-from hoploom.schema import EDGE_ID, Owner, Schema
+from hoploom.schema import EDGE_ID, Schema, TypeKey
 from hoploom.store import Part, Store, Table, assemble
 from hoploom.store.write import write_parts
 
@@ -99,7 +99,7 @@ def _slice(whole: Part, first: tuple[int, ...], end: tuple[int, ...]) -> Part:
         _slice_lists(whole.lists[index], first[destination], end[destination])
         for index, destination in enumerate(schema.destinations)
     )
-    tables: dict[tuple[Owner, str], Table] = {}
+    tables: dict[tuple[TypeKey, str], Table] = {}
     for index, node_type in enumerate(schema.node_types):
         for field in node_type.fields:
             rows = whole.tables[node_type.name, field].rows[first[index] : end[index]]
@@ -134,10 +134,10 @@ def _slice_lists(lists: EdgeLists, first: int, end: int) -> EdgeLists:
     )
 
 
-def rows_in_csc_order(part: Part, owner: Owner, field: str) -> Tensor:
+def rows_in_csc_order(part: Part, owner: TypeKey, field: str) -> Tensor:
     table = part.tables[owner, field]
     return table.rows[part.tables[owner, EDGE_ID].rows] if table.by_edge_id else table.rows
 
 
-def num_rows(schema: Schema, owner: Owner) -> int:
+def num_rows(schema: Schema, owner: TypeKey) -> int:
     return schema.node_type(owner).num_nodes if isinstance(owner, str) else schema.relation(owner).num_edges

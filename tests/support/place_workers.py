@@ -17,7 +17,7 @@ from hoploom import ConfigError, Store
 from hoploom.gpu import host_memory as hostmemory
 from hoploom.gpu.host_memory import HostMemory
 from hoploom.ranks.context import Context
-from hoploom.schema import Owner
+from hoploom.schema import TypeKey
 from hoploom.store import Wanted
 from support.graphs import num_rows
 from support.stores import bits, fields_of
@@ -41,7 +41,7 @@ def together(context: Context, folder: str, path: str) -> None:
         assert os.listdir(folder) == [], scene
 
 
-def placed_rows(store: Store, owner: Owner, field: str, ids: Tensor) -> Tensor:
+def placed_rows(store: Store, owner: TypeKey, field: str, ids: Tensor) -> Tensor:
     assert store.placed is not None
     (rows,) = store.placed.gather([Wanted(owner, field, ids.to(store.placed.device))])
     assert rows.device == store.placed.device

@@ -7,13 +7,13 @@ from typing import ClassVar, TypeVar
 from torch import Tensor
 
 from hoploom.ops import Frontier, Picks
-from hoploom.schema import Owner
+from hoploom.schema import TypeKey
 from hoploom.store import Draw, Part, Sharded, Store, Wanted
 from hoploom.store.base import RowLookup, Tier, range_of
 from support.graphs import cut
 
 Answer = TypeVar("Answer")
-Asked = dict[tuple[Owner, str], list[int]]  # the ids asked for, by owner and field
+Asked = dict[tuple[TypeKey, str], list[int]]  # the ids asked for, by owner and field
 
 
 @dataclass
@@ -28,10 +28,10 @@ class Elsewhere:
     error: Exception | None = None  # what finishing raises
     tier: ClassVar[Tier] = Tier.REMOTE
 
-    def in_memory(self, owner: Owner, name: str) -> bool:
+    def in_memory(self, owner: TypeKey, name: str) -> bool:
         return False
 
-    def look_up(self, owner: Owner, ids: Tensor, positions: Tensor) -> RowLookup:
+    def look_up(self, owner: TypeKey, ids: Tensor, positions: Tensor) -> RowLookup:
         return RowLookup(owner, ids, (positions[:0],), (), positions)
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
@@ -58,7 +58,7 @@ class Elsewhere:
             raise self.error
         return answer()
 
-    def rows_of(self, owner: Owner, name: str) -> list[int]:
+    def rows_of(self, owner: TypeKey, name: str) -> list[int]:
         return [one for asked in self.gathers for one in asked.get((owner, name), [])]
 
 

@@ -13,7 +13,7 @@ from torch_geometric.data import Data, HeteroData
 
 from hoploom import Store
 from hoploom.ops import Frontier
-from hoploom.schema import NodeType, Owner, Relation, Schema
+from hoploom.schema import NodeType, Relation, Schema, TypeKey
 from hoploom.store import Draw, Wanted
 from support.graphs import library, num_rows, random_graph, ring
 
@@ -38,13 +38,13 @@ GRAPHS = {
 every_graph = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS.keys())
 
 
-def fields_of(schema: Schema) -> list[tuple[Owner, str]]:
-    owners: list[tuple[Owner, NodeType | Relation]] = [(t.name, t) for t in schema.node_types]
+def fields_of(schema: Schema) -> list[tuple[TypeKey, str]]:
+    owners: list[tuple[TypeKey, NodeType | Relation]] = [(t.name, t) for t in schema.node_types]
     owners += [(relation.key, relation) for relation in schema.relations]
     return [(owner, name) for owner, described in owners for name in described.fields]
 
 
-def rows_of(store: Store, owner: Owner, field: str) -> Tensor:
+def rows_of(store: Store, owner: TypeKey, field: str) -> Tensor:
     """All rows of a field, by node id or edge position."""
     (rows,) = store.features.gather([Wanted(owner, field, torch.arange(num_rows(store.schema, owner)))])
     return rows

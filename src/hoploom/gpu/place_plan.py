@@ -31,7 +31,7 @@ from hoploom.ops.deadline import BUSY, DEADLINE, idle
 from hoploom.ops.kernels.gather import Segments
 from hoploom.ops.kernels.launch import DeviceLists
 from hoploom.ranks.context import Ranks, gather_json
-from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Owner, Schema
+from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Schema, TypeKey
 from hoploom.store import Store
 from hoploom.store.base import Part, Wanted, covers
 from hoploom.system import memory_limit
@@ -122,7 +122,7 @@ def _fill_edges(out: Tensor, pieces: Sequence[Tensor], begin: int = 0, added: Se
 class FieldColumn:
     """The rows of one field over all parts."""
 
-    owner: Owner
+    owner: TypeKey
     name: str
     field: Field
     parts: tuple[Part, ...]
@@ -323,9 +323,9 @@ def _check_reach(store: Store, with_topology: bool, with_features: bool) -> None
             )
 
 
-def fields_of(schema: Schema) -> dict[tuple[Owner, str], Field]:
+def fields_of(schema: Schema) -> dict[tuple[TypeKey, str], Field]:
     """Return the fields of all node types and relations."""
-    of_nodes: dict[tuple[Owner, str], Field] = {
+    of_nodes: dict[tuple[TypeKey, str], Field] = {
         (t.name, n): field for t in schema.node_types for n, field in t.fields.items()
     }
     return of_nodes | {(r.key, name): field for r in schema.relations for name, field in r.fields.items()}

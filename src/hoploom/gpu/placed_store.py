@@ -17,7 +17,7 @@ from hoploom.errors import ConfigError, StoreError
 from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
 from hoploom.ops.kernels.gather import Segments, gather
 from hoploom.ops.kernels.launch import DeviceLists
-from hoploom.schema import DTYPES, EDGE_ID, Field, Owner, Schema
+from hoploom.schema import DTYPES, EDGE_ID, Field, Schema, TypeKey
 from hoploom.store.base import FeatureStore, Triple, Wanted
 
 
@@ -82,7 +82,7 @@ class PlacedStore:
     schema: Schema
     device: torch.device
     relations: tuple[DeviceLists, ...] | None
-    fields: Mapping[tuple[Owner, str], Segments]  # only placed ones
+    fields: Mapping[tuple[TypeKey, str], Segments]  # only placed ones
     host: FeatureStore  # for the others
     report: tuple[Placement, ...]
     lease: Lease
@@ -135,7 +135,7 @@ class PlacedStore:
             self._refuse_ids(wanted, sizes)
         return rows
 
-    def empty(self, owner: Owner, name: str, count: int) -> Tensor:
+    def empty(self, owner: TypeKey, name: str, count: int) -> Tensor:
         """Allocate memory on the device for `count` rows of a field."""
         of_field = self.field(owner, name)
         return torch.empty((count, *of_field.shape), dtype=DTYPES[of_field.dtype], device=self.device)
@@ -153,7 +153,7 @@ class PlacedStore:
         with nullcontext() if error is None else suppress(StoreError):  # keep the first error
             self.close()
 
-    def field(self, owner: Owner, name: str) -> Field:
+    def field(self, owner: TypeKey, name: str) -> Field:
         """Return a field's dtype and shape."""
         described: Any = self.schema.node_type(owner) if isinstance(owner, str) else self.schema.relation(owner)
         if name == EDGE_ID and name not in described.fields:
@@ -178,7 +178,7 @@ class PlacedStore:
             out[:count].copy_(rows)
         return out
 
-    def _check_ids(self, owner: Owner, name: str, ids: Tensor) -> None:
+    def _check_ids(self, owner: TypeKey, name: str, ids: Tensor) -> None:
         is_there = ids.device == self.device or (owner, name) not in self.fields
         if ids.dtype != torch.int64 or ids.dim() != 1 or not is_there:
             given = f"{str(ids.dtype).removeprefix('torch.')} of shape {list(ids.shape)} on {ids.device}"

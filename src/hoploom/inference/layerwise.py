@@ -20,7 +20,7 @@ from hoploom.inference.slices import Slice, Slices, edges_of, gather_sources
 from hoploom.load.assemble import FEATURES
 from hoploom.nn.models import GNN, Rows
 from hoploom.ops import InEdges
-from hoploom.schema import DTYPES, Owner, RelationName, Schema
+from hoploom.schema import DTYPES, RelationName, Schema, TypeKey
 from hoploom.store import Sharded, Store, Wanted
 
 Group = tuple[str, Tensor, dict[str, Tensor]]  # a node type, some nodes of it, and their rows by column
@@ -38,7 +38,7 @@ class LayerPlan:
     """The rows that a layer reads and computes, by their widths."""
 
     widths: Mapping[str, int]  # the rows it starts from
-    rewritten: Mapping[Owner, int]  # rows to write before they are aggregated: of types by `enter`, or by `project`
+    rewritten: Mapping[TypeKey, int]  # rows to write before they are aggregated: of types by `enter`, or by `project`
     sent: Mapping[RelationName, int]  # the rows that relations aggregate
     computed: Mapping[str, int]  # types that get new rows
     kept: frozenset[str]  # types whose rows pass it unchanged, and are needed after it
@@ -161,7 +161,7 @@ def _probe_layer(
 ) -> tuple[LayerPlan, dict[str, Tensor]]:
     stage, entered = model.stage(depth), model.enter(depth, x)
     z = {key: stage.project(key, entered[key[0]]) for key in keys}
-    rewritten, edges, none = dict[Owner, int](), dict[RelationName, InEdges](), torch.empty(0, dtype=torch.int32)
+    rewritten, edges, none = dict[TypeKey, int](), dict[RelationName, InEdges](), torch.empty(0, dtype=torch.int32)
     for key, rows in z.items():
         if rows is not entered[key[0]]:
             rewritten[key] = rows.shape[1]
@@ -302,10 +302,10 @@ class LayerWise:
         """Return the rows that a layer aggregates, and the files of those that it changes first."""
         layer, stage = self._plan.layers[depth], self._model.stage(depth)
 
-        def changed(some: Slice) -> dict[Owner, Tensor]:
+        def changed(some: Slice) -> dict[TypeKey, Tensor]:
             name = some.node_type
             rows = self._model.enter(depth, {name: self._own_rows(some)})[name]
-            made: dict[Owner, Tensor] = {name: rows} if name in layer.rewritten else {}
+            made: dict[TypeKey, Tensor] = {name: rows} if name in layer.rewritten else {}
             return made | {
                 key: stage.project(key, rows) for key in layer.sent if key[0] == name and key in layer.rewritten
             }

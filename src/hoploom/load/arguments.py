@@ -26,9 +26,9 @@ from hoploom.schema import (
     DTYPES,
     EDGE_ID,
     ID_DTYPES,
-    Owner,
     RelationName,
     Schema,
+    TypeKey,
     read_ids,
     read_members,
     read_permutation,
@@ -288,11 +288,11 @@ def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degree
     return aggregate  # type: ignore[return-value]
 
 
-def read_fields(schema: Schema, given: Any, frames: Mapping[Owner, Iterable[str]] | None = None) -> Fields | None:
+def read_fields(schema: Schema, given: Any, frames: Mapping[TypeKey, Iterable[str]] | None = None) -> Fields | None:
     """Return the fields that batches have, by node type and relation; None: all."""
     if given is None:
         return None
-    owners: dict[Owner, list[str]] = {t.name: list(t.fields) for t in schema.node_types}
+    owners: dict[TypeKey, list[str]] = {t.name: list(t.fields) for t in schema.node_types}
     owners |= {r.key: [name for name in r.fields if name != EDGE_ID] for r in schema.relations}
     for owner, names in (frames or {}).items():
         owners[owner] += names

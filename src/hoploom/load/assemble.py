@@ -21,11 +21,11 @@ from hoploom.batch import Block, Sampled
 from hoploom.errors import ConfigError
 from hoploom.ops import InEdges, Reduce
 from hoploom.ops.edges import note_grouped
-from hoploom.schema import EDGE_ID, HOMOGENEOUS_TYPE, NodeType, Owner, Relation, Schema
+from hoploom.schema import EDGE_ID, HOMOGENEOUS_TYPE, NodeType, Relation, Schema, TypeKey
 from hoploom.store import Store, Wanted
 
 Batch: TypeAlias = Data | HeteroData
-Fields: TypeAlias = Mapping[Owner, Sequence[str]]  # names by node type and relation
+Fields: TypeAlias = Mapping[TypeKey, Sequence[str]]  # names by node type and relation
 NUM_NODES = "num_nodes"
 FEATURES, AGGREGATED, IN_DEGREE = "x", "aggregated", "in_degree"
 # The fields that a batch has besides the user's own, in the order in which PyG adds them.
@@ -42,13 +42,13 @@ class Assembler:
 
     store: Store
     template: Batch  # what every batch carries unchanged
-    field_order: Mapping[Owner, tuple[str, ...]]  # the order in which the user's data lists its fields
+    field_order: Mapping[TypeKey, tuple[str, ...]]  # the order in which the user's data lists its fields
     pinned: bool = False
     reduce: Reduce | None = None  # how layer one's neighbours arrive aggregated, if they do
     degrees: bool = False  # with every node's in-degree in the whole graph
     fields: Fields | None = None  # those that batches have; None: all. Edge ids are there in any case
-    frames: Mapping[Owner, Mapping[str, TensorFrame | Tensor]] = field(default_factory=dict)  # not in the store
-    deleted: Collection[tuple[Owner, str]] = ()  # fields that the user has taken from the data since
+    frames: Mapping[TypeKey, Mapping[str, TensorFrame | Tensor]] = field(default_factory=dict)  # not in the store
+    deleted: Collection[tuple[TypeKey, str]] = ()  # fields that the user has taken from the data since
 
     def assemble(self, sampled: Sampled) -> Batch:
         """Return a batch with edges, features, ids and the fields of the seeds; None removes a field, as in PyG."""
@@ -57,7 +57,7 @@ class Assembler:
         rows = dict(zip(wanted, self.gather(list(wanted.values())), strict=True))
         if self.reduce is not None:
             rows |= self._aggregated(sampled)
-        fields: dict[Owner, dict[str, Any]] = {}
+        fields: dict[TypeKey, dict[str, Any]] = {}
         for index, node_type in enumerate(schema.node_types):
             fields[node_type.name] = self._node_fields(sampled, rows, index)
         for index, relation in enumerate(schema.relations):
@@ -89,7 +89,7 @@ class Assembler:
             ]
         return wanted
 
-    def _wanted(self, sampled: Sampled) -> dict[tuple[Owner, str], Wanted]:
+    def _wanted(self, sampled: Sampled) -> dict[tuple[TypeKey, str], Wanted]:
         wanted = []
         for index, (node_type, nodes) in enumerate(zip(self.store.schema.node_types, sampled.nodes, strict=True)):
             inner = nodes if self.reduce is None else nodes[: _num_inner(sampled, index, node_type.name)]
@@ -100,7 +100,7 @@ class Assembler:
         for relation, edges in zip(self.store.schema.relations, sampled.edges, strict=False):
             if edges is not None:
                 wanted += [Wanted(relation.key, field, edges) for field in self._chosen(relation)]
-        named: dict[tuple[Owner, str], Wanted] = {(want.owner, want.field): want for want in wanted}
+        named: dict[tuple[TypeKey, str], Wanted] = {(want.owner, want.field): want for want in wanted}
         for index, block in enumerate(sampled.blocks):
             for relation in self.store.schema.relations:
                 positions = block.e_id[relation.key] if isinstance(block.e_id, Mapping) else None
@@ -116,12 +116,12 @@ class Assembler:
         chosen = owner.fields if self.fields is None else self.fields[key]
         return tuple(n for n in owner.fields if n == EDGE_ID or (n in chosen and (key, n) not in self.deleted))
 
-    def _aggregated(self, sampled: Sampled) -> dict[tuple[Owner, str], Tensor]:
+    def _aggregated(self, sampled: Sampled) -> dict[tuple[TypeKey, str], Tensor]:
         """Return the first layer's aggregated neighbour features, computed without rows of neighbours in the batch."""
         schema = self.store.schema
         if any("weight" in data for block in sampled.blocks[:1] for data in block.data.values()):
             raise ConfigError("aggregate= adds rows up without the weights that sample_frontier gives; leave it out")
-        out: dict[tuple[Owner, str], Tensor] = {}
+        out: dict[tuple[TypeKey, str], Tensor] = {}
         for index, relation in enumerate(schema.relations):
             nodes = sampled.nodes[schema.sources[index]]
             edge_index = sampled.blocks[0].edge_index if sampled.blocks else sampled.edge_index
@@ -139,7 +139,7 @@ class Assembler:
     def in_degrees(self, relation: Relation, nodes: Tensor) -> Tensor:
         return self.store.in_degrees(relation.key, nodes)
 
-    def _node_fields(self, sampled: Sampled, rows: Mapping[tuple[Owner, str], Tensor], index: int) -> dict[str, Any]:
+    def _node_fields(self, sampled: Sampled, rows: Mapping[tuple[TypeKey, str], Tensor], index: int) -> dict[str, Any]:
         node_type, nodes = self.store.schema.node_types[index], sampled.nodes[index]
         fields: dict[str, Any] = {name: rows[node_type.name, name] for name in self._chosen(node_type)}
         own = self.field_order.get(node_type.name)
@@ -156,7 +156,7 @@ class Assembler:
         return fields | self._set({"batch": trees, "num_sampled_nodes": num_nodes})
 
     def _edge_fields(
-        self, sampled: Sampled, rows: Mapping[tuple[Owner, str], Tensor], relation: Relation, index: int
+        self, sampled: Sampled, rows: Mapping[tuple[TypeKey, str], Tensor], relation: Relation, index: int
     ) -> dict[str, Any]:
         added = {name: rows[relation.key, name] for name in (AGGREGATED,) if (relation.key, name) in rows}
         if sampled.blocks:
@@ -171,7 +171,7 @@ class Assembler:
         num_edges = None if sampled.num_edges is None else sampled.num_edges[index]
         return fields | self._set({"num_sampled_edges": num_edges})
 
-    def _framed(self, owner: Owner, ids: Tensor) -> dict[str, TensorFrame | Tensor]:
+    def _framed(self, owner: TypeKey, ids: Tensor) -> dict[str, TensorFrame | Tensor]:
         """Return the rows of these ids from what the owner's data has beside the store's fields."""
         if owner not in self.frames:
             return {}
@@ -214,7 +214,7 @@ def _install(storage: Any, values: Mapping[str, Any], order: Sequence[str]) -> N
     mapping.update((name, value) for name, value in ordered.items() if value is not None)
 
 
-def _presented(block: Block, schema: Schema, rows: Mapping[tuple[Owner, str], Tensor], index: int) -> Block:
+def _presented(block: Block, schema: Schema, rows: Mapping[tuple[TypeKey, str], Tensor], index: int) -> Block:
     """Return a block with the user's own edge ids, and with plain tensors for a homogeneous graph."""
     e_id = {
         key: rows.get((key, f"{EDGE_ID}/{index}"), positions)

@@ -25,7 +25,7 @@ from hoploom.load.order import DividedOrder, DrawnOrder, Order, divided, drawn, 
 from hoploom.load.pipeline import DEADLINE, Pipeline
 from hoploom.ranks import agreement
 from hoploom.ranks.agreement import DIVIDED, LONE, Meeting, Share
-from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, ID_DTYPES, Owner
+from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, ID_DTYPES, TypeKey
 from hoploom.store import Sharded
 from hoploom.store.base import Tier
 from hoploom.store.from_pyg import PygGraph
@@ -79,7 +79,7 @@ class _WatchedData:
 
     def __init__(self, data: Any, graph: PygGraph) -> None:
         self._frames, self._deleted, self._schema = graph.frames, graph.deleted, graph.store.schema
-        owners: list[tuple[Owner, ...]] = [(HOMOGENEOUS_TYPE, HOMOGENEOUS_RELATION)]
+        owners: list[tuple[TypeKey, ...]] = [(HOMOGENEOUS_TYPE, HOMOGENEOUS_RELATION)]
         if isinstance(data, HeteroData):
             owners = [(), *((owner,) for owner in (*data.node_types, *data.edge_types))]
         self._storages = [

@@ -27,7 +27,7 @@ from hoploom.load.order import Order
 from hoploom.load.packed import PackedRows, RowLists, scratch_bytes
 from hoploom.load.pipeline import LEAD, Pipeline, Stages
 from hoploom.ops import Empty, IdMap, Reads, SlotMap
-from hoploom.schema import DTYPES, Owner, Schema
+from hoploom.schema import DTYPES, Schema, TypeKey
 from hoploom.store import Sharded, Wanted
 from hoploom.store.base import CachedPositions, RowLookup, Triple, read_wanted
 from hoploom.store.budget import little_idle
@@ -42,15 +42,15 @@ PIECE = 64 << 20  # bytes that are packed at once, or a quarter of the window
 SECONDS, SWEEPS = 60.0, 3.0  # packing a group takes at most so long, or as long as so many passes over the store,
 DEADLINE_SHARE = 0.25  # and never more than this share of the loader's deadline
 SPARE = 16  # a table that grows gets one row in 16 to spare
-Fields = Mapping[Owner, Sequence[str]]  # those of which some rows cost a wait
-Ids = tuple[Owner, int, int]  # a list of ids, told apart by its owner, address and length
-Packed = Mapping[tuple[Owner, int], Mapping[str, PackedRows]]  # a step's rows, by shard number and field
+Fields = Mapping[TypeKey, Sequence[str]]  # those of which some rows cost a wait
+Ids = tuple[TypeKey, int, int]  # a list of ids, told apart by its owner, address and length
+Packed = Mapping[tuple[TypeKey, int], Mapping[str, PackedRows]]  # a step's rows, by shard number and field
 
 
 # --- the window of rows that are prefetched ---------------------------------------------------
 
 
-def _key_of(owner: Owner, ids: Tensor) -> Ids:
+def _key_of(owner: TypeKey, ids: Tensor) -> Ids:
     return owner, ids.data_ptr(), ids.numel()
 
 
@@ -61,7 +61,7 @@ class Window:
     group to group. With little memory, ids are hashed.
     """
 
-    def __init__(self, schema: Schema, owner: Owner, fields: Collection[str], *, little_memory: bool) -> None:
+    def __init__(self, schema: Schema, owner: TypeKey, fields: Collection[str], *, little_memory: bool) -> None:
         self._schema, self._owner = schema, owner
         num_ids = schema.described(owner).count
         self.slots = SlotMap(num_ids, 0) if little_memory else SlotMap(num_ids)
@@ -135,7 +135,7 @@ class StepSize(NamedTuple):
     id_bytes: int  # each id once, as narrow as it fits
 
 
-def _id_dtype(schema: Schema, owner: Owner) -> np.dtype[Any]:
+def _id_dtype(schema: Schema, owner: TypeKey) -> np.dtype[Any]:
     """Return the narrowest dtype that fits the owner's ids."""
     return np.dtype(np.int32 if schema.described(owner).count < 1 << 31 else np.int64)
 
@@ -193,7 +193,7 @@ class LookAhead(Maker):
                     hint="leave scratch out",
                 )
                 return
-            windows: dict[Owner, Window] = {}
+            windows: dict[TypeKey, Window] = {}
 
             def finish(step: int, sampled: Sampled, fetched: Mapping[int, Assembler] | None) -> Batch:
                 return self._maker.finish(sampled, self._maker.assembler if fetched is None else fetched[id(sampled)])
@@ -223,7 +223,7 @@ class LookAhead(Maker):
             self._step_size = StepSize(*map(max, zip(*sizes, strict=True)))
         return self._step_size
 
-    def fetch(self, batches: Sequence[Sampled], windows: dict[Owner, Window]) -> Mapping[int, Assembler]:
+    def fetch(self, batches: Sequence[Sampled], windows: dict[TypeKey, Window]) -> Mapping[int, Assembler]:
         """Fetch the rows that these batches need and this process does not have, in one request per peer.
 
         Return what assembles each batch, by the sampled batch's id().
@@ -254,10 +254,10 @@ class LookAhead(Maker):
             pairs = zip(batches, lookups, strict=True)
             return {id(sampled): self._assembler(fields, of_batch) for sampled, of_batch in pairs}
 
-    def missing(self, sampled: Sampled) -> dict[Owner, tuple[IdMap, Sequence[str]]]:
+    def missing(self, sampled: Sampled) -> dict[TypeKey, tuple[IdMap, Sequence[str]]]:
         """Return, by owner, the ids whose rows cost a wait, each once, and the fields that are needed of them."""
         fields, (lookups,) = self._look_up([sampled])
-        ids: dict[Owner, IdMap] = {}
+        ids: dict[TypeKey, IdMap] = {}
         for one in lookups:
             ids.setdefault(one.owner, IdMap()).add(one.ids, one.missing)
         return {owner: (found, fields[owner]) for owner, found in ids.items() if len(found)}
@@ -265,7 +265,7 @@ class LookAhead(Maker):
     def _look_up(self, batches: Sequence[Sampled]) -> tuple[Fields, list[list[RowLookup]]]:
         """Return the fields of which some rows cost a wait, and the lookups of each batch: one for a list of ids."""
         wanted = [self._maker.assembler.wanted(one) for one in batches]
-        fields: dict[Owner, list[str]] = {}
+        fields: dict[TypeKey, list[str]] = {}
         for owner, name in dict.fromkeys((want.owner, want.field) for of_batch in wanted for want in of_batch):
             if not self._features.in_memory(owner, name):
                 fields.setdefault(owner, []).append(name)
@@ -324,8 +324,8 @@ class LookAhead(Maker):
             if left.is_set():
                 raise CancelledError
 
-        ids: dict[Owner, dict[int, SortedIds]] = {}  # by step
-        fields: dict[Owner, Sequence[str]] = {}
+        ids: dict[TypeKey, dict[int, SortedIds]] = {}  # by step
+        fields: dict[TypeKey, Sequence[str]] = {}
         for step in steps:
             check()
             try:
@@ -338,7 +338,7 @@ class LookAhead(Maker):
                 fields[owner] = names
         with self._maker.seconds("fetch"):
             plans = self._planned(ids, fields)
-            packed: dict[int, dict[tuple[Owner, int], dict[str, PackedRows]]] = {step: {} for step in steps}
+            packed: dict[int, dict[tuple[TypeKey, int], dict[str, PackedRows]]] = {step: {} for step in steps}
             num_bytes = sum(lists.num_bytes for *_, lists in plans)
             if not num_bytes or self._scratch is None:
                 return packed
@@ -353,8 +353,8 @@ class LookAhead(Maker):
             return packed
 
     def _planned(
-        self, ids: Mapping[Owner, Mapping[int, SortedIds]], fields: Fields
-    ) -> list[tuple[Owner, int, str, RowLists]]:
+        self, ids: Mapping[TypeKey, Mapping[int, SortedIds]], fields: Fields
+    ) -> list[tuple[TypeKey, int, str, RowLists]]:
         """Return the id lists to pack, by owner, shard number and field."""
         plans = []
         for number, shard in enumerate(self._features.shards):
@@ -367,7 +367,7 @@ class LookAhead(Maker):
                     plans.append((owner, number, name, RowLists(own, row_bytes, min(PIECE, self._window // 4))))
         return plans
 
-    def _read(self, shard: OnDisk, owner: Owner, name: str, ids: list[Tensor], outs: list[Tensor]) -> None:
+    def _read(self, shard: OnDisk, owner: TypeKey, name: str, ids: list[Tensor], outs: list[Tensor]) -> None:
         field = self._features.schema.described(owner).fields[name]
         wanted = [Wanted(owner, name, one) for one in ids if len(one)]
         rows = [out.view(DTYPES[field.dtype]).view(len(out), *field.shape) for out in outs if len(out)]

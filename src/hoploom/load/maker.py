@@ -28,7 +28,7 @@ from hoploom.sample import (
     sample_hops,
 )
 from hoploom.sample.hops import Sampling
-from hoploom.schema import Owner, RelationName
+from hoploom.schema import RelationName, TypeKey
 from hoploom.store import GraphStore, Store, Wanted
 from hoploom.store.base import scan_rows
 
@@ -224,7 +224,7 @@ class LinkMaker(LocalMaker):
         made = make_link_seeds(self.sampler.graph, links, self.task, key, disjoint=self.sampler.sampling.disjoint)
         input_id = indices if self.input_id is None else self.input_id[indices]
         relation, found = self.task.key, made.fields
-        placed: dict[Owner, dict[str, Any]] = {relation: {"input_id": input_id}}  # as PyG places them
+        placed: dict[TypeKey, dict[str, Any]] = {relation: {"input_id": input_id}}  # as PyG places them
         if "src_index" in found:
             placed[relation] |= {"edge_label_index": None, "edge_label_time": None}
             placed[relation[0]] = {name: found[name] for name in ("src_index", "seed_time")}

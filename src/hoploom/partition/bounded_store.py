@@ -18,7 +18,7 @@ from hoploom.load.presample import Presampling, visited
 from hoploom.ops import Frontier, Picks, pool_trim
 from hoploom.ops.assign_parts import drop_pages
 from hoploom.sample.hops import Fanouts
-from hoploom.schema import EDGE_ID, NodeType, Owner, Relation
+from hoploom.schema import EDGE_ID, NodeType, Relation, TypeKey
 from hoploom.store import Draw, Part, Store, open_store
 from hoploom.store.base import destinations, range_of
 from hoploom.store.sharded import merge_picks, select_frontier
@@ -127,7 +127,7 @@ class BoundedStore:
                 return str(relation.key)
         return "the topology"
 
-    def rows(self, part: int, owner: Owner, field: str, begin: int, end: int) -> Tensor:
+    def rows(self, part: int, owner: TypeKey, field: str, begin: int, end: int) -> Tensor:
         """Return a copy of some rows of a field, by their index in the part."""
         tables = self.parts[part].tables
         table = tables[owner, field]

@@ -21,7 +21,7 @@ from hoploom.load.arguments import read_added, read_fields
 from hoploom.load.assemble import Batch, of_blocks
 from hoploom.ops import Reduce
 from hoploom.sample.hops import Sampling, make_hgt_sampling, make_sampling
-from hoploom.schema import Owner, Schema, read_ids
+from hoploom.schema import Schema, TypeKey, read_ids
 from hoploom.serve.requests import read_flag, read_hop_fanouts, read_integer, read_owner, require
 from hoploom.serve.wire import Message
 
@@ -49,12 +49,12 @@ class Negatives:
 class Description:
     """The options that all batches of a loader share."""
 
-    owner: Owner  # the seeds' node type, or the links' relation
+    owner: TypeKey  # the seeds' node type, or the links' relation
     sampling: Sampling
     aggregate: Reduce | None = None
     degrees: bool = False
     negatives: Negatives | None = None
-    fields: tuple[tuple[Owner, tuple[str, ...]], ...] | None = None  # of batches; None: all
+    fields: tuple[tuple[TypeKey, tuple[str, ...]], ...] | None = None  # of batches; None: all
 
     @cached_property
     def plain(self) -> dict[str, Any]:

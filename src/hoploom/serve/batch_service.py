@@ -19,7 +19,7 @@ from hoploom.load.assemble import Assembler
 from hoploom.load.maker import LinkMaker, NodeMaker, NodeTimes, Sampler
 from hoploom.ops import Empty, Frontier, Picks
 from hoploom.sample import LinkTask, Workspace
-from hoploom.schema import Field, Owner, Schema
+from hoploom.schema import Field, Schema, TypeKey
 from hoploom.serve.batch_messages import NARROW_FROM, NEVER, BatchRequest, encode_batch, read_batch_request
 from hoploom.serve.memory_budget import NO_CLIENT, WAIT, BusyError, MemoryBudget, RequestContext, Reservation
 from hoploom.serve.requests import most_picks
@@ -78,7 +78,7 @@ class MeteredStore:
         self.schema: Schema = store.schema
         self._graph, self._features, self._budget = store.graph, store.features, budget
         self._of_thread = threading.local()
-        owners: dict[Owner, Mapping[str, Field]] = {t.name: t.fields for t in self.schema.node_types}
+        owners: dict[TypeKey, Mapping[str, Field]] = {t.name: t.fields for t in self.schema.node_types}
         owners |= {r.key: r.fields for r in self.schema.relations}
         self._row_bytes = {(o, name): f.row_bytes for o, fields in owners.items() for name, f in fields.items()}
 

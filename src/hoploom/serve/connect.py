@@ -20,7 +20,7 @@ from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.load.assemble import Batch
 from hoploom.load.maker import LinkMaker, LocalMaker, Maker, NodeMaker
 from hoploom.ops import Frontier, Picks
-from hoploom.schema import Owner, Schema
+from hoploom.schema import Schema, TypeKey
 from hoploom.serve.batch_messages import BatchRequest, Description, Negatives, decode_batch
 from hoploom.serve.peers import TIMEOUT, Peers
 from hoploom.serve.security import ClientSecurity, read_client_security
@@ -156,10 +156,10 @@ class RemotePart:
         self.schema, self.number, self._peers, self._max_ids = schema, number, peers, max_ids
         self._encoding = IdEncoding(schema, peers.manifest.parts[number])
 
-    def in_memory(self, owner: Owner, name: str) -> bool:
+    def in_memory(self, owner: TypeKey, name: str) -> bool:
         return False
 
-    def look_up(self, owner: Owner, ids: Tensor, positions: Tensor) -> RowLookup:
+    def look_up(self, owner: TypeKey, ids: Tensor, positions: Tensor) -> RowLookup:
         return RowLookup(owner, ids, (positions[:0],), (), positions)
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
@@ -315,7 +315,7 @@ def served_batches(maker: LocalMaker, peers: Peers) -> ServedBatches:
             "sample_frontier is a function, which cannot go to the servers; use connect(..., made='here'), "
             "which makes batches in this process"
         )
-    owner: Owner
+    owner: TypeKey
     columns: dict[str, Tensor | None]
     negatives: Negatives | None = None
     if isinstance(maker, NodeMaker):

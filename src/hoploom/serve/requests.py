@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hoploom.errors import ConfigError
 from hoploom.ops import Frontier
-from hoploom.schema import Owner, Schema
+from hoploom.schema import Schema, TypeKey
 from hoploom.serve.wire import Message
 from hoploom.store import Part
 from hoploom.store.base import Draw, GraphStore, Wanted
@@ -125,7 +125,7 @@ def read_row_requests(request: Message, part: Part) -> list[Wanted]:
     needed = f"[owner, field, ids], at most {MAX_WANTED}"
     require(isinstance(listed, list) and len(listed) <= MAX_WANTED, "wanted", listed, needed)
     found = []
-    owned: dict[tuple[Owner, int], Tensor] = {}  # fields of one owner share their ids
+    owned: dict[tuple[TypeKey, int], Tensor] = {}  # fields of one owner share their ids
     for one in listed or ():
         require(isinstance(one, list) and len(one) == 3, "wanted", one, needed)
         owner, name = read_owner(part.schema, one[0]), read_text({"field": one[1]}, "field")
@@ -143,7 +143,7 @@ def read_row_requests(request: Message, part: Part) -> list[Wanted]:
     return found
 
 
-def read_owner(schema: Schema, given: Any, *, known: bool = True) -> Owner:
+def read_owner(schema: Schema, given: Any, *, known: bool = True) -> TypeKey:
     """Return a node type, or the three names of a relation, which may be a new one unless `known`."""
     if isinstance(given, str):
         return schema.node_type(given).name

@@ -12,7 +12,7 @@ from torch import Tensor
 from hoploom import keys, ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import EdgeLists, Empty, Frontier, Picks, Rule
-from hoploom.schema import EDGE_ID, Owner, RelationName, Schema, read_ids
+from hoploom.schema import EDGE_ID, RelationName, Schema, TypeKey, read_ids
 from hoploom.store.format import PartRange
 
 NO_IDS = torch.empty(0, dtype=torch.int64)
@@ -39,12 +39,12 @@ class Draw(NamedTuple):
 class Wanted(NamedTuple):
     """A request for rows of one field: of a node type by node id, of a relation by edge position."""
 
-    owner: Owner
+    owner: TypeKey
     field: str
     ids: Tensor  # [n] int64
 
 
-Triple: TypeAlias = tuple[Owner, str, Any]  # what users may write for a Wanted, which is one itself
+Triple: TypeAlias = tuple[TypeKey, str, Any]  # what users may write for a Wanted, which is one itself
 
 
 def read_wanted(schema: Schema, wanted: Sequence[Triple]) -> list[Wanted]:
@@ -94,7 +94,7 @@ class CachedPositions(NamedTuple):
 class RowLookup(NamedTuple):
     """The positions in `ids` whose rows are in memory, cached, or cost a wait."""
 
-    owner: Owner
+    owner: TypeKey
     ids: Tensor  # [n] int64
     in_memory: tuple[Tensor, ...]  # by shard: [m] int64
     cached: tuple[CachedPositions, ...]
@@ -145,10 +145,10 @@ class Shard(Protocol):
         positions[i] are [n] int64; outs[i] has the field's dtype and one row for each of wanted[i].ids.
         """
 
-    def in_memory(self, owner: Owner, name: str) -> bool:
+    def in_memory(self, owner: TypeKey, name: str) -> bool:
         """Return whether all rows of a field are in memory or mapped."""
 
-    def look_up(self, owner: Owner, ids: Tensor, positions: Tensor) -> RowLookup:
+    def look_up(self, owner: TypeKey, ids: Tensor, positions: Tensor) -> RowLookup:
         """Look up the ids at these positions, for fields that are not all in memory."""
 
     def split(self, node_type: str, name: str) -> Tensor:
@@ -188,10 +188,10 @@ class InMemory:
 
     tier: ClassVar[Tier] = Tier.MEMORY
 
-    def in_memory(self, owner: Owner, name: str) -> bool:
+    def in_memory(self, owner: TypeKey, name: str) -> bool:
         return True
 
-    def look_up(self, owner: Owner, ids: Tensor, positions: Tensor) -> RowLookup:
+    def look_up(self, owner: TypeKey, ids: Tensor, positions: Tensor) -> RowLookup:
         return RowLookup(owner, ids, (positions,), (), positions[:0])
 
 
@@ -231,7 +231,7 @@ class Part(InMemory):
     first_nodes: tuple[int, ...]  # per node type
     num_nodes: tuple[int, ...]  # per node type
     lists: tuple[EdgeLists, ...]  # per relation
-    tables: Mapping[tuple[Owner, str], Table]
+    tables: Mapping[tuple[TypeKey, str], Table]
     splits: Mapping[tuple[str, str], Tensor]  # (node type, split) -> [n] int64 node ids
 
     def require_whole(self) -> None:
@@ -276,7 +276,7 @@ class Part(InMemory):
         return self.splits.get((node_type, name), NO_IDS)
 
     def _gather_at(self, wanted: Sequence[Wanted], positions: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
-        edge_ids: dict[tuple[Owner, int, int], Tensor] = {}  # read once, for all fields in the user's edge order
+        edge_ids: dict[tuple[TypeKey, int, int], Tensor] = {}  # read once, for all fields in the user's edge order
         for are_edge_ids in (True, False):  # these first
             for (owner, name, ids), own, out in zip(wanted, positions, outs, strict=True):
                 if (name == EDGE_ID) is not are_edge_ids or (own is not None and own.numel() == 0):
@@ -402,7 +402,7 @@ def in_edges(graph: GraphStore, relation: int, nodes: Tensor) -> Picks:
 
 
 def scan_rows(
-    features: FeatureStore, owner: Owner, name: str, count: int, at_once: int | None = None
+    features: FeatureStore, owner: TypeKey, name: str, count: int, at_once: int | None = None
 ) -> Iterator[Tensor]:
     """Yield all `count` rows of a field, `at_once` at a time, from any shard."""
     step = at_once or max(1, ROW_BYTES // max(1, features.schema.described(owner).fields[name].row_bytes))

@@ -23,7 +23,7 @@ from hoploom import ops
 from hoploom.config.values import as_bytes, as_int, as_share, parse_bytes
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import DiskFile, FileRows, Reads, RowRequest
-from hoploom.schema import Owner
+from hoploom.schema import TypeKey
 from hoploom.store import format as layout
 from hoploom.store.base import Part
 from hoploom.store.format import Manifest
@@ -139,7 +139,7 @@ def open_on_disk(folder: Path, manifest: Manifest, number: int, part: Part, budg
             raise StoreError(f"{name} of {folder} cannot be opened: {error.strerror}{way_out}") from error
         return FileRows(file, manifest.files[name].bytes - num_bytes, num_rows, first)  # values end a .npy file
 
-    tables: dict[tuple[Owner, str], DiskRows] = {}
+    tables: dict[tuple[TypeKey, str], DiskRows] = {}
     for (owner, name), table in part.tables.items():
         num_rows, row_bytes = table.raw.shape
         if (row_bytes <= SMALL and budget.small_fields) or budget.rows == 1 or not table.rows.nbytes:

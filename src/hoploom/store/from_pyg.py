@@ -11,7 +11,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.typing import TensorFrame
 
 from hoploom.errors import ConfigError, DataError
-from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Owner, RelationName
+from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName, TypeKey
 from hoploom.store import Store
 from hoploom.store.from_tensors import as_tensor, build_store, mask_splits
 
@@ -22,9 +22,9 @@ class PygGraph:
 
     store: Store
     template: Data | HeteroData  # attributes that every batch carries unchanged
-    field_order: Mapping[Owner, tuple[str, ...]]  # of the user's data
-    frames: dict[Owner, dict[str, TensorFrame | Tensor]]  # tables of pytorch-frame by name; fields added later
-    deleted: set[tuple[Owner, str]]  # fields that the data had, and has no more
+    field_order: Mapping[TypeKey, tuple[str, ...]]  # of the user's data
+    frames: dict[TypeKey, dict[str, TensorFrame | Tensor]]  # tables of pytorch-frame by name; fields added later
+    deleted: set[tuple[TypeKey, str]]  # fields that the data had, and has no more
 
 
 def from_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_attr: str | None = None) -> Store:
@@ -51,7 +51,7 @@ def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
     node_stores = {HOMOGENEOUS_TYPE: data._store} if homogeneous else dict(data.node_items())
     edge_stores = {HOMOGENEOUS_RELATION: data._store} if homogeneous else dict(data.edge_items())
     nodes, splits, edges, num_nodes = {}, {}, {}, {}
-    frames: dict[Owner, dict[str, TensorFrame | Tensor]] = {}
+    frames: dict[TypeKey, dict[str, TensorFrame | Tensor]] = {}
     for name, storage in node_stores.items():
         frames[name] = _frames(storage, storage.is_node_attr)
         nodes[name] = _tensors(name, storage, storage.is_node_attr)
@@ -88,7 +88,7 @@ def _frames(storage: Any, belongs: Callable[[str], bool]) -> dict[str, TensorFra
     return {name: value for name, value in storage.items() if isinstance(value, TensorFrame) and belongs(name)}
 
 
-def _tensors(owner: Owner, storage: Any, belongs: Any) -> dict[str, Tensor]:
+def _tensors(owner: TypeKey, storage: Any, belongs: Any) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for field, value in storage.items():
         if field in ("num_nodes", "edge_index", "adj_t", "adj") or isinstance(value, TensorFrame) or not belongs(field):

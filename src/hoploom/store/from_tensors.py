@@ -19,10 +19,10 @@ from hoploom.schema import (
     ID_DTYPES,
     Field,
     NodeType,
-    Owner,
     Relation,
     RelationName,
     Schema,
+    TypeKey,
     check_schema,
     read_members,
 )
@@ -86,7 +86,7 @@ def build_store(
         for name, by_name in splits.items()
         for split, given in by_name.items()
     }
-    tables: dict[tuple[Owner, str], Table] = {}
+    tables: dict[tuple[TypeKey, str], Table] = {}
     node_types = []
     for name, fields in nodes.items():
         described = {field: _describe(f"{name}.{field}", rows, counts[name], "node") for field, rows in fields.items()}
@@ -166,7 +166,7 @@ def _build_relation(
     counts: Mapping[str, int],
     weight_attr: str | None,
     time_attr: str | None,
-) -> tuple[Relation, EdgeLists, dict[tuple[Owner, str], Table]]:
+) -> tuple[Relation, EdgeLists, dict[tuple[TypeKey, str], Table]]:
     if EDGE_ID in given:
         raise DataError(f"{key} has a field {EDGE_ID!r}, the name of the edges' own ids; rename it")
     if "edge_index" not in given:
@@ -179,7 +179,7 @@ def _build_relation(
     described = {name: _describe(f"{key}.{name}", rows, num_edges, "edge") for name, rows in fields.items()}
     edge_time, source_time = _times(key, fields, nodes[key[0]], time_attr)
     csc = ops.build_csc(edge_index, counts[key[0]], counts[key[2]], edge_time=edge_time, source_time=source_time)
-    tables: dict[tuple[Owner, str], Table] = {
+    tables: dict[tuple[TypeKey, str], Table] = {
         (key, name): Table(rows.contiguous(), by_edge_id=csc.permutation is not None) for name, rows in fields.items()
     }
     if csc.permutation is not None:

@@ -24,7 +24,7 @@ from hoploom.config.values import as_bytes
 from hoploom.errors import StoreError
 from hoploom.ops import DiskFile, EdgeLists, FileRows, Frontier, Picks, Reads, RowRequest, Rule
 from hoploom.ops.disk import ListColumn, SparseArray
-from hoploom.schema import Owner
+from hoploom.schema import TypeKey
 from hoploom.store.base import Draw, Part, RowLookup, Tier, Wanted
 
 
@@ -82,15 +82,15 @@ class OnDisk:
     """A shard over a part of which some tables or lists are on disk."""
 
     part: Part
-    tables: Mapping[tuple[Owner, str], DiskRows]
+    tables: Mapping[tuple[TypeKey, str], DiskRows]
     lists: Mapping[int, DiskLists]  # by relation
     reads: Reads
     tier: ClassVar[Tier] = Tier.DISK
 
-    def in_memory(self, owner: Owner, name: str) -> bool:
+    def in_memory(self, owner: TypeKey, name: str) -> bool:
         return (owner, name) not in self.tables
 
-    def look_up(self, owner: Owner, ids: Tensor, positions: Tensor) -> RowLookup:
+    def look_up(self, owner: TypeKey, ids: Tensor, positions: Tensor) -> RowLookup:
         bounds = [table.first_on_disk for (of, _), table in self.tables.items() if of == owner]
         near, missing = ops.route(ids, torch.tensor([min(bounds)]), positions) if bounds else (positions, positions[:0])
         return RowLookup(owner, ids, (near,), (), missing)

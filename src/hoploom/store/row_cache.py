@@ -15,7 +15,7 @@ from torch import Tensor
 from hoploom.config.values import as_bytes, as_count, as_share, parse_share_or_bytes
 from hoploom.errors import ConfigError
 from hoploom.ops import IdMap, IdRanks
-from hoploom.schema import DTYPES, Owner
+from hoploom.schema import DTYPES, TypeKey
 from hoploom.store.base import CachedPositions, RowLookup, Tier, Wanted
 from hoploom.store.sharded import Finish, Sharded, ShardWrapper
 from hoploom.store.store import Store
@@ -49,12 +49,12 @@ class CacheReport:
 class RowCache:
     """Rows of nodes by id, with the hits and misses of all threads."""
 
-    def __init__(self, ids: Mapping[Owner, IdMap | IdRanks], tables: Mapping[Owner, Mapping[str, Tensor]]) -> None:
+    def __init__(self, ids: Mapping[TypeKey, IdMap | IdRanks], tables: Mapping[TypeKey, Mapping[str, Tensor]]) -> None:
         self.ids, self.tables = ids, tables  # table rows are in the order of the ids
         self._hits = self._misses = 0
         self._lock = Lock()
 
-    def find(self, owner: Owner, ids: Tensor, positions: Tensor) -> tuple[CachedPositions, Tensor]:
+    def find(self, owner: TypeKey, ids: Tensor, positions: Tensor) -> tuple[CachedPositions, Tensor]:
         """Return the cached ones of these positions, and the others."""
         rows, hits, misses = self.ids[owner].find(ids, positions)
         with self._lock:
@@ -75,7 +75,7 @@ class Cached(ShardWrapper):
 
     cache: RowCache
 
-    def look_up(self, owner: Owner, ids: Tensor, positions: Tensor) -> RowLookup:
+    def look_up(self, owner: TypeKey, ids: Tensor, positions: Tensor) -> RowLookup:
         if owner not in self.cache.ids:
             return self.shard.look_up(owner, ids, positions)
         hits, misses = self.cache.find(owner, ids, positions)
@@ -85,7 +85,7 @@ class Cached(ShardWrapper):
     def begin_gather(
         self, wanted: Sequence[Wanted], positions: Sequence[Tensor], outs: Sequence[Tensor]
     ) -> Finish[None]:
-        looked_up: dict[tuple[Owner, int, int], tuple[CachedPositions, Tensor]] = {}
+        looked_up: dict[tuple[TypeKey, int, int], tuple[CachedPositions, Tensor]] = {}
         copies: list[Finish[None]] = []
         rest = list(positions)
         for index, ((owner, name, ids), own, out) in enumerate(zip(wanted, positions, outs, strict=True)):
@@ -126,7 +126,7 @@ def cached(store: Store, size: float | str, counts: Mapping[str, Tensor]) -> Sto
     spared = _spared(counts, store.deployment.look_ahead or (USUAL_GROUP if has_window else 1))
     ranks = torch.arange(LEVELS) if spared is None else spared.argsort(stable=True).argsort()
     chosen = _choose(remote, budget, ranks)
-    numbered: dict[Owner, IdMap | IdRanks] = {name: _numbered(ids) for name, ids in chosen.items()}
+    numbered: dict[TypeKey, IdMap | IdRanks] = {name: _numbered(ids) for name, ids in chosen.items()}
     cache = RowCache(numbered, {name: _fetch(features, name, ids) for name, ids in chosen.items()})
     shards = tuple(Cached(shard, cache) if shard.tier is Tier.REMOTE else shard for shard in features.shards)
     return replace(store, features=features.over(shards), shards=shards)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.ops import Empty, Frontier, Picks
-from hoploom.schema import DTYPES, Owner, Schema
+from hoploom.schema import DTYPES, Schema, TypeKey
 from hoploom.store.base import NO_IDS, Draw, RowLookup, Shard, Tier, Triple, Wanted, read_wanted
 from hoploom.store.format import PartRange
 
@@ -29,7 +29,7 @@ class Sharded:
     def __init__(self, schema: Schema, shards: Sequence[Shard], ranges: Sequence[PartRange]) -> None:
         self.schema = schema
         self.shards = tuple(shards)
-        self._cuts: dict[Owner, Tensor] = {}  # the first ids of the second part, the third and so on
+        self._cuts: dict[TypeKey, Tensor] = {}  # the first ids of the second part, the third and so on
         for index, node_type in enumerate(schema.node_types):
             self._cuts[node_type.name] = torch.tensor([part.first_nodes[index] for part in ranges[1:]]).long()
         for index, relation in enumerate(schema.relations):
@@ -41,11 +41,11 @@ class Sharded:
         other.shards = tuple(shards)
         return other
 
-    def route(self, owner: Owner, ids: Tensor, positions: Tensor | None = None) -> list[Tensor]:
+    def route(self, owner: TypeKey, ids: Tensor, positions: Tensor | None = None) -> list[Tensor]:
         """Return, per shard, the positions of its ids: of all ids, or of those at `positions`."""
         return ops.route(ids, self._cuts[owner], positions)
 
-    def look_up(self, owner: Owner, ids: Tensor) -> RowLookup:
+    def look_up(self, owner: TypeKey, ids: Tensor) -> RowLookup:
         """Look up ids in all shards."""
         routed = zip(self.shards, self.route(owner, ids), strict=True)
         found = [shard.look_up(owner, ids, positions) for shard, positions in routed]
@@ -53,7 +53,7 @@ class Sharded:
         missing = ops.joined([one.missing for one in found if one.missing.numel()])
         return RowLookup(owner, ids, in_memory, tuple(rows for one in found for rows in one.cached), missing)
 
-    def in_memory(self, owner: Owner, name: str) -> bool:
+    def in_memory(self, owner: TypeKey, name: str) -> bool:
         """Return whether all rows of a field are in memory or mapped."""
         return all(shard.in_memory(owner, name) for shard in self.shards)
 
@@ -90,7 +90,7 @@ class Sharded:
 
     def gather_at(self, wanted: Sequence[Wanted], positions: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
         """Write rows to outs[i], for all of wanted[i].ids or those at positions[i]."""
-        routed: dict[tuple[Owner, int, int], list[Tensor]] = {}  # once for all fields of the same ids
+        routed: dict[tuple[TypeKey, int, int], list[Tensor]] = {}  # once for all fields of the same ids
         keys = [(w.owner, id(w.ids), id(own)) for w, own in zip(wanted, positions, strict=True)]
         for key, want, own in zip(keys, wanted, positions, strict=True):
             if key not in routed:
@@ -160,7 +160,7 @@ def _are_all(positions: Tensor, frontier: Frontier) -> bool:
     return positions.numel() == frontier.nodes.numel() and ops.is_counting(positions)
 
 
-def empty_rows(schema: Schema, owner: Owner, name: str, count: int, empty: Empty = ops.empty) -> Tensor:
+def empty_rows(schema: Schema, owner: TypeKey, name: str, count: int, empty: Empty = ops.empty) -> Tensor:
     """Allocate memory for `count` rows of a field."""
     field = schema.described(owner).fields[name]
     return empty((count, *field.shape), DTYPES[field.dtype])
@@ -182,10 +182,10 @@ class ShardWrapper:
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Finish[list[Picks | None]]:
         return self.shard.begin_sample(frontiers, draw)
 
-    def in_memory(self, owner: Owner, name: str) -> bool:
+    def in_memory(self, owner: TypeKey, name: str) -> bool:
         return self.shard.in_memory(owner, name)
 
-    def look_up(self, owner: Owner, ids: Tensor, positions: Tensor) -> RowLookup:
+    def look_up(self, owner: TypeKey, ids: Tensor, positions: Tensor) -> RowLookup:
         return self.shard.look_up(owner, ids, positions)
 
     def split(self, node_type: str, name: str) -> Tensor:
@@ -213,9 +213,9 @@ class LocalEdgeFields(ShardWrapper):
     """A remote shard whose edge fields are on this host, beside the topology."""
 
     local: Shard
-    fields: Collection[tuple[Owner, str]]  # that `local` has
+    fields: Collection[tuple[TypeKey, str]]  # that `local` has
 
-    def in_memory(self, owner: Owner, name: str) -> bool:
+    def in_memory(self, owner: TypeKey, name: str) -> bool:
         return (self.local if (owner, name) in self.fields else self.shard).in_memory(owner, name)
 
     def begin_gather(
@@ -261,7 +261,7 @@ class IdEncoding:
         sources = [IdRange(0, schema.node_types[index].num_nodes) for index in schema.sources]
         counts = [IdRange(0, of_relation.size) for of_relation in edges]
         self._columns = list(zip(counts, sources, edges, strict=True))  # of picks, by relation
-        self.owned: dict[Owner, IdRange] = {t.name: own for t, own in zip(schema.node_types, self.nodes, strict=True)}
+        self.owned: dict[TypeKey, IdRange] = {t.name: own for t, own in zip(schema.node_types, self.nodes, strict=True)}
         self.owned |= {relation.key: own for relation, own in zip(schema.relations, edges, strict=True)}
 
     def encode_picks(self, relation: int, picks: Picks) -> list[Tensor]:

@@ -22,7 +22,7 @@ from hoploom import ops
 from hoploom.config.values import as_int, nearest, printable
 from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.ops import EdgeLists, InEdges, MappedFile, Reads
-from hoploom.schema import DTYPES, EDGE_ID, Field, NodeType, Owner, Relation, RelationName, Schema, check_schema
+from hoploom.schema import DTYPES, EDGE_ID, Field, NodeType, Relation, RelationName, Schema, TypeKey, check_schema
 from hoploom.store import format as layout
 from hoploom.store import to_pyg
 from hoploom.store.base import (
@@ -213,7 +213,7 @@ class Store(Explored):
 
     def save(self, path: str | Path) -> "Store":
         """Save the store in a new directory, and return it opened from there."""
-        owners: list[tuple[Owner, NodeType | Relation]] = [(t.name, t) for t in self.schema.node_types]
+        owners: list[tuple[TypeKey, NodeType | Relation]] = [(t.name, t) for t in self.schema.node_types]
         owners += [(r.key, r) for r in self.schema.relations]
         has_fields = all((key, name) in part.tables for part in self.parts for key, of in owners for name in of.fields)
         if not has_fields or not covers(self.schema, self.parts):
@@ -411,7 +411,7 @@ def exceeds_memory(manifest: Manifest, parts: Sequence[int], *, whole_topology: 
 def open_part(folder: Path, manifest: Manifest, part: int, *, scattered: bool = False) -> Part:
     """Map one part. With `scattered`, the kernel reads no pages around the requested ones."""
     schema, held = manifest.schema, manifest.parts[part]
-    tables: dict[tuple[Owner, str], Table] = {}
+    tables: dict[tuple[TypeKey, str], Table] = {}
     splits: dict[tuple[str, str], Tensor] = {}
     for index, node_type in enumerate(schema.node_types):
         for name, stored in node_type.fields.items():
@@ -438,7 +438,7 @@ def open_topology(folder: Path, manifest: Manifest, part: int, *, scattered: boo
 def _open_edges(folder: Path, manifest: Manifest, part: int, *, needs_fields: bool, scattered: bool) -> Part:
     schema, held = manifest.schema, manifest.parts[part]
     lists = tuple(_open_lists(folder, manifest, part, index, scattered) for index in range(len(schema.relations)))
-    tables: dict[tuple[Owner, str], Table] = {}
+    tables: dict[tuple[TypeKey, str], Table] = {}
     for index, relation in enumerate(schema.relations):
         for name, stored in relation.fields.items():
             file = layout.edge_file(part, relation, name)

@@ -25,10 +25,10 @@ from hoploom.schema import (
     ORIGINAL_ID,
     Field,
     NodeType,
-    Owner,
     Relation,
     RelationName,
     Schema,
+    TypeKey,
     holds_text,
     read_ids,
     read_members,
@@ -66,7 +66,7 @@ class FieldRows(Uncopied):
     """
 
     features: FeatureStore
-    owner: Owner
+    owner: TypeKey
     name: str
 
     @property
@@ -165,7 +165,7 @@ class TypeView(Uncopied):
 
     graph: GraphStore
     features: FeatureStore
-    owner: Owner
+    owner: TypeKey
 
     @property
     def described(self) -> NodeType | Relation:
@@ -446,5 +446,5 @@ class Explored(Uncopied, ABC):
         return self[of].neighbors(node)
 
 
-def _shown(owner: Owner) -> str:
+def _shown(owner: TypeKey) -> str:
     return owner if isinstance(owner, str) else "(" + ", ".join(owner) + ")"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError, DataError
-from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Owner, RelationName
+from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName, TypeKey
 from hoploom.store import Store
 from hoploom.store.from_tensors import as_tensor, build_store, mask_splits
 
@@ -49,7 +49,7 @@ def from_dgl(graph: Any, *, weight_attr: str | None = None, time_attr: str | Non
     )
 
 
-def _fields(owner: Owner, given: Mapping[str, Any]) -> dict[str, Tensor]:
+def _fields(owner: TypeKey, given: Mapping[str, Any]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, value in given.items():
         rows = as_tensor(value)
