@@ -15,7 +15,7 @@ from support.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OPTIONS = {"parts": 3}
-RANGES = {"task_bytes": 1 << 16}  # most files have several
+TASKS = {"task_bytes": 1 << 16}  # so there are several
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_killed_executor_changes_nothing(
 ) -> None:
     before = sorted(path.name for path in folder.iterdir())
     cluster.idle()
-    with spark_builds(cluster, [folder], **RANGES, **OPTIONS) as builds:
+    with spark_builds(cluster, [folder], **TASKS, **OPTIONS) as builds:
         until_moment(builds, folder, name)
         victim = busy_executor(cluster)
         os.kill(victim.pid, signal.SIGKILL)
@@ -79,7 +79,7 @@ def test_a_killed_executor_changes_nothing(
 def test_a_killed_task_changes_nothing(cluster: SparkCluster, folder: Path, wanted: dict[str, bytes]) -> None:
     """The Python process of a task, as the kernel ends it where memory runs out."""
     cluster.idle()
-    with spark_builds(cluster, [folder], **RANGES, **OPTIONS) as builds:
+    with spark_builds(cluster, [folder], **TASKS, **OPTIONS) as builds:
         for name in ("ranges of nodes", "ranges of edges"):
             until_moment(builds, folder, name)
             os.kill(busy_executor(cluster, python=True).tasks[0], signal.SIGKILL)
@@ -105,7 +105,7 @@ def test_a_task_that_runs_twice_at_once_leaves_nothing_twice(
 ) -> None:
     before = {path.name for path in folder.iterdir()}
     cluster.idle()
-    with spark_builds(cluster, [folder], conf=SPECULATION, **RANGES, **OPTIONS) as builds:
+    with spark_builds(cluster, [folder], conf=SPECULATION, **TASKS, **OPTIONS) as builds:
         until_moment(builds, folder, name)
         executor = busy_executor(cluster, python=True)
         slow = executor.tasks[0]
@@ -122,7 +122,7 @@ def test_a_task_that_runs_twice_at_once_leaves_nothing_twice(
 
 def test_tasks_that_are_killed_each_time_end_the_build(cluster: SparkCluster, folder: Path) -> None:
     cluster.idle()
-    with spark_builds(cluster, [folder], **RANGES, **OPTIONS) as builds:
+    with spark_builds(cluster, [folder], **TASKS, **OPTIONS) as builds:
         until_moment(builds, folder, "ranges of edges")
         while builds.process.poll() is None:
             for executor in cluster.executors:
@@ -142,7 +142,7 @@ def test_a_killed_driver_leaves_what_the_next_one_removes(
 ) -> None:
     before = {path.name for path in folder.iterdir()}
     cluster.idle()
-    with spark_builds(cluster, [folder], **RANGES, **OPTIONS) as builds:
+    with spark_builds(cluster, [folder], **TASKS, **OPTIONS) as builds:
         until_moment(builds, folder, name)
         builds.process.kill()
         builds.process.wait(10)
@@ -150,7 +150,7 @@ def test_a_killed_driver_leaves_what_the_next_one_removes(
         assert left.startswith(".out.store.partial-")
         cluster.idle()  # its JVM ends without it, and so do the executors
         assert {path.name for path in folder.iterdir()} == {*before, left}
-    with spark_builds(cluster, [folder], **RANGES, **OPTIONS) as builds:
+    with spark_builds(cluster, [folder], **TASKS, **OPTIONS) as builds:
         (ended,) = builds.finish()
     assert "seconds" in ended
     assert contents(folder / "out.store") == wanted

@@ -1,12 +1,11 @@
 """A folder that every host reaches: a path on a shared file system, or s3:// and gs:// through pyarrow.
 
-A file appears under its name when it is complete, or not at all, unless it is written in ranges. An upload that fails
-is never finished: the bytes that it has sent stay in the bucket, invisible, until a lifecycle rule removes them.
+A file appears under its name when it is complete, or not at all. An upload that fails is never finished: the bytes that
+it has sent stay in the bucket, invisible, until a lifecycle rule removes them.
 """
 
 import ctypes
 import io
-import mmap
 import os
 import re
 import secrets
@@ -39,8 +38,6 @@ DENIED = re.compile(
     r"ACCESS_DENIED|ACCESS_KEY|SIGNATURE|TOKEN|CREDENTIALS|HTTP status 40[13]|PERMISSION|UNAUTHENTICATED|access token"
 )
 UNREACHABLE = re.compile(r"NETWORK_CONNECTION|UNAVAILABLE|DEADLINE_EXCEEDED|curlCode|resolve host")
-MOUNTS = Path("/proc/self/mountinfo")
-SHARED_MOUNTS = ("fuse.glusterfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.juicefs")  # file systems made for many hosts
 
 
 @dataclass(frozen=True)
@@ -92,44 +89,6 @@ class StoragePath:
         """Write a file, or replace it. It appears when the block ends, and not at all after an error in the block."""
         make = self._create_local if self.path is not None else self._create_object
         yield from make(name)
-
-    def takes_ranges(self) -> bool:
-        """Return whether processes of several hosts may write ranges of one file; False in object stores.
-
-        Also False on most FUSE mounts: they often send the whole file when it is closed, so that one host's ranges
-        replace another's.
-        """
-        name, half = f".ranges-{secrets.token_hex(8)}", mmap.PAGESIZE
-        if self.path is None or _is_user_mount(self.path):
-            return False
-        try:
-            for begin in (half, 0):
-                with self.write_range(name, 2 * half, begin) as file:
-                    file.write(bytes([1 + begin // half]) * half)
-            with self.open(name) as made:
-                return made.read() == b"\1" * half + b"\2" * half
-        except StoreError:
-            return False
-        finally:
-            with suppress(StoreError):
-                self.remove(name)
-
-    @contextmanager
-    def write_range(self, name: str, size: int, begin: int) -> Iterator[BinaryIO]:
-        """Write bytes of a file from `begin` on, while other processes may write other bytes of it.
-
-        The file is in an existing folder on a path, and has `size` bytes from the beginning.
-        """
-        assert self.path is not None
-        with self._explained("write", name):  # write-only: otherwise an NFS client may write back a whole page
-            handle = os.open(self.path / name, os.O_WRONLY | os.O_CREAT, 0o666)
-        file = os.fdopen(handle, "wb", buffering=BUFFER)
-        with self._synced(file, name) as writer:
-            with self._explained("write", name):
-                if os.fstat(handle).st_size != size:
-                    os.ftruncate(handle, size)
-                file.seek(begin)
-            yield writer
 
     def size(self, name: str) -> int | None:
         """Return the bytes of a file; None if there is none."""
@@ -185,8 +144,14 @@ class StoragePath:
                     raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(self.path))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 file = temporary.open("wb", buffering=BUFFER)
-            with self._synced(file, name) as writer:
-                yield writer
+            try:
+                yield self._writer(file, name)
+                with self._explained("write", name):
+                    file.flush()
+                    os.fsync(file.fileno())
+            finally:
+                with suppress(OSError):  # after a failed write, close fails again
+                    file.close()
             with self._explained("write", name):
                 os.replace(temporary, path)
                 sync_folder(path.parent)
@@ -206,18 +171,6 @@ class StoragePath:
             # pyarrow completes an upload that is closed or collected: leak this one, so that it never is.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(upload))
             raise
-
-    @contextmanager
-    def _synced(self, file: BinaryIO, name: str) -> Iterator[BinaryIO]:
-        """Yield a writer of this file; at the end of the block, flush it to the disk. Close it in any case."""
-        try:
-            yield self._writer(file, name)
-            with self._explained("write", name):
-                file.flush()
-                os.fsync(file.fileno())
-        finally:
-            with suppress(OSError):  # after a failed write, close fails again
-                file.close()
 
     def _writer(self, file: Any, name: str) -> BinaryIO:
         return cast(BinaryIO, _ExplainedFile(file, partial(self._explained, "write", name), reads=False))
@@ -297,18 +250,6 @@ class _ExplainedFile(io.RawIOBase):
             with suppress(OSError):  # after a failed read, close fails again
                 self._file.close()
         super().close()
-
-
-def _is_user_mount(path: Path) -> bool:
-    """Return whether FUSE mounts the folder, except for file systems that many hosts write."""
-    with suppress(OSError):
-        device = path.stat().st_dev
-        number = f"{os.major(device)}:{os.minor(device)}"
-        for fields, _, mounted in (line.partition(" - ") for line in MOUNTS.read_text().splitlines()):
-            if fields.split()[2] == number:
-                kind = mounted.split()[0]
-                return kind.startswith("fuse") and kind not in SHARED_MOUNTS
-    return False
 
 
 def _split(url: str) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""Ranges of bytes are joined from pieces: the same files for any size of ranges, and however often a task runs."""
+"""Files are joined from pieces: the same for any number of tasks, and however often a task runs."""
 
 import io
 import json
@@ -14,11 +14,12 @@ import torch
 from support.object_store import object_store
 
 from hoploom.errors import StoreError
-from hoploom.schema import Field
-from hoploom.store.format import FileEntry
+from hoploom.schema import Field, NodeType, Schema
+from hoploom.store.format import FileEntry, PartRange
 from hoploom.store.storage_path import StoragePath
 
 pytest.importorskip("pyspark")
+from hoploom.ingest.spark import joining
 from hoploom.ingest.spark.joining import (
     JoinTask,
     Piece,
@@ -28,6 +29,7 @@ from hoploom.ingest.spark.joining import (
     joined_files,
     write_plan,
 )
+from hoploom.ingest.spark.target import opened_target
 
 FEATURES, IDS = Field("float32", (3,)), Field("int64")
 PIECE = 10 * FEATURES.row_bytes  # bytes of the features that a task has written
@@ -84,8 +86,7 @@ def staging(tmp_path: Path) -> StoragePath:
 
 @pytest.fixture
 def target(tmp_path: Path) -> StoragePath:
-    for folder in ("one", "none"):
-        (tmp_path / "target" / folder).mkdir(parents=True)
+    (tmp_path / "target").mkdir()
     return StoragePath(str(tmp_path / "target"))
 
 
@@ -105,68 +106,51 @@ def entries(files: dict[str, bytes]) -> dict[str, FileEntry]:
     return {name: FileEntry(len(raw), zlib.crc32(raw)) for name, raw in files.items()}
 
 
-@pytest.mark.parametrize("most", [8, 64, PIECE - 8, PIECE, PIECE + 8, 3 * PIECE, 1 << 20, 1 << 30])
-def test_ranges_of_any_size_make_the_same_files(staging: StoragePath, target: StoragePath, most: int) -> None:
+@pytest.mark.parametrize("size", [1, PIECE, 1 << 30])
+def test_tasks_of_any_size_make_the_same_files(
+    staging: StoragePath, target: StoragePath, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "TASK_BYTES", size)
+    monkeypatch.setattr(joining, "SMALL", 1)
     files = pieces(staging)
-    tasks = join_tasks(files, most, in_ranges=True)
-    assert all(sum(one.bytes for one in task) <= most for task in tasks)
+    tasks = join_tasks(files, 1)
     write_plan(staging, "plan", tasks)
-    task = JoinTask(staging, target, "plan", in_ranges=True)
+    task = JoinTask(staging, target, "plan")
     answers = {number: as_sent(task.write(number, None)) for number in reversed(range(len(tasks)))}
+    task.write(0, None)  # it was slow, and another one had taken its place
     made = joined_files(staging, files, tasks, [answers[number] for number in range(len(tasks))])
     assert read(target) == expected()
     assert made == entries(expected())
 
 
-def test_small_files_share_tasks_and_large_ones_have_several() -> None:
+def test_small_files_share_tasks_and_large_ones_have_their_own() -> None:
     piece = Piece("a", 1000, 8000, 0)
     small = [WholeFile(f"small{number}", IDS, (piece,)) for number in range(512)]
-    assert len(join_tasks(small, 256 << 20, in_ranges=True)) == 4  # each costs as much as 2 MB
-    large = [WholeFile("large", IDS, tuple(Piece(str(n), 1 << 24, 1 << 27, 0) for n in range(8)))]
-    tasks = join_tasks(large, 256 << 20, in_ranges=True)
-    assert [one.begin for task in tasks for one in task] == [n << 28 for n in range(5)]  # the header is in the first
-    assert len(join_tasks(large, 256 << 20, in_ranges=False)) == 1
+    assert len(join_tasks([*small, large(4)], 1)) == 5  # each costs as much as 2 MB
+    assert [len(task) for task in join_tasks([large(2), large(2), large(1), large(1)], 2)] == [1, 1, 2]
 
 
-def test_a_task_that_was_cut_off_and_one_that_runs_late_change_nothing(
-    staging: StoragePath, target: StoragePath
-) -> None:
-    files = pieces(staging)
-    tasks = join_tasks(files, PIECE, in_ranges=True)
-    write_plan(staging, "plan", tasks)
-    task = JoinTask(staging, target, "plan", in_ranges=True)
-    first = tasks[0][0]
-    with target.write_range(first.name, first.size, first.begin) as file:
-        file.write(first.head[:50].encode("latin-1"))  # and it was killed
-    assert target.size(first.name) == first.size
-    answers = [as_sent(task.write(number, None)) for number in range(len(tasks))]
-    task.write(1, None)  # it was slow, and another one has taken its place
-    assert joined_files(staging, files, tasks, answers) == entries(expected())
-    assert read(target) == expected()
-    assert not list(Path(target.url).rglob(".*"))
+def large(num_pieces: int) -> WholeFile:
+    return WholeFile("large", IDS, tuple(Piece(str(number), 1 << 23, 1 << 26, 0) for number in range(num_pieces)))
 
 
-def test_late_tasks_make_no_folders_of_a_store_that_is_gone(
-    staging: StoragePath, target: StoragePath, tmp_path: Path
-) -> None:
-    tasks = join_tasks(pieces(staging), PIECE, in_ranges=True)
-    write_plan(staging, "plan", tasks)
+def test_late_tasks_make_no_folders_of_a_store_that_is_gone(staging: StoragePath, tmp_path: Path) -> None:
+    write_plan(staging, "plan", join_tasks(pieces(staging), 1))
     gone = StoragePath(str(tmp_path / "gone"))
     with pytest.raises(StoreError, match="there is no such file"):
-        JoinTask(staging, gone, "plan", in_ranges=True).write(0, None)
+        JoinTask(staging, gone, "plan").write(0, None)
     assert not (tmp_path / "gone").exists()
 
 
-@pytest.mark.parametrize("most", [64, 1 << 20])
 @pytest.mark.parametrize("name", ["x.npy", "csc.indptr.npy"])
-def test_a_piece_that_has_changed_is_noticed(staging: StoragePath, target: StoragePath, name: str, most: int) -> None:
+def test_a_piece_that_has_changed_is_noticed(staging: StoragePath, target: StoragePath, name: str) -> None:
     files = pieces(staging)
-    tasks = join_tasks(files, most, in_ranges=True)
+    tasks = join_tasks(files, 1)
     write_plan(staging, "plan", tasks)
     (piece,) = [piece for file in files if file.name == name for piece in file.pieces[3:]]
     path = Path(staging.url) / piece.name
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    task = JoinTask(staging, target, "plan", in_ranges=True)
+    task = JoinTask(staging, target, "plan")
     answers = [as_sent(task.write(number, None)) for number in range(len(tasks))]
     with pytest.raises(StoreError, match=rf"{name}/000003 is not what was written; check the disk"):
         joined_files(staging, files, tasks, answers)
@@ -184,13 +168,19 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_in_a_bucket_a_file_is_written_by_one_task(bucket: str) -> None:
+def test_in_a_bucket_the_files_are_the_same(bucket: str) -> None:
     staging, target = StoragePath(f"{bucket}/staging"), StoragePath(f"{bucket}/target")
-    assert not staging.takes_ranges()
     files = pieces(staging)
-    tasks = join_tasks(files, PIECE, in_ranges=False)
-    assert [one.name for task in tasks for one in task] == [file.name for file in files]
+    tasks = join_tasks(files, 1)
     write_plan(staging, "plan", tasks)
-    task = JoinTask(staging, target, "plan", in_ranges=False)
+    task = JoinTask(staging, target, "plan")
     answers = [as_sent(task.write(number, None)) for number in range(len(tasks))]
     assert joined_files(staging, files, tasks, answers) == entries(expected()) == entries(read(target))
+
+
+def test_what_a_killed_task_was_writing_is_no_file_of_the_store(tmp_path: Path) -> None:
+    with opened_target(tmp_path / "out.store") as target:
+        writing = target.place.create("part-00000/nodes/node/x.npy")
+        writing.__enter__().write(b"half")
+        target.described = Schema((NodeType("node", 0),), (), True), (PartRange((0,), (0,), (), (), {}),)
+    assert [path.name for path in (tmp_path / "out.store").rglob("*") if path.is_file()] == ["store.json"]

@@ -1,7 +1,5 @@
 """A place: files in a shared folder or a bucket, which are complete or not there."""
 
-import errno
-import os
 import pickle
 import signal
 import subprocess
@@ -51,47 +49,6 @@ def test_a_file_is_read_as_it_was_written(place: StoragePath) -> None:
         assert file.read() == b"0123456789"
     assert place.size("a/b.npy") == 10
     assert place.size("a/c.npy") is place.size("a") is None
-
-
-def test_ranges_of_a_file_are_written_side_by_side(tmp_path: Path) -> None:
-    place = StoragePath(str(tmp_path))
-    assert place.takes_ranges()
-    assert list(tmp_path.iterdir()) == []
-    with place.write_range("x", 9, 3) as second, place.write_range("x", 9, 0) as first:
-        assert (tmp_path / "x").stat().st_size == 9
-        second.write(b"345678")
-        first.write(b"012")
-    with place.write_range("x", 9, 6) as again:
-        again.write(b"67")
-    assert (tmp_path / "x").read_bytes() == b"012345678"
-
-
-@pytest.mark.parametrize("refused", ["ftruncate", "fsync"])
-def test_no_ranges_are_written_where_a_mount_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
-) -> None:
-    """As mounts of HDFS and of object stores do."""
-
-    def refuse(*given: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-    monkeypatch.setattr(os, refused, refuse)
-    assert not StoragePath(str(tmp_path)).takes_ranges()
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "takes"), [("fuse.gcsfuse", False), ("fuse", False), ("fuse.ceph", True), ("nfs4", True)]
-)
-def test_no_ranges_are_written_where_closing_a_file_may_send_all_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, takes: bool
-) -> None:
-    device = tmp_path.stat().st_dev
-    mounts = tmp_path / "mountinfo"
-    number = f"{os.major(device)}:{os.minor(device)}"
-    mounts.write_text(f"22 27 0:999 / /proc rw - proc proc rw\n23 27 {number} / /shared rw - {kind} bucket rw\n")
-    monkeypatch.setattr("hoploom.store.storage_path.MOUNTS", mounts)
-    assert StoragePath(str(tmp_path)).takes_ranges() == takes
 
 
 def test_a_file_is_replaced(place: StoragePath) -> None:

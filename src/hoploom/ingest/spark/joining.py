@@ -1,16 +1,16 @@
 """Write pieces of a store's files, one for each range of ids, and join them into the files.
 
-Each joining task writes byte ranges of files: a large file is written by several tasks, and a task writes several small
-files. An object store takes no ranges, so one task writes a whole file there. A task that runs twice writes the same
-bytes to the same places.
+A joining task writes one large file or several small ones, each from its beginning to its end, as an object store needs
+it. A task that runs twice writes the same bytes to the same files.
 """
 
 import io
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -27,8 +27,7 @@ from hoploom.store.write import combine
 COPY_BYTES = 8 << 20
 PIECES = "pieces"  # the folder of pieces in the staging place
 INDPTR = "csc.indptr.npy"
-TASK_BYTES = 256 << 20  # that a task writes, about
-ALIGNED = 1 << 20  # ranges begin at multiples of it: two hosts that write one page may lose each other's bytes
+TASK_BYTES = 256 << 20  # that a task writes, about, unless a file is larger
 SMALL = 2 << 20  # opening and flushing a file takes as long as writing so many bytes
 NUMBER = 8  # bytes of an int64
 
@@ -90,12 +89,10 @@ class PieceSlice(NamedTuple):
         return self.end - self.begin
 
 
-class FileRange(NamedTuple):
-    """Consecutive bytes of a file: of its head, then of pieces."""
+class FileSlices(NamedTuple):
+    """The bytes of a file: a head, then those of pieces."""
 
     name: str
-    size: int  # of the whole file
-    begin: int
     head: str  # one character for a byte
     slices: tuple[PieceSlice, ...]
 
@@ -129,58 +126,40 @@ class WholeFile:
         layout.write_npy_header(out, self.field.dtype, (max(self.rows, int(self.is_indptr)), *self.field.shape))
         return out.getvalue() + bytes(NUMBER if self.is_indptr and not self.pieces else 0)
 
-    def skipped(self, index: int) -> int:
-        """Return the number of leading bytes of a piece that are left out: the zero of an indptr."""
-        return NUMBER if self.is_indptr and index else 0
-
-    def ranges(self, most: int | None) -> Iterator[FileRange]:
-        """Yield the file in ranges of `most` bytes, or as one."""
-        left = [
-            PieceSlice(piece.name, self.skipped(index), piece.bytes, self.before[index] if self.is_indptr else 0)
-            for index, piece in enumerate(self.pieces)
+    @property
+    def contents(self) -> FileSlices:
+        """The head and the pieces, of an indptr without the leading zeros of all pieces but the first."""
+        slices = [
+            PieceSlice(piece.name, NUMBER if self.is_indptr and index else 0, piece.bytes, edges)
+            for index, (piece, edges) in enumerate(zip(self.pieces, self.before or repeat(0), strict=False))
         ]
-        head, size = self.head.decode("latin-1"), len(self.head) + sum(one.bytes for one in left)
-        left.reverse()
-        for begin in range(0, size, most or size):
-            end, at, taken = min(size, begin + (most or size)), max(begin, len(head)), []
-            while at < end:
-                one = left.pop()
-                until = min(one.end, one.begin + end - at)
-                taken.append(one._replace(end=until))
-                if until < one.end:
-                    left.append(one._replace(begin=until))
-                at += until - one.begin
-            yield FileRange(self.name, size, begin, head[begin:end], tuple(one for one in taken if one.bytes))
+        return FileSlices(self.name, self.head.decode("latin-1"), tuple(one for one in slices if one.bytes))
 
 
 # --- tasks -----------------------------------------------------------------------------------------
 
-Tasks = Sequence[Sequence[FileRange]]
+Tasks = Sequence[Sequence[FileSlices]]
 
 
-def task_bytes(files: Sequence[WholeFile], cores: int) -> int:
-    """Return how many bytes a task writes, so that every core has work."""
-    each = sum(piece.bytes for file in files for piece in file.pieces) // cores
-    return min(TASK_BYTES, -(-max(1, each) // ALIGNED) * ALIGNED)
-
-
-def join_tasks(files: Sequence[WholeFile], most: int, *, in_ranges: bool) -> Tasks:
-    """Return the ranges of each task: about `most` bytes, a multiple of 8, of one file or of several."""
-    tasks: list[list[FileRange]] = []
+def join_tasks(files: Sequence[WholeFile], cores: int) -> Tasks:
+    """Return the files of each task: a large one, or small ones together, so that every core has work."""
+    total = sum(piece.bytes for file in files for piece in file.pieces)
+    most = min(TASK_BYTES, -(-total // cores))
+    tasks: list[list[FileSlices]] = []
     left = 0
     for file in files:
-        for one in file.ranges(most if in_ranges else None):
-            cost = max(one.bytes, SMALL)
-            if cost > left:
-                tasks.append([])
-                left = most
-            tasks[-1].append(one)
-            left -= cost
+        contents = file.contents
+        cost = max(contents.bytes, SMALL)
+        if not tasks or cost > left:
+            tasks.append([])
+            left = most
+        tasks[-1].append(contents)
+        left -= cost
     return tasks
 
 
 def write_plan(staging: StoragePath, name: str, tasks: Tasks) -> None:
-    """Write the ranges of all tasks, so that a task can read its own alone."""
+    """Write the files of all tasks, so that a task can read its own alone."""
     lines = [json.dumps(task).encode() for task in tasks]
     ends = np.cumsum([NUMBER * (len(lines) + 1), *map(len, lines)], dtype=np.int64)
     with staging.create(name) as file:
@@ -191,29 +170,24 @@ def write_plan(staging: StoragePath, name: str, tasks: Tasks) -> None:
 
 @dataclass(frozen=True)
 class JoinTask:
-    """Writes the ranges that the plan has for a task."""
+    """Writes the files that the plan has for a task."""
 
     staging: StoragePath
     target: StoragePath
     plan: str
-    in_ranges: bool
 
     def write(self, number: int, batches: Any) -> list[tuple[int, list[int]]]:
-        """Return the checksum of each range, and those of the bytes that were read for it, by piece."""
+        """Return the checksum of each file, and those of the bytes that were read for it, by piece."""
         with self.staging.open(self.plan) as file:
             file.seek(NUMBER * number)
             begin, end = np.frombuffer(file.read(2 * NUMBER), np.int64)
             file.seek(int(begin))
             task = json.loads(file.read(int(end - begin)))
-        ranges = [FileRange(*one)._replace(slices=tuple(PieceSlice(*part) for part in one[-1])) for one in task]
-        return [self._write(one) for one in ranges]
+        files = [FileSlices(*one)._replace(slices=tuple(PieceSlice(*part) for part in one[-1])) for one in task]
+        return [self._write(one) for one in files]
 
-    def _write(self, one: FileRange) -> tuple[int, list[int]]:
-        if self.in_ranges:
-            opened = self.target.write_range(one.name, one.size, one.begin)
-        else:
-            opened = self.target.create(one.name)
-        with opened as out:
+    def _write(self, one: FileSlices) -> tuple[int, list[int]]:
+        with self.target.create(one.name) as out:
             head = one.head.encode("latin-1")
             out.write(head)
             digest, read = zlib.crc32(head), []
@@ -246,16 +220,11 @@ def joined_files(
 ) -> Mapping[str, FileEntry]:
     """Return the entries of the files; raise StoreError if a piece was not read as it was written."""
     made: dict[str, FileEntry] = {}
-    read: dict[str, int] = {}
+    written = {piece.name: piece.crc32 for file in files for piece in file.pieces}
     for task, answer in zip(tasks, answers, strict=True):
-        for one, (digest, given) in zip(task, answer, strict=True):
-            before = made[one.name].crc32 if one.begin else 0
-            made[one.name] = FileEntry(one.size, combine(before, digest, one.bytes))
-            for part, of_part in zip(one.slices, given, strict=True):
-                skipped = zlib.crc32(bytes(part.begin)) if part.piece not in read else read[part.piece]
-                read[part.piece] = combine(skipped, of_part, part.bytes)
-    for file in files:
-        for index, piece in enumerate(file.pieces):
-            if read.get(piece.name, zlib.crc32(bytes(file.skipped(index)))) != piece.crc32:
-                raise StoreError(f"{staging}/{piece.name} is not what was written; check the disk, and build again")
+        for one, (digest, read) in zip(task, answer, strict=True):
+            made[one.name] = FileEntry(one.bytes, digest)
+            for part, found in zip(one.slices, read, strict=True):
+                if combine(zlib.crc32(bytes(part.begin)), found, part.bytes) != written[part.piece]:
+                    raise StoreError(f"{staging}/{part.piece} is not what was written; check the disk, and build again")
     return made

@@ -33,7 +33,6 @@ from hoploom.ingest.spark.joining import (
     WholeFile,
     join_tasks,
     joined_files,
-    task_bytes,
     write_plan,
 )
 from hoploom.ingest.spark.session import explained
@@ -98,7 +97,6 @@ class _SharedStore:
         self._tasks = TaskOptions(target.staging, options.memory, options.chunk_rows)
         self._time_widths = [16]
         self._parallel = session.sparkContext.defaultParallelism
-        self._in_ranges = target.staging.takes_ranges()
         self._plans = count()
 
     def write(self, nodes: Sequence[NodeStream], edges: Sequence[EdgeStream]) -> tuple[Schema, tuple[PartRange, ...]]:
@@ -248,12 +246,9 @@ class _SharedStore:
         if self._target.place.path is None and any(sum(p.bytes for p in file.pieces) > MOST_OBJECT for file in files):
             raise ConfigError(TOO_LARGE)
         place, staging, plan = self._target.place, self._target.staging, f"{PIECES}/plan-{next(self._plans)}"
-        tasks = join_tasks(files, task_bytes(files, self._parallel), in_ranges=self._in_ranges)
+        tasks = join_tasks(files, self._parallel)
         write_plan(staging, plan, tasks)
-        if place.path is not None:
-            for folder in {(place.path / file.name).parent for file in files}:
-                folder.mkdir(parents=True, exist_ok=True)
-        task = JoinTask(staging, place, plan, self._in_ranges)
+        task = JoinTask(staging, place, plan)
         results = run_tasks(one_row_each(self._session, len(tasks)), len(tasks), task.write)
         for name, entry in joined_files(staging, files, tasks, results).items():
             self._target.files[name] = entry

@@ -55,6 +55,8 @@ def opened_target(out: str | Path) -> Iterator[StoreTarget]:
         target = StoreTarget(StoragePath(str(writer.scratch.parent)), StoragePath(str(writer.scratch)), writer.scratch)
         yield target
         assert target.described is not None
+        for left in writer.scratch.parent.glob("part-*/**/.*"):  # a killed task was writing it
+            left.unlink(missing_ok=True)
         for name, entry in target.files.items():
             writer.add(name, entry)
         writer.describe(*target.described)
