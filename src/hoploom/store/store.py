@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.ops import EdgeLists, InEdges, MappedFile, Reads
 from hoploom.schema import DTYPES, EDGE_ID, Field, NodeType, Relation, RelationName, Schema, TypeKey, check_schema
 from hoploom.store import format as layout
-from hoploom.store import to_pyg
 from hoploom.store.base import (
     NOWHERE,
     Absent,
@@ -47,9 +46,6 @@ from hoploom.store.sharded import LocalEdgeFields, Sharded
 from hoploom.store.views import Explored
 from hoploom.store.write import write_parts
 from hoploom.system import memory_limit
-
-if TYPE_CHECKING:
-    from torch_geometric.data import Data, HeteroData
 
 
 @dataclass(frozen=True, repr=False, eq=False)  # two stores are equal if they are one: comparing reads nothing
@@ -196,20 +192,6 @@ class Store(Explored):
             return ""
         way_out = "give one column of it" if found[0].shape else "give it as .bool()"
         return f"; {split}_mask is {found[0].dtype} {list(found[0].shape)} per node, a split takes one bool: {way_out}"
-
-    def subgraph(self, subset: Any) -> "Data | HeteroData":
-        """Return these nodes, the edges between them and all fields, in memory; `n_id` has the store's ids.
-
-        `subset` is a list of ids, a tensor, a mask or a split's name; with several node types, these by node type.
-
-        >>> data = store.subgraph([0, 1, 2])
-        >>> data = store.subgraph({"paper": "train", "author": authors})
-        """
-        return to_pyg.subgraph(self, subset)
-
-    def to_pyg(self) -> "Data | HeteroData":
-        """Return the whole graph as PyG's own Data or HeteroData, in memory."""
-        return to_pyg.to_pyg(self)
 
     def save(self, path: str | Path) -> "Store":
         """Save the store in a new directory, and return it opened from there."""

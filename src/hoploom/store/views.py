@@ -1,8 +1,8 @@
-"""The views of a store: types and counts, rows of a field, neighbours of a node, your own ids. Nothing is read early.
+"""The views of a store: types and counts, rows of a field, neighbours of a node, your own ids, PyG's data.
 
-Rows come through the store's own `gather`, so they are the same in parts, from servers and beside a GPU, and each
-access is a request of its own: training goes through a loader. No index of your ids is kept: a lookup reads the type's
-column once, so look many up at once.
+Nothing is read early. Rows come through the store's own `gather`, so they are the same in parts, from servers and
+beside a GPU, and each access is a request of its own: training goes through a loader. No index of your ids is kept: a
+lookup reads the type's column once, so look many up at once.
 """
 
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -33,9 +33,15 @@ from hoploom.schema import (
     read_ids,
     read_members,
 )
-from hoploom.store.base import FeatureStore, GraphStore, Part, Wanted, in_edges, scan_rows
+from hoploom.store.base import NODES, FeatureStore, GraphStore, Part, Wanted, in_edges, scan_rows
+from hoploom.system import require_memory
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data, HeteroData
 
 CHUNK = 1 << 12  # rows that an iteration fetches together
+TAKES = "to read the graph takes"
+LESS = "take a part of it with store.subgraph(ids), or batches from hoploom.NeighborLoader(store, ...)"
 
 
 class Uncopied:
@@ -108,13 +114,7 @@ class FieldRows(Uncopied):
 
     def __getitem__(self, index: Any) -> Tensor:
         if isinstance(index, tuple):  # x[ids, columns]
-            first, rest = index[0] if index else None, index[1:]
-            if first is None or first is Ellipsis:
-                raise ConfigError(f"index of {self.name!r} is {index!r:.80}; {self._read_first('[ids][..., 0]')}")
-            rows = self[first]
-            if not _is_one(first):
-                rest = (slice(None) if isinstance(first, slice) else torch.arange(len(rows)), *rest)
-            return rows[rest]
+            raise ConfigError(f"index of {self.name!r} is {index!r:.80}; {self._read_first('[ids][..., 0]')}")
         ids = self._ids([index] if _is_one(index) else index)
         (rows,) = self.features.gather([(self.owner, self.name, ids)])
         return rows[0] if _is_one(index) else rows
@@ -444,6 +444,119 @@ class Explored(Uncopied, ABC):
         if of is None:
             raise ConfigError(f"the graph has several types; give of=, one of {[*self.node_types, *self.edge_types]}")
         return self[of].neighbors(node)
+
+    def subgraph(self, subset: Any) -> "Data | HeteroData":
+        """Return these nodes, the edges between them and all fields, in memory; `n_id` has the store's ids.
+
+        `subset` is a list of ids, a tensor, a mask or a split's name; with several node types, these by node type.
+
+        >>> data = store.subgraph([0, 1, 2])
+        >>> data = store.subgraph({"paper": "train", "author": authors})
+        """
+        schema = self.schema
+        if schema.homogeneous:
+            subset = {schema.node_types[0].name: subset}
+        if not isinstance(subset, Mapping):
+            way_out = f"give the nodes by node type, {{type: ids}}; the graph has {self.node_types}"
+            raise ConfigError(f"subset is {subset!r:.80}; {way_out}")
+        for name in subset:
+            schema.node_type(name)
+        nodes = {t.name: _members(self, t, subset.get(t.name, [])) for t in schema.node_types}
+        require_memory(_node_bytes(self, nodes), TAKES, LESS)
+        data = _data(self, nodes)
+        for name, ids in nodes.items():
+            (data if schema.homogeneous else data[name]).n_id = ids
+        return data
+
+    def to_pyg(self) -> "Data | HeteroData":
+        """Return the whole graph as PyG's own Data or HeteroData, in memory; raise ConfigError if it would not fit."""
+        edges = [relation.num_edges * _edge_bytes(relation) for relation in self.schema.relations]
+        nodes = {t.name: torch.arange(t.num_nodes) for t in self.schema.node_types}
+        require_memory(_node_bytes(self, nodes) + sum(edges), TAKES, LESS)
+        return _data(self, nodes)
+
+
+# --- a graph as PyG's data ------------------------------------------------------------------
+# Edges are in your own order if the store has one, else in the store's. Everything is copied.
+
+
+def _node_bytes(store: Explored, nodes: Mapping[str, Tensor]) -> int:
+    """Return the bytes of the fields, masks and ids of these nodes."""
+    per_node = {
+        t.name: 8 + len(t.splits) + sum(f.row_bytes for f in t.fields.values()) for t in store.schema.node_types
+    }
+    return sum(ids.numel() * per_node[name] for name, ids in nodes.items())
+
+
+def _edge_bytes(relation: Relation) -> int:
+    """Return the bytes of an edge at the peak: found, concatenated, and sorted with its fields."""
+    return 24 + 24 + 24 + 2 * sum(field.row_bytes for field in relation.fields.values())
+
+
+def _members(store: Explored, node_type: NodeType, given: Any) -> Tensor:
+    """Return the node ids of a split's name, a list, a tensor or a mask; raise ConfigError for duplicates."""
+    if isinstance(given, str):
+        return store.split(given, node_type.name)
+    what = f"ids of {node_type.name!r}"
+    try:
+        ids = torch.as_tensor(given[:] if isinstance(given, FieldRows) else given).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{what} are {given!r:.80}; give a list of ids, a mask or a split's name") from error
+    ids = read_members(what, ids if ids.numel() else ids.long(), node_type.num_nodes, ConfigError)
+    if torch.unique(ids).numel() != ids.numel():
+        raise ConfigError(f"{what} name a node twice; give every node once: ids.unique()")
+    return ids
+
+
+def _data(store: Explored, nodes: Mapping[str, Tensor]) -> "Data | HeteroData":
+    from torch_geometric.data import Data, HeteroData  # takes a second to import
+
+    data: Any = Data() if store.schema.homogeneous else HeteroData()
+    for node_type in store.schema.node_types:
+        fields = _node_fields(store, node_type, nodes[node_type.name])
+        holder = data if store.schema.homogeneous else data[node_type.name]
+        if not fields:
+            holder.num_nodes = nodes[node_type.name].numel()
+        for name, rows in fields.items():
+            holder[name] = rows
+    for relation in store.schema.relations:
+        holder = data if store.schema.homogeneous else data[relation.key]
+        for name, rows in _edge_fields(store, relation, nodes).items():
+            holder[name] = rows
+    return data
+
+
+def _node_fields(store: Explored, node_type: NodeType, ids: Tensor) -> dict[str, Tensor]:
+    """Return the fields of these nodes, and a mask for every split."""
+    names = list(node_type.fields)
+    fields = dict(zip(names, store.features.gather([Wanted(node_type.name, name, ids) for name in names]), strict=True))
+    for split in node_type.splits:
+        if f"{split}_mask" not in fields:
+            fields[f"{split}_mask"] = torch.isin(ids, store.split(split, node_type.name))
+    return fields
+
+
+def _edge_fields(store: Explored, relation: Relation, nodes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the edges between these nodes in local ids, and their fields."""
+    ends, sources = nodes[relation.destination], nodes[relation.source]
+    index, order = store.schema.relation_index[relation.key], sources.argsort()
+    found: list[tuple[Tensor, Tensor]] = [(torch.empty(2, 0, dtype=torch.int64), ends[:0])]
+    num_found = 0
+    for first in range(0, ends.numel() if sources.numel() else 0, NODES):
+        picks = in_edges(store.graph, index, ends[first : first + NODES])
+        places = order[torch.searchsorted(sources[order], picks.sources).clamp_(max=sources.numel() - 1)]
+        inside = sources[places] == picks.sources
+        local = torch.repeat_interleave(torch.arange(first, first + picks.counts.numel()), picks.counts)
+        found.append((torch.stack([places[inside], local[inside]]), picks.edges[inside]))
+        num_found += found[-1][1].numel()
+        require_memory(num_found * (_edge_bytes(relation) - 24), TAKES, LESS)  # those found are in memory already
+    edges, positions = torch.cat([pair[0] for pair in found], dim=1), torch.cat([pair[1] for pair in found])
+    rows = store.features.gather([Wanted(relation.key, name, positions) for name in relation.fields])
+    fields = {"edge_index": edges, **dict(zip(relation.fields, rows, strict=True))}
+    if EDGE_ID not in fields:
+        return fields
+    own = fields.pop(EDGE_ID).argsort()
+    return {name: values[:, own] if name == "edge_index" else values[own] for name, values in fields.items()}
 
 
 def _shown(owner: TypeKey) -> str:

@@ -24,8 +24,8 @@ def store(request: pytest.FixtureRequest, device: torch.device, sound_stores: ob
 
 
 def test_a_copy_of_a_store_is_the_same_store(store: Store) -> None:
-    assert copy.copy(store) is store
-    assert copy.deepcopy(store) is store
+    for shown in (store, store["node"], store.x):
+        assert copy.copy(shown) is copy.deepcopy(shown) is shown
     holder = {"graph": store, "weights": torch.ones(2)}
     copied = copy.deepcopy(holder)
     assert copied["graph"] is store
@@ -35,14 +35,11 @@ def test_a_copy_of_a_store_is_the_same_store(store: Store) -> None:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_store_is_not_pickled_and_says_what_to_do_instead(store: Store, protocol: int) -> None:
     said = r"^a store is never pickled; .*its path and hoploom\.open it there.*; save one that is in memory first$"
-    with pytest.raises(ConfigError, match=said):
-        pickle.dumps({"graph": store}, protocol)
-
-
-def test_a_store_given_to_a_process_that_is_spawned_says_so_too() -> None:
-    store = hoploom.from_pyg(ring(12))
-    with pytest.raises(ConfigError, match="a store is never pickled"):
-        ForkingPickler.dumps(store)
+    for shown in (store, store["node"], store.x):
+        with pytest.raises(ConfigError, match=said):
+            pickle.dumps({"graph": shown}, protocol)
+        with pytest.raises(ConfigError, match=said):  # as an argument of a spawned process
+            ForkingPickler.dumps(shown, protocol)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps, ForkingPickler.dumps])
