@@ -357,15 +357,9 @@ def _share(wanted: str | float, columns: Sequence[FieldColumn], budget: int) -> 
 # --- copies --------------------------------------------------------------------------------------
 
 
-def copy_store(
-    store: Store,
-    topology: Literal["device", "host", "auto"] | None,
-    features: str | float | None,
-    device: torch.device,
-    among: Ranks | None,
-) -> PlacedStore:
-    """Copy topology and features, as `plan_placement` plans it. Collective over `among`, if given."""
-    plan = plan_placement(store, topology, features, device, among)
+def copy_store(store: Store, plan: PlacePlan) -> PlacedStore:
+    """Copy topology and features as planned."""
+    device = plan.device
     hostmemory.sweep(keep=plan.files)
     lease = Lease(device)
     try:

@@ -44,9 +44,9 @@ def place(
         raise ConfigError(f"among is {among!r:.80}; give the context that hoploom.init made, or leave it out")
     to = _device({str(word) for word in (topology, features, device) if _is_device(word)})
     from hoploom.gpu.loading import OnDevice  # imports Triton, which is installed: `_device` has looked
-    from hoploom.gpu.place_plan import copy_store
+    from hoploom.gpu.place_plan import copy_store, plan_placement
 
-    placed = copy_store(store, wanted_topology, wanted_features, to, among)
+    placed = copy_store(store, plan_placement(store, wanted_topology, wanted_features, to, among))
     before = store.deployment
     on_device = OnDevice(placed=placed, before=before, homes=before.homes, look_ahead=before.look_ahead)
     return replace(store, deployment=on_device)
