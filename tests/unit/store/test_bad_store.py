@@ -24,8 +24,6 @@ from hoploom.store.storage_path import StoragePath
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 
-# --- the files -------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("name", ["ring", "library", "events"])
 def test_a_sound_store_has_no_problems(name: str, sound_stores: Path) -> None:
@@ -112,9 +110,6 @@ def test_what_is_no_file_is_refused_by_name(
         fetch(StoragePath(str(ring_folder)), ring_folder.parent / "copy")
 
 
-# --- no store at all -------------------------------------------------------------------------------
-
-
 def with_manifest(raw: bytes) -> Callable[[Path], object]:
     def make(path: Path) -> None:
         path.mkdir()
@@ -146,9 +141,6 @@ def test_what_is_no_store_is_refused(make: Callable[[Path], object], message: st
     assert message in problem
 
 
-# --- paths that lead out ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["../secret", "part-00000/../../secret", "/etc/hostname"])
 def test_a_listed_path_that_leads_out_is_not_read(name: str, ring_folder: Path) -> None:
     (ring_folder.parent / "secret").write_bytes(b"secret")
@@ -176,9 +168,6 @@ def test_a_link_to_a_store_and_links_inside_it_are_followed(ring_folder: Path) -
     link.symlink_to(ring_folder)
     assert sample_all(link) == 4
     assert list(problems(link)) == []
-
-
-# --- .npy headers ----------------------------------------------------------------------------------
 
 
 def npy(header: str, values: bytes = b"", magic: bytes = b"\x93NUMPY\x01\x00") -> bytes:

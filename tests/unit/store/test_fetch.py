@@ -90,8 +90,6 @@ def test_pieces_of_any_size_make_the_same_files(
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
 
 
-# --- stopped in the middle -----------------------------------------------------------------------
-
 STOPPED = """
 import sys
 from pathlib import Path
@@ -164,9 +162,6 @@ def test_two_fetches_into_one_folder_take_turns(source: StoragePath, store: Path
     assert contents(tmp_path / "here") == contents(store)
 
 
-# --- what is refused -----------------------------------------------------------------------------
-
-
 def test_another_store_is_refused(source: StoragePath, tmp_path: Path) -> None:
     here = tmp_path / "here"
     save_in_parts(hoploom.from_pyg(random_graph(300, 900, 2)), here, 3)
@@ -225,9 +220,6 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_came(
     resumed = fetch(source, disk)
     assert 0 < resumed.transferred < resumed.bytes
     assert contents(disk) == contents(store)
-
-
-# --- the command ---------------------------------------------------------------------------------
 
 
 def test_the_command_says_what_came_and_how_fast(

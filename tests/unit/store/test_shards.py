@@ -14,6 +14,7 @@ from hoploom import ConfigError, NeighborLoader, Store, StoreError
 from hoploom.ops import Frontier, Reads
 from hoploom.store import Draw, Sharded, Wanted
 from hoploom.store.on_disk import DiskRows, OnDisk
+from hoploom.store.store import topology_fits
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 EVERY = Draw(1, 0, [-1])
@@ -138,3 +139,10 @@ def test_all_links_of_parts_elsewhere_are_found(ring_store: Store, whole_topolog
     away = spread(ring_store, 3, here=[0], whole_topology=whole_topology)
     loaders = [hoploom.LinkNeighborLoader(s, [2], batch_size=5) for s in (ring_store, away)]
     assert_same_batches(*loaders)
+
+
+def test_topology_that_a_job_has_no_memory_for_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_in_parts(hoploom.from_pyg(ring(12)), tmp_path / "ring", 2)
+    assert topology_fits(tmp_path / "ring")
+    monkeypatch.setattr("hoploom.store.store.memory_limit", lambda: 100)
+    assert not topology_fits(tmp_path / "ring")

@@ -11,7 +11,7 @@ from support.stores import NO_EDGES, Graph, assert_same, bits, every_graph, pick
 from torch import Tensor
 
 import hoploom
-from hoploom import ConfigError, NeighborLoader, Store
+from hoploom import ConfigError, Store
 from hoploom.schema import DTYPES, HOMOGENEOUS_RELATION
 from hoploom.store import Draw, Table, Wanted, assemble
 from hoploom.store.check import problems
@@ -64,14 +64,6 @@ def test_an_opened_ring_has_the_values_that_arithmetic_gives(ring_store: Store, 
     assert torch.equal(opened.split("val"), torch.tensor([6, 7, 8]))
 
 
-def test_a_batch_from_disk_names_the_users_own_edges(library_store: Store, tmp_path: Path) -> None:
-    opened = save_in_parts(library_store, tmp_path / "store", 2)
-    for batch in NeighborLoader(opened, [2, 2], input_nodes="paper", batch_size=4):
-        assert torch.equal(batch["paper"].y, batch["paper"].n_id)
-        for key in batch.edge_types:
-            assert torch.equal(batch[key].edge_attr, batch[key].e_id.float())
-
-
 def test_edge_ids_are_read_once_for_all_fields_in_the_users_order(monkeypatch: pytest.MonkeyPatch) -> None:
     edges, a, b = torch.tensor([[1, 2, 0], [2, 0, 1]]), torch.tensor([10, 20, 30]), torch.tensor([1, 2, 3])
     store = hoploom.from_tensors({"x": torch.zeros(3)}, {"edge_index": edges, "a": a, "b": b})
@@ -105,12 +97,6 @@ def random_bits(count: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tenso
     size = torch.zeros(shape, dtype=dtype).nbytes
     raw = torch.randint(high, (count * size,), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     return raw.view(dtype).view(count, *shape)
-
-
-def test_files_are_plain_npy(ring_store: Store, tmp_path: Path) -> None:
-    ring_store.save(tmp_path / "store")
-    x = np.load(tmp_path / "store" / "part-00000" / "nodes" / "node" / "x.npy", allow_pickle=False)
-    assert np.array_equal(x, ring(12).x.numpy())
 
 
 def test_ids_take_four_bytes_while_they_fit(ring_store: Store, tmp_path: Path) -> None:

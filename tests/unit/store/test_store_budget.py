@@ -4,8 +4,6 @@ import ctypes
 import mmap
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -136,18 +134,6 @@ def test_rows_come_from_the_disk_by_io_uring_and_by_threads(path: Path, by_threa
     assert store.reads.requests > 0
 
 
-def test_the_window_reads_each_row_once_for_its_steps(path: Path) -> None:
-    begins, lists, rows = _sizes(path)
-    alone, ahead = (hoploom.open(path, memory=begins + lists + rows // 4) for _ in range(2))
-    for store, steps in ((alone, 1), (ahead, 9)):
-        assert store.reads is not None
-        store.reads.gap = 0
-        _batches(store, look_ahead=steps)
-    assert alone.reads is not None
-    assert ahead.reads is not None
-    assert ahead.reads.requests < 0.8 * alone.reads.requests
-
-
 def test_batches_larger_than_the_window_are_made_one_at_a_time(path: Path) -> None:
     """Whatever the loader's threads: what is made and not yet asked for takes memory too."""
     begins, lists, _ = _sizes(path)
@@ -219,54 +205,6 @@ def test_files_that_are_removed_are_read_to_the_end(path: Path, tmp_path: Path) 
     for file in copied.rglob("*.npy"):
         file.unlink()
     assert_same_batches(_batches(hoploom.open(path)), _batches(store))
-
-
-def test_leaving_the_loop_in_the_middle_of_a_window_leaves_nothing_behind(path: Path) -> None:
-    begins, lists, rows = _sizes(path)
-    store = hoploom.open(path, memory=begins + lists + rows // 4)
-    loader = NeighborLoader(store, [5, 3], torch.arange(NUM_NODES), batch_size=50, num_workers=2, look_ahead=10)
-    for _ in range(3):
-        next(iter(loader))
-    assert_same_batches(_batches(hoploom.open(path)), _batches(store))
-
-
-FORBIDDING = """
-import ctypes, platform, struct, sys
-
-def forbid(number, error):
-    code = struct.pack("HBBI", 0x20, 0, 0, 0) + struct.pack("HBBI", 0x15, 0, 1, number)
-    code += struct.pack("HBBI", 0x06, 0, 0, 0x00050000 | error) + struct.pack("HBBI", 0x06, 0, 0, 0x7fff0000)
-    kept = ctypes.create_string_buffer(code)
-    program = struct.pack("HxxxxxxQ", 4, ctypes.addressof(kept))
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.prctl(38, 1, 0, 0, 0) == 0
-    assert libc.prctl(22, 2, ctypes.c_char_p(program), 0, 0) == 0, ctypes.get_errno()
-
-def read():
-    out = torch.empty(4, 4, dtype=torch.uint8)
-    ids = torch.tensor([7, file.size // 4 - 1, 0, 5000])
-    ops.Reads().rows([ops.RowRequest(ops.FileRows(file, 0, file.size // 4), ids, torch.arange(4), out)])
-    print(bytes(out.flatten().tolist()).hex())
-
-forbid(425, 1)  # io_uring_setup is answered by EPERM, as in many containers
-import torch
-from hoploom import _core, ops
-assert not _core.has_read_queue()
-file = ops.DiskFile(sys.argv[1])
-read()
-for number in (435, {"x86_64": 56}.get(platform.machine(), 220)):  # clone3 and clone by EAGAIN: no more threads
-    forbid(number, 11)
-read()
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux") or ctypes.sizeof(ctypes.c_void_p) != 8, reason="64-bit Linux")
-def test_where_io_uring_is_forbidden_threads_read_or_the_caller_alone(path: Path) -> None:
-    (file,) = path.glob("part-00000/nodes/*/x.npy")
-    command = [sys.executable, "-c", FORBIDDING, str(file)]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
-    held = file.read_bytes()
-    assert printed.split() == 2 * [(held[28:32] + held[-4:] + held[:4] + held[20000:20004]).hex()]
 
 
 def test_a_disk_is_measured_by_a_large_file(tmp_path: Path) -> None:

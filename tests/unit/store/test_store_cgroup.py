@@ -66,10 +66,6 @@ assert held.store.reads.requests
 loader = NeighborLoader(store, [5, 3], "train", batch_size=64, num_workers=2, mode="blocks", aggregate="mean")
 assert took_of(loader, 20) > 20 * 64
 """,
-    "inference": """
-model = GNN("sage", store.schema, Shape(hidden=8, num_layers=2, out=4))
-infer(model, store, Path(out) / "nodes", inference=Inference(memory=48 << 20))
-""",
     "inference, rows between layers of twice the group": """
 model = GNN("sage", store.schema, Shape(hidden=64, num_layers=2, out=4))
 infer(model, store, Path(out) / "nodes", inference=Inference(memory=48 << 20))

@@ -1,5 +1,6 @@
 """Disks that fail under a store with a budget (a real file system on a loop device), and what loops leave behind."""
 
+import ctypes
 import gc
 import os
 import shutil
@@ -146,8 +147,36 @@ def test_two_loaders_over_one_store_make_the_batches_of_each_alone(path: Path) -
         assert_same_batches(expected, list(found))
 
 
+FORBID = """
+import ctypes, platform, struct, sys
+
+def forbid(number, error):
+    code = struct.pack("HBBI", 0x20, 0, 0, 0) + struct.pack("HBBI", 0x15, 0, 1, number)
+    code += struct.pack("HBBI", 0x06, 0, 0, 0x00050000 | error) + struct.pack("HBBI", 0x06, 0, 0, 0x7fff0000)
+    kept = ctypes.create_string_buffer(code)
+    program = struct.pack("HxxxxxxQ", 4, ctypes.addressof(kept))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0
+    assert libc.prctl(22, 2, ctypes.c_char_p(program), 0, 0) == 0, ctypes.get_errno()
+"""
+FORBIDDING = """
+def read():
+    out = torch.empty(4, 4, dtype=torch.uint8)
+    ids = torch.tensor([7, file.size // 4 - 1, 0, 5000])
+    ops.Reads().rows([ops.RowRequest(ops.FileRows(file, 0, file.size // 4), ids, torch.arange(4), out)])
+    print(bytes(out.flatten().tolist()).hex())
+
+forbid(425, 1)  # io_uring_setup is answered by EPERM, as in many containers
+import torch
+from hoploom import _core, ops
+assert not _core.has_read_queue()
+file = ops.DiskFile(sys.argv[1])
+read()
+for number in (435, {"x86_64": 56}.get(platform.machine(), 220)):  # clone3 and clone by EAGAIN: no more threads
+    forbid(number, 11)
+read()
+"""
 REFUSING = """
-import ctypes, struct, sys
 import torch
 from concurrent.futures import ThreadPoolExecutor
 from hoploom import _core, ops
@@ -163,20 +192,27 @@ def read(_):
 
 first = read(0)
 assert _core.has_read_queue()  # one is there, and the kernel gives no other
-code = struct.pack("HBBI", 0x20, 0, 0, 0) + struct.pack("HBBI", 0x15, 0, 1, 425)
-code += struct.pack("HBBI", 0x06, 0, 0, 0x0005000C) + struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)
-kept = ctypes.create_string_buffer(code)
-program = struct.pack("HxxxxxxQ", 4, ctypes.addressof(kept))
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0
-assert libc.prctl(22, 2, ctypes.c_char_p(program), 0, 0) == 0, ctypes.get_errno()
+forbid(425, 12)
 with ThreadPoolExecutor(4) as pool:
     assert all(torch.equal(first, found) for found in pool.map(read, range(40)))
 """
 
 
+def _forbidden(script: str, path: Path) -> tuple[bytes, list[str]]:
+    """The bytes of a file, and what a process prints that reads it with less of the kernel."""
+    (file,) = path.glob("part-00000/nodes/*/x.npy")
+    command = [sys.executable, "-c", FORBID + script, str(file)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return file.read_bytes(), done.stdout.split()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or ctypes.sizeof(ctypes.c_void_p) != 8, reason="64-bit Linux")
+def test_where_io_uring_is_forbidden_threads_read_or_the_caller_alone(path: Path) -> None:
+    held, printed = _forbidden(FORBIDDING, path)
+    assert printed == 2 * [(held[28:32] + held[-4:] + held[:4] + held[20000:20004]).hex()]
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux") or not has_read_queue(), reason="needs io_uring")
 def test_where_the_kernel_has_no_memory_for_another_queue_threads_read(path: Path) -> None:
     """io_uring_setup (425) is answered by ENOMEM, as where too little memory may be locked."""
-    (file,) = path.glob("part-00000/nodes/*/x.npy")
-    subprocess.run([sys.executable, "-c", REFUSING, str(file)], check=True, timeout=120)
+    _forbidden(REFUSING, path)

@@ -58,24 +58,18 @@ import json, sys
 from pathlib import Path
 import hoploom
 sys.path.insert(0, sys.argv[2])
-from support.sparse_stores import touch_every_page
+from support.sparse_stores import mapped_kilobytes, touch_every_page
 
-def kilobytes(file, only=""):
-    totals, inside = {}, not only
-    for line in Path(file).read_text().splitlines():
-        word, *rest = line.split()
-        if not word.endswith(":"):
-            inside = only in line
-        elif inside and rest[-1:] == ["kB"]:
-            totals[word[:-1]] = totals.get(word[:-1], 0) + int(rest[0])
-    return totals
+def held():
+    lines = map(str.split, Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    return {word[:-1]: int(size) for word, size, *_ in lines}
 
-before = kilobytes("/proc/self/smaps_rollup")
+before = held()
 store = hoploom.open(sys.argv[1])
 touch_every_page(store)
-after = kilobytes("/proc/self/smaps_rollup")
+after = held()
 grown = {kind: after[kind] - before[kind] for kind in ("Private_Dirty", "Rss")}
-print(json.dumps({"grown": grown, "mapped": kilobytes("/proc/self/smaps", sys.argv[1])}))
+print(json.dumps({"grown": grown, "mapped": mapped_kilobytes(sys.argv[1])}))
 """
 
 

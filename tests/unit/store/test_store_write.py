@@ -7,6 +7,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -195,29 +196,20 @@ def test_of_many_writers_one_wins_and_its_store_is_sound(tmp_path: Path) -> None
         hoploom.from_tensors({"x": torch.full((50,), float(i)), "y": torch.full((50,), i)}, NO_EDGES)
         for i in range(num_writers)
     ]
-    outcomes: list[int | BaseException] = []
     start = threading.Barrier(num_writers)
 
-    def save(number: int) -> None:
+    def save(number: int) -> int:
         start.wait(timeout=60)
-        try:
-            stores[number].save(tmp_path / "store")
-            outcomes.append(number)
-        except BaseException as error:
-            outcomes.append(error)
+        stores[number].save(tmp_path / "store")
+        return number
 
-    threads = [threading.Thread(target=save, args=(number,)) for number in range(num_writers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    winners = [outcome for outcome in outcomes if isinstance(outcome, int)]
-    losers = [outcome for outcome in outcomes if not isinstance(outcome, int)]
-    assert (len(winners), len(losers)) == (1, num_writers - 1)
-    assert {type(error) for error in losers} == {StoreError}
+    with ThreadPoolExecutor(num_writers) as pool:
+        saving = [pool.submit(save, number) for number in range(num_writers)]
+    (winner,) = [one.result() for one in saving if one.exception() is None]
+    assert {type(one.exception()) for number, one in enumerate(saving) if number != winner} == {StoreError}
     assert left_in(tmp_path) == ["store"]
     assert list(problems(tmp_path / "store")) == []
-    assert_same(stores[winners[0]], hoploom.open(tmp_path / "store"))
+    assert_same(stores[winner], hoploom.open(tmp_path / "store"))
 
 
 def test_a_store_whose_features_lie_elsewhere_is_not_saved(tmp_path: Path) -> None:
