@@ -104,6 +104,12 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(rows, "runs_in_core", lambda tensor: False)
 
 
+@pytest.fixture(scope="session")
+def graph() -> Store:
+    """Thirty nodes, few enough for kernels in the interpreter."""
+    return hoploom.from_pyg(random_graph(30, 120, seed=1))
+
+
 @pytest.fixture
 def ring_store() -> Store:
     return hoploom.from_pyg(ring(12))

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from support.device_loaders import loading, nodes, placed
-from support.graphs import random_graph
 from support.whole_steps import homogeneous_learner
 
 import hoploom
@@ -128,11 +127,6 @@ def test_a_device_is_waited_for_where_no_thread_can_be_started(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     assert idle(CUDA, 60)
     assert waited == [CUDA]
-
-
-@pytest.fixture(scope="module")
-def graph() -> Store:
-    return hoploom.from_pyg(random_graph(30, 120, seed=1))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])  # steps are begun in order

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import assert_same_batches
+from support.batches import assert_same_batches, on_host
 from support.cases import CASES, Case
 from support.graphs import random_graph
 from support.made_by import Made
@@ -70,9 +70,7 @@ def _expected(case: Case) -> list[Any]:
 
 def _comparable(batch: Any) -> Any:
     """On the CPU, fields sorted by name: their order is the user's own."""
-    batch = batch.to("cpu")
-    if "blocks" in batch:  # PyG passes over them
-        batch.blocks = [block.to("cpu") for block in batch.blocks]
+    batch = on_host(batch)
     for storage in batch.stores:
         storage._mapping = dict(sorted(storage._mapping.items()))
     return batch

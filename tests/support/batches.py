@@ -19,6 +19,14 @@ def contents(batch: Any) -> dict[Any, Any]:
     return {(storage._key, name): value for storage in batch.stores for name, value in storage.items()}
 
 
+def on_host(batch: Any) -> Any:
+    """The batch moved to the CPU; PyG passes over blocks."""
+    moved = batch.to("cpu")
+    if "blocks" in moved:
+        moved.blocks = [block.to("cpu") for block in moved.blocks]
+    return moved
+
+
 def assert_same(left: Any, right: Any) -> None:
     """Two batches are equal in every field, dtype, order and value."""
     ours, theirs = contents(left), contents(right)

@@ -16,6 +16,7 @@ import hoploom
 from hoploom import ConfigError, Store
 from hoploom.gpu import host_memory as hostmemory
 from hoploom.gpu.host_memory import HostMemory
+from hoploom.gpu.placed_store import PlacedStore
 from hoploom.ranks.context import Context
 from hoploom.schema import TypeKey
 from hoploom.store import Wanted
@@ -41,10 +42,14 @@ def together(context: Context, folder: str, path: str) -> None:
         assert os.listdir(folder) == [], scene
 
 
-def placed_rows(store: Store, owner: TypeKey, field: str, ids: Tensor) -> Tensor:
+def placed_of(store: Store) -> PlacedStore:
     assert store.placed is not None
-    (rows,) = store.placed.gather([Wanted(owner, field, ids.to(store.placed.device))])
-    assert rows.device == store.placed.device
+    return store.placed
+
+
+def placed_rows(store: Store, owner: TypeKey, field: str, ids: Tensor) -> Tensor:
+    (rows,) = placed_of(store).gather([Wanted(owner, field, ids.to(placed_of(store).device))])
+    assert rows.device == placed_of(store).device
     return rows.cpu()
 
 
@@ -76,9 +81,7 @@ def share_host_memory(context: Context, folder: str, path: str) -> None:
 
 
 def _read_all(store: Store) -> None:
-    assert store.placed is not None
-    assert store.placed.lists is not None
-    for lists in store.placed.lists:
+    for lists in placed_of(store).lists:
         assert int(lists.indptr[-1]) == lists.indices.numel()
         assert int(lists.indices.min()) >= 0
         assert int(lists.indptr.min()) == 0
@@ -111,8 +114,7 @@ def choose_alike(context: Context, folder: str, path: str) -> None:
     device_key = place_plan.device_key
     place_plan.device_key = lambda device: f"GPU {context.rank}"  # type: ignore[assignment]
     with hoploom.place(hoploom.open(path, context=context), features="auto", device=DEVICE, among=context) as store:
-        assert store.placed is not None
-        shares = context.gather(torch.tensor([placement.share for placement in store.placed.report]))
+        shares = context.gather(torch.tensor([placement.share for placement in placed_of(store).report]))
         assert shares[0].tolist() == shares[1].tolist()
         assert 0 < shares[0].max() < 1
         assert "of 2 ranks" not in str(store.placed)
@@ -126,18 +128,16 @@ def share_a_device(context: Context, folder: str, path: str) -> None:
     hostmemory.FOLDER = Path(folder)
     store = hoploom.open(path, context=context)
     with hoploom.place(store, features=DEVICE, among=context) as alone:
-        assert alone.placed is not None
-        whole = sum(placement.device_bytes for placement in alone.placed.report)
+        whole = sum(placement.device_bytes for placement in placed_of(alone).report)
     for extra, share in ((whole // 2, 0.5), (whole, 1.0)):
         free = 2 * ((2 << 30) + extra)
         place_plan.free_memory = lambda device, free=free: free  # type: ignore[assignment,misc]
         with hoploom.place(store, features="auto", device=DEVICE, among=context) as placed:
-            assert placed.placed is not None
-            shares = [placement.share for placement in placed.placed.report]
+            shares = [placement.share for placement in placed_of(placed).report]
             assert shares == pytest.approx([share] * len(shares), abs=0.02)
             last = str(placed.placed).splitlines()[-1]
             assert last == (
-                f"auto: {placed.placed.device} had 2.15 GB free for each of 2 ranks, of which 2.15 GB are left to "
+                f"auto: {placed_of(placed).device} had 2.15 GB free for each of 2 ranks, of which 2.15 GB are left to "
                 "training"
             )
     place_plan.free_memory = lambda device: 2 * whole - 2  # type: ignore[assignment]

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import place_workers
 from support.graphs import in_parts, library, random_graph, ring, save_in_parts
+from support.place_workers import placed_of
 from support.stores import Graph, every_graph, picks_of
 
 import hoploom
@@ -54,12 +55,10 @@ def test_lists_and_rows_hold_all_of_all_parts(graph: Graph, num_parts: int, topo
     every = Draw(1, 0, [-1] * len(store.schema.relations))
     with hoploom.place(store, topology, "30%", device=ON_DEVICE) as placed:
         place_workers.assert_all_rows(placed)
-        assert placed.placed is not None
-        assert placed.placed.lists is not None
         for index, (lists, (counts, sources, _)) in enumerate(
-            zip(placed.placed.lists, picks_of(store, every), strict=True)
+            zip(placed_of(placed).lists, picks_of(store, every), strict=True)
         ):
-            assert lists.device == placed.placed.device
+            assert lists.device == placed_of(placed).device
             assert lists.indptr.tolist() == [0, *counts.cumsum(0).tolist()]
             assert lists.indices.dtype == torch.int32
             assert lists.indices.tolist() == sources.tolist()
@@ -103,12 +102,11 @@ def test_types_without_nodes_or_edges_are_placed() -> None:
 
 def test_sizes_on_the_device_say_how_many_ids_count(ring_store: Store) -> None:
     with hoploom.place(ring_store, features=ON_DEVICE) as store:
-        assert store.placed is not None
-        device = store.placed.device
+        device = placed_of(store).device
         ids, out = torch.tensor([3, 4, 99], device=device), torch.full((3, 4), 7.0, device=device)
         faults = torch.zeros(1, dtype=torch.int64, device=device)
         size = torch.tensor(2, device=device)
-        (rows,) = store.placed.gather([Wanted("node", "x", ids)], [size], outs=[out], faults=faults)
+        (rows,) = placed_of(store).gather([Wanted("node", "x", ids)], [size], outs=[out], faults=faults)
         assert rows is out
         assert rows[:, 0].tolist() == [3, 4, 7]
         assert faults.item() == 0
@@ -122,20 +120,18 @@ def test_an_id_out_of_range_is_the_error_that_it_is_on_the_host(ring_store: Stor
     with hoploom.place(ring_store, features="50%", device=ON_DEVICE) as store:
         with pytest.raises(IndexError, match=re.escape(f"{of_host.value} of 'x' of 'node'; give ids in it")):
             place_workers.placed_rows(store, "node", "x", ids)
-        assert store.placed is not None
-        device = store.placed.device
+        device = placed_of(store).device
         wanted = [Wanted("node", "y", torch.tensor([3], device=device)), Wanted("node", "x", ids.to(device))]
         with pytest.raises(IndexError, match=re.escape(f"id {wrong} is out of range [0, 12) of 'x'")):
-            store.placed.gather(wanted)
+            placed_of(store).gather(wanted)
         with pytest.raises(IndexError, match="id 99 is out of range"):
-            store.placed.gather([Wanted("node", "x", ids[2:].to(device))], [torch.tensor(1, device=device)])
-        store.placed.gather(wanted, [None, torch.tensor(1, device=device)])  # the others do not count
+            placed_of(store).gather([Wanted("node", "x", ids[2:].to(device))], [torch.tensor(1, device=device)])
+        placed_of(store).gather(wanted, [None, torch.tensor(1, device=device)])  # the others do not count
 
 
 def test_ids_are_looked_at_once_after_all_rows(ring_store: Store) -> None:
     with hoploom.place(ring_store, features="50%", device=ON_DEVICE) as store:
-        placed = store.placed
-        assert placed is not None
+        placed = placed_of(store)
         outs = [placed.empty("node", name, 1).fill_(7) for name in ("y", "x")]
         wanted = [
             Wanted("node", name, torch.tensor([row], device=placed.device)) for name, row in (("y", 99), ("x", 5))
@@ -150,13 +146,12 @@ def test_ids_are_looked_at_once_after_all_rows(ring_store: Store) -> None:
 def test_a_share_is_the_first_rows_of_every_part(ring_store: Store) -> None:
     """Parts of 4 nodes: a quarter is one row of each, and two runs of rows come of every part."""
     with hoploom.place(in_parts(ring_store, 3), features="25%", device=ON_DEVICE) as store:
-        assert store.placed is not None
-        segments = store.placed.fields["node", "x"]
+        segments = placed_of(store).fields["node", "x"]
         assert segments.bounds.tolist() == [0, 1, 4, 5, 8, 9]
         addresses = segments.bases.tolist()
         assert [after - before for before, after in pairwise(addresses[::2])] == [16, 16]
         assert [after - before for before, after in pairwise(addresses[1::2])] == [48, 48]
-        assert {p.what: p.share for p in store.placed.report}["x of node"] == 0.25
+        assert {p.what: p.share for p in placed_of(store).report}["x of node"] == 0.25
 
 
 @settings(max_examples=30, deadline=None)
@@ -212,9 +207,8 @@ def test_auto_says_what_it_went_by(
 ) -> None:
     monkeypatch.setattr(place_plan, "free_memory", lambda device: 120 * 10**9)
     with hoploom.place(ring_store, topology, features, device=ON_DEVICE) as store:
-        assert store.placed is not None
         last = str(store.placed).splitlines()[-1]
-        assert last == f"auto: {store.placed.device} had 120 GB free, of which 30.0 GB are left to training"
+        assert last == f"auto: {placed_of(store).device} had 120 GB free, of which 30.0 GB are left to training"
     with hoploom.place(ring_store, ON_DEVICE, "20%") as store:
         assert "auto" not in str(store.placed)
     monkeypatch.setattr(place_plan, "free_memory", lambda device: 10**9)  # less than what training is left at least
@@ -249,15 +243,14 @@ def test_any_type_of_number_is_an_amount(ring_store: Store) -> None:
     shares = {}
     for features in (0.5, np.float32(0.5), np.float64(0.5), "50%", " 50 %", np.int64(400), 400, "400B"):
         with hoploom.place(ring_store, features=features, device=ON_DEVICE) as store:  # type: ignore[arg-type]
-            assert store.placed is not None
-            shares[repr(features)] = store.placed.report[0].share
+            shares[repr(features)] = placed_of(store).report[0].share
     assert list(shares.values()) == [0.5] * 5 + [shares["400"]] * 3
 
 
 def test_the_report_says_what_lies_where() -> None:
     store = hoploom.from_tensors({"x": torch.randn(1000, 64)}, torch.randint(1000, (2, 5000)))
     with hoploom.place(store, ON_DEVICE, "20%") as placed:
-        device = str(placed.placed.device) if placed.placed is not None else ""
+        device = str(placed_of(placed).device)
         # 28.4 kB of topology and a fifth of 256,000 bytes of x and of 40,000 of edge ids, in multiples of 256; the rest
         assert repr(placed.placed) == f"PlacedStore({device}: 87.8 kB, host: 237 kB)"
         lines = [line.split("  ") for line in str(placed.placed).splitlines()]

@@ -23,16 +23,14 @@ def test_auto_goes_by_what_is_free() -> None:
     assert 0 < place_plan.free_memory(device) <= torch.cuda.mem_get_info(device)[1]
     store = hoploom.from_tensors({"x": torch.randn(10_000, 64)}, torch.randint(10_000, (2, 50_000)))
     with hoploom.place(store, "auto", "auto") as placed:
-        assert placed.placed is not None
-        assert {placement.where for placement in placed.placed.report} == {str(device)}
+        assert {placement.where for placement in place_workers.placed_of(placed).report} == {str(device)}
         place_workers.assert_all_rows(placed)
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(device)[0]
     taken = torch.empty(free - (1 << 30), dtype=torch.uint8, device=device)  # 1 GiB is left, 2 stay free
     try:
         with hoploom.place(store, "auto", "auto") as placed:
-            assert placed.placed is not None
-            assert {placement.where for placement in placed.placed.report} == {"host"}
+            assert {placement.where for placement in place_workers.placed_of(placed).report} == {"host"}
             place_workers.assert_all_rows(placed)
     finally:
         del taken
@@ -45,12 +43,10 @@ def test_kernels_sample_from_pinned_host_memory() -> None:
 
     store = hoploom.from_pyg(random_graph(100, 900, 1))
     with hoploom.place(store, "host", "host") as placed:
-        assert placed.placed is not None
-        assert placed.placed.lists is not None
-        (lists,) = placed.placed.lists
+        (lists,) = place_workers.placed_of(placed).lists
         assert lists.indices.device.type == "cpu"
         assert lists.indices.is_pinned()
-        device = placed.placed.device
+        device = place_workers.placed_of(placed).device
         nodes = torch.arange(100, device=device)
         nought, end, key = (torch.tensor(value, device=device) for value in (0, 100, 5))
         room = DevicePicks(
@@ -83,9 +79,7 @@ def test_memory_is_unpinned_when_the_store_is_closed_or_dropped(is_closed: bool)
         placed = hoploom.place(store, "host", "host")
         place_workers.assert_all_rows(placed)
         if is_closed:
-            assert placed.placed is not None
-            assert placed.placed.lists is not None
-            (lists,) = placed.placed.lists
+            (lists,) = place_workers.placed_of(placed).lists
             placed.close()
             assert not lists.indices.is_pinned()
         del placed

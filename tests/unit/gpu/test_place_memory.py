@@ -162,8 +162,7 @@ def on_gpu(store: hoploom.Store) -> hoploom.Store:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(HostMemory, "register", lambda memory, device, real=HostMemory.register: real(memory, GPU))
         placed = hoploom.place(store, "host", "host", device="cpu")
-    assert placed.placed is not None
-    placed.placed.lease.device = GPU
+    place_workers.placed_of(placed).lease.device = GPU
     return placed
 
 

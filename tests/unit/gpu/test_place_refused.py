@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.graphs import in_parts, ring, save_in_parts
+from support.place_workers import placed_of
 from support.refusals import assert_refused
 
 import hoploom
@@ -92,8 +93,7 @@ def test_bytes_that_hold_no_row_are_refused(num_parts: int) -> None:
         assert_refused(lambda few=few: hoploom.place(store, features=few, device=ON_DEVICE), said)  # type: ignore[misc]
     for enough, rows in ((0, 0), (least, num_parts)):
         with hoploom.place(store, features=enough, device=ON_DEVICE) as placed:
-            assert placed.placed is not None
-            assert placed.placed.report[0].share == rows / 10
+            assert placed_of(placed).report[0].share == rows / 10
 
 
 def test_some_of_the_parts_are_not_enough(tmp_path: Path) -> None:
@@ -110,9 +110,7 @@ def test_all_topology_beside_some_features_can_be_placed(tmp_path: Path) -> None
     save_in_parts(hoploom.from_pyg(ring(12)), tmp_path / "ring", 3)
     some = hoploom.open(tmp_path / "ring", parts=[0], topology="all")
     with hoploom.place(some, ON_DEVICE) as store:
-        assert store.placed is not None
-        assert store.placed.lists is not None
-        assert store.placed.lists[0].indptr.tolist() == list(range(0, 25, 2))
+        assert placed_of(store).lists[0].indptr.tolist() == list(range(0, 25, 2))
     assert_refused(
         lambda: hoploom.place(some, ON_DEVICE, "host"),
         "the features cannot be placed: some of them are on another host",
@@ -127,8 +125,7 @@ def test_a_store_is_placed_once(ring_store: Store) -> None:
 
 def test_a_closed_store_gathers_nothing(ring_store: Store) -> None:
     with hoploom.place(ring_store, ON_DEVICE, "host") as store:
-        placed = store.placed
-    assert placed is not None
+        placed = placed_of(store)
     store.close()
     for use in (lambda: placed.lists, lambda: placed.gather([Wanted("node", "x", torch.tensor([0]))])):
         with pytest.raises(ConfigError, match="the placed store is closed; place the opened store again"):
@@ -136,8 +133,7 @@ def test_a_closed_store_gathers_nothing(ring_store: Store) -> None:
     said = "placed already, or was; give topology and features in one call, on the opened store again"
     assert_refused(lambda: hoploom.place(store, "host"), said)
     with hoploom.place(ring_store, ON_DEVICE) as again:
-        assert again.placed is not None
-        assert again.placed.lists is not None
+        assert placed_of(again).lists is not None
 
 
 @pytest.mark.parametrize("features", ["50%"])
@@ -146,16 +142,14 @@ def test_a_closed_store_gathers_nothing(ring_store: Store) -> None:
 )
 def test_ids_are_int64(ring_store: Store, ids: torch.Tensor, features: str | None) -> None:
     with hoploom.place(ring_store, ON_DEVICE, features) as store:
-        placed = store.placed
-        assert placed is not None
+        placed = placed_of(store)
         wanted = [Wanted("node", "x", ids.to(placed.device))]
         assert_refused(lambda: placed.gather(wanted), f"the ids of 'x' are {str(ids.dtype)[6:]} of shape", "give int64")
 
 
 def test_a_field_that_is_not_there_is_named(ring_store: Store) -> None:
     with hoploom.place(ring_store, ON_DEVICE) as store:
-        placed = store.placed
-        assert placed is not None
+        placed = placed_of(store)
         assert_refused(
             lambda: placed.empty("node", "z", 3),
             "'node' has no field 'z'; it has ['test_mask', 'train_mask', ",
