@@ -1,6 +1,5 @@
 """Attacks on a server: its threads, its memory and its answers, all measured from outside."""
 
-import re
 import socket
 import statistics
 import time
@@ -32,13 +31,6 @@ def guarded(ring_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     token = token_file(tmp_path_factory.mktemp("token") / "token")
     with serving(ring_path, [[]], "--token-file", str(token), "--metrics", "127.0.0.1:0") as (server,):
         yield server
-
-
-def status(server: Server, name: str) -> int:
-    """A number in what the kernel tells of a server's process."""
-    found = re.search(rf"^{name}:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1])
 
 
 def num_files(server: Server) -> int:
@@ -79,11 +71,11 @@ def flooding(address: str) -> Iterator[list[int]]:
 
 def test_silent_connections_take_neither_threads_nor_places(guarded: Server) -> None:
     is_served(guarded)
-    threads, files = status(guarded, "Threads"), num_files(guarded)
+    threads, files = guarded.status("Threads"), num_files(guarded)
     with flooding(guarded.address) as count:
         until(lambda: count[0] > 2 * MOST)
         is_served(guarded)
-        assert status(guarded, "Threads") < threads + 10  # of 1,800 connections; those of a last client may still end
+        assert guarded.status("Threads") < threads + 10  # of 1,800 connections; those of a last client may still end
         assert num_files(guarded) <= files + MOST + 3
     is_served(guarded)
     until(lambda: num_files(guarded) <= files + 3)  # their ten seconds are over, or they have left
@@ -110,7 +102,7 @@ def test_clients_are_answered_soon_during_a_flood_and_after_it(guarded: Server) 
 
 
 def test_connections_that_stop_in_the_middle_of_a_greeting_do_no_harm(guarded: Server) -> None:
-    threads = status(guarded, "Threads")
+    threads = guarded.status("Threads")
     with ExitStack() as stack:
         for said in (b"", b"H", b"HOPLOOM", b"HOPLOOM\x04HELO", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\n") * 300:
             half_open = stack.enter_context(plain(guarded.address, 5))
@@ -118,12 +110,12 @@ def test_connections_that_stop_in_the_middle_of_a_greeting_do_no_harm(guarded: S
                 half_open.sendall(said)
                 half_open.shutdown(socket.SHUT_WR) if len(said) % 2 else None
         is_served(guarded)
-        assert status(guarded, "Threads") < threads + 10  # of 1,800 connections; those of a last client may still end
+        assert guarded.status("Threads") < threads + 10  # of 1,800 connections; those of a last client may still end
 
 
 def test_silent_connections_do_not_keep_a_probe_from_its_answer(guarded: Server) -> None:
     assert guarded.metrics is not None
-    threads = status(guarded, "Threads")
+    threads = guarded.status("Threads")
     with ExitStack() as stack:
         silent = [stack.enter_context(plain(guarded.metrics)) for _ in range(200)]
         for half_open in silent[::2]:
@@ -131,7 +123,7 @@ def test_silent_connections_do_not_keep_a_probe_from_its_answer(guarded: Server)
         begun = time.monotonic()
         assert is_healthy(guarded)
         assert time.monotonic() - begun < 5
-        assert status(guarded, "Threads") < threads + 10
+        assert guarded.status("Threads") < threads + 10
         for half_open in silent:
             half_open.settimeout(10)
             with suppress(ConnectionResetError):
@@ -141,10 +133,6 @@ def test_silent_connections_do_not_keep_a_probe_from_its_answer(guarded: Server)
 
 MIB = 1 << 20
 SLACK = 150 * MIB  # threads, and what Python keeps
-
-
-def rss(server: Server) -> int:
-    return status(server, "VmRSS") * 1024
 
 
 @contextmanager
@@ -191,31 +179,31 @@ def small(ring_path: Path) -> Iterator[Server]:
 
 def test_requests_take_memory_of_the_budget_before_they_are_read(small: Server) -> None:
     is_served(small, ClientSecurity())
-    before = rss(small)
+    before = small.status("VmRSS")
     for header, told in (
         ({"ask": "info"}, "tensors of 267386880 bytes; info takes none"),
         (GATHER, "a request would take 267386880 bytes or more, the server has 5000000 for all picks and requests"),
     ):
         with requests_of(small.address, 8, header, 255 * MIB) as answers:
-            assert rss(small) - before < SLACK
+            assert small.status("VmRSS") - before < SLACK
             is_served(small, ClientSecurity())
         assert any(told in answer for answer in answers), answers
         hung_up = "ConnectionResetError: " if header["ask"] == "info" else told  # a reset may overtake the answer
         assert all(told in answer or hung_up in answer for answer in answers), answers
-    assert rss(small) - before < SLACK
+    assert small.status("VmRSS") - before < SLACK
 
 
 @pytest.mark.slow
 def test_requests_that_fit_wait_for_memory_and_give_it_back(ring_path: Path) -> None:
     with serving(ring_path, [[]], "--memory", "400MB") as (server,):
         is_served(server, ClientSecurity())
-        before = rss(server)
+        before = server.status("VmRSS")
         with requests_of(server.address, 8, GATHER, 90 * MIB) as answers:
-            assert 90 * MIB < rss(server) - before < 200_000_000 + SLACK
+            assert 90 * MIB < server.status("VmRSS") - before < 200_000_000 + SLACK
             is_served(server, ClientSecurity())
         assert any("bytes of picks and requests do not fit" in answer for answer in answers), answers
         assert any("ids of 'node'" in answer or answer == "no refusal" for answer in answers), answers
-        until(lambda: rss(server) - before < SLACK / 2)
+        until(lambda: server.status("VmRSS") - before < SLACK / 2)
 
 
 def test_a_long_header_takes_memory_of_the_budget(small: Server) -> None:

@@ -1,4 +1,7 @@
-"""Connections that are half open, many, of another version, or left: what each side does, and that nothing stays."""
+"""Connections that are half open, many, of another version, or left: what each side does, and that nothing stays.
+
+And requests and answers that cannot be sent: to ask again, or another server, helps nobody.
+"""
 
 import os
 import socket
@@ -8,29 +11,47 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support.batch_servers import listening
 from support.fleets import within
-from support.services import answering, at_once
 from support.until import until
 from support.wires import frame, nearby, over_tcp, plain, read_whole, send
 
 import hoploom
-from hoploom import ConfigError, PeerError
+from hoploom import BatchError, ConfigError, PeerError
 from hoploom.serve import handshake, wire
 from hoploom.serve.client import Peer, UnavailableError, read_message
 from hoploom.serve.handshake import LostError
 from hoploom.serve.memory_budget import BusyError, RequestContext
-from hoploom.serve.security import ClientSecurity, Reloading
-from hoploom.serve.server import ServerLimits
-from hoploom.serve.wire import IncomingMessage, Message
+from hoploom.serve.metrics import Metrics
+from hoploom.serve.security import ClientSecurity, Reloading, read_server_security
+from hoploom.serve.server import Server, ServerLimits
+from hoploom.serve.wire import IncomingMessage, Message, StreamedTensor, TensorSpec
 
 pytestmark = pytest.mark.timeout(180)
 INFO = Message({"ask": "info"})
 STREAMS, UNDER_WAY = "hoploom_open_streams", "hoploom_requests_under_way"
+Answer = Callable[[Message, RequestContext], Message]
+
+
+def at_once(request: Message, call: RequestContext) -> Message:
+    return Message({})
+
+
+@contextmanager
+def answering(
+    answer: Answer, limits: ServerLimits | None = None, silence: float = 30.0
+) -> Iterator[tuple[Server, Peer]]:
+    service: Any = SimpleNamespace(answer=answer)
+    with (
+        Server(service, "127.0.0.1:0", read_server_security(), Metrics(), limits) as server,
+        Peer(server.address, Reloading(ClientSecurity()), silence) as peer,
+    ):
+        yield server, peer
 
 
 def files() -> int:
@@ -237,32 +258,26 @@ def test_a_thousand_connections_at_once_are_answered(ring_path: Path) -> None:
         until(lambda: files() == before and threading.active_count() <= threads)
 
 
-class Endless:
-    """Makes an answer for as long as somebody waits for it."""
+@pytest.mark.parametrize("connect", [over_tcp, nearby])
+def test_an_answer_that_nobody_waits_for_is_made_no_further(connect: Callable[[str], Any]) -> None:
+    begun, ended = threading.Event(), threading.Event()
 
-    def __init__(self) -> None:
-        self.begun, self.ended = threading.Event(), threading.Event()
-
-    def answer(self, request: Message, call: RequestContext) -> Message:
-        self.begun.set()
+    def answer(request: Message, call: RequestContext) -> Message:
+        begun.set()
         try:
-            while True:
+            while True:  # for as long as somebody waits for it
                 call.check()
                 time.sleep(0.01)
         finally:
-            self.ended.set()
+            ended.set()
 
-
-@pytest.mark.parametrize("connect", [over_tcp, nearby])
-def test_an_answer_that_nobody_waits_for_is_made_no_further(connect: Callable[[str], Any]) -> None:
-    service = Endless()
-    with answering(service.answer, ServerLimits(beat=0.05)) as (server, _):
+    with answering(answer, ServerLimits(beat=0.05)) as (server, _):
         with connect(server.address) as connection:
             wire.write_message(connection, Message({"ask": "batch"}))
-            assert service.begun.wait(10)
+            assert begun.wait(10)
             connection.wait()  # it hears that its answer is made
-            assert not service.ended.is_set()
-        assert service.ended.wait(5)
+            assert not ended.is_set()
+        assert ended.wait(5)
         until(lambda: server._metrics.value(UNDER_WAY) == server._metrics.value(STREAMS) == 0)
 
 
@@ -279,3 +294,45 @@ def test_a_client_that_reads_nothing_keeps_no_other_from_hearing_that_its_answer
         wire.write_message(deaf, Message({"ask": "batch", "seconds": 30}))
         assert peer.request(Message({"ask": "batch", "seconds": 2}), read_message).header == {}
         over.set()
+
+
+def test_a_request_that_no_server_takes_is_refused_before_it_is_sent() -> None:
+    with answering(at_once) as (_, peer):
+        with pytest.raises(ConfigError, match="a header of 2000023 bytes; at most 1048576; ask for less at once"):
+            peer.send(Message({"ask": "x" * 2_000_000}))
+        with pytest.raises(ConfigError, match="a request has tensors of 268435464 bytes; at most 268435456; ask for"):
+            peer.send(Message({"ask": "x"}, [torch.empty(wire.MAX_REQUEST // 8 + 1, dtype=torch.int64)]))
+        with pytest.raises(ConfigError, match="a request has 4097 tensors; at most 4096"):
+            peer.send(Message({"ask": "x"}, [torch.empty(0)] * 4097))
+        assert peer.request(INFO, read_message).header == {}
+
+
+def fail(request: Message, call: RequestContext) -> Message:
+    """Answer with a header that is too long, or break off with an error that nobody foresaw."""
+    if request.header["ask"] == "long":
+        return Message({"told": "x" * 2_000_000})
+    if request.header["ask"] == "told":
+        return Message({"told": {1, 2}})
+
+    def fill(row: int, out: torch.Tensor) -> None:
+        if row:
+            raise ZeroDivisionError("row by row")
+
+    return Message({}, [StreamedTensor(TensorSpec(torch.int64, (10,)), fill, 8)])
+
+
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        ("long", "an answer would have a header of 2000024 bytes"),
+        ("rows", "ZeroDivisionError: row by row"),
+        ("told", "TypeError: Object of type set is not JSON"),
+    ],
+)
+def test_an_answer_that_cannot_be_sent_says_why(ask: str, told: str) -> None:
+    """It is an error of this request: to ask again, or another, helps nobody."""
+    with answering(fail) as (server, peer):
+        for _ in range(2):
+            with pytest.raises(BatchError, match=told):
+                peer.request(Message({"ask": ask}), read_message)
+    assert server._metrics.value("hoploom_requests_total", kind="other", outcome="failed") == 2

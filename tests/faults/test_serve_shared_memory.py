@@ -16,7 +16,7 @@ import torch
 from support import TESTS
 from support.batch_servers import listening
 from support.batches import assert_same_batches
-from support.graphs import random_graph
+from support.fleets import save_wide
 from support.servers import Server, serving
 from support.until import until
 from torch import Tensor
@@ -39,11 +39,7 @@ GATHER = {"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("shared") / "store"
-    data = random_graph(NODES, 20_000, seed=1)
-    data.x = torch.arange(NODES, dtype=torch.float32).view(-1, 1).repeat(1, WIDTH)
-    hoploom.from_pyg(data).save(path)
-    return path
+    return save_wide(tmp_path_factory.mktemp("shared"), NODES, 20_000, WIDTH)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.batch_servers import listening, request_of
 from support.batches import assert_same_batches
-from support.fleets import within
-from support.graphs import random_graph, ring, save_in_parts
+from support.fleets import save_wide, within
+from support.graphs import ring, save_in_parts
 from support.servers import OneProcess
 from support.until import until
 from support.wires import over_tcp
@@ -32,11 +32,7 @@ MEMORY = 64_000_000  # of which three whole batches have no room
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("attend") / "store"
-    data = random_graph(NODES, 60_000, seed=1)
-    data.x = torch.arange(NODES, dtype=torch.float32).view(-1, 1).repeat(1, WIDTH)
-    hoploom.from_pyg(data).save(path)
-    return path
+    return save_wide(tmp_path_factory.mktemp("attend"), NODES, 60_000, WIDTH)
 
 
 def test_a_short_timeout_does_not_make_a_slow_answer_a_lost_one(path: Path) -> None:

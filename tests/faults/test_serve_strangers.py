@@ -18,8 +18,7 @@ import torch
 from support import TESTS
 from support.batch_servers import request_of
 from support.batches import assert_same, assert_same_batches
-from support.fleets import gauge, loader, warm_up, within
-from support.graphs import random_graph
+from support.fleets import gauge, loader, save_wide, warm_up, within
 from support.servers import Server, addresses_of, serving
 from support.until import until
 from support.wires import frame, over_tcp, plain, said_by, send
@@ -40,12 +39,7 @@ STREAMS, UNDER_WAY, HELD = "hoploom_open_streams", "hoploom_requests_under_way",
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("strangers") / "store"
-    data = random_graph(NODES, 60_000, seed=1)
-    data.x = torch.arange(NODES, dtype=torch.float32).view(-1, 1).repeat(1, WIDTH)
-    data.train_mask = torch.arange(NODES) < 200
-    hoploom.from_pyg(data).save(path)
-    return path
+    return save_wide(tmp_path_factory.mktemp("strangers"), NODES, 60_000, WIDTH)
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +74,6 @@ def _large(store: Store, size: int) -> hoploom.NeighborLoader:
     return hoploom.NeighborLoader(store, [1], torch.arange(NODES), batch_size=size, num_workers=0)
 
 
-def _anonymous(server: Server) -> int:
-    """The bytes of a server's own memory; what it maps of the store is the kernel's."""
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
-
-
 def _is_served(server: Server, expected: list[Any]) -> None:
     with hoploom.connect([server.address], timeout=60) as store:
         assert_same_batches(expected, loader(store))
@@ -99,7 +85,7 @@ def _is_free(server: Server) -> bool:
 
 def test_clients_that_stop_reading_cost_little_memory(server: Server, expected: list[Any]) -> None:
     until(lambda: _is_free(server))
-    before = _anonymous(server)
+    before = server.status("RssAnon")
     batch = _whole_batch(server, 18_000)  # with their neighbors nearly all rows
     with ExitStack() as stack:
         for request in (GATHER, GATHER, GATHER, batch, batch):  # ten times all rows each, or once
@@ -110,7 +96,7 @@ def test_clients_that_stop_reading_cost_little_memory(server: Server, expected: 
         until(lambda: gauge(server, HELD) > ROWS)  # on a busy machine the batches are still made
         assert gauge(server, HELD) <= MEMORY
         _is_served(server, expected)
-        assert _anonymous(server) - before < MEMORY + 80_000_000
+        assert server.status("RssAnon") - before < MEMORY + 80_000_000
     until(lambda: _is_free(server))
 
 

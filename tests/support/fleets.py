@@ -26,6 +26,15 @@ def save(folder: Path) -> Path:
     return folder / "store"
 
 
+def save_wide(folder: Path, num_nodes: int, num_edges: int, width: int) -> Path:
+    """A store whose rows hold their node's number, `width` times; the first 200 nodes are for training."""
+    data = random_graph(num_nodes, num_edges, seed=1)
+    data.x = torch.arange(num_nodes, dtype=torch.float32).view(-1, 1).repeat(1, width)
+    data.train_mask = torch.arange(num_nodes) < 200
+    hoploom.from_pyg(data).save(folder / "store")
+    return folder / "store"
+
+
 def connect(mode: str, servers: Sequence[str], path: Path, timeout: float) -> Store:
     """As a worker that maps part 0, or as a client that maps nothing."""
     if mode == CLIENT:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -43,6 +44,12 @@ class Server:
     def resume(self) -> None:
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGCONT)
+
+    def status(self, name: str) -> int:
+        """A number in what the kernel tells of the process, a size in bytes."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        ((number, unit),) = re.findall(rf"^{name}:\s+(\d+)( kB)?$", text, re.MULTILINE)
+        return int(number) * (1024 if unit else 1)
 
     def restart(self) -> None:
         """The same server again, at the same address."""

@@ -86,17 +86,12 @@ def test_many_uniform_picks_are_uniform(degree: int) -> None:
 
 
 @degrees
-def test_weighted_picks_with_replacement_are_in_proportion_to_weight(degree: int) -> None:
+@replaces
+def test_weighted_picks_are_in_proportion_to_weight(degree: int, replace: bool) -> None:
+    """Without replacement the first is. Of 100 000, the later picks are as good as the first."""
     lists = equal_lists(degree, weight=uneven(degree))
-    positions = draw(lists, FANOUTS[degree], num_keys(degree), replace=True, weighted=True)
-    assert_in_proportion(positions, uneven(degree).double())
-
-
-@degrees
-def test_the_first_weighted_pick_without_replacement_is_in_proportion_to_weight(degree: int) -> None:
-    lists = equal_lists(degree, weight=uneven(degree))
-    fanout = 1 if degree <= 1000 else 64  # of 100 000: the later picks are as good as the first
-    positions = draw(lists, fanout, num_keys(degree), weighted=True)
+    fanout = FANOUTS[degree] if replace or degree > 1000 else 1
+    positions = draw(lists, fanout, num_keys(degree), replace=replace, weighted=True)
     assert_in_proportion(positions, uneven(degree).double())
 
 
