@@ -8,15 +8,15 @@ from torch._dynamo.utils import counters
 
 from hoploom import NeighborLoader
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of torch about its own
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings of torch about its own
 
 
 @pytest.mark.parametrize(
     ("kind", "mode", "backend"),
     [
-        pytest.param("sage", "subgraph", "aot_eager", marks=pytest.mark.slow),
-        pytest.param("gcn", "subgraph", "eager", marks=pytest.mark.slow),
-        pytest.param("gat", "subgraph", "eager", marks=pytest.mark.slow),
+        ("sage", "subgraph", "aot_eager"),
+        ("gcn", "subgraph", "eager"),
+        ("gat", "subgraph", "eager"),
         ("gin", "blocks", "eager"),
     ],
 )
@@ -44,7 +44,6 @@ def test_a_compiled_model_gives_what_the_model_gives(kind: str, mode: str, backe
     assert not counters["recompile_limit"]
 
 
-@pytest.mark.slow
 def test_a_compiled_model_of_relations_gives_what_the_model_gives() -> None:
     data = books()
     torch._dynamo.reset()
