@@ -402,16 +402,6 @@ def canonical(schema: Schema, name: Sequence[str], *, known: bool = True) -> Rel
     A relation that need not be known is between two node types of the graph; as in PyG, its default name is "to".
     """
     key = tuple(name)
-    if not known and len(key) == 3 and key not in schema.relation_index:  # a misspelt one of the graph's?
-        between = {r.name: r.key for r in schema.relations if {r.source, r.destination} == {key[0], key[2]}}
-        others = [name for name in between if not (name.endswith(key[1]) or key[1].endswith(name))]  # unlike rev_rates
-        near = between.get(key[1]) or between.get(nearest(key[1], others, cutoff=0.8) or "")
-        if near is not None:
-            raise ConfigError(
-                f"the graph has no relation {key}; did you mean {near}? If the links are a relation of their own, give "
-                f"it another name, or add it without edges: data[{key}].edge_index = "
-                "torch.empty(2, 0, dtype=torch.long)"
-            )
     if len(key) == 2:
         found = [r.key for r in schema.relations if (r.source, r.destination) == key]
         if len(found) == 1:
@@ -439,11 +429,10 @@ def all_edges(store: Store, key: RelationName, at_once: int = NODES) -> Tensor:
         f"all {num_edges:,} edges of {key} as seeds take",
         "give some of them: edge_label_index=edges, [2, n]",
     )
-    if not all_here and EDGE_ID in relation.fields:
-        order = list(scan_rows(store.features, key, EDGE_ID, num_edges))
-    else:
-        order = [part.tables[key, EDGE_ID].rows for part in store.parts if (key, EDGE_ID) in part.tables]
-    places = read_permutation(f"{EDGE_ID} of {key}", torch.cat(order), num_edges) if order else None
+    places = None
+    if EDGE_ID in relation.fields:
+        order = torch.cat(list(scan_rows(store.features, key, EDGE_ID, num_edges)))
+        places = read_permutation(f"{EDGE_ID} of {key}", order, num_edges)
     edges, begin = torch.empty(2, num_edges, dtype=torch.int64), 0
     for sources, ends in pieces:
         if (end := begin + ends.numel()) > num_edges:
@@ -476,34 +465,30 @@ def seeds_name(given: LoaderArguments) -> str:
     return " ".join(word for word in words if isinstance(word, str))
 
 
+def read_column(what: str, values: Any, of: str, count: int) -> Tensor:
+    """Return one number for each seed."""
+    column = read_tensor(what, values)
+    if column.shape != (count,):
+        raise ConfigError(f"{what} has shape {tuple(column.shape)} for {count} {of}; give one each")
+    return column
+
+
 def as_times(what: str, times: Any, count: int) -> Tensor | None:
     """Return one integer time per seed."""
     if times is None:
         return None
-    given = read_tensor(what, times)
-    if given.dtype not in ID_DTYPES or given.shape != (count,):
-        raise ConfigError(f"{what} has dtype {given.dtype} and shape {tuple(given.shape)}; give {count} integers")
+    given = read_column(what, times, "seeds", count)
+    if given.dtype not in ID_DTYPES:
+        raise ConfigError(f"{what} has dtype {given.dtype}; give {count} integers")
     return given.to(torch.int64).contiguous()
 
 
 def read_weight(name: str, given: Any, num_nodes: int) -> Tensor:
     """Return the weight of each node, by which negatives are drawn."""
-    weight = read_tensor(name, given)
-    if weight.shape != (num_nodes,):
-        raise ConfigError(f"{name} has shape {tuple(weight.shape)} for {num_nodes} nodes; give one number each")
+    weight = read_column(name, given, "nodes", num_nodes)
     bad = ~(torch.isfinite(weight) & (weight >= 0))
     if bad.any():
         raise ConfigError(f"{name} holds {float(weight[bad][0])}; give finite weights, none negative")
     if not weight.any():
         raise ConfigError(f"{name} is all zero; give some node a weight")
     return weight
-
-
-def as_input_id(input_id: Any, count: int) -> Tensor | None:
-    """Return one number per seed, which batches carry."""
-    if input_id is None:
-        return None
-    given = read_tensor("input_id", input_id)
-    if given.shape != (count,):
-        raise ConfigError(f"input_id has shape {tuple(given.shape)} for {count} seeds; give one each")
-    return given

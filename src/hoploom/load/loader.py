@@ -1,7 +1,7 @@
 """The loader: an order of steps, a maker of their batches, a pipeline, and a position that can be saved."""
 
 import sys
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,38 +78,31 @@ class _WatchedData:
     """The user's PyG data as a loader read it. Batches follow fields that are deleted, or added to nodes."""
 
     def __init__(self, data: Any, graph: PygGraph) -> None:
-        self._frames, self._deleted, self._schema = graph.frames, graph.deleted, graph.store.schema
+        self._graph = graph
         owners: list[tuple[TypeKey, ...]] = [(HOMOGENEOUS_TYPE, HOMOGENEOUS_RELATION)]
         if isinstance(data, HeteroData):
             owners = [(), *((owner,) for owner in (*data.node_types, *data.edge_types))]
         self._storages = [
             (own, storage, {name: (value, _version(value)) for name, value in storage.items()})
-            for own, storage in zip(owners, data.stores, strict=True)
+            for own, storage in zip(owners, data.stores if isinstance(data, BaseData) else (), strict=False)
         ]
 
     def check(self) -> None:
         """Note the fields that were deleted or added; raise ConfigError for one that was replaced."""
+        frames, deleted = self._graph.frames, self._graph.deleted
         for owners, storage, known in self._storages:
-            for name, (old, version) in known.items():
-                for owner in owners:
-                    (self._deleted.discard if name in storage else self._deleted.add)((owner, name))
-                if not _is_as_read(storage.get(name), old, version):
-                    self._raise(name)
+            replaced = [name for name, (old, version) in known.items() if not _is_as_read(storage, name, old, version)]
+            for key in ((owner, name) for owner in owners for name in known):
+                (deleted.discard if key[1] in storage else deleted.add)(key)
             if owners and isinstance(owners[0], str):
-                self._add(owners[0], {name: rows for name, rows in storage.items() if name not in known}, known)
-
-    def _add(self, node_type: str, given: Mapping[str, Any], known: Collection[str]) -> None:
-        before = self._frames.get(node_type, {})
-        for name in [name for name in before if name not in known and name not in given]:
-            del before[name]
-        for name, rows in given.items():
-            if _is_dense(rows) and rows.shape[:1] == (self._schema.node_type(node_type).num_nodes,):
-                self._frames.setdefault(node_type, {})[name] = rows
-            elif name in before:
-                self._raise(name)
-
-    def _raise(self, name: str) -> NoReturn:
-        raise ConfigError(f"{name} of the data was replaced after the loader was made; make the loader again")
+                before, shape = frames.get(owners[0], {}), (self._graph.store.schema.node_type(owners[0]).num_nodes,)
+                new = {name: rows for name, rows in storage.items() if name not in known}
+                added = {name: rows for name, rows in new.items() if _is_dense(rows) and rows.shape[:1] == shape}
+                replaced += [name for name in new if name in before and name not in added]
+                if before or added:
+                    frames[owners[0]] = {name: rows for name, rows in before.items() if name in known} | added
+            for name in replaced:
+                raise ConfigError(f"{name} of the data was replaced after the loader was made; make the loader again")
 
 
 def _is_dense(rows: Any) -> bool:
@@ -121,9 +114,9 @@ def _version(rows: Any) -> int:
     return 0 if not _is_dense(rows) or rows.is_contiguous() or rows.is_inference() else rows._version
 
 
-def _is_as_read(now: Any, old: Any, version: int) -> bool:
+def _is_as_read(storage: Any, name: str, old: Any, version: int) -> bool:
     """Return whether a field has the rows that the loader read, or is gone, or on another device."""
-    if now is old:
+    if (now := storage.get(name)) is old:
         return _version(now) == version
     if now is None or not isinstance(old, Tensor | TensorFrame) or getattr(now, "device", None) != old.device:
         return True
@@ -141,7 +134,7 @@ class Loader:
         self.data, self.store, self.maker = given.data, graph.store, maker
         self._given = given
         self._mover = mover
-        self._watched = _WatchedData(self.data, graph) if isinstance(self.data, BaseData) else None
+        self._watched = _WatchedData(self.data, graph)
         self._meeting: Meeting | None = None  # of several ranks that were not told their shares
         self._is_settled = False  # whether that has shown how the seeds are divided
         self._call_chain = agreement.call_chain()
@@ -149,16 +142,11 @@ class Loader:
         self._set_order(self._order_of(share), share)
         deadline = given.timeout or DEADLINE
         self._producer = producer_of(self.maker, mover.device, given.look_ahead, deadline)
-        num_threads = max(given.num_workers, self._producer.least_threads)
-        self._pipeline = Pipeline(num_threads, given.prefetch_factor or 2, deadline)
+        self.num_workers = max(given.num_workers, self._producer.least_threads)
+        self._pipeline = Pipeline(self.num_workers, given.prefetch_factor or 2, deadline)
         self._next = self._consumed = Position()
         self._num_loops = 0
         self._meet()
-
-    @property
-    def share(self) -> Share:
-        """The share of the seeds that this rank reads."""
-        return self._share
 
     def _order_of(self, share: Share) -> Order:
         """Return the order in which a rank with this share reads the seeds."""
@@ -180,7 +168,9 @@ class Loader:
     def _set_order(self, order: Order, share: Share) -> None:
         order.check()
         is_divided = isinstance(order, DividedOrder)
-        self._share = Share(share.rank, share.world_size, DIVIDED) if is_divided else share
+        self.share = Share(share.rank, share.world_size, DIVIDED) if is_divided else share  # that this rank reads
+        self.rank, self.world_size, self.batch_size = order.rank, order.world_size, order.batch_size
+        self.drop_last, self.dataset = order.drop_last, order.dataset  # positions of the seeds, as PyG names them
         self._order = self._looping = order  # of the newest loop: its order, and its epoch if that stands
         self._is_compared, self._looped = False, -1  # with the loaders of other ranks; the epoch of the newest loop
 
@@ -188,8 +178,8 @@ class Loader:
         """Take the share that holds now, and post the seeds for the other ranks."""
         if not dist.is_initialized():
             return
-        share = agreement.current_share(self._share)
-        if share != self._share:
+        share = agreement.current_share(self.share)
+        if share != self.share:
             self._set_order(self._order_of(share), share)
         here = agreement.detector_here()
         if here is not None and self._meeting is None and not share.is_given and share.world_size == here.size:
@@ -211,7 +201,7 @@ class Loader:
             self._read_all()
         elif len(set(seeds)) > 1:
             counts = [int(text.partition(" ")[0]) for text in seeds]
-            self._set_order(divided(self._order, counts, repr(seeds)), self._share)
+            self._set_order(divided(self._order, counts, repr(seeds)), self.share)
 
     def _read_all(self) -> None:
         """Read all seeds, as the other ranks do not read this loader but wait for this rank."""
@@ -226,8 +216,8 @@ class Loader:
         order = self._order
         if not isinstance(order, DividedOrder):
             if order.world_size > 1:
-                agreement.print_share(self._share)
-        elif self._share.rank == 0 and not self._num_loops:
+                agreement.print_share(self.share)
+        elif self.share.rank == 0 and not self._num_loops:
             counts = " to ".join(f"{count:,}" for count in sorted({min(order.counts), max(order.counts)}))
             line = f"each of {order.world_size} ranks reads the {counts} seeds that it was given"
             line += f", in {order.num_steps:,} steps"
@@ -249,11 +239,6 @@ class Loader:
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise ConfigError("a loader is never copied or pickled; make another, and give it this one's state_dict()")
 
-    @property
-    def dataset(self) -> range:
-        """The positions of the seeds, which PyG's loaders call their dataset."""
-        return self._order.dataset
-
     def share_steps(self, num_seeds: int) -> Self:
         """Take `num_seeds` seeds a step over all ranks; batch_size must be that by the ranks, rounded down."""
         self._order = replace(self._order, extra_seeds=num_seeds - self.batch_size * self.world_size)
@@ -261,39 +246,18 @@ class Loader:
         return self
 
     @property
-    def batch_size(self) -> int:
-        return self._order.batch_size
-
-    @property
-    def rank(self) -> int:
-        return self._order.rank
-
-    @property
-    def world_size(self) -> int:
-        return self._order.world_size
-
-    @property
     def epoch(self) -> int:
         """The epoch of the newest loop, or of the next loop if none has begun."""
         return self._consumed.epoch
-
-    @property
-    def drop_last(self) -> bool:
-        return self._order.drop_last
-
-    @property
-    def num_workers(self) -> int:
-        return self._pipeline.num_threads
 
     def __iter__(self) -> Iterator[Batch]:
         return self._epoch(self.begin_epoch())
 
     def begin_epoch(self) -> EpochSteps:
         """Begin the next epoch, or what is left of it, and return its steps without their batches."""
-        if self._watched is not None:
-            self._watched.check()
+        self._watched.check()
         self.settle()
-        reader = None if self._meeting is None or self._share.origin == LONE else self._meeting.lone_reader()
+        reader = None if self._meeting is None or self.share.origin == LONE else self._meeting.lone_reader()
         if reader is not None:
             raise ConfigError(
                 f"rank {reader} has read all seeds of this loader, while the other ranks waited for it; make "
@@ -345,8 +309,7 @@ class Loader:
         Ranks that take whole steps in turn see the batches that one process would see:
         `loader.steps(range(rank, loader.num_whole_steps, world_size), dealt=False)`.
         """
-        if self._watched is not None:
-            self._watched.check()
+        self._watched.check()
         order = self._order if dealt else self._order.for_one_rank()
         if len(steps) and not 0 <= min(steps) <= max(steps) < order.num_steps:
             raise ConfigError(f"steps are {steps}, but an epoch has {order.num_steps}; stay within it")
@@ -391,8 +354,7 @@ class Loader:
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
         """Return the batch of these positions among the seeds."""
-        if self._watched is not None:
-            self._watched.check()
+        self._watched.check()
         indices = torch.as_tensor(index)
         if indices.dim() != 1 or indices.dtype not in ID_DTYPES:
             of = f"dtype {indices.dtype} and shape {tuple(indices.shape)}"

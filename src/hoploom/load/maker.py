@@ -30,7 +30,7 @@ from hoploom.sample import (
 from hoploom.sample.hops import Sampling
 from hoploom.schema import RelationName, TypeKey
 from hoploom.store import GraphStore, Store, Wanted
-from hoploom.store.base import scan_rows
+from hoploom.store.base import NO_IDS, scan_rows
 
 
 @dataclass(frozen=True)
@@ -194,12 +194,9 @@ class NodeTimes:
         with self._lock:
             for index in dated:
                 if index not in self._times:
-                    name, count = schema.node_types[index].name, schema.node_types[index].num_nodes
-                    times, begin = torch.empty(count, dtype=torch.int64), 0
-                    for rows in scan_rows(self._store.features, name, schema.time, count):
-                        times[begin : begin + len(rows)] = rows
-                        begin += len(rows)
-                    self._times[index] = times
+                    of = schema.node_types[index]
+                    pieces = scan_rows(self._store.features, of.name, schema.time, of.num_nodes)
+                    self._times[index] = torch.cat([NO_IDS, *pieces])  # integers of any dtype become int64
             return {index: self._times[index] for index in dated}
 
 

@@ -104,7 +104,7 @@ class LinkNeighborLoader(Loader):
                 labels = labels + 1  # zero now means negative, as in PyG
         task = _link_task(store, key, negatives, given)
         times = inputs.as_times("edge_label_time", given.edge_label_time, count)
-        input_id = inputs.as_input_id(given.input_id, count)
+        input_id = None if given.input_id is None else inputs.read_column("input_id", given.input_id, "links", count)
         maker = LinkMaker(sampler, assembler, task, ends, labels, times, input_id, transform=given.transform)
         super().__init__(given, graph, maker)
 
@@ -153,8 +153,9 @@ def _node_maker(
     node_type, nodes, implied = inputs.read_input_nodes(graph.store, given.input_nodes)
     if nodes.numel() == 0:
         raise ConfigError(f"input_nodes is empty ({given.input_nodes!r:.60}); give at least one seed")
-    input_id = inputs.as_input_id(given.input_id, nodes.numel())
-    input_id = implied if input_id is None else input_id
+    input_id = implied
+    if given.input_id is not None:
+        input_id = inputs.read_column("input_id", given.input_id, "seeds", nodes.numel())
     times = inputs.as_times("input_time", input_time, nodes.numel())
     if time_attr is not None and times is None and time_attr not in graph.store.schema.node_type(node_type).fields:
         raise ConfigError(f"{node_type!r} has no {time_attr!r} to date its seeds; give input_time")

@@ -6,7 +6,6 @@ sampler draws them: these keep a list of positions for one epoch.
 
 import hashlib
 import random
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -53,13 +52,9 @@ class Order:
     epoch: int = 0
 
     def check(self) -> None:
-        """Raise ConfigError if the numbers cannot work."""
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size is {self.batch_size}; give at least 1")
+        """Raise ConfigError if the seeds cannot be divided."""
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank {self.rank} is not in [0, world_size={self.world_size})")
-        if self.num_seeds == 0:
-            raise ConfigError("there are no seeds; check input_nodes (an empty split or mask?)")
         if self.num_seeds < self.world_size:
             raise ConfigError(
                 f"{self.num_seeds} seeds cannot feed {self.world_size} ranks; use fewer ranks, "
@@ -231,93 +226,102 @@ def divided(order: Order, counts: Sequence[int], origin: str) -> DividedOrder:
     return order._as(DividedOrder, **more)
 
 
+# --- orders that are lists -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedOrder(Order):
+    """An order whose positions are a list, which `at_epoch` makes. A loader keeps the newest one."""
+
+    listed: Tensor | None = field(default=None, repr=False, compare=False)  # [positions of all steps] int64
+    _newest: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)  # one at most
+
+    def at_epoch(self, epoch: int) -> Self:
+        order = super().at_epoch(epoch)
+        key = epoch, self.extra_seeds
+        if key not in self._newest:
+            listed = order.list_epoch(epoch)
+            self._newest.clear()
+            self._newest[key] = listed
+        return replace(order, listed=self._newest[key])
+
+    def list_epoch(self, epoch: int) -> Tensor:
+        """Return the seed at each position of an epoch: [positions of all steps] int64."""
+        raise NotImplementedError
+
+    def indices(self, begin: int, end: int) -> Tensor:
+        assert self.listed is not None
+        return self.listed[begin:end]
+
+
 # --- seeds for the ranks that hold their parts ---------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PartLayout:
-    """The parts that each rank holds, and the part of each seed."""
+@dataclass(frozen=True, kw_only=True)
+class LocalOrder(ListedOrder):
+    """An order in which ranks get seeds of their own parts, as far as the equal shares of a step allow.
+
+    A position inside an epoch is valid in the same layout only: with these ranks, parts and batch sizes.
+    """
 
     held: tuple[tuple[int, ...], ...]  # parts, by rank
-    parts: Tensor  # [num_seeds] int16, a part each
+    parts: Tensor = field(compare=False)  # [num_seeds] int16, the part of each seed
     num_parts: int
+
+    @property
+    def layout(self) -> int:
+        counts = torch.bincount(self.parts.to(torch.int64), minlength=self.num_parts).tolist()
+        cuts = (self.batch_size, self.world_size, self.drop_last, self.least_tail)
+        cuts += (self.extra_seeds,) if self.extra_seeds else ()  # type: ignore[assignment]
+        return _short_hash((self.held, counts, cuts))
 
     @property
     def hosts(self) -> list[tuple[int, ...]]:
         """The parts of each host. Ranks that hold the same parts count as one host."""
         return sorted(set(self.held))
 
-
-@dataclass(frozen=True, kw_only=True)
-class LocalOrder(Order):
-    """An order in which ranks get seeds of their own parts, as far as the equal shares of a step allow.
-
-    A position inside an epoch is valid in the same layout only: with these ranks, parts and batch sizes.
-    """
-
-    part_layout: PartLayout
-    _newest: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # by epoch: one at most
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
-
-    @property
-    def layout(self) -> int:
-        parts = self.part_layout
-        counts = torch.bincount(parts.parts.to(torch.int64), minlength=parts.num_parts).tolist()
-        cuts = (self.batch_size, self.world_size, self.drop_last, self.least_tail)
-        cuts += (self.extra_seeds,) if self.extra_seeds else ()  # type: ignore[assignment]
-        return _short_hash((parts.held, counts, cuts))
-
-    def indices(self, begin: int, end: int) -> Tensor:
-        with self._lock:  # computed once, for all threads
-            if self.epoch not in self._newest:
-                self._newest.clear()
-                self._newest[self.epoch] = self._arranged()
-            return self._newest[self.epoch][begin:end]
-
     def for_one_rank(self) -> Order:
         return self._as(Order, rank=0, world_size=1, extra_seeds=0)
 
-    def _arranged(self) -> Tensor:
-        """Return the seed at each position of the epoch: [positions of all steps] int64."""
-        layout, hosts = self.part_layout, self.part_layout.hosts
-        seeds = super().indices(0, self.num_seeds)
+    def list_epoch(self, epoch: int) -> Tensor:
+        hosts = self.hosts
+        seeds = Order.indices(self, 0, self.num_seeds)
         shares = torch.empty(self.num_steps, self.world_size, dtype=torch.int64)  # seeds, by step and rank
         for rank in range(self.world_size if self.num_steps else 0):
             for steps, step in ((slice(None), 0), (slice(-1, None), self.num_steps - 1)):  # all, and the last
                 begin, end = replace(self, rank=rank).rank_span(step)
                 shares[steps, rank] = end - begin
-        host_of_rank = torch.tensor([hosts.index(parts) for parts in layout.held])
+        host_of_rank = torch.tensor([hosts.index(parts) for parts in self.held])
         host_of = host_of_rank.repeat(self.num_steps).repeat_interleave(shares.view(-1))  # by position
         sizes = torch.bincount(host_of, minlength=len(hosts)).tolist()
-        key = keys.mix(keys.epoch_key(self.seed, self.epoch), LOCALITY)
+        key = keys.mix(keys.epoch_key(self.seed, epoch), LOCALITY)
         out = torch.empty_like(host_of)
-        for host, positions in enumerate(_distributed(layout.parts[seeds], layout, sizes)):
+        for host, positions in enumerate(self._distributed(self.parts[seeds], sizes)):
             count = positions.numel()  # in order without shuffling; else seeds of other parts are spread
             spread = ops.permute(keys.mix(key, host), count, 0, count) if self.shuffle else positions.argsort()
             out[host_of == host] = seeds[positions[spread]]
         return out
 
+    def _distributed(self, parts: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """Return, by host, the positions that it takes of the epoch's permutation: those of its parts, then others.
 
-def _distributed(parts: Tensor, layout: PartLayout, sizes: Sequence[int]) -> list[Tensor]:
-    """Return, by host, the positions that it takes of the epoch's permutation: those of its parts, then others.
-
-    `parts` are the parts of the seeds at these positions: [n] int16; `sizes` are the shares of the hosts.
-    """
-    free, taken = list(sizes), [[torch.empty(0, dtype=torch.int64)] for _ in sizes]
-    holders = [[host for host, held in enumerate(layout.hosts) if part in held] for part in range(layout.num_parts)]
-    left = [torch.empty(0, dtype=torch.int64)]
-    for part in sorted(range(layout.num_parts), key=lambda part: len(holders[part])):  # the least held first
-        positions = torch.nonzero(parts == part).view(-1)
-        for host in holders[part]:
-            taken[host].append(positions[: free[host]])
-            positions = positions[free[host] :]
-            free[host] -= taken[host][-1].numel()
-        left.append(positions)
-    rest = torch.cat(left).sort().values
-    for host, missing in enumerate(free):
-        taken[host].append(rest[:missing])
-        rest = rest[missing:]
-    return [torch.cat(pieces) for pieces in taken]
+        `parts` are the parts of the seeds at these positions: [n] int16; `sizes` are the shares of the hosts.
+        """
+        free, taken = list(sizes), [[torch.empty(0, dtype=torch.int64)] for _ in sizes]
+        holders = [[host for host, held in enumerate(self.hosts) if part in held] for part in range(self.num_parts)]
+        left = [torch.empty(0, dtype=torch.int64)]
+        for part in sorted(range(self.num_parts), key=lambda part: len(holders[part])):  # the least held first
+            positions = torch.nonzero(parts == part).view(-1)
+            for host in holders[part]:
+                taken[host].append(positions[: free[host]])
+                positions = positions[free[host] :]
+                free[host] -= taken[host][-1].numel()
+            left.append(positions)
+        rest = torch.cat(left).sort().values
+        for host, missing in enumerate(free):
+            taken[host].append(rest[:missing])
+            rest = rest[missing:]
+        return [torch.cat(pieces) for pieces in taken]
 
 
 def localised(order: Order, store: Store, node_type: str, nodes: Tensor, locality: Any) -> Order:
@@ -338,7 +342,7 @@ def localised(order: Order, store: Store, node_type: str, nodes: Tensor, localit
         return order  # all ranks hold the same
     bounds = torch.tensor([part.first_nodes[index] for part in store.ranges[1:]], dtype=torch.int64)
     parts = torch.bucketize(nodes, bounds, right=True).to(torch.int16)
-    return order._as(LocalOrder, part_layout=PartLayout(held, parts, num_parts))
+    return order._as(LocalOrder, held=held, parts=parts, num_parts=num_parts)
 
 
 def _parts_of_ranks(locality: Any, store: Store, num_parts: int, world_size: int) -> tuple[tuple[int, ...], ...]:
@@ -367,7 +371,7 @@ def _parts_of_ranks(locality: Any, store: Store, num_parts: int, world_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnOrder(Order):
+class DrawnOrder(ListedOrder):
     """An order of which a torch sampler draws `num_seeds` positions for every epoch; some may repeat or be left out.
 
     The sampler's random numbers are seeded for every epoch, so that all ranks draw the same positions, and a resumed
@@ -376,8 +380,6 @@ class DrawnOrder(Order):
 
     sampler: Any
     num_positions: int  # that there are to draw from
-    drawn: Tensor | None = field(default=None, repr=False, compare=False)  # [num_seeds] int64
-    _newest: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # by epoch: one at most
 
     @property
     def dataset(self) -> range:
@@ -385,9 +387,9 @@ class DrawnOrder(Order):
 
     @cached_property
     def layout(self) -> int:
-        if self.drawn is None:
+        if self.listed is None:
             return 0
-        return int.from_bytes(hashlib.sha256(self.drawn.numpy().tobytes()).digest()[:7], "little")
+        return int.from_bytes(hashlib.sha256(self.listed.numpy().tobytes()).digest()[:7], "little")
 
     @property
     def layout_hint(self) -> str:
@@ -396,21 +398,10 @@ class DrawnOrder(Order):
             "same seeds; its order may depend only on the epoch and on random numbers"
         )
 
-    def at_epoch(self, epoch: int) -> Self:
-        if epoch not in self._newest:
-            drawn = self.draw(epoch)
-            self._newest.clear()
-            self._newest[epoch] = drawn
-        return replace(super().at_epoch(epoch), drawn=self._newest[epoch])
-
     def for_one_rank(self) -> Order:
         return replace(self, rank=0, world_size=1, extra_seeds=0, _newest={})
 
-    def indices(self, begin: int, end: int) -> Tensor:
-        assert self.drawn is not None
-        return self.drawn[begin:end]
-
-    def draw(self, epoch: int) -> Tensor:
+    def list_epoch(self, epoch: int) -> Tensor:
         """Return the positions that the sampler gives for an epoch: [num_seeds] int64."""
         name = f"sampler={type(self.sampler).__name__}"
         if callable(getattr(self.sampler, "set_epoch", None)):
@@ -485,7 +476,7 @@ def drawn(order: Order, sampler: Any, locality: Any) -> Order:
     if length == 0:
         raise ConfigError(f"sampler={name} gives no positions; give at least one")
     made = order._as(DrawnOrder, num_seeds=length, sampler=sampler, num_positions=order.num_seeds)
-    made.draw(0)  # raises now if the sampler gives no positions
+    made.list_epoch(0)  # raises now if the sampler gives no positions
     if replicas == order.world_size > 1:
         return divided(made, [length] * replicas, f"{name} {length} {getattr(sampler, 'seed', None)}")
     return made

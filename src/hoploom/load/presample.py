@@ -48,9 +48,8 @@ def visited(store: Store, fanouts: Fanouts, seeds: Any, plan: Presampling = AS_T
     node_type, nodes = distinct_seeds(store, seeds)
     resolve_fanouts(store.schema, fanouts)  # seeds alone would tell nothing
     sampler = Sampler(store.graph, make_sampling(store.schema, fanouts, **plan.options))
-    order = Order(
-        nodes.numel(), plan.batch_size, shuffle=True, seed=plan.seed, rank=plan.rank, world_size=plan.world_size
-    )
+    size = as_int("batch_size", plan.batch_size, 1, "give at least 1")
+    order = Order(nodes.numel(), size, shuffle=True, seed=plan.seed, rank=plan.rank, world_size=plan.world_size)
     order.check()
     threads = as_int("num_threads", plan.num_threads, 0, "give a count of threads, 0 for none")
 

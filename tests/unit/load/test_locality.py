@@ -13,7 +13,7 @@ from support.batches import assert_same_batches
 from support.graphs import library, ring, save_in_parts
 
 import hoploom
-from hoploom.load.order import LocalOrder, Order, PartLayout
+from hoploom.load.order import LocalOrder, Order
 from hoploom.store.base import Deployment
 
 settings.register_profile("locality", deadline=None, max_examples=60)
@@ -27,7 +27,7 @@ def orders(draw: st.DrawFn) -> list[LocalOrder]:
     """The orders of all ranks, over seeds that lie anywhere."""
     owners = draw(st.lists(st.integers(0, 3), min_size=1, max_size=150))
     held = draw(st.lists(PARTS, min_size=1, max_size=min(5, len(owners))))
-    homes = PartLayout(tuple(held), torch.tensor(owners, dtype=torch.int16), 4)
+    layout = {"held": tuple(held), "parts": torch.tensor(owners, dtype=torch.int16), "num_parts": 4}
     plain = {
         "batch_size": draw(st.integers(1, 20)),
         "shuffle": draw(st.booleans()),
@@ -36,7 +36,7 @@ def orders(draw: st.DrawFn) -> list[LocalOrder]:
         "least_tail": draw(st.integers(1, 8)),
         "extra_seeds": draw(st.integers(0, len(held) - 1)),
     }
-    first = LocalOrder(len(owners), **plain, world_size=len(held), part_layout=homes)
+    first = LocalOrder(len(owners), **plain, world_size=len(held), **layout)
     return [replace(first, rank=rank) for rank in range(len(held))]
 
 
@@ -62,7 +62,7 @@ def test_no_seed_is_away_from_home_while_a_place_at_home_goes_to_a_stranger(
     ranks: list[LocalOrder], epoch: int
 ) -> None:
     """Where each part has one host, the number of local seeds is the largest there can be."""
-    homes = ranks[0].part_layout
+    homes = ranks[0]
     if len({part for host in homes.hosts for part in host}) != sum(map(len, homes.hosts)):
         return  # a part with several hosts
     for host in homes.hosts:
@@ -85,8 +85,8 @@ def test_an_epoch_continued_in_the_same_layout_has_the_same_shares(ranks: list[L
 
 def _order(owners: Sequence[int], held: Sequence[tuple[int, ...]], **options: Any) -> LocalOrder:
     num_parts = 1 + max(*owners, *(part for parts in held for part in parts))
-    homes = PartLayout(tuple(held), torch.tensor(owners, dtype=torch.int16), num_parts)
-    return LocalOrder(len(owners), **{"batch_size": 10, **options}, world_size=len(held), part_layout=homes)
+    layout = {"held": tuple(held), "parts": torch.tensor(owners, dtype=torch.int16), "num_parts": num_parts}
+    return LocalOrder(len(owners), **{"batch_size": 10, **options}, world_size=len(held), **layout)
 
 
 def test_without_shuffling_a_host_goes_through_its_own_seeds_in_order() -> None:
