@@ -25,16 +25,8 @@ LIMIT = 240  # seconds that a command may take
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PYTHON, WORKER = [sys.executable], str(Path(trainer_workers.__file__))
 TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-LAUNCH = [
-    *PYTHON,
-    "-m",
-    "accelerate.commands.launch",
-    "--multi_gpu",
-    "--num_processes",
-    "2",
-    "--main_process_port",
-    "0",
-]
+LAUNCH = [*PYTHON, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+LAUNCH += ["--main_process_port", "0"]
 WAYS = {  # who makes the loaders, and who starts the ranks
     "lightning-method": (PYTHON, "lightning-method"),
     "lightning-direct-torchrun": (TORCHRUN, "lightning-direct"),

@@ -12,7 +12,7 @@ from getpass import getuser
 from pathlib import Path
 
 import pytest
-from support import ROOT
+from support import ROOT, TESTS
 from support.ports import free_ports
 from support.slurm_cluster import Slurm
 from support.sshd import running_sshd
@@ -129,6 +129,16 @@ def test_torchrun_with_two_ranks_learns_reddit(graphs: Path, tmp_path: Path) -> 
 @slow
 def test_reddit_is_learned_by_processes_that_the_script_starts(tmp_path: Path) -> None:
     assert last("Validation Accuracy", by_its_readme("pyg_multi_gpu", tmp_path)) > 0.9
+
+
+@slow  # the quick tests run plain DDP with our loaders on two ranks
+def test_rank_0_reads_all_seeds_of_its_validation_loader_and_not_half_of_them(tmp_path: Path) -> None:
+    """PyG's script with one import changed: seeds divided by hand, and rank 0 evaluates alone."""
+    script = TESTS / "support" / "pyg_scripts" / "tutorial.py"
+    [out] = said(started(sys.executable, script, free_ports(1)[0], folder=tmp_path))
+    assert out.count("read 350 of 350 seeds in 3 steps") == 6
+    assert "each of 2 ranks reads the 350 seeds that it was given, in 3 steps; 1 seeds of the split 'train'" in out
+    assert len(re.findall(r"epoch \d: (\d+) of \1 for validation", out)) == 3
 
 
 def test_the_23rd_gpu_has_rank_22_and_local_rank_6() -> None:

@@ -21,6 +21,7 @@ from hoploom.ranks.context import Context
 from hoploom.schema import TypeKey
 from hoploom.store import Wanted
 from support.graphs import num_rows
+from support.sparse_stores import mapped_kilobytes
 from support.stores import bits, fields_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -70,13 +71,13 @@ def share_host_memory(context: Context, folder: str, path: str) -> None:
     with hoploom.place(hoploom.open(path, context=context), "host", "host", device=DEVICE, among=context) as store:
         assert_all_rows(store)
         context.barrier()
-        sizes = context.gather(torch.tensor([len(os.listdir(folder)), _mapped_of(folder, "Size")]))
+        sizes = context.gather(torch.tensor([len(os.listdir(folder)), mapped_kilobytes(folder)["Size"]]))
         assert sizes[0].tolist() == sizes[1].tolist()
         assert sizes[0][0] == 1 + len(fields_of(store.schema))  # the relation's lists, and a file for every field
-        assert context.max(_mapped_of(folder, "Rss")) > 0
+        assert context.max(mapped_kilobytes(folder)["Rss"]) > 0
         _read_all(store)
         context.barrier()
-        assert _mapped_of(folder, "Private_Clean") + _mapped_of(folder, "Private_Dirty") <= _headers(folder)
+        assert mapped_kilobytes(folder)["Private_Clean"] + mapped_kilobytes(folder)["Private_Dirty"] <= _headers(folder)
         context.barrier()
 
 
@@ -90,18 +91,6 @@ def _read_all(store: Store) -> None:
 def _headers(folder: str) -> int:
     """Pages with marks, and those that padding alone lies in: nobody reads them."""
     return 2 * hostmemory.HEADER // 1024 * len(os.listdir(folder))
-
-
-def _mapped_of(folder: str, what: str) -> int:
-    """Kilobytes of this process's maps of files in a folder, as /proc/self/smaps counts them."""
-    total, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first = line.split()[0]
-        if not first.endswith(":"):
-            inside = folder in line
-        elif inside and first == f"{what}:":
-            total += int(line.split()[1])
-    return total
 
 
 def choose_alike(context: Context, folder: str, path: str) -> None:

@@ -19,8 +19,6 @@ from hoploom.keys import BUDGET, mix, stream
 Node = TypeVar("Node", bound=Hashable)
 MASK32 = (1 << 32) - 1
 
-# --- random numbers ------------------------------------------------------------------------------
-
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 WEYL = 0x9E3779B9, 0xBB67AE85
 NARROW_LIMIT = 1 << 16  # a population above this takes two words a draw
@@ -94,9 +92,6 @@ def permute(key: int, size: int, position: int) -> int:
             return position
 
 
-# --- what to pick from, and how ------------------------------------------------------------------
-
-
 class Rule(NamedTuple):
     """How one hop of one relation is drawn. The fields of hoploom.ops.Rule, in its order."""
 
@@ -123,9 +118,6 @@ class Edges(NamedTuple):
         size = sum(edge_time <= time for edge_time in self.times)
         weights = None if self.weights is None else self.weights[:size]
         return Edges(self.sources[:size], weights, self.times[:size])
-
-
-# --- the picks of one node -----------------------------------------------------------------------
 
 
 def pick(rule: Rule, node: int, edges: Edges, tree: int | None = None, time: int | None = None) -> list[int]:
@@ -201,9 +193,6 @@ def pick_labor(key: int, sources: Sequence[int], fanout: int) -> list[int]:
     return sorted(position for _, position in sorted(ranks)[:fanout])
 
 
-# --- one hop -------------------------------------------------------------------------------------
-
-
 class Columns(NamedTuple):
     """What a relation carries beside its lists."""
 
@@ -265,8 +254,6 @@ def edges_of(indices: Sequence[int], columns: Columns, begin: int, end: int) -> 
     return Edges(sources, weights)
 
 
-# --- HGT -----------------------------------------------------------------------------------------
-
 NEIGHBORS_READ = 50
 
 
@@ -310,9 +297,6 @@ def draw_by_budget(key: int, word: int, budget: Mapping[int, float], count: int)
     """Nodes by the end of their races, the earliest first: -ln(draw 0) / budget^2; ties by id."""
     races = [(-exact_log(Draws(key, node, word).unit(0)) / (weight * weight), node) for node, weight in budget.items()]
     return [node for _, node in sorted(races)[:count]]
-
-
-# --- ids of a batch ------------------------------------------------------------------------------
 
 
 def relabel(seeds: Sequence[Node], sources: Sequence[Node]) -> tuple[list[Node], list[int]]:

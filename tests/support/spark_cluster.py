@@ -132,15 +132,8 @@ def spark_cluster(
         url = re.findall(r"Starting Spark master at (spark://\S+)", log.read_text())[0]
         workers = []
         for number in range(NUM_WORKERS):
-            words = [
-                program,
-                "org.apache.spark.deploy.worker.Worker",
-                *_at(f"127.0.0.{number + 1}"),  # hosts of their own, for Spark
-                "--cores",
-                "1",
-                "--memory",
-                worker_memory,
-            ]
+            words = [program, "org.apache.spark.deploy.worker.Worker", "--cores", "1", "--memory", worker_memory]
+            words += _at(f"127.0.0.{number + 1}")  # hosts of their own, for Spark
             words += ["--work-dir", str(folder / f"work-{number}"), url]
             workers.append(stack.enter_context(daemon(words, given, folder / f"worker-{number}.log")))
         _until_said(log, r"Registering worker", NUM_WORKERS)

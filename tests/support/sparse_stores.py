@@ -33,9 +33,9 @@ def save_sparse(path: Path, num_nodes: int, width: int) -> Path:
     return path
 
 
-def mapped_kilobytes(folder: str | Path) -> dict[str, int]:
-    """What of this process's maps of a folder's files is in memory, by kind."""
-    totals = {"Rss": 0, "Private_Dirty": 0, "Private_Clean": 0, "Shared_Clean": 0}
+def mapped_kilobytes(folder: Path | str) -> dict[str, int]:
+    """This process's maps of a folder's files: their size, and what of it is in memory, by kind."""
+    totals = dict.fromkeys(("Size", "Rss", "Private_Dirty", "Private_Clean", "Shared_Clean"), 0)
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         word, *rest = line.split()

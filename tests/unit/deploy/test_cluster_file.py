@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.cluster_files import GLT
+from support import ROOT
 from torch.distributed.run import get_args_parser
 
 from hoploom import ConfigError
@@ -18,6 +18,7 @@ from hoploom.deploy.resolve import Overrides, read_cluster
 from hoploom.deploy.ssh import Ssh
 
 Write = Callable[..., Path]
+GLT = (ROOT / "examples/references/glt_examples/dist_train_sage_sup_config.yml").read_text()
 TWO_HOSTS = """
 store = "/stores/papers.store"
 processes = 4
@@ -138,7 +139,7 @@ def test_glts_file_is_accepted(write: Write) -> None:
     assert (cluster.executor, cluster.mode, cluster.rendezvous) == ("ssh", "none", "0.0.0.0:11234")
     two = cluster.hosts[1]
     assert (two.name, two.ssh, two.ssh_port, two.processes) == ("1.1.1.1", "root@1.1.1.1", 22, 4)
-    assert (two.devices, two.python, two.folder) == ((4, 5, 6, 7), "/path/to/python", "/path/to/GLT")
+    assert (two.devices, two.python, two.folder) == ((4, 5, 6, 7), "/path/to/python", "/path/to/work")
 
 
 def test_glts_file_may_name_a_key_of_ssh(write: Write) -> None:

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.cluster_files import GLT
+from support import ROOT
 
 from hoploom import ConfigError, StoreError
 from hoploom.deploy.resolve import read_cluster
 
 Write = Callable[..., Path]
+GLT = (ROOT / "examples/references/glt_examples/dist_train_sage_sup_config.yml").read_text()
 
 
 MISTAKES = [
@@ -163,13 +164,13 @@ def test_a_mistake_in_yaml_is_named_with_its_line(
         (
             "in_channel: 100",
             "executor: ssh",
-            "glt.yml:22: unknown key executor beside nodes, which GLT's files have; "
+            "glt.yml:23: unknown key executor beside nodes, which GLT's files have; "
             "leave it out, or give hosts instead of nodes",
         ),
         (
             "  - 4,5,6,7",
             "  - all",
-            "glt.yml:32: visible_devices has 'all'; give a list of GPUs, each once, e.g. [0, 1]",
+            "glt.yml:34: visible_devices has 'all'; give a list of GPUs, each once, e.g. [0, 1]",
         ),
         ("usernames:\n  - root\n  - root", "", 'glt.yml: usernames is missing; add a line such as usernames: ["root"]'),
     ],
