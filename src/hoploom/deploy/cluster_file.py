@@ -27,15 +27,7 @@ MODES = ("worker", "server-client", "none")
 class TopKeys:
     """The keys above the sections."""
 
-    store: str | None = key(
-        None, "the store's path on every host, or s3://… with `cache`", rules.HOST_PATH, example="graph.store"
-    )
-    cache: str | None = key(
-        None,
-        "a folder on each host; its parts are fetched into it before its server starts",
-        rules.HOST_PATH,
-        example="/nvme",
-    )
+    store: str | None = key(None, "the store's path on every host", rules.HOST_PATH, example="graph.store")
     mode: str | None = key(
         None, "worker: servers beside trainers; server-client: on other hosts", rules.choice(*MODES), example="worker"
     )
@@ -140,37 +132,23 @@ class SlurmOptions:
     name: str = key("hoploom", "the name of the job", rules.LABEL)
     partition: str | None = key(None, "the partition", rules.TEXT, example="gpu")
     account: str | None = key(None, "the account to charge", rules.TEXT, example="research")
-    qos: str | None = key(None, "the quality of service", rules.TEXT, example="normal")
     time: str | None = key(None, "the time limit of the job", rules.TEXT, example="12:00:00")
-    constraint: str | None = key(None, "features that nodes must have", rules.TEXT, example="a100")
-    reservation: str | None = key(None, "a reservation", rules.TEXT, example="workshop")
     gpus: int | None = key(None, "GPUs per host; default: no GPUs are requested", rules.whole(0, 1024), example=4)
     cpus: int | None = key(None, "cores per host; default: that of Slurm", rules.whole(1, 65536), example=32)
     memory: str | None = key(None, "memory per host", rules.TEXT, example="200G")
-    exclusive: bool = key(False, "do not share the hosts with other jobs", rules.FLAG)
     output: str = key("%x-%j.out", "the file for the job's output", rules.TEXT)
     setup: tuple[str, ...] = key(
         (), "shell lines to run first", rules.texts('a list of texts, e.g. ["module load cuda"]')
     )
-    options: tuple[str, ...] = key((), "more #SBATCH options", rules.texts('a list of texts, e.g. ["--mail-type=END"]'))
-    container_image: str | None = key(None, "pyxis: the image", rules.TEXT, example="nvcr.io#nvidia/pytorch:25.01-py3")
-    container_mounts: tuple[str, ...] = key(
-        (), "pyxis: mounts, host path:container path", rules.texts('a list of texts, e.g. ["/data:/data"]')
-    )
-    container_name: str | None = key(
-        None, "pyxis: the name of a container to keep on each host, or to use again", rules.LABEL, example="pyg"
-    )
-    container_workdir: str | None = key(
-        None, "pyxis: the working directory in the container", rules.HOST_PATH, example="/workspace"
-    )
+    options: tuple[str, ...] = key((), "more #SBATCH options", rules.texts('a list of texts, e.g. ["--qos=normal"]'))
     srun: tuple[str, ...] = key(
-        (), "more options of every srun", rules.texts('a list of texts, e.g. ["--container-env=NCCL_DEBUG"]')
+        (), "more options of every srun", rules.texts('a list of texts, e.g. ["--container-image=registry/gnn:1"]')
     )
 
     @property
     def in_container(self) -> bool:
-        """Whether steps run in a container, which has its own folders."""
-        return self.container_image is not None or self.container_name is not None
+        """Whether steps run in a container of pyxis, which has its own folders."""
+        return any(option.startswith(("--container-image", "--container-name")) for option in self.srun)
 
 
 @dataclass(frozen=True)
@@ -261,7 +239,6 @@ class Cluster:
 
     hosts: tuple[Host, ...]
     store: str | None  # absolute path on hosts without a path of their own; None: the command names it
-    source: str | None = field(default=None, kw_only=True)  # the URL that hosts fetch their parts from
     executor: Executor
     mode: Mode
     rendezvous: str  # of torchrun, host:port; port 0: a free one of this host, or the Slurm job's
@@ -286,9 +263,9 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Process:
-    """One program on one host: a fetch of its parts, a graph server, or the torchrun of its trainers."""
+    """One program on one host: a graph server, or the torchrun of its trainers."""
 
-    label: str  # "gpu1/fetch", "gpu1/server", "gpu1/trainers"
+    label: str  # "gpu1/server", "gpu1/trainers"
     host: Host
     words: tuple[str, ...]  # the program and its arguments
     environment: Mapping[str, str]  # added to the host's own variables
@@ -297,11 +274,3 @@ class Process:
     @property
     def is_server(self) -> bool:
         return self.label.endswith("/server")
-
-    @property
-    def is_fetch(self) -> bool:
-        return self.label.endswith("/fetch")
-
-    @property
-    def is_trainer(self) -> bool:
-        return not (self.is_server or self.is_fetch)

@@ -16,7 +16,7 @@ import yaml
 
 from hoploom.config.values import printable
 from hoploom.deploy.cluster_file import Cluster, KubernetesOptions, Security
-from hoploom.deploy.programs import fetch_words, script_words, server_command, trainer_environment
+from hoploom.deploy.programs import script_words, server_command, trainer_environment
 from hoploom.errors import ConfigError
 
 Manifest = dict[str, Any]
@@ -30,10 +30,8 @@ GPU = "nvidia.com/gpu"
 PLAIN = re.compile(
     r"(?![yn]$)[a-z/][a-z0-9_./-]*", re.IGNORECASE
 )  # kubectl does not read y and 1e-3 as texts, PyYAML does
-CACHE_VOLUME = {"name": "cache", "emptyDir": {}}  # on the disk of the pod's node; it lasts as long as the pod
 LONGEST_LINE = 10**6  # characters: no text is folded
 WAIT_DEADLINE = 3600  # seconds until all servers take connections
-FETCH_DEADLINE = 24 * 3600  # the same where they fetch their parts first
 WAIT = """
 import socket, sys, time
 deadline = time.monotonic() + float(sys.argv[2])
@@ -129,13 +127,11 @@ def _service(cluster: Cluster) -> Manifest:
 
 
 def _stateful_set(cluster: Cluster) -> Manifest:
-    fetches = [fetch_words(cluster, host) for host in cluster.servers]  # before the server, whose probes do not wait
     pod = {
         **_pod(cluster),
         "terminationGracePeriodSeconds": GRACE + 10,
-        **({"initContainers": [_by_number(cluster, "fetch", fetches)]} if cluster.source else {}),
         "containers": [_server(cluster)],
-        "volumes": [*_volumes(cluster), *([CACHE_VOLUME] if cluster.source else [])],
+        "volumes": _volumes(cluster),
     }
     spec = {
         "serviceName": _set_name(cluster),
@@ -147,30 +143,25 @@ def _stateful_set(cluster: Cluster) -> Manifest:
     return _object(cluster, "apps/v1", "StatefulSet", _set_name(cluster), spec)
 
 
-def _by_number(cluster: Cluster, name: str, words: Sequence[Sequence[str]]) -> Manifest:
-    """Return a container that runs the line of its pod's number, with which the pod's name ends."""
-    pod_name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
-    cases = [f"{i}) exec {_literal(join(line))} ;;" for i, line in enumerate(words)]
-    cache = [{"name": "cache", "mountPath": str(PurePosixPath(str(cluster.store)).parent)}] if cluster.source else []
-    return {
-        "name": name,
-        "image": cluster.kubernetes.image,
-        "command": ["sh", "-c", "\n".join(["case ${POD_NAME##*-} in", *cases, "esac"])],
-        "env": [pod_name, *_environment({"PYTHONUNBUFFERED": "1", **cluster.servers[0].environment})],
-        "volumeMounts": [*_mounts(cluster, read_only=True), *cache],
-    }
-
-
 def _server(cluster: Cluster) -> Manifest:
-    """Return the server's container. It listens on all addresses of the pod, whose name may not be known yet."""
+    """Return the server's container, which runs the line of its pod's number, with which the pod's name ends.
+
+    It listens on all addresses of the pod, whose name may not be known yet.
+    """
     listen, metrics = (f"0.0.0.0:{port}" for port in _ports(cluster).values())
     words = [
         replace(server_command(cluster, host), listen=listen, metrics=metrics, grace=GRACE).words(host.python)
         for host in cluster.servers
     ]
+    pod_name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    cases = [f"{i}) exec {_literal(join(line))} ;;" for i, line in enumerate(words)]
     health = {"path": "/health", "port": "metrics", "scheme": "HTTPS" if cluster.security.cert else "HTTP"}
     return {
-        **_by_number(cluster, "server", words),
+        "name": "server",
+        "image": cluster.kubernetes.image,
+        "command": ["sh", "-c", "\n".join(["case ${POD_NAME##*-} in", *cases, "esac"])],
+        "env": [pod_name, *_environment({"PYTHONUNBUFFERED": "1", **cluster.servers[0].environment})],
+        "volumeMounts": _mounts(cluster, read_only=True),
         "ports": [{"name": name, "containerPort": port} for name, port in _ports(cluster).items()],
         **{name: {"httpGet": health, **PROBE, "failureThreshold": most} for name, most in FAILURES.items()},
         **_resources(cluster, 0, "resources"),
@@ -200,8 +191,7 @@ def _training_runtime(cluster: Cluster) -> Manifest:
     }
     shm = {"name": "shm", "emptyDir": {"medium": "Memory"}}  # NCCL's; containers have 64 MB by default
     addresses = ",".join(server.endpoint for server in cluster.servers)  # which may wait for a node and image for long
-    deadline = str(FETCH_DEADLINE if cluster.source else WAIT_DEADLINE)
-    command = [host.python, "-c", WAIT.strip(), addresses, deadline]
+    command = [host.python, "-c", WAIT.strip(), addresses, str(WAIT_DEADLINE)]
     wait = {"name": "wait-for-servers", "image": options.image, "command": command}
     pod = {
         **_pod(cluster),
@@ -307,13 +297,12 @@ def _mistakes(cluster: Cluster, options: KubernetesOptions) -> Iterator[str]:
         yield f"kubernetes.name is {options.name}; let it begin with a letter"
     if options.image is None:
         yield "kubernetes.image is not set; give the image that holds Python and hoploom"
-    path = cluster.source or cluster.store
-    if path is not None and "://" not in path:
+    if cluster.store is not None:
         if options.claim is None:
-            what = f"kubernetes.claim is not set, so pods do not see {path}"
+            what = f"kubernetes.claim is not set, so pods do not see {cluster.store}"
             yield f"{what}; name the PersistentVolumeClaim that holds the store"
-        if PurePosixPath(options.mount) not in PurePosixPath(path).parents:
-            what = f"store is {path}, but pods see the claim below {options.mount}"
+        if PurePosixPath(options.mount) not in PurePosixPath(cluster.store).parents:
+            what = f"store is {cluster.store}, but pods see the claim below {options.mount}"
             yield f"{what}; give the store's path there, or another kubernetes.mount"
     for path in _files(cluster.security):
         if options.secret is None:

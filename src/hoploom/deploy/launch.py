@@ -1,4 +1,4 @@
-"""Run a cluster from this host: fetches, then servers, then trainers, until the trainers have ended; then stop all.
+"""Run a cluster from this host: servers, then trainers, until the trainers have ended; then stop all.
 
 The first failure ends all processes. The end of a server is one, unless other servers have its parts. Every line is
 shown with the label of its process; the last lines of each are kept, to name the first error at the end.
@@ -94,9 +94,7 @@ class Launch(Closing):
         logs: Path | None = None,
     ) -> None:
         self._servers = {process.label: process for process in planned if process.is_server}
-        self._fetches = {process.label: process for process in planned if process.is_fetch}
-        trainers = [process for process in planned if process.is_trainer]
-        self._trainers = {process.label: process for process in trainers}
+        self._trainers = {process.label: process for process in planned if not process.is_server}
         self._executor, self._timeouts = executor, timeouts
         self._logs = None if logs is None else LogFiles(logs)
         labels = [process.label for process in planned]
@@ -111,8 +109,8 @@ class Launch(Closing):
         """Run until the trainers have ended, one process has failed, or a signal came; return the exit code."""
         if self._logs is not None:
             self._view.announce(f"every process logs to a file of its own in {self._logs.folder}")
-        if self._run_all(self._fetches) and self._start_servers():
-            self._run_all(self._trainers)
+        if self._start_servers() and self._start(self._trainers):
+            self._until(lambda: not self._supervisor.living(self._trainers), None)
         self._stop_trainers()
         self._ending = True
         name: SignalName = "KILL" if len(self._signals) > 1 else "TERM"
@@ -132,11 +130,6 @@ class Launch(Closing):
             late = next(server for server in servers if not server.ready)
             message = f"does not serve after {SERVE_DEADLINE:.0f} seconds; its own lines may say why"
             self._failures.append(Failure(late.label, message, self._view.tail(late.label)))
-        return not self._is_over
-
-    def _run_all(self, planned: dict[str, Process]) -> bool:
-        if self._start(planned):
-            self._until(lambda: not self._supervisor.living(planned), None)
         return not self._is_over
 
     def _start(self, planned: dict[str, Process]) -> bool:
@@ -179,8 +172,8 @@ class Launch(Closing):
     # --- ending ----------------------------------------------------------------------------------
 
     def _stop_trainers(self) -> None:
-        """Stop trainers and fetches. After a failure they may end by themselves first."""
-        timeouts, running, hurried = self._timeouts, [*self._fetches, *self._trainers], self._hurry()
+        """Stop the trainers. After a failure they may end by themselves first."""
+        timeouts, running, hurried = self._timeouts, list(self._trainers), self._hurry()
         if self._signals:
             self._ending = True
             name: SignalName = "INT" if self._signals[0] == signal.SIGINT else "TERM"

@@ -1,4 +1,4 @@
-"""Plan the programs of each host: a fetch of its parts, a graph server, and one torchrun for its trainers.
+"""Plan the programs of each host: a graph server, and one torchrun for its trainers.
 
 Nothing is started here. Every command line of `hoploom serve` comes from here. torchrun's rendezvous is the static one:
 ranks are in the order of the hosts in the file, and one known port is open. So a cluster cannot grow while it runs.
@@ -24,11 +24,8 @@ UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # lines are shown when they are printed
 
 
 def processes(cluster: Cluster, command: Sequence[str]) -> list[Process]:
-    """Return the fetches, then the servers, then the trainers in the order of their ranks."""
+    """Return the servers, then the trainers in the order of their ranks."""
     script, planned = script_words(command), []
-    for host in cluster.servers if cluster.source else ():
-        environment = {**UNBUFFERED, **host.environment}
-        planned.append(Process(f"{host.name}/fetch", host, fetch_words(cluster, host), environment, host.folder))
     for host in cluster.servers:
         words, environment = server_command(cluster, host).words(host.python), {**UNBUFFERED, **host.environment}
         planned.append(Process(f"{host.name}/server", host, words, environment, host.folder))
@@ -93,12 +90,6 @@ class ServerCommand:
         last = ["--insecure"] if security.insecure else []
         last += [] if self.grace is None else ["--grace", str(self.grace)]
         return (python, "-m", "hoploom", "serve", self.store, *parts, "--listen", self.listen, *flags, *last)
-
-
-def fetch_words(cluster: Cluster, host: Host) -> tuple[str, ...]:
-    """Return the command line that fetches the parts of a host."""
-    parts = [word for part in host.parts for word in ("--part", str(part))]
-    return (host.python, "-m", "hoploom", "fetch", str(cluster.source), "--to", str(cluster.store), *parts)
 
 
 def server_command(cluster: Cluster, host: Host) -> ServerCommand:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hoploom.config.rules import YAML_SUFFIXES, Document, absolute, full_name, read_document
 from hoploom.config.values import is_loopback, join_address, split_address
-from hoploom.deploy.cluster_file import HEADINGS, HOSTS, Cluster, Host, ParsedClusterFile, TopKeys, keys_of
+from hoploom.deploy.cluster_file import HEADINGS, HOSTS, Cluster, Host, ParsedClusterFile, keys_of
 from hoploom.errors import ConfigError, StoreError
 
 RENDEZVOUS_PORT = 29500  # torchrun's own
@@ -53,10 +53,14 @@ def _resolve(parsed: ParsedClusterFile, overrides: Overrides) -> Cluster:
         executor = "slurm" if parsed.hosts[0].address == "" else "local" if is_local else "ssh"
     mode = top.mode or ("none" if top.store is None else "worker")
     folder, sections = document.folder, parsed.sections
+    if top.store is not None and "://" in top.store:
+        what = f"store is {top.store}, which servers cannot open as it is"
+        way_out = "bring each host its parts with `hoploom fetch`, and give the path there"
+        raise document.problem("store", f"{what}; {way_out}")
     hosts = tuple(_host(parsed, host, executor, mode) for host in _counted(parsed))
     cluster = Cluster(
         hosts=_with_ports(parsed, hosts, executor),
-        **_store(document, top),
+        store=None if top.store is None else str(absolute(folder, top.store)),
         executor=executor,  # type: ignore[arg-type]  # rules.choice has checked it
         mode=mode,  # type: ignore[arg-type]
         rendezvous="",
@@ -76,25 +80,6 @@ def _resolve(parsed: ParsedClusterFile, overrides: Overrides) -> Cluster:
             raise document.problem(name, message)
         cluster = _with_parts(cluster, num_parts)
     return replace(cluster, rendezvous=_rendezvous(parsed, cluster, overrides))
-
-
-def _store(document: Document, top: TopKeys) -> dict[str, str | None]:
-    """Return the path of the store on every host, and the URL that it is fetched from."""
-    if top.store is None or top.cache is None:
-        if top.cache is not None:
-            raise document.problem("cache", 'cache has no effect without a store; add one, e.g. store = "s3://…"')
-        if top.store is not None and "://" in top.store:
-            what = f"store is {top.store}, which servers cannot open as it is"
-            raise document.problem("store", f'{what}; add cache = "/nvme", a folder on each host for its parts')
-        return {"store": None if top.store is None else str(absolute(document.folder, top.store))}
-    from hoploom.store.storage_path import StoragePath  # brings torch, which most launches do without
-
-    try:
-        source = StoragePath(top.store if "://" in top.store else str(absolute(document.folder, top.store)))
-    except ConfigError as error:
-        raise document.problem("store", f"store is {top.store}: {error}") from error
-    name = source.url.rpartition("/")[2]
-    return {"store": str(absolute(document.folder, top.cache) / name), "source": source.url}
 
 
 def _counted(parsed: ParsedClusterFile) -> tuple[Host, ...]:
@@ -122,7 +107,7 @@ def _host(parsed: ParsedClusterFile, host: Host, executor: str, mode: str) -> Ho
         serves = mode == "worker" or (mode == "server-client" and bool(host.parts))
     default = 0 if mode == "server-client" and serves else top.processes
     processes = default if host.processes is None else host.processes
-    in_container = executor == "kubernetes" or (executor == "slurm" and parsed.sections["slurm"].container_image)
+    in_container = executor == "kubernetes" or (executor == "slurm" and parsed.sections["slurm"].in_container)
     python = (
         host.python or top.python or ("python3" if in_container else sys.executable)
     )  # the path is like this host's
@@ -205,19 +190,13 @@ def _number_of_parts(document: Document, cluster: Cluster) -> int | None:
     """Return the number of parts of the store; None if this host cannot read it."""
     stores = (cluster.store, *(host.store for host in cluster.hosts))
     here = next((store for store in stores if store is not None and os.path.exists(store)), None)
-    if cluster.source is None and here is None:
+    if here is None:
         return None
-    from hoploom.store.fetch import manifest_at  # brings torch, which most launches do without
-    from hoploom.store.format import read_manifest
-    from hoploom.store.storage_path import StoragePath
+    from hoploom.store.format import read_manifest  # brings torch, which most launches do without
 
     try:
-        if cluster.source is not None:
-            return len(manifest_at(StoragePath(cluster.source))[1].parts)
-        return len(read_manifest(Path(str(here))).parts)
+        return len(read_manifest(Path(here)).parts)
     except StoreError as error:
-        if cluster.source is not None and any(host.parts for host in cluster.servers):
-            return None  # the fetches on the hosts report it, if it is wrong there, too
         name, what = ("store", f"store is {cluster.store}: ") if cluster.store else (HOSTS, "")
         raise document.problem(name, f"{what}{error}") from error
 
@@ -263,7 +242,7 @@ def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[s
     if cluster.mode == "worker":
         where, keys = 'on Kubernetes in mode "worker", where trainers start the servers', ["parts", "port"]
     names = [_name(host, key) for host in cluster.hosts for key in keys if getattr(host, key)]
-    names += ["store", "cache"] if cluster.mode == "none" else ["cache"]
+    names += ["store"] if cluster.mode == "none" else []
     names += [_name(host, "store") for host in cluster.hosts]
     for name in document.where:
         if name in names or name.startswith("server."):
@@ -287,11 +266,11 @@ def _about_store(cluster: Cluster) -> Iterator[tuple[str, str]]:
     for host in (host for host in cluster.servers if not (host.store or cluster.store)):
         what = f'mode is "{cluster.mode}", but there is no store to serve on {host.name}'
         yield "mode", f'{what}; add a line such as store = "graph.store"'
-    fixed = "with cache" if cluster.source is not None else "on Kubernetes" * (cluster.executor == "kubernetes")
+    fixed = "on Kubernetes" * (cluster.executor == "kubernetes")
     for host in (host for host in cluster.hosts if host.store is not None):
         if why := fixed or "where no server runs" * (not host.serves):
             yield _name(host, "store"), f"{_name(host, 'store')} has no effect {why}; leave it out"
-    for host in cluster.servers if cluster.executor == "local" and cluster.source is None else ():
+    for host in cluster.servers if cluster.executor == "local" else ():
         store, name = host.store or str(cluster.store), _name(host, "store") if host.store else "store"
         if not os.path.exists(store):
             yield name, f"{name} is {store}, which does not exist; `hoploom partition` writes one"

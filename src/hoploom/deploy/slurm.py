@@ -27,12 +27,12 @@ KNOWN_INSIDE = re.compile("\0(hosts\\[[0-9]+\\]|first)\0(:0(?![0-9]))?")  # with
 
 # Functions of every script. `marks` is a folder of the first node: a file per ready server, and the first exit status.
 FUNCTIONS = r"""
-follow() {  # ROLE NODE: label its lines, and note that a server is ready
+follow() {  # NODE: label its server's lines, and note that it is ready
   local line
   while IFS= read -r line || [ -n "$line" ]; do
-    [[ $1 == server && $line == '{"ready": '* ]] && : >"$marks/$2"
+    [[ $line == '{"ready": '* ]] && : >"$marks/$1"
     [ -e "$marks/stopping" ] && [[ $line == slurmstepd-*CANCELLED* ]] && continue  # stop_servers did that
-    printf '%s/%s | %s\n' "${hosts[$2]}" "$1" "$line"
+    printf '%s/server | %s\n' "${hosts[$1]}" "$line"
   done
 }
 follow_trainers() {  # label each line by the node whose number srun puts before it, and note the first failure
@@ -48,26 +48,13 @@ follow_trainers() {  # label each line by the node whose number srun puts before
     printf '%s\n' "$line"
   done
 }
-start() {  # ROLE NODE WORDS...: run them on the node, in the background
-  local role=$1 node=$2
-  shift 2
+serve() {  # NODE WORDS...: run a server on the node, in the background
+  local node=$1
+  shift
   ("environment_$node"
-   "${step[@]}" --nodes=1 --ntasks=1 --nodelist="${hosts[node]}" "$@" 2>&1 | follow "$role" "$node"
+   "${step[@]}" --nodes=1 --ntasks=1 --nodelist="${hosts[node]}" "$@" 2>&1 | follow "$node"
    exit "${PIPESTATUS[0]}") &
-}
-serve() {  # NODE WORDS...
-  start server "$@"
-  servers[$1]=$!
-}
-fetch() {  # NODE WORDS...
-  start fetch "$@"
-  fetches+=($!)
-}
-wait_for_fetches() {  # the first that fails ends the job
-  local left=${#fetches[@]} status
-  while [ "$((left--))" -gt 0 ]; do
-    wait -n || { status=$?; echo "hoploom: a host's parts were not fetched; the lines above say why"; exit "$status"; }
-  done
+  servers[$node]=$!
 }
 wait_for_servers() {
   local node deadline=$((SECONDS + SERVE_DEADLINE))
@@ -114,12 +101,12 @@ def script(cluster: Cluster, command: Sequence[str]) -> str:
         if wrong is not None:
             raise ConfigError(f"{cluster.file}: slurm.{name} has {wrong!r}; write each as Slurm does: --name=value")
     options, program = cluster.slurm, script_words(command)[0]
-    has_folder = options.container_workdir or any("--container-workdir" in option for option in options.srun)
+    has_folder = any("--container-workdir" in option for option in options.srun)
     if options.in_container and not has_folder and not program.startswith(("-", "/")):
         raise ConfigError(
-            f"{cluster.file}: the script {program!r} is a relative path, but slurm.container_workdir is not set; mount "
-            "the script's folder with slurm.container_mounts and set slurm.container_workdir to it, or give an "
-            "absolute path inside the container"
+            f"{cluster.file}: the script {program!r} is a relative path, but slurm.srun has no --container-workdir; "
+            "mount the script's folder with --container-mounts and give it as --container-workdir, or give an absolute "
+            "path inside the container"
         )
     hosts = tuple(replace(host, address=NAME.format(f"hosts[{node}]")) for node, host in enumerate(cluster.hosts))
     rendezvous = join_address(NAME.format("first"), split_address(cluster.rendezvous)[1])
@@ -148,8 +135,7 @@ def submit(cluster: Cluster, command: Sequence[str]) -> int:
 def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
     planned = processes(cluster, command)
     servers = [process for process in planned if process.is_server]
-    fetches = [process for process in planned if process.is_fetch]
-    trainers = [process for process in planned if process.is_trainer]
+    trainers = [process for process in planned if not process.is_server]
     common = dict(set.intersection(*(set(process.environment.items()) for process in trainers)))
     yield "#!/bin/bash"
     yield f"# Written by `hoploom launch {printable(cluster.file)}`"
@@ -167,11 +153,7 @@ def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
     yield FUNCTIONS
     for server in servers:
         yield f"environment_{_node(cluster, server)}() {{ export {' '.join(_assigned(server.environment))}; }}"
-    if fetches:
-        yield "fetches=()"
-        yield from (_started("fetch", cluster, process) for process in fetches)
-        yield "wait_for_fetches"
-    yield from (_started("serve", cluster, process) for process in servers)
+    yield from (_started(cluster, process) for process in servers)
     cases = "\n".join(f"{rank}) {_trainer(cluster, process, common)} ;;" for rank, process in enumerate(trainers))
     end = "TRAINER"
     while end in cases.split("\n"):  # a word of several lines may have it
@@ -196,30 +178,18 @@ def _sbatch(cluster: Cluster) -> Iterator[str]:
     named = {
         "partition": options.partition,
         "account": options.account,
-        "qos": options.qos,
         "time": options.time,
-        "constraint": options.constraint,
-        "reservation": options.reservation,
         "gpus-per-node": options.gpus,
         "cpus-per-task": options.cpus,
         "mem": options.memory,
     }
     yield from (f"--{name}={_escaped(str(value))}" for name, value in named.items() if value is not None)
-    if options.exclusive:
-        yield "--exclusive"
     yield from options.options
 
 
 def _step(options: SlurmOptions) -> Iterator[str]:
     """Yield the options of every step. Steps share their nodes, and each may use all cores of the job there."""
     yield from ("srun", "--overlap", "--export=ALL", "--cpu-bind=quiet,none", "--input=none", "--ntasks-per-node=1")
-    container = {
-        "image": options.container_image,
-        "name": options.container_name,
-        "mounts": ",".join(options.container_mounts) or None,
-        "workdir": options.container_workdir,
-    }
-    yield from (f"--container-{name}={shlex.quote(value)}" for name, value in container.items() if value is not None)
     yield from map(shlex.quote, options.srun)
 
 
@@ -227,10 +197,10 @@ def _node(cluster: Cluster, process: Process) -> str:
     return str(cluster.hosts.index(process.host))
 
 
-def _started(function: str, cluster: Cluster, process: Process) -> str:
-    """Return the line that starts a process with a function of the script; a container has its own folders."""
+def _started(cluster: Cluster, process: Process) -> str:
+    """Return the line that starts a server; a container has its own folders."""
     folder = [] if cluster.slurm.in_container else [f"--chdir={shlex.quote(process.folder)}"]
-    return " ".join([function, _node(cluster, process), *folder, *map(_quoted, process.words)])
+    return " ".join(["serve", _node(cluster, process), *folder, *map(_quoted, process.words)])
 
 
 def _trainer(cluster: Cluster, process: Process, common: Mapping[str, str]) -> str:

@@ -62,8 +62,8 @@ MISTAKES = [
     ('hosts = ["a"]\n[server]\ncache = "20%"', 'cluster.toml:3: server.cache has no effect in mode "none"'),
     ('[hosts.a]\nstore = "/n"', 'cluster.toml:2: hosts.a.store has no effect in mode "none"'),
     (
-        'store = "s3://b/g"\ncache = "/n"\nsecurity.insecure = true\n[hosts.a]\nparts = [0]\nstore = "/m"',
-        "cluster.toml:6: hosts.a.store has no effect with cache; leave it out",
+        'store = "s3://bucket/x"\nhosts = ["a"]',
+        "toml:1: store is s3://bucket/x, which servers cannot open as it is; bring each host its parts with `hoploom fetch`",
     ),
     (
         'store = "/s"\nmode = "server-client"\nsecurity.insecure = true\nhosts.a.parts = [0]\nhosts.b.store = "/m"',

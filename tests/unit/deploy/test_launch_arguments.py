@@ -34,15 +34,12 @@ def test_a_programs_arguments_reach_it_unchanged_even_those_that_look_like_ours(
 
 def test_a_container_without_a_working_directory_takes_no_relative_script(tmp_path: Path) -> None:
     def written(command: str, option: str = "") -> str:
-        text = f'hosts = 1\nexecutor = "slurm"\n[slurm]\ncontainer_image = "pyg"\n{option}\n'
+        text = f'hosts = 1\nexecutor = "slurm"\n[slurm]\nsrun = ["--container-image=pyg"{option}]\n'
         (tmp_path / "cluster.toml").write_text(text)
         return slurm.script(read_cluster(tmp_path / "cluster.toml"), command.split())
 
-    with pytest.raises(
-        ConfigError, match=r"the script 'train\.py' is a relative path, but slurm\.container_workdir is"
-    ):
+    with pytest.raises(ConfigError, match=r"the script 'train\.py' is a relative path, but slurm\.srun has no"):
         written("train.py --epochs 1")
     assert " /workspace/train.py" in written("/workspace/train.py")
     assert " -m package.train" in written("-m package.train")
-    for option in ('container_workdir = "/workspace"', 'srun = ["--container-workdir=/workspace"]'):
-        assert " train.py --epochs 1" in written("train.py --epochs 1", option)
+    assert " train.py --epochs 1" in written("train.py --epochs 1", ', "--container-workdir=/workspace"')
