@@ -94,8 +94,7 @@ def launch(plan: dict[str, Any], folder: Path) -> int:
         command = (sys.executable, "-S", str(Path(__file__)), label.replace("/", "-"), *words)
         planned.append(Process(label, host, command, plan["environment"], working_folder))
     executor = Executor() if plan["ssh"] is None else Ssh(SshOptions(config=plan["ssh"], connect_timeout=10))
-    logs = None if plan.get("logs") is None else Path(plan["logs"])
-    with Launch(planned, executor, EndTimeouts(0.5, 45.0, 10.0), logs=logs) as launched:
+    with Launch(planned, executor, EndTimeouts(0.5, 45.0, 10.0)) as launched:
         return launched.run()
 
 

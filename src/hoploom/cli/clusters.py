@@ -9,7 +9,6 @@ from pathlib import Path
 from hoploom.cli import Arguments, Command, add_option, read_address, read_positive, read_seconds, read_up_to
 from hoploom.config.values import parse_count
 from hoploom.deploy.cluster_file import EXECUTORS
-from hoploom.errors import ConfigError
 from hoploom.system import needs, num_cores
 
 # --- launch --------------------------------------------------------------------------------------
@@ -21,8 +20,6 @@ def _launch_arguments(parser: argparse.ArgumentParser) -> None:
     text = "the cluster file, TOML or YAML; the YAML files of GLT's launcher work too"
     parser.add_argument("file", type=Path, metavar="CLUSTER", help=text)
     parser.add_argument("--dry-run", action="store_true", help="print every command, and start nothing")
-    text = "every process also logs to a file of its own in this folder, such as gpu1-trainer-0.log"
-    parser.add_argument("--logs", type=Path, metavar="DIR", help=text)
     text = "how to start the processes; overrides `executor` in the cluster file"
     parser.add_argument("--executor", choices=EXECUTORS, help=text)
     parser.add_argument("--master-addr", metavar="HOST", help="host for torchrun's rendezvous")
@@ -39,9 +36,6 @@ def _launch(arguments: Arguments) -> int:
     script_words(command)  # before a file is read
     overrides = Overrides(arguments.executor, arguments.master_addr, arguments.master_port)
     cluster = read_cluster(arguments.file, overrides)
-    if arguments.logs is not None and cluster.executor not in ("local", "ssh"):
-        way_out = "leave it out: the cluster keeps the output of its jobs itself"
-        raise ConfigError(f"--logs is for the executors local and ssh, this one is {cluster.executor}; {way_out}")
     if cluster.executor == "kubernetes":
         with needs("cluster"):
             from hoploom.deploy.kubernetes import manifests
@@ -53,7 +47,7 @@ def _launch(arguments: Arguments) -> int:
         print(slurm.script(cluster, command).rstrip("\n"))
         return 0
     if not arguments.dry_run:
-        return launch.run_cluster(cluster, command, arguments.logs)
+        return launch.run_cluster(cluster, command)
     print("\n".join(launch.shell_lines(cluster, command)))
     return 0
 

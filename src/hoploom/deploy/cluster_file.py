@@ -166,9 +166,8 @@ class KubernetesOptions:
     secret: str | None = key(None, "the Secret with the files of [security]", rules.LABEL, example="hoploom-certs")
     secret_mount: str = key("/etc/hoploom", "the path of that Secret in the pods", rules.HOST_PATH)
     user: int | None = key(None, "the numeric user of the pods; default: the image's", rules.whole(1), example=1000)
-    service_account: str | None = key(None, "the service account of the pods", rules.LABEL, example="trainer")
-    pull_secrets: tuple[str, ...] = key(
-        (), "Secrets for pulling the image", rules.texts('a list of texts, e.g. ["registry"]')
+    service_account: str | None = key(
+        None, "the service account of the pods; it may name imagePullSecrets", rules.LABEL, example="trainer"
     )
 
 
@@ -201,6 +200,7 @@ def keys_of(document: Document) -> ParsedClusterFile:
 
 
 def _hosts(document: Document) -> tuple[Host, ...]:
+    """Return the hosts of the key `hosts`: a number of them, a list of names, or a section for each."""
     given = document.parsed.get(HOSTS)
     way_out = 'give their names, e.g. hosts = ["gpu1", "gpu2"], or a section [hosts.NAME] for each'
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
@@ -221,6 +221,7 @@ def _hosts(document: Document) -> tuple[Host, ...]:
 
 
 def _host(document: Document, name: str) -> Host:
+    """Return the host of a section; raise ConfigError if TOML took a name with dots for tables in tables."""
     path = (HOSTS, name)
     for inside, value in document.table(path).items():
         if inside not in keys_in(Host) and isinstance(value, dict):

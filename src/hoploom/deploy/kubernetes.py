@@ -127,6 +127,7 @@ def _service(cluster: Cluster) -> Manifest:
 
 
 def _stateful_set(cluster: Cluster) -> Manifest:
+    """Return the servers. They start in parallel, because each waits for its peers."""
     pod = {
         **_pod(cluster),
         "terminationGracePeriodSeconds": GRACE + 10,
@@ -247,13 +248,13 @@ def _pod(cluster: Cluster) -> Manifest:
     return _given(
         {
             "serviceAccountName": options.service_account,
-            "imagePullSecrets": [{"name": name} for name in options.pull_secrets],
             "securityContext": user,
         }
     )
 
 
 def _resources(cluster: Cluster, gpus: int, name: str) -> Manifest:
+    """Return requests and limits. The limit of memory is its request, so that no pod is evicted for another."""
     options = cluster.kubernetes
     requests = {"cpu": options.cpu, "memory": options.memory}
     limits = {"memory": options.memory, GPU: str(gpus) if gpus else None}
@@ -261,6 +262,7 @@ def _resources(cluster: Cluster, gpus: int, name: str) -> Manifest:
 
 
 def _given(values: Mapping[str, Any]) -> Manifest:
+    """Return the entries that are not empty."""
     return {name: value for name, value in values.items() if value}
 
 
@@ -293,6 +295,7 @@ def _mounts(cluster: Cluster, *, read_only: bool) -> list[Manifest]:
 
 
 def _mistakes(cluster: Cluster, options: KubernetesOptions) -> Iterator[str]:
+    """Yield what is missing for the manifests, or differs between hosts although their pods are alike."""
     if not options.name[0].isalpha():
         yield f"kubernetes.name is {options.name}; let it begin with a letter"
     if options.image is None:

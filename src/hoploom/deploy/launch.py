@@ -10,12 +10,10 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
@@ -43,10 +41,9 @@ ERROR = re.compile(
 KILLED = re.compile(r"failed \(exitcode: -\d+\) local_rank")  # torchrun, of a rank that printed no error itself
 
 
-def run_cluster(cluster: Cluster, command: Sequence[str], logs: Path | None = None) -> int:
-    """Start, show and end all processes of a cluster; return the exit code. `logs` is a folder for their lines."""
-    planned, executor = processes(with_free_ports(cluster), command), executor_of(cluster)
-    with Launch(planned, executor, logs=logs) as launch:
+def run_cluster(cluster: Cluster, command: Sequence[str]) -> int:
+    """Start, show and end all processes of a cluster; return the exit code."""
+    with Launch(processes(with_free_ports(cluster), command), executor_of(cluster)) as launch:
         return launch.run()
 
 
@@ -85,20 +82,12 @@ def with_free_ports(cluster: Cluster) -> Cluster:
 class Launch(Closing):
     """All processes of one launch. After this block, none is running."""
 
-    def __init__(
-        self,
-        planned: Sequence[Process],
-        executor: Executor,
-        timeouts: EndTimeouts = TIMEOUTS,
-        *,
-        logs: Path | None = None,
-    ) -> None:
+    def __init__(self, planned: Sequence[Process], executor: Executor, timeouts: EndTimeouts = TIMEOUTS) -> None:
         self._servers = {process.label: process for process in planned if process.is_server}
         self._trainers = {process.label: process for process in planned if not process.is_server}
         self._executor, self._timeouts = executor, timeouts
-        self._logs = None if logs is None else LogFiles(logs)
         labels = [process.label for process in planned]
-        self._view = View(labels, when_unread=lambda: self._signal(signal.SIGPIPE), logs=self._logs)
+        self._view = View(labels, when_unread=lambda: self._signal(signal.SIGPIPE))
         self._supervisor: Supervisor[GuardedProcess] = Supervisor(self._handle)
         self._failures: list[Failure] = []
         self._signals: list[int] = []
@@ -107,8 +96,6 @@ class Launch(Closing):
 
     def run(self) -> int:
         """Run until the trainers have ended, one process has failed, or a signal came; return the exit code."""
-        if self._logs is not None:
-            self._view.announce(f"every process logs to a file of its own in {self._logs.folder}")
         if self._start_servers() and self._start(self._trainers):
             self._until(lambda: not self._supervisor.living(self._trainers), None)
         self._stop_trainers()
@@ -123,6 +110,7 @@ class Launch(Closing):
     # --- starting: each of these returns False once a failure or a signal has come ---------------
 
     def _start_servers(self) -> bool:
+        """Start the servers and wait until all are ready."""
         if not self._start(self._servers):
             return False
         servers = self._supervisor.living(self._servers)
@@ -133,6 +121,7 @@ class Launch(Closing):
         return not self._is_over
 
     def _start(self, planned: dict[str, Process]) -> bool:
+        """Start processes and wait until the guard of each has begun."""
         report = self._supervisor.events.put
         started = [
             self._supervisor.add(GuardedProcess(process, self._executor, self._view.show, report))
@@ -154,6 +143,7 @@ class Launch(Closing):
     # --- events ----------------------------------------------------------------------------------
 
     def _handle(self, event: ProcessEvent) -> None:
+        """Note a signal, or a process that has ended: a failure, unless other servers have its parts."""
         if event.what == "signal" and not (event.number == signal.SIGPIPE and self._signals):
             self._signals.append(event.number)
         if event.what != "ended" or self._ending:
@@ -203,8 +193,6 @@ class Launch(Closing):
             self._supervisor.close()
         finally:
             put_back(self._before)
-            if self._logs is not None:
-                self._logs.close()
 
 
 # --- the first error -----------------------------------------------------------------------------
@@ -247,41 +235,10 @@ def without_noise(tail: Sequence[str]) -> tuple[str, ...]:
 # --- output --------------------------------------------------------------------------------------
 
 
-class LogFiles(Closing):
-    """A folder of files, one per speaker, such as gpu1-trainer-0.log. Files only grow."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.absolute()
-        self._files: dict[str, TextIO] = {}
-        self._began = time.strftime("%Y-%m-%d %H:%M:%S")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"--logs is {folder}, which cannot be made ({error.strerror}); give another folder"
-            ) from error
-
-    def write(self, speaker: str, line: str) -> None:
-        """Write one line; raise OSError if the file cannot be written."""
-        if speaker not in self._files:
-            path = self.folder / f"{speaker.replace('/', '-')}.log"
-            self._files[speaker] = path.open("a", encoding="utf-8", buffering=1)
-            self._files[speaker].write(f"--- {speaker}, launched {self._began}\n")
-        self._files[speaker].write(f"{line}\n")
-
-    def close(self) -> None:
-        for file in self._files.values():
-            with suppress(OSError):
-                file.close()
-
-
 class View:
     """The lines on stdout and stderr. Any thread may call it; `when_unread` is called once nobody reads them."""
 
-    def __init__(
-        self, labels: Sequence[str], when_unread: Callable[[], None] = lambda: None, logs: LogFiles | None = None
-    ) -> None:
-        self._logs = logs
+    def __init__(self, labels: Sequence[str], when_unread: Callable[[], None] = lambda: None) -> None:
         self._streams: dict[bool, TextIO] = {False: sys.stdout, True: sys.stderr}
         self._when_unread = when_unread
         self._width = max(map(len, labels), default=0)
@@ -303,14 +260,6 @@ class View:
                     self._num_errors += 1
                     tail.error_at = self._num_errors
             self._write(f"{speaker:<{self._width}} | {line}\n", is_error=is_error)
-            if self._logs is None:
-                return
-            try:
-                self._logs.write(speaker, line)
-            except (OSError, ValueError) as error:  # ValueError: closed, at the very end
-                warning = f"hoploom: warning: cannot write logs in {self._logs.folder} any more: {error}\n"
-                self._write(warning, is_error=True)
-                self._logs = None
 
     def announce(self, line: str) -> None:
         """Show a line of the launch itself."""

@@ -144,6 +144,7 @@ def _with_settings(opening: Opening, settings: LaunchSettings) -> Opening:
 
 
 def _open_deployed(context: Context, settings: LaunchSettings, opening: Opening) -> Store:
+    """Open the store of this deployment: over servers that run, beside own servers, or from its files."""
     if opening.servers:
         return _with_layout(context, _connected(context, opening))
     if opening.path is None:

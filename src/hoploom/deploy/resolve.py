@@ -46,6 +46,7 @@ def read_cluster(path: str | Path, overrides: Overrides | None = None) -> Cluste
 
 
 def _resolve(parsed: ParsedClusterFile, overrides: Overrides) -> Cluster:
+    """Return the cluster of the keys. Parts and the rendezvous are decided last: they depend on all hosts."""
     top, document = parsed.top, parsed.document
     executor = overrides.executor or top.executor
     if executor is None:
@@ -250,6 +251,7 @@ def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[s
 
 
 def _about_roles(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Yield hosts whose roles do not fit the mode: parts without a server, trainers without one, no server."""
     for host in cluster.hosts:
         if host.parts and not host.serves:
             yield _name(host, "parts"), f"{host.name} has parts, but serves is false; leave one of them out"
@@ -263,6 +265,7 @@ def _about_roles(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def _about_store(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Yield servers without a store, store paths without effect, and paths that do not exist on this host."""
     for host in (host for host in cluster.servers if not (host.store or cluster.store)):
         what = f'mode is "{cluster.mode}", but there is no store to serve on {host.name}'
         yield "mode", f'{what}; add a line such as store = "graph.store"'
@@ -277,6 +280,7 @@ def _about_store(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def _about_parts(cluster: Cluster, num_parts: int | None) -> Iterator[tuple[str, str]]:
+    """Yield parts that no host has or that do not exist, and servers that would be open to the network."""
     with_parts = [host for host in cluster.servers if host.parts]
     without = [host.name for host in cluster.servers if not host.parts]
     if with_parts and without:

@@ -133,6 +133,7 @@ def submit(cluster: Cluster, command: Sequence[str]) -> int:
 
 
 def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
+    """Yield the script: options of sbatch, variables and functions, servers, then the trainers."""
     planned = processes(cluster, command)
     servers = [process for process in planned if process.is_server]
     trainers = [process for process in planned if not process.is_server]
@@ -170,6 +171,7 @@ def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
 
 
 def _sbatch(cluster: Cluster) -> Iterator[str]:
+    """Yield the options of sbatch; those of the user come last, so that they win."""
     options = cluster.slurm
     yield f"--job-name={options.name}"
     yield f"--nodes={len(cluster.hosts)}"
@@ -215,6 +217,7 @@ def _trainer(cluster: Cluster, process: Process, common: Mapping[str, str]) -> s
 
 
 def _port_of_job(ports: tuple[int, int]) -> str:
+    """Return the shell's arithmetic for a port of this job, which no other job on the node has."""
     return f"$(({ports[0]} + SLURM_JOB_ID % {ports[1]}))"
 
 

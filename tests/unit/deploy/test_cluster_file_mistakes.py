@@ -63,7 +63,7 @@ MISTAKES = [
     ('[hosts.a]\nstore = "/n"', 'cluster.toml:2: hosts.a.store has no effect in mode "none"'),
     (
         'store = "s3://bucket/x"\nhosts = ["a"]',
-        "toml:1: store is s3://bucket/x, which servers cannot open as it is; bring each host its parts with `hoploom fetch`",
+        "toml:1: store is s3://bucket/x, which servers cannot open as it is; bring each host its parts with `hoploom",
     ),
     (
         'store = "/s"\nmode = "server-client"\nsecurity.insecure = true\nhosts.a.parts = [0]\nhosts.b.store = "/m"',
