@@ -70,14 +70,6 @@ class KeyCondition:
         listed = " or ".join(f'"{word}"' for word in self.words)
         return f'is for {self.selector} = {listed}, and that is "{value}"; leave it out'
 
-    def condition(self) -> str:
-        """Return the condition for the tables of the documentation."""
-        if self.absent:
-            return f"not with `{self.selector}`"
-        return f"only with `{self.selector}`" + (
-            f" = {' or '.join(f'`{word}`' for word in self.words)}" if self.words else ""
-        )
-
 
 @dataclass(frozen=True)
 class Key:
@@ -117,17 +109,6 @@ def problem(where: Mapping[str, str], name: str, message: str) -> ConfigError:
     """Return an error that begins with the place where a key is set, or with the file (the name "")."""
     place = where.get(name) or where.get("")
     return ConfigError(f"{place}: {message}" if place else message)
-
-
-def key_table(keys: Iterable[tuple[str, "Field[Any]"]], *, under: KeyCondition | None = None) -> list[str]:
-    """Return a Markdown table of keys for the documentation, without the condition `under` that all of them share."""
-    rows = ["| Key | Default | Value | Meaning |", "|---|---|---|---|"]
-    for name, described in keys:
-        key, default = key_of(described), default_of(described)
-        shown = "required" if default is REQUIRED else "" if default in (None, (), {}) else f"`{as_toml(default)}`"
-        condition = "" if key.only is None or key.only == under else f"; {key.only.condition()}"
-        rows.append(f"| `{name}` | {shown} | {key.rule.expects} | {key.help}{condition} |")
-    return rows
 
 
 # --- kinds of rules ------------------------------------------------------------------------------

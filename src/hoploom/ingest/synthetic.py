@@ -304,8 +304,16 @@ def _write(path: str | Path, graph: SyntheticGraph, progress: Progress | None) -
     with StoreWriter(path) as writer:
         for part in range(graph.num_parts):
             held = [graph.held(part, nodes.num_nodes) for nodes in graph.nodes]
-            for nodes, ids in zip(graph.nodes, held, strict=True):
-                _write_nodes(writer, graph, nodes, part, ids, advance)
+            for nodes, own in zip(graph.nodes, held, strict=True):
+                fields, centres = graph.node_fields(nodes), nodes.centres()
+                files = {name: layout.node_file(part, nodes.name, name) for name in fields}
+                for ids in _spans(own, graph.chunk / nodes.num_features):
+                    writer.append(files["x"], fields["x"], torch.from_numpy(nodes.features(ids, centres)))
+                    if "y" in fields:
+                        writer.append(files["y"], fields["y"], torch.from_numpy(nodes.labels(ids)))
+                    advance(ids)
+                for name, field in fields.items():
+                    writer.finish(files[name], field)
             sizes = {}
             for split in SPLITS:
                 file = layout.split_file(part, labelled.name, split)
@@ -330,20 +338,6 @@ def _write(path: str | Path, graph: SyntheticGraph, progress: Progress | None) -
             time="time" if graph.times else None,
         )
         writer.describe(schema, parts)
-
-
-def _write_nodes(
-    writer: StoreWriter, graph: SyntheticGraph, nodes: NodeDraws, part: int, held: range, advance: Advance
-) -> None:
-    fields, centres = graph.node_fields(nodes), nodes.centres()
-    files = {name: layout.node_file(part, nodes.name, name) for name in fields}
-    for ids in _spans(held, graph.chunk / nodes.num_features):
-        writer.append(files["x"], fields["x"], torch.from_numpy(nodes.features(ids, centres)))
-        if "y" in fields:
-            writer.append(files["y"], fields["y"], torch.from_numpy(nodes.labels(ids)))
-        advance(ids)
-    for name, field in fields.items():
-        writer.finish(files[name], field)
 
 
 def _write_edges(

@@ -5,7 +5,7 @@ edges several times, from memory or from files, and balances nodes of every type
 little of METIS's cut.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -63,7 +63,14 @@ def assign(
     if method in ("hash", "range"):
         by_id = _parts_by_hash if method == "hash" else _parts_by_range
         return {t.name: by_id(schema, index, num_parts) for index, t in enumerate(schema.node_types)}
-    bits = None if seeds is None else _seed_bits(schema, _seed_ids(source, seeds))
+    bits = None
+    if seeds is not None:  # a bit per node of all types
+        bounds = bounds_of(schema)
+        bits = torch.zeros(bounds[-1] // 8 + 1, dtype=torch.uint8)
+        for node_type, ids in _seed_ids(source, seeds):
+            for some in torch.split(ids, CHUNK_SEEDS):
+                nodes = some + bounds[schema.type_index[node_type]]
+                bits.index_add_(0, nodes >> 3, (1 << (nodes & 7)).to(torch.uint8))
     with topology_of(source, memory) as topology:
         rule = core.PartitionRule(num_parts, passes, imbalance, _threads(topology, threads), KEY)
         if num_parts == 1:
@@ -196,14 +203,3 @@ def _seed_ids(source: Store | StoreFiles, seeds: Any) -> Iterator[tuple[str, Ten
         else:
             opened = source if isinstance(source, Store) else open_store(str(source.place))
             yield read_seeds(opened, named)
-
-
-def _seed_bits(schema: Schema, seeds: Iterable[tuple[str, Tensor]]) -> Tensor:
-    """Return a bit per node of all types, set for seeds: [num_nodes / 8 + 1] uint8."""
-    bounds = bounds_of(schema)
-    bits = torch.zeros(bounds[-1] // 8 + 1, dtype=torch.uint8)
-    for node_type, ids in seeds:
-        for some in torch.split(ids, CHUNK_SEEDS):
-            nodes = some + bounds[schema.type_index[node_type]]
-            bits.index_add_(0, nodes >> 3, (1 << (nodes & 7)).to(torch.uint8))
-    return bits

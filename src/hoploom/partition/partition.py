@@ -80,7 +80,11 @@ def partition(
     if marked is not None and fanouts is not None:
         say("sampling for the hottest nodes")
         (ids,) = marked.values()
-        visits = _visits(opened, fanouts, seeds, ids.numel())
+        epoch = -(-ids.numel() // AS_TRAINED.batch_size)
+        plan = replace(AS_TRAINED, batches=range(max(LEAST_BATCHES, min(MOST_BATCHES, epoch))))
+        visits = {t.name: torch.zeros(t.num_nodes, dtype=torch.int16) for t in schema.node_types}
+        for nodes in opened.batches(fanouts, seeds, plan):
+            add_visits(visits, nodes)
     orders = order_nodes(parts, num_parts, visits)
     seeds = None if marked is None else _renumbered(seeds, marked, orders, schema)
     del parts, visits, marked  # numbers per node
@@ -91,16 +95,6 @@ def partition(
         write_store(writer, node_streams(opened, orders), edge_streams(opened, orders), options, progress=progress)
     del opened, orders
     return report(out, fanouts, seeds, memory=memory - ASIDE)
-
-
-def _visits(opened: BoundedStore, fanouts: Fanouts, seeds: Any, num_seeds: int) -> dict[str, Tensor]:
-    """Return in how many batches each node was, by node type: [num_nodes] int16."""
-    epoch = -(-num_seeds // AS_TRAINED.batch_size)
-    plan = replace(AS_TRAINED, batches=range(max(LEAST_BATCHES, min(MOST_BATCHES, epoch))))
-    counts = {t.name: torch.zeros(t.num_nodes, dtype=torch.int16) for t in opened.schema.node_types}
-    for nodes in opened.batches(fanouts, seeds, plan):
-        add_visits(counts, nodes)
-    return counts
 
 
 def _renumbered(seeds: Any, marked: Mapping[str, Tensor], orders: Mapping[str, NewOrder], schema: Schema) -> Any:

@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -62,7 +62,7 @@ class Journal:
         self._folder, self._context = Path(folder), context
         self.steps_file, self.epochs_file = self._folder / f"steps-rank{context.rank}.jsonl", self._folder / EPOCHS
         self._times_file = self._folder / times_file(context.rank)
-        self._times = Times(lambda line: self._append(self._times_file, line), context.device)
+        self.times = Times(lambda line: self._append(self._times_file, line), context.device)
         self._files: dict[str, TextIO] = {}
         self._outcome: dict[str, Any] | None = None  # of training; its event follows when the journal is closed
         self._is_entered = False
@@ -84,7 +84,7 @@ class Journal:
             sources["traffic"] = store.deployment.traffic
         if store is not None and store.reading():
             sources["reads"] = store.reading
-        self._times.watch(sources, progress.steps)
+        self.times.watch(sources, progress.steps)
         self.event(
             "start",
             step=progress.steps,
@@ -99,23 +99,19 @@ class Journal:
             yield
         except BaseException as error:
             with suppress(StoreError):  # the first error is the one to raise
-                self._times.flush()
+                self.times.flush()
                 self._outcome["step"] = progress.steps
                 self._end(error)
                 if not self._is_entered:
                     self.close(failed=True)
             raise
-        self._times.flush()
+        self.times.flush()
         if not self._is_entered:
             self.close()
 
     def ended(self, ending: str, *, step: int) -> None:
         """Note the end of training. The event is written when the journal is closed: a test may follow, and fail."""
         self._outcome = {"stopped": ending, "step": step}
-
-    def checkpoint(self) -> None:
-        """Write the measurements so far, which a run keeps that is resumed from the checkpoint just saved."""
-        self._times.flush()
 
     def _end(self, error: BaseException | None = None) -> None:
         """Write how training ended, if it has begun and its end is not written."""
@@ -130,10 +126,6 @@ class Journal:
         """Write an event. Only those of rank 0 are written."""
         if self._context.is_main:
             self._append(self._folder / EVENTS, {"event": kind, "at": round(time.time(), 3), **content})
-
-    def timed(self, name: str) -> AbstractContextManager[None]:
-        """Count the time of this block as spent between two steps, such as on a validation."""
-        return self._times.timed(name)
 
     def rewind(self, steps: int, epochs: int) -> None:
         """Remove what was written after this many steps and whole epochs, because they will run again."""
@@ -154,7 +146,7 @@ class Journal:
         line = {name: getattr(report, name) for name in WRITTEN}
         line["epoch"] += 1
         self._append(self.steps_file, line)
-        self._times.add_step(report)
+        self.times.add_step(report)
         self._log(report.step, "step", {name: line[name] for name in LOGGED})
 
     def epoch(self, metrics: Mapping[str, float], *, step: int) -> None:

@@ -272,7 +272,7 @@ class _Loop:
         return self.context.sum(int(self.requests.stop_requested)) > 0
 
     def _timed(self, name: str) -> AbstractContextManager[None]:
-        return nullcontext() if self.journal is None else self.journal.timed(name)
+        return nullcontext() if self.journal is None else self.journal.times.timed(name)
 
     def _save(self, name: str | tuple[str, str]) -> None:
         if self.checkpoint is None:
@@ -287,7 +287,7 @@ class _Loop:
             with self._timed("checkpoint"), self.save_clock.saving():
                 self.checkpoint.save(name, self.learner.parts())
             if self.journal is not None:
-                self.journal.checkpoint()
+                self.journal.times.flush()  # a run that is resumed here keeps the measurements so far
         except StoreError as error:
             raise StoreError(
                 f"after step {self.progress.steps}: {error}; make room there, or give Checkpoint another "

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from support import ROOT
+from support.key_tables import condition_of, key_table
 
 from hoploom import ConfigError
-from hoploom.config.rules import REQUIRED, default_of, key_of, key_table, keys_in
+from hoploom.config.rules import REQUIRED, default_of, key_of, keys_in
 from hoploom.config.values import as_toml
 from hoploom.deploy.resolve import read_cluster
 from hoploom.ingest.tables.graph_file import read_graph
@@ -313,7 +314,7 @@ def _tables(keys: Mapping[str, "Field[Any]"]) -> list[str]:
     lines = key_table((name, described) for name, described in keys.items() if key_of(described).only not in apart)
     for only in apart:
         chosen = ((name, described) for name, described in keys.items() if key_of(described).only == only)
-        condition = only.condition()
+        condition = condition_of(only)
         lines += ["", f"{condition[0].upper()}{condition[1:]}:", "", *key_table(chosen, under=only)]
     return lines
 

@@ -160,7 +160,13 @@ def _read_mag(dataset: Dataset, root: Path, undirected: bool) -> Streams:
         raw / "node-feat" / labelled / "node_year.csv.gz",
     ]
     splits = _split_files(root / "split" / dataset.split / labelled)
-    relations = _relations(relations_file) if relations_file.is_file() else []
+    relations: list[RelationName] = []
+    for number, row in enumerate(small_csv(relations_file) if relations_file.is_file() else (), 1):
+        if len(row) != 3 or any("/" in name or not name for name in row):
+            message = f"{row} is not a source type, a name and a destination type"
+            raise DataError(f"{relations_file}, row {number}: {message}")
+        relations.append((row[0], row[1], row[2]))
+    relations.sort()  # as OGB does
     folders = {key: raw / "relations" / "___".join(key) for key in relations}
     files_of_edges = [folder / name for folder in folders.values() for name in (EDGES, NUM_EDGES)]
     require_files([sizes_file, relations_file, *files, *splits.values(), *files_of_edges], str(root))
@@ -177,16 +183,6 @@ def _read_mag(dataset: Dataset, root: Path, undirected: bool) -> Streams:
         rule = both_ways if undirected else AS_IT_COMES
         edges.append(edge_stream(key, ends, (sizes[key[0]], sizes[key[2]]), rule))
     return nodes, edges
-
-
-def _relations(path: Path) -> list[RelationName]:
-    """Return the relations in OGB's order, sorted by name."""
-    found = []
-    for number, row in enumerate(small_csv(path), 1):
-        if len(row) != 3 or any("/" in name or not name for name in row):
-            raise DataError(f"{path}, row {number}: {row} is not a source type, a name and a destination type")
-        found.append((row[0], row[1], row[2]))
-    return sorted(found)
 
 
 def _sizes(path: Path, named: Sequence[str]) -> dict[str, int]:

@@ -148,7 +148,7 @@ class _SharedStore:
         rows, width = self._frames(block.rows), sum(field.row_bytes for field in block.fields.values())
         step = chunk_rows(self._options.chunk_rows, width) if block.finish is not None else 1
         ranges = self._ranges(stream.num_nodes, stream.num_nodes, width + KEY_BYTES, step)
-        shipped = NodeFields(block.fields, _no_rows, block.finish)
+        shipped = NodeFields(block.fields, partial(iter, ()), block.finish)  # without its rows
         task = self._task(stream, rows, ranges, block=shipped)
         if block.finish is not None:
             names = self._run(rows, ranges, task.measure)
@@ -283,10 +283,6 @@ def _node_times(decode: Callable[[Any], Rows], name: str | None, batches: Any) -
         rows = decode(batch)
         times = rows.fields[str(name)].to(torch.int64)
         yield pa.RecordBatch.from_pydict({"node": rows.ids.numpy(), "time": times.numpy()})
-
-
-def _no_rows() -> Any:
-    raise NotImplementedError
 
 
 def _prepared(applied: Any, measures: Any) -> Any:

@@ -22,7 +22,6 @@ from hoploom.config.rules import (
     full_name,
     key,
     key_of,
-    key_table,
     keys_in,
     parse_document,
     problem,
@@ -200,17 +199,6 @@ HEADINGS: Headings = {
     'edges."<source> <name> <destination>"': EdgeTable,
     "….columns.<column>": ColumnRule,
 }
-
-
-def key_reference() -> str:
-    """Return the tables of all keys in Markdown for the documentation: a heading for each section, then its keys."""
-    lines = []
-    for heading, owner in HEADINGS.items():
-        lines += ["", f"`[{heading}]`", "", *key_table(keys_in(owner).items())]
-    return "\n".join(lines) + "\n"
-
-
-# --- reading -------------------------------------------------------------------------------------
 
 
 def read_graph(path: str | Path) -> GraphFile:

@@ -162,8 +162,8 @@ def _source(graph: GraphFile, table: Table, folder: Path, limits: ReadLimits) ->
     largest = limits.largest_group
     if found[0].kind == "parquet" and largest is not None and max(group_bytes(file, used) for file in found) > largest:
         paths = [str(folder / f"{index:05d}.cut.parquet") for index in range(len(found))]
-        for file, path in zip(found, paths, strict=True):
-            stage(parquet_batches(file, used), plain_schema(parquet_footer(file)[0], used), Path(path))
+        for file, path, schema in zip(found, paths, schemas, strict=True):
+            stage(parquet_batches(file, used), schema, Path(path))
     origins = tuple(file.shown for file in found)
     return TableSource(graph, table, tuple(paths), origins, schemas[0], num_rows, features)
 
