@@ -26,8 +26,12 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def with_copies(links: torch.Tensor) -> list[tuple[int, int]]:
+    return [(int(a), int(b)) for a, b in links.t()]
+
+
 def pairs(links: torch.Tensor) -> set[tuple[int, int]]:
-    return {(int(a), int(b)) for a, b in links.t()}
+    return set(with_copies(links))
 
 
 def edges_of(store: Store, index: int) -> list[tuple[int, int]]:
@@ -115,6 +119,7 @@ def test_links_can_be_given_as_files(graph: Path, tmp_path: Path) -> None:
 
 
 KEY = ("user", "buys", "item")
+BUYS = torch.stack([torch.arange(320) % 40, (torch.arange(320) * 7 + torch.arange(320) // 40) % 30])
 PREDICT = """
 store = "s"
 [task]
@@ -131,8 +136,7 @@ batch_size = 64
 
 def shop(*, reverse: str = "rev_buys") -> Store:
     """40 users with text ids buy 8 of 30 items with integer ids; the reverse has the same edges in another order."""
-    buys = torch.stack([torch.arange(320) % 40, (torch.arange(320) * 7 + torch.arange(320) // 40) % 30])
-    edges = {KEY: buys, ("item", reverse, "user"): buys.flip(0, 1).contiguous()}
+    edges = {KEY: BUYS, ("item", reverse, "user"): BUYS.flip(0, 1).contiguous()}
     names = torch.tensor([list(f"u{user:02d}".encode()) for user in range(40)], dtype=torch.uint8)
     users = {"x": torch.randn(40, 4), "original_id": names}
     return hoploom.from_tensors({"user": users, "item": {"original_id": torch.arange(30) * 10 + 5}}, edges)
@@ -168,24 +172,19 @@ TWICE = torch.tensor([[0, 0, 5], [0, 0, 5]])  # edges of `buys` that stand in it
 @pytest.mark.parametrize("kind", ["rev_ holds other edges", "two reverses", "copies in one direction"])
 def test_held_out_links_leave_every_relation_that_leads_back(kind: str) -> None:
     """Whatever its name, its size and its other edges, which stay."""
-    buys = torch.stack([torch.arange(320) % 40, (torch.arange(320) * 7 + torch.arange(320) // 40) % 30])
-    back = buys.flip(0, 1).contiguous()
+    back = BUYS.flip(0, 1).contiguous()
     other = torch.stack([torch.arange(320) % 30, torch.arange(320) % 40])
-    edges = {KEY: buys, BACK: back if kind == "two reverses" else other, ALSO_BACK: back}
+    edges = {KEY: BUYS, BACK: back if kind == "two reverses" else other, ALSO_BACK: back}
     if kind == "copies in one direction":
-        edges = {KEY: torch.cat([buys, TWICE], dim=1), BACK: back}
+        edges = {KEY: torch.cat([BUYS, TWICE], dim=1), BACK: back}
     store = hoploom.from_tensors({"user": {}, "item": {}}, edges, num_nodes={"user": 40, "item": 30})
     assert [relation.reverse for relation in store.schema.relations] == [None] * len(edges)  # names prove nothing
     setup = training_setup(parse_run_file(PREDICT), store)
     held_out = {(b, a) for a, b in pairs(torch.cat([setup.seeds["val"][1], setup.seeds["test"][1]], dim=1))}
     for index, (key, given) in list(enumerate(edges.items()))[1:]:
-        kept = sorted(edge for edge in pairs_with_copies(given) if edge not in held_out)
+        kept = sorted(edge for edge in with_copies(given) if edge not in held_out)
         assert sorted(edges_of(setup.store, index)) == kept
         assert f"{given.shape[1] - len(kept)} of '{' '.join(key)}'" in setup.notes[0]
-
-
-def pairs_with_copies(links: torch.Tensor) -> list[tuple[int, int]]:
-    return [(int(a), int(b)) for a, b in links.t()]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -208,10 +207,8 @@ def test_the_drawn_split_is_written_with_original_ids_and_can_be_given_back(
             parquet.write_table(pandas.read_csv(path), path.with_suffix(".parquet"))
             path.unlink()
     store = hoploom.open(tmp_path / "s")
-    drawn, text = (
-        training_setup(run_file, store),
-        PREDICT.replace("val_share = 0.1\ntest_share = 0.2", 'links = "run/links"'),
-    )
+    drawn = training_setup(run_file, store)
+    text = PREDICT.replace("val_share = 0.1\ntest_share = 0.2", 'links = "run/links"')
     given = training_setup(parse_run_file(text, folder=tmp_path), store)
     assert list(given.seeds) == list(drawn.seeds)
     assert all(torch.equal(given.seeds[split][1], drawn.seeds[split][1]) for split in drawn.seeds)
