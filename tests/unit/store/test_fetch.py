@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from support.graphs import random_graph, save_in_parts
 from support.object_store import ObjectStore
+from support.stores import contents
 
 import hoploom
 from hoploom.cli import main, stores
@@ -53,10 +54,6 @@ def uploaded(store: Path, s3: ObjectStore) -> StoragePath:
 def size_of(store: Path, *parts: int) -> int:
     folders = {f"part-{part:05d}" for part in parts}
     return sum(entry.bytes for name, entry in read_manifest(store).files.items() if name.split("/")[0] in folders)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_all_parts_come_byte_for_byte_and_only_once(source: StoragePath, store: Path, tmp_path: Path) -> None:

@@ -128,19 +128,6 @@ def test_hits_and_misses_are_counted_over_all_threads() -> None:
     assert (found.hits, found.misses) == (400, 200)
 
 
-def test_presampling_finds_what_an_epoch_asks_for() -> None:
-    store = _ring()
-    options = {"batch_size": 5, "shuffle": True, "seed": 3}
-    seeds = torch.arange(10, 20)
-    counts = count_visits(store, [2, 2], seeds, Presampling(batch_size=5, seed=3))
-    held = cached(store, int((counts["node"][10:] > 0).sum()) / 30, counts)
-    list(hoploom.NeighborLoader(held, [2, 2], seeds, **options))
-    found = report(held)
-    assert found is not None
-    assert found.hits > 0
-    assert found.misses == 0
-
-
 def test_with_look_ahead_rows_are_held_that_the_window_loses() -> None:
     counts = torch.zeros(40, dtype=torch.int64)
     counts[10], counts[20:] = 64, 1  # of 64 batches
