@@ -1,6 +1,9 @@
 """What a store shows of itself is the same wherever it lies, and is what PyG's data shows."""
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +228,37 @@ def test_a_store_says_in_one_line_what_it_is(books: Store, tmp_path: Path) -> No
     assert saved.path == tmp_path / "ring.store"
     assert repr(saved) == f"Store({saved.path}: nodes: node 12; edges: to 24; 2 parts)"
     assert repr(books).startswith("Store(nodes: author 7, paper 10, venue 3; edges: writes 27,")
+
+
+@pytest.fixture(params=["in memory", "on disk", "placed"])
+def kept(request: pytest.FixtureRequest, device: torch.device, sound_stores: object) -> Store:
+    if request.param == "on disk":
+        return hoploom.open(f"{sound_stores}/ring")
+    made = hoploom.from_pyg(ring(12))
+    return hoploom.place(made, str(device), str(device)) if request.param == "placed" else made
+
+
+def test_a_copy_of_a_store_is_the_same_store(kept: Store) -> None:
+    for shown in (kept, kept["node"], kept.x):
+        assert copy.copy(shown) is copy.deepcopy(shown) is shown
+    holder = {"graph": kept, "weights": torch.ones(2)}
+    copied = copy.deepcopy(holder)
+    assert copied["graph"] is kept
+    assert copied["weights"] is not holder["weights"]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_store_is_not_pickled_and_says_what_to_do_instead(kept: Store, protocol: int) -> None:
+    said = r"^a store is never pickled; .*its path and hoploom\.open it there.*; save one that is in memory first$"
+    for shown in (kept, kept["node"], kept.x):
+        with pytest.raises(ConfigError, match=said):
+            pickle.dumps({"graph": shown}, protocol)
+        with pytest.raises(ConfigError, match=said):  # as an argument of a spawned process
+            ForkingPickler.dumps(shown, protocol)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps, ForkingPickler.dumps])
+def test_a_loader_is_not_copied_and_says_what_to_do_instead(copied: Callable[[object], object], kept: Store) -> None:
+    loader = hoploom.NeighborLoader(kept, [2], torch.arange(4), batch_size=2)
+    with pytest.raises(ConfigError, match=r"^a loader is never copied or pickled; make another, and give it"):
+        copied(loader)
