@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,7 +131,7 @@ def serving_by(commands: Sequence[Sequence[str]]) -> Iterator[list[Server]]:
 
 
 class OneProcess:
-    """Servers of any number of stores in another process, all in one: fleet_servers.py."""
+    """Servers of any number of stores in another process, all in one: see main."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -163,7 +163,7 @@ class OneProcess:
 @contextmanager
 def one_process() -> Iterator[OneProcess]:
     """Started with the block and ended with it. Tests that do not end it share the fixture server_process."""
-    command = [sys.executable, str(Path(__file__).with_name("fleet_servers.py"))]
+    command = [sys.executable, __file__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield OneProcess(process)
@@ -185,3 +185,32 @@ def end(servers: Sequence[Server]) -> None:
 
 def addresses_of(servers: Sequence[Server]) -> list[str]:
     return [server.address for server in servers]
+
+
+def main() -> None:
+    """Serve any number of stores in this process: to import takes longer than to serve.
+
+    Reads a line of JSON for each fleet: a store, the parts of each of its servers, the address of each where they are
+    to make whole batches, the memory of each, and how much of the store each holds. Answers with their addresses and
+    with the modules of ours that are loaded, and reads on.
+    """
+    import hoploom.cli.serving  # noqa: F401  # for who asks what a server loads
+    from hoploom.serve.graph_server import BatchOptions, GraphServer
+    from hoploom.serve.security import ServerSecurity
+    from hoploom.serve.server import Server
+
+    with ExitStack() as stack:
+        for line in sys.stdin:
+            path, fleet, peers, memory, store_memory = json.loads(line)
+            addresses = []
+            for parts, listen in zip(fleet, peers or ["127.0.0.1:0"] * len(fleet), strict=True):
+                options = BatchOptions(peers=tuple(peers), memory=memory, store_memory=store_memory)
+                held = stack.enter_context(GraphServer(path, parts or None, options))
+                server = Server(held.service, listen, ServerSecurity(), held.metrics)
+                addresses.append(stack.enter_context(server).address)
+            loaded = sorted(name for name in sys.modules if name.split(".")[0] == "hoploom")
+            print(json.dumps([addresses, loaded]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

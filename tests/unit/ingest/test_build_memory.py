@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from pyarrow import csv
-from support import papers
 from support.stores import contents
 from support.watched import watched
 
@@ -26,6 +25,74 @@ from hoploom.cli import main
 from hoploom.ingest.tables.build import engine_share
 from hoploom.store.check import problems
 from hoploom.system import resident_bytes
+
+NUM_NODES, NUM_EDGES, NUM_FEATURES, NUM_CLASSES = 111_059_956, 1_615_685_872, 128, 172
+LABELLED = 0.014
+ROWS = 1 << 16  # written at once
+RECIPE = """
+[nodes.node]
+files = "papers/*.parquet"
+id = "paper"
+features = ["embedding"]
+label = "venue"
+num_classes = 172
+split = "fold"
+
+[edges."node to node"]
+files = "cites/*.parquet"
+source = "citing"
+destination = "cited"
+"""
+
+
+def write_papers(folder: Path, scale: float, files: int = 4) -> int:
+    """Write the tables and graph.toml; returns how many bytes of values they hold."""
+    num_nodes, num_edges = int(NUM_NODES * scale), int(NUM_EDGES * scale)
+    for name, count, chunk in (("papers", num_nodes, paper_chunk), ("cites", num_edges, cite_chunk)):
+        (folder / name).mkdir(parents=True)
+        bounds = [count * number // files for number in range(files + 1)]
+        for number in range(files):
+            path = folder / name / f"{number:03d}.parquet"
+            spans = range(bounds[number], bounds[number + 1], ROWS)
+            with pq.ParquetWriter(
+                path, chunk(0, 1, num_nodes).schema, compression="none", use_dictionary=False
+            ) as file:
+                for begin in spans:
+                    file.write_table(chunk(begin, min(begin + ROWS, bounds[number + 1]), num_nodes))
+    (folder / "graph.toml").write_text(RECIPE)
+    return num_nodes * (8 + 4 * NUM_FEATURES + 8) + num_edges * 16
+
+
+def paper_id(place: np.ndarray) -> np.ndarray:
+    """Scattered ids, one for each place: multiplying by an odd number is a bijection on 62 bits."""
+    return (place.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) & np.uint64(2**62 - 1)).astype(np.int64)
+
+
+def paper_chunk(begin: int, end: int, num_nodes: int) -> pa.Table:
+    """Papers by place. Feature f of paper p is (p * 31 + f) mod 1009, so that every row can be recomputed."""
+    places = np.arange(begin, end)
+    features = ((places[:, None] * 31 + np.arange(NUM_FEATURES)) % 1009).astype(np.float32)
+    labelled = places % 1000 < 1000 * LABELLED
+    venue = pa.array(places % NUM_CLASSES, mask=~labelled)
+    fold = np.array(["train", "val", "test"])[places % 3]
+    return pa.table(
+        {
+            "paper": paper_id(places),
+            "embedding": pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), NUM_FEATURES),
+            "venue": venue,
+            "fold": pa.array(fold, mask=~labelled),
+        }
+    )
+
+
+def cite_chunk(begin: int, end: int, num_nodes: int) -> pa.Table:
+    """Edges by number: paper e mod n cites a paper nearby, or one of a few hubs."""
+    edges = np.arange(begin, end)
+    cited = np.where(
+        edges % 8 == 0, edges // 8 % max(1, num_nodes // 1000), (edges * 7919 + edges // num_nodes) % num_nodes
+    )
+    return pa.table({"citing": paper_id(edges % num_nodes), "cited": paper_id(cited)})
+
 
 MB = 1 << 20
 
@@ -37,14 +104,14 @@ def build(folder: Path, out: str, *options: str) -> "subprocess.Popen[str]":
 
 def check_papers(store: hoploom.Store, num_nodes: int) -> None:
     ids = torch.cat([part.tables["node", "original_id"].rows for part in store.parts])
-    place_of = papers.paper_id(np.arange(num_nodes))
+    place_of = paper_id(np.arange(num_nodes))
     order = np.argsort(place_of)
     places = torch.from_numpy(order[np.searchsorted(place_of[order], ids.numpy())])
     x = torch.cat([part.tables["node", "x"].rows for part in store.parts])
     assert torch.equal(x[:, 5], ((places * 31 + 5) % 1009).float())
     labelled = places % 1000 < 14
     y = torch.cat([part.tables["node", "y"].rows for part in store.parts])
-    assert torch.equal(y, torch.where(labelled, places % papers.NUM_CLASSES, -1))
+    assert torch.equal(y, torch.where(labelled, places % NUM_CLASSES, -1))
     assert torch.equal(store.split("val"), torch.nonzero(labelled & (places % 3 == 1)).view(-1))
     degrees = torch.cat([part.lists[0].indptr.diff() for part in store.parts])
     edges = np.arange(store.schema.relations[0].num_edges)
@@ -58,7 +125,7 @@ def check_papers(store: hoploom.Store, num_nodes: int) -> None:
 def test_a_build_that_is_killed_leaves_what_the_next_one_clears(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    papers.write_papers(tmp_path, 1 / 5000)
+    write_papers(tmp_path, 1 / 5000)
     here = ["build", str(tmp_path / "graph.toml"), "-o"]
     assert main([*here, str(tmp_path / "whole.store")]) == 0
     for number, seconds in enumerate((0.0, 0.6)):
@@ -78,7 +145,7 @@ def test_a_build_that_is_killed_leaves_what_the_next_one_clears(
         assert main([*here, str(tmp_path / "again.store")]) == 0
     assert not list(tmp_path.glob(".again*"))
     assert contents(tmp_path / "again.store") == contents(tmp_path / "whole.store")
-    check_papers(hoploom.open(tmp_path / "again.store"), int(papers.NUM_NODES / 5000))
+    check_papers(hoploom.open(tmp_path / "again.store"), int(NUM_NODES / 5000))
     assert main([*here, str(tmp_path / "again.store")]) == 2
     assert "exists; give another path" in capsys.readouterr().err
 
@@ -99,20 +166,20 @@ def test_what_the_process_has_freed_is_not_counted() -> None:
 @pytest.mark.parametrize(("scale", "share"), [(1 / 50, 2.6), (1 / 13, 10)])
 def test_memory_is_kept_at_papers_proportions(tmp_path: Path, scale: float, share: float) -> None:
     """At 1/50 a tenth of the input would be less than the libraries take; a tenth is tested on more."""
-    limit = max(int(papers.write_papers(tmp_path, scale) / share), least_memory(tmp_path))
+    limit = max(int(write_papers(tmp_path, scale) / share), least_memory(tmp_path))
     peak = peak_alone(tmp_path, "papers.store", "--memory", str(limit))
     print(f"limit {limit / MB:.0f} MB, peak {peak / MB:.0f} MB")
     assert peak <= limit
     assert list(problems(tmp_path / "papers.store")) == []
     if scale < 1 / 40:
-        check_papers(hoploom.open(tmp_path / "papers.store"), int(papers.NUM_NODES * scale))
+        check_papers(hoploom.open(tmp_path / "papers.store"), int(NUM_NODES * scale))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_least_memory_that_is_taken_is_enough_at_papers_proportions(tmp_path: Path) -> None:
     """Rows of 512 bytes in groups of 34 MB, which a join that spills holds two of."""
-    papers.write_papers(tmp_path, 1 / 100)
+    write_papers(tmp_path, 1 / 100)
     limit = least_memory(tmp_path)
     peak = peak_alone(tmp_path, "papers.store", "--memory", str(limit))
     print(f"limit {limit / MB:.0f} MB, peak {peak / MB:.0f} MB")

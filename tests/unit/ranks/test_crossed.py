@@ -3,14 +3,52 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support import crossed_workers
+import torch
+from support.fit_workers import Sage, val_loader
 from support.ports import free_ports
+from torch import nn
 
-from hoploom import TrainError
+import hoploom
+from hoploom import ConfigError, TrainError
+from hoploom.ranks.context import Context
 from hoploom.ranks.spawn import spawn
+from hoploom.train import NodeClassification, evaluate
+
+
+def _refused(folder: str, context: Context, name: str, *calls: Any) -> None:
+    """Call the own one of these; what is raised goes to a file of this rank."""
+    with pytest.raises(ConfigError) as raised:
+        calls[context.rank]()
+    Path(folder, f"{name}-{context.rank}").write_text(str(raised.value))
+
+
+def cross(context: Context, folder: str) -> None:
+    """Calls that do not belong together, one pair after the other; the last one ends the ranks."""
+    losses = torch.ones(64, requires_grad=True)
+    _refused(folder, context, "sum", lambda: context.sum(301), lambda: context.mean_loss(losses))
+    _refused(folder, context, "kind", lambda: context.max(2.5), context.barrier)
+    _refused(folder, context, "shape", lambda: context.sum(torch.ones(2)), lambda: context.sum(torch.ones(30)))
+    assert context.sum(context.rank) == 1  # they still understand each other
+    model, other = context.wrap(Sage()), context.wrap(Sage())
+    val = val_loader(rank=context.rank, world_size=2, batch_size=16)
+    _refused(folder, context, "loader", lambda: list(val), lambda: _step(other))
+    began = time.monotonic()
+    _refused(folder, context, "evaluate", lambda: _evaluate(model, context), lambda: _step(model))
+    Path(folder, f"seconds-{context.rank}").write_text(str(time.monotonic() - began))
+    raise hoploom.TrainError("all of them were refused")
+
+
+def _evaluate(model: nn.Module, context: Context) -> None:
+    evaluate(model, val_loader(), NodeClassification(3), context)
+
+
+def _step(model: nn.Module) -> None:
+    model(next(iter(val_loader(rank=0, world_size=1)))).sum().backward()
 
 
 @pytest.fixture(scope="module")
@@ -18,15 +56,15 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks were told, in a file for each call and rank."""
     folder = tmp_path_factory.mktemp("crossed")
     with pytest.raises(TrainError, match="all of them were refused"):
-        spawn(crossed_workers.cross, 2, [str(folder)], device="cpu")
+        spawn(cross, 2, [str(folder)], device="cpu")
     return folder
 
 
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("sum", ["rank 0 was summing over all ranks: a number (sum at crossed_workers.py:", "call 1), but rank 1 was"]),
-        ("sum", ["but rank 1 was summing over all ranks: a number (mean_loss at crossed_workers.py:"]),
+        ("sum", ["rank 0 was summing over all ranks: a number (sum at test_crossed.py:", "call 1), but rank 1 was"]),
+        ("sum", ["but rank 1 was summing over all ranks: a number (mean_loss at test_crossed.py:"]),
         ("kind", ["rank 0 was finding the maximum over all ranks", "rank 1 was waiting at a barrier"]),
         (
             "shape",
@@ -35,7 +73,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "but rank 1 has a torch.float64 tensor of shape [30]; give all ranks the same",
             ],
         ),
-        ("evaluate", ["rank 0 was ", " (evaluate at crossed_workers.py:", "waits for the other"]),
+        ("evaluate", ["rank 0 was ", " (evaluate at test_crossed.py:", "waits for the other"]),
         (
             "loader",
             [
@@ -43,7 +81,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "rank 1 was averaging gradients",
             ],
         ),
-        ("evaluate", ["rank 1 was averaging gradients (backward at crossed_workers.py:", "if context.is_main"]),
+        ("evaluate", ["rank 1 was averaging gradients (backward at test_crossed.py:", "if context.is_main"]),
     ],
 )
 def test_crossed_calls_are_one_error_on_every_rank(refused: Path, name: str, parts: list[str]) -> None:
