@@ -19,7 +19,7 @@ from hoploom.config.values import is_loopback, split_address
 from hoploom.errors import PeerError
 from hoploom.serve.acceptor import READ, NewConnection, Steps
 from hoploom.serve.connection import Connection
-from hoploom.serve.security import ClientSecurity, Reloading, ServerSecurity, is_same, new_token, proof_of
+from hoploom.serve.security import ClientSecurity, Reloading, ServerSecurity, is_same, proof_of
 from hoploom.serve.shared_memory import can_share
 from hoploom.serve.wire import PREFIX, PROTOCOL
 
@@ -114,7 +114,7 @@ class Handshake:
             yield from _read_greeting(connection)  # only its version matters
             token = self._password if is_local else security.token
             if token is not None:
-                challenge = new_token()
+                challenge = secrets.token_urlsafe(32)
                 yield from connection.send(encode_greeting({"challenge": challenge}))
                 proof = (yield from _read_greeting(connection)).get("proof")
                 if not is_same(proof, proof_of(token, challenge)):

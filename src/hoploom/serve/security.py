@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import os
 import re
-import secrets
 import ssl
 import stat
 import sys
@@ -126,11 +125,6 @@ def is_same(given: object, token: str) -> bool:
 def proof_of(token: str, challenge: str) -> str:
     """Return a proof that its sender has the token. It does not reveal the token, and fits no other challenge."""
     return hmac.new(token.encode(), challenge.encode(), hashlib.sha256).hexdigest()
-
-
-def new_token() -> str:
-    """Return a random token."""
-    return secrets.token_urlsafe(32)
 
 
 def read_server_security(
