@@ -1,23 +1,15 @@
 """The pages in Chromium: curves are there, nothing is fetched, nothing overflows, and large runs open at once."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from support.run_folders import RECIPE, step_line, times_line, write_run
+from support.run_folders import RECIPE, end_line, start_line, step_line, times_line, write_run
 
-from hoploom import generate
 from hoploom.report.page import as_html
 from hoploom.report.reading import RunReader
 from hoploom.report.runs import run_page
@@ -82,27 +74,6 @@ def opened(browser: Any, url: str, width: int = 1440, scheme: str = "light") -> 
     page.goto(url)
     page.wait_for_selector("body[data-drawn]")
     return page, found
-
-
-@contextmanager
-def started(command: list[str]) -> Iterator["subprocess.Popen[str]"]:
-    """A process that does not outlive the test."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-@contextmanager
-def killed_after(seconds: float, process: "subprocess.Popen[str]") -> Iterator[None]:
-    """What waits for a process that hangs reads its end at last."""
-    timer = threading.Timer(seconds, process.kill)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -205,19 +176,26 @@ def test_the_axis_of_steps_says_so_and_a_wide_table_has_a_shadow_up_to_its_end(b
 
 
 def test_a_live_page_follows_and_says_when_its_address_is_out_of_date(browser: Any, tmp_path: Path) -> None:
-    run, context = write_run(tmp_path / "run", result=None), browser.new_context()
-    page = context.new_page()
+    run = write_run(tmp_path / "run", result=None, events=[start_line()])
     with LivePage([RunReader(run)]) as live:
         port = urlsplit(live.url).port
-        page.goto(live.url)
+        page, found = opened(browser, live.url)
         page.wait_for_selector("body[data-version]")
+        assert page.locator(".pill").inner_text() == "running"
+        page.locator("figure[data-chart=speed] button").first.click()  # hidden, and stays so
         with (run / "steps-rank0.jsonl").open("a") as file:
             file.write(json.dumps(step_line(31)) + "\n")
         page.wait_for_selector("dd:text('31')")
+        assert page.locator("figure[data-chart=speed] button").first.get_attribute("aria-pressed") == "false"
+        assert page.locator("figure[data-chart=loss] canvas").evaluate(INK) > 500
+        with (run / "events.jsonl").open("a") as file:
+            file.write(json.dumps(end_line(stopped="asked")) + "\n")
+        page.wait_for_selector(".pill:text('interrupted')")
+        assert [entry for entry in found if "/content?token=" not in entry] == []
     page.wait_for_selector("#gone:text('hoploom watch has stopped')")
     with LivePage([RunReader(run)], f"127.0.0.1:{port}"):  # again, with a new token
         page.wait_for_selector("#gone:text('this address is out of date')")
-    context.close()
+    page.context.close()
 
 
 def test_markup_in_a_run_stays_text(browser: Any, tmp_path: Path) -> None:
@@ -252,32 +230,3 @@ def test_a_million_steps_open_in_two_seconds_of_work(browser: Any, tmp_path: Pat
     curve = page.evaluate("JSON.parse(document.getElementById('figures').textContent).charts[0].curves[0].data")
     assert max(curve[3]) == 99.0  # the one spike of a million is on the page
     context.close()
-
-
-def test_the_live_page_follows_a_run_that_trains(browser: Any, tmp_path: Path) -> None:
-    generate(tmp_path / "small.store", num_nodes=2000, avg_degree=8, num_features=8, num_classes=4)
-    folder = tmp_path / "run"
-    keys = "fanouts = [2, 2]\nbatch_size = 64\n\n[train]\nepochs = 100000\n\n[output]\ntensorboard = false\n"
-    (tmp_path / "run.toml").write_text(f'store = "small.store"\n\n[loader]\n{keys}folder = "run"\n')
-    hoploom = [sys.executable, "-m", "hoploom"]
-    with started([*hoploom, "train", str(tmp_path / "run.toml"), "--quiet"]) as training:
-        deadline = time.monotonic() + 120
-        while not (folder / "times-rank0.jsonl").exists():
-            assert training.poll() is None, training.communicate()
-            assert time.monotonic() < deadline
-        with started([*hoploom, "watch", str(folder)]) as watching, killed_after(120, watching):
-            page, found = opened(browser, watching.stdout.readline().strip())  # type: ignore[union-attr]
-            first = page.locator("dl.numbers").inner_text()
-            page.locator("figure[data-chart=speed] button").first.click()  # hidden, and stays so
-            page.wait_for_selector("body[data-version]:not([data-version='1'])", timeout=60_000)
-            assert page.locator("figure[data-chart=speed] button").first.get_attribute("aria-pressed") == "false"
-            assert page.locator(".pill").inner_text() == "running"
-            assert page.locator("dl.numbers").inner_text() != first
-            assert page.locator("figure[data-chart=loss] canvas").evaluate(INK) > 500
-            training.send_signal(signal.SIGINT)
-            page.wait_for_selector(".pill:text('interrupted')", timeout=60_000)
-            assert [entry for entry in found if "/content?token=" not in entry] == []
-            os.kill(watching.pid, signal.SIGINT)
-            page.wait_for_selector("#gone", timeout=60_000)
-            assert watching.wait(60) == 0
-            page.context.close()

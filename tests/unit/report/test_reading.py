@@ -1,15 +1,19 @@
 """A report of a run's folder, whatever state it is in."""
 
+import math
 import os
+import random
 from pathlib import Path
 
 import pytest
 from support.run_folders import RECIPE, end_line, epoch_line, start_line, step_line, times_line, write_lines, write_run
 
 from hoploom import ConfigError
+from hoploom.cli import main
+from hoploom.ingest.synthetic import generate
 from hoploom.report.page import as_html, encoded
 from hoploom.report.reading import RunReader
-from hoploom.report.runs import run_page
+from hoploom.report.runs import MOST, run_page, thinned
 
 
 def shown(*folders: Path) -> str:
@@ -258,3 +262,34 @@ def test_a_run_that_goes_on_begins_with_its_best_metric_so_far(tmp_path: Path) -
     events = [start_line() | {"monitor": ["accuracy", "max"]}]
     text = shown(write_run(tmp_path, epochs=epochs, events=events, result=None))
     assert text.index("best accuracy so far") < text.index("validation, epoch 2") < text.index("training loss")
+
+
+def test_few_points_stay_as_they_are() -> None:
+    assert thinned([1, 2, 3], [0.5, math.nan, 2.0]) == {"x": [1.0, 2.0, 3.0], "y": [0.5, None, 2.0]}
+
+
+def test_every_extreme_of_many_points_is_kept() -> None:
+    values = [random.Random(step).random() for step in range(20_011)]
+    values[777], values[15_000], values[20_010] = 55.0, -44.0, 33.0
+    curve = thinned(range(20_011), values)
+    assert len(curve["x"]) == len(curve["y"]) == MOST
+    assert (max(curve["high"]), min(curve["low"]), curve["high"][-1]) == (55.0, -44.0, 33.0)
+    assert all(low <= mean <= high for low, mean, high in zip(curve["low"], curve["y"], curve["high"], strict=True))
+
+
+def test_the_mean_of_a_span_is_weighted() -> None:
+    assert thinned(range(4), [1.0, 3.0, 5.0, 5.0], [3.0, 1.0, 1.0, 1.0], most=2)["y"] == [1.5, 5.0]
+
+
+def test_a_span_without_any_number_is_a_gap() -> None:
+    curve = thinned(range(6), [math.nan, math.inf, 1.0, math.nan, 2.0, 4.0], most=3)
+    assert (curve["y"], curve["low"], curve["high"]) == ([None, 1.0, 3.0], [None, 1.0, 2.0], [None, 1.0, 4.0])
+
+
+def test_a_partition_is_a_page_by_the_name_of_its_file(tmp_path: Path) -> None:
+    generate(tmp_path / "graph.store", num_nodes=2000, num_features=4)
+    words = ["partition", str(tmp_path / "graph.store"), "-o", str(tmp_path / "graph.parts"), "--parts", "2"]
+    assert main([*words, "--report", str(tmp_path / "parts.html")]) == 0
+    html = (tmp_path / "parts.html").read_text()
+    for expected in ("edges from another part", "part 1", "rows of other parts"):
+        assert expected in html

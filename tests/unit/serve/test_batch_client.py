@@ -18,8 +18,6 @@ from hoploom.serve import batch_messages as codec
 from hoploom.serve.batch_messages import decode_batch, encode_batch, read_description
 from hoploom.serve.wire import Message
 
-# --- a batch as a message ------------------------------------------------------------------------
-
 
 @every_case
 @pytest.mark.parametrize("narrowed", [1, 1 << 12])
@@ -52,9 +50,6 @@ def test_a_batch_that_is_none_is_the_peers_fault() -> None:
     ):
         with pytest.raises(PeerError, match="same Hoploom"):
             decode_batch(Message(header, tensors))
-
-
-# --- a loader whose batches are made elsewhere ---------------------------------------------------
 
 
 def test_a_trainer_without_graph_asks_for_batches_alone_and_their_memory_is_given_back() -> None:

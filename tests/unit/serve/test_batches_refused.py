@@ -19,8 +19,6 @@ from hoploom.serve.memory_budget import BusyError
 from hoploom.serve.wire import Message
 from hoploom.store import Store
 
-# --- what is refused -----------------------------------------------------------------------------
-
 
 def _asked(**changes: Any) -> tuple[BatchService, dict[str, Any], list[torch.Tensor]]:
     """A server of the library, and a request for links that it answers, if nothing is changed."""
@@ -103,9 +101,6 @@ def test_bad_seeds_are_refused(tensors: list[torch.Tensor], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         makers.answer(Message(header, tensors))
     assert said in str(caught.value)
-
-
-# --- memory --------------------------------------------------------------------------------------
 
 
 def _request(store: Store, **options: Any) -> Callable[[BatchService], Message]:

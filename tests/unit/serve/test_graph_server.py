@@ -1,7 +1,7 @@
 """A graph server without the wire: memory that comes back, picks within it, and whose store is asked."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,13 @@ import pytest
 import torch
 from support.batch_servers import without_graph
 from support.graphs import random_graph, save_in_parts
+from support.placements import within
 from support.wires import over_the_wire
 from torch_geometric.data import Data
 
 import hoploom
 from hoploom import ConfigError, Store, StoreError
+from hoploom.ops import Reads, RowRequest
 from hoploom.serve import requests, service, wire
 from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.memory_budget import BusyError
@@ -43,9 +45,6 @@ def _batch_request(node: GraphServer) -> Message:
     return Message(servers.requests[0] | {"identity": node.store.identity}, [torch.arange(4)])
 
 
-# --- what is counted -----------------------------------------------------------------------------
-
-
 def test_what_is_held_and_made_is_told(node: GraphServer) -> None:
     answer = node.service.answer(_batch_request(node))
     size = sum(tensor.nbytes for tensor in answer.tensors if isinstance(tensor, torch.Tensor))
@@ -53,9 +52,6 @@ def test_what_is_held_and_made_is_told(node: GraphServer) -> None:
     assert answer.done is not None
     answer.done()
     assert node.metrics.value("hoploom_held_bytes") == 0
-
-
-# --- picks ---------------------------------------------------------------------------------------
 
 
 def _sample(store: Store, fanout: int, **more: Any) -> Message:
@@ -131,8 +127,6 @@ def test_picks_that_never_fit_are_refused(whole: Store, monkeypatch: pytest.Monk
     assert serving.budget.taken == 0
 
 
-# --- whose store ---------------------------------------------------------------------------------
-
 GATHER = {"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}
 
 
@@ -152,9 +146,6 @@ def test_info_is_told_to_everybody_and_rows_to_who_names_the_store(node: GraphSe
 def test_a_kind_that_is_no_name_is_refused(ask: Any, node: GraphServer) -> None:
     with pytest.raises(ConfigError, match=r"ask of a request is .*; it needs a name"):
         node.service.answer(Message({"ask": ask}))
-
-
-# --- what a server says of itself ----------------------------------------------------------------
 
 
 def test_a_store_of_thousands_of_parts_introduces_itself() -> None:
@@ -193,3 +184,86 @@ def test_a_manifest_that_is_none_is_refused(text: bytes | None, node: GraphServe
     tensors = [] if text is None else [torch.tensor(list(text), dtype=torch.uint8)]
     with pytest.raises(StoreError, match="cannot be read"):
         read_info(Message(told.header, tensors), "here:1")
+
+
+NUM_NODES, WIDTH = 3000, 64
+ROW = 4 * WIDTH  # bytes
+ALL = torch.arange(NUM_NODES)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("budget") / "graph.store"
+    hoploom.generate(folder, num_nodes=NUM_NODES, avg_degree=4, num_features=WIDTH, num_classes=4)
+    return folder
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each call of the core has read."""
+    called: list[int] = []
+    rows = Reads.rows
+
+    def counted(self: Reads, wanted: Sequence[RowRequest]) -> None:
+        called.append(sum(request.places.numel() for request in wanted))
+        rows(self, wanted)
+
+    monkeypatch.setattr(Reads, "rows", counted)
+    return called
+
+
+def _ask(large: Path, memory: int, ids: torch.Tensor) -> tuple[GraphServer, Message]:
+    """A server, and its answer for x and y of these nodes."""
+    node = GraphServer(large, None, BatchOptions(store_memory=memory))
+    header = {"ask": "gather", "part": 0, "wanted": [["node", "x", 0], ["node", "y", 0]]}
+    return node, node.service.answer(Message(header, [ids]))
+
+
+def _check(large: Path, answer: Message, ids: torch.Tensor) -> None:
+    tables = hoploom.open(large).parts[0].tables
+    for name, came in zip(("x", "y"), over_the_wire(answer).tensors, strict=True):
+        assert torch.equal(came, tables["node", name].rows[ids])  # type: ignore[arg-type]
+
+
+def test_the_rows_of_a_request_are_read_together(large: Path, reads: list[int]) -> None:
+    ids = torch.randperm(NUM_NODES)
+    _, answer = _ask(large, within(large, 0), ids)
+    assert reads == [2 * NUM_NODES]  # both fields, in one call, before the answer begins
+    _check(large, answer, ids)
+    assert len(reads) == 1
+
+
+def test_rows_take_their_share_of_the_window_until_they_are_sent(
+    large: Path, reads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "PIECE", 10 * ROW)
+    ids = torch.arange(NUM_NODES - 100, NUM_NODES)
+    node, answer = _ask(large, within(large, 0.5), ids)
+    window = node.service.rows.size
+    assert node.store.budget is not None
+    assert node.store.budget.window == window > 4 * 100 * ROW
+    assert (reads, node.service.rows.taken) == ([100], 100 * ROW)  # the field y is in memory
+    _check(large, answer, ids)
+    assert answer.done is not None
+    for _ in range(2):
+        answer.done()
+    assert node.service.rows.taken == 0
+
+
+def test_more_rows_than_that_come_in_pieces_and_nobody_waits_for_memory(
+    large: Path, reads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "PIECE", 10 * ROW)
+    ids = torch.arange(NUM_NODES).flip(0)
+    node, answer = _ask(large, within(large, 0.5), ids)
+    assert reads == []
+    window = node.service.rows.size
+    assert node.service.rows.taken == window // 4
+    _check(large, answer, ids)
+    assert max(reads) <= window // 8 // ROW
+    reads.clear()
+    node.service.rows.take_some(window)  # others have all of it
+    answer = node.service.answer(Message({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [ids]))
+    assert node.service.rows.taken == window
+    assert torch.equal(over_the_wire(answer).tensors[0], hoploom.open(large).parts[0].tables["node", "x"].rows[ids])  # type: ignore[arg-type]
+    assert max(reads) == 10

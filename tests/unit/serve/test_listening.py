@@ -126,9 +126,6 @@ def test_a_server_without_a_unix_socket_is_asked_over_tcp(monkeypatch: pytest.Mo
     assert near_by is None
 
 
-# --- stopping ------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def metrics() -> Metrics:
     return Metrics()

@@ -1,6 +1,7 @@
 """The flags of `hoploom serve`: what is written for a server is what it reads, and what means nothing is refused."""
 
 import argparse
+import json
 import os
 import signal
 from pathlib import Path
@@ -14,7 +15,7 @@ from hoploom.cli.clusters import COMMANDS
 from hoploom.cli.serving import _asked_to_stop, batch_options
 from hoploom.deploy.cluster_file import Security, ServerOptions
 from hoploom.deploy.programs import ServerCommand
-from hoploom.serve import server
+from hoploom.serve import Ready, server
 from hoploom.serve.security import ServerSecurity
 
 
@@ -69,8 +70,6 @@ def test_an_ignored_ctrl_c_stays_ignored_and_sigterm_asks_to_stop() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-# --- the cache ------------------------------------------------------------------------------------
-
 PEERS = ("--peers", "127.0.0.1:9")
 
 
@@ -95,3 +94,31 @@ def test_a_cache_beside_all_parts_is_said_to_have_no_effect(path: Path, capsys: 
         batch_options(_parsed(str(path), "--cache", "20%", *PEERS, *words), ServerSecurity())
         said = "warning: --cache has no effect: all parts are here" in capsys.readouterr().err
         assert said == warned
+
+
+@pytest.mark.parametrize("ready", [Ready("10.0.0.1:7700", (0, 3)), Ready("[::1]:7700", (), "[::1]:9400")])
+def test_what_a_server_writes_is_read(ready: Ready) -> None:
+    assert "\n" not in ready.line()
+    assert ready.line().startswith('{"ready": "')  # what a shell script looks for
+    assert Ready.read(ready.line() + "\n") == ready
+
+
+def test_the_line_is_json_that_other_programs_read() -> None:
+    line = Ready("gpu1:7700", (1,), "gpu1:9400").line()
+    assert json.loads(line) == {"ready": "gpu1:7700", "parts": [1], "metrics": "gpu1:9400"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        '{"ready": "127.0.0.1:7700", "parts": [0]',
+        '{"ready": 7700, "parts": [0]}',
+        '{"ready": "127.0.0.1:7700", "parts": ["0"]}',
+        '{"ready": "127.0.0.1:7700", "parts": [0], "metrics": 9400}',
+        '["ready", "parts"]',
+        "[" * 100_000,
+    ],
+)
+def test_another_line_says_nothing(line: str) -> None:
+    assert Ready.read(line) is None

@@ -98,9 +98,6 @@ def test_a_whole_stores_edges_times_and_cache_come_in_pieces(limited: tuple[Stor
     assert peers.traffic()["requests"] == before
 
 
-# --- whoever answers -----------------------------------------------------------------------------
-
-
 class _Mistaken:
     """Peers that answer with what they are given."""
 
@@ -124,9 +121,7 @@ def test_a_split_is_checked(tmp_path: Path) -> None:
     part = RemotePart(store.schema, 1, peers)  # type: ignore[arg-type]
     assert part.split("node", "train") is sound
     assert part.split("node", "val").numel() == 0
-    assert peers.asked == [
-        {"ask": "split", "identity": store.identity, "part": 1, "type": "node", "split": "train"},
-    ]
+    assert peers.asked == [{"ask": "split", "identity": store.identity, "part": 1, "type": "node", "split": "train"}]
 
 
 @pytest.mark.parametrize("made", ["here", "servers"])

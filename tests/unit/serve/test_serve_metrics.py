@@ -37,9 +37,6 @@ def read(text: str) -> Samples:
     return samples
 
 
-# --- the counts ----------------------------------------------------------------------------------
-
-
 def test_a_server_that_did_nothing_tells_zeros() -> None:
     samples = read(Metrics().text())
     assert set(samples.values()) == {0.0}
@@ -139,9 +136,6 @@ def test_what_is_held_and_cached_is_asked_when_it_is_told() -> None:
     held[0], rows[:] = 100, [16, 4]
     assert metrics.value("hoploom_held_bytes") == 100
     assert [metrics.value("hoploom_cache_rows_total", outcome=outcome) for outcome in ("hit", "miss")] == [16, 4]
-
-
-# --- over HTTP -----------------------------------------------------------------------------------
 
 
 class Got(NamedTuple):
@@ -268,9 +262,6 @@ def test_beyond_loopback_it_asks_for_the_certificate_that_the_server_asks_for(me
         with pytest.raises((ssl.SSLError, ConnectionError, IndexError)):
             get(served, "/metrics", tls=client_context("client", which=1))
         assert get(served, "/metrics", tls=client_context("client")).status == 200
-
-
-# --- who would do it harm ------------------------------------------------------------------------
 
 
 def test_a_bug_is_printed_in_one_line_and_others_are_served(

@@ -17,7 +17,6 @@ from hoploom.serve.security import (
     Reloading,
     ServerSecurity,
     check_listen,
-    new_token,
     read_client_security,
     read_server_security,
     towards_peers,
@@ -34,12 +33,6 @@ def test_nothing_shows_a_token_or_a_key() -> None:
     )
     assert TOKEN not in shown
     assert "PRIVATE" not in shown
-
-
-def test_new_tokens_differ_and_are_accepted() -> None:
-    tokens = {new_token() for _ in range(100)}
-    assert len(tokens) == 100
-    assert all(ServerSecurity(token).token == token for token in tokens)
 
 
 BAD_TOKENS = {
@@ -94,9 +87,6 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
         for arguments in ({"token_file": tmp_path / path}, {"client_ca": tmp_path / path}):
             with pytest.raises(ConfigError, match=told):
                 read_server_security(**arguments)
-
-
-# --- certificates --------------------------------------------------------------------------------
 
 
 def test_security_from_files_is_what_the_files_hold(tmp_path: Path) -> None:
@@ -164,21 +154,9 @@ def test_peers_are_asked_as_what_the_server_is() -> None:
     assert towards_peers(mutual_server(made)) == ClientSecurity(None, made["ca.pem"], *server_pair(made))
 
 
-# --- where to listen -----------------------------------------------------------------------------
-
 LOOPBACK = ("127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost", "LOCALHOST.", "::ffff:127.0.0.1")
-BEYOND = (
-    "0.0.0.0",
-    "::",
-    "[::]",
-    "",
-    "10.0.0.1",
-    "host1",
-    "localhost.example.org",
-    "::ffff:10.0.0.1",
-    "127.1",
-    "fe80::1%eth0",
-)
+BEYOND = ("0.0.0.0", "::", "[::]", "", "10.0.0.1", "host1")
+BEYOND += ("localhost.example.org", "::ffff:10.0.0.1", "127.1", "fe80::1%eth0")
 
 
 def test_loopback_needs_nothing() -> None:
