@@ -1,4 +1,4 @@
-"""A cut on Spark whose executor or driver is killed, in an object store, or into as many parts as nodes."""
+"""A cut on Spark whose executor or driver is killed, or in an object store."""
 
 import os
 import shutil
@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from support.graphs import ring
 from support.object_store import ObjectStore
 from support.spark_builds import busy_executor, spark_cut, unfinished
 from support.spark_cluster import SparkCluster
@@ -106,16 +104,3 @@ def test_a_cut_from_a_bucket_to_a_bucket_gives_the_bytes_of_a_local_one(tmp_path
     assert contents(tmp_path / "fetched") == contents(tmp_path / "out")
     left = {name.split("/")[0] for name, _ in StoragePath(f"{bucket}/out").names()}
     assert left == {*(f"part-{part:05d}" for part in range(NUM_PARTS)), "store.json"}
-
-
-@pytest.mark.parametrize("num_parts", [11, 12])
-def test_almost_as_many_parts_as_nodes_make_a_store(num_parts: int, tmp_path: Path) -> None:
-    before = hoploom.from_pyg(ring(12))
-    before.save(tmp_path / "graph")
-    ended = cut_here(tmp_path / "graph", tmp_path / "out", num_parts)
-    assert ended.returncode == 0, ended.stderr
-    assert list(problems(tmp_path / "out")) == []
-    store = hoploom.open(tmp_path / "out")
-    assert len(store.parts) == num_parts
-    (rows,) = store.features.gather([("node", "x", torch.arange(12))])
-    assert sorted(rows[:, 0].tolist()) == list(range(12))
