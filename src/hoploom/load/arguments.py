@@ -402,6 +402,16 @@ def canonical(schema: Schema, name: Sequence[str], *, known: bool = True) -> Rel
     A relation that need not be known is between two node types of the graph; as in PyG, its default name is "to".
     """
     key = tuple(name)
+    if not known and len(key) == 3 and key not in schema.relation_index:  # a misspelt one of the graph's?
+        between = {r.name: r.key for r in schema.relations if {r.source, r.destination} == {key[0], key[2]}}
+        others = [name for name in between if not (name.endswith(key[1]) or key[1].endswith(name))]  # unlike rev_rates
+        near = between.get(key[1]) or between.get(nearest(key[1], others, cutoff=0.8) or "")
+        if near is not None:
+            raise ConfigError(
+                f"the graph has no relation {key}; did you mean {near}? If the links are a relation of their own, give "
+                f"it another name, or add it without edges: data[{key}].edge_index = "
+                "torch.empty(2, 0, dtype=torch.long)"
+            )
     if len(key) == 2:
         found = [r.key for r in schema.relations if (r.source, r.destination) == key]
         if len(found) == 1:

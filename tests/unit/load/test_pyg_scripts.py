@@ -48,6 +48,16 @@ def new_relations() -> None:
         assert batch[key].edge_label_index.shape == (2, 2)
 
 
+def near_relations() -> None:
+    for key in (("author", "write", "paper"), ("author", "Writes", "paper"), ("paper", "writes", "author")):
+        said = (f"no relation {key}", "did you mean ('author', 'writes', 'paper')?")
+        assert_refused(lambda key=key: LinkNeighborLoader(library(), [2], (key, PAIRS)), *said)
+    data = library()
+    data["author", "write", "paper"].edge_index = torch.empty(2, 0, dtype=torch.long)
+    (batch,) = LinkNeighborLoader(data, [2], (("author", "write", "paper"), PAIRS), batch_size=2)
+    assert batch["author", "write", "paper"].edge_label_index.shape == (2, 2)
+
+
 def no_edges() -> None:
     (batch,) = LinkNeighborLoader(Data(num_nodes=9), [2], PAIRS, batch_size=2)
     assert batch.n_id.tolist() == [0, 3, 4]
@@ -245,6 +255,7 @@ ROWS |= {  # raises
     "`collate_fn=`, `transform_sampler_output`, `custom_cls`": other_classes,
     "`multiprocessing_context`": worker_functions,
     "`generator=` with `seed=`": generators,
+    "`edge_label_index` of a relation whose name is nearly one of the graph's": near_relations,
     "`in_order=False`": lambda: refused("leave it out: batches come in order", in_order=False),
     "`pin_memory_device`": lambda: refused("device=", pin_memory_device="cuda"),
     "a `(feature_store, graph_store)` pair": pairs,
