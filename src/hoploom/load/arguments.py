@@ -263,8 +263,14 @@ def assembler_of(given: LoaderArguments, graph: PygGraph, sampling: Sampling) ->
     if isinstance(given, NeighborArguments):
         reduce, degrees = read_added(schema, sampling, given.aggregate, given.degrees), given.degrees
     fields = read_fields(schema, given.fields, graph.frames)
-    if fields is not None and sampling.mode == "blocks":
-        check_block_fields(schema, fields)
+    of_nodes = {name for node_type in schema.node_types for name in node_type.fields}
+    chosen = {} if fields is None or sampling.mode != "blocks" else fields
+    for relation in schema.relations:
+        for name in set(chosen.get(relation.key, ())) - of_nodes:
+            raise ConfigError(
+                f"fields names {name!r} of {relation.key}, but batches of mode='blocks' have no fields of edges; "
+                "leave it out, and gather it with store.features.gather by block.e_id"
+            )
     order, frames, deleted = graph.field_order, graph.frames, graph.deleted
     return Assembler(graph.store, graph.template, order, False, reduce, degrees, fields, frames, deleted)
 
@@ -304,17 +310,6 @@ def read_fields(schema: Schema, given: Any, frames: Mapping[TypeKey, Iterable[st
         return {owner: tuple(by_owner.get(owner, ())) for owner in owners}
     _check_fields("fields", "", given, {name for of_owner in owners.values() for name in of_owner})
     return {owner: tuple(name for name in of_owner if name in given) for owner, of_owner in owners.items()}
-
-
-def check_block_fields(schema: Schema, fields: Fields) -> None:
-    """Raise ConfigError for fields of edges that were asked for by name: blocks do not have them."""
-    of_nodes = {name for node_type in schema.node_types for name in node_type.fields}
-    for relation in schema.relations:
-        for name in set(fields[relation.key]) - of_nodes:
-            raise ConfigError(
-                f"fields names {name!r} of {relation.key}, but batches of mode='blocks' have no fields of edges; "
-                "leave it out, and gather it with store.features.gather by block.e_id"
-            )
 
 
 def _check_fields(what: str, of: str, names: Any, known: set[str]) -> None:

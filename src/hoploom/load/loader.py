@@ -20,7 +20,7 @@ from hoploom.errors import BatchError, ConfigError
 from hoploom.load.arguments import LoaderArguments, seeds_name, shown_counts
 from hoploom.load.assemble import Batch, Mover, received
 from hoploom.load.look_ahead import LookAhead
-from hoploom.load.maker import Fingerprint, LocalMaker, Maker, NodeMaker
+from hoploom.load.maker import Fingerprint, LocalMaker, Maker
 from hoploom.load.order import DividedOrder, DrawnOrder, Order, divided, drawn, localised
 from hoploom.load.pipeline import DEADLINE, Pipeline
 from hoploom.ranks import agreement
@@ -183,7 +183,7 @@ class Loader:
             self._set_order(self._order_of(share), share)
         here = agreement.detector_here()
         if here is not None and self._meeting is None and not share.is_given and share.world_size == here.size:
-            self._meeting = Meeting(here, self._reading(self._order), self._call_chain, self._order.num_seeds)
+            self._meeting = Meeting(here, self.reading(self._order), self._call_chain, self._order.num_seeds)
 
     def settle(self, *, together: bool = False) -> None:
         """Find out whether the ranks were given the same seeds or have divided them.
@@ -220,17 +220,7 @@ class Loader:
         elif self.share.rank == 0 and not self._num_loops:
             counts = " to ".join(f"{count:,}" for count in sorted({min(order.counts), max(order.counts)}))
             line = f"each of {order.world_size} ranks reads the {counts} seeds that it was given"
-            line += f", in {order.num_steps:,} steps"
-            node_type, nodes = self.maker.seed_nodes
-            some = nodes[:: max(1, nodes.numel() // 4096)]
-            for name in self.store.schema.node_type(node_type).splits if isinstance(self.maker, NodeMaker) else ():
-                members = self.store.split(name, node_type)  # [n] int64, ascending
-                if (num_unread := members.numel() - order.num_seeds) > 0:
-                    at = torch.searchsorted(members, some).clamp(max=members.numel() - 1)
-                    if torch.equal(members[at], some):
-                        line += f"; {num_unread:,} seeds of the split {name!r} are on no rank"
-                        break
-            print(f"hoploom: {line}", file=sys.stderr, flush=True)
+            print(f"hoploom: {line}, in {order.num_steps:,} steps", file=sys.stderr, flush=True)
 
     def __len__(self) -> int:
         self.settle()
@@ -266,7 +256,7 @@ class Loader:
         start = self._next
         order = self._order.at_epoch(start.epoch).after(start.step, start.num_seeds)
         if self.share.world_size > 1 or isinstance(order, DrawnOrder) or not self._is_compared:
-            compared = agreement.agree(self.share, partial(self._reading, order))
+            compared = agreement.agree(self.share, partial(self.reading, order))
             if compared == agreement.ALONE:
                 self._read_all()
                 return self.begin_epoch()
@@ -294,13 +284,11 @@ class Loader:
             after = Position(order.epoch, step + 1, order.step_span(step)[1])
             self._consumed = Position(order.epoch + 1) if at_end else after
 
-    def reading(self) -> Fingerprint:
-        """Return what `steps` reads, for ranks that take whole steps in turn."""
-        order = self._order if isinstance(self._order, DividedOrder) else self._order.for_one_rank()
-        return self._reading(order.at_epoch(0))
-
-    def _reading(self, order: Order) -> Fingerprint:
-        """Return what the loader reads in this order, as far as the other ranks compare it."""
+    def reading(self, order: Order | None = None) -> Fingerprint:
+        """Return what the loader reads in this order, for ranks to compare; None: in whole steps that ranks share."""
+        if order is None:
+            order = self._order if isinstance(self._order, DividedOrder) else self._order.for_one_rank()
+            order = order.at_epoch(0)
         return Fingerprint(type(self).__name__, order, self.maker)
 
     def steps(self, steps: range, *, dealt: bool = True) -> Generator[Batch, None, None]:
@@ -327,7 +315,7 @@ class Loader:
 
     def stage_seconds(self) -> dict[str, float]:
         """Return the seconds spent so far on making batches, by stage, over all threads; none if others make them."""
-        return self.maker.seconds.so_far()
+        return dict(self.maker.seconds.so_far)
 
     def num_seeds(self, step: int) -> int:
         """Return the number of seeds of a step of the newest loop, over all ranks."""

@@ -128,13 +128,6 @@ class StepRows(NamedTuple):
 # --- the maker ----------------------------------------------------------------------------------
 
 
-class StepSize(NamedTuple):
-    """Bytes of the rows that a step must fetch, and of their ids."""
-
-    num_bytes: int
-    id_bytes: int  # each id once, as narrow as it fits
-
-
 def _id_dtype(schema: Schema, owner: TypeKey) -> np.dtype[Any]:
     """Return the narrowest dtype that fits the owner's ids."""
     return np.dtype(np.int32 if schema.described(owner).count < 1 << 31 else np.int64)
@@ -156,7 +149,8 @@ class LookAhead(Maker):
     ) -> None:
         self.num_steps, self._window, self._scratch = num_steps, window, scratch
         self.num_packed: int | None = None  # steps of a group in scratch space, in the last loop
-        self._step_size: StepSize | None = None  # measured by the first loop, if there is a window
+        # Bytes of the rows that a step must fetch, and of their ids, each once. Measured by the first loop.
+        self._step_size: tuple[int, int] | None = None
         self.fetched, self.packed = list[int](), list[int]()  # rows of each group, of all loops: in memory, in scratch
         self._maker, self._features = maker, features
         self._uncached = features.over([one.shard if isinstance(one, Cached) else one for one in features.shards])
@@ -166,16 +160,22 @@ class LookAhead(Maker):
 
     @contextmanager
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Batch]]:
-        """Two groups are in flight, the one that is delivered and the one after it; without threads, one."""
+        """Two groups are in flight, the one that is delivered and the one after it; without threads, one.
+
+        Half of the free scratch space holds the rows of all ranks, half of the window the ids of two groups.
+        """
         num_groups, num_ahead = (2 if pipeline.num_threads else 1), pipeline.num_ahead
         is_packed = False
         if self._window:
-            size = self._measured(order)
-            fitting = self._window // size.num_bytes
+            num_bytes, id_bytes = self._measured(order)
+            fitting = self._window // num_bytes
             num_ahead = max(1, min(num_ahead, fitting))
             if self._scratch is not None:
-                self.num_packed = self._steps_that_fit(order, size, pipeline.deadline, self._scratch)
-                is_packed = self.num_packed > 1 and self.num_packed * size.num_bytes * GROUPS > self._window
+                in_scratch = scratch_bytes(self._scratch) // order.world_size // (GROUPS * num_bytes)
+                in_memory = self._window // 4 // max(1, id_bytes)
+                in_time = self._steps_in_time(num_bytes, pipeline.deadline)
+                self.num_packed = max(0, min(MOST_PACKED, len(order.steps), in_scratch, in_memory, in_time))
+                is_packed = self.num_packed > 1 and self.num_packed * num_bytes * GROUPS > self._window
             if self.num_steps is None:
                 self.num_steps = max(1, min(MOST_STEPS, fitting // (num_groups + 1)))
         group = (self.num_packed if is_packed else self.num_steps) or 1
@@ -207,10 +207,10 @@ class LookAhead(Maker):
                 group=group,
             )
 
-    def _measured(self, order: Order) -> StepSize:
+    def _measured(self, order: Order) -> tuple[int, int]:
         """Return the largest step size of three steps of the first loop."""
         if self._step_size is None:
-            sizes, left, schema = [StepSize(1, 0)], order.steps, self._features.schema
+            sizes, left, schema = [(1, 0)], order.steps, self._features.schema
             for step in sorted({left[0], (left[0] + left[-1]) // 2, left[-1]}) if left else ():
                 with order.naming(step):
                     missing = self.missing(self._maker.sample(*order.step(step)))
@@ -219,8 +219,9 @@ class LookAhead(Maker):
                     fields = schema.described(owner).fields
                     num_bytes += len(ids) * sum(fields[name].row_bytes for name in names)
                     num_id_bytes += len(ids) * _id_dtype(schema, owner).itemsize
-                sizes.append(StepSize(num_bytes, num_id_bytes))
-            self._step_size = StepSize(*map(max, zip(*sizes, strict=True)))
+                sizes.append((num_bytes, num_id_bytes))
+            rows, of_ids = zip(*sizes, strict=True)
+            self._step_size = max(rows), max(of_ids)
         return self._step_size
 
     def fetch(self, batches: Sequence[Sampled], windows: dict[TypeKey, Window]) -> Mapping[int, Assembler]:
@@ -283,22 +284,15 @@ class LookAhead(Maker):
 
     # --- scratch space ----------------------------------------------------------------------------
 
-    def _steps_that_fit(self, order: Order, size: StepSize, deadline: float, folder: Path) -> int:
-        """Return how many steps make a group in scratch space.
-
-        Half of its free bytes hold the rows of all ranks, half of the window the ids of two groups, and the first
-        batch does not wait for long.
-        """
+    def _steps_in_time(self, num_bytes: int, deadline: float) -> int:
+        """Return how many steps of `num_bytes` can be packed so that the first batch does not wait for long."""
         store = self._maker.assembler.store
         assert store.reads is not None
         assert store.budget is not None
-        in_scratch = scratch_bytes(folder) // order.world_size // (GROUPS * size.num_bytes)
-        in_memory = self._window // 4 // max(1, size.id_bytes)
         bytes_per_second = store.reads.bytes_per_second
         sweep = store.budget.disk_bytes / bytes_per_second
         seconds = min(DEADLINE_SHARE * deadline, max(SECONDS, SWEEPS * sweep))
-        in_time = int((seconds - sweep) * bytes_per_second / (2 * size.num_bytes))
-        return max(0, min(MOST_PACKED, len(order.steps), in_scratch, in_memory, in_time))
+        return int((seconds - sweep) * bytes_per_second / (2 * num_bytes))
 
     def _from_scratch(self, step: tuple[Tensor, int, int], packed: Packed | None) -> Batch:
         """Make a batch whose rows beyond memory are in scratch space."""

@@ -60,7 +60,7 @@ class StageSeconds:
     """The seconds that stages of batches have taken, summed over all threads."""
 
     def __init__(self) -> None:
-        self._lock, self._seconds = threading.Lock(), dict[str, float]()
+        self._lock, self.so_far = threading.Lock(), dict[str, float]()
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
@@ -68,11 +68,7 @@ class StageSeconds:
         began = time.perf_counter()
         yield
         with self._lock:
-            self._seconds[stage] = self._seconds.get(stage, 0.0) + time.perf_counter() - began
-
-    def so_far(self) -> dict[str, float]:
-        with self._lock:
-            return dict(self._seconds)
+            self.so_far[stage] = self.so_far.get(stage, 0.0) + time.perf_counter() - began
 
 
 class Maker(ABC):

@@ -1,6 +1,5 @@
 """NeighborLoader, LinkNeighborLoader and HGTLoader: PyG's arguments in, PyG's batches out."""
 
-from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from hoploom.errors import ConfigError
@@ -46,7 +45,7 @@ class NeighborLoader(Loader):
             raise ConfigError("'input_time' is set while 'time_attr' is not set; name the time attribute")
         graph = inputs.read_input(given.data, weight_attr=given.weight_attr, time_attr=given.time_attr)
         sampler = _neighbor_sampler(graph.store, given)
-        super().__init__(given, graph, _node_maker(given, sampler, graph, given.input_time, given.time_attr))
+        super().__init__(given, graph, _node_maker(given, sampler, graph))
 
 
 class HGTLoader(Loader):
@@ -67,7 +66,7 @@ class HGTLoader(Loader):
     def __init__(self, given: HGTArguments) -> None:
         graph = inputs.read_input(given.data, weight_attr=None, time_attr=None)
         sampling = make_hgt_sampling(graph.store.schema, given.num_samples)
-        super().__init__(given, graph, _node_maker(given, Sampler(graph.store.graph, sampling), graph, None, None))
+        super().__init__(given, graph, _node_maker(given, Sampler(graph.store.graph, sampling), graph))
 
 
 class LinkNeighborLoader(Loader):
@@ -142,13 +141,8 @@ def _neighbor_sampler(store: Store, given: NodeArguments | LinkArguments) -> Sam
     return Sampler(store.graph, sampling, given.sample_frontier)
 
 
-def _node_maker(
-    given: NodeArguments | HGTArguments,
-    sampler: Sampler,
-    graph: PygGraph,
-    input_time: Tensor | None,
-    time_attr: str | None,
-) -> NodeMaker:
+def _node_maker(given: NodeArguments | HGTArguments, sampler: Sampler, graph: PygGraph) -> NodeMaker:
+    input_time, time_attr = (given.input_time, given.time_attr) if isinstance(given, NodeArguments) else (None, None)
     assembler = inputs.assembler_of(given, graph, sampler.sampling)
     node_type, nodes, implied = inputs.read_input_nodes(graph.store, given.input_nodes)
     if nodes.numel() == 0:

@@ -206,15 +206,11 @@ class DividedOrder(Order):
 
     def _begins(self, step: int) -> Tensor:
         """Return where each rank's seeds of a step begin: [world_size] int64. Full batches if the tail is dropped."""
-        counts = self._counts
+        counts = torch.tensor(self.counts)
         even = counts * step // max(1, self.num_steps)
         if not self.drop_last:
             return even
         return torch.where(counts >= self.num_steps * self.batch_size, step * self.batch_size, even)
-
-    @cached_property
-    def _counts(self) -> Tensor:
-        return torch.tensor(self.counts)
 
 
 def divided(order: Order, counts: Sequence[int], origin: str) -> DividedOrder:
