@@ -154,20 +154,3 @@ def test_an_argument_of_hops_is_unexpected_and_the_loader_is_shown() -> None:
         HGTLoader(library(), {"paper": [0], "venue": [2], "author": [1]}, "paper")
     )
     assert hoploom.HGTLoader is HGTLoader
-
-
-def test_an_epoch_continues_at_every_step_on_every_rank() -> None:
-    data, seeds = papers(4), list[torch.Tensor]()
-    for rank in range(2):
-        loader = batches(data, seed=3, rank=rank, world_size=2)
-        states, made = [loader.state_dict()], []
-        for batch in loader:
-            made.append(batch)
-            states.append(loader.state_dict())
-        for step, state in enumerate(states[:-1]):
-            resumed = batches(data, seed=3, rank=rank, world_size=2)
-            resumed.load_state_dict(state)
-            assert_same_batches(made[step:], resumed)
-        assert len(made) == len(loader) == 5  # of 60 seeds, 14 a step
-        seeds += [batch["paper"].n_id[: batch["paper"].batch_size] for batch in made]
-    assert torch.cat(seeds).sort().values.tolist() == list(range(60))

@@ -78,13 +78,6 @@ def test_an_epoch_continued_at_another_world_size_drops_and_repeats_nothing(
     assert sorted(seen) == list(range(num_seeds))
 
 
-def test_one_rank_cuts_batches_as_pyg_does() -> None:
-    assert [batch.batch_size for batch in _loader(batch_size=16)] == [16, 16, 16, 2]
-    assert [batch.batch_size for batch in _loader(batch_size=16, drop_last=True)] == [16, 16, 16]
-    assert len(_loader(batch_size=16)) == 4
-    assert len(_loader(batch_size=16, drop_last=True)) == 3
-
-
 def test_a_tail_shorter_than_the_world_joins_the_step_before_it() -> None:
     sizes = [[b.batch_size for b in _loader(batch_size=8, rank=rank, world_size=3)] for rank in range(3)]
     assert sizes == [[8, 8], [8, 9], [8, 9]]  # 50 seeds: 24, then 26 cut at 8 and 17

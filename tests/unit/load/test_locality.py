@@ -104,33 +104,12 @@ def test_what_fills_up_a_host_is_spread_over_its_epoch() -> None:
     assert all(abs(count - 250) < 60 for count in foreign)  # five standard deviations
 
 
-def test_what_is_too_much_for_its_hosts_fills_up_others_and_is_dropped_alike() -> None:
-    """Two hosts own 60 and 59 seeds and have room for 30 each; the third owns none, has room for 30, 29 are dropped."""
-    owners = [seed % 2 for seed in range(119)]
-    order = _order(owners, [(0,), (1,), (2,)], shuffle=True, drop_last=True)
-    shares = [[_share(replace(order, rank=rank), 0, step) for step in range(3)] for rank in range(3)]
-    given_seeds = [sorted(seed for share in steps for seed in share) for steps in shares]
-    assert [len(seeds) for seeds in given_seeds] == [30, 30, 30]
-    assert {seed % 2 for seed in given_seeds[0]} == {0}
-    assert {seed % 2 for seed in given_seeds[2]} == {0, 1}
-    assert 5 < sum(seed % 2 for seed in given_seeds[2]) < 25  # 30 of 59, half of them odd
-
-
 def test_shuffling_is_new_in_every_epoch_and_for_every_seed() -> None:
     order = _order([0, 1] * 50, [(0,), (1,)], shuffle=True)
     first = [_share(order, epoch, 0) for epoch in (0, 1, 0)]
     assert first[0] == first[2] != first[1]
     assert _share(_order([0, 1] * 50, [(0,), (1,)], shuffle=True, seed=1), 0, 0) != first[0]
     assert first[0] != sorted(first[0])
-
-
-def test_hosts_with_the_same_parts_share_them_and_a_part_that_nobody_holds_goes_to_all() -> None:
-    order = _order([0, 1, 2, 2] * 10, [(0,), (0,), (1,), ()], shuffle=True, batch_size=10)
-    shares = [set(_share(replace(order, rank=rank), 0, 0)) for rank in range(4)]
-    owned = {part: {seed for seed in range(40) if [0, 1, 2, 2][seed % 4] == part} for part in range(3)}
-    assert owned[0] <= shares[0] | shares[1]
-    assert owned[1] <= shares[2]
-    assert len(owned[2] & shares[3]) == 10
 
 
 # --- loaders -------------------------------------------------------------------------------------
@@ -193,18 +172,6 @@ def test_inside_an_epoch_another_layout_is_refused_with_the_way_out(rings: Path,
     assert len(list(batches)) == 4
     fresh.load_state_dict(loader.state_dict())  # at the start of an epoch
     assert fresh.state_dict()["epoch"] == 1
-
-
-def test_locality_is_restored_in_the_middle_of_an_epoch(rings: Path) -> None:
-    loader = _loader(rings)
-    batches = iter(loader)
-    for _ in range(2):
-        next(batches)
-    fresh = _loader(rings, num_workers=1)
-    fresh.load_state_dict(loader.state_dict())
-    rest = list(batches)
-    assert_same_batches(rest, fresh)
-    assert set(_seeds(rest)) < set(range(25))
 
 
 def test_a_state_of_an_older_version_is_read(rings: Path) -> None:
