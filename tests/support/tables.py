@@ -1,11 +1,13 @@
 """Small tables for tests of `hoploom build`, and what a store of them must hold by the slow, plain way."""
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
 
 from hoploom.ingest.tables.build import BuildOptions, build
@@ -14,6 +16,8 @@ from hoploom.ingest.tables.graph_streams import Report
 from hoploom.schema import ORIGINAL_ID, RelationName
 from hoploom.store import Store, open_store
 
+needs_spark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java")
+T = TypeVar("T", bound=Callable[..., None])
 Edge = tuple[Any, Any]  # original ids: source, destination
 NODES = """
 [nodes.node]
@@ -129,3 +133,14 @@ def write_graph(folder: Path, of: Any, seed: int | None = None, **how: int) -> N
     nodes["emb"] = pa.array(nodes["emb"], pa.list_(pa.float32()))
     write_table(folder / "nodes.parquet", nodes, **how)
     write_table(folder / "edges.parquet", edges, **how)
+
+
+def on_spark(*fixtures: str) -> Callable[[T], T]:
+    """Return the marks of a slow test that builds on Spark, with these fixtures."""
+
+    def mark(test: T) -> T:
+        for one in (needs_spark, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures(*fixtures)):
+            test = one(test)
+        return test
+
+    return mark

@@ -20,7 +20,6 @@ import hoploom
 from hoploom import Store, StoreError
 from hoploom.inference import Inference, infer
 from hoploom.inference.files import RowFile
-from hoploom.inference.layerwise import plan_of
 from hoploom.inference.slices import Slices
 from hoploom.nn import GNN, Shape
 from hoploom.ops import Reads
@@ -180,7 +179,9 @@ def test_no_row_is_projected_twice(kind: str, ring_store: Store, tmp_path: Path,
     assert sum(projected) == (probed if kind == "sage" else probed + 3 * 12)
 
 
-@pytest.mark.parametrize(("kind", "kept"), [("sage", {"rows"}), ("gcn", {"degrees", "rows", "sources"})])
+@pytest.mark.parametrize(
+    ("kind", "kept"), [("sage", {"rows"}), ("gin", {"rows"}), ("gcn", {"degrees", "rows", "sources"})]
+)
 def test_rows_lie_on_disk_no_longer_than_they_are_needed(kind: str, kept: set[str], tmp_path: Path) -> None:
     store = hoploom.from_pyg(ring(12))
     model = GNN(kind, store.schema, Shape(hidden=8, num_layers=6, out=4))
@@ -193,12 +194,6 @@ def test_rows_lie_on_disk_no_longer_than_they_are_needed(kind: str, kept: set[st
     )
     assert {name.split("-")[0] for names in seen for name in names} == kept  # features are read where they are
     assert max(map(len, seen)) == len(kept) + 1  # a layer's rows while those of the next are made
-
-
-def test_degrees_are_counted_only_for_those_who_ask(ring_store: Store) -> None:
-    for kind, asked in (("sage", []), ("gin", []), ("gcn", [TO])):
-        with torch.no_grad():
-            assert plan_of(model_of(ring_store, kind), ring_store.schema, None, embeds_only=False).with_degrees == asked
 
 
 def test_types_that_nobody_asks_for_are_not_computed(library_store: Store, tmp_path: Path) -> None:
@@ -224,9 +219,6 @@ def test_original_ids_are_written_where_the_store_keeps_them(tmp_path: Path) -> 
     out = infer(model, store, tmp_path / "out")
     assert read(out / "paper", "id").tolist() == [63, 56, 49, 42, 35, 28, 21, 14, 7, 0]
     assert pyarrow.parquet.read_table(out / "venue").column("id").to_pylist() == ["KDD", "Zürs", "NeurI"]
-
-
-# --- slices -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])

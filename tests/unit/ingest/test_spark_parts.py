@@ -1,6 +1,5 @@
 """What Spark's executors write is what one process with DuckDB writes, however small the ranges."""
 
-import shutil
 import subprocess
 import sys
 from collections import deque
@@ -17,7 +16,7 @@ import pytest
 import torch
 from support.object_store import object_store
 from support.stores import contents
-from support.tables import IDS, build_here, shuffled, write_table
+from support.tables import IDS, build_here, needs_spark, on_spark, shuffled, write_table
 
 from hoploom.errors import DataError, HoploomError, StoreError
 from hoploom.schema import Schema
@@ -30,7 +29,6 @@ from pyspark import cloudpickle
 from hoploom.ingest.spark import frames, joining, target
 from hoploom.ingest.spark.frames import Ranges, leading_there, murmur3, ranges_for
 
-needs_spark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java")
 MEMORY = 4 << 30  # also where the process of the tests has grown large: what it holds is taken off
 GRAPH = """
 [nodes.author]
@@ -137,10 +135,7 @@ def test_a_small_graph_gives_the_same_bytes(tmp_path: Path) -> None:
     assert made[0] == made[1]
 
 
-@needs_spark
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("tiny_ranges")
+@on_spark("tiny_ranges")
 @pytest.mark.parametrize("parts", [1, 3])
 def test_every_kind_of_table_gives_the_same_bytes(tmp_path: Path, parts: int) -> None:
     made, said = [], []
@@ -155,10 +150,7 @@ def test_every_kind_of_table_gives_the_same_bytes(tmp_path: Path, parts: int) ->
     assert said[0][2]['edges."author writes paper"'] == 3
 
 
-@needs_spark
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("tiny_ranges")
+@on_spark("tiny_ranges")
 def test_edges_of_unknown_nodes_are_told_as_by_duckdb(tmp_path: Path) -> None:
     told = []
     for engine in ("duckdb", "spark"):
@@ -182,10 +174,7 @@ def once_bad(error: type[HoploomError], folder: Path, number: int, batches: Any)
     return number
 
 
-@needs_spark
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.usefixtures("tiny_ranges")
+@on_spark("tiny_ranges")
 def test_spark_tries_again_where_that_may_help(tmp_path: Path) -> None:
     """A disk may answer the next time, so a task fails four times before the job does."""
     from hoploom.ingest.spark.session import spark_session
@@ -209,10 +198,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield store.new_bucket()
 
 
-@needs_spark
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("tiny_ranges")
+@on_spark("tiny_ranges")
 def test_a_store_in_a_bucket_is_fetched_as_it_would_be_built_here(tmp_path: Path, bucket: str) -> None:
     write_graph(tmp_path / "graph")
     build_here(tmp_path / "graph", GRAPH, parts=2)
@@ -265,10 +251,7 @@ def test_a_writer_that_lost_its_bucket_to_another_removes_nothing(bucket: str) -
     assert {name for name, _ in place.names()} == {target.MARKER, "part-00000/x.npy"}
 
 
-@needs_spark
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("short_java")
+@on_spark("short_java")
 @pytest.mark.parametrize("damaged", ["nodes", "edges"])
 def test_a_damaged_file_is_named(damaged: str, tmp_path: Path) -> None:
     folder = tmp_path / "50% off"

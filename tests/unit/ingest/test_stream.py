@@ -124,26 +124,17 @@ def test_the_bytes_do_not_depend_on_order_or_memory(tmp_path: Path, timed: bool,
     build(tmp_path / "a", node_streams(2), [bought(given, EdgeRule(reverse="rev"))], **options)
     random.Random(3).shuffle(given)
     order = shuffled(NUM_USERS, 1)
-    build(
-        tmp_path / "b",
-        node_streams(2, order),
-        [bought(given, EdgeRule(reverse="rev"), 77)],
-        **options,
-        memory=1,
-        least_memory=room,
-    )
+    streams = [bought(given, EdgeRule(reverse="rev"), 77)]
+    build(tmp_path / "b", node_streams(2, order), streams, **options, memory=1, least_memory=room)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_lists_in_order_keep_the_order_in_which_edges_come(tmp_path: Path) -> None:
     given = edges()
-    store = build(
-        tmp_path / "s", node_streams(2), [bought(given, EdgeRule(in_order=True))], memory=1, least_memory=2048
-    )
+    streams, little = [bought(given, EdgeRule(in_order=True))], {"memory": 1, "least_memory": 2048}
+    store = build(tmp_path / "s", node_streams(2), streams, **little)
     assert lists_of(store) == [[(s, w, t) for s, d, w, t in given if d == item] for item in range(NUM_ITEMS)]
-    timed = build(
-        tmp_path / "t", node_streams(2), [bought(given, EdgeRule(in_order=True))], memory=1, least_memory=2048, time="t"
-    )
+    timed = build(tmp_path / "t", node_streams(2), streams, **little, time="t")
     by_time = [sorted(rows, key=lambda row: row[2]) for rows in lists_of(store)]  # stable
     assert lists_of(timed) == by_time
 
@@ -211,14 +202,8 @@ def test_a_finish_sees_all_rows_in_order_in_chunks_that_memory_does_not_change(t
             lambda: (Rows(r.ids, {"when": r.fields["when"]}) for r in in_chunks(shuffled(100, 2), 9)),
             finish,
         )
-        store = build(
-            tmp_path / str(number),
-            [NodeStream("user", [0, 60, 100], [block])],
-            [],
-            memory=1,
-            least_memory=room,
-            chunk_rows=8,
-        )
+        users = [NodeStream("user", [0, 60, 100], [block])]
+        store = build(tmp_path / str(number), users, [], memory=1, least_memory=room, chunk_rows=8)
         centred = torch.cat([part.tables["user", "when"].rows for part in store.parts])
         assert torch.equal(centred, torch.arange(100) * 10 - 495.0)
     assert seen[0] == seen[1]

@@ -197,10 +197,6 @@ def test_columns_are_filled_cast_and_put_into_categories(tmp_path: Path) -> None
     cast = "float32"
     [nodes.node.columns.venue]
     categories = "codes"
-    [edges."node to node"]
-    files = "edges.parquet"
-    source = "src"
-    destination = "dst"
     """
     nodes = {
         "id": [30, 10, 20],
@@ -212,7 +208,7 @@ def test_columns_are_filled_cast_and_put_into_categories(tmp_path: Path) -> None
     }
     write_table(tmp_path / "nodes.parquet", nodes)
     write_table(tmp_path / "edges.parquet", {"src": [10], "dst": [20]})
-    store, _ = build_here(tmp_path, text)  # blue, green, red
+    store, _ = build_here(tmp_path, text + EDGES)  # blue, green, red
     assert by_id(store, "x") == {30: [7, 1, 0, 0, 1.5], 10: [1, 0, 0, 1, 2], 20: [2, 0, 1, 0, -3]}
     assert by_id(store, "y") == {30: 1, 10: -1, 20: 0}
     assert by_id(store, "list") == {30: [1, 9], 10: [9, 9], 20: [3, 4]}
@@ -231,10 +227,6 @@ def test_standardised_columns_have_mean_0_and_deviation_1(tmp_path: Path) -> Non
     standardise = true
     [nodes.node.columns.list]
     standardise = true
-    [edges."node to node"]
-    files = "edges.parquet"
-    source = "src"
-    destination = "dst"
     """
     values = [10**12 + (v * 7919) % 1000 for v in range(500)]
     nodes = {
@@ -246,7 +238,7 @@ def test_standardised_columns_have_mean_0_and_deviation_1(tmp_path: Path) -> Non
     }
     write_table(tmp_path / "nodes.parquet", shuffled(nodes, 4))
     write_table(tmp_path / "edges.parquet", {"src": [0], "dst": [2]})
-    store, _ = build_here(tmp_path, text)
+    store, _ = build_here(tmp_path, text + EDGES)
     wanted = np.array(values, np.float64)
     wanted = (wanted - wanted.mean()) / wanted.std()
     x = field(store, "node", "x")

@@ -1,6 +1,5 @@
 """DuckDB and Spark run the same expressions and give the same bytes; what an engine is given it keeps to."""
 
-import shutil
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -10,16 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.stores import contents
-from support.tables import EDGES, IDS, NODES, build_here, by_id, edges_of, write_graph, write_table
+from support.tables import EDGES, IDS, NODES, build_here, by_id, edges_of, on_spark, write_graph, write_table
 
 from hoploom.errors import ConfigError, DataError, StoreError
 from hoploom.ingest.tables.build import fitting_threads, open_engine
 from hoploom.ingest.tables.engine import Engine, _explained, result_rows
 from hoploom.ingest.tables.graph_file import parse_graph
 from hoploom.ingest.tables.sources import ReadLimits, read_sources
-
-HAS_SPARK = shutil.which("java") is not None
-needs_spark = pytest.mark.skipif(not HAS_SPARK, reason="Spark needs Java")
 
 
 @pytest.fixture(autouse=True)
@@ -102,19 +98,6 @@ def test_threads_are_as_many_as_memory_has_row_groups_for() -> None:
         assert fitting_threads(4 << 30, largest, 16) == threads
 
 
-def same_from_spark(folder: Path, name: str, parts: int) -> None:
-    for seed, engine in ((3, "duckdb"), (8, "spark")):
-        where = folder / engine
-        where.mkdir()
-        write_graph(where, IDS[name], seed, files=1 + seed % 3)
-        text = NODES.replace('split = "fold"', "split = { train = 0.5 }") if parts > 1 else NODES
-        text += '[nodes.node.columns.year]\nstandardise = true\n[nodes.node.columns.fold]\ncategories = "one-hot"\n'
-        text = text.replace('features = ["year", "emb"]', 'features = ["year", "emb", "fold"]')
-        text = text.replace('categories = "one-hot"', 'categories = "one-hot"\nfill = "none"')
-        build_here(where, text, parts=parts, engine=engine, master="local[2]")
-    assert contents(folder / "duckdb" / "out.store") == contents(folder / "spark" / "out.store")
-
-
 def test_spark_without_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = pytest.importorskip("pyspark").SparkContext
     from hoploom.ingest.spark.session import spark_session
@@ -137,22 +120,25 @@ def running_spark() -> Iterator[None]:
     session.stop()
 
 
-@needs_spark
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("running_spark")
+@on_spark("running_spark")
 @pytest.mark.parametrize(
     ("name", "parts"),
     [("sparse", 1), ("sparse", 3), ("dense", 1), ("from 100", 3), ("wide", 3), ("text", 1)],
 )
 def test_spark_gives_the_same_bytes_whatever_the_ids(tmp_path: Path, name: str, parts: int) -> None:
-    same_from_spark(tmp_path, name, parts)
+    for seed, engine in ((3, "duckdb"), (8, "spark")):
+        where = tmp_path / engine
+        where.mkdir()
+        write_graph(where, IDS[name], seed, files=1 + seed % 3)
+        text = NODES.replace('split = "fold"', "split = { train = 0.5 }") if parts > 1 else NODES
+        text += '[nodes.node.columns.year]\nstandardise = true\n[nodes.node.columns.fold]\ncategories = "one-hot"\n'
+        text = text.replace('features = ["year", "emb"]', 'features = ["year", "emb", "fold"]')
+        text = text.replace('categories = "one-hot"', 'categories = "one-hot"\nfill = "none"')
+        build_here(where, text, parts=parts, engine=engine, master="local[2]")
+    assert contents(tmp_path / "duckdb" / "out.store") == contents(tmp_path / "spark" / "out.store")
 
 
-@needs_spark
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("running_spark")
+@on_spark("running_spark")
 def test_spark_reads_types_as_duckdb_does(tmp_path: Path) -> None:
     """What Spark has no type for comes as another one, and is made what it was."""
     count = 20
@@ -201,10 +187,7 @@ def test_spark_reads_types_as_duckdb_does(tmp_path: Path) -> None:
     assert edges_of(store) == [(0, 3), (6, 6), (3, 9)]
 
 
-@needs_spark
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("running_spark")
+@on_spark("running_spark")
 def test_nodes_without_a_label_are_in_no_drawn_split_of_spark_either(tmp_path: Path) -> None:
     keys = 'label = "y"\nsplit = { train = 0.5, rest = 0.5 }\n'
     for number, label in enumerate(([0.0, None, float("nan")], [0, None, -1])):
@@ -225,10 +208,7 @@ def test_nodes_without_a_label_are_in_no_drawn_split_of_spark_either(tmp_path: P
 TWICE = [0, *(v * 5 for v in range(1, 301) for _ in range(2))]  # batches of 256 rows end between two that are the same
 
 
-@needs_spark
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("running_spark")
+@on_spark("running_spark")
 @pytest.mark.parametrize(
     ("ids", "what"),
     [
@@ -257,10 +237,7 @@ def test_ids_that_are_no_ids_are_named_by_spark_too(
         assert told[0] == told[1]
 
 
-@needs_spark
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("running_spark")
+@on_spark("running_spark")
 @pytest.mark.parametrize("column", ["id", "part", "dst"])
 def test_text_that_is_not_utf8_is_named_by_spark(tmp_path: Path, column: str) -> None:
     """Spark itself reads it as any other; DuckDB refuses the file."""

@@ -1,12 +1,11 @@
 """A store that Spark cuts has the bytes that one process writes."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from support.stores import contents
-from support.tables import IDS, NODES, build_here, write_graph
+from support.tables import IDS, NODES, build_here, needs_spark, write_graph
 from torch_geometric.data import HeteroData
 
 pytest.importorskip("pyspark")
@@ -20,7 +19,6 @@ from hoploom.partition.on_spark import SparkOptions, partition_on_spark
 from hoploom.store import open_store
 from hoploom.store.check import problems
 
-needs_spark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java")
 pytestmark = [needs_spark, pytest.mark.slow, pytest.mark.timeout(600)]
 MEMORY = 1 << 30
 
