@@ -109,7 +109,7 @@ def test_a_server_that_stops_in_the_middle_is_lost_in_time(answers: list[bytes])
         pytest.raises(LostError, match=f"{address} .*answer"),
     ):
         peer.request(INFO, read_message)
-    assert files() == before
+    assert files() <= before
 
 
 def test_a_client_that_stops_in_the_middle_is_cut_off(ring_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +255,7 @@ def test_a_thousand_connections_at_once_are_answered(ring_path: Path) -> None:
                 assert "identity" in read_whole(connection).header
             until(lambda: server.metrics.value(STREAMS) == 1000)
         until(lambda: server.metrics.value(STREAMS) == 0)
-        until(lambda: files() == before and threading.active_count() <= threads)
+        until(lambda: files() <= before and threading.active_count() <= threads)
 
 
 @pytest.mark.parametrize("connect", [over_tcp, nearby])
