@@ -2,13 +2,11 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from support.launched import assert_nothing_is_left, await_programs, interrupt, launched, launching
+from support.launched import assert_nothing_is_left, await_programs, hoploom_launch, interrupt, launched, launching
 from support.process_tree import runs
 from support.until import until
 
@@ -251,11 +249,6 @@ devices = [2]
 """
 
 
-def hoploom(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    given = [sys.executable, "-m", "hoploom", "launch", *words]
-    return subprocess.run(given, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
-
-
 @pytest.fixture
 def two_hosts(tmp_path: Path) -> Path:
     (tmp_path / "cluster.toml").write_text(TWO)
@@ -265,7 +258,7 @@ def two_hosts(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_failed_rank_is_the_first_error(two_hosts: Path) -> None:
-    done = hoploom(two_hosts, "cluster.toml", "--", "script.py", "fail")
+    done = hoploom_launch(two_hosts, "cluster.toml", "--", "script.py", "fail")
     assert done.returncode == 1
     summary = done.stderr.rpartition("\n\n")[2].splitlines()
     assert summary[0] == "hoploom: first error: 127.0.0.1/trainers ended with exit code 1"

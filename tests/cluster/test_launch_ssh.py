@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launched import assert_nothing_is_left, await_programs, interrupt, launched, launching
+from support.launched import assert_nothing_is_left, await_programs, hoploom_launch, interrupt, launched, launching
 from support.ports import free_ports
 from support.process_tree import runs
 from support.sshd import Sshd, running_sshd
@@ -156,15 +156,10 @@ ssh.config = "{config}"
 """
 
 
-def hoploom(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    given = [sys.executable, "-m", "hoploom", "launch", "cluster.toml", *words, "--", "script.py"]
-    return subprocess.run(given, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
-
-
 @pytest.mark.slow
 def test_torchrun_meets_over_ssh(tmp_path: Path, sshd: Sshd) -> None:
     (tmp_path / "cluster.toml").write_text(CLUSTER.format(config=sshd.config, folder=tmp_path))
     (tmp_path / "script.py").write_text("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
-    done = hoploom(tmp_path, "--master-port", str(free_ports(1)[0]))
+    done = hoploom_launch(tmp_path, "cluster.toml", "--master-port", str(free_ports(1)[0]), "--", "script.py")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["127.0.0.1/trainers | 0 of 2", "localhost/trainers | 1 of 2"]

@@ -42,8 +42,8 @@ LANGUAGES = {"python", "bash", "text", "toml", "yaml"}
 FILE = re.compile(r"# ([\w-]+\.(?:toml|yml))\n")
 
 
-# Each starts three or four servers, of which the quick tests of security, metrics and lost servers start as many.
-SLOW = {"security.md", "operations.md"}
+# Each starts servers, of which the quick tests of security, metrics, lost servers and of the wire start as many.
+SLOW = {"security.md", "operations.md", "protocol.md", "worker-mode.md"}
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,7 @@ def blocks(data: Any, hook: Any, num_epochs: int = 1) -> list[tuple[Tensor, Tens
     return found
 
 
+@pytest.mark.slow  # trains twice; what the hook draws is tested below
 def test_neighbours_drawn_by_degree_tell_more_than_random_ones(accuracy: Callable[..., float]) -> None:
     by_degree = accuracy("importance_sampling", "--nodes", 2500, "--epochs", 4)
     assert by_degree > 0.75

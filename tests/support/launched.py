@@ -50,6 +50,12 @@ def launched(folder: Path, programs: Programs, **more: Any) -> tuple[int, str, s
     return code, out.getvalue(), err.getvalue()
 
 
+def hoploom_launch(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """The command, in this folder."""
+    given = [sys.executable, "-m", "hoploom", "launch", *words]
+    return subprocess.run(given, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
+
+
 def await_programs(folder: Path, *names: str) -> list[int]:
     files = [folder / f"{name}.pid" for name in names]
     until(lambda: all(file.exists() for file in files), f"the start of {names}")
