@@ -24,12 +24,11 @@ from support.until import until
 import hoploom
 from hoploom import ConfigError, PeerError
 from hoploom.deploy.guard import descendants
-from hoploom.deploy.guarded import GuardedProcess
+from hoploom.deploy.guarded import SignalName, Supervisor
 from hoploom.deploy.open import LocalServer, _show
 from hoploom.deploy.programs import ServerCommand
 from hoploom.ranks.environment import LaunchSettings, read_launch_settings
 from hoploom.ranks.spawn import spawn
-from hoploom.ranks.supervise import SignalName, Supervisor
 from hoploom.store import Wanted
 from hoploom.train import Context, init
 
@@ -284,7 +283,7 @@ def test_a_server_that_works_says_nothing(stand_in: str, capfd: pytest.CaptureFi
 def test_a_server_is_killed_where_its_end_is_interrupted(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = Supervisor.stop
 
-    def interrupt(supervisor: Supervisor[GuardedProcess], name: SignalName, seconds: float) -> None:
+    def interrupt(supervisor: Supervisor, name: SignalName, seconds: float) -> None:
         if name == "TERM":
             raise KeyboardInterrupt
         stop(supervisor, name, seconds)

@@ -5,26 +5,31 @@ Guards pass signals on, and end everything when this process is gone, however th
 
 import json
 import os
+import queue
 import shlex
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, NamedTuple
 
 from hoploom.deploy import guard
 from hoploom.deploy.cluster_file import Process
 from hoploom.errors import ConfigError
-from hoploom.ranks.supervise import ProcessEvent, SignalName, killed_by
+from hoploom.ranks.environment import killed_by
 from hoploom.serve import Ready
 
 LOST_CONNECTION = 255  # ssh's exit code for its own troubles
 CONSEQUENCES = ("PeerError", "no sign of life came from", "hoploom: interrupted")  # another process failed first
 LONGEST_LINE = 65536  # bytes; a longer one is shown in pieces
 MOST_JOB = 60_000  # bytes: what a pipe takes before anybody reads it
+SignalName = Literal["INT", "TERM", "KILL"]
+HEARTBEAT_INTERVAL = 10.0  # seconds
+KILL_TIMEOUT = 15.0  # seconds from SIGKILL until everything is gone
 LAST_LINES = 5.0  # seconds for the last lines to be read once the process has ended
 # Runs what the first line of stdin holds. -I: a json.py in the working directory is not imported.
 BOOT = ("-I", "-c", 'import json;exec(json.loads(open(0,"rb",0,closefd=False).readline()))')
@@ -90,6 +95,14 @@ def by_hand(process: Process) -> str:
 ShowLine = Callable[..., None]  # (label, line, *, is_error): takes each line that a process prints
 
 
+class ProcessEvent(NamedTuple):
+    """A change of one child, or a signal to this process."""
+
+    what: Literal["began", "ready", "ended", "signal"]
+    label: str = ""
+    number: int = 0  # of the signal
+
+
 class GuardedProcess:
     """One process and its guard. `close` leaves neither running."""
 
@@ -97,7 +110,8 @@ class GuardedProcess:
         self, process: Process, executor: Executor, show: ShowLine, report: Callable[[ProcessEvent], None]
     ) -> None:
         self.process, self.label = process, process.label
-        self.began = self.ended = False
+        self.began = False
+        self.ended = False  # set by the supervisor, before its end is handled
         self.ready: Ready | None = None  # of a server
         self.code = 0  # once it has ended
         self._show, self._report = show, report
@@ -163,6 +177,70 @@ class GuardedProcess:
         for thread in self._readers:
             thread.join(LAST_LINES)
         self._report(ProcessEvent("ended", self.label))
+
+
+class Supervisor:
+    """Guarded processes, whose events one thread handles. After `close`, none of them is running."""
+
+    def __init__(self, handle: Callable[[ProcessEvent], None] = lambda event: None) -> None:
+        self.events: queue.SimpleQueue[ProcessEvent] = queue.SimpleQueue()
+        self.children: dict[str, GuardedProcess] = {}  # by label
+        self._handle = handle
+        self._next_heartbeat = 0.0
+
+    def add(self, child: GuardedProcess) -> GuardedProcess:
+        """Supervise a child that reports to `events`, and return it."""
+        self.children[child.label] = child
+        return child
+
+    def living(self, labels: Iterable[str] | None = None) -> list[GuardedProcess]:
+        """Return the children that have not ended: all, or those of `labels` that were started."""
+        found = self.children.values() if labels is None else map(self.children.get, labels)
+        return [child for child in found if child is not None and not child.ended]
+
+    def until(self, done: Callable[[], bool], seconds: float | None) -> bool:
+        """Handle events until `done`; return False if `seconds` have passed before."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not done():
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                return False
+            if now >= self._next_heartbeat:
+                self._next_heartbeat = now + HEARTBEAT_INTERVAL
+                for child in self.living():
+                    child.send("HEARTBEAT")
+            wake_at = self._next_heartbeat if deadline is None else min(self._next_heartbeat, deadline)
+            with suppress(queue.Empty):
+                event = self.events.get(timeout=max(0.0, wake_at - now))
+                if event.what == "ended":
+                    self.children[event.label].ended = True
+                self._handle(event)
+        return True
+
+    def stop(
+        self,
+        name: SignalName,
+        seconds: float,
+        labels: Iterable[str] | None = None,
+        *,
+        hurried: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Send a signal, and SIGKILL to the children that are left after `seconds`, or once `hurried` returns True."""
+        named = None if labels is None else list(labels)
+        for child in self.living(named):
+            child.send(name)
+        self.until(lambda: not self.living(named) or hurried(), seconds)
+        for child in self.living(named):
+            child.send("KILL")
+        self.until(lambda: not self.living(named), KILL_TIMEOUT)
+
+    def close(self) -> None:
+        """Kill the children that are left."""
+        try:
+            self.stop("KILL", KILL_TIMEOUT)
+        finally:
+            for child in self.children.values():
+                child.close()
 
 
 def _job(process: Process, silence: float | None) -> bytes:

@@ -19,12 +19,20 @@ from typing import Any, TextIO
 
 from hoploom.config.values import join_address, split_address
 from hoploom.deploy.cluster_file import Cluster, Process
-from hoploom.deploy.guarded import Executor, Failure, GuardedProcess, ending, is_consequence
+from hoploom.deploy.guarded import (
+    Executor,
+    Failure,
+    GuardedProcess,
+    ProcessEvent,
+    SignalName,
+    Supervisor,
+    ending,
+    is_consequence,
+)
 from hoploom.deploy.programs import processes
 from hoploom.deploy.ssh import Ssh
 from hoploom.errors import ConfigError
-from hoploom.ranks.environment import LOOPBACK, put_back, take_over
-from hoploom.ranks.supervise import EndTimeouts, ProcessEvent, SignalName, Supervisor
+from hoploom.ranks.environment import LOOPBACK, EndTimeouts, put_back, take_over
 from hoploom.system import Closing
 
 INTERRUPTED = 128  # plus the signal's number: an exit code
@@ -88,7 +96,7 @@ class Launch(Closing):
         self._executor, self._timeouts = executor, timeouts
         labels = [process.label for process in planned]
         self._view = View(labels, when_unread=lambda: self._signal(signal.SIGPIPE))
-        self._supervisor: Supervisor[GuardedProcess] = Supervisor(self._handle)
+        self._supervisor = Supervisor(self._handle)
         self._failures: list[Failure] = []
         self._signals: list[int] = []
         self._before: dict[int, Any] = {}

@@ -16,13 +16,12 @@ from typing import Any, Literal
 
 from hoploom.config.values import as_int, is_loopback, join_address
 from hoploom.deploy.cluster_file import Host, Process, Security, ServerOptions
-from hoploom.deploy.guarded import Executor, GuardedProcess
+from hoploom.deploy.guarded import Executor, GuardedProcess, Supervisor
 from hoploom.deploy.programs import ServerCommand
 from hoploom.errors import ConfigError, PeerError
 from hoploom.ranks import environment
 from hoploom.ranks.context import Context, gather_json
 from hoploom.ranks.environment import LaunchSettings
-from hoploom.ranks.supervise import Supervisor
 from hoploom.serve import SERVING
 from hoploom.store import Store, open_store
 from hoploom.store.base import Part
@@ -246,7 +245,7 @@ class LocalServer(Closing):
         self._before_close = before_close
         host = Host("here", python=sys.executable, folder=os.getcwd())
         process = Process("here/server", host, command.words(python), environment.own_server(token), host.folder)
-        self._supervisor: Supervisor[GuardedProcess] = Supervisor()
+        self._supervisor = Supervisor()
         try:
             server = self._supervisor.add(GuardedProcess(process, Executor(), _show, self._supervisor.events.put))
             if not self._supervisor.until(lambda: server.ready is not None or server.ended, seconds):

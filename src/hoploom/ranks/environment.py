@@ -7,9 +7,11 @@ Signal handlers need the main thread: in others nothing changes. A process that 
 shell's background jobs do, stops at SIGTERM only.
 """
 
+import ctypes
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -17,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Literal
 
-from hoploom.config.values import as_int, is_loopback, split_address
 from hoploom.errors import ConfigError
 from hoploom.system import num_cores
 
@@ -31,8 +32,8 @@ NODE = ("GROUP_RANK", "SLURM_NODEID")  # torchrun's and Slurm's number of the ho
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LOOPBACK_INTERFACES = ("lo", "lo0")
 QUIET, RUN_TOKEN = "HOPLOOM_QUIET", "HOPLOOM_RUN_TOKEN"
-SPARK_OPTIONS = "SPARK_SUBMIT_OPTS"
 LOOPBACK = "127.0.0.1"
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 FIRST_PORT, NUM_PORTS = 15000, 15000  # of Slurm's jobs and steps: below the ports that systems hand out by themselves
 
 
@@ -44,7 +45,7 @@ class RankInfo:
     local_rank: int = 0
     world_size: int = 1
     local_world_size: int = 1
-    source: Literal["torchrun", "slurm", "single", "arguments", "group"] = "single"
+    source: Literal["torchrun", "slurm", "single", "group"] = "single"
     restarts: int = 0
     address: str = LOOPBACK
     port: int = 0
@@ -58,9 +59,8 @@ class RankInfo:
         return self.local_world_size == self.world_size
 
 
-def read_rank(variables: Variables | None = None) -> RankInfo:
+def read_rank(variables: Variables = os.environ) -> RankInfo:
     """Return the rank that torchrun, else Slurm gave this process."""
-    variables = os.environ if variables is None else variables
     if "RANK" not in variables and _in_slurm_step(variables):
         return _from_slurm(variables)
     present = [name for name in (*REQUIRED, *LOCALS) if name in variables]
@@ -73,21 +73,6 @@ def read_started() -> RankInfo:
     """Return the rank as `read_rank` does, but take an address without a rank for a single process."""
     is_started = any(name in os.environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")) or _in_slurm_step(os.environ)
     return read_rank(os.environ) if is_started else RankInfo()
-
-
-def given(rank: int | None, world_size: int | None, address: str | None) -> RankInfo:
-    """Return the rank of the arguments, whatever the variables say."""
-    size = as_int("world_size", world_size, 1, "give the number of ranks, with rank and address")
-    number = as_int("rank", rank, 0, f"give this process's number, from 0 to {size - 1}")
-    if number >= size:
-        raise ConfigError(f"rank is {number}, but world_size is {size}, and ranks count from 0")
-    if size == 1:
-        return RankInfo(source="arguments")
-    host, port = split_address(address) if isinstance(address, str) else ("", 0)
-    if port == 0:
-        raise ConfigError(f"address is {address!r:.100}; give HOST:PORT of rank 0's host, e.g. gpu1:29500")
-    host = LOOPBACK if is_loopback(host) else host
-    return RankInfo(number, 0, size, 1, "arguments", address=host, port=port, uncounted=LOCALS)
 
 
 def in_group(rank: int, world_size: int) -> RankInfo:
@@ -119,9 +104,8 @@ class LaunchSettings:
     node: int | None = None  # this host's number among the hosts, if a launcher sets it
 
 
-def read_launch_settings(variables: Variables | None = None) -> LaunchSettings:
+def read_launch_settings(variables: Variables = os.environ) -> LaunchSettings:
     """Return the settings that `hoploom launch` made for this process."""
-    variables = os.environ if variables is None else variables
     servers = tuple(one.strip() for one in variables.get(SERVERS, "").split(",") if one.strip())
     alone = [name for name in (STORE, PARTS) if name in variables and not servers]
     if alone:
@@ -172,7 +156,7 @@ def quiet() -> AbstractContextManager[None]:
 
 def spark_driver_options(options: str) -> AbstractContextManager[None]:
     """Start the JVM of a Spark driver with these options, before those of the user."""
-    return _set({SPARK_OPTIONS: f"{options} {os.environ.get(SPARK_OPTIONS, '')}"})
+    return _set({"SPARK_SUBMIT_OPTS": f"{options} {os.environ.get('SPARK_SUBMIT_OPTS', '')}"})
 
 
 @contextmanager
@@ -283,9 +267,9 @@ def names_threads() -> bool:
     return "OMP_NUM_THREADS" in os.environ
 
 
-def share_of_cores(info: RankInfo, variables: Variables | None = None) -> int:
+def share_of_cores(info: RankInfo, variables: Variables = os.environ) -> int:
     """Return the cores of this host for each of its ranks. Slurm binds a task, which may start several ranks."""
-    of_task = (os.environ if variables is None else variables).get("SLURM_CPUS_PER_TASK", "")
+    of_task = variables.get("SLURM_CPUS_PER_TASK", "")
     cores = min(num_cores(), int(of_task)) if of_task.isdecimal() else num_cores()
     return max(1, cores if of_task.isdecimal() and info.is_task else cores // info.local_world_size)
 
@@ -323,12 +307,27 @@ def hidden_gpus() -> str | None:
     return text if text is not None and text.strip() in ("", "-1", "none", "NoDevFiles") else None
 
 
-def wants_colour(is_terminal: bool, variables: Variables | None = None) -> bool:
+def wants_colour(is_terminal: bool, variables: Variables = os.environ) -> bool:
     """Return whether to colour text: as NO_COLOR or FORCE_COLOR say, else if it goes to a terminal."""
-    variables = os.environ if variables is None else variables
     if variables.get("NO_COLOR"):
         return False
     return bool(variables.get("FORCE_COLOR")) or (is_terminal and variables.get("TERM") != "dumb")
+
+
+@dataclass(frozen=True)
+class EndTimeouts:
+    """Seconds that processes get to end by themselves."""
+
+    after_failure: float = 5.0  # of another process
+    after_interrupt: float = 30.0  # to write a checkpoint, say; a second Ctrl-C ends them
+    after_terminate: float = 3.0  # between SIGTERM and SIGKILL
+
+
+def killed_by(number: int) -> str:
+    """Return how a process ended that a signal has killed."""
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    hint = "; the kernel does that when memory runs out: see dmesg" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
 
 
 def take_over(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
@@ -365,7 +364,6 @@ class StopRequests:
 
     def __exit__(self, *raised: object) -> None:
         put_back(self._before)
-        self._before = {}
 
 
 @contextmanager
@@ -375,11 +373,16 @@ def terminated_as_interrupted() -> Iterator[None]:
         yield
         return
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def die_with(parent: int) -> None:
+    """Have Linux kill this process when its parent dies; on other systems the lost rendezvous store ends it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we could ask
+        os._exit(1)

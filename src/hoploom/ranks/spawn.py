@@ -10,14 +10,15 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
+import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from multiprocessing.context import SpawnProcess
+from typing import Any
 
 import torch
 
@@ -26,17 +27,13 @@ from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, PeerError, TrainError
 from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, init, read_timeout
-from hoploom.ranks.environment import RankInfo, terminated_as_interrupted
+from hoploom.ranks.environment import EndTimeouts, RankInfo, die_with, killed_by, terminated_as_interrupted
 from hoploom.ranks.rendezvous import hold_local_store
-from hoploom.ranks.supervise import EndTimeouts, ProcessEvent, SignalName, Supervisor, die_with, killed_by
 from hoploom.system import keep_imports
 
 LONGEST_TRACEBACK = 20_000  # characters
 REAP_TIMEOUT = 3.0  # seconds for the kernel to end a killed process
-
 TIMEOUTS = EndTimeouts()
-
-Work = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]  # fn, its arguments, and those of init
 
 
 def spawn(
@@ -63,124 +60,97 @@ def spawn(
     seconds = read_timeout(DEADLINE if timeout is None else timeout)
     work = fn, tuple(args), {"device": device, "backend": backend, "timeout": seconds}
     held = hold_local_store(0, timedelta(seconds=DEADLINE))  # until all ranks have ended
+    ranks = _Ranks()
     with terminated_as_interrupted():
-        _run(
-            [RankInfo(rank, rank, num_ranks, num_ranks, port=held.port, hosted=True) for rank in range(num_ranks)], work
-        )
-
-
-def _run(places: list[RankInfo], work: Work) -> None:
-    """Run the ranks; raise the first failure that no other rank has caused."""
-    failures: list[Exception] = []  # in the order in which they came
-
-    def handle(event: ProcessEvent) -> None:
-        rank = supervisor.children[event.label]
-        if event.what == "ended":
-            rank.reap()
-        if rank.failure is not None and rank.failure not in failures:
-            failures.append(rank.failure)
-
-    supervisor: Supervisor[RankProcess] = Supervisor(handle)
-    try:
-        for place in places:
-            supervisor.add(RankProcess(place, work, supervisor.events.put))
         try:
-            supervisor.until(lambda: bool(failures) or not supervisor.living(), None)
-        except KeyboardInterrupt:
-            for rank in supervisor.living():
-                rank.send("INT")
-            supervisor.until(lambda: not supervisor.living(), TIMEOUTS.after_interrupt)
-            raise
-        if failures:
-            supervisor.until(lambda: not supervisor.living(), TIMEOUTS.after_failure)
-            raise next((error for error in failures if not isinstance(error, PeerError)), failures[0])
-    finally:
-        try:
-            supervisor.stop("TERM", TIMEOUTS.after_terminate)
+            for rank in range(num_ranks):
+                ranks.start(RankInfo(rank, rank, num_ranks, num_ranks, port=held.port, hosted=True), *work)
+            try:
+                ranks.wait(None, until_failure=True)
+            except KeyboardInterrupt:
+                ranks.send(signal.SIGINT)
+                ranks.wait(TIMEOUTS.after_interrupt)
+                raise
+            if ranks.failures:
+                ranks.wait(TIMEOUTS.after_failure)
+                failures = [*ranks.failures.values()]
+                raise next((error for error in failures if not isinstance(error, PeerError)), failures[0])
         finally:
-            supervisor.close()
+            try:
+                ranks.send(signal.SIGTERM)
+                ranks.wait(TIMEOUTS.after_terminate)
+            finally:
+                ranks.kill()
 
 
-class RankProcess:
-    """A rank in a child process. It reports an error before it ends."""
+class _Ranks:
+    """Ranks in child processes. The pipe of each brings its error, and closes when the process ends."""
 
-    def __init__(self, place: RankInfo, work: Work, report: Callable[[ProcessEvent], None]) -> None:
-        self.rank, self.label, self.ended = place.rank, f"rank {place.rank}", False
-        self.failure: Exception | None = None
-        self._report = report
-        self._errors, errors = multiprocessing.Pipe(duplex=False)
-        self._process = multiprocessing.get_context("spawn").Process(
-            target=_run_rank, args=(place, os.getpid(), errors, work), name=f"hoploom {self.label}"
-        )
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
+    def __init__(self) -> None:
+        self.failures: dict[int, Exception] = {}  # by rank, in the order in which they came
+        self._running: dict[Any, tuple[int, SpawnProcess]] = {}  # rank and process, by the pipe
+
+    def start(self, place: RankInfo, *work: Any) -> None:
+        """Start a rank with fn, its arguments, and those of init; it reports an error before it ends."""
+        pipe, errors = multiprocessing.Pipe(duplex=False)
+        process = SpawnProcess(target=_run_rank, args=(place, os.getpid(), errors, *work))
+        resource_tracker.ensure_running()  # which unblocks SIGINT when it starts
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in the child, until it can answer Ctrl-C
         try:
-            with _sigint_blocked():  # inherited: in the child, until it can answer Ctrl-C without a traceback
-                self._process.start()
-                self._watcher.start()
+            process.start()
+            self._running[pipe] = place.rank, process
         except Exception as error:
-            self._errors.close()
+            pipe.close()
             raise ConfigError(
                 f"fn or args cannot be sent to another process: {error}; give paths and numbers, and open and make "
                 "everything else inside fn"
             ) from error
         finally:
             errors.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def send(self, name: SignalName | Literal["HEARTBEAT"]) -> None:
+    def wait(self, seconds: float | None, *, until_failure: bool = False) -> None:
+        """Wait so many seconds, at most until all ranks have ended, or one has failed if `until_failure`."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while self._running and not (until_failure and self.failures):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready: list[Any] = connection.wait(self._running, left)
+            if not ready:
+                return
+            for pipe in ready:
+                rank, process = self._running[pipe]
+                try:
+                    self.failures[rank] = _rebuild(rank, json.loads(pipe.recv_bytes()))
+                    continue
+                except (EOFError, OSError):
+                    process.join(REAP_TIMEOUT)
+                code = process.exitcode or 0
+                if code:  # it is a failure, too, unless an error was reported
+                    ended = killed_by(-code) if code < 0 else f"ended with exit code {code}; its own output says why"
+                    self.failures.setdefault(rank, TrainError(f"rank {rank} {ended}"))
+                del self._running[pipe]
+                pipe.close()
+
+    def send(self, number: signal.Signals) -> None:
         """Send a signal. A rank in the terminal's process group still imports: Ctrl-C has reached it, so end it."""
-        if name == "HEARTBEAT" or not self._process.is_alive():
-            return
-        with suppress(ProcessLookupError):
-            pid = self._process.pid or 0
-            imports = name == "INT" and os.getpgid(pid) == os.getpgrp()
-            os.kill(pid, signal.SIGTERM if imports else getattr(signal, f"SIG{name}"))
+        for _, process in self._running.values():
+            pid = process.pid or 0
+            with suppress(ProcessLookupError):
+                imports = number == signal.SIGINT and os.getpgid(pid) == os.getpgrp()
+                os.kill(pid, signal.SIGTERM if imports else number)
 
-    def reap(self) -> None:
-        """Read the exit code of the ended process: it is a failure unless an error was reported."""
-        self._process.join(REAP_TIMEOUT)
-        code = self._process.exitcode or 0
-        if code and self.failure is None:
-            ended = killed_by(-code) if code < 0 else f"ended with exit code {code}; its own output says why"
-            self.failure = TrainError(f"{self.label} {ended}")
-
-    def close(self) -> None:
-        """Kill the process, if it is running."""
-        self._process.kill()
-        self._process.join(REAP_TIMEOUT)
-        self._watcher.join(REAP_TIMEOUT)
-        self._errors.close()
-
-    def _watch(self) -> None:
-        """Report errors and the end. Only the main thread calls the process: two waits for its exit code would race."""
-        sources: list[Any] = [self._errors, self._process.sentinel]
-        while True:
-            if self._errors not in connection.wait(sources):
-                return self._report(ProcessEvent("ended", self.label))
-            try:
-                self.failure = _rebuild(self.rank, json.loads(self._errors.recv_bytes()))
-                self._report(ProcessEvent("failed", self.label))
-            except (EOFError, OSError):
-                sources.remove(self._errors)
+    def kill(self) -> None:
+        """Kill the ranks that are left."""
+        for pipe, (_, process) in self._running.items():
+            process.kill()
+            process.join(REAP_TIMEOUT)
+            pipe.close()
 
 
-@contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    resource_tracker.ensure_running()  # which unblocks SIGINT when it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _run_rank(place: RankInfo, parent: int, report: Connection, work: Work) -> None:
+def _run_rank(place: RankInfo, parent: int, report: Connection, *work: Any) -> None:
     """Run fn in the child, outside the terminal's process group: the parent alone decides how to end on Ctrl-C."""
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would pass on ignoring it
-    try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    except KeyboardInterrupt:  # it came during the imports
-        raise SystemExit(130) from None
     die_with(parent)
     environment.enter(place)
     keep_imports()
@@ -188,6 +158,7 @@ def _run_rank(place: RankInfo, parent: int, report: Connection, work: Work) -> N
     try:
         with ExitStack() as stack:
             try:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # one may have come during the imports
                 fn(stack.enter_context(init(**options)), *args)
             except (Exception, KeyboardInterrupt) as error:  # sent before the other ranks can notice it
                 text = "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:]
@@ -219,12 +190,10 @@ def _check_callable(fn: object) -> None:
     if not callable(fn):
         raise ConfigError(f"fn is {fn!r:.80}; give a function that takes a context, and args")
     name, module = getattr(fn, "__qualname__", None), sys.modules.get(getattr(fn, "__module__", None) or "")
-    if name is None:
-        return
-    if "<" in name or getattr(module, name.split(".")[0], None) is None:
-        raise ConfigError(f"fn is {name}, which other processes cannot import; define it at the top of a module")
-    if module is not None and module.__name__ == "__main__" and getattr(module, "__file__", None) is None:
-        raise ConfigError(f"fn {name} was typed into Python, so other processes cannot import it; put it into a file")
+    if name is not None and ("<" in name or not hasattr(module, name.split(".")[0]) or not hasattr(module, "__file__")):
+        raise ConfigError(
+            f"fn is {name}, which other processes cannot import; define it at the top of a module, in a file"
+        )
 
 
 def _check_alone() -> None:

@@ -14,9 +14,8 @@ from support.until import until
 
 from hoploom import ConfigError, PeerError, StoreError, TrainError
 from hoploom.ranks.context import Context
-from hoploom.ranks.environment import StopRequests, put_back, terminated_as_interrupted
+from hoploom.ranks.environment import EndTimeouts, StopRequests, put_back, terminated_as_interrupted
 from hoploom.ranks.spawn import _rebuild, spawn
-from hoploom.ranks.supervise import EndTimeouts
 
 
 def told_of(kind: type[BaseException], message: str) -> dict[str, str]:

@@ -1,6 +1,8 @@
-"""The supervisor of child processes, by itself."""
+"""The supervisor of guarded processes, by itself."""
 
-from hoploom.ranks.supervise import ProcessEvent, SignalName, Supervisor
+from typing import Any
+
+from hoploom.deploy.guarded import ProcessEvent, SignalName, Supervisor
 
 
 class Counted:
@@ -9,7 +11,7 @@ class Counted:
     label = "child"
     ended = False
 
-    def __init__(self, supervisor: "Supervisor[Counted]") -> None:
+    def __init__(self, supervisor: Supervisor) -> None:
         self.sent: list[str] = []
         self._events = supervisor.events
 
@@ -24,7 +26,7 @@ class Counted:
 
 def test_a_child_counts_as_ended_once_its_end_is_handled_and_is_killed_after_the_wait() -> None:
     handled: list[tuple[str, bool]] = []
-    supervisor: Supervisor[Counted] = Supervisor(lambda event: handled.append((event.what, child.ended)))
+    supervisor: Any = Supervisor(lambda event: handled.append((event.what, child.ended)))
     child = supervisor.add(Counted(supervisor))
     supervisor.events.put(ProcessEvent("began", child.label))
     assert not supervisor.until(lambda: not supervisor.living(), 0.01)
