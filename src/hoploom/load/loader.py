@@ -178,7 +178,7 @@ class Loader:
         """Take the share that holds now, and post the seeds for the other ranks."""
         if not dist.is_initialized():
             return
-        share = agreement.current_share(self.share)
+        share = self.share if self.share.is_given else agreement.read_share(None, None)
         if share != self.share:
             self._set_order(self._order_of(share), share)
         here = agreement.detector_here()

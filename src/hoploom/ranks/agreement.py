@@ -14,11 +14,12 @@ import re
 import sys
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
@@ -28,10 +29,9 @@ from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, PeerError
 from hoploom.ranks import environment
-from hoploom.ranks.rendezvous import is_reachable, own_client, with_timeout
+from hoploom.ranks.rendezvous import is_reachable, poll, with_timeout
 
 Found = TypeVar("Found")
-Wait = Callable[[float], bool]  # waits at most so many seconds; returns whether the wait is over
 
 GIVEN, GROUP, SINGLE = "as given", "from the process group", "the only process"
 DIVIDED, LONE = "seeds divided before the loader got them", "the only rank that reads this loader"
@@ -39,8 +39,6 @@ LAUNCHERS = {"torchrun": "from torchrun's environment", "slurm": "from Slurm's e
 
 PATIENCE = 2.0  # seconds of a wait before the rank posts it
 INTERVAL = 1.0  # seconds between two looks at the statuses of other ranks, and at this rank's main thread
-PER_RANK = 0.002  # seconds more for each rank, for the process that holds the store
-GOODBYE = 2.0  # seconds to post that a rank leaves
 STILL = 3  # looks at which the main thread must be in the very same call, and
 AGAIN = 2  # of these, within the wait of the rank that reads the status
 INSIDE = ("hoploom", "torch", "contextlib", "functools")  # packages that are not the user's script
@@ -51,13 +49,11 @@ SAME_CALLS = (
     "every rank must make the same calls, in the same order and equally often: look for a call that only some ranks "
     "reach (if context.is_main: ...), or for loops of different length"
 )
-
 AGREED, ALONE = "agreed", "alone"
 MOST_HASHES, MOST_IN_ALL = 1024, 16384  # of seeds that a rank posts, and that all ranks together post
 NOTICE = 10.0  # seconds of a wait for other ranks before a line says so
 WHOLE = 2.0  # seconds of a wait if this rank may be the only one that reads the loader
 READ = 5.0  # seconds until all ranks have read an error, before this one ends with it
-LOOK = 0.25  # seconds between two looks at what other ranks have posted
 REPLY = 5.0  # seconds for the process that holds the store
 ONE_RANK = "if only one rank reads a loader, pass rank=0, world_size=1"
 HINTS = {
@@ -75,9 +71,6 @@ TRAINED_TWICE = (
     "every rank must read all seeds, as in an evaluation, give shuffle=False"
 )
 DIVIDED_BADLY = f"{{ranks}} were given different seeds, but {{seeds}} are among both; {HINTS['seeds']}"
-
-
-# --- the share of a loader -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -122,14 +115,6 @@ def read_share(rank: Any, world_size: Any) -> Share:
     return Share(info.rank, info.world_size, LAUNCHERS[info.source] if info.world_size > 1 else SINGLE)
 
 
-def current_share(share: Share) -> Share:
-    """Return the share that applies now: a process group may have been made since the loader was."""
-    return read_share(None, None) if not share.is_given and dist.is_initialized() else share
-
-
-# --- ranks that wait -----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Status:
     """A rank's status, as it posts it for the ranks that wait for it."""
@@ -168,11 +153,12 @@ class DeadlockDetector:
     """This rank's detector. A thread posts where the rank waits; that of rank 0 finds out if all of them do."""
 
     def __init__(self, store: Store, rank: int, size: int, is_open: Callable[[], bool] = lambda: True) -> None:
-        self.store = PrefixStore("hoploom", own_client(store))
+        own = store.clone() if hasattr(store, "clone") else store  # not of older versions of torch
+        self.store = PrefixStore("hoploom", own)  # on its own connection, which waits for no calls of other threads
         self.rank, self.size = rank, size
         self.seconds: float = store.timeout.total_seconds()  # type: ignore[attr-defined]
         self.averaging_seconds = 0.0  # that this rank has waited for the gradients of the others
-        self._begun: Counter[str] = Counter()
+        self.begun: Counter[str] = Counter()  # calls, by channel
         self._waiting = Status()  # its call, without counts
         self._errors: dict[int, Exception] = {}  # by the serial of the wait that each ends
         self._judged: list[int] = []  # the serials of all ranks at the last verdict
@@ -182,52 +168,35 @@ class DeadlockDetector:
 
     def begin(self, channel: str) -> int:
         """Count one more call of this channel; return its number, from 1."""
-        self._begun[channel] += 1
-        return self._begun[channel]
+        self.begun[channel] += 1
+        return self.begun[channel]
 
-    def take_back(self, channel: str) -> None:
-        """Uncount the last call of this channel: it turned out to be this rank's alone."""
-        self._begun[channel] -= 1
-
-    def wait(self, channel: str, doing: str, waited: Wait, *, is_firm: bool = True) -> None:
+    def wait(self, channel: str, doing: str, waited: Callable[[float], bool], *, is_firm: bool = True) -> None:
         """Wait for the last call of this channel. A rank whose wait is not firm goes on once all others wait for it.
 
-        Raise ConfigError if all ranks wait and none can go on, DistError if a rank has left without this call.
+        X ConfigError if all ranks wait and none can go on, DistError if a rank has left without this call.
         """
         if waited(PATIENCE):
             return
         serial, lost = self._waiting.serial + 1, None
-        self._waiting = Status({}, channel, self._begun[channel], doing, serial, is_firm)
+        self._waiting = status = Status({}, channel, self.begun[channel], doing, serial, is_firm)
         try:
             while serial not in self._errors and not waited(INTERVAL):
                 pass
         except RuntimeError as error:  # a rank that has read the verdict already may have left
             lost = error
         finally:
-            status, self._waiting = self._waiting, Status(serial=serial)
-        with_timeout(GOODBYE, lambda: self._read_verdict(status))  # before an error that only follows from it
+            self._waiting = Status(serial=serial)
+        with_timeout(REPLY, lambda: self._read_verdict(status))  # before an error that only follows from it
         if serial in self._errors:
             raise self._errors.pop(serial) from lost
         if lost is not None:
             raise lost
 
-    def others(self, since: dict[int, int]) -> dict[int, Status]:
-        """Return the statuses of the other ranks, or none until all have posted one.
-
-        `since` keeps how often each was found in a call of torch before: its status may be older than this wait.
-        """
-        ranks = [rank for rank in range(self.size) if rank != self.rank]
-        keys = [f"status/{rank}" for rank in ranks]
-        found = dict(zip(ranks, self._statuses(keys), strict=True)) if self.store.check(keys) else {}
-        for rank, status in found.items():
-            since[rank] = min(status.looks, since.get(rank, status.looks))
-            if status.looks < since[rank] + AGAIN:
-                found[rank] = replace(status, call="")
-        return found
-
-    def is_awaited_by(self, status: Status) -> bool:
-        """Return whether a rank waits for a call that this rank has yet to begin."""
-        return status.waits_for(Status(self._begun))
+    def statuses(self) -> list[Status]:
+        """Return the statuses of all ranks; none until all have posted one, as reading would wait for it."""
+        keys = [f"status/{rank}" for rank in range(self.size)]
+        return [Status(**json.loads(text)) for text in self.store.multi_get(keys)] if self.store.check(keys) else []
 
     def leave(self) -> None:
         """Tell ranks that wait for calls which this one will never begin, and release the store."""
@@ -237,77 +206,72 @@ class DeadlockDetector:
         self._over.set()
         self._watching.join(INTERVAL)
         if is_first and is_reachable(self.store):
-            text = json.dumps(asdict(Status(dict(self._begun), has_left=True)))
-            with_timeout(GOODBYE, lambda: self._post_leaving(text))
+            status = Status(dict(self.begun), has_left=True)  # of the first that leaves: later ones may have begun more
+            with_timeout(REPLY, lambda: self.store.compare_set("left", "", self._post(status)))
         self.store = PrefixStore("", HashStore())  # the rendezvous store would not be released
-
-    def _post_leaving(self, text: str) -> None:
-        self.store.set(f"status/{self.rank}", text)
-        self.store.compare_set("left", "", text)  # of the first one: counts of later ones may be higher
 
     def _watch(self, is_open: Callable[[], bool]) -> None:
         """Post what the main thread waits for, until the process that holds the store ends; find out if it is over."""
         seen: tuple[FrameType | None, str] = (None, "")
-        looks, store, posted = 0, self.store, Status()
+        looks, posted = 0, Status()
         with suppress(RuntimeError):
-            store.set(f"status/{self.rank}", json.dumps(asdict(posted)))
-            while not self._over.wait(INTERVAL + (PER_RANK * self.size if posted.channel else 0.0)) and is_open():
+            self._post(posted)
+            while not self._over.wait(INTERVAL) and is_open():
                 here = _blocking_call()
                 looks = looks + 1 if here == seen and here[1] else 0
                 seen, waiting = here, self._waiting  # read before the counts: they may only be newer
-                call = here[1] if looks >= STILL else ""
-                status = replace(waiting, begun=dict(self._begun), call=call, looks=looks)
-                if status.channel or call or posted.channel or posted.call:
-                    store.set(f"status/{self.rank}", json.dumps(asdict(status)))
+                status = replace(waiting, begun=dict(self.begun), call=here[1] if looks >= STILL else "", looks=looks)
+                if status.channel or status.call or posted.channel or posted.call:
+                    self._post(status)
                 posted = status
-                if status.channel and self.rank == 0:
-                    self._judge()
                 if status.channel:
+                    if self.rank == 0:
+                        self._judge()
                     self._read_verdict(status)
+
+    def _post(self, status: Status) -> str:
+        text = json.dumps(asdict(status))
+        self.store.set(f"status/{self.rank}", text)
+        return text
 
     def _read_verdict(self, status: Status) -> None:
         """End the wait of a status if rank 0 found it hopeless, or if a rank has left without the call."""
         verdict = f"verdict/{self.rank}/{status.serial}"
         if self.store.check([verdict]):
             self._errors[status.serial] = ConfigError(self.store.get(verdict).decode())
-        elif status.is_firm and self.store.check(["left"]) and status.waits_for(self._statuses(["left"])[0]):
+        elif (
+            status.is_firm
+            and self.store.check(["left"])
+            and status.waits_for(Status(**json.loads(self.store.get("left"))))
+        ):
             self._errors[status.serial] = dist.DistError("it left before its part")
 
     def _judge(self) -> None:
         """Post an error for all ranks if none of them can go on. Rank 0 may hold the store, so it ends last."""
-        keys = [f"status/{rank}" for rank in range(self.size)]
-        if not self.store.check(keys):  # a rank without a detector yet: reading its status would block
-            return
-        waits = self._statuses(keys)
+        waits = self.statuses()
         serials, one_goes_on = [wait.serial for wait in waits], sum(not wait.is_firm for wait in waits) == 1
         is_known = any(serial == before for serial, before in zip(serials, self._judged, strict=False))
-        if one_goes_on or is_known or not all(any(wait.waits_for(other) for other in waits) for wait in waits):
+        is_stuck = bool(waits) and all(any(wait.waits_for(other) for other in waits) for wait in waits)
+        if one_goes_on or is_known or not is_stuck:
             return
         self._judged = serials
         other = next(rank for rank, wait in enumerate(waits) if wait.channel != waits[0].channel)
         error = f"rank 0 was {waits[0].doing}, but rank {other} was {waits[other].doing}, and each waits for the other"
         verdicts = [f"verdict/{rank}/{serial}" for rank, serial in enumerate(serials)]
         self.store.multi_set(verdicts, [f"{error}; {SAME_CALLS}"] * self.size)  # type: ignore[attr-defined]
-        self._over.wait(2 * (INTERVAL + PER_RANK * self.size))
-
-    def _statuses(self, keys: list[str]) -> list[Status]:
-        return [Status(**json.loads(text)) for text in self.store.multi_get(keys)]
-
-
-# --- frames of this process ----------------------------------------------------------------------
+        self._over.wait(2 * INTERVAL)
 
 
 def calling(doing: str) -> tuple[str, str]:
     """Return the function of Hoploom that the script called, and where, e.g. ("evaluate", "train.py:20")."""
-    frame, function = sys._getframe(1), doing
-    while frame.f_back is not None:
+    function = doing
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
         package = _module(frame).partition(".")[0]
         if package == "hoploom":
             name = frame.f_code.co_name
             function = function if name.startswith("_") else name
         elif package not in INSIDE:
             break
-        frame = frame.f_back
     return function, _line(frame)
 
 
@@ -317,14 +281,12 @@ def call_chain() -> list[str]:
     The line that calls the first function is left out: one rank may be the process that starts the others.
     """
     lines: list[str] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
         package, is_top = _module(frame).partition(".")[0], frame.f_code.co_name == "<module>"
         if package == "multiprocessing" or (lines and (is_top or package == "torch")):
             break
         if package not in INSIDE:
             lines.append(_line(frame))
-        frame = frame.f_back
     return lines
 
 
@@ -352,9 +314,6 @@ def _line(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
 
 
-# --- loaders that ranks compare ------------------------------------------------------------------
-
-
 class LoaderReading(Protocol):
     """The settings and seeds of a loader, as ranks compare them."""
 
@@ -373,6 +332,7 @@ class _Round:
     def __init__(self, here: DeadlockDetector, channel: str, doing: str, *, trains: bool) -> None:
         self.here, self.channel, self.doing, self._trains = here, channel, doing, trains
         self.posts = PrefixStore(f"{channel}/{here.begin(channel)}", here.store)
+        self._looks: dict[int, int] = {}  # at which each rank was found in a call of torch when this round began
 
     def post(self, **entry: Any) -> None:
         """Append an entry of this rank to the log."""
@@ -394,15 +354,15 @@ class _Round:
         Raise ConfigError if a rank will never be here, and PeerError if one is not within the group's timeout.
         """
         here, deadline = self.here, time.monotonic() + self.here.seconds
-        since, found, notice, why, is_alone = dict[int, int](), None, "", "", False
+        found, notice, why, is_alone = None, "", "", False
 
         def is_over(seconds: float) -> bool:
             nonlocal found, notice, why, is_alone
             seconds = max(0.0, min(seconds, deadline - time.monotonic()))
-            found = with_timeout(seconds + REPLY, lambda: _poll(look, seconds))
+            found = with_timeout(seconds + REPLY, lambda: poll(look, seconds))
             if found is not None:
                 return True
-            missing, why, is_alone = with_timeout(REPLY, lambda: self._lost(since)) or (["?"], why, is_alone)
+            missing, why, is_alone = with_timeout(REPLY, self._lost) or (["?"], why, is_alone)
             left = deadline - time.monotonic()
             if not notice and left <= max(0.0, here.seconds - NOTICE):
                 notice = f"rank {here.rank} waits for rank {', '.join(missing)} {self.doing}"
@@ -410,39 +370,35 @@ class _Round:
             return bool(why) or (may_be_alone and is_alone) or left <= 0
 
         says = "waiting for the other ranks {} ({} at {}; {})".format(self.doing, *calling("loop"), ONE_RANK)
-        with suppress(dist.DistError):  # a rank has left, so its status says
+        try:
             here.wait(self.channel, says, is_over, is_firm=not may_be_alone)
+        except dist.DistError:  # a rank has left, so its status says
+            why = (with_timeout(REPLY, self._lost) or ("", "", False))[1]
         if found is not None or (may_be_alone and is_alone):
             return found
-        why = why or (with_timeout(REPLY, lambda: self._lost(since)) or ("", "", False))[1]
         if why:
             raise ConfigError(f"rank {here.rank} waits for the other ranks {self.doing}, but {why}; {ONE_RANK}")
         raise PeerError(f"{notice or says}, and {here.seconds:g} seconds have passed; {ONE_RANK}")
 
-    def _lost(self, since: dict[int, int]) -> tuple[list[str], str, bool]:
+    def _lost(self) -> tuple[list[str], str, bool]:
         """Return the ranks that have not posted, why none of them ever will, and whether all others are away."""
         here, posted = self.here, {self.here.rank, *(entry["rank"] for entry in self.entries())}
         missing, whys, num_waiting = [rank for rank in range(here.size) if rank not in posted], [], 0
-        for rank, status in here.others(since).items():
-            if rank in missing and status.has_left:
+        for rank, status in enumerate(here.statuses()):
+            first = self._looks[rank] = min(status.looks, self._looks.get(rank, status.looks))
+            call = status.call if status.looks >= first + AGAIN else ""  # a status may be older than this wait
+            if rank not in missing:
+                continue
+            if status.has_left:
                 whys.append(f"rank {rank} has ended")
-            elif rank in missing and status.call.startswith(COLLECTIVE):
-                whys.append(f"rank {rank} waits in {status.call}")
-            elif rank in missing and status.call.startswith(BACKWARD):
+            elif call.startswith(COLLECTIVE):
+                whys.append(f"rank {rank} waits in {call}")
+            elif call.startswith(BACKWARD):
                 num_waiting += not self._trains  # it waits for gradients of this rank, or is only long
-            elif rank in missing and status.is_firm and here.is_awaited_by(status):
+            elif status.is_firm and status.waits_for(Status(here.begun)):
                 num_waiting += 1  # if this rank cannot go on, all ranks will get one error
         why = whys[0] if whys and len(whys) == len(missing) else ""
         return [str(rank) for rank in missing], why, len(whys) + num_waiting == here.size - 1
-
-
-def _poll(look: Callable[[], Found | None], seconds: float) -> Found | None:
-    """Return what `look` finds within so many seconds."""
-    until, pause = time.monotonic() + seconds, 0.001
-    while (found := look()) is None and time.monotonic() < until:
-        threading.Event().wait(pause)
-        pause = min(1.5 * pause, LOOK)
-    return found
 
 
 class Meeting(_Round):
@@ -493,9 +449,11 @@ def agree(
     if is_dealt:
         outcome = loop.wait(loop.outcome, may_be_alone=not share.is_given)
     else:  # this rank may be the only one that reads the loader
-        outcome = with_timeout(WHOLE + REPLY, lambda: _poll(loop.outcome, WHOLE)) or AGREED
+        outcome = with_timeout(WHOLE + REPLY, lambda: poll(loop.outcome, WHOLE)) or AGREED
     if outcome is None:
-        with_timeout(REPLY, loop.withdraw)
+        for name in ("log", "posted"):
+            with_timeout(REPLY, partial(loop.posts.delete_key, name))
+        here.begun[channel] -= 1  # the next loop has its number
         return ALONE
     with_timeout(READ + REPLY, lambda: loop.confirm(outcome))
     if outcome != AGREED:
@@ -508,31 +466,22 @@ class _Loop(_Round):
 
     def compare(self, share: Share, reading: LoaderReading, *, is_dealt: bool) -> None:
         """Post this rank's reading; if it does not fit to those before, no rank waits for more."""
-        here, settings = self.here, json.dumps(dict(reading.settings))
-        self.posts.set(f"settings/{here.rank}", settings)
-        digest = hashlib.sha256(settings.encode()).hexdigest()[:16]
+        here = self.here
         limit = max(16, min(MOST_HASHES, MOST_IN_ALL // here.size))
         hashes = reading.seed_hashes(limit) if reading.is_divided or not is_dealt else []
-        self.post(hashes=hashes, **({"share": share.rank, "digest": digest} if is_dealt else {}))
+        self.post(hashes=hashes, **({"share": share.rank, "settings": dict(reading.settings)} if is_dealt else {}))
         if self._difference():
             self.posts.add("posted", here.size)
 
     def outcome(self) -> str | None:
         """Return AGREED or the error of all ranks; None if not all have posted."""
-        return None if self.all_entries() is None else self._difference() or AGREED
-
-    def withdraw(self) -> None:
-        """Take the posts back: no other rank reads this loader, and the next loop has its number."""
-        for name in ("log", "posted", f"settings/{self.here.rank}"):
-            self.posts.delete_key(name)
-        self.here.take_back(self.channel)
+        return (self._difference() or AGREED) if self.posts.add("posted", 0) >= self.here.size else None
 
     def confirm(self, outcome: str) -> None:
         """Wait until every rank has read an error, before this one ends with it, or with the store that it holds."""
         self.posts.add("read", 1)
-        deadline = time.monotonic() + (READ if outcome != AGREED or self.here.rank == 0 else 0.0)
-        while time.monotonic() < deadline and self.posts.add("read", 0) < self.here.size:
-            threading.Event().wait(0.01)
+        seconds = READ if outcome != AGREED or self.here.rank == 0 else 0.0
+        poll(lambda: self.posts.add("read", 0) >= self.here.size, seconds)
 
     def _difference(self) -> str:
         """Return the error about the first entry that does not fit to one before: all ranks find the same one."""
@@ -541,10 +490,9 @@ class _Loop(_Round):
         may_repeat: set[int] = set()  # ranks whose seeds repeat, as links of a multigraph do
         for entry in entries:
             rank, first, hashes = entry["rank"], entries[0], {*entry["hashes"]}
-            if entry.get("digest") != first.get("digest"):
-                ranks = sorted((first["rank"], rank))
-                one, another = (json.loads(self.posts.get(f"settings/{rank}")) for rank in ranks)
-                return difference_of((ranks[0], one), (ranks[1], another), size)
+            if entry.get("settings") != first.get("settings"):
+                low, high = sorted((first, entry), key=lambda entry: int(entry["rank"]))
+                return difference_of((low["rank"], low["settings"]), (high["rank"], high["settings"]), size)
             if "share" in entry and (holder := of_share.setdefault(entry["share"], rank)) != rank:
                 given = f"rank={entry['share']}, world_size={size}"
                 return (

@@ -3,21 +3,30 @@
 All calls go through torch.distributed: gradients by NCCL or Gloo, all others by Gloo from the CPU, in int64 or float64,
 so that counts are exact. Nothing is pickled. A single process has no process group at all. Every wait has a deadline,
 and a rank that ended or hangs is named in a PeerError, which takes a second.
+
+Shared calls use a Gloo group of their own, so they never pair with DDP's or with the user's. Each begins with a label,
+and different labels are an error. The label and up to 64 bytes beside it travel in one all-gather of 256 bytes per
+rank: numbers and small tensors need no second one.
 """
 
 import atexit
 import json
 import re
 import sys
+import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from numbers import Integral
 from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
@@ -25,10 +34,9 @@ from hoploom import ops
 from hoploom.config.values import as_number
 from hoploom.errors import ConfigError, HoploomError, PeerError
 from hoploom.ranks import environment
-from hoploom.ranks.agreement import detector_here
+from hoploom.ranks.agreement import SAME_CALLS, DeadlockDetector, calling, detector_here
 from hoploom.ranks.environment import LOOPBACK, RankInfo
 from hoploom.ranks.rendezvous import Rendezvous, adopted, interface_of, meet
-from hoploom.ranks.shared_calls import MAX, SUM, GradientAveraging, SharedCalls
 
 Value = TypeVar("Value", Tensor, int, float)
 DEADLINE = 600.0  # seconds that ranks wait for each other by default
@@ -40,6 +48,11 @@ UNMET = (
     "connects the hosts"
 )
 UNCLOSED = "ended without closing its context: it exited, or made fewer steps or calls than this rank"
+LABEL, LINE, CONTENT = 144, 48, 64  # bytes of a message: what must be equal, the script's line, a small value
+CHANNEL = "calls"
+SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
+AVERAGING = "averaging gradients"
+DOING = {SUM: "summing over all ranks", MAX: "finding the maximum over all ranks"}
 LOCATION = re.compile(r"^\[[^\]]*\] ")  # of a line in Gloo's source
 LOST = re.compile(r"gloo/|connection (closed|reset|refused)|broken pipe|timed? ?out|socket closed", re.IGNORECASE)
 
@@ -49,9 +62,6 @@ def init(
     device: str | torch.device | None = None,
     backend: str | None = None,
     timeout: float = DEADLINE,
-    rank: int | None = None,
-    world_size: int | None = None,
-    address: str | None = None,
 ) -> "Context":
     """Join the other ranks that torchrun, Slurm or `spawn` started. If there are none, this process is rank 0 of 1.
 
@@ -59,22 +69,15 @@ def init(
     ...     model = context.wrap(model)
 
     `device` is by default this rank's GPU if there is one, else the CPU; `backend` is "nccl" or "gloo". `timeout` is
-    the limit in seconds of every wait for another rank, and of a step's wait for the device. Your own launcher gives
-    `rank`, `world_size` and `address` (HOST:PORT of rank 0); then the environment is not read. If you have made a
-    process group already, it is used and stays open when the context is closed.
+    the limit in seconds of every wait for another rank, and of a step's wait for the device. Your own launcher sets
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. If you have made a process group already, it is used and stays open
+    when the context is closed.
     """
     seconds = read_timeout(timeout)
-    named = (rank, world_size, address) != (None, None, None)
     if dist.is_initialized():
-        own = dist.get_rank(), dist.get_world_size()
-        if named and (rank, world_size) not in (own, (None, None)):
-            raise ConfigError(
-                f"rank and world_size are {rank} and {world_size}, but torch.distributed is in use already with "
-                f"{own[0]} and {own[1]}; leave them out"
-            )
-        info = adopted(environment.in_group(*own))
+        info = adopted(environment.in_group(dist.get_rank(), dist.get_world_size()))
     else:
-        info = environment.given(rank, world_size, address) if named else environment.read_rank()
+        info = environment.read_rank()
     chosen_backend(backend, chosen_device(device, info))  # a mistake is raised before any wait for other ranks
     rendezvous = meet(info, seconds) if info.world_size > 1 else None
     try:
@@ -84,8 +87,7 @@ def init(
         return Context(info, chosen, chosen_backend(backend, chosen), seconds, rendezvous)
     except BaseException as error:
         if rendezvous is not None:
-            rendezvous.leave(farewell(error))
-            rendezvous.wait_for_the_others(if_holding=True)
+            rendezvous.leave(error, stays=True)
         raise
 
 
@@ -95,11 +97,6 @@ def read_timeout(timeout: float) -> float:
     if seconds == 0:
         raise ConfigError("timeout is 0; give the seconds that a rank may wait for another")
     return seconds
-
-
-def farewell(error: BaseException) -> str:
-    """Return what the other ranks are told of a rank that ends with an error."""
-    return f"ended with {type(error).__name__}: {error}"[:300]
 
 
 def chosen_device(wanted: str | torch.device | None, info: RankInfo) -> torch.device:
@@ -167,7 +164,8 @@ class Context:
         self.host_address = LOOPBACK  # at which ranks of other hosts reach this one
         self.closing = ExitStack()  # the store and others that close with this context
         self._peers = rendezvous  # until this rank leaves
-        self._calls: SharedCalls | None = None  # None for a single rank
+        self._here: DeadlockDetector | None = None  # None for a single rank
+        self._shared: dist.ProcessGroup | None = None  # of the calls that all ranks make, until this rank leaves
         self._group: dist.ProcessGroup | None = None  # to leave in the end
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -224,9 +222,8 @@ class Context:
         with self.guard("wrapping the model"):
             wrapped = DistributedDataParallel(model, device_ids=devices, find_unused_parameters=find_unused_parameters)
         wrapped.broadcast_buffers = False
-        here = detector_here()
-        if here is not None and self.device.type == "cpu":  # NCCL runs beside the host, which waits for nobody here
-            GradientAveraging(wrapped, here, self.guard)
+        if self._here is not None and self.device.type == "cpu":  # NCCL runs beside the host, which does not wait
+            GradientAveraging(wrapped, self._here, self.guard)
         return wrapped
 
     def sync_buffers(self, model: nn.Module) -> None:
@@ -255,8 +252,7 @@ class Context:
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
-        if self._calls is not None:
-            self._calls.barrier()
+        self._agree("waiting at a barrier")
 
     def sum(self, value: Value) -> Value:
         """Return the sum over all ranks, in int64 for integers and in float64 for other types."""
@@ -268,11 +264,22 @@ class Context:
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, in the order of ranks. They must have the same shape and dtype."""
-        return [tensor.detach().clone()] if self._calls is None else self._calls.gather(tensor)
+        says, rows = self._small("gathering from all ranks", tensor)
+        if rows is None:
+            sent = _bytes_of(tensor)
+            received = [torch.empty_like(sent) for _ in range(self.world_size)]
+            self._call(says, lambda: dist.all_gather(received, sent, group=self._shared, async_op=True))
+            rows = [_tensor_of(row, tensor) for row in received]
+        return rows
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Return the tensor of rank 0. The other ranks give any tensor of the same shape and dtype."""
-        return tensor.detach().clone() if self._calls is None else self._calls.broadcast(tensor)
+        says, rows = self._small("receiving from rank 0", tensor)
+        if rows is None:
+            sent = _bytes_of(tensor).clone()
+            self._call(says, lambda: dist.broadcast(sent, src=0, group=self._shared, async_op=True))
+            rows = [_tensor_of(sent, tensor)]
+        return rows[0]
 
     @contextmanager
     def guard(self, doing: str, *, way_out: str = LEFT) -> Iterator[None]:
@@ -297,24 +304,19 @@ class Context:
     def after_the_others(self) -> Callable[[], None]:
         """Return a call that waits until all other ranks have left, for a rank that owns something they need."""
         peers, seconds = self._peers, self.timeout
-        return lambda: None if peers is None else peers.wait_for_the_others(seconds)
+        return lambda: None if peers is None or peers.has_lost else peers.wait_for_the_others(seconds)
 
     def close(self) -> None:
         """Leave the other ranks, and close the store of this context. Ranks that wait for this one get an error."""
-        try:
-            self._leave(None)
-        finally:
-            self.closing.close()
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> "Context":
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        error = raised[1]
-        if error is None:
-            self.close()
-        else:
-            self._leave(error)
+        try:
+            self._leave(raised[1])
+        finally:
             self.closing.__exit__(*raised)
 
     def _join(self, rendezvous: Rendezvous, info: RankInfo, backend: str) -> None:
@@ -328,17 +330,15 @@ class Context:
                 store, size = rendezvous.store, self.world_size
                 dist.init_process_group(backend, store=store, timeout=wait, rank=self.rank, world_size=size)
                 self._group = dist.group.WORLD
-            second, here = dist.new_group(backend="gloo", timeout=wait), detector_here()
-            assert here is not None
-            self._group = self._group or second
-            self._calls = SharedCalls(second, here, self.guard)
+            self._shared, self._here = dist.new_group(backend="gloo", timeout=wait), detector_here()
+            self._group = self._group or self._shared
         atexit.register(self._leave_at_exit)
 
     def _leave(self, error: BaseException | None, otherwise: str = FINISHED) -> None:
         atexit.unregister(self._leave_at_exit)
         peers, self._peers = self._peers, None
         if peers is not None:
-            peers.leave(otherwise if error is None else farewell(error), self._leave_group)
+            peers.leave(otherwise if error is None else error, self._leave_group)
 
     def _leave_at_exit(self) -> None:
         """Leave at the end of a script that never closes its context, with its error; sys.exit leaves none."""
@@ -347,20 +347,140 @@ class Context:
     def _leave_group(self) -> None:
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
-            if self._calls is not None:
-                self._calls.leave(for_good=group is dist.group.WORLD)  # the user's own group may go on
+            self._shared = None  # it would keep the rendezvous store alive
+            if self._here is not None and group is dist.group.WORLD:  # the user's own group may go on
+                self._here.leave()
             dist.destroy_process_group(group)
 
     def _reduce(self, value: Any, operation: dist.ReduceOp.RedOpType) -> Any:
-        if not isinstance(value, Tensor):
-            if self._calls is None:
-                return int(value) if isinstance(value, Integral) else float(value)
-            return self._calls.reduce_number(value, operation)
-        exact = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64, copy=True)
-        return (exact if self._calls is None else self._calls.reduce(exact, operation)).to(value.device)
+        """Reduce a tensor, or a number: to an integer if all ranks have one, else in the order of ranks."""
+        if isinstance(value, Tensor):
+            exact = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64, copy=True)
+            says, rows = self._small(DOING[operation], exact)
+            if rows is None:
+                self._call(says, lambda: dist.all_reduce(exact, operation, group=self._shared, async_op=True))
+            else:
+                exact = torch.stack(rows).sum(dim=0) if operation == SUM else torch.stack(rows).amax(dim=0)
+            return exact.to(value.device)
+        text = repr(int(value) if isinstance(value, Integral) else float(value))
+        if len(text) > CONTENT:
+            raise ConfigError(f"the number {value} has more than {CONTENT} digits, and ranks cannot exchange it")
+        texts = [_text(each) for each in self._agree(DOING[operation], "a number", text.encode())[1]]
+        is_float = any(not each.lstrip("-").isdecimal() for each in texts)
+        numbers = [float(each) if is_float else int(each) for each in texts]
+        return sum(numbers) if operation == SUM else max(numbers)
+
+    def _small(self, doing: str, tensor: Tensor) -> tuple[str, list[Tensor] | None]:
+        """Agree on a call and return it in words, with the tensors of all ranks if they fit beside the label."""
+        if self._here is None:
+            return doing, [tensor.detach().clone()]
+        is_small = tensor.nbytes <= CONTENT
+        sent = bytes(_bytes_of(tensor).tolist()) if is_small else b""
+        says, received = self._agree(doing, f"a {tensor.dtype} tensor of shape {list(tensor.shape)}", sent)
+        rows = [torch.tensor(list(each[: tensor.nbytes]), dtype=torch.uint8) for each in received if is_small]
+        return says, [_tensor_of(row, tensor) for row in rows] if is_small else None
+
+    def _agree(self, doing: str, value: str = "", content: bytes = b"") -> tuple[str, list[bytes]]:
+        """Return the call in words, and the content of every rank; raise ConfigError on all if their calls differ."""
+        if self._here is None:
+            return doing, [content]
+        number, (function, line) = self._here.begin(CHANNEL), calling(doing)
+        says, text = f"{doing} ({function} at {line})", "|".join((str(number), doing, value, function)).encode()
+        message = text[:LABEL].ljust(LABEL) + line.encode()[-LINE:].ljust(LINE) + content.ljust(CONTENT)
+        sent = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        received = torch.empty(self.world_size, len(sent), dtype=torch.uint8)
+        rows = list(received.unbind())
+        self._call(says, lambda: dist.all_gather(rows, sent, group=self._shared, async_op=True))
+        messages = [bytes(row) for row in received.numpy()]
+        other = next((rank for rank, each in enumerate(messages) if each[:LABEL] != messages[0][:LABEL]), None)
+        if other is not None:
+            raise ConfigError(_difference(messages[0], messages[other], other))
+        return says, [each[-CONTENT:] for each in messages]
+
+    def _call(self, says: str, begin: Callable[[], dist.Work]) -> None:
+        if self._shared is None or self._here is None:
+            raise ConfigError("the context is closed, so ranks share no more calls; make them before its `with` ends")
+        with self.guard(says):
+            self._here.wait(CHANNEL, says, partial(_is_over, begin()))
 
 
-# --- calls that all ranks make ---------------------------------------------------------------------
+class GradientAveraging:
+    """DDP's communication hook for one model on Gloo: a rank that waits in backward() posts it, and learns who left."""
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        here: DeadlockDetector,
+        guard: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._model = weakref.proxy(model)  # it holds this hook in a way that no garbage collection sees through
+        self._here, self._guard = here, guard
+        self._channel = f"gradients {here.begin('models')}"
+        self._pending: list[dist.Work] = []
+        self._is_first = True
+        model.register_comm_hook(None, self._begin)
+
+    def _begin(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Start to average these gradients; the first bucket of a backward pass asks for a wait at its end."""
+        if bucket.index() == 0:
+            self._pending = []
+            self._here.begin(self._channel)
+            Variable._execution_engine.queue_callback(self._finish)
+        gradients = bucket.buffer().div_(self._here.size)
+        self._pending.append(dist.all_reduce(gradients, group=self._model.process_group, async_op=True))
+        begun: torch.futures.Future[Tensor] = torch.futures.Future()
+        begun.set_result(bucket.buffer())  # DDP looks at it after `_finish`
+        return begun
+
+    def _finish(self) -> None:
+        doing, began = "{} ({} at {})".format(AVERAGING, *calling("backward")), time.perf_counter()
+        with self._guard(doing):
+            for work in self._pending:
+                self._here.wait(self._channel, doing, partial(_is_over, work))
+        self._pending = []
+        self._here.averaging_seconds += time.perf_counter() - began
+        if self._is_first:  # DDP itself chooses its buckets anew in the next forward pass, and would wait there
+            self._is_first = False
+            Variable._execution_engine.queue_callback(self._rebuild_buckets)
+
+    def _rebuild_buckets(self) -> None:
+        with self._guard(AVERAGING):
+            self._model.reducer._rebuild_buckets()
+
+
+def _is_over(work: dist.Work, seconds: float) -> bool:
+    """Wait for the work, at most so long; return whether it is done. Raise its error if it failed."""
+    try:
+        work.wait(timedelta(seconds=seconds))
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        work.wait()  # it ended since, or this says why it failed
+    return True
+
+
+def _difference(first: bytes, other: bytes, rank: int) -> str:
+    """Return the error about the calls of rank 0 and another rank."""
+    ours, theirs = (_text(message[:LABEL]).split("|") for message in (first, other))
+    if [*ours[:2], *ours[3:]] == [*theirs[:2], *theirs[3:]]:
+        return f"rank 0 was {ours[1]}: {ours[2]}, but rank {rank} has {theirs[2]}; give all ranks the same"
+    one, another = (
+        f"{doing}{value and ': '}{value} ({function} at {_text(message[LABEL:-CONTENT])}, call {number})"
+        for (number, doing, value, function), message in ((ours, first), (theirs, other))
+    )
+    return f"rank 0 was {one}, but rank {rank} was {another}; {SAME_CALLS}"
+
+
+def _text(padded: bytes) -> str:
+    return padded.decode(errors="replace").strip()
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _tensor_of(sent: Tensor, like: Tensor) -> Tensor:
+    return sent.view(like.dtype).reshape(like.shape).to(like.device)
 
 
 class Ranks(Protocol):
@@ -370,9 +490,7 @@ class Ranks(Protocol):
     def rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
-    def gather(self, tensor: Tensor, /) -> list[Tensor]:
-        """Return the tensors of all ranks, which have one shape and dtype."""
-        ...
+    def gather(self, tensor: Tensor, /) -> list[Tensor]: ...  # those of all ranks, which have one shape and dtype
 
 
 def gather_json(ranks: Ranks, value: Any) -> list[Any]:

@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -31,7 +31,7 @@ Answer = TypeVar("Answer")
 FAREWELL = 3.0  # seconds for what ranks post at the end; a process that hangs can delay it
 ROLL_CALL = 1.0  # seconds to find out which rank was lost
 LOOK = ROLL_CALL / 20  # seconds between two looks at what other ranks have posted
-PAUSES = 0.005, 0.25  # seconds between two looks for other ranks or the store: at first, and at most
+PAUSES = 0.001, 0.25  # seconds between two looks for other ranks or the store: at first, and at most
 SILENCE = 60.0  # seconds for a process that accepts a connection to answer: it may have to look up names
 STRANGER = "Ping failed"  # torch's message if another program answers than its store
 READ_ADDRESS, IFREQ = 0x8915, struct.Struct("16sHH4s16x")  # SIOCGIFADDR, and its fields: name, family, port, address
@@ -46,11 +46,11 @@ class Rendezvous:
         self._rank, self._world_size = info.rank, info.world_size
         self._holder, self._holds = _holder(info), info.rank == 0 and not info.hosted
         self._others = [rank for rank in range(info.world_size) if rank != info.rank]
-        self._lost = False  # whether this rank has lost another one
+        self.has_lost = False  # whether this rank has lost another one
 
     def arrive(self, text: str, seconds: float) -> None:
         """Post a text and wait until all ranks have arrived. A rank that leaves before ends the wait of all."""
-        deadline, pause, reason = time.monotonic() + seconds, PAUSES[0], ""
+        reason = ""
         try:
             size = self.store.compare_set("size", "", str(self._world_size)).decode()
             self.store.set(f"here/{self._rank}", text)
@@ -58,33 +58,18 @@ class Rendezvous:
                 reason = f"the others count {size} ranks; start the same number of processes on all hosts"
             elif self.store.add("arrived", 1) == self._world_size:
                 self.store.set("complete", "")
-            while not reason and not self.store.check(["complete"]):  # torch's own wait prints when it is over
-                if self.store.check(["gone"]) and not self.store.check(["complete"]):  # else it left after that
+            else:  # torch's own wait prints when it is over
+                poll(lambda: self.store.check(["complete"]) or self.store.check(["gone"]), seconds)
+            if not reason and not self.store.check(["complete"]):  # a rank that is gone may have left after that
+                absent = ", ".join(f"rank {rank}" for rank in self._others if not self._has("here", rank))
+                reason = f"{absent} did not connect in time; check that it was started, and read its own output"
+                if self.store.check(["gone"]):
                     reason = f"rank {self.store.get('gone').decode(errors='replace')}"
-                elif time.monotonic() >= deadline:
-                    absent = [f"rank {rank}" for rank in self._others if not self._has("here", rank)]
-                    reason = f"{', '.join(absent)} did not connect in time; check that it was started, and read its "
-                    reason += "own output"
-                threading.Event().wait(pause)
-                pause = min(2 * pause, PAUSES[1])
         except RuntimeError:
             reason = f"{self._holder} ended or cannot be reached"
         if reason:
-            self._give_up(reason)
+            self.leave(f"gave up, as {reason}", stays=True)
             raise PeerError(f"rank {self._rank} of {self._world_size} was meeting the others, and {reason}")
-
-    def _give_up(self, reason: str) -> None:
-        """Give ranks that have arrived the same reason; without this they would learn that this one has ended."""
-        self._lost = True
-
-        def post() -> list[int]:
-            self.store.set(f"lost/{self._rank}", "")
-            self.store.compare_set("gone", "", f"{self._rank} gave up, as {reason}")
-            return [rank for rank in self._others if self._has("here", rank)]
-
-        arrived = with_timeout(FAREWELL, post) or []
-        if self._holds:
-            self._stay(FAREWELL, arrived)
 
     def texts(self) -> list[str]:
         """Return the text of every rank."""
@@ -103,18 +88,28 @@ class Rendezvous:
             own = own if far is None else address_towards(far, info.port)
         return own
 
-    def leave(self, farewell: str, close: Callable[[], object] = lambda: None) -> None:
-        """Post why this rank ends, unless it has lost another one; then close what connects the ranks."""
-        if not self._lost:
-            keys, texts = [f"ended/{self._rank}", "gone"], [farewell, f"{self._rank} {farewell}"]
-            with_timeout(FAREWELL, lambda: self.store.multi_set(keys, texts))  # type: ignore[attr-defined]
+    def leave(
+        self, why: str | BaseException, close: Callable[[], object] = lambda: None, *, stays: bool = False
+    ) -> None:
+        """Post why this rank ends, unless it has lost another one; then close what connects the ranks.
+
+        If it holds the store and others are to learn about an error from it, wait a moment until they have left.
+        """
+        farewell = why if isinstance(why, str) else f"ended with {type(why).__name__}: {why}"[:300]
+
+        def post() -> None:
+            self.store.set(f"ended/{self._rank}", farewell)
+            self.store.compare_set("gone", "", f"{self._rank} {farewell}")  # of the first one, which is the reason
+
+        if not self.has_lost:
+            with_timeout(FAREWELL, post)
         with_timeout(FAREWELL, close)
-        if self._lost and self._holds:  # the others notice after this one, and ask whom they lost
-            self._stay(FAREWELL, self._others)
+        if self._holds and (stays or self.has_lost):
+            self.wait_for_the_others(FAREWELL)
 
     def missing(self) -> str:
         """Return which rank ended, or else which ones give no sign of life while this rank waits a moment for one."""
-        self._lost = True
+        self.has_lost = True
         return with_timeout(FAREWELL, self._roll_call) or f"{self._holder} does not answer"
 
     def _roll_call(self) -> str:
@@ -133,22 +128,14 @@ class Rendezvous:
             return "the ranks lost each other"
         return f"no sign of life came from {', '.join(f'rank {rank}' for rank in sorted(silent))}"
 
-    def wait_for_the_others(self, seconds: float = FAREWELL, *, if_holding: bool = False) -> None:
-        """Wait until every other rank has left or knows that some are lost; `if_holding`: if the store is held here."""
-        if not self._lost and (self._holds or not if_holding):
-            self._stay(seconds, self._others)
+    def wait_for_the_others(self, seconds: float) -> None:
+        """Wait until every other rank that has arrived has left, or knows that some are lost."""
 
-    def _stay(self, seconds: float, ranks: Iterable[int]) -> None:
-        """Wait until these ranks have left."""
-        is_over = threading.Event()
+        def have_left() -> bool:
+            staying = [rank for rank in self._others if self._has("here", rank)]
+            return all(self._has("ended", rank) or self._has("lost", rank) for rank in staying)
 
-        def watch() -> None:
-            staying = set(ranks)
-            while staying and not is_over.wait(LOOK):
-                staying = {rank for rank in staying if not (self._has("ended", rank) or self._has("lost", rank))}
-
-        with_timeout(seconds, watch)
-        is_over.set()
+        with_timeout(seconds, lambda: poll(have_left, seconds))
         threading.Event().wait(2 * LOOK)  # for the thread: a request of it when Python ends would abort the process
 
     def _has(self, kind: str, rank: int) -> bool:
@@ -161,9 +148,9 @@ def meet(info: RankInfo, seconds: float) -> Rendezvous:
 
     A process may close its context and make another. Rank 0 may have yet to close the store of the last time.
     """
-    deadline, times = time.monotonic() + seconds, 0
+    deadline, is_group = time.monotonic() + seconds, info.source == "group"
     while True:
-        is_group, is_last = info.source == "group", info.rank == 0 or time.monotonic() > deadline
+        is_last = is_group or info.hosted or info.rank == 0 or time.monotonic() > deadline
         held = _get_default_store() if is_group else rendezvous_store(info, timedelta(seconds=seconds))
         store = PrefixStore("hoploom" if is_group else f"hoploom/rank/{info.restarts}", held)
         try:
@@ -171,12 +158,13 @@ def meet(info: RankInfo, seconds: float) -> Rendezvous:
                 _claim(store, info)
             times = store.add(f"joined/{info.rank}", 1)
         except RuntimeError as error:
-            if is_group or info.hosted or is_last:
+            times = 0
+            if is_last:
                 raise PeerError(
                     f"rank {info.rank} of {info.world_size} was meeting the others, and {_holder(info)} ended or "
                     "cannot be reached"
                 ) from error
-        if times and (times == 1 or is_group or info.hosted or is_last):
+        if times == 1 or (times and is_last):
             rendezvous = Rendezvous(info, PrefixStore(str(times), store))
             rendezvous.arrive(host_identity(), seconds)
             return rendezvous
@@ -194,9 +182,6 @@ def _claim(store: PrefixStore, info: RankInfo) -> None:
             f"rank {info.rank} of {info.world_size} is taken already: by process {there}, and this is process {here}; "
             "give each a rank of its own"
         )
-
-
-# --- addresses of this host ----------------------------------------------------------------------
 
 
 def adopted(info: RankInfo) -> RankInfo:
@@ -237,9 +222,6 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-# --- the store -----------------------------------------------------------------------------------
-
-
 def with_timeout(seconds: float, call: Callable[[], Answer]) -> Answer | None:
     """Return the result of `call`, or None after a timeout or a RuntimeError: some calls of torch have no deadline."""
     answers: list[Answer] = []
@@ -254,9 +236,13 @@ def with_timeout(seconds: float, call: Callable[[], Answer]) -> Answer | None:
     return answers[0] if answers else None
 
 
-def own_client(store: Store) -> Store:
-    """Return the store with a connection of its own, which does not wait for long calls of other threads."""
-    return store.clone() if hasattr(store, "clone") else store  # older versions of torch have no such method
+def poll(look: Callable[[], Answer | None], seconds: float) -> Answer | None:
+    """Look until something is found, ever more rarely, and return it; after so many seconds, return what is there."""
+    deadline, pause = time.monotonic() + seconds, PAUSES[0]
+    while not (found := look()) and (left := deadline - time.monotonic()) > 0:
+        threading.Event().wait(min(pause, left))
+        pause = min(1.5 * pause, PAUSES[1])
+    return found
 
 
 def is_reachable(store: Store) -> bool:
@@ -302,13 +288,13 @@ def rendezvous_store(info: RankInfo, wait: timedelta) -> TCPStore:
             ) from error
         if holds:
             raise ConfigError(
-                f"rank 0 cannot listen on {where}; set MASTER_PORT, or address, to a port that is free there, and see "
+                f"rank 0 cannot listen on {where}; set MASTER_PORT to a port that is free there, and see "
                 "that no other process is rank 0, too"
             ) from error
         if _listens(address, info.port):
             raise PeerError(
                 f"{me} reached {where}, but what answers there is not {holder}; another program may have the port: "
-                "set MASTER_PORT, or address, to one that is free on that host"
+                "set MASTER_PORT to one that is free on that host"
             ) from error
         raise PeerError(
             f"{me} cannot reach {holder} at {where} within {seconds:g} seconds; see whether it runs, and "
@@ -318,27 +304,25 @@ def rendezvous_store(info: RankInfo, wait: timedelta) -> TCPStore:
 
 def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPStore:
     """Hold a store, or connect to it once something listens there: torch itself would print a page of warnings."""
-    deadline, pause = time.monotonic() + wait.total_seconds(), PAUSES[0]
-    while not holds and time.monotonic() < deadline and not _listens(address, port):
-        threading.Event().wait(pause)
-        pause = min(2 * pause, PAUSES[1])
+    deadline = time.monotonic() + wait.total_seconds()
+    if not holds:
+        poll(lambda: _listens(address, port), wait.total_seconds())
+
+    def attempt(seconds: float) -> TCPStore | Exception:
+        try:
+            made = TCPStore(address, port, is_master=holds, wait_for_workers=False, timeout=timedelta(seconds=seconds))
+            made.set_timeout(wait)
+            return made
+        except (RuntimeError, OSError) as error:
+            return error
+
     while True:
         seconds = max(0.1, min(SILENCE, deadline - time.monotonic()))
-        attempt = timedelta(seconds=seconds)
-        make = partial(TCPStore, address, port, is_master=holds, wait_for_workers=False, timeout=attempt)
-        made = with_timeout(seconds + 1, partial(_made, make))  # torch has no deadline if another program answers
+        made = with_timeout(seconds + 1, partial(attempt, seconds))  # torch has none if another program answers
         if isinstance(made, TCPStore):
-            made.set_timeout(wait)
             return made
         if holds or made is None or STRANGER in str(made) or time.monotonic() >= deadline:
             raise made or TimeoutError("no answer")
-
-
-def _made(make: Callable[[], TCPStore]) -> TCPStore | Exception:
-    try:
-        return make()
-    except (RuntimeError, OSError) as error:
-        return error
 
 
 def _listens(address: str, port: int) -> bool:
