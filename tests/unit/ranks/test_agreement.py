@@ -11,14 +11,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import torch
 from torch.distributed import DistError, HashStore  # type: ignore[attr-defined]
 
 from hoploom import ConfigError, HoploomError, PeerError
 from hoploom.ranks import agreement
-from hoploom.ranks.agreement import AGREED, ALONE, DIVIDED, GROUP, DeadlockDetector, Meeting, Share, agree
+from hoploom.ranks.agreement import AGREED, ALONE, GROUP, DeadlockDetector, Meeting, Share, agree
 
 SETTINGS = {"seeds": "1001 of 'node' [12]", "store": "9 nodes", "batch_size": "32", "position": "epoch 0, step 0"}
+Ranks = Callable[..., list[DeadlockDetector]]  # makes the detectors of so many ranks
 BARRIER = "torch.distributed.barrier (train.py:8)"
 
 
@@ -34,7 +34,7 @@ class Read:
 
 
 @pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[DeadlockDetector]]]:
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     """The detectors of so many ranks, which look at each other often."""
     made: list[DeadlockDetector] = []
     monkeypatch.setattr(agreement, "PATIENCE", 0.05)
@@ -73,7 +73,7 @@ def loop(here: DeadlockDetector, read: Read | None = None, share: Share | None =
     return lambda: agree(share or Share(here.rank, here.size, GROUP), lambda: read or Read(), lambda: here)
 
 
-def test_ranks_with_the_same_loader_agree_in_every_loop(ranks: Callable[..., list[DeadlockDetector]]) -> None:
+def test_ranks_with_the_same_loader_agree_in_every_loop(ranks: Ranks) -> None:
     here = ranks(3)
     for _ in range(2):
         assert together(*map(loop, here)) == [AGREED] * 3
@@ -89,7 +89,7 @@ def test_ranks_with_the_same_loader_agree_in_every_loop(ranks: Callable[..., lis
     ],
 )
 def test_a_difference_is_an_error_of_all_ranks_in_the_same_words(
-    ranks: Callable[..., list[DeadlockDetector]], name: str, value: str, hint: str
+    ranks: Ranks, name: str, value: str, hint: str
 ) -> None:
     other = Read({**SETTINGS, name: value})
     told = together(*(loop(here, other if here.rank == 2 else None) for here in ranks(3)))
@@ -97,12 +97,6 @@ def test_a_difference_is_an_error_of_all_ranks_in_the_same_words(
     assert re.search(rf"divided over 3 ranks \({name}: .* on rank \d, .* on rank 2\); .*{hint}", told[0])
     assert f"{name}: {SETTINGS[name]} on rank" in told[0]
     assert f"{value} on rank 2)" in told[0]
-
-
-def test_two_ranks_with_the_same_share_are_named(ranks: Callable[..., list[DeadlockDetector]]) -> None:
-    told = together(*(loop(here, share=Share(0, 2)) for here in ranks(2)))
-    assert told[0] == told[1]
-    assert "both gave their loader rank=0, world_size=2" in told[0]
 
 
 @pytest.mark.parametrize(
@@ -113,27 +107,15 @@ def test_two_ranks_with_the_same_share_are_named(ranks: Callable[..., list[Deadl
         (range(1001, 1500), ""),
     ],
 )
-def test_ranks_that_cut_their_own_shares_must_not_share_seeds(
-    ranks: Callable[..., list[DeadlockDetector]], seeds: range, said: str
-) -> None:
+def test_ranks_that_cut_their_own_shares_must_not_share_seeds(ranks: Ranks, seeds: range, said: str) -> None:
     first, second = ranks(2)
     told = together(loop(first, share=Share()), loop(second, Read(seeds=seeds), Share()))
     assert told[0] == told[1]
     assert said in told[0] if said else told[0] == AGREED
 
 
-@pytest.mark.parametrize(("second", "said"), [(range(1001, 1500), ""), (range(1000, 1500), "(1 of ")])
-def test_seeds_that_ranks_divided_must_have_none_in_common(
-    ranks: Callable[..., list[DeadlockDetector]], second: range, said: str
-) -> None:
-    reads = [Read(seeds=range(1001), is_divided=True), Read(seeds=second, is_divided=True)]
-    told = together(*(loop(here, reads[here.rank], Share(here.rank, 2, DIVIDED)) for here in ranks(2)))
-    assert told[0] == told[1]
-    assert said in told[0] if said else told[0] == AGREED
-
-
 def test_a_rank_that_trains_on_seeds_of_its_own_waits_for_nobody_for_long(
-    ranks: Callable[..., list[DeadlockDetector]], monkeypatch: pytest.MonkeyPatch
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hoploom.ranks.agreement.WHOLE", 0.05)
     monkeypatch.setattr("hoploom.ranks.agreement.READ", 0.05)
@@ -143,9 +125,7 @@ def test_a_rank_that_trains_on_seeds_of_its_own_waits_for_nobody_for_long(
         loop(second, share=Share())()
 
 
-def test_evaluation_on_every_rank_and_arrangements_of_the_users_own_ask_nobody(
-    ranks: Callable[..., list[DeadlockDetector]],
-) -> None:
+def test_evaluation_on_every_rank_and_arrangements_of_the_users_own_ask_nobody(ranks: Ranks) -> None:
     here = ranks(4)[3]
     assert loop(here, Read(trains=False), Share())() == AGREED
     assert loop(here, share=Share(1, 2))() == AGREED
@@ -153,16 +133,8 @@ def test_evaluation_on_every_rank_and_arrangements_of_the_users_own_ask_nobody(
     assert not here.store.check(["loaders/1/3"])
 
 
-def test_without_a_process_group_there_is_nobody_to_ask() -> None:
-    assert agree(Share(), Read) == ""
-    assert not torch.distributed.is_initialized()
-
-
-# --- ranks that wait, or that never come ---------------------------------------------------------
-
-
 def test_a_slow_rank_is_waited_for_with_a_line_that_names_it(
-    ranks: Callable[..., list[DeadlockDetector]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("hoploom.ranks.agreement.NOTICE", 0.0)
     first, second = ranks(2)
@@ -177,16 +149,14 @@ def test_a_slow_rank_is_waited_for_with_a_line_that_names_it(
     assert together(loop(first), slow) == [AGREED, AGREED]
 
 
-def test_a_rank_that_never_comes_is_an_error_once_the_groups_timeout_is_over(
-    ranks: Callable[..., list[DeadlockDetector]],
-) -> None:
+def test_a_rank_that_never_comes_is_an_error_once_the_groups_timeout_is_over(ranks: Ranks) -> None:
     first, _ = ranks(2, seconds=0.2)
     with pytest.raises(PeerError, match=r"rank 0 waits for rank 1 to read their shares .* 0.2 seconds .*world_size=1"):
         loop(first)()
 
 
 @pytest.mark.parametrize("share", [Share(0, 2, GROUP), Share(0, 2)])
-def test_a_rank_that_has_ended_is_known_at_once(ranks: Callable[..., list[DeadlockDetector]], share: Share) -> None:
+def test_a_rank_that_has_ended_is_known_at_once(ranks: Ranks, share: Share) -> None:
     first, second = ranks(2)
     second.leave()
     if share.is_given:
@@ -196,9 +166,7 @@ def test_a_rank_that_has_ended_is_known_at_once(ranks: Callable[..., list[Deadlo
         assert loop(first, share=share)() == ALONE
 
 
-def test_a_rank_that_left_without_a_call_is_known_though_another_left_after_it(
-    ranks: Callable[..., list[DeadlockDetector]],
-) -> None:
+def test_a_rank_that_left_without_a_call_is_known_though_another_left_after_it(ranks: Ranks) -> None:
     first, second, third = ranks(3)
     first.leave()
     second.begin("sums")
@@ -214,7 +182,7 @@ def test_a_rank_that_left_without_a_call_is_known_though_another_left_after_it(
         timer.cancel()
 
 
-def test_a_rank_that_has_no_detector_yet_blocks_nobody(ranks: Callable[..., list[DeadlockDetector]]) -> None:
+def test_a_rank_that_has_no_detector_yet_blocks_nobody(ranks: Ranks) -> None:
     """A status that is not there would be waited for: until the timeout of the store, with its connection taken."""
     store = HashStore()
     store.set_timeout(timedelta(seconds=0.3))
@@ -230,7 +198,7 @@ def test_a_rank_that_has_no_detector_yet_blocks_nobody(ranks: Callable[..., list
         here.leave()
 
 
-def test_a_loop_of_one_rank_alone_leaves_no_trace(ranks: Callable[..., list[DeadlockDetector]]) -> None:
+def test_a_loop_of_one_rank_alone_leaves_no_trace(ranks: Ranks) -> None:
     """The other rank waits for it in a call of Hoploom, and then begins the same loop."""
     first, second = ranks(2)
     second.begin("calls")
@@ -248,41 +216,25 @@ def test_a_loop_of_one_rank_alone_leaves_no_trace(ranks: Callable[..., list[Dead
     assert together(read_alone_and_together, wait_and_read) == [[ALONE, AGREED], AGREED]
 
 
-def test_ranks_that_wait_for_different_loops_learn_it(ranks: Callable[..., list[DeadlockDetector]]) -> None:
-    first, second = ranks(2)
-    second.begin("calls")
-    told = together(
-        loop(first, share=Share(0, 2)),
-        lambda: second.wait("calls", "waiting at a barrier", lambda seconds: threading.Event().wait(seconds)),
-    )
-    assert told[0] == told[1]
-    assert "rank 0 was waiting for the other ranks to read their shares of a loader" in told[0]
-    assert "but rank 1 was waiting at a barrier, and each waits for the other" in told[0]
-
-
-def test_only_a_status_younger_than_the_wait_says_that_a_rank_is_blocked(
-    ranks: Callable[..., list[DeadlockDetector]],
-) -> None:
+def test_only_a_status_younger_than_the_wait_says_that_a_rank_is_blocked(ranks: Ranks) -> None:
     """A rank that has just left its barrier for the loader may not have posted that yet."""
     first, second, third = ranks(3)
     for here in (second, third):
         here.leave()
-    since: dict[int, int] = {}
+    one = meeting(first)
 
-    def blocked(*looks: int) -> list[int]:
-        for rank, count in enumerate(looks, 1):
+    def blocked(*looks: int) -> str:
+        for rank, count in enumerate((0, *looks)):
             first.store.set(f"status/{rank}", f'{{"call": "{BARRIER if count else ""}", "looks": {count}}}')
-        return [rank for rank, status in first.others(since).items() if status.call]
+        return one._lost()[1]
 
-    assert blocked(5, 9) == []
-    assert blocked(7, 9) == [1]
-    assert blocked(7, 11) == [1, 2]
-    assert blocked(7, 0) == [1]
+    assert not blocked(5, 9)
+    assert not blocked(7, 9)
+    assert blocked(7, 11) == f"rank 1 waits in {BARRIER}"
+    assert not blocked(7, 0)
 
 
-def test_the_process_that_holds_the_store_may_hang(
-    ranks: Callable[..., list[DeadlockDetector]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_that_holds_the_store_may_hang(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     monkeypatch.setattr("hoploom.ranks.agreement.REPLY", 0.05)
     monkeypatch.setattr("hoploom.ranks.agreement._Loop.post", lambda one, **entry: over.wait(20))
@@ -291,22 +243,17 @@ def test_the_process_that_holds_the_store_may_hang(
     over.set()
 
 
-# --- when loaders are made -----------------------------------------------------------------------
-
-
 def meeting(here: DeadlockDetector, seeds: str = SETTINGS["seeds"]) -> Meeting:
     return Meeting(here, Read({**SETTINGS, "seeds": seeds}), ["train.py:3"], 1001)
 
 
 @pytest.mark.parametrize("seeds", [["of 'node' [1]"] * 3, ["of 'node' [1]", "of 'node' [2]", "of 'node' [3]"]])
-def test_ranks_find_out_whether_they_have_the_same_seeds(
-    ranks: Callable[..., list[DeadlockDetector]], seeds: list[str]
-) -> None:
+def test_ranks_find_out_whether_they_have_the_same_seeds(ranks: Ranks, seeds: list[str]) -> None:
     for one in [meeting(here, text) for here, text in zip(ranks(3), seeds, strict=True)]:
         assert one.seeds(may_be_lone=False) == [f"1001 {text}" for text in seeds]
 
 
-def test_a_rank_that_read_the_loader_alone_is_known(ranks: Callable[..., list[DeadlockDetector]]) -> None:
+def test_a_rank_that_read_the_loader_alone_is_known(ranks: Ranks) -> None:
     first, second = map(meeting, ranks(2))
     assert second.lone_reader() is None
     first.note_lone()

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from support import TESTS
+from support.ports import free_ports
+from support.rank_processes import run_ranks
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from hoploom import ConfigError, PeerError
-from hoploom.ranks.context import Context, all_or_none, init, unwrap
+from hoploom.ranks.context import all_or_none, init, unwrap
 from hoploom.ranks.environment import RankInfo, first_host, read_rank, share_of_cores
 from hoploom.ranks.rendezvous import _store_at
 
@@ -24,6 +26,10 @@ TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
 TORCHRUN |= {"MASTER_ADDR": "gpu7", "MASTER_PORT": "29400"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1234567"}
 SLURM |= {"SLURM_JOB_NODELIST": "gpu[003-004]", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_NODEID": "1"}
+
+
+def without(name: str) -> dict[str, str]:
+    return {other: text for other, text in SLURM.items() if other != name}
 
 
 def test_torchruns_variables_name_a_rank_and_go_before_slurms() -> None:
@@ -119,14 +125,8 @@ def test_a_list_of_nodes_that_names_no_host_is_refused(nodes: str) -> None:
         ({"SLURM_PROCID": "0"}, "SLURM_NTASKS is not set, but must be a number"),
         (SLURM | {"SLURM_PROCID": "8"}, "SLURM_PROCID is 8, but SLURM_NTASKS is 8"),
         (SLURM | {"SLURM_NTASKS": "many"}, "SLURM_NTASKS is 'many'"),
-        (
-            {name: text for name, text in SLURM.items() if name != "SLURM_JOB_NODELIST"},
-            r"\(SLURM_JOB_NODELIST\) is ''.*set MASTER_ADDR",
-        ),
-        (
-            {name: text for name, text in SLURM.items() if name != "SLURM_JOB_ID"},
-            "SLURM_JOB_ID is not set.*start the script with torchrun or srun",
-        ),
+        (without("SLURM_JOB_NODELIST"), r"\(SLURM_JOB_NODELIST\) is ''.*set MASTER_ADDR"),
+        (without("SLURM_JOB_ID"), "SLURM_JOB_ID is not set.*start the script with torchrun or srun"),
     ],
 )
 def test_a_wrong_variable_is_named_with_its_value_and_the_way_out(variables: dict[str, str], message: str) -> None:
@@ -145,16 +145,12 @@ def test_a_task_has_its_cores_alone_unless_it_starts_several_ranks(monkeypatch: 
     assert share_of_cores(read_rank(SLURM), five) == 5
     assert share_of_cores(replace(read_rank(SLURM), source="group"), five) == 5
     assert share_of_cores(read_rank(SLURM | TORCHRUN), five) == 2
-    assert share_of_cores(RankInfo(1, 1, 4, 4, "arguments"), five) == 1
+    assert share_of_cores(RankInfo(1, 1, 4, 4), five) == 1
     assert share_of_cores(RankInfo(0, 0, 2, 2), {"SLURM_CPUS_PER_TASK": "99"}) == 6
 
 
-def alone() -> Context:
-    return init(device="cpu")
-
-
 def test_a_single_process_has_no_process_group() -> None:
-    with alone() as context:
+    with init(device="cpu") as context:
         assert (context.rank, context.local_rank, context.world_size, context.restarts) == (0, 0, 1, 0)
         assert context.is_main
         assert not torch.distributed.is_initialized()
@@ -172,7 +168,7 @@ def test_a_single_process_has_no_process_group() -> None:
 
 def test_one_process_averages_its_own_losses() -> None:
     values = torch.tensor([1.0, 2.0, 6.0], requires_grad=True)
-    with alone() as context:
+    with init(device="cpu") as context:
         context.mean_loss(values).backward()
         assert context.mean_loss(values).item() == 3
         assert context.mean_loss(values, total=9).item() == 1  # a third of what is accumulated over three calls
@@ -181,14 +177,14 @@ def test_one_process_averages_its_own_losses() -> None:
 
 
 def test_a_reduction_is_exact_whatever_the_dtype_given() -> None:
-    with alone() as context:
+    with init(device="cpu") as context:
         assert context.sum(torch.tensor([7], dtype=torch.uint8)).dtype == torch.int64
         assert context.sum(torch.tensor([0.5], dtype=torch.float16)).dtype == torch.float64
         assert context.sum(torch.tensor(True)).item() == 1
 
 
 def test_an_error_of_ones_own_passes_the_guard_unchanged() -> None:
-    with alone() as context, pytest.raises(RuntimeError, match="my own"), context.guard("testing"):
+    with init(device="cpu") as context, pytest.raises(RuntimeError, match="my own"), context.guard("testing"):
         raise RuntimeError("my own timeout")
 
 
@@ -227,7 +223,7 @@ def test_bad_arguments_name_the_way_out() -> None:
     ]:
         with pytest.raises(ConfigError, match=message):
             init(**arguments)
-    with alone() as context:
+    with init(device="cpu") as context:
         with pytest.raises(ConfigError, match="no parameter that needs a gradient"):
             context.wrap(nn.ReLU())
         with pytest.raises(ConfigError, match="without a shape; call it on one batch"):
@@ -241,9 +237,7 @@ def test_bad_arguments_name_the_way_out() -> None:
 
 
 def test_a_rank_that_finds_nobody_says_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     for name, text in (TORCHRUN | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}).items():
         monkeypatch.setenv(name, text)
     with pytest.raises(PeerError, match=f"rank 3 of 8 cannot reach rank 0 at 127.0.0.1:{port} within 0.3 seconds"):
@@ -264,17 +258,6 @@ def test_a_taken_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             _store_at("127.0.0.1", port, timedelta(seconds=1), holds=True)
 
 
-SCRIPT = """
-import gc
-gc.disable()
-import hoploom
-from support import train_workers
-with hoploom.init(timeout=60) as context:
-    train_workers.check_two_ranks(context)
-gc.freeze()
-"""
-
-
 MEET = "import hoploom\nwith hoploom.init(device='cpu', timeout=60) as c:\n    assert c.sum(c.rank + 1) == 3\n"
 
 
@@ -286,34 +269,16 @@ def torchrun(code: str, script: Path) -> None:
 
 def slurm(code: str, script: Path) -> None:
     """Two tasks as srun starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     script.write_text(code)
-    common = {"SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "127.0.0.1", "SLURM_JOB_ID": "7", "MASTER_PORT": str(port)}
-    tasks = []
-    for rank in range(2):
-        env = os.environ | common | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "PYTHONPATH": str(TESTS)}
-        tasks.append(subprocess.Popen([sys.executable, str(script)], env=env))
-    try:
-        assert [task.wait(timeout=90) for task in tasks] == [0, 0]
-    finally:
-        for task in tasks:
-            task.kill()
-            task.wait()
+    common = {"SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "127.0.0.1", "SLURM_JOB_ID": "7"}
+    common |= {"MASTER_PORT": str(free_ports(1)[0])}
+    tasks = [common | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+    assert [code for code, _ in run_ranks([str(script)], tasks)] == [0, 0]
 
 
 @pytest.mark.parametrize("start", [torchrun, slurm])
 def test_ranks_of_a_launcher_meet(start: Callable[[str, Path], None], tmp_path: Path) -> None:
     start(MEET, tmp_path / "train.py")
-
-
-@pytest.mark.slow  # all the rest; spawned ranks do it in the same way
-@pytest.mark.parametrize("start", [torchrun, slurm])
-def test_ranks_of_a_launcher_do_together_what_one_process_does(
-    start: Callable[[str, Path], None], tmp_path: Path
-) -> None:
-    start(SCRIPT, tmp_path / "train.py")
 
 
 def test_a_rank_imports_no_pyg_and_faults_its_pages_in_once() -> None:

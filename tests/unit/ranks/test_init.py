@@ -6,23 +6,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support import TESTS
 from support.networks import hosts
 from support.ports import free_ports
+from support.rank_processes import run_ranks
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.torch_version import TorchVersion
 
 from hoploom import ConfigError, PeerError
 from hoploom.config.values import is_loopback
 from hoploom.ranks.context import init
-from hoploom.ranks.environment import LOCALS, RankInfo, given, with_local_rank
+from hoploom.ranks.environment import LOCALS, RankInfo, with_local_rank
 from hoploom.ranks.rendezvous import (
     Rendezvous,
     _claim,
@@ -35,24 +35,9 @@ from hoploom.ranks.rendezvous import (
 )
 
 
-def processes(module: str, arguments: list[list[str]]) -> list[tuple[int, str]]:
-    """The exit code and stderr of each of some processes that run together."""
-    environment = os.environ | {"PYTHONPATH": str(TESTS)}
-    started = [
-        subprocess.Popen([sys.executable, "-m", module, *words], env=environment, stderr=subprocess.PIPE, text=True)
-        for words in arguments
-    ]
-    try:
-        said = [process.communicate(timeout=90)[1] for process in started]
-        return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
-    finally:
-        for process in started:
-            process.kill()
-
-
-def test_ranks_meet_by_arguments_by_half_a_set_of_variables_and_in_a_group_that_exists() -> None:
-    ports = [str(port) for port in free_ports(3)]
-    ended = processes("support.init_workers", [[str(rank), *ports] for rank in range(2)])
+def test_ranks_meet_by_half_a_set_of_variables_and_in_a_group_that_exists() -> None:
+    words = ["-m", "support.init_workers", *map(str, free_ports(3))]
+    ended = run_ranks(words, [{"OWN_RANK": str(rank)} for rank in range(2)])
     assert [code for code, _ in ended] == [0, 0], "\n".join(said for _, said in ended)
 
 
@@ -88,51 +73,59 @@ def listener(kind: str) -> Iterator[int]:
         one.close()
 
 
-@pytest.mark.parametrize("kind", ["is silent", "closes"])
-def test_a_stranger_at_the_meeting_point_is_told_within_the_deadline(kind: str) -> None:
+@pytest.fixture
+def join(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
+    """Call `init` as a launcher's rank."""
+
+    def call(rank: int, world_size: int, port: int, timeout: float, address: str = "127.0.0.1") -> object:
+        names = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": address, "MASTER_PORT": port}
+        for name, value in names.items():
+            monkeypatch.setenv(name, str(value))
+        return init(device="cpu", timeout=timeout)
+
+    return call
+
+
+@pytest.mark.parametrize(("kind", "timeout", "seconds"), [("is silent", 1, 10), ("closes", 1, 10), ("talks", 1200, 60)])
+def test_a_stranger_at_the_meeting_point_is_told_within_the_deadline_and_long_before_one_of_hours(
+    kind: str, timeout: float, seconds: float, join: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hoploom.ranks.rendezvous.SILENCE", 0.5 if kind == "talks" else 60.0)
     begin = time.monotonic()
     with (
         listener(kind) as port,
         pytest.raises(PeerError, match=f"rank 1 of 2 reached 127.0.0.1:{port}, but what answers there is not rank 0"),
     ):
-        init(device="cpu", rank=1, world_size=2, address=f"127.0.0.1:{port}", timeout=1)
-    assert time.monotonic() - begin < 10
-
-
-def test_a_stranger_is_told_long_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hoploom.ranks.rendezvous.SILENCE", 0.5)
-    begin = time.monotonic()
-    with listener("talks") as port, pytest.raises(PeerError, match="what answers there is not rank 0"):
-        init(device="cpu", rank=1, world_size=2, address=f"127.0.0.1:{port}", timeout=1200)
-    assert time.monotonic() - begin < 60
+        join(1, 2, port, timeout)
+    assert time.monotonic() - begin < seconds
 
 
 @pytest.mark.parametrize("host", ["[::1]", "127.0.1.1"])
 def test_any_loopback_address_is_where_ranks_of_a_host_meet(host: str) -> None:
-    address = f"{host}:{free_ports(1)[0]}"
+    (port,) = free_ports(1)
     with ThreadPoolExecutor() as pool:
-        places = [replace(given(rank, 2, address), uncounted=()) for rank in range(2)]
+        places = [RankInfo(rank, 0, 2, 1, address=host, port=port) for rank in range(2)]
         stores = list(pool.map(lambda place: rendezvous_store(place, timedelta(seconds=5)), places))
     stores[0].set("said", "here")
     assert stores[1].get("said") == b"here"
 
 
-def test_a_name_that_does_not_resolve_is_told_as_that() -> None:
+def test_a_name_that_does_not_resolve_is_told_as_that(join: Callable[..., object]) -> None:
     with pytest.raises(ConfigError, match=r"rank 0 of 2 was given nosuchhost\.invalid:29674, and this host knows no"):
-        init(device="cpu", rank=0, world_size=2, address="nosuchhost.invalid:29674", timeout=1)
+        join(0, 2, 29674, 1, "nosuchhost.invalid")
 
 
-def test_a_rank_that_never_comes_is_named() -> None:
+def test_a_rank_that_never_comes_is_named(join: Callable[..., object]) -> None:
     (port,) = free_ports(1)
     with pytest.raises(
         PeerError, match="rank 0 of 3 was meeting the others, and rank 1, rank 2 did not connect in time"
     ):
-        init(device="cpu", rank=0, world_size=3, address=f"127.0.0.1:{port}", timeout=0.3)
+        join(0, 3, port, 0.3)
     assert not _listens("127.0.0.1", port)
 
 
 def test_ranks_on_hosts_in_turn_count_those_of_their_own() -> None:
-    place = RankInfo(3, 0, 5, 1, "arguments", uncounted=LOCALS)
+    place = RankInfo(3, 0, 5, 1, "torchrun", uncounted=LOCALS)
     found = with_local_rank(place, ["a", "b", "a", "b", "a"])
     assert (found.local_rank, found.local_world_size, found.node) == (1, 2, 1)
     found = with_local_rank(replace(place, local_rank=2, uncounted=LOCALS[1:]), ["a", "a", "a", "a", "b"])
@@ -197,8 +190,12 @@ def test_two_hosts_whose_own_names_are_loopback_meet() -> None:
         assert [process.wait(timeout=90) for process in started] == [0, 0]
 
 
-def test_a_rank_that_reaches_the_last_meeting_as_it_closes_comes_to_the_next_one(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("reopens", "said"),
+    [(True, "was meeting the others, and rank 0 did not connect in time"), (False, "cannot reach rank 0 at 127")],
+)
+def test_a_rank_that_reaches_the_last_meeting_as_it_closes_comes_to_the_next_one_or_is_told(
+    reopens: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = [hold_local_store(0, timedelta(seconds=5))]
     port = held[0].port
@@ -209,26 +206,13 @@ def test_a_rank_that_reaches_the_last_meeting_as_it_closes_comes_to_the_next_one
         try:
             _claim(*given)  # type: ignore[arg-type]
         finally:
-            held.append(hold_local_store(port, timedelta(seconds=5)))
+            if reopens:
+                held.append(hold_local_store(port, timedelta(seconds=5)))
 
     monkeypatch.setattr("hoploom.ranks.rendezvous._claim", close_first)
-    place = given(1, 2, f"127.0.0.1:{port}")
-    with pytest.raises(PeerError, match="rank 1 of 2 was meeting the others, and rank 0 did not connect in time"):
-        meet(place, 1)
-    assert held[0].get("hoploom/rank/0/process/1").startswith(f"{os.getpid()} on ".encode())
-
-
-def test_a_meeting_that_closes_for_good_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = [hold_local_store(0, timedelta(seconds=5))]
-    place = given(1, 2, f"127.0.0.1:{held[0].port}")
-
-    def close_first(*given: object) -> None:
-        held.clear()
-        _claim(*given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("hoploom.ranks.rendezvous._claim", close_first)
-    with pytest.raises(PeerError, match="rank 1 of 2 cannot reach rank 0 at 127"):
-        meet(place, 1)
+    with pytest.raises(PeerError, match=f"rank 1 of 2 {said}"):
+        meet(RankInfo(1, 0, 2, 1, port=port), 1)
+    assert not reopens or held[0].get("hoploom/rank/0/process/1").startswith(f"{os.getpid()} on ".encode())
 
 
 @pytest.mark.parametrize(("version", "with_libuv"), [("2.6.0+cu124", False), ("2.7.1", False), ("2.13.0+cpu", True)])
@@ -241,24 +225,3 @@ def test_the_meeting_point_asks_libuv_only_for_what_this_torch_has(
     assert held.libuvBackend == with_libuv
     TCPStore("127.0.0.1", held.port, timeout=second).set("said", "here")
     assert held.get("said") == b"here"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"rank": 0}, "world_size is None; give the number of ranks, with rank and address"),
-        ({"rank": 0, "world_size": 2}, "address is None; give HOST:PORT of rank 0's host"),
-        ({"world_size": 2, "address": "gpu1:29500"}, "rank is None; give this process's number, from 0 to 1"),
-        ({"rank": 2, "world_size": 2, "address": "gpu1:29500"}, "rank is 2, but world_size is 2, and ranks count from"),
-        ({"rank": 0, "world_size": 2, "address": "gpu1"}, "the address is 'gpu1'; give HOST:PORT"),
-        ({"rank": 0, "world_size": 2, "address": "gpu1:0"}, "address is 'gpu1:0'; give HOST:PORT of rank 0's host"),
-    ],
-)
-def test_half_of_the_arguments_is_refused(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        init(**arguments)  # type: ignore[arg-type]
-
-
-def test_one_rank_needs_no_address() -> None:
-    with init(device="cpu", rank=0, world_size=1) as context:
-        assert (context.rank, context.world_size) == (0, 1)
