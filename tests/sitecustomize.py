@@ -1,7 +1,7 @@
 """Import two slow packages on first use, in every Python process that a test starts.
 
-PyG imports all its data sets (which import pandas) and torch's compiler. A graph server uses neither, and they are half
-of the processor time of its start. `import` and `from` behave as before.
+PyG imports all its data sets (which import pandas) and torch's compiler. Most trainers of tests use neither, and they
+are half of the processor time of a start. `import` and `from` behave as before.
 """
 
 import sys

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 from support import ROOT
-from torch.distributed.run import get_args_parser
 
 from hoploom import ConfigError, StoreError
 from hoploom.deploy.cluster_file import Host
@@ -225,14 +224,6 @@ def test_worker_mode_has_a_server_beside_the_trainers_of_each_host(write: Write)
     assert told["HOPLOOM_TOKEN_FILE"] == "/etc/hoploom/token"
     assert told["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
     assert "CUDA_VISIBLE_DEVICES" not in planned[3].environment
-
-
-def test_torchrun_takes_the_words_that_trainers_are_started_with(write: Write) -> None:
-    text = 'hosts = ["127.0.0.1", "localhost"]\nprocesses = 2\nmax_restarts = 0'
-    last = processes(read_cluster(write(text)), ["train", "run.toml"])[-1]
-    read = get_args_parser().parse_args(list(last.words[3:]))
-    assert (read.nnodes, read.node_rank, read.nproc_per_node, read.master_addr) == ("2", 1, "2", "127.0.0.1")
-    assert (read.module, read.training_script, read.training_script_args) == (True, "hoploom", ["train", "run.toml"])
 
 
 def test_server_client_mode_leaves_the_graph_to_the_servers(write: Write) -> None:

@@ -37,12 +37,6 @@ def read(text: str) -> Samples:
     return samples
 
 
-def test_a_server_that_did_nothing_tells_zeros() -> None:
-    samples = read(Metrics().text())
-    assert set(samples.values()) == {0.0}
-    assert ("hoploom_cache_rows_total", (("outcome", "hit"),)) in samples
-
-
 def test_the_page_of_operations_says_what_a_server_tells() -> None:
     """Names, types, labels and texts of its table, and the kinds of requests below it."""
     page = (ROOT / "docs" / "operations.md").read_text()
