@@ -102,8 +102,12 @@ def test_store_json_lists_the_labels_of_all_parts_before_their_ids(tmp_path: Pat
     assert [Path(file).stem for file in files] == ["x"] * 3 + ["y"] * 3 + [ORIGINAL_ID] * 3
 
 
-def test_edges_keep_their_ids_ends_and_features(tmp_path: Path) -> None:
-    store = import_glt(glt_folder(tmp_path / "glt"), tmp_path / "out")
+@pytest.mark.parametrize("order", ["as edges", "another order"])
+def test_edges_keep_their_ids_ends_and_features(tmp_path: Path, order: str) -> None:
+    folder = glt_folder(tmp_path / "glt")
+    for path in folder.glob("part*/edge_feat/*.pt") if order == "another order" else ():
+        torch.save(torch.load(path).flip(0), path)
+    store = import_glt(folder, tmp_path / "out")
     assert edges_of(store, RING) == dict(enumerate(map(tuple, ring_edges().T.tolist())))
     for part in store.parts:
         attributes = part.tables[RING, "edge_attr"].rows.view(-1)
@@ -126,18 +130,6 @@ def test_types_and_relations_are_told_from_the_names_of_files(tmp_path: Path, la
     assert len(store.parts) == GLT_PARTS
     batch = next(iter(NeighborLoader(store, [-1], input_nodes=("paper", store.split("train", "paper")), batch_size=6)))
     assert sorted(batch["paper"].y[:6].tolist()) == list(range(6))
-
-
-def test_edge_features_in_another_order_find_their_edges(tmp_path: Path) -> None:
-    folder = glt_folder(tmp_path / "glt")
-    for part in range(GLT_PARTS):
-        for name in ("ids", "feats"):
-            path = folder / f"part{part}" / "edge_feat" / f"{name}.pt"
-            torch.save(torch.load(path).flip(0), path)
-    store = import_glt(folder, tmp_path / "out")
-    for part in store.parts:
-        attributes = part.tables[RING, "edge_attr"].rows.view(-1)
-        assert torch.equal(attributes, part.tables[RING, EDGE_ID].rows.float())
 
 
 def test_edge_weights_are_the_stores_weights(tmp_path: Path) -> None:

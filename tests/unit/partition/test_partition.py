@@ -269,13 +269,18 @@ def test_a_store_of_which_parts_are_missing_is_refused(ring_store: Store, tmp_pa
         partition(hoploom.open(tmp_path / "parts", parts=[0]), tmp_path / "again", 3)
 
 
+def write_99(store: Path, name: str, where: slice) -> None:
+    """Write the number 99 over some bytes of a file."""
+    file = next(store.rglob(name))
+    stored = bytearray(file.read_bytes())
+    stored[where] = (99).to_bytes(len(stored[where]), "little")
+    file.write_bytes(stored)
+
+
 def test_a_damaged_id_is_an_error_that_names_it(ring_store: Store, tmp_path: Path) -> None:
     schema: Schema = ring_store.schema
     ring_store.save(tmp_path / "store")
-    file = next((tmp_path / "store").rglob("csc.indices.npy"))
-    contents = bytearray(file.read_bytes())
-    contents[-4:] = (99).to_bytes(4, "little")
-    file.write_bytes(contents)
+    write_99(tmp_path / "store", "csc.indices.npy", slice(-4, None))
     message = rf"the indices of \('node', 'to', 'node'\) hold 99, out of range \[0, {schema.node_types[0].num_nodes}\)"
     with pytest.raises(hoploom.DataError, match=message):
         partition(tmp_path / "store", tmp_path / "parts", 2, method="range", seeds=None)
@@ -287,10 +292,7 @@ def test_a_damaged_indptr_names_its_relation(tmp_path: Path) -> None:
     edges = {("node", "to", "node"): {"edge_index": ends}, ("node", "past", "node"): {"edge_index": ends.flip(0)}}
     store = hoploom.from_tensors({"node": {"x": torch.zeros(12, 1)}}, edges, splits={"node": {"train": ends[0]}})
     store.save(tmp_path / "store")
-    file = next((tmp_path / "store").rglob("*past*/csc.indptr.npy"))
-    contents = bytearray(file.read_bytes())
-    contents[-64:-56] = (99).to_bytes(8, "little")
-    file.write_bytes(contents)
+    write_99(tmp_path / "store", "*past*/csc.indptr.npy", slice(-64, -56))
     relation = r"sampling \('node', 'past', 'node'\) fails: "
     with pytest.raises(
         hoploom.StoreError, match=rf"{relation}indptr is damaged at node \d+; the store is damaged, run hoploom check"
