@@ -153,17 +153,15 @@ class _Run(Generic[Made]):
             raise
 
     def _result(self, future: "Future[Any]", step: int) -> Any:
-        return result_of(future, step, self._pipeline.deadline, self._stages.hint)
-
-
-def result_of(future: "Future[Made]", step: int, deadline: float, hint: str) -> Made:
-    """Return what was made for a step, or raise its error; BatchError if it is not there in time."""
-    try:
-        return future.result(timeout=deadline)
-    except FutureTimeoutError as error:
-        if future.done():  # just in time, or a TimeoutError of the maker itself
-            return future.result()
-        raise BatchError(f"step {step} was not made within {deadline:g} s; {hint}, or raise timeout") from error
+        """Return what was made for a step, or raise its error; BatchError if it is not there in time."""
+        deadline = self._pipeline.deadline
+        try:
+            return future.result(timeout=deadline)
+        except FutureTimeoutError as error:
+            if future.done():  # just in time, or a TimeoutError of the maker itself
+                return future.result()
+            hint = f"{self._stages.hint}, or raise timeout"
+            raise BatchError(f"step {step} was not made within {deadline:g} s; {hint}") from error
 
 
 class Workers(Generic[Made]):

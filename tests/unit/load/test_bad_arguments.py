@@ -15,8 +15,6 @@ import hoploom
 from hoploom import ConfigError, DataError, HGTLoader, LinkNeighborLoader, NeighborLoader, StoreError
 from hoploom.load import arguments as inputs
 
-# --- the other arguments ---------------------------------------------------------------------------
-
 BAD_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "batch_size 0": ({"batch_size": 0}, "batch_size", "0"),
     "batch_size negative": ({"batch_size": -1}, "batch_size", "-1"),
@@ -153,9 +151,6 @@ def test_arguments_of_links_are_unknown_to_nodes() -> None:
         nodes(neg_sampling="binary")
     with pytest.raises(TypeError, match="input_nodes"):
         links(input_nodes=[0])
-
-
-# --- the same mistakes in PyG ----------------------------------------------------------------------
 
 
 def timed_twice() -> HeteroData:

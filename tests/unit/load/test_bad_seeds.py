@@ -13,8 +13,6 @@ from torch_geometric.sampler import NegativeSampling
 
 from hoploom import from_pyg, from_tensors
 
-# --- fanouts ---------------------------------------------------------------------------------------
-
 NODE_TO_NODE = ("node", "to", "node")
 RELATIONS = library().edge_types
 WRITES = RELATIONS[0]
@@ -61,8 +59,6 @@ def test_wrong_fanouts_by_relation_are_refused(given: Any, said: tuple[str, ...]
 def test_a_fanout_may_be_any_integer_type() -> None:
     assert len(nodes(num_neighbors=[np.int64(2), np.int32(-1)], batch_size=8)) == 1
 
-
-# --- seeds -----------------------------------------------------------------------------------------
 
 BAD_SEEDS: dict[str, tuple[Any, ...]] = {
     "empty list": ([], "input_nodes", "empty"),
@@ -143,9 +139,6 @@ def test_ids_of_the_input_may_be_a_list_or_an_array(loader: Callable[..., Any]) 
         assert torch.equal(torch.as_tensor(batch.input_id), torch.arange(count))
 
 
-# --- time and weight -------------------------------------------------------------------------------
-
-
 BAD_INPUT_TIMES: dict[str, tuple[Any, ...]] = {
     "too few": (torch.arange(19), "input_time", "(19,)", "20"),
     "floats": (torch.arange(20.0), "input_time", "float32"),
@@ -204,8 +197,6 @@ BAD_TIME_ARGUMENTS: dict[str, tuple[Any, ...]] = {
 def test_wrong_use_of_times_and_weights_is_refused(given: Call, said: tuple[str, ...]) -> None:
     assert_refused(given, *said)
 
-
-# --- links -----------------------------------------------------------------------------------------
 
 BAD_LINKS: dict[str, tuple[Any, ...]] = {
     "empty": (torch.empty(2, 0, dtype=torch.int64), "edge_label_index", "empty"),

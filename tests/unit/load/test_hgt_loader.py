@@ -45,9 +45,6 @@ def n_ids(batch: HeteroData) -> list[list[int]]:
     return [batch[name].n_id.tolist() for name in batch.node_types]
 
 
-# --- nodes and edges -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_the_nodes_of_a_batch_are_those_that_the_reference_draws(seed: int) -> None:
     data = papers(seed)
@@ -109,9 +106,6 @@ def test_no_budget_no_nodes_and_repeated_seeds_stay() -> None:
     assert HGTLoader(library(), [10**30], "paper", batch_size=10)(list(range(10)))["author"].n_id.numel() == 6
 
 
-# --- as PyG's --------------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore:Unable to accurately infer")
 @pytest.mark.parametrize("seeds", [("paper", library()["paper"].train_mask), "author", ("venue", [2, 0])])
 def test_a_batch_has_the_fields_of_pygs(seeds: Any) -> None:
@@ -119,8 +113,6 @@ def test_a_batch_has_the_fields_of_pygs(seeds: Any) -> None:
     ours = list(HGTLoader(data, [2, 2], seeds, is_sorted=True, filter_per_worker=True, batch_size=4))
     assert_same_batches(ours, NodeLoader(data, Replayed(ours), seeds, batch_size=4))
 
-
-# --- wrong arguments -------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[Any, ...]] = {
     "a misspelt type": ({"num_samples": {"author": [2], "papers": [2], "venue": [2]}}, "'papers'", "'paper'", "venue"),

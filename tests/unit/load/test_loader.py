@@ -31,9 +31,6 @@ def _seeds(batches: Any) -> list[int]:
     return [node for batch in batches for node in batch.n_id[: batch.batch_size].tolist()]
 
 
-# --- invariant 2 --------------------------------------------------------------------------------
-
-
 @given(
     num_seeds=st.integers(1, 300),
     batch_size=st.integers(1, 40),
@@ -109,9 +106,6 @@ def test_shuffling_changes_with_the_epoch_and_the_seed_only() -> None:
     assert _seeds(_loader(shuffle=False)) == list(range(50))
 
 
-# --- position -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_state_restores_at_every_step_of_two_epochs(num_workers: int) -> None:
     loader = _loader(num_workers=num_workers)
@@ -158,9 +152,6 @@ def test_state_is_plain_numbers_and_foreign_states_are_refused() -> None:
     ):
         with pytest.raises(hoploom.ConfigError):
             loader.load_state_dict({**state, **change})
-
-
-# --- loops that end early -----------------------------------------------------------------------
 
 
 def _threads() -> int:
@@ -211,21 +202,6 @@ def test_the_newest_of_two_iterators_says_where_the_loader_is() -> None:
     next(second)
     next(first)
     assert (loader.state_dict()["epoch"], loader.state_dict()["step"]) == (1, 1)
-
-
-def test_a_batch_that_is_done_at_the_deadline_is_delivered() -> None:
-    from concurrent.futures import Future
-
-    from hoploom.load.pipeline import result_of
-
-    class Late(Future[int]):
-        def result(self, timeout: float | None = None) -> int:
-            if timeout is not None:
-                self.set_result(7)
-                raise TimeoutError
-            return super().result()
-
-    assert result_of(Late(), 0, 0.1, "") == 7
 
 
 def test_dropping_the_loader_in_the_middle_of_an_epoch_frees_everything() -> None:
@@ -299,9 +275,6 @@ def test_a_thousand_epochs_use_no_more_memory_than_ten() -> None:
 def test_a_loader_is_called_with_positions_among_the_seeds(index: Any, said: str) -> None:
     with pytest.raises(hoploom.ConfigError, match=f"^index {said}$"):
         _loader()(index)
-
-
-# --- steps of one's choice, and what ranks compare ------------------------------------------------
 
 
 def test_ranks_that_share_out_steps_see_the_batches_of_one_process() -> None:

@@ -112,9 +112,6 @@ def test_shuffling_is_new_in_every_epoch_and_for_every_seed() -> None:
     assert first[0] != sorted(first[0])
 
 
-# --- loaders -------------------------------------------------------------------------------------
-
-
 def _loader(folder: Path, rank: int = 0, **options: Any) -> hoploom.NeighborLoader:
     given_options = {"batch_size": 6, "shuffle": True, "locality": [[0], [1]], **options}
     return hoploom.NeighborLoader(folder, [2, 2], rank=rank, world_size=2, **given_options)

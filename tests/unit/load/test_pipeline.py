@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -194,6 +195,22 @@ def test_a_step_that_is_not_made_in_time_is_named(stage: str) -> None:
         go_on.set()
 
 
+def _run(steps: range) -> _Run[Any]:
+    nothing = Workers[Any](0)
+    return _Run(Pipeline(), Stages(lambda *_: None, 1, 1), steps, lambda step: nullcontext(), nothing, nothing)
+
+
+def test_a_batch_that_is_done_at_the_deadline_is_delivered() -> None:
+    class Late(Future[int]):
+        def result(self, timeout: float | None = None) -> int:
+            if timeout is not None:
+                self.set_result(7)
+                raise TimeoutError
+            return super().result()
+
+    assert _run(STEPS)._result(Late(), 3) == 7
+
+
 @pytest.mark.parametrize("steps", [range(5), range(4, -1, -1)])
 def test_a_failure_stands_in_place_of_later_steps_alone(steps: range) -> None:
     """Threads may begin an earlier step after a later one has failed."""
@@ -205,9 +222,7 @@ def test_a_failure_stands_in_place_of_later_steps_alone(steps: range) -> None:
             raise ValueError(f"step {step}")
         return step
 
-    nothing = Workers[Any](0)
-    run = _Run(Pipeline(), Stages(lambda *_: None, 1, 1), steps, lambda step: nullcontext(), nothing, nothing)
-    until_one_fails = partial(run._until_one_fails, make)
+    until_one_fails = partial(_run(steps)._until_one_fails, make)
     with pytest.raises(ValueError, match=f"step {steps[3]}"):
         until_one_fails(steps[3])
     assert until_one_fails(steps[2]) == steps[2]

@@ -27,8 +27,6 @@ WRITES = ("author", "writes", "paper")
 PAPERS = torch.tensor([3, 9, 3, 0, 5, 8])
 ADDED = ["n_id", "e_id", "num_sampled_nodes", "num_sampled_edges", "input_id", "batch_size"]
 
-# --- graphs --------------------------------------------------------------------------------------
-
 
 def every_kind() -> Data:
     """A ring with a field of every kind that PyG filters, and of those it leaves alone."""
@@ -72,8 +70,6 @@ def with_own_ids(data: Data | HeteroData) -> Data | HeteroData:
     edges.e_id = 100 + torch.arange(edges.num_edges)
     return data
 
-
-# --- the fields of a batch -----------------------------------------------------------------------
 
 bare = Data(edge_index=ring(12).edge_index)
 counted = Data(edge_index=ring(12).edge_index, num_nodes=13)
@@ -163,9 +159,6 @@ def test_sampling_leaves_the_users_data_as_it_was(data: Data | HeteroData) -> No
     assert_same_batches([data], [before])
 
 
-# --- PyG's arguments -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("num_seeds", [1, 7, 8, 9])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_loader_is_as_long_as_pygs(num_seeds: int, drop_last: bool) -> None:
@@ -215,9 +208,6 @@ def test_every_relation_may_have_fanouts_of_its_own(as_object: bool) -> None:
     counts = {key[1]: batch[key].num_sampled_edges for key in data.edge_types}
     # Papers 6, 7 and 8 cite paper 5; of these, 7 and 8 cite 6 and 8 cites 7.
     assert counts == {"writes": [1, 0], "reviews": [1, 0], "cites": [3, 3], "appears_in": [0, 0], "prints": [1, 0]}
-
-
-# --- what a GNN computes -------------------------------------------------------------------------
 
 
 class Layers(nn.Module):

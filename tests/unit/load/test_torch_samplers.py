@@ -19,7 +19,6 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from torch_geometric.data import Data
 from torch_geometric.loader import ImbalancedSampler
 
 import hoploom
@@ -89,16 +88,6 @@ def test_a_list_is_walked_as_it_stands_and_positions_are_among_the_seeds() -> No
     assert batch.input_id.tolist() == [1, 1, 0, 2]
     assert loader.dataset == range(3)
     assert loader([2]).n_id[0] == 10
-
-
-def test_an_imbalanced_graph_is_drawn_evenly_over_its_classes() -> None:
-    y = (torch.arange(400) < 40).long()
-    data = Data(edge_index=torch.empty(2, 0, dtype=torch.int64), y=y, num_nodes=400)
-    mask = torch.arange(400) < 300
-    sampler = ImbalancedSampler(data, input_nodes=mask)
-    drawn = torch.cat([b.y for b in hoploom.NeighborLoader(data, [-1], mask, sampler=sampler, batch_size=50)])
-    assert drawn.numel() == 300
-    assert 0.4 < drawn.float().mean() < 0.6
 
 
 @each_sampler
