@@ -171,10 +171,7 @@ class LookAhead(Maker):
             fitting = self._window // num_bytes
             num_ahead = max(1, min(num_ahead, fitting))
             if self._scratch is not None:
-                in_scratch = scratch_bytes(self._scratch) // order.world_size // (GROUPS * num_bytes)
-                in_memory = self._window // 4 // max(1, id_bytes)
-                in_time = self._steps_in_time(num_bytes, pipeline.deadline)
-                self.num_packed = max(0, min(MOST_PACKED, len(order.steps), in_scratch, in_memory, in_time))
+                self.num_packed = self._steps_that_fit(order, num_bytes, id_bytes, pipeline.deadline)
                 is_packed = self.num_packed > 1 and self.num_packed * num_bytes * GROUPS > self._window
             if self.num_steps is None:
                 self.num_steps = max(1, min(MOST_STEPS, fitting // (num_groups + 1)))
@@ -284,15 +281,19 @@ class LookAhead(Maker):
 
     # --- scratch space ----------------------------------------------------------------------------
 
-    def _steps_in_time(self, num_bytes: int, deadline: float) -> int:
-        """Return how many steps of `num_bytes` can be packed so that the first batch does not wait for long."""
+    def _steps_that_fit(self, order: Order, num_bytes: int, id_bytes: int, deadline: float) -> int:
+        """Return how many steps make a group in scratch space, so that the first batch does not wait for long."""
         store = self._maker.assembler.store
         assert store.reads is not None
         assert store.budget is not None
+        assert self._scratch is not None
+        in_scratch = scratch_bytes(self._scratch) // order.world_size // (GROUPS * num_bytes)
+        in_memory = self._window // 4 // max(1, id_bytes)
         bytes_per_second = store.reads.bytes_per_second
         sweep = store.budget.disk_bytes / bytes_per_second
         seconds = min(DEADLINE_SHARE * deadline, max(SECONDS, SWEEPS * sweep))
-        return int((seconds - sweep) * bytes_per_second / (2 * num_bytes))
+        in_time = int((seconds - sweep) * bytes_per_second / (2 * num_bytes))
+        return max(0, min(MOST_PACKED, len(order.steps), in_scratch, in_memory, in_time))
 
     def _from_scratch(self, step: tuple[Tensor, int, int], packed: Packed | None) -> Batch:
         """Make a batch whose rows beyond memory are in scratch space."""
