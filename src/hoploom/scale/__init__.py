@@ -1,4 +1,4 @@
-"""Plans: the memory, time and traffic of a graph on a cluster, calculated from measured rates."""
+"""Calculate the memory, time and network traffic of training a graph on a cluster, from measured rates."""
 
 from hoploom.scale.inputs import Constants, Question, default_constants, parse_features, read_constants, to_json
 from hoploom.scale.plan import ScalePlan, as_json, as_text, findings, plan

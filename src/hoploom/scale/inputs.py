@@ -1,7 +1,7 @@
 """The inputs of `hoploom plan`: a graph with its cluster and training, and the rates of a machine.
 
 `hoploom bench` measures the rates on tables larger than the CPU's caches, so small graphs are faster than planned. The
-built-in ones are one measurement of a small machine: good for orders of magnitude.
+built-in rates were measured once, on a small machine: they are good for orders of magnitude.
 """
 
 # ruff: noqa: RUF009  (option() is dataclasses.field)
@@ -40,7 +40,7 @@ CUT_METHODS = {"hash": 1.0, "range": 1.0, "stream": 0.5}
 
 
 def parse_features(what: str, text: str) -> Field | None:
-    """Return the field for a width and a dtype: 256xfp16, 100xfloat32, or none.
+    """Return the field that `text` describes by width and dtype, e.g. 256xfp16 or 100xfloat32; None for "none".
 
     >>> parse_features("--features", "256xfp16")
     """
@@ -59,12 +59,12 @@ def parse_features(what: str, text: str) -> Field | None:
 
 
 def parse_cut(what: str, text: str) -> float | str:
-    """Return a share, or the name of a method."""
+    """Return the share of cut edges that `text` gives, or `text` itself if it names a method of CUT_METHODS."""
     return text if text in CUT_METHODS else parse_number(what, text)
 
 
 def option(read: Callable[[str, str], Any], rule: KeyRule, default: str | None, help: str) -> Any:
-    """Return a dataclass field with its default as text: "" for None, and None for a required field."""
+    """Return a dataclass field whose default is the text `default`, parsed by `read`: "" is None; None: required."""
     value = MISSING if default is None else read(help, default) if default else None
     shown = f"{help} (default: {default})" if default else help
     return field(default=value, metadata={"read": read, "rule": rule, "help": shown})
@@ -95,7 +95,7 @@ CUT = rules.accepted(
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A graph, the hosts that hold it, and the training; checked when it is made.
+    """The graph, the hosts and the training that a plan is made for. The constructor checks all values.
 
     >>> Question(nodes=10**10, edges=10**12, features=Field("float16", (256,)), hosts=64)
     """
@@ -148,7 +148,7 @@ class Question:
 
     @property
     def cut(self) -> float:
-        """Share of the edges between hosts."""
+        """Share of the edges whose two ends are on different hosts."""
         if not isinstance(self.edge_cut, str):
             return self.edge_cut if self.hosts > 1 else 0.0
         return CUT_METHODS[self.edge_cut] * (self.hosts - 1) / self.hosts
@@ -168,21 +168,21 @@ REMEDY = "run `hoploom bench --out bench.json` again"
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """Rates of one thread, unless the comment says all cores."""
+    """Rates of a machine, per second: of one thread, unless the comment says all cores."""
 
     machine: str
     cores: int  # in use; torch had as many threads
     hoploom: str  # version
     date: str
-    sample_picks: float  # sampled and relabelled
-    hashed_slowdown: float  # of sampling, if node ids are hashed
+    sample_picks: float  # sampled neighbours, with relabelling
+    hashed_slowdown: float  # factor: how much slower sampling is if a hash table relabels the nodes
     gather_rows: float  # rows of SHORT_ROW bytes, by random ids
     gather_bytes: float  # bytes of rows beyond their first SHORT_ROW
-    sort_edges: float  # into lists, all cores
-    join_edges: float  # both ends looked up by DuckDB, all cores; the built-in rate, for as many cores
-    partition_edges: float  # the stream partitioner with all its passes
-    disk_write: float  # flushed
-    disk_read: float  # in order
+    sort_edges: float  # edges sorted into adjacency lists, all cores
+    join_edges: float  # edges whose two ids DuckDB looks up, all cores; not measured: the built-in rate for `cores`
+    partition_edges: float  # edges that the stream partitioner assigns, with all its passes
+    disk_write: float  # bytes written and flushed
+    disk_read: float  # bytes read sequentially
 
     def __str__(self) -> str:
         return f"{self.machine}, {self.cores} cores, {self.date}, Hoploom {self.hoploom}"
@@ -195,7 +195,7 @@ def default_constants() -> Constants:
 
 
 def to_json(constants: Constants) -> str:
-    """Return the text of bench.json."""
+    """Return the constants as the text of a bench.json file."""
     return json.dumps(HEADER | asdict(constants), indent=1)
 
 

@@ -1,7 +1,7 @@
 """`hoploom bench`: measure the rates of this machine with the functions that training and building use.
 
 Graphs are random and saved first, so that mapped files are read as in training. Other load on the machine lowers the
-rates. The page cache is asked to drop a file before it is read; file systems that ignore this are measured as memory.
+rates. The kernel is asked to drop a file from the page cache first; if it ignores this, the rate is that of memory.
 """
 
 import os
@@ -43,10 +43,10 @@ PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Effort:
-    """Sizes of the measurements, and their time."""
+    """Sizes of the test data, and the seconds to spend on each figure."""
 
     edges: int = 32_000_000  # of the sampled graph
-    file_bytes: int = 512 << 20  # written, read and gathered from
+    file_bytes: int = 512 << 20  # of the file that is written, read and gathered from
     partitioned_edges: int = 5_000_000
     budget: float = 0.6  # seconds per figure
 
@@ -57,7 +57,7 @@ FULL = Effort()
 def measure(
     folder: Path | None = None, progress: Callable[[str], None] = lambda what: None, effort: Effort = FULL
 ) -> Constants:
-    """Measure this machine, with temporary files in `folder`: choose it on the disk of your stores."""
+    """Return the measured rates of this machine. Temporary files go to `folder`; choose the disk of your stores."""
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"{folder} is no directory; give one on the disk that will hold the stores")
     built_in = default_constants()
@@ -73,9 +73,9 @@ def measure(
 
 
 def seconds_of(work: Callable[[], object], budget: float, least: int = 3) -> float:
-    """Return the 25th percentile of the run times within `budget` seconds, after a warm-up.
+    """Return the seconds of one call of `work`: the 25th percentile of calls during `budget` seconds, after a warm-up.
 
-    Below the median, because other load only adds time.
+    The 25th percentile rather than the median, because other load only adds time.
     """
     work()
     spent: list[float] = []
@@ -112,7 +112,7 @@ def _disk(here: Path, effort: Effort) -> Rates:
 
 
 def _gathering(here: Path, effort: Effort) -> Rates:
-    """Measure gathering of short rows, and of the further bytes of long ones, by random ids into recycled memory."""
+    """Measure gathering rows by random ids into reused memory: short rows, and the additional bytes of long rows."""
     bytes_ = np.memmap(here / "rows", dtype=np.uint8, mode="r+")
     int(bytes_[::PAGE].sum())  # every page is mapped
     seconds = {}
@@ -129,7 +129,7 @@ def _gathering(here: Path, effort: Effort) -> Rates:
 
 
 def _sampling(here: Path, effort: Effort) -> Rates:
-    """Measure sorting of edges and sampling, with a direct map and with hashing."""
+    """Measure sorting edges into adjacency lists, and sampling: with a direct map of node ids and with a hash table."""
     num_nodes = effort.edges // DEGREE
     edges = draw_edges(num_nodes, effort.edges)
     sorting = seconds_of(partial(ops.build_csc, edges, num_nodes, num_nodes), 0.0, least=1)

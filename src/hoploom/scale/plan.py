@@ -1,6 +1,6 @@
-"""The plan of a graph on a cluster: memory, a batch, its traffic, its time, the build, and what does not fit.
+"""Plan training on a cluster: memory, size, traffic and time of a batch, time of the build, and what does not fit.
 
-Everything is an expected value from a few measured rates; nothing is simulated. docs/scale.md explains the formulas and
+All figures are expected values from a few measured rates; nothing is simulated. docs/scale.md explains the formulas and
 compares them with measurements.
 """
 
@@ -27,7 +27,7 @@ Line = Sequence[str]
 
 @dataclass(frozen=True)
 class Finding:
-    """A limit that a plan meets, and a hint."""
+    """A limit of the plan, such as too little memory or a slow network, and how to avoid it."""
 
     level: str  # "breaks" or "slow"
     what: str
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class ScalePlan:
-    """A question and its answers, each calculated on first access."""
+    """The figures that answer a `question`, calculated on access from the rates in `constants`."""
 
     question: Question
     constants: Constants
@@ -44,15 +44,15 @@ class ScalePlan:
 
     @cached_property
     def store(self) -> list[Item]:
-        """The files of one host."""
+        """Disk and memory use of one host's copy of the data, item by item."""
         return sizes.host_items(self.question, everywhere=self.everywhere)
 
     @cached_property
     def process(self) -> dict[str, float]:
-        """Private bytes of one trainer process."""
+        """Private bytes of one trainer process, by purpose."""
         question, size = self.question, self.batch
         one_map = size.nodes * HASH_ENTRY if sizes.is_hashed(question) else question.nodes * sizes.SLOT
-        batches = question.workers * PREFETCH + 1  # and the one in the model's hands
+        batches = question.workers * PREFETCH + 1  # and the one that the model trains on
         kept = 0.0  # for the backward pass, as float32: input of both matrices, output, its gradient
         for hop, (into, out) in zip(reversed(size.hops), sizes.widths(question), strict=True):
             kept += hop.frontier * 4 * (2 * into + 2 * out)
@@ -74,7 +74,7 @@ class ScalePlan:
 
     @cached_property
     def times(self) -> dict[str, float]:
-        """Seconds that each activity of a rank's step takes, at the same time: loading is sampling and gathering."""
+        """Seconds of a rank's step, by activity. Loading (sampling, then gathering), network and model overlap."""
         question, constants, moved = self.question, self.constants, sum(self.traffic.values())
         slower = constants.hashed_slowdown if sizes.is_hashed(question) else 1.0
         return {
@@ -86,7 +86,7 @@ class ScalePlan:
 
     @property
     def step(self) -> float:
-        """Seconds of a step."""
+        """Seconds of a step: the longest of loading, network and model."""
         return max(self.times["sampling"] + self.times["gathering"], self.times["network"], self.times["model"])
 
     @property
@@ -133,7 +133,7 @@ class ScalePlan:
 
     @property
     def private(self) -> float:
-        """Bytes of a host that no file backs: they must fit in its memory."""
+        """Bytes of a host's trainers and its cache. No file backs them, so they must fit in the host's memory."""
         return self.cached + self.question.ranks_per_host * sum(self.process.values())
 
     @property
@@ -147,7 +147,7 @@ class ScalePlan:
 
 
 def plan(question: Question, constants: Constants | None = None) -> ScalePlan:
-    """Return the plan for a question.
+    """Return the plan for a question. Topology "auto" puts the whole topology on every host if everything then fits.
 
     >>> print(as_text(plan(Question(nodes=10**10, edges=10**12, hosts=64))))
     """
@@ -161,7 +161,7 @@ def plan(question: Question, constants: Constants | None = None) -> ScalePlan:
 
 
 def findings(answer: ScalePlan) -> list[Finding]:
-    """Return the limits that a plan meets, worst first: memory, then what makes the model wait."""
+    """Return the limits of a plan, worst first: too little memory, then loading or network that is the bottleneck."""
     question, times, found = answer.question, answer.times, []
     has, waiting = as_bytes(question.memory_per_host), 1 - times["model"] / answer.step
     enough = hosts_needed(question, answer.constants) if answer.wanted > question.memory_per_host else None
@@ -188,7 +188,7 @@ def findings(answer: ScalePlan) -> list[Finding]:
 
 
 def hosts_needed(question: Question, constants: Constants) -> int | None:
-    """Return the fewest hosts that hold everything in memory; None if no number does."""
+    """Return the fewest hosts whose memory holds everything that batches touch; None if no number of hosts does."""
     if question.topology == "auto":
         question = replace(question, topology="parts")
 
@@ -210,7 +210,7 @@ def gather_seconds(question: Question, constants: Constants) -> float:
 
 
 def _ordering(question: Question, constants: Constants) -> dict[str, float]:
-    """Return the stages that sort rows and edges: in temporary files if they exceed a quarter of memory."""
+    """Return the seconds of the stages that sort the tables: in temporary files if above a quarter of memory."""
     waiting = _table_bytes(question)
     spilled = waiting if waiting > question.memory_per_host / 4 else 0.0
     return {
@@ -224,7 +224,7 @@ def _table_bytes(question: Question) -> int:
 
 
 def _store_bytes(question: Question) -> float:
-    """Return the size of the whole store."""
+    """Return the bytes of the whole store on disk."""
     return sum(item.disk for item in sizes.host_items(question, everywhere=False)) * question.hosts
 
 

@@ -1,8 +1,8 @@
-"""Sizes: bytes of a store and of a host, distinct nodes of a batch, bytes over the network.
+"""Expected sizes: bytes of a store and of a host, distinct nodes of a batch, bytes over the network.
 
-Picks are draws from a skewed popularity, and a node drawn twice counts once: the node at rank r (a share, 0 the most
-popular) is drawn with density (1 - skew) * r^-skew. Clustering makes real batches smaller. Message framing and
-`store.json`, some kilobytes, are left out.
+Picks are random draws in which some nodes are more popular; a node drawn twice counts once. With nodes ranked by
+popularity, from r = 0 (most popular) to 1, the density of draws is (1 - skew) * r^-skew. Clustering makes real batches
+smaller. Message framing and `store.json`, some kilobytes, are left out.
 """
 
 import math
@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 
 from hoploom.scale.inputs import Question
 
-# As in ops.sample and store.format, which bring torch: the plan does without.
+# Copies of constants in ops.sample and store.format, because importing those would import torch.
 MAP_BUDGET, ID_LIMIT = 256 << 20, 1 << 31
 HEADER = 128  # bytes of a .npy file before its values
 SLOT = 4  # bytes of a node in a direct map from ids to positions in a batch
@@ -22,10 +22,10 @@ RANKS = [(point + 0.5) / 1024 for point in range(1024)]  # of the numerical inte
 
 @dataclass(frozen=True)
 class Item:
-    """Files of a host, or memory that no file backs."""
+    """One kind of data of a host, such as its topology or its cache of remote rows."""
 
     name: str
-    disk: float
+    disk: float  # bytes; 0 if no file holds the data
     memory: float  # bytes that batches touch
 
 
@@ -33,18 +33,18 @@ class Item:
 
 
 def is_hashed(question: Question) -> bool:
-    """Return whether the graph exceeds the budget of a direct map, so that a hash table numbers a batch's nodes."""
+    """Return whether a hash table relabels a batch's nodes, because a direct map of all nodes exceeds MAP_BUDGET."""
     return question.nodes * SLOT > MAP_BUDGET
 
 
 def topology_bytes(question: Question, num_hosts: float) -> float:
-    """Return the bytes of `num_hosts` hosts' adjacency lists."""
+    """Return the bytes of the adjacency lists that `num_hosts` hosts hold together, one part each."""
     lists = question.nodes * 8 + question.edges * (4 if question.nodes < ID_LIMIT else 8)
     return lists * num_hosts / question.hosts + num_hosts * (2 * HEADER + 8)  # one more offset than nodes
 
 
 def node_fields(question: Question) -> dict[str, int]:
-    """Return the bytes of one node in each field's file."""
+    """Return, by field name, the bytes of one node in the field's file."""
     features = 0 if question.features is None else question.features.row_bytes
     rows = {"features": features, "labels": 8, "original ids": question.original_id_bytes}
     return {name: row for name, row in rows.items() if row}
@@ -56,7 +56,7 @@ def node_bytes(question: Question) -> int:
 
 
 def host_items(question: Question, *, everywhere: bool) -> list[Item]:
-    """Return the files of one host; with `everywhere`, each host holds the whole topology."""
+    """Return the disk and memory use of one host, item by item; with `everywhere`, it holds the whole topology."""
     nodes, edges = question.nodes / question.hosts, question.edges / question.hosts
     topology = topology_bytes(question, question.hosts if everywhere else 1)
     items = [Item("topology", topology, topology)]
@@ -81,13 +81,13 @@ def cache_bytes(question: Question) -> float:
 
 @dataclass(frozen=True)
 class Popularity:
-    """The distribution of picks over the nodes."""
+    """The distribution of sampled neighbours over the nodes: uniform if `skew` is 0, else some are popular."""
 
     num_nodes: int
     skew: float = 0.5
 
     def distinct(self, seeds: float, draws: float, among: float = 1.0) -> float:
-        """Return the expected number of distinct nodes, counted among the `among` share of most popular ones."""
+        """Return the expected distinct nodes of `seeds` and `draws`, counting only the `among` share most popular."""
         missed = math.log1p(-seeds / self.num_nodes) if seeds < self.num_nodes else -math.inf
         total = 0.0
         for point in RANKS:
@@ -96,14 +96,14 @@ class Popularity:
         return self.num_nodes * among * total / len(RANKS)
 
     def hit_rate(self, seeds: float, draws: float, cached: float) -> float:
-        """Return the share of a batch's distinct nodes that are among the `cached` share of most popular ones."""
+        """Return the share of a batch's distinct nodes that a cache of the `cached` share most popular nodes holds."""
         return min(1.0, self.distinct(seeds, draws, min(1.0, cached)) / self.distinct(seeds, draws))
 
 
 def picks_per_node(mean_degree: float, *fanouts: int) -> float:
-    """Return the mean of min(degree, fanout), for degrees that fall as 1 / d^2 from half their mean on; -1 takes all.
+    """Return the mean picks of a node, min(degree, fanout). Above half the mean, the share of degrees > d is ~ 1 / d^2.
 
-    With several fanouts, each draws afresh from the same list: return the number of distinct edges picked.
+    With several fanouts, the node's edges are sampled once with each: count distinct edges. Fanout -1 takes all edges.
     """
     total = 0.0
     for point in RANKS:
@@ -115,7 +115,7 @@ def picks_per_node(mean_degree: float, *fanouts: int) -> float:
 
 @dataclass(frozen=True)
 class Hop:
-    """Expected counts of one hop, and of the batch after it."""
+    """Expected counts of one hop, and of the whole batch after this hop."""
 
     frontier: float  # nodes expanded: all reached so far
     picks: float
@@ -124,7 +124,7 @@ class Hop:
 
 
 def grow(popularity: Popularity, mean_degree: float, batch_size: int, fanouts: Sequence[int]) -> list[Hop]:
-    """Return the hops of a batch in blocks mode: every hop expands all nodes again.
+    """Return the hops of a batch in blocks mode, in which every hop samples neighbours of all nodes reached so far.
 
     >>> grow(Popularity(2_100_000), 59.05, 1024, [15, 10, 5])[-1].nodes
     """
@@ -179,7 +179,7 @@ def batch_size(question: Question, *, everywhere: bool) -> BatchSize:
 
 
 def _shares_away(question: Question) -> list[float]:
-    """Return, per hop and for the seeds first, the share of newly reached nodes that other hosts hold.
+    """Return the share of newly reached nodes that other hosts hold: first for the seeds, then for each hop.
 
     An edge stays on its host with probability 1 - cut, and leads to every other host with equal probability.
     """
@@ -196,7 +196,7 @@ def _shares_away(question: Question) -> list[float]:
 
 
 def traffic(question: Question, size: BatchSize) -> dict[str, float]:
-    """Return the bytes that a step sends and receives: a host serves as much as it requests."""
+    """Return, by purpose, the bytes of a rank's step in each direction: a host serves as much as it requests."""
     ring = 2 * (question.hosts - 1) / question.hosts * 4 * num_parameters(question)  # over a host's link
     return {
         "hops": (size.remote_frontier + size.remote_picks) * 2 * ID,  # ids, counts; sources, positions
