@@ -1,8 +1,8 @@
-"""The part of every node: by hash, by range, or by a streaming partitioner in the core.
+"""Assign every node to a part: by hash, by range, or by a streaming partitioner in the C++ core.
 
 All types are partitioned together. `hash` and `range` look at ids alone and balance nodes exactly. `stream` reads the
-edges several times, from memory or from files, and balances nodes of every type, in-edges and seeds; it gives up a
-little of METIS's cut.
+edges several times, from memory or from files, and balances nodes of every type, in-edges and seeds; it cuts a few more
+edges than METIS.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,9 +27,9 @@ from hoploom.store.storage_path import StoragePath
 from hoploom.system import num_cores, resident_bytes
 
 METHODS = ("hash", "range", "stream")
-KEY = 0x7061727473  # what draws derive from: the same parts every time
+KEY = 0x7061727473  # seed of all random draws: fixed, so that every call returns the same parts
 MEMORY = 4 << 30
-PASSES = 5  # of refinement, at most
+PASSES = 5  # most passes of refinement
 USUAL_SPLIT = "train"
 CHUNK_SEEDS = 1 << 20
 
@@ -47,10 +47,10 @@ def assign(
 ) -> Mapping[str, Tensor]:
     """Return the part of every node, by type: [num_nodes] int16.
 
-    `store` is an opened store, a path, or s3://… or gs://…. `seeds` (as for NeighborLoader, or ids by type; None:
-    none), `passes` and `imbalance` are for "stream": a part holds no more than `1 + imbalance` times the mean of each
-    type's nodes, of in-edges and of seeds, as far as single nodes allow. Unless the store is opened, edges that do not
-    fit `memory` bytes are read from its files several times; beside them, it takes at most 24 bytes of memory a node.
+    `store` is an opened store, a path, or an s3:// or gs:// URL. Only "stream" uses `seeds` (as for NeighborLoader, or
+    ids by type), `passes` and `imbalance`: a part has at most `1 + imbalance` times the mean of each type's nodes, of
+    in-edges and of seeds, as far as single nodes allow. If `store` is a path or URL, edges that do not fit `memory`
+    bytes are read from its files several times. In addition to the edges, it takes at most 24 bytes of memory a node.
 
     >>> parts = assign(store, 4, seeds="train")
     >>> sum(edge_cut(store, parts).values())
@@ -83,7 +83,7 @@ def assign(
 def edge_cut(
     store: Store | str | Path, parts: Mapping[str, Tensor], *, threads: int | None = None, memory: int = MEMORY
 ) -> Mapping[RelationName, int]:
-    """Return how many edges of each relation lead from one part to another."""
+    """Return, by relation, the number of edges that lead from one part to another under the assignment `parts`."""
     source = store if isinstance(store, Store) else StoreFiles.at(StoragePath(str(store)))
     node_types = source.schema.node_types
     for node_type in node_types:
@@ -97,7 +97,7 @@ def edge_cut(
 
 @contextmanager
 def topology_of(source: Store | StoreFiles, memory: int = MEMORY) -> Iterator[core.Topology]:
-    """Yield all edges of a store: those of files in memory if they fit, beside what assigning nodes takes."""
+    """Yield all edges of a store. Edges in files are read into memory if `memory` also suffices to assign the nodes."""
     if isinstance(source, StoreFiles):
         taken = resident_bytes() + FIXED_BYTES + source.bounds[-1] * NODE_BYTES
         with source.topology(memory - taken) as topology:
@@ -114,7 +114,7 @@ def topology_of(source: Store | StoreFiles, memory: int = MEMORY) -> Iterator[co
 
 
 def check_method(schema: Schema, num_parts: int, method: str) -> None:
-    """Raise ConfigError if there is no such method, or too few or too many nodes for it."""
+    """Raise ConfigError if `method` is unknown, or the number of nodes or parts is out of its range."""
     if method not in METHODS:
         if method in ("metis", "frequency"):
             raise ConfigError(f"method {method!r} has left; give 'stream', whose parts need fewer rows of each other")
@@ -129,7 +129,7 @@ def check_method(schema: Schema, num_parts: int, method: str) -> None:
 
 
 def _threads(topology: core.Topology, threads: int | None) -> int:
-    """Return the number of threads; more than cores if they wait for files."""
+    """Return the number of threads: `threads`, else one per core, or more if the threads wait for files."""
     if threads is not None and threads < 1:
         raise ConfigError(f"threads is {threads}; give 1 or more")
     return min(threads or max(num_cores(), 1 if topology.read is None else READERS), 64)
@@ -139,7 +139,7 @@ def _threads(topology: core.Topology, threads: int | None) -> int:
 
 
 def _parts_by_hash(schema: Schema, index: int, num_parts: int) -> Tensor:
-    """A keyed permutation dealt out like cards, on from type to type: nodes differ by one at most."""
+    """Return the part of each node of a type: shuffled nodes go to the parts in turn, on from the type before."""
     first = sum(t.num_nodes for t in schema.node_types[:index])
     num_nodes = schema.node_types[index].num_nodes
     order = ops.permute(keys.mix(KEY, index), num_nodes, 0, num_nodes)
@@ -147,7 +147,7 @@ def _parts_by_hash(schema: Schema, index: int, num_parts: int) -> Tensor:
 
 
 def _parts_by_range(schema: Schema, index: int, num_parts: int) -> Tensor:
-    """Equal ranges of every type. Types with fewer nodes than parts are cut as if they were one type."""
+    """Return the part of each node of a type: equal ranges of ids. Types with too few nodes are cut as if one type."""
     small = [t.num_nodes if t.num_nodes < num_parts else 0 for t in schema.node_types]
     num_nodes = schema.node_types[index].num_nodes
     before, total = (sum(small[:index]), sum(small)) if small[index] else (0, num_nodes)
@@ -159,7 +159,7 @@ def _parts_by_range(schema: Schema, index: int, num_parts: int) -> Tensor:
 
 
 class Usual:
-    """The default of `seeds`."""
+    """Class of USUAL, the default of `seeds`: its repr explains the default in signatures."""
 
     def __repr__(self) -> str:
         return f"<{USUAL_SPLIT!r}, where exactly one node type has members of it; else none>"
@@ -169,7 +169,7 @@ USUAL: Final = Usual()
 
 
 def named_seeds(schema: Schema, seeds: Any) -> Any:
-    """Return the seeds that a caller means: the usual split for USUAL; without the type where there is only one."""
+    """Return `seeds` with USUAL replaced by its split, or None; in a homogeneous graph, without the node type."""
     if isinstance(seeds, Usual):
         having = [node_type.name for node_type in schema.node_types if node_type.splits.get(USUAL_SPLIT)]
         if len(having) != 1:
@@ -193,7 +193,7 @@ def split_of(schema: Schema, seeds: Any) -> tuple[str, str]:
 
 
 def _seed_ids(source: Store | StoreFiles, seeds: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield node types and ids of seeds, each once; those of a type ascend."""
+    """Yield pairs of a node type and seed ids. No id is repeated, and the ids of a type ascend."""
     for given in seeds.items() if isinstance(seeds, Mapping) else [seeds]:
         named = named_seeds(source.schema, given)
         if named is None:

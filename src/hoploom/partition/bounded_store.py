@@ -25,13 +25,13 @@ from hoploom.store.sharded import merge_picks, select_frontier
 from hoploom.system import resident_bytes
 
 CHUNK_BYTES = 4 << 20
-PIECE = 256  # nodes, over all relations, sampled between two looks at the memory: each may map 128 KiB
+PIECE = 256  # nodes, over all relations, sampled between two checks of memory: each node may map 128 KiB
 FAILURES = (IndexError, ValueError, RuntimeError, MemoryError)  # of a sampler whose topology is damaged
 SMALL = 1 << 30  # bytes: with less memory batches are made one at a time
 
 
 class EdgeSpan(NamedTuple):
-    """Edges of a relation of a part: positions [begin, end) in the part, and both ends of each."""
+    """Consecutive edges of one relation in one part: their positions [begin, end) in the part, and their two ends."""
 
     begin: int
     end: int
@@ -42,7 +42,7 @@ class EdgeSpan(NamedTuple):
 class BoundedStore:
     """A store, opened if given as a path, that is read and sampled within a memory limit of the process.
 
-    It is the graph of its `store`: it samples some nodes at a time, and checks the sampled ids.
+    Its `store` samples through this object, which samples a limited number of nodes at a time and checks the ids.
     """
 
     def __init__(self, given: Store | str | Path, memory: int) -> None:
@@ -70,7 +70,7 @@ class BoundedStore:
             drop_pages(self._maps)
 
     def batches(self, fanouts: Fanouts, seeds: Any, plan: Presampling) -> Iterator[list[Tensor]]:
-        """Yield the nodes of each batch that training would make, by type; see load.presample.visited."""
+        """Yield, for each batch that training would make, its nodes by type; see load.presample.visited."""
         threads = 0 if self.memory < SMALL else plan.num_threads
         for nodes in visited(self.store, fanouts, seeds, replace(plan, num_threads=threads)):
             yield nodes
@@ -79,7 +79,7 @@ class BoundedStore:
                 pool_trim()
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """Sample some nodes at a time; the picks do not depend on how frontiers are split."""
+        """Sample frontiers in pieces, to limit memory. The picks do not depend on how the frontiers are split."""
         longest = max((f.nodes.numel() for f in frontiers if f is not None), default=0)
         if self._piece is None or longest <= self._piece:
             return self._picks(frontiers, draw)
@@ -118,7 +118,7 @@ class BoundedStore:
         return picked
 
     def _failing(self, frontiers: Sequence[Frontier | None], draw: Draw) -> str:
-        """Return the relation that fails on its own, for the message of an error."""
+        """Return the first relation whose sampling fails, for an error message: each is sampled alone."""
         for index, (relation, fanout) in enumerate(zip(self.schema.relations, draw.fanouts, strict=True)):
             try:
                 alone = [fanout if other == index else 0 for other in range(len(draw.fanouts))]
@@ -128,7 +128,7 @@ class BoundedStore:
         return "the topology"
 
     def rows(self, part: int, owner: TypeKey, field: str, begin: int, end: int) -> Tensor:
-        """Return a copy of some rows of a field, by their index in the part."""
+        """Return a copy of rows [begin, end) of a part's field. `owner` is the node type or relation of the field."""
         tables = self.parts[part].tables
         table = tables[owner, field]
         if not table.by_edge_id or (owner, EDGE_ID) not in tables:
@@ -138,7 +138,7 @@ class BoundedStore:
         return rows
 
     def edge_spans(self, part: int, relation: int, edge_bytes: int) -> Iterator[EdgeSpan]:
-        """Yield a part's edges of a relation in chunks, in order."""
+        """Yield a part's edges of a relation, in order, in chunks; `edge_bytes` is the size of an edge's fields."""
         lists, step = self.parts[part].lists[relation], max(1, CHUNK_BYTES // (edge_bytes + 16))
         for first, last in pieces(lists.indptr.numel() - 1, 8):
             indptr = self._copied(lists.indptr, first, last + 1)
@@ -169,11 +169,11 @@ def opened_parts(store: Store) -> Sequence[Part]:
 
 
 def pieces(num_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows of about CHUNK_BYTES."""
+    """Yield ranges (begin, end) that divide `num_rows` rows into chunks of about CHUNK_BYTES."""
     step = max(1, CHUNK_BYTES // max(1, row_bytes))
     return ((begin, min(num_rows, begin + step)) for begin in range(0, num_rows, step))
 
 
 def row_bytes(owner: NodeType | Relation) -> int:
-    """Return the bytes of all fields of a node or an edge."""
+    """Return the bytes that all fields of one node or one edge take together."""
     return sum(field.row_bytes for field in owner.fields.values())

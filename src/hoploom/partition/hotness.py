@@ -1,8 +1,8 @@
-"""Expected visits: how often an epoch of training is expected to read each node, computed hop by hop from the seeds.
+"""Estimate how often an epoch of training reads each node, hop by hop from the seeds: the expected visits.
 
-A batch reads a node once, however many of its nodes sampled it, so each hop continues from the nodes that a batch is
-expected to reach for the first time. Needs no sampling, and reads all edges once in every hop but the first. Sums are
-of whole numbers: their order does not matter.
+A batch reads a node once, even if several nodes sample it. Each hop therefore continues from the nodes that a batch is
+expected to reach for the first time. Nothing is sampled; all edges are read once in every hop but the first. Visits are
+summed as integers, so that the order of the edges does not matter.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ from hoploom.ops.assign_parts import spread_visits
 from hoploom.partition.assign import topology_of
 from hoploom.partition.store_files import READERS, StoreFiles
 
-ONE = 1 << 20  # a visit: sums count millionths of visits
-SQUARINGS = 10  # of 1 - x / 2^10, for e^-x: all processors multiply alike
-MOST_PER_BATCH = 64  # visits to a node; e^-64 is nothing
-PER_DOUBLING = 16  # classes of visits
+ONE = 1 << 20  # one visit, as an integer: sums count about millionths of visits
+SQUARINGS = 10  # e^-x is 1 - x / 2^10, squared 10 times: unlike exp, the same bits on all processors
+MOST_PER_BATCH = 64  # visits to a node; e^-64 is about 0
+PER_DOUBLING = 16  # visit classes between x and 2 x visits
 CHUNK_NODES = 1 << 20
 
 
 def expected_visits(
     files: StoreFiles, node_type: str, split: str, fanouts: Sequence[Sequence[int]], memory: int
 ) -> Tensor:
-    """Return the expected visits of an epoch from a split's members: [num_nodes] int64, in units of 1 / ONE.
+    """Return each node's expected visits in an epoch with these seeds: [num_nodes] int64, in units of 1 / ONE.
 
-    `fanouts` are by hop and relation. Edges are held if they fit `memory` bytes.
+    The seeds are the members of `split`. `fanouts[hop][relation]` are resolved. Edges stay in memory if they fit.
     """
     first, num_nodes = files.bounds[files.schema.type_index[node_type]], files.bounds[-1]
     visits, before = torch.zeros(num_nodes, dtype=torch.int64), torch.zeros(num_nodes, dtype=torch.int64)
@@ -46,7 +46,7 @@ def expected_visits(
 
 
 def _reached(visits: Tensor, num_batches: int) -> Tensor:
-    """Return the number of batches expected to have each node, in units: [n] float64."""
+    """Return the expected number of batches that contain each node, in units of 1 / ONE: [n] float64."""
     per_batch = (visits.double() / (ONE * num_batches)).clamp_(max=MOST_PER_BATCH)
     absent = 1 - per_batch / (1 << SQUARINGS)
     for _ in range(SQUARINGS):
@@ -55,7 +55,7 @@ def _reached(visits: Tensor, num_batches: int) -> Tensor:
 
 
 def visit_classes(visits: Tensor) -> Tensor:
-    """Return 0 for no visits, else a class that grows by PER_DOUBLING with every doubling: [n] int16."""
+    """Return a class per node: 0 without visits, else PER_DOUBLING higher for twice the visits: [n] int16."""
     classes = torch.empty(visits.shape, dtype=torch.int16)
     for chunk, found in zip(torch.split(visits, CHUNK_NODES), torch.split(classes, CHUNK_NODES), strict=True):
         share, doublings = torch.frexp(chunk.double())

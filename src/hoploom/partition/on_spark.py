@@ -1,7 +1,7 @@
-"""A store cut into parts where Spark's executors write them: this process assigns and numbers the nodes.
+"""Cut a store into parts on Spark: this process assigns and renumbers the nodes, the executors write the parts.
 
-The driver writes the new ids of each range of nodes into a file. A join adds the new id of an edge's source; a task
-reads everything else for itself.
+The driver writes the new ids of each range of nodes into a file. A join adds the new id of an edge's source; tasks read
+everything else from the files.
 """
 
 from collections import deque
@@ -45,9 +45,9 @@ from hoploom.schema import ORIGINAL_ID, Field
 from hoploom.store import format as layout
 from hoploom.store.storage_path import StoragePath
 
-ROW_BYTES = 100  # of a task, for a node of its bucket, at most
-PROCESS_BYTES = 450 << 20  # of a task that has done nothing yet: what imports take
-MOST_NODES, LEAST_NODES, TASKS = 1 << 22, 1 << 16, 256  # of a bucket; buckets, if that makes them no smaller
+ROW_BYTES = 100  # most memory that a task takes per node of its bucket
+PROCESS_BYTES = 450 << 20  # memory of a task's process after its imports
+MOST_NODES, LEAST_NODES, TASKS = 1 << 22, 1 << 16, 256  # limits of a bucket's nodes, and the usual number of buckets
 CHUNK_BYTES = 4 << 20
 ENDS = 24  # bytes of an edge: both ends, and its position
 Batches = Iterator[pa.RecordBatch]
@@ -55,10 +55,10 @@ Batches = Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True, kw_only=True)
 class SparkOptions:
-    """The cluster that writes the parts, and its memory. The parts do not depend on it."""
+    """Settings of the Spark cluster that writes the parts. The parts do not depend on them."""
 
     master: str = "local[*]"
-    conf: Mapping[str, str] = field(default_factory=dict)  # more of Spark's settings
+    conf: Mapping[str, str] = field(default_factory=dict)  # further Spark settings
     memory: int = 4 << 30  # bytes of each task's process
 
 
@@ -73,12 +73,12 @@ def partition_on_spark(
     fanouts: Fanouts | None = FANOUTS,
     progress: Progress | None = None,
 ) -> PartitionReport:
-    """Cut a store that all executors reach into parts that they reach, and report the counts.
+    """Cut a store into parts on Spark, and report counts. All executors must be able to reach `store` and `out`.
 
     `method` is "hash", "range" or "stream", `seeds` the name of a split, or (node type, name). This process assigns the
-    nodes, in at most 24 bytes of memory a node; the executors write the parts. Within a part, the nodes come first that
-    training from these seeds with `fanouts` is expected to visit most; with seeds=None or fanouts=None, nodes keep
-    their order.
+    nodes, in at most 24 bytes of memory a node; the executors write the parts. Within a part, nodes are ordered by how
+    often training from these seeds with `fanouts` is expected to visit them, most first. With seeds=None or
+    fanouts=None, nodes keep their order.
 
     >>> partition_on_spark("s3://graphs/papers", "s3://graphs/papers.parts", 64, SparkOptions(master="yarn"))
     """
@@ -126,7 +126,7 @@ def partition_on_spark(
 
 
 def _report(written: StoreFiles, inside: Sequence[int], split: tuple[str, str] | None) -> PartitionReport:
-    """Return the report of the counts: nothing is sampled. `inside` are by relation the edges within one part."""
+    """Return a report without sampling. `inside` counts, by relation, the edges with both ends in one part."""
     schema = written.schema
     cuts = tuple(
         Cut(" ".join(relation.key), relation.num_edges, relation.num_edges - count)
@@ -145,14 +145,14 @@ def _report(written: StoreFiles, inside: Sequence[int], split: tuple[str, str] |
 
 @dataclass(frozen=True)
 class NewIds:
-    """A store and the new ids of its nodes, within their types, in one file per bucket."""
+    """A store, and files that map its nodes to their new ids (within their types): one file per bucket of nodes."""
 
     store: StoreFiles
     buckets: Ranges
     staging: StoragePath
 
     def save(self, orders: Sequence[NewOrder]) -> None:
-        """Write the new ids of all nodes."""
+        """Write the new ids of all nodes, one file per bucket."""
         for bucket in range(self.buckets.count):
             begin, end = self.buckets.limits(bucket)
             found = [
@@ -179,9 +179,9 @@ class NewIds:
 def spark_node_streams(
     session: SparkSession, to: NewIds, bounds: Sequence[Sequence[int]], changed: Sequence[bool]
 ) -> list[NodeStream]:
-    """Return a stream of each node type with its new ids.
+    """Return, for each node type, a stream of its nodes with new ids, read by Spark tasks.
 
-    `bounds` are the parts' bounds by type. Where `changed`, original ids become a field, unless the type has it.
+    `bounds[type]` are the parts' bounds. If `changed[type]`, old ids become the field `original_id`, unless it exists.
     """
     streams = []
     for index, node_type in enumerate(to.store.schema.node_types):
@@ -202,7 +202,7 @@ def spark_node_streams(
 
 
 def spark_edge_streams(session: SparkSession, to: NewIds) -> list[EdgeStream]:
-    """Return a stream of each relation with its new ids and its fields, in the order of its edges."""
+    """Return, for each relation, a stream of its edges with new node ids and all fields, in stored order."""
     streams = []
     for index, relation in enumerate(to.store.schema.relations):
         width = sum(field.row_bytes for field in relation.fields.values()) + ENDS
@@ -217,7 +217,7 @@ def spark_edge_streams(session: SparkSession, to: NewIds) -> list[EdgeStream]:
 
 
 def count_inside(to: NewIds, bucket: int, batches: Batches) -> list[int]:
-    """Return by relation how many in-edges of a bucket's nodes have their source in the same part; a task of Spark."""
+    """Return, by relation, how many in-edges of a bucket's nodes start in the same part. Runs in a Spark task."""
     inside = [0] * len(to.store.schema.relations)
     for lists in to.store.in_lists(*to.buckets.limits(bucket)):
         part, source = to.store.parts[lists.part], to.store.schema.sources[lists.relation]
@@ -232,7 +232,7 @@ def count_inside(to: NewIds, bucket: int, batches: Batches) -> list[int]:
 
 
 def _frame(session: SparkSession, to: NewIds, rows_of: Callable[[int], Batches], schema: str) -> DataFrame:
-    """Return the frame of the rows that `rows_of` makes of every bucket."""
+    """Return a Spark data frame of the rows that `rows_of` yields for every bucket."""
     return one_row_each(session, to.buckets.count).mapInArrow(partial(_run, rows_of), schema)
 
 

@@ -1,7 +1,7 @@
 """Cut a store into parts: assign the nodes, order them by expected use, and write a new store.
 
-Needs only a store, of one part or of many, and not the tables that it was built from. Takes memory for a few numbers
-per node, and chunks of the rest.
+The input is a store of one or many parts; the tables that it was built from are not needed. Memory holds a few numbers
+per node, and chunks of edges and features.
 """
 
 import os
@@ -29,10 +29,10 @@ from hoploom.store import Store
 from hoploom.store.write import StoreWriter
 from hoploom.system import resident_bytes
 
-ASIDE = 96 << 20  # bytes for what nothing counts: batches on their way, allocators of several threads
-READING = 16 * CHUNK_BYTES  # chunks under way while the writer fills its memory
-SAMPLING = 64 << 20  # batches under way, and what libraries load when they are first used
-LEAST_BATCHES, MOST_BATCHES = 32, 256  # that find the hottest nodes: else as many as an epoch has
+ASIDE = 96 << 20  # bytes that no budget counts: batches in flight, allocators of several threads
+READING = 16 * CHUNK_BYTES  # chunks in flight while the writer fills its memory
+SAMPLING = 64 << 20  # batches in flight, and what libraries load when they are first used
+LEAST_BATCHES, MOST_BATCHES = 32, 256  # limits of the batches sampled to find the hottest nodes: else one epoch
 MB = 1 << 20
 
 
@@ -50,11 +50,11 @@ def partition(
     """Cut a store into parts, and report what training on them will cost.
 
     `method` is "hash", "range" or "stream". `seeds` are the training seeds, as for NeighborLoader: the name of a split,
-    ids, or (node type, either). The default is the split "train", if exactly one node type has members in it, else no
-    seeds; None: no seeds. Seeds are spread evenly over the parts. They are sampled with `fanouts` to find the most used
-    nodes, which come first in their part; with seeds=None or fanouts=None, nodes keep their order within a part. The
-    field `original_id` keeps the ids from before, unless the store has this field already, or all nodes of a type keep
-    their ids. The process stays within `memory`.
+    ids, or a pair (node type, name or ids). The default is the split "train" if exactly one node type has members in
+    it, else no seeds. Seeds are spread evenly over the parts. Batches of seeds are sampled with `fanouts` to find the
+    most visited nodes, which come first in their part. With seeds=None or fanouts=None, nodes keep their order within a
+    part. The field `original_id` keeps the old ids, unless the store already has this field or all nodes of a type keep
+    their ids. The process stays within `memory` bytes.
 
     >>> print(partition("papers.store", "papers.parts", 4))
     """
@@ -67,7 +67,7 @@ def partition(
     give_back_freed_memory()
     least = resident_bytes() + LEAST_MEMORY + SAMPLING + READING + ASIDE + num_nodes * NODE_BYTES
     if memory < least:
-        mb = -(-least // MB) + 8  # a process may hold a little more next time
+        mb = -(-least // MB) + 8  # the next process may take a little more memory
         held = f"{num_nodes} nodes and what the process holds already"
         raise ConfigError(f"memory is {memory} bytes, too little for {held}; give at least {mb * MB} ({mb} MB)")
     if fanouts is not None:
@@ -98,7 +98,7 @@ def partition(
 
 
 def _renumbered(seeds: Any, marked: Mapping[str, Tensor], orders: Mapping[str, NewOrder], schema: Schema) -> Any:
-    """Return the seeds in new ids; names of splits stay."""
+    """Return the seeds with new ids in place of old ids; the name of a split is returned unchanged."""
     given = seeds[1] if isinstance(seeds, tuple | list) and len(seeds) == 2 else seeds
     if isinstance(given, str):
         return seeds

@@ -1,6 +1,6 @@
-"""Renumber nodes by part, most visited first, and stream a store under the new numbers.
+"""Renumber nodes by part, most visited first, and stream a store with the new ids.
 
-Every cache is then a prefix of the ids. Takes memory for one number per node, one part, and a few chunks.
+The hottest nodes of a part then have its first ids. Takes memory for one number per node, one part, and a few chunks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,13 +36,13 @@ def order_nodes(
 ) -> dict[str, NewOrder]:
     """Return new ids by node type: ordered by part, then by visits (most first), then by old id.
 
-    `parts` [num_nodes] has each node's part, `visits` [num_nodes] its number of batches.
+    By type, `parts` [num_nodes] has each node's part, `visits` [num_nodes] its number (or class) of visits.
     """
     return {name: _order_type(of, num_parts, None if visits is None else visits[name]) for name, of in parts.items()}
 
 
 def _order_type(parts: Tensor, num_parts: int, visits: Tensor | None) -> NewOrder:
-    """Order one type by a counting sort of (part, visits), chunk by chunk."""
+    """Return the new order of one type's nodes, by a counting sort of (part, visits), chunk by chunk."""
     num_classes = 1 if visits is None else int(visits.max()) + 1 if visits.numel() else 1
     next_ids = torch.zeros(num_parts * num_classes, dtype=torch.int64)
 
@@ -66,7 +66,7 @@ def _order_type(parts: Tensor, num_parts: int, visits: Tensor | None) -> NewOrde
 
 
 def node_streams(opened: BoundedStore, orders: Mapping[str, NewOrder]) -> list[NodeStream]:
-    """Return a stream per node type in new order; original ids become a field unless there is one."""
+    """Return a stream per node type with new ids; old ids become the field `original_id`, unless it exists."""
     streams = []
     for node_type in opened.schema.node_types:
         order = orders[node_type.name]
@@ -97,7 +97,7 @@ def _members(opened: BoundedStore, node_type: str, split: str, order: NewOrder) 
 
 
 def edge_streams(opened: BoundedStore, orders: Mapping[str, NewOrder]) -> list[EdgeStream]:
-    """Return a stream per relation in new ids, with its fields and the user's edge ids."""
+    """Return a stream per relation: its edges with new node ids and all fields, in stored order."""
     return [
         EdgeStream(relation.key, relation.fields, partial(_edges, opened, index, orders), EdgeRule(in_order=True))
         for index, relation in enumerate(opened.schema.relations)

@@ -1,6 +1,6 @@
 """The cost of training on a partitioned store: cut edges, balance and remote rows.
 
-Cut and balance are exact counts. Remote rows come from batches of each part's own seeds, sampled as in training.
+Cut and balance are exact counts. Remote rows are counted on batches of each part's seeds, sampled as in training.
 """
 
 import json
@@ -21,7 +21,7 @@ from hoploom.store import Store
 
 @dataclass(frozen=True)
 class Cut:
-    """The number of a relation's edges that come from another part."""
+    """The edges of a relation, and how many of them come from another part."""
 
     relation: str
     num_edges: int
@@ -30,13 +30,13 @@ class Cut:
 
 @dataclass(frozen=True)
 class PartCost:
-    """The size of a part, and the mean rows of a batch of its own seeds."""
+    """The size of a part, and the mean number of rows that a batch of the part's seeds needs."""
 
     num_nodes: Mapping[str, int]
     num_edges: int
     num_seeds: int
-    batch_rows: float | None = None  # unique nodes of a batch; None: nothing was sampled
-    remote_rows: float | None = None  # those of other parts
+    batch_rows: float | None = None  # unique nodes of a batch; None if nothing was sampled
+    remote_rows: float | None = None  # unique nodes of a batch that other parts hold
     remote_bytes: float | None = None
 
 
@@ -84,7 +84,7 @@ class PartitionReport:
         return f"<PartitionReport: {title}>"
 
     def _rows(self) -> list[list[str]]:
-        """Return the names of the columns, and a row for every part."""
+        """Return the cells of the table: the names of the columns, then a row for every part."""
         columns = {**COUNTED, **({} if self.remote_share is None else SAMPLED)}
         rows = [[str(number), *(text(part) for text in columns.values())] for number, part in enumerate(self.parts)]
         return [["part", *columns], *rows]
@@ -119,7 +119,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 FANOUTS = (15, 10, 5)
 MEASURED = 64  # batches, over all parts, that remote rows are counted on
-OTHER_BATCHES = 1  # added to the seed
+OTHER_BATCHES = 1  # added to the random seed: batches other than those that found the hottest nodes
 
 
 def report(
@@ -132,7 +132,7 @@ def report(
 ) -> PartitionReport:
     """Measure the cost of training on a partitioned store. If `fanouts` or `seeds` is None, nothing is sampled.
 
-    `seeds` are as for partition(). If there are many parts, the figures of a part come from few batches.
+    `seeds` are as for partition(). With many parts, the figures of each part come from few batches.
 
     >>> costs = report("papers.parts", [15, 10, 5])
     >>> costs.edge_cut, costs.remote_share
@@ -187,7 +187,7 @@ def _count_cut(opened: BoundedStore, index: int) -> Cut:
 def _sampled_cost(
     opened: BoundedStore, number: int, held: PartCost, fanouts: Fanouts, seeds: Any, plan: Presampling
 ) -> PartCost:
-    """Return a part's cost with the mean rows of a batch."""
+    """Return `held`, the cost of part `number`, with the mean rows of batches of `seeds` filled in."""
     if held.num_seeds == 0:
         return replace(held, batch_rows=0.0, remote_rows=0.0, remote_bytes=0.0)
     count, part = max(1, MEASURED // len(opened.ranges)), opened.ranges[number]

@@ -1,6 +1,6 @@
-"""The files of a store on a shared path or in an object store, read in pieces.
+"""Read the files of a store in pieces, from a shared path or an object store.
 
-Ids count through all node types: those of the first type, then those of the second.
+The nodes of all types have consecutive ids here: first those of the first type, then those of the second, and so on.
 """
 
 import threading
@@ -29,17 +29,17 @@ Array = NDArray[Any]
 INT64 = Field("int64")
 CHUNK_EDGES = 1 << 20
 CHUNK_NODES = 1 << 16
-READERS, PIECE_BYTES = 16, 16 << 20  # threads that read from files, and what they read at a time
-MOST_OPEN = 64  # files
+READERS, PIECE_BYTES = 16, 16 << 20  # threads that read files, and the bytes of one read
+MOST_OPEN = 64  # idle files that stay open
 
 
 def bounds_of(schema: Schema) -> list[int]:
-    """Return the first id of every type where ids count through all types, and the end."""
+    """Return the first id of every type, then the number of all nodes: ids are consecutive over all types."""
     return list(accumulate((t.num_nodes for t in schema.node_types), initial=0))
 
 
 def read_into(file: BinaryIO, memory: memoryview) -> None:
-    """Fill the memory from a file; raise StoreError if the file ends before."""
+    """Read from `file` until `memory` is full; raise StoreError if the file ends before that."""
     got = 0
     while got < len(memory):
         count = file.readinto(memory[got:])  # type: ignore[attr-defined]
@@ -49,14 +49,14 @@ def read_into(file: BinaryIO, memory: memoryview) -> None:
 
 
 class Column:
-    """The open file of an array."""
+    """The open file of a stored array, of which any range of rows can be read."""
 
     def __init__(self, name: str, file: BinaryIO, begin: int, field: Field) -> None:
         self.name, self._file, self._begin = name, file, begin
         self._dtype, self._shape = np.dtype(layout.npy_descr(field.dtype)), field.shape
 
     def read(self, begin: int, end: int) -> Array:
-        """Return rows [begin, end)."""
+        """Return rows [begin, end) of the array."""
         rows = np.empty((end - begin, *self._shape), self._dtype)
         row_bytes = self._dtype.itemsize * int(np.prod(self._shape, dtype=np.int64))
         self._file.seek(self._begin + begin * row_bytes)
@@ -75,7 +75,7 @@ class NodeSpan(NamedTuple):
 
 
 class InLists(NamedTuple):
-    """The in-edges of consecutive nodes in one relation."""
+    """The in-edges, in one relation, of consecutive nodes of one part."""
 
     relation: int
     part: int
@@ -86,7 +86,7 @@ class InLists(NamedTuple):
     num_sources: int  # of the source type
 
     def sources(self, begin: int, end: int) -> Array:
-        """Return sources [begin, end), as ids within their type: int64. Raise StoreError if one is out of range."""
+        """Return the sources of edges [begin, end) as int64 ids in their type; raise StoreError if out of range."""
         sources = self.indices.read(self.first + begin, self.first + end).astype(np.int64)
         if sources.size and not 0 <= sources.min() <= sources.max() < self.num_sources:
             raise StoreError(f"a source in {self.indices.name} is out of range; run hoploom check on the store")
@@ -94,7 +94,7 @@ class InLists(NamedTuple):
 
 
 class ArrayFile(NamedTuple):
-    """The file of an array, and what is in it."""
+    """The name of an array's file, the field that describes a row, and the number of rows."""
 
     name: str
     field: Field
@@ -106,14 +106,14 @@ class ArrayFile(NamedTuple):
 
 
 class ArrayReader:
-    """Bytes of arrays, read by several threads at a time. Files stay open until `close`."""
+    """A thread-safe reader of arrays' bytes. It keeps up to MOST_OPEN idle files open, until `close`."""
 
     def __init__(self, place: StoragePath, arrays: Sequence[ArrayFile]) -> None:
         self._place, self._arrays, self._lock = place, arrays, threading.Lock()
         self._idle: list[tuple[int, BinaryIO, int]] = []  # array, its file, where its values begin
 
     def read(self, array: int, begin: int, memory: memoryview) -> None:
-        """Fill the memory with bytes of an array, from `begin` on."""
+        """Fill `memory` with bytes of the array of index `array`, from byte `begin` of its values on."""
         name, field, num_rows = self._arrays[array]
         with self._lock:
             found = next((i for i, (number, _, _) in enumerate(self._idle) if number == array), None)
@@ -131,7 +131,7 @@ class ArrayReader:
             old.close()
 
     def read_all(self) -> list[torch.Tensor]:
-        """Return all arrays."""
+        """Return all arrays as tensors, read by several threads."""
         rows = [torch.empty(array.num_rows, dtype=getattr(torch, array.field.dtype)) for array in self._arrays]
         raw = [memoryview(ops.byte_rows(array).reshape(-1).numpy().data) for array in rows]
         pieces = [(i, at) for i, array in enumerate(raw) for at in range(0, len(array), PIECE_BYTES)]
@@ -156,24 +156,24 @@ class StoreFiles:
 
     @classmethod
     def at(cls, place: StoragePath) -> "StoreFiles":
-        """Open the store at a place; raise StoreError if there is none."""
+        """Return the store at a path or URL; raise StoreError if there is none. Reads the manifest only."""
         _, manifest = manifest_at(place)
         return cls(place, manifest.schema, manifest.parts)
 
     @property
     def bounds(self) -> list[int]:
-        """The first id of every type, and the end."""
+        """The first id of every type, then the number of all nodes."""
         return bounds_of(self.schema)
 
     @contextmanager
     def column(self, name: str, field: Field, num_rows: int) -> Iterator[Column]:
-        """Open an array's file, and close it at the end of the block."""
+        """Open an array's file for the duration of the block."""
         with self.place.open(name) as file:
             begin = layout.read_npy_header(file, name, field.dtype, (num_rows, *field.shape))
             yield Column(name, file, begin, field)
 
     def spans(self, begin: int, end: int) -> Iterator[NodeSpan]:
-        """Yield the nodes [begin, end) by type and part."""
+        """Yield the nodes [begin, end) in spans, each within one type and one part."""
         for type_index, type_first in enumerate(self.bounds[:-1]):
             for number, part in enumerate(self.parts):
                 first = type_first + part.first_nodes[type_index]
@@ -182,7 +182,7 @@ class StoreFiles:
                     yield NodeSpan(number, type_index, low - first, high - low, low - begin)
 
     def in_lists(self, begin: int, end: int) -> Iterator[InLists]:
-        """Yield the in-edges of the nodes [begin, end) by type, part and relation; each is open until the next."""
+        """Yield the in-edges of nodes [begin, end) by type, part and relation; the file is open until the next."""
         for span in self.spans(begin, end):
             for index, relation in enumerate(self.schema.relations):
                 if self.schema.destinations[index] != span.type:
@@ -201,7 +201,7 @@ class StoreFiles:
 
     @contextmanager
     def topology(self, free: int) -> Iterator[Topology]:
-        """Yield all edges: in memory if they fit `free` bytes, else with a function that reads pieces of them."""
+        """Yield all edges: in memory if they fit `free` bytes, else with a function that reads pieces from files."""
         relations, arrays = [], list[ArrayFile]()
         for index, relation in enumerate(self.schema.relations):
             source, destination = self.schema.sources[index], self.schema.destinations[index]
@@ -227,7 +227,7 @@ class StoreFiles:
         yield Topology(self.bounds, in_memory)
 
     def members(self, node_type: str, split: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the members of a split in pieces: the node type, and ascending ids."""
+        """Yield the members of a split in pieces: pairs of the node type and ascending ids within it."""
         num_nodes = self.schema.node_type(node_type).num_nodes
         first = self.bounds[self.schema.type_index[node_type]]
         for begin in range(0, num_nodes, CHUNK_EDGES):
@@ -235,7 +235,7 @@ class StoreFiles:
             yield node_type, torch.from_numpy(self.members_among(node_type, split, first + begin, first + end)) + begin
 
     def members_among(self, node_type: str, split: str, begin: int, end: int) -> Array:
-        """Return the indices of a split's members among the nodes [begin, end): int64, ascending."""
+        """Return the members of a split among nodes [begin, end), as ascending int64 positions in this range."""
         type_index, found = self.schema.type_index[node_type], [np.empty(0, np.int64)]
         for span in self.spans(begin, end):
             part = self.parts[span.part]
