@@ -1,5 +1,6 @@
 """Attacks on a server: its threads, its memory and its answers, all measured from outside."""
 
+import os
 import socket
 import statistics
 import time
@@ -67,6 +68,18 @@ def flooding(address: str) -> Iterator[list[int]]:
     finally:
         over.set()
         thread.join()
+
+
+def test_nobody_sees_the_token_of_a_running_server(guarded: Server) -> None:
+    """Neither in its command line, nor in its environment, nor in its output after a wrong token and a right one."""
+    with pytest.raises(hoploom.PeerError):
+        is_served(guarded, ClientSecurity("another-token-of-the-tests-98765"))
+    is_served(guarded)
+    for file in ("cmdline", "environ"):
+        assert TOKEN.encode() not in Path(f"/proc/{guarded.process.pid}/{file}").read_bytes()
+    assert guarded.process.stderr is not None
+    os.set_blocking(guarded.process.stderr.fileno(), False)
+    assert TOKEN not in (guarded.process.stderr.read() or "")
 
 
 def test_silent_connections_take_neither_threads_nor_places(guarded: Server) -> None:
