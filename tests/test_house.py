@@ -31,26 +31,26 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
-    "": 667,
-    "config": 815,
+    "": 680,
+    "config": 810,
     "ops": 3200,
-    "store": 4383,
-    "sample": 1203,
-    "ranks": 2298,
-    "load": 3273,
-    "nn": 887,
-    "serve": 4332,
-    "train": 4208,
-    "gpu": 2695,
-    "inference": 1181,
-    "ingest": 6924,
-    "partition": 1509,
-    "scale": 999,
-    "deploy": 2585,
-    "report": 1229,
-    "cli": 1841,
+    "store": 4200,
+    "sample": 1210,
+    "ranks": 2000,
+    "load": 3070,
+    "nn": 900,
+    "serve": 4200,
+    "train": 4200,
+    "gpu": 2700,
+    "inference": 1000,
+    "ingest": 6900,
+    "partition": 1500,
+    "scale": 1000,
+    "deploy": 2630,
+    "report": 1200,
+    "cli": 1900,
 }
-BUDGET, MOST_FILES = 44_229, 191
+BUDGET, MOST_FILES = 43_300, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -20,7 +20,7 @@ from hoploom.errors import BatchError, ConfigError
 from hoploom.load.arguments import LoaderArguments, seeds_name, shown_counts
 from hoploom.load.assemble import Batch, Mover, received
 from hoploom.load.look_ahead import LookAhead
-from hoploom.load.maker import Fingerprint, LocalMaker, Maker
+from hoploom.load.maker import Fingerprint, LocalMaker, Maker, NodeMaker
 from hoploom.load.order import DividedOrder, DrawnOrder, Order, divided, drawn, localised
 from hoploom.load.pipeline import DEADLINE, Pipeline
 from hoploom.ranks import agreement
@@ -220,7 +220,17 @@ class Loader:
         elif self.share.rank == 0 and not self._num_loops:
             counts = " to ".join(f"{count:,}" for count in sorted({min(order.counts), max(order.counts)}))
             line = f"each of {order.world_size} ranks reads the {counts} seeds that it was given"
-            print(f"hoploom: {line}, in {order.num_steps:,} steps", file=sys.stderr, flush=True)
+            line += f", in {order.num_steps:,} steps"
+            node_type, nodes = self.maker.seed_nodes
+            some = nodes[:: max(1, nodes.numel() // 4096)]
+            for name in self.store.schema.node_type(node_type).splits if isinstance(self.maker, NodeMaker) else ():
+                members = self.store.split(name, node_type)  # [n] int64, ascending
+                if (num_unread := members.numel() - order.num_seeds) > 0:
+                    at = torch.searchsorted(members, some).clamp(max=members.numel() - 1)
+                    if torch.equal(members[at], some):
+                        line += f"; {num_unread:,} seeds of the split {name!r} are on no rank"
+                        break
+            print(f"hoploom: {line}", file=sys.stderr, flush=True)
 
     def __len__(self) -> int:
         self.settle()

@@ -3,15 +3,18 @@
 Batches are computable, so those of a group of steps are sampled first. Their rows that neither a cache nor an earlier
 group has come in one request per peer, and then each batch is assembled. Where a row is, is looked up once. Costs the
 memory of two groups' rows, and a first batch that waits for its group. With scratch space, rows of more steps than fit
-in memory are copied there, each step's together; then every step is sampled twice, for its ids and for its batch.
+in memory are copied there, each step's together; then every step is sampled twice, for its ids and for its batch. The
+copies are files without names, so nothing is left behind, whatever ends the process.
 """
 
+import shutil
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,18 +24,18 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.batch import Sampled
+from hoploom.errors import StoreError
 from hoploom.load.assemble import Assembler, Batch
 from hoploom.load.maker import LocalMaker, Maker
 from hoploom.load.order import Order
-from hoploom.load.packed import PackedRows, RowLists, scratch_bytes
 from hoploom.load.pipeline import LEAD, Pipeline, Stages
-from hoploom.ops import Empty, IdMap, Reads, SlotMap
+from hoploom.ops import DiskError, Empty, FileRows, IdMap, Reads, RowRequest, SlotMap
 from hoploom.schema import DTYPES, Schema, TypeKey
 from hoploom.store import Sharded, Wanted
 from hoploom.store.base import CachedPositions, RowLookup, Triple, read_wanted
 from hoploom.store.budget import little_idle
+from hoploom.store.on_disk import BLOCK, SHARE, OnDisk, ScratchFile, cut
 from hoploom.store.on_disk import Ids as SortedIds
-from hoploom.store.on_disk import OnDisk, ScratchFile
 from hoploom.store.row_cache import Cached
 from hoploom.store.sharded import empty_rows
 
@@ -42,9 +45,9 @@ PIECE = 64 << 20  # bytes that are packed at once, or a quarter of the window
 SECONDS, SWEEPS = 60.0, 3.0  # packing a group takes at most so long, or as long as so many passes over the store,
 DEADLINE_SHARE = 0.25  # and never more than this share of the loader's deadline
 SPARE = 16  # a table that grows gets one row in 16 to spare
+OF_A_ROW = 48  # bytes that a row takes besides its own while it is read
 Fields = Mapping[TypeKey, Sequence[str]]  # those of which some rows cost a wait
 Ids = tuple[TypeKey, int, int]  # a list of ids, told apart by its owner, address and length
-Packed = Mapping[tuple[TypeKey, int], Mapping[str, PackedRows]]  # a step's rows, by shard number and field
 
 
 # --- the window of rows that are prefetched ---------------------------------------------------
@@ -110,6 +113,82 @@ class PrefetchedRows:
             positions.append(routed[key] if lookup is None else lookup.in_memory)
         self._features.gather_routed(wanted, positions, outs)
         return outs
+
+
+# --- rows in scratch space: those of each step together, so that they are read in a few long reads ---
+
+
+class PackedRows(NamedTuple):
+    """The rows of one id list in a scratch file: in the order of the ids, cut into pieces."""
+
+    rows: FileRows
+    ids: SortedIds  # ascending
+    cuts: SortedIds  # where in `ids` the second piece begins, the third and so on
+    shifts: SortedIds  # by piece: index of a row in the file, less its index in `ids`
+
+    def read(self, reads: Reads, ids: Tensor, positions: Tensor, out: Tensor) -> None:
+        """Write the rows of ids[positions], which are among the list's, to out[positions]."""
+        at = np.searchsorted(self.ids, ids[positions].numpy().astype(self.ids.dtype, copy=False))
+        rows = torch.zeros_like(ids)
+        rows[positions] = torch.from_numpy(at + self.shifts[np.searchsorted(self.cuts, at, side="right")])
+        try:
+            reads.rows([RowRequest(self.rows, rows, positions, out)])
+        except DiskError as error:
+            raise StoreError(f"rows in scratch space cannot be read: {error.args[2]}; check its disk") from error
+
+
+class RowLists:
+    """Lists of ascending ids of one table, to be packed a piece of all lists at a time."""
+
+    def __init__(self, ids: Sequence[SortedIds], row_bytes: int, piece_bytes: int) -> None:
+        """Take the lists, the bytes of a row, and the memory that reading a piece may take."""
+        self.ids, self.row_bytes = ids, row_bytes
+        self.rows_at_once = max(1, piece_bytes // (row_bytes + OF_A_ROW))
+        self.begins = cut(ids, self.rows_at_once)  # index at which each piece begins in each list: [pieces + 1, lists]
+        self.num_rows = sum(map(len, ids))
+        # In the file, every piece may lose a row and a block.
+        of_pieces = (len(self.begins) - 1) * (row_bytes + BLOCK)
+        self.num_bytes = self.num_rows * row_bytes + of_pieces if self.num_rows else 0
+
+    def copy(
+        self,
+        file: ScratchFile,
+        reads: Reads,
+        read: Callable[[list[Tensor], list[Tensor]], None],
+        check: Callable[[], None],
+    ) -> list[PackedRows]:
+        """Copy the rows to a file and return where those of each list are.
+
+        `read(ids, outs)` reads rows as bytes, [n, row_bytes] uint8; `check()` is called before each piece.
+        """
+        shifts = np.zeros((len(self.begins) - 1, len(self.ids)), dtype=np.int64)
+        for piece, (begins, ends) in enumerate(pairwise(self.begins)):
+            check()
+            room = file.room_for(int((ends - begins).sum()), self.row_bytes)
+            bounds = np.concatenate([[0], np.cumsum(ends - begins)])
+            own = [
+                torch.from_numpy(ids[b:e].astype(np.int64)) for ids, b, e in zip(self.ids, begins, ends, strict=True)
+            ]
+            if bounds[-1]:
+                read(own, [room.rows[b:e] for b, e in pairwise(bounds)])
+                with reads.writing():
+                    file.append(room)
+            shifts[piece] = room.first_row + bounds[:-1] - begins
+        rows = FileRows(file.opened, 0, file.num_bytes // self.row_bytes)
+        return [
+            PackedRows(rows, ids, self.begins[1:-1, number], shifts[:, number]) for number, ids in enumerate(self.ids)
+        ]
+
+
+def scratch_bytes(folder: Path) -> int:
+    """Return how many bytes of scratch space may be used; raise StoreError if the folder cannot be used."""
+    try:
+        return int(SHARE * shutil.disk_usage(folder).free)
+    except OSError as error:
+        raise StoreError(f"scratch space {folder} cannot be used: {error.strerror}") from error
+
+
+Packed = Mapping[tuple[TypeKey, int], Mapping[str, PackedRows]]  # a step's rows, by shard number and field
 
 
 class StepRows(NamedTuple):

@@ -15,8 +15,7 @@ from support.batches import assert_same_batches
 
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError
-from hoploom.load.look_ahead import GROUPS, LookAhead
-from hoploom.load.packed import RowLists
+from hoploom.load.look_ahead import GROUPS, LookAhead, RowLists
 from hoploom.store.on_disk import BLOCK
 
 NUM_NODES, WIDTH, BATCH = 20_000, 128, 100
