@@ -1,4 +1,4 @@
-"""The two interfaces that hide where topology and features are, a part of a store, and scans over all of one."""
+"""The interfaces GraphStore and FeatureStore, the parts of a store, and iteration over all its edges or rows."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,34 +21,34 @@ NO_IDS = torch.empty(0, dtype=torch.int64)
 class Draw(NamedTuple):
     """The sampling options of one hop, for all relations."""
 
-    key: int
+    key: int  # determines all random numbers of the hop
     hop: int
     fanouts: Sequence[int]  # per relation
     replace: bool = False
-    last: bool = False
+    last: bool = False  # temporal sampling: the latest edges, without drawing
     labor: bool = False
     weighted: bool = False
     counts_only: bool = False  # return the number of in-edges of every node, and no picks
 
     def rule(self, relation: int) -> Rule:
-        """Return the options of one relation."""
+        """Return the sampling options of one relation, given by its index."""
         word = keys.stream(self.hop, relation)
         return Rule(self.key, word, self.fanouts[relation], self.replace, self.last, self.labor, self.weighted)
 
 
 class Wanted(NamedTuple):
-    """A request for rows of one field: of a node type by node id, of a relation by edge position."""
+    """A request for rows of one field. `ids` are node ids; if `owner` is a relation, they are edge positions."""
 
     owner: TypeKey
     field: str
     ids: Tensor  # [n] int64
 
 
-Triple: TypeAlias = tuple[TypeKey, str, Any]  # what users may write for a Wanted, which is one itself
+Triple: TypeAlias = tuple[TypeKey, str, Any]  # (owner, field, ids): a Wanted, or a plain tuple from the user
 
 
 def read_wanted(schema: Schema, wanted: Sequence[Triple]) -> list[Wanted]:
-    """Return the requests, checked; raise ConfigError for unknown names and for ids that are no integers in range."""
+    """Return the requests, checked; raise ConfigError for an unknown name, or ids that are not integers in range."""
     checked = []
     for want in wanted:
         if not isinstance(want, tuple) or len(want) != 3:
@@ -72,7 +72,7 @@ def read_wanted(schema: Schema, wanted: Sequence[Triple]) -> list[Wanted]:
 
 
 class Tier(IntEnum):
-    """The place that answers for a shard, slowest first."""
+    """The storage that holds the rows of a shard, slowest first."""
 
     REMOTE = 0  # another process
     DISK = 1
@@ -80,19 +80,19 @@ class Tier(IntEnum):
 
 
 class CachedPositions(NamedTuple):
-    """Cache hits of a lookup: the tables, and the row for each position of the ids."""
+    """Cache hits of a lookup: for each p in `positions`, the row of ids[p] is tables[field][rows[p]]."""
 
     tables: Mapping[str, Tensor]  # field -> [rows, ...]
     rows: Tensor  # [ids] int64, valid at the positions
     positions: Tensor  # [n] int64
 
     def copy(self, name: str, out: Tensor) -> None:
-        """Write the rows of a field to their positions in `out`."""
+        """Write the cached rows of the field `name` to out[positions]."""
         ops.gather(self.tables[name], self.rows, out, 0, self.positions)
 
 
 class RowLookup(NamedTuple):
-    """The positions in `ids` whose rows are in memory, cached, or cost a wait."""
+    """The result of a lookup: the positions in `ids` whose rows are in memory, cached, or missing (disk, remote)."""
 
     owner: TypeKey
     ids: Tensor  # [n] int64
@@ -105,37 +105,37 @@ class RowLookup(NamedTuple):
 
 
 class GraphStore(Protocol):
-    """Topology. Frontiers are listed by node type, picks by relation."""
+    """Interface for sampling. `frontiers` has one entry per node type, the returned list one per relation."""
 
     @property
     def schema(self) -> Schema: ...
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """Pick in-edges; None for a relation whose destination type has no frontier."""
+        """Sample in-edges of the frontiers. A relation has None if its destination type has no frontier."""
 
 
 class FeatureStore(Protocol):
-    """Rows of named fields."""
+    """Interface for reading rows of fields: features, labels, edge attributes."""
 
     @property
     def schema(self) -> Schema: ...
 
     def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
-        """Return the wanted rows, in order, in memory that `empty` allocates."""
+        """Return one tensor of rows per request, in the order of its ids; `empty` allocates the tensors."""
 
 
 class Shard(Protocol):
-    """Both interfaces over one range of nodes, in this process or another.
+    """Interface for sampling from, and reading rows of, one range of nodes in this process or another.
 
-    `begin_*` sends the request, if there is one; the caller must call the returned function once, which finishes it. So
-    all peers have their requests before the first response is read, without threads.
+    `begin_*` sends a request if the shard is remote, and returns a function that the caller must call once to finish
+    the request. So all peers have their requests before the first response is read, without threads.
     """
 
     @property
     def tier(self) -> Tier: ...
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
-        """Begin one hop of this range's nodes, as GraphStore.sample."""
+        """Begin to sample one hop of nodes in this range; the returned function returns what GraphStore.sample does."""
 
     def begin_gather(
         self, wanted: Sequence[Wanted], positions: Sequence[Tensor], outs: Sequence[Tensor]
@@ -149,18 +149,18 @@ class Shard(Protocol):
         """Return whether all rows of a field are in memory or mapped."""
 
     def look_up(self, owner: TypeKey, ids: Tensor, positions: Tensor) -> RowLookup:
-        """Look up the ids at these positions, for fields that are not all in memory."""
+        """Return which rows of ids[positions] are in memory or cached, for fields that are not all in memory."""
 
     def split(self, node_type: str, name: str) -> Tensor:
-        """Return the members of a split in this range, [n] int64; none if the type has no such split."""
+        """Return the node ids of a split in this range, [n] int64; empty if the type has no such split."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """The other processes and devices of a store: none here. hoploom.connect and hoploom.place make others."""
+    """The deployment of a store without servers or a GPU. hoploom.connect and hoploom.place use subclasses."""
 
-    homes: tuple[tuple[int, ...], ...] = ()  # the parts of every rank, if a context has found out
-    look_ahead: int | None = None  # batches whose missing rows loaders fetch together by default
+    homes: tuple[tuple[int, ...], ...] = ()  # the parts that each rank has, if a context has gathered them
+    look_ahead: int | None = None  # default number of batches whose missing rows a loader fetches together
     placed: Any = None  # hoploom.gpu.placed_store.PlacedStore, which a GPU's kernels read
 
     @property
@@ -169,7 +169,7 @@ class Deployment:
         return False
 
     def producer(self, maker: Any, device: torch.device | None, look_ahead: int | None, deadline: float) -> Any:
-        """Return the maker of a loader's batches (hoploom.load.maker.Maker), or None if the loader chooses."""
+        """Return the hoploom.load.maker.Maker that replaces `maker`; None if this process makes the batches."""
         return None
 
     def traffic(self) -> dict[str, float]:
@@ -184,7 +184,7 @@ NOWHERE = Deployment()
 
 
 class InMemory:
-    """The part of a Shard that is the same for all shards in memory."""
+    """Base of shards in this process, all of whose rows are in memory or mapped: nothing is cached or missing."""
 
     tier: ClassVar[Tier] = Tier.MEMORY
 
@@ -199,7 +199,7 @@ class InMemory:
 
 
 def in_degrees_of(lists: EdgeLists, nodes: Tensor) -> Tensor:
-    """Return the number of in-edges of each node, self-loops counted: [n] int64."""
+    """Return the number of in-edges of each node, including self-loops: [n] int64."""
     begins, ends = (ops.empty((nodes.numel(),), torch.int64) for _ in range(2))
     for pointers, out in ((lists.indptr[:-1], begins), (lists.indptr[1:], ends)):
         ops.gather(pointers, nodes, out, lists.first_node)
@@ -208,7 +208,7 @@ def in_degrees_of(lists: EdgeLists, nodes: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one field."""
+    """The rows of one field for a contiguous range of ids."""
 
     rows: Tensor  # [n, ...]
     first: int = 0  # the id of the first row
@@ -219,13 +219,13 @@ class Table:
         object.__setattr__(self, "raw", ops.byte_rows(self.rows))
 
     def gather_at(self, positions: Tensor | None, ids: Tensor, out: Tensor) -> None:
-        """Write out[positions] = the rows of ids[positions]; all rows if positions is None."""
+        """Write the rows of ids[positions] to out[positions]; the rows of all ids if `positions` is None."""
         ops.gather(self.raw, ids, out, self.first, positions)
 
 
 @dataclass(frozen=True)
 class Part(InMemory):
-    """A contiguous range of nodes of every type, with their in-edges and fields. A shard that sends nothing."""
+    """A shard in this process: a contiguous range of nodes of every type, with their in-edges, fields and splits."""
 
     schema: Schema
     first_nodes: tuple[int, ...]  # per node type
@@ -261,7 +261,7 @@ class Part(InMemory):
         return outs
 
     def gather_into(self, wanted: Sequence[Wanted], outs: Sequence[Tensor]) -> None:
-        """Write the wanted rows to `outs`."""
+        """Write the rows of each request wanted[i] to outs[i]."""
         self._gather_at(wanted, [None] * len(wanted), outs)
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
@@ -277,7 +277,7 @@ class Part(InMemory):
 
     def _gather_at(self, wanted: Sequence[Wanted], positions: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
         edge_ids: dict[tuple[TypeKey, int, int], Tensor] = {}  # read once, for all fields in the user's edge order
-        for are_edge_ids in (True, False):  # these first
+        for are_edge_ids in (True, False):  # edge ids first: the other fields need them
             for (owner, name, ids), own, out in zip(wanted, positions, outs, strict=True):
                 if (name == EDGE_ID) is not are_edge_ids or (own is not None and own.numel() == 0):
                     continue
@@ -295,7 +295,7 @@ class Part(InMemory):
 
 @dataclass(frozen=True)
 class Absent(InMemory):
-    """A part that was not opened: any request for it raises StoreError. It keeps the numbers of the other parts."""
+    """A stand-in for an unopened part, so that others keep their numbers. Requests for its nodes raise StoreError."""
 
     schema: Schema
     number: int
@@ -356,7 +356,7 @@ def covers(schema: Schema, parts: Sequence[Part], node_type: str | None = None) 
 def destinations(indptr: Tensor, first_node: int, begin: int, end: int) -> Tensor:
     """Return the destinations of the edges at positions [begin, end): [end - begin] int64.
 
-    `indptr` are the offsets of the nodes from `first_node` on, which have these edges.
+    `indptr` has the offsets of the edge lists of consecutive nodes, from `first_node` on.
     """
     low = int(torch.searchsorted(indptr, begin, right=True)) - 1
     high = int(torch.searchsorted(indptr, end))
@@ -365,9 +365,9 @@ def destinations(indptr: Tensor, first_node: int, begin: int, end: int) -> Tenso
 
 
 def scan_edges(lists: EdgeLists, key: RelationName | str, at_once: int = EDGES) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield a part's edges of a relation in order: sources [n], in their own dtype, and destinations [n].
+    """Yield the edges of `lists`, `at_once` at a time: sources [n] int32 or int64, destinations [n] int64.
 
-    Raise StoreError at the end if the files could not be read.
+    `key` names the relation in errors. Raise StoreError at the end if the files could not be read.
     """
     try:
         if (lists.indptr[1:] < lists.indptr[:-1]).any():  # compared, not subtracted: damage may overflow
@@ -381,7 +381,7 @@ def scan_edges(lists: EdgeLists, key: RelationName | str, at_once: int = EDGES) 
 
 
 def sampled_edges(graph: GraphStore, relation: int, at_once: int = NODES) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the edges of all parts, also of remote ones: sources and destinations, by sampling all neighbours."""
+    """Yield sources and destinations of all edges of a relation, remote ones included, by sampling all in-edges."""
     num_nodes = graph.schema.node_types[graph.schema.destinations[relation]].num_nodes
     for first in range(0, num_nodes, at_once):
         nodes = torch.arange(first, min(first + at_once, num_nodes))
@@ -404,7 +404,7 @@ def in_edges(graph: GraphStore, relation: int, nodes: Tensor) -> Picks:
 def scan_rows(
     features: FeatureStore, owner: TypeKey, name: str, count: int, at_once: int | None = None
 ) -> Iterator[Tensor]:
-    """Yield all `count` rows of a field, `at_once` at a time, from any shard."""
+    """Yield all `count` rows of a field in order, `at_once` at a time, also from remote shards."""
     step = at_once or max(1, ROW_BYTES // max(1, features.schema.described(owner).fields[name].row_bytes))
     for first in range(0, max(1, count), step):
         end = min(first + step, count)
@@ -416,14 +416,14 @@ def scan_rows(
 
 
 class Loops(NamedTuple):
-    """The nodes of a relation with self-loops, ascending, and the number of loops of each."""
+    """The nodes that have self-loops in a relation, ascending, and the number of self-loops of each."""
 
     nodes: Tensor  # [n] int64
     counts: Tensor  # [n] int64
 
 
 def loops_of(parts: Sequence[Part], key: RelationName) -> Loops:
-    """Return the self-loops of a relation in these parts; read all its edges if both ends have one type."""
+    """Return the self-loops of a relation in these parts; reads all edges if source and destination type are equal."""
     found = [torch.empty(0, dtype=torch.int64)]
     for part in parts if key[0] == key[2] else ():
         for sources, ends in scan_edges(part.lists[part.schema.relation_index[key]], key):

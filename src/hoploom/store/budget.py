@@ -1,9 +1,9 @@
 """A budget of memory for a store: which rows and edge lists are mapped, and which are read from the disk when needed.
 
-Memory takes, in this order: the offsets of the edge lists, the lists, small fields, and of the other fields the first
-rows of every part, which `partition` orders by use. A share is kept for the rows of coming steps. The speed of the disk
-is measured (0.6 s): a gap between two rows is read if that takes less time than another request. So a slow disk is read
-from beginning to end, and of a fast one single blocks are read.
+The budget is spent on the offsets of edge lists, then on the lists, small fields, and the first rows of all other
+fields; `partition` puts the rows that are used most first. A share is kept for the rows of coming steps. The speed of
+the disk is measured (0.6 s): a gap between two rows is read too if that takes less time than another request. So long
+runs are read from a slow disk, and single blocks from a fast one.
 """
 
 import errno
@@ -29,9 +29,9 @@ from hoploom.store.base import Part
 from hoploom.store.format import Manifest
 from hoploom.store.on_disk import DiskLists, DiskRows, OnDisk
 
-WINDOW = 0.25  # the share for rows of coming steps, of what the offsets leave
-WARM = 16 << 20  # bytes that are read at once while a store gets warm
-SMALL = 64  # bytes of a row: keeping such a field in memory saves as many reads as keeping a wide one
+WINDOW = 0.25  # the share for rows of coming steps, after the offsets are deducted
+WARM = 16 << 20  # bytes per read of `warm_up`
+SMALL = 64  # bytes of a row: reading a small row costs as much as a wide one, but keeping it in memory is cheap
 NO_PARTS = (
     "memory limits what this process holds of the parts on this host, and it has none; give path and parts, or limit "
     "the servers: hoploom serve --store-memory, or server.store_memory in a cluster file"
@@ -40,10 +40,10 @@ NO_PARTS = (
 
 @dataclass(frozen=True)
 class Budget:
-    """The share of a store that is kept in memory, of all open parts together."""
+    """The shares of a store that are kept in memory, over all open parts together."""
 
     num_bytes: int
-    lists: float  # share of the edges' sources
+    lists: float  # share of the source ids in edge lists
     small_fields: bool
     rows: float  # share of the rows of the other fields
     window: int  # bytes for the rows of coming steps
@@ -62,14 +62,14 @@ class Budget:
 
 
 def read_memory(memory: int | str) -> int:
-    """Return the bytes of a budget as the user gives it."""
+    """Return the bytes of the user's `memory`, such as '6GB' or 6_000_000_000; raise ConfigError if it is invalid."""
     if isinstance(memory, str):
         return parse_bytes("memory", memory)
     return as_int("memory", memory, 1, "give bytes such as '6GB'")
 
 
 def read_scratch(folder: str | Path) -> Path:
-    """Return the scratch folder; raise ConfigError if no files can be made in it."""
+    """Return the path of the scratch folder; raise ConfigError if no files can be created in it."""
     path = Path(folder)
     if not path.is_dir() or not os.access(path, os.W_OK):
         raise ConfigError(f"scratch is {str(folder)!r:.200}, which is no folder that can be written; give one that is")
@@ -78,7 +78,7 @@ def read_scratch(folder: str | Path) -> Path:
 
 @contextmanager
 def little_idle(window: int) -> Iterator[None]:
-    """Limit the freed memory that is kept for reuse to `window` bytes in this block; 0: no limit."""
+    """Keep at most `window` bytes of freed tensor memory for reuse during a `with` block; 0 means no limit."""
     if window:
         ops.pool_keep_at_most(window)
     try:
@@ -89,7 +89,7 @@ def little_idle(window: int) -> Iterator[None]:
 
 
 def warm_up(tensors: Iterable[Tensor]) -> None:
-    """Read mapped tensors in the background, in order: otherwise every first use of a page waits for the disk."""
+    """Start a thread that reads mapped tensors into the page cache, as the first use of a page waits for the disk."""
 
     def read() -> None:
         for tensor in tensors:
@@ -103,7 +103,7 @@ def warm_up(tensors: Iterable[Tensor]) -> None:
 
 
 def plan_budget(parts: Sequence[Part], num_bytes: int) -> Budget:
-    """Return how the budget is spent on these parts; raise ConfigError if it is too small."""
+    """Return the shares of these parts that fit into `num_bytes` of memory; raise ConfigError if it is too small."""
     offsets = sum(lists.indptr.nbytes for part in parts for lists in part.lists)
     lists = sum(column.nbytes for part in parts for lists in part.lists for column in lists.columns) - offsets
     small = sum(table.rows.nbytes for part in parts for table in part.tables.values() if table.raw.shape[1] <= SMALL)
@@ -129,7 +129,7 @@ def plan_budget(parts: Sequence[Part], num_bytes: int) -> Budget:
 
 
 def open_on_disk(folder: Path, manifest: Manifest, number: int, part: Part, budget: Budget, reads: Reads) -> OnDisk:
-    """Return a part within a budget: the rows and lists that do not fit are read from the disk."""
+    """Return a shard over `part` that reads from the disk the rows and edge lists that do not fit the budget."""
 
     def rows_of_file(name: str, num_rows: int, num_bytes: int, first: int) -> FileRows:
         try:
@@ -169,10 +169,10 @@ def open_on_disk(folder: Path, manifest: Manifest, number: int, part: Part, budg
 
 # --- the speed of a disk --------------------------------------------------------------------
 
-BLOCK, LONG = 4096, 256 << 10  # bytes of a short and of a long read
-AT_ONCE, LONG_AT_ONCE = 1024, 128  # reads in flight: the disk is never idle
-SECONDS = 0.3  # for each of the two measurements
-LEAST = 64 << 20  # bytes of a file that is worth measuring
+BLOCK, LONG = 4096, 256 << 10  # bytes of a random and of a sequential read
+AT_ONCE, LONG_AT_ONCE = 1024, 128  # reads in flight, so that the disk is never idle
+SECONDS = 0.3  # per measurement (random, sequential)
+LEAST = 64 << 20  # bytes: smaller files are not measured
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class DiskFigures:
 
     @property
     def gap(self) -> int:
-        """Bytes that are read in the time of one request."""
+        """The bytes that the disk can read in the time that one more request takes."""
         return int(self.bytes_per_second / self.requests_per_second)
 
 
@@ -192,9 +192,9 @@ USUAL = DiskFigures(100_000, 1e9)  # for a small file, which is not measured
 
 
 def measure_disk(path: Path) -> DiskFigures:
-    """Return the speed of the disk that a file is on: read single blocks at random positions, then long runs in order.
+    """Return the speed of the disk of the file `path`, measured by random single blocks and long sequential runs.
 
-    Ranks that open a store at the same time measure what the disk gives to each of them.
+    Ranks that open a store at the same time each measure their share of the speed.
     """
     if path.stat().st_size < LEAST:
         return USUAL
@@ -219,7 +219,7 @@ def measure_disk(path: Path) -> DiskFigures:
 
 
 def _rate(read: Callable[[], None], count: Callable[[], int]) -> float:
-    """Return how much `count` grows in a second while `read` is repeated for SECONDS."""
+    """Call `read` repeatedly for SECONDS; return by how much `count()` grew per second."""
     before, began = count(), time.perf_counter()
     while (seconds := time.perf_counter() - began) < SECONDS:
         read()

@@ -1,4 +1,4 @@
-"""Read every byte of a store to name the damaged file and its problem."""
+"""Check a store on disk: read every byte, and report each damaged file with its problem."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,11 @@ from hoploom.store.store import check_manifest, open_part
 
 CHUNK_BYTES = 4 << 20
 CHUNK_EDGES = 1 << 20
-SEEN_IDS = 1 << 28  # edge ids that are marked in one pass, a byte each
+SEEN_IDS = 1 << 28  # edge ids per pass of the search for duplicates, a byte each
 
 
 def problems(path: str | Path) -> Iterator[str]:
-    """Yield one line for each problem of a store; nothing if it is sound.
+    """Yield one line of text for each problem of a store; nothing if the store is intact.
 
     >>> list(hoploom.store.check.problems("papers.store"))
     []
@@ -53,7 +53,7 @@ def problems(path: str | Path) -> Iterator[str]:
 
 
 def file_problems(folder: Path, name: str, entry: layout.FileEntry) -> Iterator[str]:
-    """Yield the problem of a file, if it has one."""
+    """Yield a problem if the file is missing, unreadable, or has a wrong size or checksum."""
     try:
         size, crc = 0, 0
         with layout.regular(layout.inside(folder, name)).open("rb") as file:
@@ -72,7 +72,7 @@ def file_problems(folder: Path, name: str, entry: layout.FileEntry) -> Iterator[
 
 
 def _list_problems(number: int, part: Part, index: int, store: Sharded) -> Iterator[str]:
-    """Yield the problems of a relation's lists: of each file at most the first."""
+    """Yield the problems of the edge lists of a relation in one part: at most the first problem of each file."""
     schema, lists = part.schema, part.lists[index]
     relation, source = schema.relations[index], schema.node_types[schema.sources[index]]
     files = {name: layout.topology_file(number, relation, name) for name in ("indptr", "indices", "weight", "time")}
@@ -103,7 +103,7 @@ def _list_problems(number: int, part: Part, index: int, store: Sharded) -> Itera
             break
         bad = some[1:] < some[:-1]
         low, high = (int(torch.searchsorted(lists.indptr, at)) for at in (begin + 1, begin + some.numel()))
-        starts = lists.indptr[low:high]  # of lists; in a damaged file, any numbers
+        starts = lists.indptr[low:high]  # of lists; may be out of range in a damaged file
         bad[starts[(starts > begin) & (starts < begin + some.numel())] - begin - 1] = False
         if bad.any():
             yield f"{files['time']}: position {begin + _first(bad) + 1} is earlier than the one before it"
@@ -111,7 +111,7 @@ def _list_problems(number: int, part: Part, index: int, store: Sharded) -> Itera
 
 
 def _difference(file: str, begin: int, values: Tensor, rows: Tensor, name: str | None) -> str | None:
-    """Return the first difference between a column of the lists and the field that it copies; None if there is none."""
+    """Return a message about the first of `values` that differs from its field `rows`; None if all are equal."""
     rows = rows.reshape(-1)
     bad = rows.to(values.dtype) != values
     if not bad.any():
@@ -121,7 +121,7 @@ def _difference(file: str, begin: int, values: Tensor, rows: Tensor, name: str |
 
 
 def _out_of_range(file: str, column: Tensor, limit: int) -> Iterator[str]:
-    """Yield the first id that is out of range, of each chunk."""
+    """Yield, for each chunk of a column, a message about its first id outside [0, limit), if there is one."""
     for begin, ids in _chunks(column):
         bad = (ids < 0) | (ids >= limit)
         if bad.any():
@@ -150,7 +150,7 @@ def _split_problems(number: int, part: Part) -> Iterator[str]:
 
 
 def _edge_id_problems(parts: Sequence[Part], index: int) -> Iterator[str]:
-    """Yield the first edge id that is out of range or that two edges have. Large relations are read several times."""
+    """Yield the first edge id that is out of range, or else duplicated. Large relations are read several times."""
     relation = parts[0].schema.relations[index]
     columns = [part.tables[relation.key, EDGE_ID].rows for part in parts if EDGE_ID in relation.fields]
     files = [layout.edge_file(number, relation, EDGE_ID) for number in range(len(columns))]

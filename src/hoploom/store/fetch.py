@@ -1,7 +1,7 @@
 """Fetch parts of a store from a StoragePath to a disk of this host.
 
-Pieces are read several at a time and written in order; store.json comes last. Costs NUM_READERS pieces of memory. The
-next fetch keeps the files that an interrupted one has completed.
+Pieces of files are read in parallel and written in order; store.json is written last. Needs memory for NUM_READERS
+pieces. After an interruption, the next fetch keeps the complete files.
 """
 
 import fcntl
@@ -36,25 +36,25 @@ from hoploom.store.write import combine
 
 PIECE = 16 << 20  # bytes of one read
 NUM_READERS = 8
-IN_FLIGHT = ".fetching.json"  # becomes store.json at the end
+IN_FLIGHT = ".fetching.json"  # renamed to store.json at the end
 Show = Callable[[str, int, int], None]  # called with: activity, bytes done, bytes in all
 
 
 @dataclass(frozen=True)
 class FetchResult:
-    """The parts, files and bytes of a fetch."""
+    """The result of a fetch: its parts, files, bytes and duration."""
 
     parts: tuple[int, ...]
     num_files: int
-    bytes: int  # of all files of these parts
-    transferred: int  # bytes; the others were here
+    bytes: int  # of all files of these parts, fetched or present before
+    transferred: int  # bytes of the files that were not present before
     seconds: float
 
 
 def fetch(
     source: StoragePath, folder: Path, parts: Sequence[int] | None = None, show: Show = lambda *_: None
 ) -> FetchResult:
-    """Fetch these parts, or all. Files that are here are not transferred again.
+    """Copy these parts of a store (default: all) from `source` to `folder`. Complete files are not copied again.
 
     >>> fetch(StoragePath("s3://bucket/papers.parts"), Path("/nvme/papers.parts"), [3])
     """
@@ -100,7 +100,7 @@ def fetch(
 
 
 def manifest_at(source: StoragePath) -> tuple[bytes, Manifest]:
-    """Return the store.json of a store in shared storage: its bytes, and parsed."""
+    """Return the bytes and the parsed contents of the store.json in `source`; raise StoreError if there is none."""
     if source.size(STORE_FILE) is None:
         next(source.names(), None)  # raises if there is no bucket
         raise StoreError(
@@ -112,7 +112,7 @@ def manifest_at(source: StoragePath) -> tuple[bytes, Manifest]:
 
 
 def _begin(folder: Path, written: bytes, source: StoragePath) -> bool:
-    """Return whether the folder has the store already, with some parts; raise StoreError if it has another one."""
+    """Return whether the folder already has this store.json; raise StoreError if it has that of another store."""
     for name in (STORE_FILE, IN_FLIGHT):
         try:
             found = regular(folder / name).read_bytes()
@@ -127,7 +127,7 @@ def _begin(folder: Path, written: bytes, source: StoragePath) -> bool:
 
 
 def _find_missing(folder: Path, wanted: Mapping[str, FileEntry], show: Show, *, trusts: bool) -> dict[str, FileEntry]:
-    """Return the files that are not here; remove damaged ones. With `trusts`, checksums are not computed."""
+    """Return the files that the folder lacks; remove damaged ones. With `trusts`, only sizes are checked."""
 
     def is_here(name: str, entry: FileEntry) -> bool:
         path = inside(folder, name)
@@ -152,7 +152,7 @@ def _find_missing(folder: Path, wanted: Mapping[str, FileEntry], show: Show, *, 
 
 
 def _partial(path: Path) -> Path:
-    """Return the path of a file until it is complete."""
+    """Return the path under which a file is written until it is complete."""
     return path.with_name(f".{path.name}.partial")
 
 
@@ -186,7 +186,7 @@ def _transfer(source: StoragePath, folder: Path, missing: Mapping[str, FileEntry
 def _read_ahead(
     pool: ThreadPoolExecutor, pieces: Iterator[tuple[StoragePath, str, int, int]]
 ) -> Iterator[tuple[bytes, int]]:
-    """Yield pieces and their checksums in order, with some reads in flight."""
+    """Yield the bytes and the CRC-32 of each piece, in order, with NUM_READERS reads in flight."""
     in_flight: deque[Future[tuple[bytes, int]]] = deque()
     for piece in pieces:
         in_flight.append(pool.submit(_read, *piece))

@@ -1,6 +1,6 @@
 """The format on disk: file names, store.json, .npy headers (docs/format.md is its specification).
 
-Also files and folders that are complete or absent after a power cut. They cost waiting for the disk.
+Also writes files and folders so that a power cut leaves them complete or absent, which costs waiting for the disk.
 """
 
 import errno
@@ -40,7 +40,7 @@ PARSING = threading.Lock()  # the parser of Python 3.11 counts its depth wrongly
 
 @dataclass(frozen=True)
 class PartRange:
-    """The contiguous ranges of one part, by node type and by relation: the part of an id is a short search."""
+    """The contiguous id ranges of one part, by node type and by relation, so that a short search finds an id's part."""
 
     first_nodes: tuple[int, ...]
     num_nodes: tuple[int, ...]
@@ -84,12 +84,12 @@ def split_file(part: int, node_type: str, split: str) -> str:
 
 
 def edge_file(part: int, relation: Relation, field: str) -> str:
-    """Return the file of a field of edges, in CSC order."""
+    """Return the name, within the store, of the file of an edge field; its rows are in CSC order."""
     return f"{relation_folder(part, relation)}/{_plain(field)}.npy"
 
 
 def topology_file(part: int, relation: Relation, column: str) -> str:
-    """Return the file of a column that the sampler reads: indptr, indices, weight or time."""
+    """Return the name, within the store, of a file that the sampler reads: indptr, indices, weight or time."""
     return f"{relation_folder(part, relation)}/csc.{column}.npy"
 
 
@@ -98,7 +98,7 @@ def relation_folder(part: int, relation: Relation) -> str:
 
 
 def id_dtype(num_nodes: int) -> str:
-    """Return the dtype of node ids: 32 bits if they fit."""
+    """Return the dtype of stored node ids: int32 if all ids fit, else int64."""
     return "int32" if num_nodes < ID_LIMIT else "int64"
 
 
@@ -107,14 +107,14 @@ def npy_descr(dtype: str) -> str:
 
 
 def write_npy_header(file: BinaryIO, dtype: str, shape: tuple[int, ...]) -> int:
-    """Write a header and return its size."""
+    """Write a .npy header and return its size in bytes."""
     header = {"descr": npy_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
     return file.tell()
 
 
 def read_npy_header(file: BinaryIO, name: str, dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the offset of the values; raise StoreError if dtype or shape is not the expected one."""
+    """Read a .npy header; return the offset of the values, or raise StoreError if dtype or shape is unexpected."""
     try:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("not .npy version 1.0")
@@ -158,7 +158,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _why_no_store(folder: Path) -> str:
-    """Return what a path without store.json is, and what to give in its place."""
+    """Return the end of an error message: the reason why a path is no store, and a hint."""
     way_out = "give the folder of a store; `hoploom build`, `hoploom import` and `hoploom generate` make one"
     if (folder / "run.toml").is_file():
         return f"is the folder of a run, not of a store; give the store that {folder / 'run.toml'} names"
@@ -170,7 +170,7 @@ def _why_no_store(folder: Path) -> str:
 
 
 def parse_manifest(written: bytes, path: str) -> Manifest:
-    """Return the contents of store.json, checked; `path` is its name in messages."""
+    """Parse and check the bytes of a store.json; `path` names the file in error messages."""
     if len(written) > MOST_BYTES:
         raise StoreError(f"{path} has more than {MOST_BYTES >> 20} MiB, so it is no store.json; copy the store again")
     try:
@@ -189,7 +189,7 @@ def parse_manifest(written: bytes, path: str) -> Manifest:
 
 
 def manifest_from_json(contents: Mapping[str, Any]) -> Manifest:
-    """Return the manifest from the parsed store.json; raise ValueError if a value is not what it must be."""
+    """Return the manifest from the parsed store.json; raise ValueError for an invalid value."""
     schema: Schema = _read(Schema, contents, STORE_FILE)
     for fields in [*(t.fields for t in schema.node_types), *(r.fields for r in schema.relations)]:
         for field in fields.values():
@@ -202,7 +202,7 @@ def manifest_from_json(contents: Mapping[str, Any]) -> Manifest:
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
-    """Return a value of the type that a dataclass declares; integers are counts. `name` is for messages."""
+    """Return a JSON value as the type `kind`, or raise ValueError; integers must be >= 0. `name` is for messages."""
     if is_dataclass(kind) and isinstance(value, Mapping):
         hints = _hints(kind)  # type: ignore[arg-type]
         missing = [key for key in hints if key not in value and key not in LATER_KEYS]
@@ -225,7 +225,7 @@ _hints = cache(get_type_hints)
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the JSON object; raise ValueError for a repeated key, which readers treat differently."""
+    """Return a JSON object as a dict; raise ValueError for a repeated key, as JSON parsers differ in its meaning."""
     contents = dict(pairs)
     if len(contents) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -241,7 +241,7 @@ def regular(path: Path) -> Path:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the path of a store's file; raise StoreError if it is outside of the store."""
+    """Return the path of the file `name` of a store; raise StoreError if it leads out of the store's folder."""
     pure = PurePosixPath(name)
     path = folder / name
     try:
@@ -281,7 +281,7 @@ def write_whole(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut."""
+    """Flush the file names of a folder to the disk, so that they survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -292,8 +292,8 @@ def sync_folder(folder: Path) -> None:
 class WorkFolder:
     """A new temporary folder next to a target. close() removes it, unless it was renamed.
 
-    Its process holds a lock on it, which the kernel drops when the process ends. A folder without a lock was left by a
-    process that was killed, and the next WorkFolder removes it.
+    The process holds a lock on the folder, which the kernel releases when the process ends. An unlocked folder was left
+    by a killed process; the next WorkFolder for the same target removes it.
     """
 
     def __init__(self, target: Path) -> None:
@@ -316,7 +316,7 @@ class WorkFolder:
             os.close(self._lock)
 
     def close(self) -> None:
-        """Remove the rest of the folder, then unlock it."""
+        """Remove the folder, unless it was renamed, then release the lock."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 

@@ -1,4 +1,4 @@
-"""PyG's Data or HeteroData as a store."""
+"""Make a store from PyG's Data or HeteroData."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -18,13 +18,13 @@ from hoploom.store.from_tensors import as_tensor, build_store, mask_splits
 
 @dataclass(frozen=True)
 class PygGraph:
-    """A store made from PyG's data, and the attributes of that data which its batches carry."""
+    """A store made from PyG's data, and the other attributes of that data, which batches need too."""
 
     store: Store
     template: Data | HeteroData  # attributes that every batch carries unchanged
-    field_order: Mapping[TypeKey, tuple[str, ...]]  # of the user's data
-    frames: dict[TypeKey, dict[str, TensorFrame | Tensor]]  # tables of pytorch-frame by name; fields added later
-    deleted: set[tuple[TypeKey, str]]  # fields that the data had, and has no more
+    field_order: Mapping[TypeKey, tuple[str, ...]]  # of attributes, as in the user's data
+    frames: dict[TypeKey, dict[str, TensorFrame | Tensor]]  # TensorFrames by name; tensors added later
+    deleted: set[tuple[TypeKey, str]]  # fields that the user deleted from the data later
 
 
 def from_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_attr: str | None = None) -> Store:
@@ -43,7 +43,7 @@ def from_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
 
 
 def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_attr: str | None = None) -> PygGraph:
-    """Return a store over a PyG graph, with the template of its batches."""
+    """Return a store over a PyG graph, with the other attributes that its batches need."""
     if not isinstance(data, Data | HeteroData):
         raise ConfigError(f"data is a {type(data).__name__}; give Data, HeteroData, a store, or a store's path")
     template = copy.copy(data)
@@ -84,7 +84,7 @@ def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
 
 
 def _frames(storage: Any, belongs: Callable[[str], bool]) -> dict[str, TensorFrame | Tensor]:
-    """Return the storage's tables of pytorch-frame with a row for each node, or edge."""
+    """Return, by name, the TensorFrames of PyG's `storage` that have one row per node, or per edge."""
     return {name: value for name, value in storage.items() if isinstance(value, TensorFrame) and belongs(name)}
 
 

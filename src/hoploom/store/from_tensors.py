@@ -1,4 +1,4 @@
-"""A store over tensors in memory: it keeps the user's own ids, and does not copy features."""
+"""Make a store over tensors in memory: node ids stay as the user gives them, and features are not copied."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -46,7 +46,7 @@ def from_tensors(
     >>> from_tensors({"x": x, "y": y}, edge_index, splits={"train": train_ids})
     >>> from_tensors({"paper": {"x": x}}, {("paper", "cites", "paper"): {"edge_index": ei, "weight": w}})
 
-    Row 0 of an `edge_index` [2, e] are the sources.
+    Row 0 of `edge_index` [2, e] has the sources, row 1 the destinations.
     """
     homogeneous = not (isinstance(edges, Mapping) and all(isinstance(key, tuple) for key in edges))
     splits = {} if splits is None else splits
@@ -77,7 +77,7 @@ def build_store(
     weight_attr: str | None,
     time_attr: str | None,
 ) -> Store:
-    """Make a store from tensors, after checking all that a loop would fail on."""
+    """Make a store from tensors by type; raise DataError for anything on which sampling would fail later."""
     _check_types(nodes, edges, {"num_nodes": num_nodes, "splits": splits})
     nodes = {t: {f: _read_tensor(f"{t}.{f}", rows) for f, rows in fields.items()} for t, fields in nodes.items()}
     counts = {name: _num_nodes(name, fields, num_nodes) for name, fields in nodes.items()}
@@ -137,7 +137,7 @@ def _read_tensor(what: str, given: Any) -> Tensor:
 
 
 def _read_split(what: str, given: Any, num_nodes: int) -> Tensor:
-    """Return sorted ids: the order of a split must not depend on how a store is cut into parts."""
+    """Return the ids of a split, given as ids or mask, sorted: their order must not depend on the partitioning."""
     return torch.sort(read_members(what, _read_tensor(what, given), num_nodes)).values
 
 
@@ -198,7 +198,7 @@ def _build_relation(
 def _times(
     key: RelationName, fields: Fields, sources: Fields, time_attr: str | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the times of the edges [e] int64, or else those of the sources [n] int64."""
+    """Return the times of the edges [e] int64, and those of the source nodes [n] int64; at least one is None."""
     if time_attr is None:
         return None, None
     edge_time, source_time = fields.get(time_attr), sources.get(time_attr)
@@ -223,14 +223,14 @@ def _weights(key: RelationName, weight: Tensor) -> Tensor:
 
 
 def as_tensor(value: Any) -> Tensor | None:
-    """Return the value as a tensor; None if it is no array."""
+    """Return a tensor or a numeric NumPy array as a tensor; None for any other value."""
     if isinstance(value, Tensor):
         return value
     return torch.from_numpy(value) if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" else None
 
 
 def mask_splits(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the members of the splits that masks name: `train_mask` is the split `train`."""
+    """Return the boolean masks among the fields, by split: `train_mask` is the split `train`."""
     return {
         name.removesuffix("_mask"): mask
         for name, mask in fields.items()

@@ -1,7 +1,7 @@
 """A part that does not fit in memory: its first rows are mapped, and the others are read from the disk when needed.
 
-The mapped rows stay in the page cache, once per host, because the reads go past it. Of a hop, only the picked entries
-are read if their positions follow from the degrees; weighted, temporal, LABOR and full picks read whole lists.
+The mapped rows stay in the page cache, which the processes of a host share, because the reads bypass it. A hop reads
+only the picked edges; weighted, temporal and LABOR sampling, and fanout -1, read the whole edge lists of its nodes.
 """
 
 import mmap
@@ -29,7 +29,7 @@ from hoploom.store.base import Draw, Part, RowLookup, Tier, Wanted
 
 
 class DiskRows(NamedTuple):
-    """A table whose first rows are in memory and whose others are on disk."""
+    """A table whose first `num_in_memory` rows are in memory; the remaining rows are on disk."""
 
     rows: FileRows
     num_in_memory: int
@@ -42,7 +42,7 @@ class DiskRows(NamedTuple):
 
 @dataclass(frozen=True)
 class ListScratch:
-    """Sparse buffers for the edge lists that one hop reads from disk, at their positions in the whole."""
+    """Sparse buffers as long as all edge lists of a relation, into which one hop reads the lists that it needs."""
 
     lists: EdgeLists
     arrays: Mapping[str, SparseArray]
@@ -55,11 +55,11 @@ class DiskLists:
     mapped: EdgeLists
     indices: DiskRows
     columns: Mapping[str, tuple[FileRows, torch.dtype]]  # of EdgeLists: indices, weight, edge_time
-    idle: list[ListScratch] = field(default_factory=list, repr=False, compare=False)  # as many as hops run at once
+    idle: list[ListScratch] = field(default_factory=list, repr=False, compare=False)  # one per concurrent hop
 
     @contextmanager
     def scratch(self, names: Sequence[str]) -> Iterator[ListScratch]:
-        """Lend a scratch buffer, and clear these columns of it at the end."""
+        """Lend a scratch buffer for a `with` block, and clear its columns `names` at the end."""
         try:
             lent = self.idle.pop()
         except IndexError:
@@ -99,7 +99,7 @@ class OnDisk:
         return self.part.split(node_type, name)
 
     def mapped_tensors(self) -> Iterator[Tensor]:
-        """Yield the mapped tensors that fit the budget."""
+        """Yield the mapped tensors that fit the budget, or their first rows if only these fit."""
         for index, lists in enumerate(self.part.lists):
             on_disk = self.lists.get(index)
             yield from (
@@ -165,7 +165,7 @@ class OnDisk:
         return out
 
     def _from_entries(self, lists: DiskLists, frontier: Frontier, rule: Rule) -> Picks:
-        """Sample from the degrees, which give the positions of the picks, and read only the entries there."""
+        """Sample edge positions from the degrees alone, then read only the source ids at these positions."""
         picks = ops.sample(lists.mapped, frontier, rule, positions_only=True)
         entries = ops.empty((picks.edges.numel(),), lists.mapped.indices.dtype)
         near, rest = ops.route(picks.edges, torch.tensor([lists.indices.first_on_disk]))
@@ -176,7 +176,7 @@ class OnDisk:
         return picks._replace(sources=entries.to(torch.int64))
 
     def _from_lists(self, lists: DiskLists, frontier: Frontier, rule: Rule) -> Picks:
-        """Read whole lists to their positions in scratch buffers, and sample there."""
+        """Read the whole edge lists of the frontier into scratch buffers, and sample from these."""
         names = ["indices"]
         names += ["weight"] if rule.weighted and "weight" in lists.columns else []
         names += ["edge_time"] if frontier.times is not None and "edge_time" in lists.columns else []
@@ -201,7 +201,7 @@ class OnDisk:
             ) from error
 
     def _row(self, path: str, byte: int) -> str:
-        """Return the words for the row or edge that is at a byte of a file."""
+        """Return the name, for error messages, of the row or edge at offset `byte` of a file."""
         columns = [("row", of, name, table.rows, table.row_bytes) for (of, name), table in self.tables.items()]
         columns += [
             ("edge", self.part.schema.relations[index].key, name, rows, dtype.itemsize)
@@ -217,27 +217,27 @@ class OnDisk:
 
 # --- files in scratch space -----------------------------------------------------------------
 
-BLOCK = 4096  # writes past the page cache begin and end at multiples of it
-SHARE = 0.5  # of what is free in scratch space
-EVERY = 64  # one of so many ids decides where the pieces are cut
+BLOCK = 4096  # bytes: writes that bypass the page cache begin and end at multiples of this
+SHARE = 0.5  # of the free scratch space, which may be used
+EVERY = 64  # `cut` looks at one of this many ids to choose where to cut
 
 Ids = NDArray[np.int64] | NDArray[np.int32]
 
 
 class ScratchRows(NamedTuple):
-    """A buffer for rows that will be stored in a file one after the other."""
+    """A buffer for consecutive rows of a scratch file."""
 
-    first_row: int  # of the file
+    first_row: int  # index of the first row in the file
     rows: Tensor  # [num_rows, row_bytes] uint8
     blocks: mmap.mmap  # begins at a block, as writes past the page cache must
 
 
 class ScratchFile:
-    """A file in scratch space without a name, so nothing is left behind. Written past the page cache if possible."""
+    """An unnamed file in scratch space, so that nothing is left behind. Writes bypass the page cache if possible."""
 
     def __init__(self, folder: Path, num_bytes: int) -> None:
         self.num_bytes = -(-num_bytes // BLOCK) * BLOCK
-        self.end = 0  # of the bytes written
+        self.end = 0  # number of bytes written
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
                 os.posix_fallocate(file.fileno(), 0, self.num_bytes)
@@ -255,7 +255,7 @@ class ScratchFile:
         os.close(self._descriptor)
 
     def room_for(self, num_rows: int, row_bytes: int) -> ScratchRows:
-        """Return a buffer for the next rows of a table whose rows are counted from the file's first byte."""
+        """Return a buffer for the next `num_rows` rows. Row i of the file will begin at byte i * row_bytes."""
         first_row = -(-self.end // row_bytes)
         lead = first_row * row_bytes - self.end
         blocks = mmap.mmap(-1, max(1, -(-(lead + num_rows * row_bytes) // BLOCK)) * BLOCK)
@@ -263,7 +263,7 @@ class ScratchFile:
         return ScratchRows(first_row, flat.view(num_rows, row_bytes), blocks)
 
     def append(self, room: ScratchRows) -> None:
-        """Write a buffer of `room_for` to the end of the file."""
+        """Write a buffer that `room_for` has returned to the end of the file."""
         blocks = memoryview(room.blocks)
         try:
             while blocks:
@@ -275,9 +275,9 @@ class ScratchFile:
 
 
 def cut(ids: Sequence[Ids], num_rows: int) -> NDArray[np.int64]:
-    """Cut lists of ascending ids into pieces of about `num_rows` ids, all lists at the same ids.
+    """Cut arrays of ascending ids into pieces, all arrays at the same ids; a piece has about `num_rows` ids over all.
 
-    Return the position in each list where each piece begins: [pieces + 1, lists].
+    Return the position in each array at which each piece begins: [pieces + 1, arrays] int64.
     """
     every = min(EVERY, max(1, num_rows // max(1, len(ids))))
     some = np.sort(np.concatenate([one[::every] for one in ids] or [np.empty(0, dtype=np.int64)]))

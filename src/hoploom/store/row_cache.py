@@ -1,7 +1,7 @@
-"""A cache of the remote rows that batches need most. It is filled once and then only read: no lock, no learning.
+"""A cache of the remote rows that batches need most. It is filled once and then only read.
 
-The rows are chosen by how often batches had them (hoploom.load.presample counts by sampling), not by degree. Only nodes
-have cached rows: an edge is rarely in two batches.
+The rows are chosen by the number of batches that need them, not by degree; hoploom.load.presample counts these by
+sampling. Only rows of nodes are cached: an edge is rarely in two batches.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +20,10 @@ from hoploom.store.base import CachedPositions, RowLookup, Tier, Wanted
 from hoploom.store.sharded import Finish, Sharded, ShardWrapper
 from hoploom.store.store import Store
 
-BYTES_AT_ONCE = 64 << 20  # of rows that are fetched together
-BYTES_PER_ID = 24  # of the map from ids to rows, at most
-LEVELS = 1 << 20  # counts that are distinguished
-USUAL_GROUP = 4  # batches that are assumed to be fetched together if the budget decides
+BYTES_AT_ONCE = 64 << 20  # of the rows of one fetch, when the cache is filled
+BYTES_PER_ID = 24  # at most, of the map from ids to rows
+LEVELS = 1 << 20  # distinct counts; larger ones are capped
+USUAL_GROUP = 4  # assumed number of batches per fetch of look-ahead, if the memory budget decides it later
 WAY_OUT = "give a share of the remote rows such as 0.2 or '20%', or bytes such as '4GB'"
 
 
@@ -47,7 +47,7 @@ class CacheReport:
 
 
 class RowCache:
-    """Rows of nodes by id, with the hits and misses of all threads."""
+    """Cached rows of nodes by id, and the hits and misses of all threads."""
 
     def __init__(self, ids: Mapping[TypeKey, IdMap | IdRanks], tables: Mapping[TypeKey, Mapping[str, Tensor]]) -> None:
         self.ids, self.tables = ids, tables  # table rows are in the order of the ids
@@ -55,7 +55,7 @@ class RowCache:
         self._lock = Lock()
 
     def find(self, owner: TypeKey, ids: Tensor, positions: Tensor) -> tuple[CachedPositions, Tensor]:
-        """Return the cached ones of these positions, and the others."""
+        """Return the cache hits among ids[positions], and the positions of the misses."""
         rows, hits, misses = self.ids[owner].find(ids, positions)
         with self._lock:
             self._hits += hits.numel()
@@ -63,7 +63,7 @@ class RowCache:
         return CachedPositions(self.tables[owner], rows, hits), misses
 
     def report(self) -> CacheReport:
-        """Return the size and the counts so far."""
+        """Return the size of the cache, and its hits and misses so far."""
         num_bytes = sum(ids.num_bytes for ids in self.ids.values())
         num_bytes += sum(rows.nbytes for tables in self.tables.values() for rows in tables.values())
         return CacheReport(sum(map(len, self.ids.values())), num_bytes, self._hits, self._misses)
@@ -100,17 +100,17 @@ class Cached(ShardWrapper):
 
 
 class Visits(dict[str, Tensor]):
-    """The number of batches that need each node, by node type: [num_nodes] int64; and the batches counted."""
+    """The number of counted batches that need each node, by node type: [num_nodes] int64."""
 
-    num_batches = 0
+    num_batches = 0  # counted
 
 
 def cached(store: Store, size: float | str, counts: Mapping[str, Tensor]) -> Store:
     """Return the store with a cache of the remote rows that are needed most.
 
-    `size` is a share of the remote rows (0.2 or "20%") or bytes ("4GB", or an int); `counts` are how often each node
-    was needed, by type. Batches stay the same. A store without remote rows is returned as it is. With look-ahead, rows
-    that almost every batch needs are in memory anyway, so with counts of `count_visits` others are cached.
+    `size` is a share of the remote rows (0.2 or "20%") or bytes ("4GB", or an int); `counts` are the visits of each
+    node by node type, [num_nodes] int64. Batches stay the same. A store without remote rows is returned unchanged. With
+    look-ahead, rows that nearly all batches need stay in memory anyway: with `count_visits`, other rows are cached.
 
     >>> counts = count_visits(store, [15, 10, 5], "train")
     >>> store = cached(store, "20%", counts)
@@ -151,16 +151,16 @@ class RemoteType:
     """The remote nodes of one type."""
 
     name: str
-    row_bytes: int  # of all fields, and of the lookup
-    spans: tuple[tuple[int, int], ...]  # first id and end
-    counts: Tensor | None  # [num_nodes] int64; None: no batch needs any
+    row_bytes: int  # of all fields, and of the entry in the id map
+    spans: tuple[tuple[int, int], ...]  # ranges of ids: (first, end)
+    counts: Tensor | None  # [num_nodes] int64: visits; None: no batch needs any
 
     @property
     def num_rows(self) -> int:
         return sum(end - first for first, end in self.spans)
 
     def levels(self, most: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield the first id of each span and the counts of its nodes, at most `most`."""
+        """Yield, for each remote range of ids, its first id and the visits of each of its nodes, capped at `most`."""
         for first, end in self.spans:
             counts = torch.zeros(end - first).long() if self.counts is None else self.counts[first:end]
             yield first, counts.clamp(max=most)
@@ -184,10 +184,10 @@ def _remote_types(store: Store, counts: Mapping[str, Tensor]) -> list[RemoteType
 
 
 def _spared(counts: Mapping[str, Tensor], look_ahead: int) -> Tensor | None:
-    """Return the fetches that a cached row spares a batch, by the number of batches that needed it.
+    """Return how many fetches per batch are saved by caching a row with n visits, for every n: [num_batches + 1].
 
-    Look-ahead fetches for a group of batches, and keeps what the group before it needed. None if the number of batches
-    is not known.
+    Look-ahead fetches once per group of batches, and keeps the rows that the previous group needed. None if `counts`
+    does not tell the number of batches.
     """
     num_batches = getattr(counts, "num_batches", 0)
     if not num_batches:
@@ -200,7 +200,7 @@ def _spared(counts: Mapping[str, Tensor], look_ahead: int) -> Tensor | None:
 
 
 def _choose(remote: Sequence[RemoteType], budget: int, ranks: Tensor) -> dict[str, Tensor]:
-    """Return the ids to cache, ascending, by node type: counts of the highest rank first, then the lowest ids."""
+    """Return the ids to cache, ascending, by node type. Nodes with a high ranks[visits] go first, then low ids."""
     num_levels = len(ranks)
     costs = torch.zeros(num_levels, dtype=torch.int64)  # bytes, by rank
     for of_type in remote:
@@ -235,7 +235,7 @@ def _fetch(features: Sharded, name: str, ids: Tensor) -> dict[str, Tensor]:
 
 
 def _numbered(ids: Tensor) -> IdMap | IdRanks:
-    """Return a map from ascending ids to 0, 1, 2 ..., of at most BYTES_PER_ID per id."""
+    """Return a map from ascending ids to 0, 1, 2 ..., which takes at most BYTES_PER_ID bytes per id."""
     if IdRanks.bytes_of(ids) <= ids.numel() * BYTES_PER_ID:
         return IdRanks(ids)
     numbered = IdMap(ids.numel())

@@ -1,6 +1,6 @@
 """Several shards as one store: route ids to their shard, send all requests, merge the responses in order.
 
-Costs one pass over the ids to route and one over the answers to merge; a single part pays neither.
+Costs one pass over the ids to route and one over the responses to merge; a store of one part needs neither.
 """
 
 import copy
@@ -36,17 +36,17 @@ class Sharded:
             self._cuts[relation.key] = torch.tensor([part.first_edges[index] for part in ranges[1:]]).long()
 
     def over(self, shards: Sequence[Shard]) -> "Sharded":
-        """Return a store with other shards of the same ranges."""
+        """Return a copy that reads from other shards, which have the same ranges of nodes."""
         other = copy.copy(self)
         other.shards = tuple(shards)
         return other
 
     def route(self, owner: TypeKey, ids: Tensor, positions: Tensor | None = None) -> list[Tensor]:
-        """Return, per shard, the positions of its ids: of all ids, or of those at `positions`."""
+        """Return, for each shard, the positions in `ids` of its ids; only those among `positions`, if given."""
         return ops.route(ids, self._cuts[owner], positions)
 
     def look_up(self, owner: TypeKey, ids: Tensor) -> RowLookup:
-        """Look up ids in all shards."""
+        """Return which rows of `ids` are in memory, cached, or missing, over all shards."""
         routed = zip(self.shards, self.route(owner, ids), strict=True)
         found = [shard.look_up(owner, ids, positions) for shard, positions in routed]
         in_memory = tuple(positions for one in found for positions in one.in_memory)
@@ -58,7 +58,7 @@ class Sharded:
         return all(shard.in_memory(owner, name) for shard in self.shards)
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """Sample one hop: one request to every shard, for all relations."""
+        """Sample one hop, with one request per shard for all relations."""
         positions = [
             None if frontier is None else self.route(node_type.name, frontier.nodes)
             for node_type, frontier in zip(self.schema.node_types, frontiers, strict=True)
@@ -82,14 +82,14 @@ class Sharded:
         return out
 
     def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
-        """Return rows: one request to every shard, for all fields."""
+        """Return one tensor of rows per entry of `wanted`, with one request per shard for all fields."""
         wanted = read_wanted(self.schema, wanted)
         outs = [empty_rows(self.schema, owner, name, ids.numel(), empty) for owner, name, ids in wanted]
         self.gather_at(wanted, [None] * len(wanted), outs)
         return outs
 
     def gather_at(self, wanted: Sequence[Wanted], positions: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
-        """Write rows to outs[i], for all of wanted[i].ids or those at positions[i]."""
+        """Write rows to outs[i]: those of wanted[i].ids at positions[i], or all if positions[i] is None."""
         routed: dict[tuple[TypeKey, int, int], list[Tensor]] = {}  # once for all fields of the same ids
         keys = [(w.owner, id(w.ids), id(own)) for w, own in zip(wanted, positions, strict=True)]
         for key, want, own in zip(keys, wanted, positions, strict=True):
@@ -100,7 +100,7 @@ class Sharded:
     def gather_routed(
         self, wanted: Sequence[Wanted], routed: Sequence[Sequence[Tensor]], outs: Sequence[Tensor]
     ) -> None:
-        """Write rows to outs[i]; routed[i] are the positions in wanted[i].ids by shard."""
+        """Write rows to outs[i]; routed[i][s] has the positions in wanted[i].ids whose rows shard s has."""
         requests: dict[int, Callable[[], Finish[None]]] = {}
         for index, shard in enumerate(self.shards):
             own = [by_shard[index] for by_shard in routed]
@@ -109,9 +109,9 @@ class Sharded:
         self._send(requests)
 
     def _send(self, requests: Mapping[int, Callable[[], Finish[Answer]]]) -> dict[int, Answer]:
-        """Return the responses by shard. Peers get their requests first, and work while disks and memory do.
+        """Begin all requests, those to peers first, so that peers work meanwhile; return the responses by shard index.
 
-        Every request begun is finished, even after an error, so that no response stays unread.
+        Every request that was begun is finished, even after an error, so that no response stays unread.
         """
         answers: dict[int, Answer] = {}
         in_flight: list[tuple[int, Finish[Answer]]] = []
@@ -129,7 +129,7 @@ class Sharded:
 
 
 def select_frontier(frontier: Frontier | None, positions: Tensor | None) -> Frontier | None:
-    """Return a part's share of a frontier; None if it has none."""
+    """Return the nodes of a frontier at `positions`; None if there are none."""
     if frontier is None or positions is None or positions.numel() == 0:
         return None
     if _are_all(positions, frontier):
@@ -141,7 +141,7 @@ def select_frontier(frontier: Frontier | None, positions: Tensor | None) -> Fron
 def merge_picks(
     parts: Sequence[Picks | None], positions: Sequence[Tensor], frontier: Frontier, *, counts_only: bool = False
 ) -> Picks | None:
-    """Return the picks of all parts in the frontier's order."""
+    """Merge the picks of all parts into the order of the frontier; return None if no part returned picks."""
     answered = [(own, picks) for picks, own in zip(parts, positions, strict=True) if picks is not None]
     if not answered:
         return None
@@ -156,7 +156,7 @@ def merge_picks(
 
 
 def _are_all(positions: Tensor, frontier: Frontier) -> bool:
-    """Return whether positions are all those of a frontier, in order."""
+    """Return whether `positions` are all positions of a frontier, in order."""
     return positions.numel() == frontier.nodes.numel() and ops.is_counting(positions)
 
 
@@ -171,7 +171,7 @@ def empty_rows(schema: Schema, owner: TypeKey, name: str, count: int, empty: Emp
 
 @dataclass(frozen=True)
 class ShardWrapper:
-    """A shard of which some rows are also stored nearer; hops and splits are the inner shard's."""
+    """Base of shards with a faster source for some rows; sampling, splits and other rows come from `shard`."""
 
     shard: Shard
 
@@ -194,7 +194,7 @@ class ShardWrapper:
     def _copy_and_gather(
         self, copies: Sequence[Finish[None]], wanted: Sequence[Wanted], rest: Sequence[Tensor], outs: Sequence[Tensor]
     ) -> Finish[None]:
-        """Request the rest from the inner shard; the returned function makes the copies, then finishes the request."""
+        """Request the rows at `rest` from the inner shard; return a function that copies and finishes the request."""
         inner = self.shard.begin_gather(wanted, rest, outs) if any(own.numel() for own in rest) else None
 
         def finish() -> None:
@@ -210,10 +210,10 @@ class ShardWrapper:
 
 @dataclass(frozen=True)
 class LocalEdgeFields(ShardWrapper):
-    """A remote shard whose edge fields are on this host, beside the topology."""
+    """A remote shard whose edge `fields` are read from this host, which has its topology too."""
 
     local: Shard
-    fields: Collection[tuple[TypeKey, str]]  # that `local` has
+    fields: Collection[tuple[TypeKey, str]]  # edge fields that `local` has
 
     def in_memory(self, owner: TypeKey, name: str) -> bool:
         return (self.local if (owner, name) in self.fields else self.shard).in_memory(owner, name)
@@ -228,21 +228,21 @@ class LocalEdgeFields(ShardWrapper):
 
 
 # --- the encoding of ids --------------------------------------------------------------------
-# Ids travel as int32, relative to the first one of their range, if the range has at most 2^31 ids: node ids and edge
-# positions relative to the part's first, sources relative to 0. Costs a pass over the ids on either side and saves half
-# of their bytes. Ids that arrive as int64 are taken as they are.
+# Messages hold ids as int32, relative to the first id of their range, if the range has at most 2^31 ids: node ids and
+# edge positions are relative to the part's first, sources to 0. This costs a pass over the ids on either side and saves
+# half of their bytes. Received int64 ids are used unchanged.
 
 MOST = 1 << 31  # ids of a range that fit into int32
 
 
 class IdRange(NamedTuple):
-    """A range of ids."""
+    """A range of ids, which encodes them for messages."""
 
     first: int
     size: int
 
     def encode(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Encode the ids, or those at some positions, to be sent."""
+        """Encode the ids, or only those at `positions`, for a message: [n] int32 or int64."""
         if self.size <= MOST:
             return ops.narrow(ids, self.first, positions)
         return ids if positions is None else ops.select(ids, positions)
@@ -253,7 +253,7 @@ class IdRange(NamedTuple):
 
 
 class IdEncoding:
-    """The id ranges of one part."""
+    """The encoding of ids in messages to and from one part."""
 
     def __init__(self, schema: Schema, held: PartRange) -> None:
         self.nodes = [IdRange(*of_type) for of_type in zip(held.first_nodes, held.num_nodes, strict=True)]
@@ -265,7 +265,7 @@ class IdEncoding:
         self.owned |= {relation.key: own for relation, own in zip(schema.relations, edges, strict=True)}
 
     def encode_picks(self, relation: int, picks: Picks) -> list[Tensor]:
-        """Encode the columns of picks, to be sent."""
+        """Encode the columns of picks (counts, sources, edges) for a message."""
         return [ids.encode(column) for ids, column in zip(self._columns[relation], picks, strict=True)]
 
     def decode_picks(self, relation: int, columns: Sequence[Any]) -> Picks | None:

@@ -1,7 +1,7 @@
-"""A folder that every host reaches: a path on a shared file system, or s3:// and gs:// through pyarrow.
+"""A folder that every host can reach: on a shared file system, or in an object store (s3://, gs://) by pyarrow.
 
-A file appears under its name when it is complete, or not at all. An upload that fails is never finished: the bytes that
-it has sent stay in the bucket, invisible, until a lifecycle rule removes them.
+A file appears under its name when it is complete, or not at all. A failed upload is never finished: the bytes that were
+sent stay in the bucket, invisible, until a lifecycle rule removes them.
 """
 
 import ctypes
@@ -91,7 +91,7 @@ class StoragePath:
         yield from make(name)
 
     def size(self, name: str) -> int | None:
-        """Return the bytes of a file; None if there is none."""
+        """Return the size of a file in bytes; None if the file does not exist."""
         with self._explained("read", name):
             if self.path is not None:
                 path = self.path / name
@@ -100,7 +100,7 @@ class StoragePath:
         return int(about.size) if about.is_file else None
 
     def names(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """Yield the names and bytes of the files in a folder and in the folders below it."""
+        """Yield the name and size in bytes of each file in the subfolder `prefix` and in the folders below it."""
         if self.path is not None:
             for folder, folders, files in os.walk(self.path / prefix):
                 folders.sort()
@@ -181,7 +181,7 @@ class StoragePath:
         return _file_system(scheme, bucket)
 
     def _key(self, name: str) -> str:
-        """Return pyarrow's name of a file in a bucket."""
+        """Return pyarrow's name of a file: BUCKET/PATH/NAME."""
         _, bucket, path = _split(self.url)
         return "/".join(filter(None, (bucket, path))) + "/" + name
 
@@ -217,7 +217,7 @@ class StoragePath:
 
 
 class _ExplainedFile(io.RawIOBase):
-    """A file whose errors are explained. A writer leaves the file open: its creator finishes it."""
+    """A file whose errors get a hint. Closing a writer leaves the file itself open: its creator finishes it."""
 
     def __init__(self, file: Any, explained: Callable[[], Any], *, reads: bool) -> None:
         self._file, self._explained, self._reads = file, explained, reads
@@ -253,7 +253,7 @@ class _ExplainedFile(io.RawIOBase):
 
 
 def _split(url: str) -> tuple[str, str, str]:
-    """Return scheme, bucket and path."""
+    """Return the scheme, bucket and path of a URL."""
     scheme, _, rest = url.partition(":")
     bucket, _, path = rest.removeprefix("//").partition("/")
     return scheme, bucket, path

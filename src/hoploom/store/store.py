@@ -1,6 +1,6 @@
-"""The Store: a graph with its features, labels and splits, in memory, on disk or on servers; and how it is opened.
+"""The Store: a graph with its features, labels and splits, in memory, on disk or on servers; functions that open it.
 
-Files are mapped: nothing is copied, and the cost does not depend on the graph's size.
+Files are mapped: opening a store copies nothing, and its cost does not depend on the graph's size.
 """
 
 import math
@@ -48,7 +48,7 @@ from hoploom.store.write import write_parts
 from hoploom.system import memory_limit
 
 
-@dataclass(frozen=True, repr=False, eq=False)  # two stores are equal if they are one: comparing reads nothing
+@dataclass(frozen=True, repr=False, eq=False)  # == compares identity, so that it reads nothing
 class Store(Explored):
     """A graph with its features, labels and splits, in memory, on disk or on servers.
 
@@ -62,14 +62,14 @@ class Store(Explored):
     parts: tuple[Part, ...] = ()  # in this process
     identity: str = ""  # SHA-256 of store.json in hex, if it is on disk
     ranges: tuple[PartRange, ...] = ()  # of all parts
-    shards: tuple[Shard, ...] = ()  # of all parts, in order: their fields and splits
+    shards: tuple[Shard, ...] = ()  # of all parts, in order, for their fields and splits
     topology: tuple[Part, ...] = ()  # parts whose topology is in this process: `parts`, or more of them
     deployment: Deployment = NOWHERE
     path: Path | None = None  # of the directory, if it is on disk
     budget: Budget | None = None  # of memory, if it was opened with one
-    reads: Reads | None = None  # from the disk, if some of it does not fit the budget
+    reads: Reads | None = None  # counts of disk reads, if the store does not fit the budget
     scratch: Path | None = None  # a folder where loaders may pack the rows of coming batches
-    _loops: dict[RelationName, Loops] = field(default_factory=dict)  # found so far
+    _loops: dict[RelationName, Loops] = field(default_factory=dict)  # those computed so far
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shards", self.shards or self.parts)
@@ -86,7 +86,7 @@ class Store(Explored):
         return printable(f"Store({where}nodes: {nodes}; edges: {edges}{in_parts}{placed}{within})")
 
     def close(self) -> None:
-        """Close the connections to servers, and free what `place` shares with other processes.
+        """Close the connections to servers, and free memory that `place` shares with other processes.
 
         Tensors that you still use stay valid.
         """
@@ -97,11 +97,11 @@ class Store(Explored):
         return self.deployment.traffic()
 
     def reading(self) -> dict[str, float]:
-        """Return the disk reads so far: requests, bytes, wanted_bytes of them, and seconds of all threads.
+        """Return counts of the disk reads so far; {} without a budget, or if everything is in memory.
 
-        `busy_seconds` are those with at least one read in flight. `asked` counts the rows and edges that batches needed
-        of tables and edge lists that are partly on disk, `found` those that were in memory. Empty without a budget, or
-        if everything is in memory.
+        `requests` and `bytes` are those read, `wanted_bytes` the bytes that batches needed, `seconds` the sum over all
+        threads, `busy_seconds` the time with a read in flight. Of tables and edge lists partly on disk, `asked` counts
+        the rows and edges that batches needed, `found` those among them that were in memory.
         """
         return {} if self.reads is None else self.reads.so_far()
 
@@ -124,7 +124,7 @@ class Store(Explored):
 
         The core checks its own reads; this is for tensors that Python reads.
         """
-        if ops.any_damaged():  # one load per batch: a store may have thousands of parts
+        if ops.any_damaged():  # one check per batch: a store may have thousands of parts
             for part in (*self.parts, *self.topology):
                 part.require_whole()
 
@@ -143,7 +143,7 @@ class Store(Explored):
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def aggregate(self, want: Wanted, edges: InEdges, reduce: Literal["sum", "mean"]) -> Tensor:
-        """Return the wanted rows aggregated over edges, one row a source; without a copy if they are in memory."""
+        """Aggregate the wanted rows, one per source, at each destination of `edges`; rows in memory are not copied."""
         tables = [part.tables.get((want.owner, want.field)) for part in self.parts]
         found = [(table.rows, table.first) for table in tables if table is not None and table.rows.shape[0]]
         is_here = self.reads is None and covers(self.schema, self.parts, str(want.owner)) and found
@@ -155,7 +155,7 @@ class Store(Explored):
     def in_degrees(self, key: RelationName, nodes: Tensor) -> Tensor:
         """Return the number of in-edges of each node in a relation, without self-loops: [n] int64.
 
-        The edges must be on this host. If both ends have one type, the first call reads all edges to find self-loops.
+        The edges must be on this host. If both ends have one node type, the first call reads all edges for self-loops.
         """
         if not covers(self.schema, self.topology, key[2]):
             raise ConfigError(f"the in-degrees of {key[2]!r} are not in reach of this process; leave degrees out")
@@ -186,7 +186,7 @@ class Store(Explored):
         return having[0]
 
     def _no_mask(self, split: str, *node_types: NodeType) -> str:
-        """Return why a mask of this name is no split; "" if there is none."""
+        """Return a hint why the field SPLIT_mask cannot be used as a split; "" if there is no such field."""
         found = [t.fields[f"{split}_mask"] for t in node_types if f"{split}_mask" in t.fields]
         if not found:
             return ""
@@ -221,7 +221,7 @@ def open_store(
     memory: int | str | None = None,
     scratch: str | Path | None = None,
 ) -> Store:
-    """Open a store from a directory: `hoploom.open` without a context, which explains the arguments."""
+    """Open a store from a directory in this process; `hoploom.open` explains the arguments."""
     folder = Path(path)
     manifest = layout.read_manifest(folder)
     check_manifest(folder, manifest)
@@ -260,7 +260,7 @@ def open_store(
 
 
 def _within(store: Store, manifest: Manifest, memory: int | str) -> Store:
-    """Return the store with a budget: what does not fit is read from the disk."""
+    """Return the store with a budget of `memory`: rows and edge lists that do not fit are read from the disk."""
     assert store.path is not None
     budget = plan_budget(store.topology, read_memory(memory))
     if budget.holds_all:
@@ -288,7 +288,7 @@ Topology = Literal["auto", "local", "parted"]
 
 
 def check_topology(topology: object) -> None:
-    """Raise ConfigError for a topology that is not one of these words."""
+    """Raise ConfigError unless `topology` is 'auto', 'local' or 'parted'."""
     if topology not in ("auto", "local", "parted"):
         raise ConfigError(f"topology is {topology!r}; choose 'auto', 'local' or 'parted'")
 
@@ -296,9 +296,9 @@ def check_topology(topology: object) -> None:
 def open_own(
     folder: Path, parts: Sequence[int] | None, topology: Topology, memory: int | str | None
 ) -> tuple[Store, list[int]]:
-    """Open these parts, or those whose files are here, and the edges of all parts if `topology` says so.
+    """Open `parts` (default: those whose files are on this host); return the store and the sorted numbers of its parts.
 
-    Also return the numbers of the parts.
+    Also open the edges of all other parts if `topology` is 'local', or if it is 'auto' and they fit in memory.
     """
     budget = None if memory is None else read_memory(memory)
     given = held_parts(folder) if parts is None else parts
@@ -308,7 +308,7 @@ def open_own(
 
 
 def join_parts(local: Store, own: Sequence[int], remote: Callable[[int], Shard]) -> Store:
-    """Return the store of this host's `own` parts and of the shards that `remote` makes for the other numbers."""
+    """Return `local` completed to all parts: its `own` parts, and the shard remote(number) for every other part."""
     all_lists = len(local.topology) == len(local.ranges)
     shards: list[Shard] = []
     for number, shard in enumerate(local.shards):
@@ -325,7 +325,7 @@ def join_parts(local: Store, own: Sequence[int], remote: Callable[[int], Shard])
 
 
 def held_parts(path: str | Path) -> list[int]:
-    """Return the parts whose node files are in a folder: on a host of a cluster, its own ones."""
+    """Return the numbers of the parts whose files are all in a folder: a host of a cluster may have some parts only."""
     folder = Path(path)
     manifest = layout.read_manifest(folder)
     lacking = {name.partition("/")[0] for name in manifest.files if not os.path.exists(layout.inside(folder, name))}
@@ -333,7 +333,7 @@ def held_parts(path: str | Path) -> list[int]:
 
 
 def topology_fits(path: str | Path, budget: int | None = None) -> bool:
-    """Return whether the topology of all parts is here and takes at most half of the memory, or of a budget."""
+    """Return whether the topology of all parts is in the folder and takes at most half of `budget`, or of memory."""
     folder = Path(path)
     manifest = layout.read_manifest(folder)
     columns = [name for name in manifest.files if Path(name).name.startswith("csc.")]
@@ -380,7 +380,7 @@ def check_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def exceeds_memory(manifest: Manifest, parts: Sequence[int], *, whole_topology: bool = False) -> bool:
-    """Return whether these parts take more than all memory; `whole_topology` adds the edges of the others."""
+    """Return whether these parts take more than all memory; `whole_topology` adds the edges of all other parts."""
     folders = {layout.part_folder(part) for part in parts}
     opened = (
         entry.bytes
@@ -391,7 +391,7 @@ def exceeds_memory(manifest: Manifest, parts: Sequence[int], *, whole_topology: 
 
 
 def open_part(folder: Path, manifest: Manifest, part: int, *, scattered: bool = False) -> Part:
-    """Map one part. With `scattered`, the kernel reads no pages around the requested ones."""
+    """Map the files of one part. With `scattered`, the kernel does not read ahead."""
     schema, held = manifest.schema, manifest.parts[part]
     tables: dict[tuple[TypeKey, str], Table] = {}
     splits: dict[tuple[str, str], Tensor] = {}
@@ -409,7 +409,7 @@ def open_part(folder: Path, manifest: Manifest, part: int, *, scattered: bool = 
 
 
 def open_topology(folder: Path, manifest: Manifest, part: int, *, scattered: bool = False) -> Part:
-    """Map one part's topology and the edge fields that are here, without the fields and splits of nodes."""
+    """Map the topology of one part, and those of its edge fields that have files, but no node fields or splits."""
     try:
         return _open_edges(folder, manifest, part, needs_fields=False, scattered=scattered)
     except StoreError as error:

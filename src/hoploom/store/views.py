@@ -1,8 +1,8 @@
 """The views of a store: types and counts, rows of a field, neighbours of a node, your own ids, PyG's data.
 
-Nothing is read early. Rows come through the store's own `gather`, so they are the same in parts, from servers and
-beside a GPU, and each access is a request of its own: training goes through a loader. No index of your ids is kept: a
-lookup reads the type's column once, so look many up at once.
+Rows are read when they are accessed, by the store's own `gather`: they are the same if the store has parts, servers or
+a GPU. Each access is a separate request, so train with a loader. No index of your own ids is kept: a lookup reads the
+whole id column of the type, so look up many ids at once.
 """
 
 from abc import ABC, abstractmethod
@@ -45,7 +45,7 @@ LESS = "take a part of it with store.subgraph(ids), or batches from hoploom.Neig
 
 
 class Uncopied:
-    """Base of immutable objects that copies share, and that are never pickled."""
+    """Base of immutable objects: a copy is the object itself, and pickling raises ConfigError."""
 
     def __copy__(self) -> Self:
         return self
@@ -61,7 +61,7 @@ class Uncopied:
 
 
 class _NotThereError(ConfigError, AttributeError):
-    """An attribute that this store cannot have: `hasattr` returns False."""
+    """Raised for an attribute that this store cannot have; an AttributeError, so that `hasattr` returns False."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -100,7 +100,7 @@ class FieldRows(Uncopied):
         return np.asarray(self[:].numpy(), dtype=dtype)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Return all rows for torch.as_tensor, which otherwise reads them one by one."""
+        """Return all rows as a DLPack capsule: without it, torch.as_tensor would read the rows one by one."""
         return self[:].__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
@@ -176,7 +176,7 @@ class TypeView(Uncopied):
         return [name for name in self.described.fields if name != EDGE_ID]
 
     def neighbors(self, node: int) -> Any:
-        """Return the sources of a node's in-edges in the store's order, [n] int64; by relation for a node type."""
+        """Return the sources of a node's in-edges, [n] int64, in the store's order; of a node type, by relation."""
         schema = self.features.schema
         if isinstance(self.owner, str):
             keys = [relation.key for relation in schema.relations if relation.destination == self.owner]
@@ -224,7 +224,7 @@ Ids = NDArray[Any]  # int64, or text
 
 
 def is_text(given: Any) -> bool:
-    """Return whether these are ids of tables with text ids: strings in a list or an array."""
+    """Return whether `given` are ids as text: strings in a list, a tuple or an array."""
     if isinstance(given, np.ndarray):
         return given.dtype.kind == "U" or (given.dtype.kind == "O" and all(isinstance(one, str) for one in given.flat))
     return isinstance(given, list | tuple) and len(given) > 0 and isinstance(given[0], str)
@@ -232,7 +232,7 @@ def is_text(given: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class OriginalIds:
-    """The ids of one node type: yours (`original`) and those of the store (`stored`).
+    """A translator between your ids of one node type (`original`) and those of the store (`stored`).
 
     >>> ids = store.ids("user")
     >>> ids.stored(["ann", "bob"])
@@ -259,9 +259,9 @@ class OriginalIds:
         return np.char.decode(found, "utf-8") if self.are_text else found
 
     def stored(self, originals: Any, what: str = "ids") -> Tensor:
-        """Return the store's ids of these ids of yours: [n] int64. Raise DataError for one that no node has.
+        """Return the store's ids, [n] int64, of nodes given by your ids; raise DataError for an id that no node has.
 
-        `what` names the ids in errors.
+        `what` names the ids in error messages.
         """
         asked = self._read(originals, what)
         if ORIGINAL_ID not in self.node_type.fields:
@@ -286,7 +286,7 @@ class OriginalIds:
         return torch.from_numpy(found)
 
     def _read(self, originals: Any, what: str) -> Ids:
-        """Return your ids as they are in the column: int64, or UTF-8 without its padding."""
+        """Return your ids in the dtype of the store's column, to compare them: int64, or UTF-8 without padding."""
         try:
             given = np.asarray(originals)
             if given.ndim != 1:
@@ -322,7 +322,7 @@ def _values(rows: Tensor) -> Ids:
 
 
 class Explored(Uncopied, ABC):
-    """The attributes by which a store shows its graph, with PyG's names if PyG has one."""
+    """Base of Store: the attributes that show its graph, under PyG's names if PyG has the same attribute."""
 
     schema: Schema
     graph: GraphStore
@@ -337,7 +337,7 @@ class Explored(Uncopied, ABC):
 
     @property
     def num_nodes(self) -> int:
-        """The nodes of all types together; `store["paper"].num_nodes` are those of one."""
+        """The number of nodes of all types together; that of one type is `store["paper"].num_nodes`."""
         return sum(node_type.num_nodes for node_type in self.schema.node_types)
 
     @property
@@ -358,14 +358,14 @@ class Explored(Uncopied, ABC):
 
     @property
     def num_features(self) -> Any:
-        """The width of x: a number for one node type, else by node type, as in PyG."""
+        """The number of columns of x, as in PyG; in a heterogeneous graph, a dict by node type."""
         fields = {t.name: t.fields.get("x") for t in self.schema.node_types}
         widths = {name: 0 if x is None else x.shape[-1] if x.shape else 1 for name, x in fields.items()}
         return next(iter(widths.values())) if self.schema.homogeneous else widths
 
     @cached_property
     def num_classes(self) -> int:
-        """One more than the largest label y, as in PyG; reads every label, once."""
+        """The number of classes, as in PyG: the largest label y plus one. The first access reads every label."""
         labelled = [node_type for node_type in self.schema.node_types if "y" in node_type.fields]
         if len(labelled) != 1:
             raise AttributeError  # __getattr__ raises the one with a message
@@ -386,12 +386,12 @@ class Explored(Uncopied, ABC):
 
     @property
     def splits(self) -> Mapping[str, Any]:
-        """The number of nodes of every split; by node type if there are several."""
+        """The number of nodes of every split, by name; in a heterogeneous graph, by node type and name."""
         counts = {t.name: dict(t.splits) for t in self.schema.node_types}
         return next(iter(counts.values())) if self.schema.homogeneous else counts
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a node type, a relation (also by its two ends), or for one node type a field."""
+        """Return a view of a node type or relation (also by its two end types), or a field of a homogeneous store."""
         schema = self.schema
         if isinstance(key, str) and schema.homogeneous and key not in schema.type_index:
             return self._with_field(key)[key]
@@ -409,7 +409,7 @@ class Explored(Uncopied, ABC):
             return False
 
     def _with_field(self, name: str) -> TypeView:
-        """Return the node type or the relation of a homogeneous store, whichever has a field."""
+        """Return a view of the nodes or of the edges of a homogeneous store, whichever have the field `name`."""
         relation, node_type = self.schema.relations[0], self.schema.node_types[0]
         is_edges = name in relation.fields and name not in node_type.fields
         return TypeView(self.graph, self.features, relation.key if is_edges else node_type.name)
@@ -437,7 +437,7 @@ class Explored(Uncopied, ABC):
     def neighbors(self, node: int, of: str | RelationName | None = None) -> Any:
         """Return the sources of a node's in-edges, which sampling draws from: [n] int64.
 
-        With several types name the relation, `of=("author", "writes", "paper")`, or a node type for all its relations.
+        With several types, `of` is a relation, ("author", "writes", "paper"), or a node type, for a dict by relation.
         """
         if of is None and self.schema.homogeneous:
             of = self.schema.relations[0].key
@@ -477,7 +477,7 @@ class Explored(Uncopied, ABC):
 
 
 # --- a graph as PyG's data ------------------------------------------------------------------
-# Edges are in your own order if the store has one, else in the store's. Everything is copied.
+# Edges are in your order if the store has your edge ids, else in the store's. Everything is copied.
 
 
 def _node_bytes(store: Explored, nodes: Mapping[str, Tensor]) -> int:
@@ -489,7 +489,7 @@ def _node_bytes(store: Explored, nodes: Mapping[str, Tensor]) -> int:
 
 
 def _edge_bytes(relation: Relation) -> int:
-    """Return the bytes of an edge at the peak: found, concatenated, and sorted with its fields."""
+    """Return the peak bytes per edge: ends and position as found, concatenated and sorted, and fields twice."""
     return 24 + 24 + 24 + 2 * sum(field.row_bytes for field in relation.fields.values())
 
 

@@ -47,7 +47,7 @@ class ArrayWriter:
         self.num_rows += rows.shape[0]
 
     def finish(self) -> FileEntry:
-        """Write the header and flush to the disk."""
+        """Write the header, flush to the disk, and return the size and checksum of the file."""
         self._file.seek(0)
         if layout.write_npy_header(self._file, self._field.dtype, (self.num_rows, *self._field.shape)) != self._begin:
             raise StoreError(f"the header of {self._file.name} does not fit; this NumPy pads headers in another way")
@@ -58,7 +58,7 @@ class ArrayWriter:
         return FileEntry(self._begin + self._bytes, combine(zlib.crc32(header), self._crc, self._bytes))
 
     def close(self) -> None:
-        """Close the file; ignore a full disk, as the directory is lost anyway."""
+        """Close the file; ignore a full disk, as the unfinished directory is deleted anyway."""
         try:
             self._file.close()
         except OSError as error:
@@ -67,7 +67,7 @@ class ArrayWriter:
 
 
 class StoreWriter:
-    """A store that is being written: complete at the end of the block, or absent.
+    """A writer of a new store. At the end of its block the store is complete; after an error, it does not exist.
 
     >>> with StoreWriter("out.store") as writer:
     ...     writer.write("part-00000/nodes/node/x.npy", "float32", (n, 100), chunks)
@@ -106,7 +106,7 @@ class StoreWriter:
         return folder
 
     def path_of(self, name: str) -> Path:
-        """Return the path of a finished array while the store is written."""
+        """Return the path of an array in the temporary directory, while the store is being written."""
         return layout.inside(self._folder, name)
 
     def describe(self, schema: Schema, parts: Sequence[PartRange]) -> None:
@@ -191,7 +191,7 @@ class StoreWriter:
 
 
 def write_parts(path: str | Path, schema: Schema, parts: Sequence[Part]) -> None:
-    """Write parts that are in this process."""
+    """Write a new store from parts that are in this process."""
     with StoreWriter(path, schema, [range_of(part) for part in parts]) as writer:
         for number, part in enumerate(parts):
             for node_type in schema.node_types:
@@ -230,7 +230,7 @@ def _write_rows(writer: StoreWriter, name: str, rows: Tensor, order: Tensor | No
 
 
 def _chunks(rows: Tensor, order: Tensor | None = None) -> Iterator[Tensor]:
-    """Yield the rows some at a time, in their order or in the given one."""
+    """Yield the rows in chunks of CHUNK_BYTES, in their own order, or as rows[order]."""
     count = rows.shape[0]
     row_bytes = max(1, rows[0].numel() * rows.element_size()) if count else 1
     step = max(1, CHUNK_BYTES // row_bytes)
@@ -257,7 +257,7 @@ def combine(first: int, second: int, second_bytes: int) -> int:
 
 
 def _product(one: int, other: int) -> int:
-    """Multiply two polynomials over bits, modulo that of the CRC; the highest bit is the power 0."""
+    """Return the product of two polynomials over GF(2), modulo that of the CRC; the highest bit is the power 0."""
     out = 0
     for bit in range(31, -1, -1):
         if one >> bit & 1:
