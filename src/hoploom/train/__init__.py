@@ -1,4 +1,4 @@
-"""Training: tasks, the training loop, metrics, checkpoints, the journal; also names of hoploom.ranks."""
+"""Training: tasks, the loop, metrics, checkpoints, the journal. Re-exports init, spawn, ... of hoploom.ranks."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

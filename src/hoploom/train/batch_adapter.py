@@ -1,7 +1,7 @@
 """Call any model with a batch: with the batch itself, or with the fields that forward's arguments name.
 
-The signature of forward is read once; each batch then costs a look-up per argument. A wrong width raises before the
-first matrix product if the model has `in_channels`; else the product that fails is explained by its layer's name.
+The signature of forward is read once; each batch then costs one look-up per argument. A wrong feature width raises an
+error before the first layer if the model has `in_channels`; otherwise, the error names the layer that failed.
 """
 
 import inspect
@@ -29,7 +29,7 @@ from hoploom.train.checkpoint import check_whole
 from hoploom.train.tasks import NodeTask, Task
 
 FIELDS = {"num_sampled_nodes_per_hop": "num_sampled_nodes", "num_sampled_edges_per_hop": "num_sampled_edges"}
-COUNTS = NODES, EDGES = "num_sampled_nodes", "num_sampled_edges"  # per hop, which PyG's models trim by
+COUNTS = NODES, EDGES = "num_sampled_nodes", "num_sampled_edges"  # per hop; PyG's models trim with them
 WEIGHTS = ("edge_weight", "edge_attr")
 INPUTS = frozenset((FEATURES, "edge_index", *WEIGHTS, *COUNTS))
 ABOUT_A_BATCH = re.compile(r"\b(Hetero)?Data\b|'(Global|Base|Node|Edge)Storage'")
@@ -42,17 +42,17 @@ class Argument:
 
     name: str
     is_required: bool = True
-    is_positional: bool = False  # and cannot be given by name
+    is_positional: bool = False  # positional-only
 
     @cached_property
     def field(self) -> str:
-        """The batch's field of that name; `x_dict` means the field `x` of every type."""
+        """The batch field that the argument gets; `x_dict` gets the field `x` of every node type."""
         name = self.name.removesuffix("_dict")
         return FIELDS.get(name, name)
 
 
 class BatchAdapter(nn.Module):
-    """A model that is called with a batch, whatever its forward takes.
+    """A wrapper that calls a model with a batch, or with the batch's fields that the model's forward names.
 
     >>> outputs = BatchAdapter(torch_geometric.nn.GraphSAGE(100, 256, 2, 47))(batch)
     """
@@ -61,13 +61,13 @@ class BatchAdapter(nn.Module):
         super().__init__()
         self.called_model = model
         own = unwrap(model)
-        self._own = (own,)  # a tuple, or torch would list the module a second time
+        self._own = (own,)  # in a tuple: torch would register a plain attribute as a second submodule
         arguments = _arguments_of(own)
         optional = {FEATURES, "edge_index", *WEIGHTS}
         if isinstance(own, (BasicGNN, GraphModule)):
             optional -= {"edge_attr"} if all(getattr(m, "edge_dim", None) is None for m in own.modules()) else set()
         self._arguments = [one for one in arguments if one.is_required or one.field in optional]
-        # A forward that needs no field, or that needs one argument of another name, takes the batch itself.
+        # A forward that requires at most one argument, and names no field of a batch, gets the batch itself.
         required = [one for one in arguments if one.is_required]
         if len(required) <= 1 and not any(one.field in INPUTS for one in required or arguments):
             self._arguments = []
@@ -77,7 +77,7 @@ class BatchAdapter(nn.Module):
         self._is_new = True
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """Return the model's output for a batch; other arguments are passed on as they are."""
+        """Return the model's output for a batch; arguments other than one batch go to the model unchanged."""
         if named or len(given) != 1 or not isinstance(given[0], (Data, HeteroData)):
             return self.called_model(*given, **named)
         batch: Batch = given[0]
@@ -112,7 +112,7 @@ class BatchAdapter(nn.Module):
             raise explained from error
 
     def _values(self, batch: Batch) -> dict[str, Any]:
-        """Return the arguments by name."""
+        """Return forward's arguments by name; raise ConfigError if the batch lacks the field of a required argument."""
         fields = {one.field: _field_of(batch, one.field) for one in self._arguments}
         values = {}
         for one in self._arguments:
@@ -122,7 +122,7 @@ class BatchAdapter(nn.Module):
                     "nodes or edges, so num_sampled_nodes and num_sampled_edges no longer match; leave the argument "
                     "out, or do not add or remove nodes and edges in the transform"
                 )
-            is_needed = one.is_required or one.field == "edge_index"  # no model means to do without all edges
+            is_needed = one.is_required or one.field == "edge_index"  # no model is meant to run without edges
             mistyped = one.name.endswith("_dict") and not isinstance(batch, HeteroData)
             if is_needed and (mistyped or fields[one.field] is None):
                 is_dict = isinstance(batch, HeteroData)
@@ -139,13 +139,13 @@ class BatchAdapter(nn.Module):
 
 
 def adapted(model: nn.Module) -> nn.Module:
-    """Return a module to call with batches: the model itself if it is one of hoploom.nn."""
+    """Return a module that can be called with a batch: a GNN of hoploom.nn itself, another model in a BatchAdapter."""
     check_whole(model)
     return model if isinstance(unwrap(model), GNN) else BatchAdapter(model)
 
 
 def without_ddp(model: nn.Module) -> nn.Module:
-    """Return the model without DDP, whose forward may wait for other ranks, but as torch.compile made it."""
+    """Return the model without its DDP wrapper, whose forward may wait for other ranks. A compiled model stays so."""
     inner: Any = model
     while isinstance(getattr(inner, "_orig_mod", None), nn.Module):
         inner = inner._orig_mod
@@ -153,7 +153,7 @@ def without_ddp(model: nn.Module) -> nn.Module:
 
 
 def _arguments_of(model: nn.Module) -> list[Argument]:
-    """Return the arguments of forward without *args and **kwargs; none if they cannot be known."""
+    """Return the named arguments of forward; empty if it has *args and **kwargs only."""
     if isinstance(model, Sequential):
         return [Argument(name) for name in model.signature.param_dict]
     forward: Any = model.forward
@@ -165,7 +165,7 @@ def _arguments_of(model: nn.Module) -> list[Argument]:
 
 
 def _field_of(batch: Batch, field: str) -> Any:
-    """Return a field of a batch, by type if there are several; None if it has none."""
+    """Return a field of a batch, as a dict by type if the batch is heterogeneous; None if no type has the field."""
     if not isinstance(batch, HeteroData):
         return batch._store.get(field, None)
     return {storage._key: storage[field] for storage in batch.stores if storage._key and field in storage} or None
@@ -186,7 +186,7 @@ def _counts_hold(batch: Batch) -> bool:
 
 
 def check_outputs(model: nn.Module, task: Task) -> None:
-    """Raise ConfigError for a model whose `out_channels` is not the number of outputs of the task."""
+    """Raise ConfigError if a built-in model's `out_channels` is not the number of outputs that a node task needs."""
     module = unwrap(model)
     if not (isinstance(task, NodeTask) and _is_built_in(module)):
         return
@@ -196,12 +196,12 @@ def check_outputs(model: nn.Module, task: Task) -> None:
 
 
 def _is_built_in(module: nn.Module) -> bool:
-    """Return whether this is a whole model of hoploom.nn or PyG, with its own forward."""
+    """Return whether this is a GNN of hoploom.nn or a BasicGNN of PyG whose forward is not overridden."""
     return isinstance(module, (GNN, BasicGNN)) and type(module).forward in (GNN.forward, BasicGNN.forward)
 
 
 def _explained(error: Exception, model: nn.Module, batch: Batch, values: Mapping[str, Any]) -> ConfigError | None:
-    """Return an error that says what is wrong with a call; None if it cannot be known."""
+    """Return an error that explains why the call of the model failed; None if the cause is unknown."""
     if (product := PRODUCT.search(str(error))) is not None:
         names = {id(module): f" {name!r}" for name, module in model.named_modules() if name}
         owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]

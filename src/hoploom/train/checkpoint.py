@@ -1,8 +1,8 @@
 """Checkpoints: the state of a run's parts as one safetensors file, written by rank 0 and read whole by every rank.
 
 Any safetensors reader sees the tensors; the structure around them is JSON in the file's metadata: keys of any scalar
-type, tuples, NaN and infinity survive, aliased tensors are written twice. A checksum covers all of it, which costs one
-more pass over the bytes.
+type, tuples, NaN and infinity survive, aliased tensors are written twice. A checksum covers the whole state, which
+costs one more pass over the bytes.
 
 This module imports no PyG, which takes seconds: a program that only saves checkpoints does without it.
 """
@@ -28,10 +28,10 @@ from hoploom.store.format import regular, write_whole
 
 FORMAT = 1
 MINUTES = 5.0  # between two checkpoints
-COST = 0.01  # the largest share of the time that writing them may take
+COST = 0.01  # the largest share of the time that writing checkpoints may take
 MALFORMED = (ValueError, RuntimeError, LookupError, TypeError, AttributeError)  # raised for states of wrong types
 SAVED_KINDS = {"TrainingProgress": "Standing"}  # classes that have another name in checkpoints
-DEPTH_LIMIT = 64  # of the nesting of a state that is written
+DEPTH_LIMIT = 64  # the deepest nesting of a state that can be saved
 DTYPES = {"BOOL": torch.bool, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 DTYPES |= {"U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "C64": torch.complex64}
 DTYPES |= {"I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64}
@@ -66,7 +66,7 @@ class Checkpoint:
     def save(self, name: str | tuple[str, str], parts: Mapping[str, Stateful], **extra: Any) -> None:
         """Save the state of the parts, and `extra`. All ranks call. The old file stays until the new one is ready.
 
-        Two names: the second file is written first, and a damage to one leaves the other.
+        With a pair of names, two files get the same content, the second first: damage to one leaves the other.
         """
         path, *second = map(self.path, (name,) if isinstance(name, str) else name)
         random = {"cpu": self._context.gather(torch.get_rng_state())}
@@ -145,7 +145,7 @@ def last_good(path: Path | None) -> str:
 
 
 class SaveClock:
-    """The time of the next checkpoint within an epoch: after the first step, then every few minutes; 0 minutes: never.
+    """A clock for the checkpoints within an epoch: after the first step, then every `minutes`; never if that is 0.
 
     The pause grows if writing a checkpoint takes more than 1 % of it.
     """
@@ -173,7 +173,7 @@ def _unwrapped(part: Any) -> Any:
 
 
 def _kind(part: Any) -> str:
-    """Return the class of a part, which must be the same to be restored; a model is compared by its parameters."""
+    """Return the class name that a part must have to be restored; empty for a model: its parameters are compared."""
     name = type(part).__name__
     return "" if isinstance(part, nn.Module) else SAVED_KINDS.get(name, name)
 
@@ -191,14 +191,14 @@ def _check_model(path: Path, mine: Mapping[str, Any], saved: Mapping[str, Any]) 
         if name not in mine:
             raise ConfigError(f"{path} is of another model: this one has no {name!r}; build the model as it was")
     for name, other in zip(mine, saved, strict=True):
-        if name != other:  # an optimizer's state goes by position
+        if name != other:  # an optimizer's state is matched by position
             raise ConfigError(
                 f"{path} lists {other!r} where this model has {name!r}; build its parts in the same order"
             )
 
 
 def check_whole(model: nn.Module) -> None:
-    """Raise ConfigError for a model whose parameters are cut over the ranks."""
+    """Raise ConfigError for a model whose parameters are sharded over the ranks, e.g. by FSDP."""
     is_cut = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())  # a DTensor
     if is_cut or any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise ConfigError(
@@ -213,7 +213,7 @@ def check_whole(model: nn.Module) -> None:
 def write_state(path: Path, state: Any, *, first: Path | None = None) -> None:
     """Write a nested state with tensors; the old file stays until the new one is whole and on the disk.
 
-    `first` is a second file with the same bytes, written before `path`; it is no link, so one damage leaves the other.
+    `first` is a second file with the same bytes, written before `path`. It is no link: damage to one leaves the other.
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_encoded(state, (), tensors), separators=(",", ":"))

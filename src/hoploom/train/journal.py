@@ -1,8 +1,8 @@
-"""The journal of a run: what its steps, its epochs and its machines are written into, and the loggers that get a copy.
+"""The journal of a run: files about its steps, epochs and machines, and the loggers that get a copy of the metrics.
 
-Written: a JSON line per step and rank, one per validation, and sums of about a second of where time and memory go; a
-power cut may lose the newest lines. Each logger has a thread of its own, so that a slow network holds up no step; one
-that fails is left out for the rest of the run, with one warning.
+It has a JSON line per step and rank, one per epoch, and about every second one on the use of time and memory; a power
+cut may lose the newest lines. Each logger runs in a thread of its own, so that a slow network delays no step. A logger
+that fails is dropped for the rest of the run, with one warning.
 """
 
 import json
@@ -46,9 +46,9 @@ class Journal:
     >>> with Journal("runs/papers", context, loggers=["tensorboard", "wandb", MyLogger()]) as journal:
     ...     fit(learner, training, context, journal=journal)
 
-    A `with` block also records what follows `fit`; without it, the run ends for the journal when `fit` does.
+    A `with` block also records a test or an error after `fit`; without the block, the journal closes when `fit` ends.
     `loggers` are names, or objects with the three methods of `Logger`; None: TensorBoard, if it is installed.
-    `settings` is what W&B shows of the run, such as `{"optimizer.lr": 0.01}`.
+    `settings` are the run's settings that W&B shows, such as `{"optimizer.lr": 0.01}`.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class Journal:
         self._times_file = self._folder / times_file(context.rank)
         self.times = Times(lambda line: self._append(self._times_file, line), context.device)
         self._files: dict[str, TextIO] = {}
-        self._outcome: dict[str, Any] | None = None  # of training; its event follows when the journal is closed
+        self._outcome: dict[str, Any] | None = None  # of training; written as an event when the journal is closed
         self._is_entered = False
         self._loggers = make_loggers(loggers if context.is_main else [], self._folder, settings or {})
 
     @contextmanager
     def recording(self, learner: "Learner", machines: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-        """Record the training of a learner in this block. Lines of steps after its progress are removed first.
+        """Record a learner's training in this block; first remove lines of steps that its progress has not reached.
 
-        `machines` are those of all ranks, as `machine_of` describes each.
+        `machines` has the result of `machine_of` for each rank.
         """
         progress, loader = learner.progress, learner.loader
         self.rewind(progress.steps, progress.epoch)
@@ -110,11 +110,11 @@ class Journal:
             self.close()
 
     def ended(self, ending: str, *, step: int) -> None:
-        """Note the end of training. The event is written when the journal is closed: a test may follow, and fail."""
+        """Note how training ended. The event is written when the journal closes, because a test may follow and fail."""
         self._outcome = {"stopped": ending, "step": step}
 
     def _end(self, error: BaseException | None = None) -> None:
-        """Write how training ended, if it has begun and its end is not written."""
+        """Write the event of how training ended, unless training has not begun or the event is written already."""
         outcome, self._outcome = self._outcome, None
         if outcome is None or (error is None and "stopped" not in outcome):
             return
@@ -123,15 +123,15 @@ class Journal:
         self.event("end", **outcome)
 
     def event(self, kind: str, **content: Any) -> None:
-        """Write an event. Only those of rank 0 are written."""
+        """Write an event to events.jsonl; ranks other than 0 write nothing."""
         if self._context.is_main:
             self._append(self._folder / EVENTS, {"event": kind, "at": round(time.time(), 3), **content})
 
     def rewind(self, steps: int, epochs: int) -> None:
-        """Remove what was written after this many steps and whole epochs, because they will run again."""
+        """Remove the lines after step `steps` and epoch `epochs`, which will run again; begin the loggers there."""
         self.close()
         paths = {self.steps_file, self._times_file}
-        if self._context.is_main:  # also those of ranks that exist no more
+        if self._context.is_main:  # also files of ranks that no longer exist
             for name in ("steps-rank{}.jsonl", times_file("{}")):
                 others = {self._folder / name.format(rank) for rank in range(1, self._context.world_size)}
                 paths |= set(self._folder.glob(name.format("*"))) - others
@@ -142,7 +142,7 @@ class Journal:
             logger.begin(steps)
 
     def step(self, report: "StepReport") -> None:
-        """Write the line of a step."""
+        """Write a step's line to this rank's file, and send its loss, learning rate and seconds to the loggers."""
         line = {name: getattr(report, name) for name in WRITTEN}
         line["epoch"] += 1
         self._append(self.steps_file, line)
@@ -150,7 +150,7 @@ class Journal:
         self._log(report.step, "step", {name: line[name] for name in LOGGED})
 
     def epoch(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Write the metrics of an epoch. Only those of rank 0 are written."""
+        """Write an epoch's metrics to metrics.jsonl and the loggers; ranks other than 0 write nothing."""
         if self._context.is_main:
             self._append(self.epochs_file, {"step": step, **metrics})
             self._log(step, "epoch", metrics)
@@ -175,7 +175,7 @@ class Journal:
             raise StoreError(f"cannot write the journal {path}: {error}; free some space, or leave it out") from error
 
     def close(self, *, failed: bool = False) -> None:
-        """Write how the run ended, and close the files and the loggers; the next line opens the files again."""
+        """Write how training ended unless it `failed`; close files and loggers. The next line opens the files again."""
         if not failed:
             self._end()
         for file in self._files.values():
@@ -212,7 +212,7 @@ def machine_of(context: "Context") -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that compute."""
+    """Return the versions of Python, Hoploom, PyTorch, PyG, NumPy and Triton, without those not installed."""
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
     for name in LIBRARIES:
         with suppress(metadata.PackageNotFoundError):
@@ -221,7 +221,7 @@ def versions() -> dict[str, str]:
 
 
 def _shorten(path: Path, counted: str | None, last: int) -> None:
-    """Keep the whole lines up to this step, or this many; remove the rest, and a line that a crash cut short."""
+    """Truncate a file after its lines with line[counted] <= last, or after `last` lines; drop an incomplete line."""
     try:
         with path.open("rb+") as file:
             kept = 0
@@ -245,9 +245,9 @@ def _shorten(path: Path, counted: str | None, last: int) -> None:
 
 EVENTS = "events.jsonl"
 PAUSE = 1.0  # seconds of training between two lines
-DIGITS = 6  # of seconds that are written
+DIGITS = 6  # decimals of the seconds that are written
 MEMORY_KINDS = {"RssAnon": "private", "RssShmem": "shared", "RssFile": "mapped"}  # the kernel's names, and ours
-WAITS = 0.2  # share of a step from which waiting for batches is reported
+WAITS = 0.2  # share of a step; with shorter waits for batches, the model is the bottleneck
 
 Counts = Mapping[str, float]
 
@@ -257,16 +257,16 @@ def times_file(rank: int | str) -> str:
 
 
 def no_run(folder: Path, missing: str) -> ConfigError:
-    """Return the error of a path that is not the output folder of a run."""
+    """Return the error for a path that is not the output folder of a run; `missing` says what a folder lacks."""
     what = "is a store, not a run" if (folder / STORE_FILE).is_file() else f"is no run: {missing}"
     what = what if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
     return ConfigError(f"{folder} {what}; give the output folder of `hoploom train`, e.g. run")
 
 
 class Times:
-    """Adds up the seconds of one rank, and writes a line about once a second.
+    """A clock that adds up the seconds of one rank by activity, and writes a line about once a second.
 
-    `loader`, `traffic`, `disk` and `reads` are counts since the run began; a line has what they grew by.
+    Sources such as `loader` or `disk` return totals so far; a line has their growth since the last line.
     """
 
     def __init__(self, write: Callable[[Mapping[str, Any]], None], device: torch.device) -> None:
@@ -277,12 +277,12 @@ class Times:
         self._step, self._num_steps, self._since = 0, 0, 0.0
 
     def watch(self, sources: Mapping[str, Callable[[], Counts]], step: int) -> None:
-        """Read these counts from now on; training is at this step."""
+        """Begin to read these counts for each line; `step` is the number of steps that training has taken."""
         self._sources, self._step = sources, step
         self._before = {name: read() for name, read in sources.items()}
 
     def add_step(self, report: "StepReport") -> None:
-        """Add a step's seconds."""
+        """Add a step's seconds, and write a line if the last one was about a second ago."""
         for name, spent in {"step": report.seconds, "wait": report.wait_seconds, **report.parts}.items():
             self._seconds[name] = self._seconds.get(name, 0.0) + spent
         self._step, self._num_steps = report.step, self._num_steps + 1
@@ -292,7 +292,7 @@ class Times:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the time of this block, such as a validation, whose reads belong to no step."""
+        """Add the seconds of this block under `name`. Reads in a validation are not counted: they belong to no step."""
         began = time.perf_counter()
         held = {source: read() for source, read in self._sources.items()} if name == "validation" else {}
         try:
@@ -304,7 +304,7 @@ class Times:
                 self._before[source] = {key: before.get(key, 0) + now[key] - counts.get(key, 0) for key in now}
 
     def flush(self) -> None:
-        """Write a line, if there is anything to write."""
+        """Write a line with the sums since the last line, unless nothing was timed."""
         if not self._seconds:
             return
         line: dict[str, Any] = {"at": round(time.time(), 3), "step": self._step, "steps": self._num_steps}
@@ -322,8 +322,7 @@ class Times:
 
 
 def memory(status: Path = Path("/proc/self/status")) -> dict[str, int]:
-    """Return the bytes of this process by kind, as far as the system knows them. `mapped` is mostly the graph, which
-    all processes of a host share."""
+    """Return this process's memory in bytes: `private`, `shared`, and `mapped`, mostly the graph; empty if unknown."""
     found = {}
     with suppress(OSError, ValueError):
         for line in status.read_text().splitlines():
@@ -334,9 +333,9 @@ def memory(status: Path = Path("/proc/self/status")) -> dict[str, int]:
 
 
 def disk(io: Path = Path("/proc/self/io")) -> dict[str, float]:
-    """Return the bytes that this process has read from disks, if the system knows them, and its major page faults.
+    """Return the `read_bytes` of this process from disks, if the system counts them, and its major page `faults`.
 
-    No seconds: the kernel counts them per thread, if at all, and forgets a thread that ends."""
+    Seconds are left out: the kernel counts them per thread, if at all, and forgets a thread that ends."""
     found: dict[str, float] = {"faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt}
     with suppress(OSError, ValueError, KeyError):
         found["read_bytes"] = int(dict(line.split(": ") for line in io.read_text().splitlines())["read_bytes"])
@@ -348,13 +347,13 @@ def disk(io: Path = Path("/proc/self/io")) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class DiskUse:
-    """The reads of one rank, or the mean of several."""
+    """Measures of the disk reads of one rank, or their means over several ranks."""
 
     bytes_per_step: float
-    wanted: float  # share of these bytes
+    wanted: float  # share of these bytes that batches needed
     found: float  # share of the requested rows and edges that were in memory
     busy: float  # share of the time in which a read was in flight
-    bound: str  # disk, sampling, servers or model
+    bound: str  # the bottleneck: disk, sampling, servers or model
 
     @property
     def short(self) -> str:
@@ -364,9 +363,9 @@ class DiskUse:
 def disk_use(
     num_steps: int, seconds: Counts, reads: Counts, stages: Counts, waits: float = 0.0, *, threads: int
 ) -> DiskUse | None:
-    """Return the use of the disk from counts of some steps; None if nothing was requested from it.
+    """Return the use of the disk in `num_steps` steps; None if the steps requested nothing from the disk.
 
-    `seconds` are those of steps and their waits, `waits` those for servers; `stages` and `waits` are of all threads.
+    `seconds` has those of `step` and of `wait` for batches; `stages`, and `waits` for servers, are sums over threads.
     """
     if not reads.get("asked") or not num_steps or not seconds.get("step"):
         return None
@@ -376,7 +375,7 @@ def disk_use(
         "servers": waits / at_once,
         "sampling": (sum(stages.values()) - reads["seconds"] - waits) / at_once,
     }
-    in_turn = not threads and 2 * waited < seconds["step"]  # nothing runs beside the model
+    in_turn = not threads and 2 * waited < seconds["step"]  # batches are made between steps
     few_wait = waited < WAITS * seconds["step"] or in_turn
     return DiskUse(
         reads["bytes"] / num_steps,
@@ -389,23 +388,23 @@ def disk_use(
 
 # --- loggers ---------------------------------------------------------------------------------------
 
-NAMES = ("tensorboard", "wandb")  # also those of their packages
+NAMES = ("tensorboard", "wandb")  # also the names of their packages
 MOST_WAITING = 100_000  # entries that a slow logger may be behind
-BEGIN_SECONDS, POLL_SECONDS = 60.0, 0.5  # that training waits for a logger to begin, and between looks at signals
-CLOSE_SECONDS, FAILED_SECONDS = 60.0, 10.0  # that it waits for a logger to end; if training failed
+BEGIN_SECONDS, POLL_SECONDS = 60.0, 0.5  # the longest wait for a logger to begin, and between checks for Ctrl-C
+CLOSE_SECONDS, FAILED_SECONDS = 60.0, 10.0  # the longest wait for a logger to end, and if training failed
 METHODS = ("begin", "log", "close")
 
 Values = Mapping[str, float]
 
 
 class Logger(Protocol):
-    """A receiver of numbers. Rank 0 calls its methods one after the other, in a thread of the logger's own."""
+    """A receiver of metrics. Rank 0 calls its methods one after the other, in a thread for this logger alone."""
 
     def begin(self, step: int) -> None:
-        """Begin, or continue, after this many steps."""
+        """Begin, or continue a run that has taken `step` steps."""
 
     def log(self, step: int, values: Values) -> None:
-        """Take the values of a step: `step/loss`, `epoch/accuracy`, `test/accuracy`, ..."""
+        """Receive values by name, such as `step/loss`, `epoch/accuracy` or `test/accuracy`, after `step` steps."""
 
     def close(self, *, failed: bool) -> None:
         """End, because training has ended or failed. `begin` may be called again."""
@@ -422,7 +421,7 @@ def check_loggers(names: Sequence[str]) -> None:
 def make_loggers(
     loggers: Sequence[str | Logger] | None, folder: Path, settings: Mapping[str, Any]
 ) -> list["LoggerThread"]:
-    """Return loggers, given by name or as objects, in threads. None means TensorBoard, if it is installed."""
+    """Return a thread for each logger, given by name or as an object. None means TensorBoard, if it is installed."""
     if loggers is None:
         loggers = ["tensorboard"] if find_spec("tensorboard") is not None else []
     if isinstance(loggers, str) or not isinstance(loggers, Sequence):
@@ -443,7 +442,7 @@ def make_loggers(
 
 
 class LoggerThread:
-    """One logger in a thread of its own, which holds up no step and never ends training."""
+    """A thread that runs one logger, so that a slow or failing logger neither delays nor ends training."""
 
     def __init__(self, logger: Logger) -> None:
         self._logger, self._name = logger, type(logger).__name__
@@ -467,13 +466,13 @@ class LoggerThread:
         self._warn()
 
     def log(self, step: int, values: Values) -> None:
-        """Queue numbers for the logger."""
+        """Queue the values of a step for the logger, without waiting."""
         if self._thread is not None:
             self._put(lambda: self._logger.log(step, values))
             self._warn()
 
     def close(self, *, failed: bool = False) -> None:
-        """Wait at most CLOSE_SECONDS until the logger has taken everything, unless it is not even ready."""
+        """Close the logger; wait at most CLOSE_SECONDS for it to take all values, and not at all if it never began."""
         if self._thread is None:
             return
         thread, self._thread = self._thread, None
@@ -522,7 +521,7 @@ class LoggerThread:
 
 
 class TensorBoardLogger:
-    """Writes event files into the folder's `tensorboard`."""
+    """A logger that writes TensorBoard's event files into the subfolder `tensorboard` of `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "tensorboard"
@@ -542,7 +541,7 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """One run of W&B, which reads its own variables: WANDB_PROJECT, WANDB_MODE, ..."""
+    """A logger to a run of W&B, which is configured by W&B's own variables: WANDB_PROJECT, WANDB_MODE, ..."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self._id_file, self._settings = folder / "wandb.id", settings

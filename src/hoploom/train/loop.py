@@ -1,7 +1,7 @@
-"""Training, epochs of steps with a validation and a checkpoint after each; and evaluation over every seed of a loader.
+"""Training in epochs, with a validation and a checkpoint after each; and evaluation over every seed of a loader.
 
-A run that is stopped anywhere and restored from its last checkpoint takes the steps that it would have taken.
-Evaluation distributes whole steps over ranks, so that every rank sees batches that one process would see.
+A run that is stopped anywhere and restored from its last checkpoint takes the same steps as one that never stopped.
+Evaluation distributes whole steps over ranks, so that the batches are those that a single process would see.
 """
 
 import sys
@@ -47,7 +47,7 @@ from hoploom.train.tasks import VAL_LOSS, LinkPrediction, Task, check_labels
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
 
-MOST_GROWTH = 1000  # of the loss, without a warning
+MOST_GROWTH = 1000  # a loss of more than this multiple of the first one gets a warning
 Validate = Callable[[], Mapping[str, float]]
 
 
@@ -57,9 +57,9 @@ class Outcome:
 
     steps: int
     epochs: int
-    best: float | None  # of the metric that the task names
+    best: float | None  # value of the metric that the task monitors
     best_epoch: int | None  # from 1
-    history: list[dict[str, float]] = field(repr=False)  # of epochs: number, train_loss, val_loss, validate's values
+    history: list[dict[str, float]] = field(repr=False)  # by epoch: epoch, train_loss, val_loss, other metrics
     stopped: Ending
     whole_steps: StepCounts | None = None  # how a stepper such as WholeStep took the steps
 
@@ -118,7 +118,7 @@ def fit(
 
 
 def _check(learner: Learner, context: Context, validate: Validate | None) -> None:
-    """Raise an error for settings that cannot work, before the first step."""
+    """Check settings and labels before the first step; raise an error for those that cannot work."""
     loader = learner.loader
     if (loader.rank, loader.world_size) != (context.rank, context.world_size):
         raise ConfigError(
@@ -147,7 +147,7 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
 
 
 def _seek_loader(learner: Learner) -> None:
-    """Move the loader to the learner's progress: another loop or run may have moved it."""
+    """Move the loader to the epoch and step of the learner's progress: another loop or run may have moved it."""
     loader, progress = learner.loader, learner.progress
     is_unfinished = progress.rows > 0
     if is_unfinished and loader.epoch in (progress.epoch, progress.epoch + 1):
@@ -175,7 +175,7 @@ def _print_once(line: str) -> None:
 
 @dataclass
 class _Loop:
-    """The epochs of one call of fit."""
+    """The state of one call of `fit`, which repeats steps, validation and checkpoint until training ends."""
 
     learner: Learner
     training: Training
@@ -193,7 +193,7 @@ class _Loop:
         self.save_clock = SaveClock(0.0 if self.checkpoint is None else self.training.checkpoint_minutes)
 
     def run(self) -> Ending:
-        """Take steps and validate in turn; a run that is resumed may begin with either."""
+        """Take steps and validate in turn, a resumed run perhaps validation first; return how training ended."""
         stop_requested = False
         while not stop_requested:
             if self._epoch_is_taken():
@@ -243,7 +243,7 @@ class _Loop:
                 self.journal.step(report)
 
     def _end_epoch(self) -> bool:
-        """Validate, and save what follows from it; return whether some rank was asked to stop meanwhile."""
+        """Validate, report the metrics and save checkpoints; return whether some rank was asked to stop meanwhile."""
         progress, found = self.progress, dict[str, float]()
         if self.validate is not None:
             with self._timed("validation"):
@@ -256,7 +256,7 @@ class _Loop:
         is_best = False
         if self.validate is not None:
             name, mode = self.learner.task.monitor
-            name = VAL_LOSS if name == "loss" else name  # of tasks of your own
+            name = VAL_LOSS if name == "loss" else name  # a user's task may monitor "loss"
             if name not in metrics:
                 raise ConfigError(f"validate returned no {name!r}, which the task monitors, only {sorted(metrics)}")
             value = float(self.context.gather(torch.tensor([metrics[name]], dtype=torch.float64))[0])  # rank 0's
@@ -295,31 +295,31 @@ class _Loop:
             ) from error
 
 
-# --- what is shown ---------------------------------------------------------------------------------
+# --- progress on the terminal ----------------------------------------------------------------------
 
 REDRAW_SECONDS = 0.1
 PLAIN_SECONDS = 30.0  # between lines if there is no terminal
-WIDEST = 100  # columns of what is shown
+WIDEST = 100  # columns of a progress line
 FIGURE = 8  # characters of a metric
-HEADER_EVERY = 25  # lines of epochs
+HEADER_EVERY = 25  # epochs between two headers of the table
 SMOOTHING = 0.05  # weight of the newest step in the loss that is shown
 
 
 class Bar(tqdm):  # type: ignore[misc]
-    """A bar of tqdm's without its thread and without its lock among processes."""
+    """A tqdm bar without tqdm's monitor thread and without a lock shared by processes."""
 
     monitor_interval = 0
     _lock = threading.RLock()
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        """The values of a line, which is no wider than people read."""
+        """The values that tqdm formats as a line, with a width of at most WIDEST columns."""
         found: dict[str, Any] = super().format_dict
         return found | {"ncols": min(found["ncols"] or WIDEST, WIDEST)}
 
 
 def progress_bar(stream: TextIO, total: int, *, shown: bool, initial: int = 0, redraw: float = REDRAW_SECONDS) -> Bar:
-    """Return a bar that is drawn if the stream is a terminal or this is a notebook; set its `bar_format`."""
+    """Return a bar, drawn if `shown` and on a terminal or in a notebook. The caller sets its `bar_format`."""
     in_notebook = any(kind.__name__ == "tqdm_notebook" for kind in tqdm.__mro__)
     drawn = shown and not stream.closed and (in_notebook or stream.isatty())
     return Bar(
@@ -337,7 +337,7 @@ def progress_bar(stream: TextIO, total: int, *, shown: bool, initial: int = 0, r
 
 
 class ProgressLine:
-    """Shows steps and epochs on a stream, if `shown`: one rank shows, the others are silent."""
+    """A display of steps and epochs on a stream; silent unless `shown`, which is set on one rank only."""
 
     def __init__(
         self,
@@ -357,12 +357,12 @@ class ProgressLine:
         self._pause = PLAIN_SECONDS if self._bar.disable else redraw
         self._began = self._last_shown = clock()
         self._loss, self._num_lines = 0.0, 0
-        self._columns: tuple[str, ...] = ()  # of the header above
+        self._columns: tuple[str, ...] = ()  # of the last header
         self.doing("waiting for the first step")
         self._seeds = self._seconds = self._wait_seconds = 0.0
 
     def step(self, report: StepReport) -> None:
-        """Show a step, if it is time to."""
+        """Count a step; redraw the line every `redraw` seconds on a terminal, else print one every PLAIN_SECONDS."""
         if not self._shown:
             return
         taken = report.step - self._first_step
@@ -385,13 +385,13 @@ class ProgressLine:
         self._bar.update(report.step - self._bar.n)
 
     def doing(self, what: str) -> None:
-        """Show on a terminal what takes time between two steps."""
+        """Show `what`, such as "validating", on a terminal while training takes no steps."""
         if not self._bar.disable:
             self._bar.bar_format = f"{what}  [{{bar:20}}]"
             self._bar.refresh()
 
     def epoch(self, metrics: Mapping[str, float], *, is_best: bool, note: str = "") -> None:
-        """Show an epoch's metrics and a note as a row of a table that stays."""
+        """Print an epoch's metrics and a note as a row of a table, which is not overwritten."""
         if not self._shown:
             return
         columns = tuple(name for name in metrics if name != "epoch" and "/" not in name)  # no entries of a matrix
@@ -418,12 +418,12 @@ class ProgressLine:
 
 
 def _of(number: int, total: int) -> str:
-    """Return 3/10, as wide as 10/10."""
+    """Return "number/total" as text of a fixed width: 3/10 is as wide as 10/10."""
     return f"{number:>{len(str(total))}}/{total}"
 
 
 def _figure(value: float) -> str:
-    """Return a metric in FIGURE characters."""
+    """Return a metric as text with four decimals, or in scientific notation if it is very small or large."""
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.2e}"
 
 
@@ -436,8 +436,8 @@ def evaluate(
     """Return the metrics of the task and the mean loss, exact and the same on every rank. All ranks call.
 
     The ranks share the steps of the loader, so the batches are those of one process. A loader that was made with
-    `rank=` and `world_size=` is read as it is. Every call reads epoch 0, so it samples the same neighbors again; a
-    loop over the loader samples new ones each time, and those of `evaluate` after `loader.set_epoch(0)`.
+    `rank=` and `world_size=` is read as it is. Every call reads epoch 0, so it samples the same neighbors again. A loop
+    over the loader samples new neighbors each time; after `loader.set_epoch(0)`, it samples those of `evaluate`.
 
     >>> evaluate(model, NeighborLoader(store, [-1, -1], input_nodes="val", batch_size=4096), task, context)
     """
@@ -477,7 +477,7 @@ def evaluate(
 
 
 def _steps(loader: Loader, context: Context) -> range:
-    """Return the steps of this rank."""
+    """Return the loader's steps that this rank evaluates; raise ConfigError if they would not cover all seeds."""
     loader.settle(together=True)
     if loader.drop_last:
         raise ConfigError("the loader has drop_last=True, which leaves seeds out; evaluate with drop_last=False")
@@ -498,7 +498,7 @@ def _shares_steps(loader: Loader) -> bool:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Set evaluation mode without gradients in this block; afterwards every module is in the mode it was in."""
+    """Set evaluation mode and disable gradients in this block; restore the mode of every submodule afterwards."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
@@ -510,7 +510,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _update_with_nothing(metrics: "MetricCollection", scores: Tensor, targets: Tensor) -> None:
-    """Give a rank without rows states of the right shapes and types, or torchmetrics could not gather them."""
+    """Give the metrics of a rank without rows empty states of the right shapes, which torchmetrics needs to gather."""
     for metric in metrics.values():
         metric.update(scores, targets)
         filled = {name: list(s) if isinstance(s, list) else s for name, s in metric.metric_state.items()}
@@ -523,9 +523,9 @@ def _update_with_nothing(metrics: "MetricCollection", scores: Tensor, targets: T
 
 
 def _computed(metrics: "MetricCollection", num_rows: int, *, warn: bool) -> dict[str, float]:
-    """Return the metrics as numbers; the entries of a matrix by name/row/column."""
+    """Return the metrics as floats by name; a matrix gives one entry per element, named name/row/column."""
     with warnings.catch_warnings():
-        if not warn:  # of compute() before update(), as this rank has no rows
+        if not warn:  # that update() was never called, as this rank has no rows
             warnings.simplefilter("ignore", UserWarning)
         try:
             values = metrics.compute()

@@ -1,6 +1,6 @@
-"""The learner, the settings of training, and one optimizer step over all ranks: batches in, one update out, a report.
+"""The learner, the settings of training, and one optimizer step over all ranks, from batches to update and report.
 
-Ranks and batches weigh by their rows, so that a step is the step that one process would take with all of them.
+Ranks and batches are weighted by their rows, so that a step is the step that one process would take with all rows.
 Costs one small all-reduce on the CPU per step, before the backward pass that would wait for a failed rank.
 """
 
@@ -33,7 +33,7 @@ from hoploom.train.tasks import Mode, Task
 Precision = Literal["fp32", "bf16", "fp16"]
 HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Ending = Literal["done", "early", "asked"]
-MARGIN = 0.1  # of the largest sampled batch
+MARGIN = 0.1  # extra buffer space, as a fraction of the largest sampled batch
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ def mixed(precision: str, device: torch.device, **options: Any) -> AbstractConte
 
 @dataclass
 class TrainingProgress:
-    """The progress of training. Checkpoints keep it as the part `standing`."""
+    """The progress of training, which checkpoints store as the part `standing`."""
 
     epoch: int = 0  # epochs that are complete, their validation included
     steps: int = 0
     loss_sum: float = 0.0  # of the current epoch, over all ranks
-    rows: int = 0
+    rows: int = 0  # that loss_sum adds up
     best: float | None = None
     best_epoch: int | None = None
     stale: int = 0  # epochs since the best
@@ -107,7 +107,7 @@ class TrainingProgress:
             setattr(self, name, state.get(name) if name == "first_loss" else state[name])
 
     def ending(self, training: Training) -> Ending | None:
-        """Return why there is no next step; None if there is one."""
+        """Return how training ends if it ends before the next step; None if there is a next step."""
         if training.patience is not None and self.stale >= training.patience:
             return "early"
         out_of_steps = training.max_steps is not None and self.steps >= training.max_steps
@@ -136,7 +136,7 @@ class Learner:
     loader: Loader
     scheduler: LRScheduler | ReduceLROnPlateau | None = None
     progress: TrainingProgress = field(default_factory=TrainingProgress, init=False)
-    scaler: torch.amp.GradScaler = field(init=False)  # works for fp16 only
+    scaler: torch.amp.GradScaler = field(init=False)  # used for fp16 only
 
     def __post_init__(self) -> None:
         device = next((parameter.device.type for parameter in self.model.parameters()), "cpu")
@@ -169,7 +169,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class StepReport:
-    """The numbers of one step."""
+    """The measurements of one step: its loss, rows and seconds."""
 
     epoch: int
     step: int  # counted from the start of training, 1 for the first
@@ -178,36 +178,36 @@ class StepReport:
     rows: int  # of this rank
     learning_rate: float
     seconds: float
-    wait_seconds: float  # of them, for batches
-    parts: Mapping[str, float] = field(default_factory=dict)  # other seconds by what they went to, on the CPU
+    wait_seconds: float  # the part of `seconds` spent waiting for batches
+    parts: Mapping[str, float] = field(default_factory=dict)  # the other seconds by activity; CPU training only
 
 
 class StepResult(NamedTuple):
-    """The result of taking a step."""
+    """The result of `Steps.take`."""
 
     reports: list[StepReport]  # of steps whose losses are known by now, in order
     stop_requested: bool  # on some rank
-    is_due: bool = False  # a checkpoint, by rank 0's clock
+    is_due: bool = False  # whether a checkpoint is due, by rank 0's clock
 
 
 @dataclass
 class StepCounts:
-    """Counts of the ways in which the steps of a run were taken."""
+    """Counts of a run's steps: those replayed as CUDA graphs, and those taken in other ways."""
 
     replayed: int = 0
     first: int = 0  # with batches of fixed size, before anything was recorded
-    overflowed: int = 0  # batches that did not fit, each taken at its own size
-    shorter: int = 0  # batches with another number of seeds, at an epoch's end, likewise
+    overflowed: int = 0  # with a batch that did not fit the buffers, and was made again at its own size
+    shorter: int = 0  # with another number of seeds, at an epoch's end, also at its own size
 
     @property
     def overflow(self) -> str:
-        """The number of steps that overflowed, in words; empty if there are none."""
+        """A text with the number of steps whose batches did not fit; empty if there are none."""
         num_steps = self.replayed + self.first + self.overflowed + self.shorter
         return f"{self.overflowed:,} of {num_steps:,} steps overflowed" if self.overflowed else ""
 
     @property
     def overflow_often(self) -> bool:
-        """Whether more than a tenth of the steps overflowed."""
+        """Whether the batches of more than a tenth of the steps did not fit."""
         return 9 * self.overflowed > self.replayed + self.first + self.shorter
 
     def __str__(self) -> str:
@@ -218,7 +218,7 @@ class StepCounts:
 
 
 class Steps(Protocol):
-    """The steps left in an epoch of the loader."""
+    """The steps left in the loader's epoch; `take` takes the next one."""
 
     @property
     def is_empty(self) -> bool: ...
@@ -230,7 +230,7 @@ class AnyStepper(Protocol):
     """The way in which `fit` takes steps: `Stepper`, or another such as `hoploom.WholeStep`."""
 
     @property
-    def counts(self) -> StepCounts | None: ...  # None: there is one way only
+    def counts(self) -> StepCounts | None: ...  # None if there is one way to take steps
     def steps(self) -> AbstractContextManager[Steps]: ...  # those left in the epoch of the loader
 
 
@@ -238,21 +238,20 @@ MakeStepper: TypeAlias = Callable[[Learner, Training, Context, Checkpoint | None
 
 
 class StepTimer:
-    """The seconds of a step by what they went to, on the host's clock."""
+    """A timer that divides the seconds of a step by activity, on the host's clock."""
 
     def __init__(self) -> None:
         self.began = self._last = time.perf_counter()
         self.seconds: dict[str, float] = {}
 
     def end(self, name: str) -> None:
-        """Count the time since the last call under a name."""
+        """Add the time since the last call to the seconds of the activity `name`."""
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
 
     def parts(self, averaging: float) -> dict[str, float]:
-        """Return the seconds without the wait for batches. `averaging`: seconds of backward spent on gradients of
-        other ranks."""
+        """Return the seconds by activity, without waits; move the `averaging` ones from `backward` to `all-reduce`."""
         parts = {name: spent for name, spent in self.seconds.items() if name not in ("wait", "rest")}
         if averaging > 0:
             parts["all-reduce"] = averaging
@@ -277,11 +276,11 @@ class _HostScalar:
         return float(self._host)
 
 
-StepBatches = Iterator[tuple[Batch, int, bool]]  # each with its seeds over all ranks, and whether it is the step's last
+StepBatches = Iterator[tuple[Batch, int, bool]]  # batch, number of its seeds over all ranks, is it the step's last one
 
 
 class Stepper:
-    """Takes steps with batches of their own size, on any device and for any learner."""
+    """The default way to take steps: eagerly and without padding, on any device and for any learner."""
 
     counts: StepCounts | None = None
 
@@ -297,12 +296,12 @@ class Stepper:
         return EagerSteps(self, self._learner.loader, self._training.accumulate)
 
     def take(self, batches: StepBatches, expected: int, requests: StopRequests, *, is_due: bool = False) -> StepResult:
-        """Take the next step. `expected` is its number of seeds over all ranks, as far as it is known before.
+        """Take the next step. `expected` is an estimate of its number of seeds over all ranks; gradients are corrected.
 
         All ranks learn whether some rank was asked to stop, and whether rank 0 wants a checkpoint.
         """
         timer, progress, averaging_before = StepTimer(), self._learner.progress, self._averaging_seconds()
-        is_alone = self._context.world_size == 1  # backward waits for no other rank, and the loss is read beside it
+        is_alone = self._context.world_size == 1  # then backward waits for no rank, and the loss is read after it
         loss_sums, rows, seeds, last = list[_HostScalar](), 0, 0, False
         self.reseed()
         self._learner.optimizer.zero_grad(set_to_none=True)
@@ -426,19 +425,19 @@ class Stepper:
         return self._scaler.get_scale() >= scale  # it falls if the gradients overflowed
 
     def schedule(self) -> None:
-        """Set the learning rate of the next step."""
+        """Advance the scheduler by one step, unless it takes a metric after each epoch instead."""
         learner = self._learner
         if learner.scheduler is not None and learner.plateau is None:
             learner.scheduler.step()
 
     def count(self, loss_sum: float, rows: int) -> None:
-        """Add a step's losses to the epoch's."""
+        """Add a step's sum of losses and number of rows to those of the epoch."""
         self._learner.progress.loss_sum += loss_sum
         self._learner.progress.rows += rows
 
 
 class EagerSteps:
-    """The steps left in the loader's epoch, each with batches of its own size."""
+    """The steps left in the loader's epoch, taken without CUDA graphs and with batches that are not padded."""
 
     def __init__(self, stepper: Stepper, loader: Loader, accumulate: int) -> None:
         self._stepper, self._loader, self._accumulate = stepper, loader, accumulate

@@ -1,7 +1,7 @@
-"""Tasks: which outputs of a model meet which targets, the loss of every seed, and torchmetrics' metrics.
+"""Tasks: the outputs of a model that are compared with targets, the loss of every seed, and torchmetrics' metrics.
 
-Labels are checked on every batch. On a GPU, reading them would wait for the device, so they are checked once before
-all batches if they are known then.
+Labels are checked in every batch. On a GPU, this would wait for the device, so labels that are known in advance are
+checked once, before the first batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from torchmetrics import MetricCollection
 
 Mode = Literal["max", "min"]
-VAL_LOSS = "val_loss"  # the name of the `loss` of evaluate() beside the `train_loss` of an epoch
+VAL_LOSS = "val_loss"  # the name of evaluate()'s `loss` in the history of epochs, which also has `train_loss`
 SMALLER_IS_BETTER = frozenset((VAL_LOSS, "mae", "mse", "rmse"))
-LABELS_AT_ONCE = 1 << 20  # read together
+LABELS_AT_ONCE = 1 << 20  # labels that are read at a time
 
 
 class Task(Protocol):
-    """A task, as `fit` and `evaluate` need it."""
+    """The protocol of the tasks that `fit` and `evaluate` accept."""
 
     @property
     def monitor(self) -> tuple[str, Mode]:
-        """The metric that decides which model is best, and whether it is to be large or small."""
+        """The metric that decides which model is best, and "max" or "min": the better direction of the metric."""
         ...
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -48,7 +48,7 @@ class Task(Protocol):
         ...
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of every row [n]."""
+        """Return the loss of every row: [n]."""
         ...
 
     def scores(self, outputs: Tensor) -> Tensor:
@@ -56,12 +56,12 @@ class Task(Protocol):
         ...
 
     def metrics(self, device: torch.device) -> "MetricCollection":
-        """Return new metrics."""
+        """Return a new collection of metrics without values."""
         ...
 
 
 class MonitoredTask:
-    """A task whose best model is the best in one of its metrics."""
+    """Base class of tasks whose best model is chosen by one of their metrics, or by the loss."""
 
     best: str
 
@@ -78,7 +78,7 @@ class MonitoredTask:
             )
 
     def metrics(self, device: torch.device) -> "MetricCollection":
-        """Return new metrics by name."""
+        """Return a new collection of metrics by name, without values."""
         raise NotImplementedError
 
     @property
@@ -88,8 +88,7 @@ class MonitoredTask:
 
 
 def _collection(device: torch.device, **metrics: Any) -> "MetricCollection":
-    """Return metrics that sum in float64. They share no state: torchmetrics groups them by values, which may differ
-    between ranks."""
+    """Return metrics that sum in float64, without torchmetrics' groups of equal states: they may differ by rank."""
     from torchmetrics import MetricCollection
 
     collection = MetricCollection(metrics, compute_groups=False).to(device)
@@ -97,7 +96,7 @@ def _collection(device: torch.device, **metrics: Any) -> "MetricCollection":
 
 
 def _full(outputs: Tensor) -> Tensor:
-    """Return outputs in a precision that losses are computed in: never half."""
+    """Return outputs with float16 and bfloat16 converted to float32, because losses are not computed in half."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
@@ -107,7 +106,7 @@ def _binary_losses(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _class_metrics(kind: str, count: int) -> dict[str, Any]:
-    """Return the metrics of a kind of torchmetrics, Multiclass or Multilabel."""
+    """Return metrics by name; `kind` is torchmetrics' "Multiclass" or "Multilabel", `count` their number of classes."""
     from torchmetrics import classification
 
     def metric(name: str, **options: Any) -> Any:
@@ -126,22 +125,22 @@ def _class_metrics(kind: str, count: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTask(MonitoredTask):
-    """A task on nodes: the labels of the seeds are in a field of their type."""
+    """A task on nodes, whose labels are in the field `label` of the seeds' node type."""
 
     label: str = "y"
     node_type: str | None = None  # of the seeds; None: the only type with seeds
 
     @property
     def columns(self) -> tuple[int, str]:
-        """The number of outputs of a seed, and a word for them."""
+        """The number of outputs per seed, and the word that messages use for them, such as "classes"."""
         raise NotImplementedError
 
     def judge(self, labels: Tensor) -> tuple[Tensor, Tensor, str]:
-        """Return labels as targets, a mask of those that cannot be learned, and what can be."""
+        """Return labels as targets, a mask of the invalid labels, and a text on valid labels for messages."""
         raise NotImplementedError
 
     def read(self, labels: Tensor, nodes: Tensor) -> Tensor:
-        """Return the labels of these nodes as targets; raise DataError for one that cannot be learned, on the CPU."""
+        """Return the `labels` of `nodes` as targets; on the CPU, raise DataError for an invalid label."""
         targets, bad, wanted = self.judge(labels)
         if not bad.is_cuda and bad.any():
             row = int(_bad_rows(bad)[0])
@@ -173,14 +172,14 @@ class NodeTask(MonitoredTask):
         return self.read(storage[self.label][:num_seeds], storage["n_id"][:num_seeds])
 
     def _matrix(self, labels: Tensor, width: int, way_out: str) -> Tensor:
-        """Return labels with this many columns."""
+        """Return labels as a matrix with `width` columns; raise ConfigError if they have another width."""
         rows = labels.view(-1, 1) if labels.dim() == 1 else labels
         if rows.shape[1:] != (width,):
             raise ConfigError(f"{self.label!r} has rows of shape {tuple(rows.shape[1:])}{way_out}")
         return rows
 
     def check(self, store: Store, nodes: Tensor, node_type: str | None = None) -> None:
-        """Raise an error if one of these nodes has no label that can be learned."""
+        """Raise an error if the label of one of these nodes is invalid or missing."""
         schema = store.schema
         having = [node_type.name for node_type in schema.node_types if self.label in node_type.fields]
         node_type = node_type or self.node_type or (schema.node_types[0].name if schema.homogeneous else None)
@@ -214,12 +213,12 @@ class NodeTask(MonitoredTask):
 
 
 def _bad_rows(bad: Tensor) -> Tensor:
-    """Return the rows with a label that cannot be learned."""
+    """Return the indices of the rows that have an invalid label: [k] int64."""
     return (bad if bad.dim() == 1 else bad.flatten(1).any(1)).nonzero()[:, 0]
 
 
 def _original_id(store: Store, node_type: str, node: Tensor) -> str:
-    """Return the user's own id of a node in words; empty if the store has no other ids."""
+    """Return a text with the user's id of a node, for messages; empty if the store has no ids of the user."""
     field = store.schema.node_type(node_type).fields.get(ORIGINAL_ID)
     if field is None:
         return ""
@@ -229,7 +228,7 @@ def _original_id(store: Store, node_type: str, node: Tensor) -> str:
 
 
 def largest_label(store: Store, node_type: str, label: str, splits: Sequence[Tensor]) -> float:
-    """Return the largest label of these nodes; -1 if there is none."""
+    """Return the largest label of the nodes in `splits`; -1 if there is none."""
     largest = -1.0
     for some in (piece for nodes in splits for piece in torch.split(nodes, LABELS_AT_ONCE) if piece.numel()):
         labels = store.features.gather([Wanted(node_type, label, some)])[0].double()
@@ -243,7 +242,7 @@ def _check_tensor(found: Any, wanted: str) -> None:
 
 
 def _seeds(batch: Batch, node_type: str | None) -> tuple[Any, str, int]:
-    """Return a batch's storage of the seeds' type, that type, and the number of seeds, which are its first nodes."""
+    """Return the batch's storage of the seeds' node type, the type's name, and the number of seeds, its first nodes."""
     if not isinstance(batch, HeteroData):
         return batch, "node", int(batch.batch_size)
     having = [storage for storage in batch.node_stores if "batch_size" in storage]
@@ -274,7 +273,7 @@ class NodeClassification(NodeTask):
         return functional.cross_entropy(_full(outputs), targets, reduction="none")
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """Return the class of every node [n]."""
+        """Return the predicted class of every node: [n] int64."""
         return outputs.argmax(dim=1)
 
     def scores(self, outputs: Tensor) -> Tensor:
@@ -311,7 +310,7 @@ class MultiLabel(NodeTask):
         return _binary_losses(outputs, targets).mean(dim=1)
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """Return whether a node has each label [n, num_labels]."""
+        """Return whether each label is predicted for a node: [n, num_labels] bool."""
         return outputs > 0
 
     def scores(self, outputs: Tensor) -> Tensor:
@@ -323,7 +322,7 @@ class MultiLabel(NodeTask):
 
 @dataclass(frozen=True)
 class NodeRegression(NodeTask):
-    """Numbers per node, with squared or absolute error. Metrics: MAE, MSE, RMSE and R2."""
+    """One number per node, or several, learned with squared or absolute error. Metrics: MAE, MSE, RMSE and R2."""
 
     num_targets: int = 1
     loss: Literal["mse", "mae"] = "mse"
@@ -347,7 +346,7 @@ class NodeRegression(NodeTask):
         return (errors.square() if self.loss == "mse" else errors.abs()).mean(dim=1)
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """Return the number of every node [n], or its numbers [n, num_targets]."""
+        """Return the predicted number of every node, [n], or its predicted numbers, [n, num_targets]."""
         return outputs[:, 0] if self.num_targets == 1 else outputs
 
     def scores(self, outputs: Tensor) -> Tensor:
@@ -370,14 +369,14 @@ class NodeRegression(NodeTask):
 
 @dataclass(frozen=True)
 class LinkPrediction(MonitoredTask):
-    """Links that exist or not, scored by the model's score(z, edge_label_index) if it has one, else by dot products.
+    """Prediction of whether links exist, by the model's score(z, edge_label_index) if it has one, else by dot products.
 
-    A forward that takes `edge_label_index` returns the scores itself. For LinkNeighborLoader(neg_sampling="binary") or
-    links with labels 0 and 1. Metrics: AUROC, average precision.
+    A forward that takes `edge_label_index` returns the scores itself. Use LinkNeighborLoader(neg_sampling="binary"), or
+    give it links with labels 0 and 1. Metrics: AUROC, average precision.
     """
 
     best: str = "auroc"
-    checks_on_gpu: bool = field(default=True, repr=False, kw_only=True)  # the labels of each batch
+    checks_on_gpu: bool = field(default=True, repr=False, kw_only=True)  # labels batch by batch
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         storage, (source, destination) = _links(batch)
@@ -430,7 +429,7 @@ class LinkPrediction(MonitoredTask):
 
 
 def _links(batch: Batch) -> tuple[Any, tuple[str, str]]:
-    """Return a batch's storage with labelled links, and the types of their ends."""
+    """Return the batch's storage that has labelled links, and the links' source and destination node types."""
     stores = batch.edge_stores if isinstance(batch, HeteroData) else [batch]
     found = [storage for storage in stores if "edge_label_index" in storage and "edge_label" in storage]
     if len(found) != 1:
@@ -439,13 +438,14 @@ def _links(batch: Batch) -> tuple[Any, tuple[str, str]]:
     return found[0], (key[0], key[2])
 
 
-# --- before all batches ---------------------------------------------------------------------
+# --- before the first batch -----------------------------------------------------------------
 
 
 def check_labels(task: Task, loader: Loader, device: torch.device) -> Task:
-    """Return the task for these batches, which on a GPU checks them only if their labels cannot be checked here.
+    """Check the labels before the first batch if the device is a GPU; raise an error for an invalid label.
 
-    Raise an error for a label that cannot be learned. Links of a transform or a server are known with the batch only.
+    Return the task. It checks labels of links batch by batch on a CPU, and on a GPU if a transform or a server makes
+    the links, because these are not known in advance.
     """
     maker = None if device.type == "cpu" else getattr(loader, "maker", None)
     if isinstance(task, NodeTask) and isinstance(maker, NodeMaker):

@@ -1,8 +1,8 @@
-"""The links of a relation that train, validate and test, and the graph without those that are held out.
+"""Split the links of a relation into train, val and test, and remove the held-out links from the graph.
 
-A drawn split is a hash of an edge's two ends, so both directions of a link, and all copies of it, have the same split
-on every rank; `task.links` gives splits in files. The remaining graph is in every process's own memory: for a relation
-that is too large for that, build a store of the training edges and give the others as files.
+A random split is a hash of an edge's two ends, so both directions and all copies of a link have the same split on
+every rank; `task.links` gives splits in files. The remaining graph is in every process's own memory: for a relation
+that is too large for that, build a store of the training edges and give the other links as files.
 """
 
 import csv
@@ -33,8 +33,8 @@ from hoploom.system import needs, require_memory
 from hoploom.train.runs.run_file import RunFile
 
 HELD_OUT = 0x6C696E6B73  # mixed into the seed's key, which samplers use too
-EDGE_BYTES = 32  # of an edge while it is held out: its ends, its split, and its new place
-AT_ONCE = 1 << 18  # edges that are read together: each takes some numbers of 64 bits
+EDGE_BYTES = 32  # memory per edge while links are held out: ends, split and new position
+AT_ONCE = 1 << 18  # edges that are read at a time: each takes a few 64-bit integers
 TRAIN, VAL, TEST = range(3)
 SPLITS = ("train", "val", "test")
 ENDS = ("source", "destination")  # columns of links in files
@@ -49,14 +49,14 @@ class HeldOut(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkShares:
-    """Shares of the edges that are drawn for validation and test."""
+    """The shares of the edges that are held out at random for validation and test."""
 
     seed: int
     val: float
     test: float
 
     def splits(self, sources: Tensor, destinations: Tensor, *, undirected: bool) -> Tensor:
-        """Return the split of every edge: [n] uint8."""
+        """Return the split of every edge, TRAIN, VAL or TEST: [n] uint8. `undirected`: equal for both directions."""
         first, second = _words(sources), _words(destinations)
         if undirected:
             first, second = np.minimum(first, second), np.maximum(first, second)
@@ -70,13 +70,13 @@ class LinkShares:
 
 @dataclass(frozen=True)
 class GivenLinks:
-    """Links that are held out because files name them; all other edges train."""
+    """Links that are held out because they are given, e.g. in files; all other edges train."""
 
     held_out: Tensor  # [n] int64, ascending: source * num_destinations + destination
     num_destinations: int
 
     def splits(self, sources: Tensor, destinations: Tensor, *, undirected: bool) -> Tensor:
-        """Return the split of every edge, TRAIN or TEST: [n] uint8."""
+        """Return the split of every edge, TEST if it is held out, else TRAIN: [n] uint8."""
         found = self._holds(sources, destinations)
         if undirected:
             found |= self._holds(destinations, sources)
@@ -95,7 +95,7 @@ def _words(ids: Tensor) -> Words:
 
 
 def reverses_of(schema: Schema, key: RelationName) -> tuple[RelationName, ...]:
-    """Return the other relations that lead back, any of which may hold a link in the opposite direction."""
+    """Return the other relations from the destination type of `key` to its source type: they may reverse its links."""
     return tuple(r.key for r in schema.relations if (r.source, r.destination) == (key[2], key[0]) and r.key != key)
 
 
@@ -126,13 +126,13 @@ def hold_out(
     relations = tuple(replace(r, num_edges=num_edges.get(r.key, r.num_edges)) for r in schema.relations)
     left = replace(schema, relations=relations)
     held_out = HeldOut(_within(store, assemble(left, _without(store.parts, left, kept)), set(kept)), links)
-    store.require_whole()  # what was copied
-    ops.give_back_freed_memory()  # it took twice as much as is left
+    store.require_whole()  # or the copied edges may be zeros
+    ops.give_back_freed_memory()  # the work took twice the memory of the result
     return held_out
 
 
 def _within(store: Store, left: Store, changed: set[RelationName]) -> Store:
-    """Return the remaining store under the budget of `store`: unchanged tables on disk stay there."""
+    """Return `left` with the memory budget of `store`; tables and edge lists that did not change stay on disk."""
     if store.reads is None:
         return left
     shards = []
@@ -168,7 +168,7 @@ def _links(parts: Sequence[Part], key: RelationName, chosen: Tensor) -> Tensor:
 
 
 def _without(parts: Sequence[Part], schema: Schema, kept: Mapping[RelationName, Sequence[Tensor]]) -> list[Part]:
-    """Return the parts with only the kept edges of these relations."""
+    """Return the parts without the edges that the masks in `kept`, by relation and part, leave out."""
     out = []
     first_edges = dict.fromkeys(kept, 0)
     for number, part in enumerate(parts):
@@ -186,7 +186,7 @@ def _without(parts: Sequence[Part], schema: Schema, kept: Mapping[RelationName, 
                 None if old.edge_time is None else old.edge_time[keep],
                 old.source_time,
             )
-            # Fields in CSC order lose rows; others are found by edge ids, which lose rows.
+            # Fields in CSC order lose rows; other fields are read by edge id, and the edge ids lose rows.
             has_ids = (key, EDGE_ID) in part.tables
             for (owner, name), table in part.tables.items():
                 if owner == key and not (table.by_edge_id and has_ids and name != EDGE_ID):
@@ -258,13 +258,13 @@ def relation_of(run_file: RunFile, key: str, schema: Schema, name: str) -> Relat
 
 
 def given_links(store: Store, key: RelationName, ends: Tensor) -> GivenLinks:
-    """Return these links, [2, n] int64, to be held out."""
+    """Return the links `ends`, [2, n] int64, of relation `key` in the form that `hold_out` takes."""
     num_destinations = store.schema.node_type(key[2]).num_nodes
     return GivenLinks(torch.sort(ends[0] * num_destinations + ends[1]).values, num_destinations)
 
 
 def in_graph(store: Store, key: RelationName, reverses: Collection[RelationName], ends: Tensor) -> bool:
-    """Return whether any of these links is an edge of the graph, in either direction: reads some lists of edges."""
+    """Return whether any of these links is an edge of the graph, in either direction. Reads neighbour lists."""
     looked_up = [(key, False), *((name, True) for name in reverses)]
     if key[0] == key[2]:
         looked_up += [(name, not is_turned) for name, is_turned in looked_up]
@@ -339,9 +339,9 @@ def _checked_columns(names: list[str]) -> list[str]:
 
 
 def write_links(folder: Path, store: Store, seeds: Mapping[str, Any], *, keep: bool = False) -> None:
-    """Write val.csv and test.csv with your own ids, as `task.links` takes them: all other edges train.
+    """Write val.csv and test.csv with the user's ids, for `task.links`: all edges that are not in them train.
 
-    keep: leave a file that is there.
+    `keep` leaves files that exist unchanged.
     """
     for split in ("val", "test"):
         if split in seeds and not (keep and (folder / f"{split}.csv").exists()):

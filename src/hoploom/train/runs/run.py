@@ -1,7 +1,7 @@
 """A run of `hoploom train`: run.toml becomes a store, a task, a model, loaders and an optimizer; then fit and evaluate.
 
-There is no training in here: the pieces are public, and a script can put them together in the same way. Schedules are
-closed forms of the step, so that a resumed run follows the same curve.
+All pieces are public, so that a script can put them together in the same way. Learning-rate schedules are functions of
+the step number, so that a resumed run follows the same curve.
 """
 
 import json
@@ -59,10 +59,10 @@ from hoploom.train.step import Learner, MakeStepper, Training
 from hoploom.train.tasks import LinkPrediction, Mode, NodeTask, Task
 
 RESULT_FILE, LINKS_FOLDER = "result.json", "links"
-NUM_BATCHES = 64  # that are sampled to find the nodes whose rows are cached
-CONNECT_KEYS = tuple(name for name in CONNECT if name != "made")  # where batches are made, depends on the stores
-LEAST_TAIL = 64  # seeds of a last step; fewer join the step before, for any number of ranks up to this
-NODES = "nodes"  # takes the place of a split for nodes whose outputs are written
+NUM_BATCHES = 64  # batches that are sampled to choose the rows to cache
+CONNECT_KEYS = tuple(name for name in CONNECT if name != "made")  # the store decides where batches are made
+LEAST_TAIL = 64  # a last step with fewer seeds joins the one before: the same steps for any number of ranks up to this
+NODES = "nodes"  # the name, instead of that of a split, for nodes whose outputs are written
 MOST_CLASSES = 1_000_000
 
 Fanouts = list[int] | dict[RelationName, list[int]]
@@ -88,7 +88,7 @@ class Result:
 def run(
     run_file: RunFile, context: Context, *, resume: bool = False, progress: bool = True, checked: bool = False
 ) -> Result:
-    """Train and evaluate as run.toml describes, after `check_run` unless that is done. All ranks call.
+    """Train and evaluate as run.toml describes; call `check_run` first unless `checked`. All ranks call.
 
     >>> with hoploom.init() as context:
     ...     result = run(read_run_file("run.toml"), context)
@@ -115,7 +115,7 @@ def run(
         if resume:
             checkpoint.restore(LAST, learner.parts())
         recorded = run_file.train.whole_steps and context.device.type == "cuda"
-        if recorded or resume:  # the run before may have been the other way
+        if recorded or resume:  # the earlier run may have been of the other kind
             prepare_optimizer(optimizer, recorded=recorded)
         if context.is_main:  # the run that this one continues may have a result
             write_whole(folder / RUN_FILE, [to_toml(run_file).encode()])
@@ -170,7 +170,7 @@ def _evaluation(
 
 
 def open_graph(run_file: RunFile, context: Context) -> Store:
-    """Return the store of a run, which the context closes."""
+    """Open the store of a run; it is closed together with the context."""
     section = run_file.cluster
     options = {name: getattr(section, name) for name in CONNECT_KEYS}
     options |= {"memory": run_file.memory, "scratch": run_file.scratch}
@@ -181,7 +181,7 @@ def open_graph(run_file: RunFile, context: Context) -> Store:
 
 
 def with_placement(run_file: RunFile, setup: "TrainingSetup", context: Context) -> "TrainingSetup":
-    """Return the setup with its store placed in memory that the run's device reads. All ranks call."""
+    """Return the setup with its store in memory that a GPU reads, as [placement] says. All ranks call."""
     section, device = run_file.placement, context.device
     if section.topology is None and section.features is None:
         return setup
@@ -251,7 +251,7 @@ class TrainingSetup:
 
 
 def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
-    """Return what a run learns from a store; raise ConfigError, with its line, if run.toml does not fit the store."""
+    """Return a run's task, graph and seeds; raise ConfigError, with its line, if run.toml does not fit `store`."""
     schema = store.schema
     for option, attribute in (("weighted", "weight"), ("temporal", "time")):
         if getattr(run_file.loader, option) and getattr(schema, attribute) is None:
@@ -295,7 +295,7 @@ def _node_setup(run_file: RunFile, store: Store) -> TrainingSetup:
 
 
 def _labelled_type(run_file: RunFile, schema: Schema) -> NodeType:
-    """Return the type of the seeds, which has the splits and the label."""
+    """Return the node type of the seeds; raise ConfigError if it lacks the splits or the label of the task."""
     wanted, task = run_file.task.node_type, run_file.task
     if wanted is not None and wanted not in schema.type_index:
         message = f"task.node_type names {wanted!r}, no node type"
@@ -326,7 +326,7 @@ def _labelled_type(run_file: RunFile, schema: Schema) -> NodeType:
 
 
 def _count_classes(run_file: RunFile, store: Store, node_type: NodeType, splits: Sequence[Tensor]) -> int:
-    """Return one more than the largest label of all splits."""
+    """Return the number of classes: one more than the largest label in all splits."""
     label, field = run_file.task.label, node_type.fields[run_file.task.label]
     if field.shape not in ((), (1,)):
         message = f"{label!r} of {node_type.name!r} has rows of shape {list(field.shape)}, not one class each"
@@ -408,9 +408,9 @@ def eval_loader(run_file: RunFile, setup: TrainingSetup, context: Context, model
 
 
 def infer_loader(run_file: RunFile, setup: TrainingSetup, context: Context, model: nn.Module, nodes: Any) -> Loader:
-    """Return batches of some nodes for a model's outputs, the same for any number of ranks.
+    """Return a loader of `nodes` for inference, with the same batches for any number of ranks.
 
-    They have all neighbours if the model has `num_layers`, else the fanouts of evaluation.
+    Batches have all neighbours if the model has `num_layers`, else the fanouts of evaluation.
     """
     hops, only_nodes = getattr(model, "num_layers", None), replace(setup, seeds={NODES: nodes})
     if isinstance(hops, int) and hops > 0:
@@ -427,7 +427,7 @@ def _loader(
     fanouts: Fanouts,
     given: Mapping[str, Any] | None = None,
 ) -> Loader:
-    """Return a loader of a split, by default of all its seeds on every rank, as evaluation reads them."""
+    """Return a loader of a split; by default, for evaluation, with all seeds of the split on every rank."""
     section, task, schema = run_file.loader, run_file.task, setup.store.schema
     whole = {"rank": 0, "world_size": 1, "batch_size": section.eval_batch_size or section.batch_size}
     options: dict[str, Any] = dict(whole if given is None else given) | {
@@ -442,7 +442,7 @@ def _loader(
     module = unwrap(model)
     if isinstance(module, GNN):  # layer one is aggregated where its rows are stored
         floats = [DTYPES[t.fields["x"].dtype].is_floating_point for t in schema.node_types if "x" in t.fields]
-        is_whole = split == "train" and run_file.train.whole_steps  # then layer one is part of the recorded step
+        is_whole = split == "train" and run_file.train.whole_steps  # then the step computes layer one itself
         reduce = module.first_reduce if all(floats) and not is_whole else None
         options |= {"aggregate": reduce, "degrees": module.needs_degrees}
         store = setup.store
@@ -482,7 +482,7 @@ def make_optimizer(run_file: RunFile, model: nn.Module) -> Optimizer:
 def make_scheduler(
     run_file: RunFile, optimizer: Optimizer, num_batches: int, mode: Mode
 ) -> LRScheduler | ReduceLROnPlateau | None:
-    """Return the schedule for epochs of this many batches; `mode` is the one of the metric that a plateau watches."""
+    """Return the scheduler, or None; `mode` is "max" or "min", the better direction of the metric of a plateau."""
     section = run_file.scheduler
     if section.name == "none":
         return None
@@ -522,7 +522,7 @@ def result_json(result: Result) -> str:
 
 
 def summary(result: Result) -> str:
-    """Return a few lines for the terminal."""
+    """Return a summary of the result, a few lines for the terminal."""
     outcome = result.outcome
     endings = {"done": "trained for", "early": "stopped early after", "asked": "interrupted after"}
     epochs = f"{outcome.epochs} epoch{'s' * (outcome.epochs > 1)}" if outcome.epochs else "less than an epoch"
@@ -544,7 +544,7 @@ def summary(result: Result) -> str:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run as `load_run` returns it."""
+    """A trained run that `load_run` has read from its output folder."""
 
     model: nn.Module  # with the weights of the checkpoint, in evaluation mode
     store: Store  # the graph of the run, without the links that it held out
@@ -574,7 +574,7 @@ def load_run(
 
 
 def read_finished(folder: str | Path, overrides: Sequence[str], checkpoint: str | None) -> tuple[RunFile, Path]:
-    """Return the settings of a run in its output folder, and the path of its best checkpoint or of the one named."""
+    """Return the settings in a run's output folder, and the path of `checkpoint`; None: of the best, else the last."""
     folder = Path(folder)
     path = folder / RUN_FILE
     if not path.exists():

@@ -1,9 +1,9 @@
 """The keys of run.toml, as frozen dataclasses, section by section; and how the file is read, checked and written again.
 
 Each key is declared once, with its default, its rule and its help; the reader, the template of `hoploom init` and the
-table in docs/training.md are made from them. `only` limits a key to some choices of another. A mistake is named with
-its file and line. What must hold between keys is checked when a file is read, what depends on the number of processes
-and the output folder by `check_run`, once, before the ranks start.
+table in docs/training.md are made from them. `only` limits a key to some values of another key. Errors name the file
+and line. Rules between keys are checked when a file is read; rules that depend on the number of processes and on the
+output folder are checked by `check_run`, once, before the ranks start.
 """
 
 # ruff: noqa: RUF009  (key() is dataclasses.field)
@@ -296,7 +296,7 @@ class RunFile:
     where: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # key -> "run.toml:7"
 
     def problem(self, name: str, message: str) -> ConfigError:
-        """Return an error about a key, which begins with the line that set it."""
+        """Return an error about the key `name`; its message begins with the file and line that set the key."""
         return problem(self.where, name, message)
 
 
@@ -322,7 +322,7 @@ MAY_CHANGE |= {name for name in FIELDS if name.startswith(("cluster.", "placemen
 MAY_CHANGE -= {"cluster.locality"}
 MAY_CHANGE -= {"train.precision", "train.accumulate", "train.clip_norm", "train.monitor"}
 
-FORMER_KEYS = {  # of earlier versions: the default, which run folders hold, and what to do instead
+FORMER_KEYS = {  # of earlier versions: the default, which may be in an old run.toml, and what to do instead
     "cluster.exchange": ("servers", "servers send remote rows; leave it out"),
     "verify": (False, "`hoploom check` reads a store before a run; leave it out"),
     "output.tensorboard": (True, "write loggers = [] instead"),
@@ -331,7 +331,7 @@ FORMER_KEYS = {  # of earlier versions: the default, which run folders hold, and
 }
 
 Values = Mapping[str, Any]  # of all keys, by full name
-Problems = Iterator[tuple[str, str]]  # a key, and what is wrong with it beside other keys
+Problems = Iterator[tuple[str, str]]  # a key, and a message on its conflict with other keys
 
 
 def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
@@ -351,7 +351,7 @@ def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunFile:
 def parse_run_file(
     text: str, overrides: Sequence[str] = (), *, name: str = "run.toml", folder: Path = Path()
 ) -> RunFile:
-    """Return the settings in a text. Messages call it `name`, and its relative paths are relative to `folder`."""
+    """Return the settings in the text of a run.toml. Messages call the file `name`; paths are relative to `folder`."""
     return _run_file(parse_document(text, HEADINGS, name=name, folder=folder, overrides=overrides))
 
 
@@ -402,7 +402,7 @@ def applies(name: str, values: Values) -> bool:
 
 
 def _problems(values: Values, where: Mapping[str, str]) -> Problems:
-    """Yield the keys that contradict each other."""
+    """Yield each key that contradicts another key, with the error message."""
     fanouts, layers, others = values["loader.fanouts"], values["model.layers"], values["loader.relation_fanouts"]
     if layers not in (None, len(fanouts)):
         at = f" (model.layers, {where['model.layers']})" if "loader.fanouts" in where else ""
@@ -497,7 +497,7 @@ def values_of(run_file: RunFile) -> dict[str, Any]:
 
 
 def to_toml(run_file: RunFile) -> str:
-    """Return a run.toml of every key that has an effect, which reads as an equal RunFile. A run leaves it behind."""
+    """Return a run.toml with every key that has an effect; it reads back as an equal RunFile. A run saves it."""
     values = values_of(run_file)
     lines: list[str] = []
     for section, owner in HEADINGS.items():
@@ -544,7 +544,7 @@ def template(known: Values | None = None, notes: Mapping[str, str] | None = None
 
 
 def template_for(folder: Path, *, beside: Path) -> tuple[str, str]:
-    """Return the template filled in from a store, for a file in the folder `beside`, and why it has this task."""
+    """Return the template filled in for the store in `folder`, and why it has this task. Paths start at `beside`."""
     schema = open_store(folder).schema
     known: dict[str, Any] = {"store": os.path.relpath(folder, beside)}
     notes: dict[str, str] = {}
@@ -579,7 +579,7 @@ def template_for(folder: Path, *, beside: Path) -> tuple[str, str]:
 
 
 def _label_of(node_type: NodeType, schema: Schema) -> str | None:
-    """Return `y`, else the first field of whole numbers."""
+    """Return the name of the label field: `y`, else the first field of whole numbers; None if there is none."""
     if "y" in node_type.fields:
         return "y"
     others = ("x", ORIGINAL_ID, schema.time)
