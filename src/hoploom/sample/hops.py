@@ -25,12 +25,12 @@ Temporal = Literal["uniform", "last"]
 Mode = Literal["subgraph", "blocks"]
 Fanouts = Sequence[int] | Mapping[RelationName, Sequence[int]]
 NumSamples = Sequence[int] | Mapping[str, Sequence[int]]
-NEIGHBORS_READ = 50  # in-edges per node and relation that HGT's budget counts, as in PyG's sampler
+NEIGHBORS_READ = 50  # in-edges sampled per node and relation for HGT's budgets, as in PyG's sampler
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The options that determine a batch, together with the store, the seeds and the key."""
+    """The options of sampling. Together with the store, the seeds and the random key, they determine a batch."""
 
     fanouts: tuple[tuple[int, ...], ...]  # [hop][relation]; -1: all
     replace: bool = False
@@ -48,7 +48,7 @@ class Sampling:
 
 
 def resolve_fanouts(schema: Schema, num_neighbors: Fanouts) -> tuple[tuple[int, ...], ...]:
-    """Return one fanout per hop and relation, for at least one hop.
+    """Return the fanouts as [hop][relation]; raise ConfigError if there is no hop.
 
     >>> resolve_fanouts(schema, [15, 10, 5])
     """
@@ -161,14 +161,14 @@ def _check_attr(name: str, wanted: str | None, prepared: str | None) -> None:
 
 
 class Workspace:
-    """The node maps of one batch, one per node type; reused for the next batch, never shared between threads."""
+    """The maps from node ids to local ids in a batch, one per node type; reused for the next batch, by one thread."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self.maps = [NodeMap(node_type.num_nodes) for node_type in schema.node_types]
 
     def begin(self, seeds: Seeds) -> None:
-        """Start a batch: clear the maps, and add the seeds first."""
+        """Start a batch: clear the maps and add the seeds, which get the first local ids."""
         for node_map, nodes, trees in zip(self.maps, seeds.nodes, seeds.trees, strict=True):
             node_map.clear()
             if nodes is not None:
@@ -187,7 +187,7 @@ class HopEdges:
         self._edges.append(picks.edges)
 
     def edge_index(self) -> Tensor:
-        """Return all edges [2, e] int64, in the order of the picks."""
+        """Return all edges in local ids, in the order in which they were picked: [2, e] int64."""
         total = sum(local.numel() for local, _, _ in self._hops)
         out = ops.empty((2, total), torch.int64)
         offset = 0
@@ -197,7 +197,7 @@ class HopEdges:
         return out
 
     def edges(self) -> Tensor:
-        """Return the positions of the edges, [e] int64; -1 for unknown ones."""
+        """Return the positions of the edges in the store, [e] int64; -1 for unknown ones."""
         return ops.joined(self._edges)
 
 
@@ -207,7 +207,7 @@ def make_draw(sampling: Sampling, key: int, hop: int) -> Draw:
 
 
 def frontier_of(node_map: NodeMap, begin: int, seeds: Seeds, disjoint: bool) -> Frontier | None:
-    """Return the nodes from `begin` on, with their trees and times; None if there are none."""
+    """Return a frontier of the nodes with local ids from `begin` on; None if there are none."""
     if len(node_map) == begin:
         return None
     nodes = node_map.nodes(begin)
@@ -226,7 +226,7 @@ def sample_hops(
     key: int,
     sample_frontier: SampleFrontier | None = None,
 ) -> Sampled:
-    """Sample a subgraph, or blocks from the input layer on. Nodes and edges are in order of first sight.
+    """Sample a subgraph, or one block per layer, input layer first. Nodes and edges are in the order of discovery.
 
     In a subgraph, each node is expanded once, at the hop that first reaches it; in blocks, once per layer.
     """
@@ -276,9 +276,9 @@ def sample_hops(
 def _add_by_budget(
     graph: GraphStore, maps: Sequence[NodeMap], seeds: Seeds, num_samples: Sequence[Sequence[int]], key: int
 ) -> None:
-    """Draw the nodes of each layer from every type, as HGT does, with probability proportional to budget squared.
+    """Draw nodes of every type for each layer, as HGT does, with probability proportional to budget squared.
 
-    A node's budget is the sum of 1 / in-degree over the batch's nodes that it has an edge to.
+    A node's budget is the sum of 1 / in-degree over those nodes of the batch to which the node has an edge.
     """
     schema, budgets, begins = graph.schema, [ops.NodeBudget() for _ in maps], [0] * len(maps)
     for layer, counts in enumerate(num_samples):
@@ -301,7 +301,7 @@ def _block(
     ends: Sequence[int],
     data: Mapping[RelationName, EdgeData],
 ) -> Block:
-    """Return the block of one layer, whose destinations are the nodes before `ends`."""
+    """Return the block of one layer: its sources are all nodes so far, its destinations the first `ends` of them."""
     names = [node_type.name for node_type in schema.node_types]
     keys = [relation.key for relation in schema.relations]
     positions = {key: one.edges() for key, one in zip(keys, edges, strict=True)}
@@ -321,7 +321,7 @@ def _induced(
     trees: list[Tensor] | None,
     key: int,
 ) -> Sampled:
-    """Return all edges between the nodes of the batch, by destination: of one tree, and not later than its seed."""
+    """Return all edges between nodes of the batch (of one seed, if disjoint), but none later than the seed's time."""
     schema, maps = graph.schema, workspace.maps
     answers = graph.sample(frontiers, Draw(key, 0, [-1] * len(schema.relations)))
     edge_index, edges = [], []
@@ -343,7 +343,7 @@ def _induced(
 
 
 def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
-    """Return every edge and its reverse once, sorted by destination, then source."""
+    """Add the reverse of every edge. Each edge is there once; they are sorted by destination, then source."""
     edge_index, edges = list(sampled.edge_index), list(sampled.edges)
     for index, relation in enumerate(schema.relations):
         if not schema.homogeneous and relation.name.startswith(REVERSE):
@@ -370,7 +370,7 @@ def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
 
 
 def _reverse_of(schema: Schema, index: int, relation: Relation) -> tuple[int | None, bool]:
-    """Return the relation of the reverse edges, and whether it is rewritten too."""
+    """Return the index of the relation with the reverse edges, or None; and whether that relation is completed too."""
     named = (relation.destination, REVERSE + relation.name, relation.source)
     if named in schema.relation_index:
         return schema.relation_index[named], True

@@ -1,7 +1,7 @@
-"""Custom sampling: the graph as a `sample_frontier` hook sees it, the edges that it returns, and their checks.
+"""Custom sampling: the graph that a `sample_frontier` hook gets, the edges that it returns, and checks of these.
 
-All draws derive from the step, the layer and the number of the call, so a batch is the same wherever it is made. Draws
-for ids depend on the ids, on any rank; draws by position are equal on all ranks.
+All random numbers derive from the step, the layer and the number of the call, so a batch does not depend on the process
+that makes it. A number drawn for an id depends on that id; numbers drawn by count or shape are equal on all ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,9 +45,9 @@ class Edges:
         )
 
     def top(self, scores: Tensor, most: int) -> "Edges":
-        """Return the `most` edges with the highest scores of each destination, sorted by score; -1 returns all.
+        """Return, for each destination, its `most` edges with the highest scores, highest first; -1 returns all edges.
 
-        Of equal scores, the first edge comes first.
+        Edges with equal scores keep their order.
         """
         most, num_edges = as_int("most", most, -1, "give a count, or -1 for all edges"), len(self.destinations)
         if not isinstance(scores, Tensor):
@@ -64,7 +64,7 @@ Size = int | Sequence[int] | Tensor  # a count, a shape, or the ids to draw for
 
 
 class Layer(int):
-    """The number of a layer (0 next to the seeds), with the layer's entry of `num_neighbors`.
+    """The number of a layer (0: next to the seeds), which also has the layer's fanout from `num_neighbors`.
 
     >>> def sample_frontier(layer, graph, seeds):
     ...     return graph.sample_neighbors(seeds, layer.fanout)
@@ -79,7 +79,7 @@ class Layer(int):
 
 
 class LayerGraph:
-    """The graph as a frontier hook sees it, with the randomness of the layer.
+    """The graph that a frontier hook samples from, with the random numbers of one layer.
 
     >>> def sample_frontier(layer, graph, seeds):
     ...     return graph.sample_neighbors(seeds, layer.fanout)
@@ -154,7 +154,7 @@ class LayerGraph:
         return self.sample_neighbors(seeds, -1)
 
     def in_degrees(self, nodes: Tensor, relation: RelationName | None = None) -> Tensor:
-        """Return the in-degree of each node in a relation, loops included: [n] int64. Reads no edges."""
+        """Return the in-degree of each node in a relation, self-loops included: [n] int64. Reads no edges."""
         index = relation_index(self.schema, "relation", relation)
         frontiers: list[Frontier | None] = [None] * len(self.schema.node_types)
         end = self.schema.destinations[index]
@@ -166,7 +166,7 @@ class LayerGraph:
     # --- numbers ----------------------------------------------------------------------------
 
     def uniform(self, size: Size) -> Tensor:
-        """Return float32 numbers between 0 and 1, both excluded: `size` of them, of this shape, or one per id.
+        """Return float32 numbers in (0, 1). `size` is a count, a shape, or a tensor of ids, which get one number each.
 
         >>> order = torch.argsort(graph.uniform(found.positions))  # a shuffle that is equal on every rank
         """
@@ -175,7 +175,7 @@ class LayerGraph:
         return torch.from_numpy((words >> 9) + 0.5).mul_(2.0**-23).to(torch.float32).view(shape)
 
     def integers(self, high: int, size: Size) -> Tensor:
-        """Return int64 integers from 0 to below `high`: `size` of them, of this shape, or one per id."""
+        """Return int64 numbers in [0, high). `size` is a count, a shape, or a tensor of ids, each of which gets one."""
         high = as_int("high", high, 1, "give at least 1")
         ids, shape = _numbered(size)
         return ops.draw_bounded(self._own_key(), ids, 0, 0, high).view(shape)
@@ -211,8 +211,8 @@ class LayerGraph:
     ) -> Edges:
         """Return PinSAGE's neighbours: for each seed, the `fanout` nodes that its random walks visit most often.
 
-        Visits count at the ends of whole paths, without the seed itself. The edges' `data` has "visits", a count, and
-        "weight", a visit's share: the weights of a seed sum to one.
+        A walk visits a node if a repetition of the path ends there; the seed itself does not count. The edges' `data`
+        has "visits", the counts, and "weight", their shares: the weights of a seed sum to one.
         """
         num_walks = as_int("num_walks", num_walks, 1, "give at least 1")
         fanout = as_int("fanout", fanout, 0, "give a count of neighbours")
@@ -232,7 +232,7 @@ class LayerGraph:
     # --- helpers ----------------------------------------------------------------------------
 
     def _own_key(self) -> int:
-        """Return the key of the next call's draws."""
+        """Return a new random key, for the draws of one call."""
         return keys.hook_key(self._key, self.layer, next(self._calls))
 
     def _ids(self, what: str, node_type: str, nodes: Tensor) -> Tensor:
@@ -242,7 +242,7 @@ class LayerGraph:
 
 
 def _numbered(size: Size) -> tuple[Tensor, tuple[int, ...]]:
-    """Return the numbers to draw for, one per entry, and the shape of the result."""
+    """Return a distinct number per entry, from which its random number derives, and the shape of the result."""
     if isinstance(size, Tensor):
         if size.dim() != 1 or size.is_floating_point() or size.dtype == torch.bool:
             raise ConfigError(f"ids have dtype {size.dtype} and shape {tuple(size.shape)}; give a list of integer ids")
@@ -261,7 +261,7 @@ def _kind(value: object) -> str:
 
 
 def apart(ids: Tensor) -> Tensor:
-    """Return the ids with repetitions replaced by unique numbers; the second 7 of a list always gets the same one."""
+    """Return the ids, repetitions replaced by unique numbers; the second 7 in `ids` always becomes the same number."""
     ordered, order = torch.sort(ids, stable=True)
     nth = torch.arange(ids.numel()) - torch.searchsorted(ordered, ordered)
     again = nth > 0
@@ -303,7 +303,7 @@ def read_path(schema: Schema, path: Sequence[RelationName] | None, length: int, 
 
 
 def walk(graph: GraphStore, key: int, steps: Sequence[int], starts: Tensor, length: int, restart: float) -> Tensor:
-    """Return walks [n, length + 1] int64 against the edges, repeating these relations; -1 after a walk's end."""
+    """Return random walks [n, length + 1] int64 against the edges of `steps`, relations in turn; -1 after the end."""
     schema, walkers = graph.schema, apart(starts)
     trace = torch.full((length + 1, starts.numel()), -1)
     trace[0] = starts
@@ -331,7 +331,7 @@ def walk(graph: GraphStore, key: int, steps: Sequence[int], starts: Tensor, leng
 
 
 def top_of_each(owners: Tensor, scores: Tensor, most: int) -> Tensor:
-    """Return the indices of the `most` highest scores of every owner, grouped by owner."""
+    """Return, for each distinct owner, the indices of its `most` highest scores, highest first; sorted by owner."""
     order = torch.argsort(scores, descending=True, stable=True)
     order = order[torch.argsort(owners[order], stable=True)]
     grouped = owners[order]
@@ -339,9 +339,9 @@ def top_of_each(owners: Tensor, scores: Tensor, most: int) -> Tensor:
 
 
 def most_visited(visited: Tensor, num_nodes: int, fanout: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the `fanout` most frequent nodes of each row: rows, nodes, counts.
+    """Return the `fanout` most frequent nodes in each row of `visited`, as three columns: rows, nodes, counts.
 
-    Sorted by row, then by descending count, then by id; -1 does not count.
+    Sorted by row, then by descending count, then by id; entries of -1 are ignored.
     """
     owners, nodes = torch.arange(visited.shape[0]).repeat_interleave(visited.shape[1]), visited.reshape(-1)
     counts_as = nodes >= 0
@@ -396,7 +396,7 @@ class LayerSeeds:
 
     distinct: Tensor  # [n] int64: each once, in order of first sight
     ascending: Tensor  # [n] int64: `distinct`, sorted
-    order: Tensor  # [n] int64: the index in `distinct` of each sorted one
+    order: Tensor  # [n] int64: ascending[i] is distinct[order[i]]
     repeats: Tensor | None  # [seeds] int64: the index in `distinct` of each seed; None if all are distinct
 
     @staticmethod
@@ -411,7 +411,7 @@ class LayerSeeds:
         return LayerSeeds(nodes[in_order], ascending, order, order[inverse])
 
     def grouped(self, destinations: Tensor, who: str) -> tuple[Tensor, Tensor | None]:
-        """Return the number of edges of each seed, and their order by seed; None if they are in order already.
+        """Return the number of edges of each seed, and the indices that sort edges by seed; None if they are sorted.
 
         A repeated seed gets the same edges each time.
         """
@@ -456,7 +456,7 @@ def _by_relation(answer: Any, schema: Schema, who: str) -> Mapping[RelationName,
 
 
 def _checked(edges: Edges, relation: Relation, schema: Schema, who: str) -> Edges:
-    """Return checked edges on the CPU, as int64."""
+    """Return the edges on the CPU, ids as int64; raise ConfigError for an id out of range or a wrong length."""
     ends = [schema.node_type(name).num_nodes for name in (relation.source, relation.destination)]
     sources = _ids(edges.sources, f"{who} gave sources", 0, ends[0])
     destinations = _ids(edges.destinations, f"{who} gave destinations", 0, ends[1])

@@ -1,4 +1,4 @@
-"""Links as seeds: both ends, negative links, and the position of each end in the batch."""
+"""Seeds of link prediction: the ends of links and of drawn negative links, and the local id of each end."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,14 +18,14 @@ from hoploom.store import GraphStore
 from hoploom.store.base import in_edges
 
 ROUNDS = 256  # if nine of ten draws are bad, one in 10^12 is still bad after these
-DrawNodes = Callable[[Tensor, int], Tensor]  # (slots, attempt) -> nodes
+DrawNodes = Callable[[Tensor, int], Tensor]  # (unique numbers of the negatives, attempt) -> nodes
 IsBad = Callable[[Tensor, Tensor], Tensor]  # (nodes, their indices) -> mask of draws to repeat
 SOURCE, DESTINATION = 0, 1  # which end of a link is drawn
 NodeTimes = Callable[[RelationName], Mapping[int, Tensor]]  # relation -> {node type of an end: time of each node}
 
 
 class WeightSums(NamedTuple):
-    """Running sums of weights: O(nodes) once, O(log nodes) per draw."""
+    """Running sums of node weights, for weighted draws: built once in O(nodes); a draw takes O(log nodes)."""
 
     sums: Tensor  # [num_nodes] float64, running
     last: int  # the last node with a weight above zero
@@ -44,18 +44,18 @@ class Links:
 
 @dataclass(frozen=True)
 class LinkTask:
-    """A link prediction task: a relation, which the graph need not have, and its negative links."""
+    """A link prediction task: the relation of the links, which the graph may lack, and the options of negatives."""
 
     key: RelationName
     negatives: NegativeSampling | None = None
     strict: bool = False
-    node_times: NodeTimes | None = None  # temporal negatives exist at the link's time
+    node_times: NodeTimes | None = None  # if given, negatives must exist at the link's time
     weights: tuple[WeightSums | None, WeightSums | None] = (None, None)  # of sources and of destinations
 
 
 @dataclass(frozen=True)
 class LinkSeeds:
-    """Seeds, and the batch fields that locate the links among them."""
+    """The seeds of a batch of links, and batch fields with the links' ends in local ids, labels and times."""
 
     seeds: Seeds
     fields: Mapping[str, Tensor | None]  # edge_label_index, ... or src_index, dst_pos_index, ...
@@ -76,7 +76,7 @@ def make_link_task(
 
 
 class Ends(NamedTuple):
-    """Both ends of all links, positives first. Negatives of triplets are destinations only."""
+    """The node ids of both ends of all links, positives first. In triplet mode, a negative is a destination only."""
 
     sources: Tensor
     destinations: Tensor
@@ -86,7 +86,7 @@ class Ends(NamedTuple):
 
 
 def make_link_seeds(graph: GraphStore, links: Links, task: LinkTask, key: int, *, disjoint: bool) -> LinkSeeds:
-    """Return the ends of all links, positives first, as seeds."""
+    """Draw negative links; return the ends of all links as seeds, with the batch fields that refer to them."""
     ends = _with_negatives(graph, links, task, key)
     schema = graph.schema
     types = schema.type_index[task.key[0]], schema.type_index[task.key[2]]
@@ -119,9 +119,9 @@ def _with_negatives(graph: GraphStore, links: Links, task: LinkTask, key: int) -
 
 
 def _owners(links: Links, amount: float) -> tuple[Tensor, Tensor]:
-    """Return each negative's positive link, and its number among that link's negatives.
+    """Return, for each negative, the index of its positive link, and its number among the negatives of that link.
 
-    A fractional `amount` is spread by the positives' index in the step, so ranks draw their share of its negatives.
+    The fraction of `amount` is spread over links by their index in the step, so that every rank draws its share.
     """
     count, full = links.sources.numel(), math.floor(amount)
     places = torch.arange(links.first, links.first + count + 1, dtype=torch.float64)
@@ -131,7 +131,7 @@ def _owners(links: Links, amount: float) -> tuple[Tensor, Tensor]:
 
 
 def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNodes, Tensor | None]:
-    """Return the draw of nodes for one end, and their times if negatives must exist at the link's time."""
+    """Return a function that draws nodes for one end, and all nodes' times if negatives must exist at the link's."""
     schema = graph.schema
     node_type = schema.type_index[task.key[0 if end == SOURCE else 2]]
     weight = task.weights[end]
@@ -214,7 +214,7 @@ def _unique_seeds(schema: Schema, types: tuple[int, int], ends: Ends) -> tuple[S
 def _seeds_with_trees(
     schema: Schema, types: tuple[int, int], ends: Ends, first_link: int
 ) -> tuple[Seeds, Tensor, Tensor]:
-    """Return one tree per link end; the numbers of trees differ between ranks."""
+    """Return every end of a link as a seed with a tree number, unique over all ranks, and the ends' local ids."""
     nodes: list[Tensor | None] = [None] * len(schema.node_types)
     trees: list[Tensor | None] = [None] * len(nodes)
     num_sources, num_destinations = ends.sources.numel(), ends.destinations.numel()
@@ -269,7 +269,7 @@ def weight_sums(weight: Tensor) -> WeightSums:
 
 
 def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, weight: WeightSums | None) -> Tensor:
-    """Draw one node per slot: uniform by multiply-shift over 64 bits, or by inverting the running sum of weights."""
+    """Return a random node per entry of `slots`: uniform (multiply-shift), or weighted (inverse of running sums)."""
     stream = keys.NEGATIVE_STREAM + end
     if weight is None:
         return ops.draw_bounded(key, slots, stream, attempt, num_nodes)
@@ -280,7 +280,7 @@ def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, 
 
 
 def draw_until(draw: DrawNodes, is_bad: IsBad, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Redraw bad slots for up to ROUNDS rounds; return the draws and the indices that are still bad."""
+    """Draw a node per slot, and redraw bad ones up to ROUNDS times; return the nodes and the indices still bad."""
     drawn = draw(slots, 0)
     bad = torch.nonzero(is_bad(drawn, torch.arange(slots.numel()))).view(-1)
     for attempt in range(1, ROUNDS):
