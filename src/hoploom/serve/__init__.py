@@ -1,9 +1,9 @@
-"""The graph server and its clients, which exchange messages over sockets. `docs/protocol.md` describes them."""
+"""The graph server and its clients, which exchange messages over sockets. `docs/protocol.md` describes the messages."""
 
 import json
 from dataclasses import dataclass
 
-SERVING = "serving parts "  # the beginning of the line for people, on stderr
+SERVING = "serving parts "  # the beginning of the line that a server prints on stderr, for people
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,13 @@ class Ready:
     metrics: str | None = None  # HOST:PORT
 
     def line(self) -> str:
-        """The line, without a newline. It begins with {"ready": so that shell scripts find it."""
+        """Return the JSON text without a newline. It begins with {"ready": so that shell scripts can find the line."""
         metrics = {} if self.metrics is None else {"metrics": self.metrics}
         return json.dumps({"ready": self.address, "parts": self.parts, **metrics})
 
     @staticmethod
     def read(line: str) -> "Ready | None":
-        """Read the line of a server; None for any other line."""
+        """Parse the line that a ready server prints; return None for any other line."""
         try:
             found = json.loads(line)
             address, parts, metrics = found["ready"], tuple(found["parts"]), found.get("metrics")

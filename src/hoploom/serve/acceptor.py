@@ -1,6 +1,6 @@
-"""One thread that holds all new connections until they are admitted, so that strangers take no threads.
+"""One thread that holds all new connections until they are admitted, so that unknown clients take no threads.
 
-Each connection has a few seconds in total. If there are too many, the one that has been idle for longest is closed.
+A client has a few seconds to be admitted. If too many wait, the connection that has been idle for longest is closed.
 """
 
 import errno
@@ -19,18 +19,18 @@ from typing import Any, TypeVar
 from hoploom.system import Closing
 
 Value = TypeVar("Value")
-Steps = Generator[int, None, Value]  # yields the event of `selectors` that it waits for
+Steps = Generator[int, None, Value]  # a generator that yields the event of `selectors` to wait for
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 BACKLOG = 4096  # connections that wait to be accepted; the system may lower this
 AT_ONCE = 64  # connections that are accepted before others get a turn
 TICK = 0.1  # seconds between two checks for connections whose time is over
-DISCARDED = 1 << 12  # bytes that are read at once after the last message
+DISCARDED = 1 << 12  # bytes that one call reads and discards after the last message
 JOIN_TIMEOUT = 2.0  # seconds for the thread to end
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class NewConnection:
-    """A connection in the poll loop. Its methods are generators that never block."""
+    """A connection before it is admitted. Its methods are generators that never block; the poll loop resumes them."""
 
     def __init__(
         self, accepted: socket.socket, deadline: float, admit: Callable[["NewConnection"], Steps[None]]
@@ -38,10 +38,10 @@ class NewConnection:
         accepted.setblocking(False)
         self.socket, self.file, self.deadline = accepted, accepted.fileno(), deadline
         self.is_admitted = False  # afterwards the socket belongs to another thread
-        self.steps, self.event = admit(self), READ  # the event that it waits for
+        self.steps, self.event = admit(self), READ  # the event that `steps` waits for
 
     def retry(self, event: int, call: Callable[..., Value], *arguments: object) -> Steps[Value]:
-        """Return the result of a call of the socket once it need not wait."""
+        """Repeat `call` until the socket is ready for it; return its result. Yield the event to wait for in between."""
         while True:
             try:
                 return call(*arguments)
@@ -54,7 +54,7 @@ class NewConnection:
             yield event
 
     def take(self, count: int) -> Steps[bytes]:
-        """Return the next `count` bytes and read no further."""
+        """Return the next `count` bytes and read no further; raise EOFError if the connection ends before."""
         taken = b""
         while len(taken) < count:
             some: bytes = yield from self.retry(READ, self.socket.recv, count - len(taken))
@@ -76,7 +76,7 @@ class NewConnection:
             raise
 
     def hang_up(self, content: bytes = b"") -> Steps[None]:
-        """Send a last message and wait for the client to close: unread bytes would discard the message."""
+        """Send a last message, then read until the client closes: unread bytes would discard the message."""
         yield from self.send(content)
         self.socket.shutdown(socket.SHUT_WR)  # also ends TLS
         while (yield from self.retry(READ, self.socket.recv, DISCARDED)):
@@ -84,7 +84,7 @@ class NewConnection:
 
 
 class Acceptor(Closing):
-    """The poll loop. `admit` admits or refuses a connection within `seconds`; at most `most` connections wait."""
+    """A thread that polls new connections. Each has `seconds` for the steps of `admit`; at most `most` wait at once."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Acceptor(Closing):
         name: str,
     ) -> None:
         self._listeners, self._admit, self._most, self._seconds = listeners, admit, most, seconds
-        self._waiting: OrderedDict[int, NewConnection] = OrderedDict()  # by file, the longest idle first
+        self._waiting: OrderedDict[int, NewConnection] = OrderedDict()  # by file descriptor, the longest idle first
         self._selector = selectors.DefaultSelector()
         self._closed = threading.Event()
         for listener in listeners:
@@ -151,7 +151,7 @@ class Acceptor(Closing):
             self._waiting[connection.file] = connection
 
     def _advance(self, connection: NewConnection) -> None:
-        """Continue a connection's steps until they wait again."""
+        """Resume a connection's generator until it waits again; drop the connection if the generator ends or fails."""
         try:
             event = next(connection.steps)
         except (StopIteration, OSError, EOFError, ValueError):  # done, or the client left or sent nonsense
@@ -169,7 +169,7 @@ class Acceptor(Closing):
         self._waiting.move_to_end(connection.file)
 
     def _drop(self, connection: NewConnection | None = None) -> None:
-        """Close a connection that was not admitted; by default the one that has been idle for longest."""
+        """Remove a connection (default: the longest idle) from the loop; close its socket unless it was admitted."""
         connection = connection or next(iter(self._waiting.values()))
         self._selector.unregister(connection.file)
         del self._waiting[connection.file]

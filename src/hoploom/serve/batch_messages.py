@@ -1,7 +1,7 @@
 """Messages of whole batches: a loader's options and seeds as a request, PyG's Data or HeteroData as a response.
 
-Functions are not sent: a transform runs where the loader is, and frontier hooks are refused. Every count and id of a
-request is checked before it is used.
+Functions are not sent: a transform runs in the loader's process, and frontier hooks are refused. Every count and id of
+a request is checked before it is used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,16 +27,16 @@ from hoploom.serve.wire import Message
 
 MAX_HOPS = 64
 MAX_SEEDS = 1 << 22  # of one batch, negatives included
-MAX_FIRST = 1 << 40  # positions of a step: negatives are numbered below it
-NARROW_FROM = 1 << 12  # integers of a tensor from which on it pays to check whether they fit into 32 bits
-NEVER = 1 << 62
+MAX_FIRST = 1 << 40  # positions of a step: the numbers of negatives hold a position in 40 bits
+NARROW_FROM = 1 << 12  # elements: in tensors of this size on, it pays to check whether all fit into 32 bits
+NEVER = 1 << 62  # elements: no tensor is that large
 NODE_COLUMNS = (["nodes"], ["times"])  # required, optional
 LINK_COLUMNS = (["sources", "destinations"], ["labels", "times"])
 
 
 @dataclass(frozen=True)
 class Negatives:
-    """Options of the negatives of links. Weights, one number per node, are not sent."""
+    """Options for negative links. The weights per node are always None, because they are not sent to servers."""
 
     mode: str  # binary or triplet
     amount: float
@@ -54,11 +54,11 @@ class Description:
     aggregate: Reduce | None = None
     degrees: bool = False
     negatives: Negatives | None = None
-    fields: tuple[tuple[TypeKey, tuple[str, ...]], ...] | None = None  # of batches; None: all
+    fields: tuple[tuple[TypeKey, tuple[str, ...]], ...] | None = None  # that batches have; None: all
 
     @cached_property
     def plain(self) -> dict[str, Any]:
-        """The description as JSON values."""
+        """The options as a dict of JSON values."""
         return asdict(self)
 
 
@@ -71,14 +71,14 @@ class BatchRequest(NamedTuple):
     key: int
 
     def message(self, identity: str) -> Message:
-        """Return the request for servers of the store with this identity."""
+        """Return the request as a message to servers of the store with this `identity`."""
         header: dict[str, Any] = {"ask": "batch", "identity": identity, "description": self.description.plain}
         header |= {"seeds": list(self.seeds), "weights": [], "first": self.first, "key": self.key}
         return Message(header, list(self.seeds.values()))
 
 
 def read_description(given: Any, schema: Schema) -> Description:
-    """Read a loader's options from JSON values; raise ConfigError for what the store cannot do."""
+    """Read a loader's options from the JSON values `given`; raise ConfigError for options that do not fit `schema`."""
     values = _read_object(given, "description", Description)
     owner, degrees = read_owner(schema, values["owner"], known=False), read_flag(values, "degrees")
     sampling = _read_sampling(_read_object(values["sampling"], "sampling", Sampling), schema)
@@ -97,7 +97,7 @@ def read_description(given: Any, schema: Schema) -> Description:
 
 
 def _read_object(given: Any, what: str, described: type) -> Mapping[str, Any]:
-    """Return the values of a JSON object that has exactly the fields of a dataclass."""
+    """Return `given` as a dict; raise ConfigError unless it is a JSON object with exactly the fields of `described`."""
     names = {field.name for field in fields(described)}
     fits, shown = isinstance(given, dict) and set(given) == names, sorted(given) if isinstance(given, dict) else given
     require(fits, what, shown, f"{sorted(names)}: use the same Hoploom on both sides")
@@ -153,7 +153,7 @@ def read_batch_request(header: Mapping[str, Any], tensors: Sequence[Tensor], sch
 
 
 def _check_seeds(columns: dict[str, Tensor], description: Description, schema: Schema) -> dict[str, Tensor]:
-    """Check the columns of the seeds: one entry for each seed, and no column without effect."""
+    """Return the seed columns; raise ConfigError if one is missing, has no effect, or lacks an entry for a seed."""
     owner, negatives = description.owner, description.negatives
     needed, optional = NODE_COLUMNS if isinstance(owner, str) else LINK_COLUMNS
     fits = set(needed) <= set(columns) <= {*needed, *optional}
@@ -186,10 +186,10 @@ def _check_seeds(columns: dict[str, Tensor], description: Description, schema: S
 
 
 def encode_batch(batch: Batch, narrow_from: int = NARROW_FROM) -> Message:
-    """Return a batch as a message, with the fields of each storage in their order.
+    """Return a batch as a message. The fields of each PyG storage keep their order.
 
-    Integers that fit are sent as int32. This costs a pass over them on either side, and saves more time than that, even
-    on loopback. To send edges as sources and counts would save another 1 % of a batch, for twice the cost.
+    int64 tensors of `narrow_from` elements or more are sent as int32 if all values fit: even on loopback, that saves
+    more time than it costs. Sending edges as sources and counts would save another 1 % of a batch, for twice the cost.
     """
     tensors: list[Tensor] = []
     fields = [
@@ -200,7 +200,7 @@ def encode_batch(batch: Batch, narrow_from: int = NARROW_FROM) -> Message:
 
 
 def _encode(value: Any, tensors: list[Tensor], narrow_from: int) -> Any:
-    """Return a value as JSON values, and append its tensors to the list."""
+    """Return a field's value as JSON values; append its tensors to `tensors`, which the JSON refers to by index."""
     if isinstance(value, Tensor):
         narrow = _narrowed(value) if value.numel() >= narrow_from else None
         tensors.append(value if narrow is None else narrow)
@@ -218,7 +218,7 @@ def _encode(value: Any, tensors: list[Tensor], narrow_from: int) -> Any:
 
 
 def decode_batch(message: Message, *, pinned: bool = False) -> Batch:
-    """Return the batch of a message. It shares the message's tensors, except for those that are widened."""
+    """Return the batch of a message. It shares the message's tensors, except those that are converted to int64."""
     try:
         batch = Data() if message.header["homogeneous"] else HeteroData()
         for key, fields in message.header["fields"]:
@@ -255,11 +255,11 @@ def _decode(plain: Any, tensors: Sequence[Any], *, pinned: bool) -> Any:
 
 
 def _narrowed(tensor: Tensor) -> Tensor | None:
-    """Return int64 integers as int32; None if they do not fit, or have another dtype."""
+    """Return an int32 copy of an int64 tensor; None if a value is negative or too large, or the dtype is another."""
     if tensor.dtype != torch.int64 or not tensor.is_contiguous():
         return None
     values = tensor.numpy()
-    if np.bitwise_or.reduce(values, axis=None) >> 31:  # some bit above, or a sign
+    if np.bitwise_or.reduce(values, axis=None) >> 31:  # some value has a higher bit, or is negative
         return None
     narrow = ops.empty(tuple(tensor.shape), torch.int32)
     np.copyto(narrow.numpy(), values, casting="unsafe")  # torch would start a team of threads

@@ -1,6 +1,6 @@
-"""Whole batches, on the server. A request has everything that a batch depends on, so any server can make it.
+"""The service that makes whole batches on a server. A request is complete in itself, so any server can answer it.
 
-Only the times of nodes are kept, once temporal negatives have needed them.
+Between requests, only the times of nodes are kept, once temporal negatives have needed them.
 """
 
 import threading
@@ -31,7 +31,7 @@ PICK_BYTES = 40  # of a pick: source, edge, local source, both ends in edge_inde
 
 
 class BatchService:
-    """Makes batches of a store, `threads` at a time. Those made and not yet sent take at most `memory` bytes."""
+    """Makes batches of a store, up to `threads` at once. Batches that are not sent yet take at most `memory` bytes."""
 
     def __init__(self, store: Store, threads: int, memory: int, *, wait: float = WAIT) -> None:
         self.budget = MemoryBudget(memory, wait)
@@ -40,7 +40,7 @@ class BatchService:
         self._idle, self._node_times = deque[Workspace](), NodeTimes(store)
 
     def answer(self, message: Message, context: RequestContext = NO_CLIENT) -> Message:
-        """Return a batch. Raise ConfigError if it cannot be made, BusyError if it cannot be made now."""
+        """Return the requested batch. Raise ConfigError if it can never be made, BusyError if it can be made later."""
         request = read_batch_request(message.header, message.whole_tensors, self._store.schema)
         if not self._threads.acquire(timeout=self._wait):
             raise BusyError(f"all threads are making batches; none was free within {self._wait:g} seconds")
@@ -55,7 +55,7 @@ class BatchService:
             self._threads.release()
 
     def _maker(self, request: BatchRequest) -> NodeMaker | LinkMaker:
-        """Return the maker of one batch: the loader's, for these seeds only."""
+        """Return the object that makes this batch: the maker of a local loader, with only the seeds of the request."""
         store, description, seeds = self._store, request.description, request.seeds
         sampler = Sampler(store.graph, description.sampling, idle=self._idle)
         fields = None if description.fields is None else dict(description.fields)
@@ -72,7 +72,7 @@ class BatchService:
 
 
 class MeteredStore:
-    """Samples and gathers from a store, and takes the memory from the reservation of this thread's batch."""
+    """A wrapper of a store that counts the memory of picks and rows against the batch that the calling thread makes."""
 
     def __init__(self, store: Store, budget: MemoryBudget) -> None:
         self.schema: Schema = store.schema
@@ -84,13 +84,13 @@ class MeteredStore:
 
     @contextmanager
     def batch(self, context: RequestContext = NO_CLIENT) -> Iterator[Reservation]:
-        """Yield the reservation of the batch that this thread makes."""
+        """Yield a memory reservation for the batch that this thread makes inside the block."""
         with Reservation(self._budget, context) as reservation:
             self._of_thread.reservation = reservation
             yield reservation
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """Sample one hop. If the fanouts allow more picks than fit, count in-edges first, and refuse too many."""
+        """Sample one hop. If its fanouts may exceed the memory, count picks first; raise ConfigError for too many."""
         reservation: Reservation = self._of_thread.reservation
         reservation.request.check()
         reservation.check(most_picks(self._graph, frontiers, draw, reservation.left // PICK_BYTES) * PICK_BYTES)
@@ -99,7 +99,7 @@ class MeteredStore:
         return picks
 
     def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
-        """Gather rows once there is memory for them, in memory that is shared with the client if possible."""
+        """Wait for free memory in the budget, then gather rows, into memory shared with the client if possible."""
         size = sum(ids.numel() * self._row_bytes[owner, name] for owner, name, ids in wanted)
         reservation: Reservation = self._of_thread.reservation
         reservation.take(size)

@@ -1,7 +1,7 @@
 """Connections to one peer, each with one request in flight at a time.
 
-A server that sends nothing for too long is lost; while it makes a response, it sends heartbeats. Idle connections are
-kept for the next request; one that failed is never used again.
+A server that sends nothing for too long counts as lost; while it makes a response, it sends heartbeats. Idle
+connections are kept for later requests; a connection that failed is never used again.
 """
 
 import math
@@ -25,8 +25,8 @@ from hoploom.system import Closing
 
 Read = TypeVar("Read")
 Reader = Callable[[IncomingMessage], Read]
-LATE = 0.1  # part of the idle timeout after which a read counts as late
-ARRIVED = 1.0  # seconds for the beginning of a late response, which should be here by now
+LATE = 0.1  # fraction of the idle timeout after which a read counts as late
+ARRIVED = 1.0  # seconds for the beginning of a late response, which should have arrived by now
 MAX_REASON = 2000  # characters of a server's error
 MAX_IDLE = 64  # idle connections that are kept
 FAILURES = (OSError, EOFError, MalformedError, BrokenError)
@@ -34,7 +34,7 @@ RETRIED = (BusyError.__name__, PeerError.__name__)  # errors after which another
 
 
 class UnavailableError(LostError):
-    """The peer is connected, and cannot answer now."""
+    """The peer can be reached, but cannot answer this request now."""
 
 
 def error_from(header: Mapping[str, Any], address: str) -> HoploomError:
@@ -49,12 +49,12 @@ def error_from(header: Mapping[str, Any], address: str) -> HoploomError:
 
 
 def read_message(incoming: IncomingMessage, *, pinned: bool = False) -> Message:
-    """Read a response into recycled or pinned memory, or leave it in shared memory."""
+    """Read all tensors of a response: into pinned memory if `pinned`, else in place if shared, or recycled memory."""
     return incoming.into(partial(ops.empty, pinned=True) if pinned else None)
 
 
 class PooledConnection:
-    """A connection, and the memory that is shared over it."""
+    """A connection to a server, and the segments of shared memory that the server has sent over it."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -73,7 +73,7 @@ class PooledConnection:
         return sent
 
     def receive(self) -> IncomingMessage:
-        """Read the header of the response, which may have come long ago."""
+        """Read the header of the response, which may have arrived long before this call; the tensors come next."""
         timeout, waited = self.connection.idle_timeout, time.monotonic() - self.sent_at
         # settimeout() is a system call: skip it unless the response is read late.
         self.connection.begin(0, None if waited < LATE * timeout else max(timeout - waited, min(timeout, ARRIVED)))
@@ -86,7 +86,7 @@ class PooledConnection:
 
 
 class Peer(Closing):
-    """One server, with as many connections as requests are in flight."""
+    """A client of one server. Each request in flight has a connection of its own."""
 
     def __init__(self, address: str, security: Reloading[ClientSecurity], idle_timeout: float) -> None:
         self.address = address
@@ -99,14 +99,14 @@ class Peer(Closing):
         self._closed = False
         self._lock = threading.Lock()
         self.in_flight = 0
-        self.last_loss = ""  # why it was lost the last time
+        self.last_loss = ""  # the message of the last error
 
     def request(self, message: Message, reader: Reader[Read]) -> Read:
-        """Send a request and read its response."""
+        """Send a request and return what `reader` makes of its response."""
         return self.read(self.send(message), reader)
 
     def send(self, request: Message) -> PooledConnection:
-        """Send a request; `read` must be called for its response. Raise LostError if it cannot be sent."""
+        """Send a request; the caller must pass the returned connection to `read`. Raise LostError if sending fails."""
         if os.getpid() != self._process:  # either process could read the other's response
             raise PeerError(
                 f"this process was forked from one that is connected to {self.address}; call connect() here, or start "
@@ -130,7 +130,7 @@ class Peer(Closing):
         return pooled
 
     def read(self, pooled: PooledConnection, reader: Reader[Read], deadline: float = math.inf) -> Read:
-        """Read a response once. Raise the server's error, or LostError if no response is complete by the deadline."""
+        """Return `reader`'s result for a response. Raise the server's error, or LostError if it is cut off or late."""
         keep, incoming = False, None
         pooled.connection.deadline = deadline
         began = time.perf_counter()
@@ -159,7 +159,7 @@ class Peer(Closing):
     def _connected(self) -> PooledConnection:
         """Return an idle connection that the server has not closed meanwhile, or a new one.
 
-        Connect by TCP first, each time: after a server has ended, others can listen under its Unix socket's name.
+        A new connection begins with TCP: once a server has ended, other programs can take the name of its Unix socket.
         """
         while self._idle:
             with self._lock:
@@ -181,7 +181,7 @@ class Peer(Closing):
         raise LostError("the store was closed")
 
     def _lost(self, error: Exception) -> HoploomError:
-        """Return the error for a failed connection, and drop the idle ones, which are lost too."""
+        """Return the error to raise for a failed connection. Close all idle connections, which have failed too."""
         self._drop_idle()
         if isinstance(error, TimeoutError):
             return LostError(f"{self.address} has not answered for {self._idle_timeout:g} seconds; see whether it runs")
@@ -198,7 +198,7 @@ class Peer(Closing):
             self.in_flight -= 1
             keep = keep and not self._closed and len(self._idle) < MAX_IDLE and pooled in self._open
             if pooled is not None and keep:
-                pooled.connection.deadline = math.inf  # the next request has its own
+                pooled.connection.deadline = math.inf  # the next request sets its own
                 self._idle.append(pooled)
         if pooled is not None and not keep:
             self._drop(pooled)
@@ -215,7 +215,7 @@ class Peer(Closing):
             self._drop(pooled)
 
     def close(self) -> None:
-        """End all connections; threads that wait for a response get an error. A forked process closes nothing."""
+        """End all connections; threads that wait for a response get an error. In a forked process, do nothing."""
         if os.getpid() != self._process:
             return
         with self._lock:

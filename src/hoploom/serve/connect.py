@@ -32,7 +32,7 @@ from hoploom.store.sharded import IdEncoding, Sharded
 from hoploom.store.store import Topology, check_topology, join_parts, open_own
 
 LOOK_AHEAD = 4  # batches whose missing rows are fetched together
-MAX_IDS = 1 << 22  # in one request: 32 MiB at most, of wire.MAX_REQUEST
+MAX_IDS = 1 << 22  # in one request: at most 32 MiB, within wire.MAX_REQUEST
 
 
 def connect(
@@ -51,15 +51,16 @@ def connect(
     cert: PathLike[str] | str | None = None,
     key: PathLike[str] | str | None = None,
 ) -> Store:
-    """Connect to graph servers and use their parts as one store. Close it, or use it in a `with` block.
+    """Connect to graph servers; return their parts as one store. Close the store, or use it in a `with` block.
 
     >>> store = hoploom.connect("10.0.0.1:7000,10.0.0.2:7000")  # the servers make the batches
-    >>> store = hoploom.connect(servers, "papers.parts", parts=[0])  # part 0 is mapped here, the rest is remote
+    >>> store = hoploom.connect(servers, "papers.parts", parts=[0])  # part 0 is mapped here, others are remote
 
-    Several servers may hold the same part; one that does not answer within `timeout` seconds is replaced by another.
-    `topology="local"` maps the edges of all parts here, so their files must be here; with "parted", servers also sample
-    hops. `memory` is what this process may hold of the files here, e.g. "6GB"; the rest is read from the disk when it
-    is needed, as `hoploom.open` does. `token_file`, `ca`, `cert` and `key` are the paths of files for a token and TLS.
+    Several servers may hold the same part: if one fails, a request goes to another, for `timeout` seconds in total.
+    `topology="local"` maps the edges of all parts, so this host needs all their files; with "parted", servers also
+    sample hops. `memory` limits the bytes of the files that this process holds, e.g. "6GB"; other bytes are read from
+    disk when needed, as by `hoploom.open`. `token_file`, `ca`, `cert` and `key` are paths of files for a token and TLS.
+    With `made="here"`, this process makes the batches even without a `path`. `look_ahead` batches fetch rows together.
     """
     ops.keep_freed_memory()  # responses are freed soon: new pages for the next one take a fifth longer
     addresses = read_addresses(servers)
@@ -86,9 +87,9 @@ def connect(
 
 
 def join(peers: Peers, mapped: Store | None, own: Sequence[int] | None, *, look_ahead: int | None = None) -> Store:
-    """Return the store of these peers and of the parts that are mapped in this process.
+    """Return a store of all parts: those of `mapped`, this process's store, if given, and the other parts on `peers`.
 
-    `own` are the parts that need no peer; None if the peers make the batches.
+    `own` lists the parts that need no peer; None if the peers make the batches. An error closes `peers`.
     """
     try:
         if mapped is None:
@@ -113,7 +114,7 @@ def join(peers: Peers, mapped: Store | None, own: Sequence[int] | None, *, look_
 
 @dataclass(frozen=True, kw_only=True)
 class Connected(Deployment):
-    """The deployment of a store with parts on servers."""
+    """The connections of a store to graph servers, which hold some or all parts and, if `by_servers`, make batches."""
 
     peers: Peers
     by_servers: bool  # servers make the batches, otherwise this process
@@ -126,7 +127,7 @@ class Connected(Deployment):
     def producer(
         self, maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float
     ) -> Maker | None:
-        """Return a maker that asks the servers for batches; None if this process makes them."""
+        """Return a maker that requests batches from the servers; None if this process makes the batches."""
         return served_batches(maker, self.peers) if self.by_servers else None
 
     def traffic(self) -> dict[str, float]:
@@ -137,7 +138,7 @@ class Connected(Deployment):
 
 
 class IdColumn(NamedTuple):
-    """The ids[positions] of a request, and the indices of the fields that are wanted of them."""
+    """The ids[positions] of a request, and the indices of the wanted fields whose rows have these ids."""
 
     ids: Tensor  # [n] int64
     positions: Tensor  # [m] int64
@@ -145,9 +146,9 @@ class IdColumn(NamedTuple):
 
 
 class RemotePart:
-    """A shard on peers, for one part. Every request names the store, so that a server of another store refuses it.
+    """One part on graph servers, used like a local shard. Servers of another store refuse its requests.
 
-    A hop is one request, and so are all rows, unless they have more than `max_ids` ids.
+    One request samples a hop, and one gathers all rows, or several if these have more than `max_ids` ids.
     """
 
     tier: ClassVar[Tier] = Tier.REMOTE
@@ -187,7 +188,7 @@ class RemotePart:
     def _picks(
         self, response: Message, drawn: Sequence[int], frontiers: Sequence[Frontier | None]
     ) -> list[Picks | None]:
-        """Return the picks of a response by relation; raise PeerError if they do not fit the request."""
+        """Return the picks of a response, one entry per relation; raise PeerError if they do not fit the request."""
         columns = response.tensors
         if response.header.get("relations") != drawn or len(columns) != 3 * len(drawn):
             raise self._wrong("picks of other relations")
@@ -204,7 +205,7 @@ class RemotePart:
     def begin_gather(
         self, wanted: Sequence[Wanted], positions: Sequence[Tensor], outs: Sequence[Tensor]
     ) -> Callable[[], None]:
-        """Begin to write rows, as Shard.begin_gather. The returned function sends what is too much for one request."""
+        """Send a first request for rows. The returned function writes the rows to `outs` and requests missing ones."""
         columns: dict[tuple[int, int], IdColumn] = {}
         for index, (want, own) in enumerate(zip(wanted, positions, strict=True)):
             if own.numel():
@@ -223,7 +224,7 @@ class RemotePart:
         return finish_all
 
     def _requests(self, columns: list[IdColumn]) -> list[list[IdColumn]]:
-        """Cut the columns into requests of at most `max_ids` ids."""
+        """Split the columns into requests of at most `max_ids` ids; return the columns of each request."""
         requests: list[list[IdColumn]] = [[]]
         left = self._max_ids
         for column in columns:
@@ -255,7 +256,7 @@ class RemotePart:
         return {"ask": kind, "identity": self._peers.identity, "part": self.number}
 
     def _scatter(self, incoming: IncomingMessage, targets: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Write rows to their targets while they are received."""
+        """Write the rows of a response to their targets, piece by piece while they arrive."""
         if incoming.specs != [(out.dtype, (positions.numel(), *out.shape[1:])) for positions, out in targets]:
             raise self._wrong("rows of another dtype or shape")
         for index, row, rows in incoming.pieces():
@@ -264,7 +265,7 @@ class RemotePart:
             ops.scatter_rows(rows, positions if num_rows == positions.numel() else positions[row : row + num_rows], out)
 
     def split(self, node_type: str, name: str) -> Tensor:
-        """Return the part's own members of a split."""
+        """Return the ids of this part's nodes that are in a split, [n] int64."""
         held, index = self._peers.manifest.parts[self.number], self.schema.type_index[node_type]
         count = held.splits.get(node_type, {}).get(name, 0)
         if count == 0:
@@ -284,7 +285,7 @@ class RemotePart:
 
 @dataclass(frozen=True)
 class ServedBatches(Maker):
-    """A loader's batches, each made by any of the servers. `input_id` and the transform are added in this process."""
+    """A maker that requests each batch from a server. This process adds `input_id` and applies the transform."""
 
     peers: Peers
     description: Description
@@ -295,11 +296,11 @@ class ServedBatches(Maker):
 
     @property
     def least_threads(self) -> int:
-        """Two requests for each server: one batch is made while another is sent."""
+        """Two threads for each server, so that the server makes one batch while it sends another."""
         return 2 * self.peers.num_servers
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
-        """Return the batch of these seeds; `first` is the position of the first one in its step."""
+        """Return the batch of the seeds at `indices`; `first` is the position of the first seed in its step."""
         seeds = {name: column[indices] for name, column in self.columns.items()}
         request = BatchRequest(self.description, seeds, first, key).message(self.peers.identity)
         batch = decode_batch(self.peers.ask(request, pinned=self.pinned), pinned=self.pinned)
@@ -309,7 +310,7 @@ class ServedBatches(Maker):
 
 
 def served_batches(maker: LocalMaker, peers: Peers) -> ServedBatches:
-    """Return a maker that has servers make the batches of `maker`."""
+    """Return a maker that lets servers make `maker`'s batches; raise ConfigError for options that cannot be sent."""
     if maker.sampler.sample_frontier is not None:
         raise ConfigError(
             "sample_frontier is a function, which cannot go to the servers; use connect(..., made='here'), "

@@ -1,7 +1,7 @@
 """One connected socket: TCP, TLS or a Unix socket. Buffers are sent and received without copies.
 
-Every wait is bounded: the next bytes must come within the idle timeout, and a whole message at a slow but steady rate.
-A small message costs one system call on either side. Other threads run while a call waits.
+Inside a message, every wait is bounded: the next bytes must come within the idle timeout, and all of it at SLOWEST
+bytes a second or faster. A small message costs one system call on either side. Other threads run while a call waits.
 """
 
 import array
@@ -20,13 +20,13 @@ from hoploom.system import Closing
 
 BUFFERED = 1 << 16  # bytes that are read ahead, so that a small message comes in one call
 LINGER = 1.0  # seconds for the other side to read the last message
-SPIN = 200  # microseconds of polling before a wait: a sleeping processor wakes up later than most responses come
-SHORT = 400e-6  # seconds: after a wait that was shorter, the next one begins with polling
-MIN_TIMEOUT = 1e-3  # seconds: what has come by then is read even if the deadline has passed
-LARGE, TOGETHER = 1 << 18, 1 << 20  # bytes: a buffer from LARGE on waits for up to TOGETHER bytes at once
-SLOWEST = 1 << 16  # bytes a second that a message must come or go at, after the idle timeout
+SPIN = 200  # microseconds of polling before a wait: most responses come sooner than a sleeping processor wakes up
+SHORT = 400e-6  # seconds: after a shorter wait, the next wait begins with polling
+MIN_TIMEOUT = 1e-3  # seconds: bytes that have arrived are read even if the deadline has passed
+LARGE, TOGETHER = 1 << 18, 1 << 20  # bytes: a read of LARGE or more wakes up for TOGETHER at a time
+SLOWEST = 1 << 16  # bytes a second: the least rate of a message, on top of the idle timeout
 MAX_BUFFERS = 512  # of one system call; Linux takes 1024
-MAX_FILES = 64  # descriptors that come with one message
+MAX_FILES = 64  # descriptors that arrive with one message
 KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))  # to notice that a host is gone
 DESCRIPTOR_BYTES = array.array("i").itemsize
 
@@ -40,11 +40,11 @@ class Connection(Closing):
         self.is_local = connected.family == getattr(socket, "AF_UNIX", None)
         self._socket, self._is_tls = connected, isinstance(connected, ssl.SSLSocket)
         self._is_tcp = not self.is_local and not self._is_tls
-        self._takes_files = takes_files  # otherwise the kernel closes descriptors that come
+        self._takes_files = takes_files  # otherwise the kernel closes descriptors that arrive
         self._buffer = bytearray(BUFFERED)
         self._view = memoryview(self._buffer)
         self._begin = self._end = 0  # of the bytes that were read ahead
-        self.deadline = math.inf  # of a response, whatever heartbeats come
+        self.deadline = math.inf  # for a whole response; heartbeats do not extend it
         self._message_deadline = 0.0
         self._waits_are_short = True
         self._timeout, self._file = idle_timeout, connected.fileno()
@@ -74,7 +74,7 @@ class Connection(Closing):
             raise TimeoutError(f"a message has come or gone at less than {SLOWEST} bytes a second")
 
     def send(self, buffers: Sequence[Any], files: Sequence[int] = ()) -> None:
-        """Send all buffers and, over a Unix socket, descriptors."""
+        """Send all `buffers` and, over a Unix socket, the descriptors `files`."""
         sent, ancillary = 0, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
         if not self._is_tls and len(buffers) <= MAX_BUFFERS:
             sent, ancillary = self._socket.sendmsg(buffers, ancillary), []
@@ -102,7 +102,7 @@ class Connection(Closing):
                 self._check_deadline()
 
     def wait(self) -> None:
-        """Wait for the first bytes of a message, without a limit."""
+        """Wait for the first bytes of a message, without a time limit."""
         while self._begin == self._end:
             with suppress(TimeoutError):
                 self._read_ahead()
@@ -112,7 +112,7 @@ class Connection(Closing):
         return self._begin == self._end and not ops.wait_readable(self._file, 0)
 
     def take(self, count: int) -> bytearray:
-        """Return the next `count` bytes, which should be few."""
+        """Return a copy of the next `count` bytes; for many bytes, `receive` is cheaper."""
         if count > BUFFERED:
             taken = bytearray(count)
             self.receive(memoryview(taken))
@@ -130,7 +130,7 @@ class Connection(Closing):
             self.take(min(BUFFERED, count - begin))
 
     def receive(self, target: memoryview) -> None:
-        """Fill the target with the next bytes."""
+        """Fill `target` with the next bytes of the connection."""
         ahead = min(self._end - self._begin, target.nbytes)
         if ahead:
             target[:ahead] = self._view[self._begin : self._begin + ahead]
@@ -151,7 +151,7 @@ class Connection(Closing):
         return received
 
     def _receive_large(self, target: memoryview) -> None:
-        """Wait for many bytes at once while they come quickly, because each wake-up costs more than the copy."""
+        """Fill `target`. While bytes arrive quickly, wake up only for many, as a wake-up costs more than the copy."""
         low_mark = 0
         try:
             while target.nbytes:
@@ -171,12 +171,12 @@ class Connection(Closing):
             self._set_low_mark(1)
 
     def _set_low_mark(self, num_bytes: int) -> None:
-        """Have the kernel wake up the reader once `num_bytes` bytes have come, or no more will."""
+        """Let the kernel wake up the reader only when `num_bytes` bytes have arrived, or the connection has ended."""
         with suppress(OSError):  # not every system can
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
     def _read_ahead(self) -> None:
-        """Append at least one byte to the buffer."""
+        """Wait for at least one byte, and append all that has arrived and fits to the buffer."""
         if self._begin == self._end:
             self._begin = self._end = 0
         elif self._end == BUFFERED:
@@ -206,12 +206,12 @@ class Connection(Closing):
         return received
 
     def cut(self) -> None:
-        """End the connection at once, from any thread: a thread that waits on it gets an error."""
+        """End the connection at once, from any thread: a thread that waits for it to read or write gets an error."""
         with suppress(OSError):
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS's own shutdown needs the reading thread
 
     def hang_up(self) -> None:
-        """Close the connection once the other side has read the last message, which unread bytes would discard."""
+        """Send no more, read until the other side closes, then close: unread bytes would discard the last message."""
         if isinstance(self._socket, ssl.SSLSocket):
             self._socket = socket.socket(fileno=self._socket.detach())
         end = time.monotonic() + LINGER
@@ -222,7 +222,7 @@ class Connection(Closing):
                 pass
 
     def close(self) -> None:
-        """Close the socket, when no thread reads or writes any more."""
+        """Close the socket and untaken descriptors. No other thread may still read or write."""
         self.cut()
         self._socket.close()
         while self.files:

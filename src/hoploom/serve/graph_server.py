@@ -1,4 +1,4 @@
-"""One server process: the parts that it holds and, together with its peers, whole batches.
+"""One server process: it answers for the parts that it holds and, with its peers, makes whole batches.
 
 Servers may start in any order, because a server looks for its peers after it has begun to listen. The code that makes
 batches is imported when it is needed: the import of PyG takes seconds.
@@ -26,28 +26,26 @@ if TYPE_CHECKING:
 
 READY_TIMEOUT = 5.0  # seconds that a request for a batch waits for the connections to the peers
 PRESAMPLED = 64  # batches that are sampled to find the rows for the cache
-PICKS = 2  # picks for other processes may take the memory of batches divided by this, in addition
+PICKS = 2  # besides batches, requests and picks may take the memory limit of batches divided by this
 
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """Options for making whole batches, and limits of their memory and the store's."""
+    """Options of a server that makes whole batches, and memory limits of the batches and of the store."""
 
     peers: Sequence[str] = ()  # servers of the other parts
     security: ClientSecurity | None = None
     threads: int = 1
-    memory: int = 4 << 30  # bytes of batches made and not yet sent
-    cache: str = (
-        ""  # of rows of other parts, such as 20% or 4GB; holds those that batches with these options need most:
-    )
-    fanouts: Sequence[int] = ()
+    memory: int = 4 << 30  # limit in bytes for batches that are not sent yet
+    cache: str = ""  # size of the cache for rows of other parts, such as 20% or 4GB; empty: no cache
+    fanouts: Sequence[int] = ()  # the cache holds the rows that batches with these fanouts and seeds need most
     seeds: str | tuple[str, str] | None = None
-    timeout: float = 15.0  # less than that of clients, so that they get the error of this server
-    store_memory: int | None = None  # bytes of the store that the process may hold; None: what is free
+    timeout: float = 15.0  # seconds for peers: fewer than clients wait, so that they get this server's error
+    store_memory: int | None = None  # bytes of the store that the process may hold in memory; None: no limit
 
 
 class GraphServer(Closing):
-    """The store, peers and counts of a server process; close it when no request is in flight any more."""
+    """The store, peers and metrics of a server process. Call `close` when no request is in flight any more."""
 
     def __init__(self, path: Path, parts: Sequence[int] | None, options: BatchOptions) -> None:
         self._options = options
@@ -78,12 +76,12 @@ class GraphServer(Closing):
         threading.Thread(target=connect_quietly, name="hoploom-warm-up", daemon=True).start()
 
     def _cache_rows(self) -> tuple[int, int]:
-        """Return how many rows the cache had, and how many it did not have."""
+        """Return the hits and misses of the row cache so far, in rows; (0, 0) without a cache."""
         counted = None if self._whole is None else report(self._whole)
         return (0, 0) if counted is None else (counted.hits, counted.misses)
 
     def _batch_service(self, timeout: float = -1) -> "BatchService":
-        """Return the service that makes batches. The first call connects to the peers; others wait for it."""
+        """Return the service that makes batches. The first call connects to the peers; others wait for that."""
         if not self._lock.acquire(timeout=timeout):
             raise BusyError("the server is still getting ready")
         try:
@@ -97,7 +95,7 @@ class GraphServer(Closing):
             self._lock.release()
 
     def _connect(self) -> Store:
-        """Return the store of all parts: own ones, those of the peers, and a cache of their rows."""
+        """Return a store of all parts: this server's, and those of its peers, whose rows may be cached."""
         from hoploom.load.presample import Presampling, count_visits
         from hoploom.serve.connect import join
         from hoploom.serve.peers import Peers

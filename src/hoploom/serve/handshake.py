@@ -37,7 +37,7 @@ SHOWN = 19  # bytes of another program's response in an error
 
 
 class RefusedError(PeerError):
-    """A client is refused; the reason is sent to it."""
+    """The server refuses a client. It sends `reason` and the message to the client."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class RefusedError(PeerError):
 
 
 class LostError(PeerError):
-    """The peer did not answer: another peer may, or this one later. Any other PeerError of a connection is final."""
+    """The peer did not answer. Another peer may, or this peer later; after other kinds of PeerError, do not retry."""
 
 
 class NoGraphServerError(PeerError):
@@ -53,7 +53,7 @@ class NoGraphServerError(PeerError):
 
 
 class UnixEndpoint(NamedTuple):
-    """The Unix socket of a server on this host."""
+    """The name of a server's Unix socket on this host, and the password for it."""
 
     name: str
     password: str
@@ -67,13 +67,13 @@ def boot_id() -> str:
 
 
 def encode_greeting(content: dict[str, Any]) -> bytes:
-    """Return the bytes of a greeting. They end with a newline, at which an HTTP server answers."""
+    """Return a greeting as bytes. They end with a newline, so that an HTTP server answers, too, and is detected."""
     text = json.dumps(content).encode() + b"\n"
     return OPENING + PREFIX.pack(HELLO, len(text)) + text
 
 
 def _greeting_length(prefix: bytes | bytearray) -> int:
-    """Return the length of a greeting's header; raise ValueError if it is no greeting."""
+    """Return the length of a greeting's header; raise ValueError if `prefix` does not begin a greeting."""
     kind, length = PREFIX.unpack(prefix)
     if kind != HELLO or length > MAX_GREETING:
         raise ValueError(f"a greeting of kind {kind!r} and {length} bytes")
@@ -81,7 +81,7 @@ def _greeting_length(prefix: bytes | bytearray) -> int:
 
 
 def _decode_greeting(text: bytes | bytearray) -> dict[str, Any]:
-    """Return the content of a greeting's header; raise ValueError if it is no JSON object."""
+    """Return the content of a greeting's header; raise ValueError if `text` is not a JSON object."""
     try:
         content = json.loads(text)
     except RecursionError as error:
@@ -92,14 +92,14 @@ def _decode_greeting(text: bytes | bytearray) -> dict[str, Any]:
 
 
 class Handshake:
-    """The server's side. Its methods are steps of the acceptor's loop."""
+    """The server's side of a handshake. `admit` is a generator that the acceptor's loop resumes."""
 
     def __init__(self, security: ServerSecurity, unix: str | None) -> None:
         self._security = Reloading(security)
         self._unix, self._password = unix, secrets.token_urlsafe(32)
 
     def admit(self, connection: NewConnection) -> Steps[bool]:
-        """Return whether the client may send requests; send it the reason if not."""
+        """Check the client's protocol and token; return whether it may send requests. If not, send it the reason."""
         is_local = connection.socket.family == getattr(socket, "AF_UNIX", None)
         try:
             security, context = self._security.now()
@@ -111,7 +111,7 @@ class Handshake:
                 raise RefusedError(TLS, "this server speaks TLS")
             else:
                 yield from connection.start_tls(context)
-            yield from _read_greeting(connection)  # only its version matters
+            yield from _read_greeting(connection)  # only the version of the greeting matters
             token = self._password if is_local else security.token
             if token is not None:
                 challenge = secrets.token_urlsafe(32)
@@ -136,7 +136,7 @@ class Handshake:
 
 
 def _read_greeting(connection: NewConnection) -> Steps[dict[str, Any]]:
-    """Return a client's greeting; raise RefusedError if it is of another version, or no greeting."""
+    """Read and return a client's greeting; raise RefusedError if its version differs or it is not a greeting."""
     opening = yield from connection.take(len(OPENING))
     if not opening.startswith(NAME):
         raise RefusedError(STRANGER, "this is a graph server of Hoploom, which is asked in another way")
@@ -150,13 +150,13 @@ def _read_greeting(connection: NewConnection) -> Steps[dict[str, Any]]:
 
 
 def refuse(connection: NewConnection, error: RefusedError) -> Steps[None]:
-    """Send a client the reason why it is refused, and end the connection."""
+    """Send a client the error that says why it is refused, and end the connection."""
     reply = {"error": error.reason, "message": str(error), "hoploom": hoploom.__version__}
     yield from connection.hang_up(encode_greeting(reply))
 
 
 class _ReplyError(Exception):
-    """The reply to a greeting is a refusal, or comes from another program."""
+    """The reply to a greeting refuses this client, or comes from another program. `first` has its first bytes."""
 
     def __init__(self, first: bytes, refusal: dict[str, Any] | None = None) -> None:
         super().__init__(str({} if refusal is None else refusal.get("message", "")))
@@ -166,7 +166,7 @@ class _ReplyError(Exception):
 def connect_tcp(
     address: str, security: Reloading[ClientSecurity], idle_timeout: float
 ) -> tuple[Connection, UnixEndpoint | None]:
-    """Connect to a server, and return its Unix socket too if it is on this host. Raise a PeerError with a hint."""
+    """Return a connection to a server, and its Unix socket, or None if unusable. Raise PeerError if it fails."""
     shown, context = security.now()
     host, port = split_address(address)
     try:
@@ -193,7 +193,7 @@ def connect_tcp(
 
 
 def connect_unix(endpoint: UnixEndpoint, idle_timeout: float) -> Connection | None:
-    """Connect to a server's Unix socket; None if it cannot be reached, as from another container."""
+    """Return a connection to a server's Unix socket; None if it cannot be reached, e.g. from another container."""
     connected = socket.socket(socket.AF_UNIX)
     try:
         connected.settimeout(idle_timeout)
@@ -207,7 +207,7 @@ def connect_unix(endpoint: UnixEndpoint, idle_timeout: float) -> Connection | No
 
 
 def _greet(connection: Connection, token: str | None) -> dict[str, Any]:
-    """Return the server's welcome. If the server asks for a token, send a proof of it, never the token itself."""
+    """Greet a server; return its welcome. If it asks for a token, prove to have the token without sending it."""
     reply = _exchange_greeting(connection, {})
     if "challenge" not in reply:
         return reply
@@ -217,7 +217,7 @@ def _greet(connection: Connection, token: str | None) -> dict[str, Any]:
 
 
 def _exchange_greeting(connection: Connection, content: dict[str, Any]) -> dict[str, Any]:
-    """Send a greeting and return the reply; raise _ReplyError if it is a refusal, or is not from a graph server."""
+    """Send a greeting; return the reply. Raise _ReplyError if it refuses the client or is not from a graph server."""
     connection.begin(MAX_GREETING)
     connection.send([encode_greeting(content)])
     first = b""
@@ -251,7 +251,7 @@ OF_CERTIFICATE = {  # X509_V_ERR_...
     62: OTHER_HOSTS,
     64: OTHER_HOSTS,  # an address instead of a name
 }
-OF_ALERT = (  # a word of OpenSSL's reason
+OF_ALERT = (  # a word in OpenSSL's reason, and the meaning for the user
     ("CERTIFICATE_REQUIRED", "asks for a certificate; give one that its --client-ca has signed, and its key"),
     ("UNKNOWN_CA", "refuses the certificate given: its --client-ca has not signed it; give one that it has signed"),
     ("CERTIFICATE_EXPIRED", "refuses the certificate given: it has expired; give one that is valid now"),
@@ -260,7 +260,7 @@ OF_ALERT = (  # a word of OpenSSL's reason
 
 
 def explain(error: Exception, address: str, security: ClientSecurity) -> PeerError:
-    """Return the error for the user: what went wrong with a connection, and what helps."""
+    """Return the error to raise for a failed connection. Its message says what went wrong and what helps."""
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionError):
         error = _ReplyError(b"")
     if isinstance(error, _ReplyError):
@@ -330,19 +330,19 @@ def _tls_failed(error: ssl.SSLError, address: str) -> PeerError:
 
 
 def _without_tls(address: str) -> PeerError:
-    """Return the error for a server without TLS, after a connection without TLS: it may be no graph server at all."""
+    """Return the error for a port that does not speak TLS. Connect without TLS to see if a graph server listens."""
     try:
         connect_tcp(address, Reloading(ClientSecurity()), CONNECT_TIMEOUT)[0].close()
-    except (NoGraphServerError, LostError) as error:  # it is full, say, or ends just now
+    except (NoGraphServerError, LostError) as error:  # the server is full, say, or about to end
         return error
     except PeerError as error:
-        if SPEAKS_TLS in str(error):  # it was full, which it said before TLS began
+        if SPEAKS_TLS in str(error):  # the server was full, and refused before TLS began
             return LostError(f"peer {address} could not be met; try again")
     return PeerError(f"peer {address} {WITHOUT_TLS}")
 
 
 def one_line(message: object, longest: int = LONGEST) -> str:
-    """Return a message of a server or of the system on one line that a terminal can show."""
+    """Return a message of a server or of the system as one printable line of about `longest` characters."""
     text = " ".join(str(message).split())
     shown = "".join(character if character.isprintable() else "?" for character in text)
     return shown if len(shown) <= longest else f"{shown[:longest]}..."

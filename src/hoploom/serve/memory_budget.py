@@ -1,6 +1,6 @@
-"""Limits the memory of requests before they are read, and of responses (batches, picks, rows) until they are sent.
+"""Limits for the memory of requests before they are read, and of responses (batches, picks, rows) until they are sent.
 
-A request waits a bounded time for memory, then its client asks again. A request that could never fit is refused.
+A request waits a bounded time for memory; then its client must repeat it. A request that could never fit is refused.
 """
 
 import threading
@@ -15,22 +15,22 @@ WAIT = 5.0  # seconds that a request waits for memory
 
 
 class BusyError(PeerError):
-    """The server cannot answer now. It may later, and another one may now."""
+    """The server has no memory or thread for a request now. It may have later, and another server may have now."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason}; ask again, or another server")
 
 
 class CancelledError(PeerError):
-    """The client left while its response was made."""
+    """The client closed its connection while its response was being made."""
 
 
 class RequestContext:
-    """A request in flight: the memory for its response, and whether its client still waits."""
+    """A request in flight: `empty` makes tensors for its response; `is_cancelled` is true if its client has left."""
 
     def __init__(self, empty: Empty = ops.empty, *, is_shared: bool = False, num_bytes: int = 0) -> None:
         self.empty, self.is_shared = empty, is_shared
-        self.num_bytes = num_bytes  # of the budget for requests and picks, taken by the request itself
+        self.num_bytes = num_bytes  # that the request itself has taken from the budget for requests and picks
         self.is_cancelled = False
 
     def check(self) -> None:
@@ -43,7 +43,7 @@ NO_CLIENT = RequestContext()  # never cancelled
 
 
 class MemoryBudget:
-    """A number of bytes for all responses of one kind; `kind` names them in errors."""
+    """A limit of `size` bytes for all requests or responses of one kind; `kind` names them in errors."""
 
     def __init__(self, size: int, wait: float, kind: str = "batches") -> None:
         self.size, self.wait, self.kind = size, wait, kind
@@ -51,7 +51,7 @@ class MemoryBudget:
         self._changed = threading.Condition()
 
     def take(self, amount: int) -> None:
-        """Wait for memory; raise BusyError if none becomes free in time."""
+        """Take `amount` bytes, once they are free; raise BusyError if they are not within `wait` seconds."""
         deadline = time.monotonic() + self.wait
         with self._changed:
             while self.taken + amount > self.size:
@@ -60,7 +60,7 @@ class MemoryBudget:
             self.taken += amount
 
     def take_some(self, amount: int) -> int:
-        """Take `amount` bytes or what is free of them, without waiting; return how many."""
+        """Take up to `amount` bytes, as many as are free, without waiting; return the number taken."""
         with self._changed:
             taken = max(0, min(amount, self.size - self.taken))
             self.taken += taken
@@ -73,21 +73,21 @@ class MemoryBudget:
 
 
 class Reservation:
-    """The memory of one response. In a `with` block, an error gives it back; otherwise `close` does."""
+    """The bytes of a budget that one request or response holds, until `close`, or an error in its `with` block."""
 
     def __init__(
         self, budget: MemoryBudget, request: RequestContext = NO_CLIENT, *, of: str = "a batch", beside: int = 0
     ) -> None:
-        """`of` names it in errors; `beside` are bytes of the budget that the same request has taken already."""
+        """`of` describes the holder in errors; `beside` counts other bytes of the budget that its request has taken."""
         self._budget, self.taken, self.request, self._of, self._beside = budget, 0, request, of, beside
 
     @property
     def left(self) -> int:
-        """Bytes that could still be taken if there were no other responses."""
+        """Bytes that this reservation could still take if no other request held any."""
         return self._budget.size - self.taken - self._beside
 
     def check(self, amount: int) -> None:
-        """Raise ConfigError if `amount` bytes can never be free."""
+        """Raise ConfigError if `amount` more bytes can never be free, as they exceed the whole budget."""
         if amount > self.left:
             size = self._budget.size
             raise ConfigError(
@@ -96,27 +96,27 @@ class Reservation:
             )
 
     def take(self, amount: int) -> None:
-        """Wait for `amount` more bytes; raise an error if the client has left."""
+        """Wait for `amount` more bytes and take them; raise CancelledError if the client has left."""
         self.request.check()
         self.check(amount)
         self._budget.take(amount)
         self.taken += amount
 
     def take_some(self, amount: int) -> int:
-        """Take `amount` bytes or what is free of them; return how many."""
+        """Take up to `amount` more bytes, as many as are free; return the number taken."""
         taken = self._budget.take_some(amount)
         self.taken += taken
         return taken
 
     def resize(self, amount: int) -> None:
-        """Set the bytes taken to the size that the response has now."""
+        """Take or give back bytes, so that the reservation holds `amount`, the size that the response has now."""
         if amount > self.taken:
             self.take(amount - self.taken)
         self._budget.give(self.taken - amount)
         self.taken = amount
 
     def close(self) -> None:
-        """Give everything back. A second call does nothing."""
+        """Give all bytes back to the budget. A second call does nothing."""
         taken, self.taken = self.taken, 0
         self._budget.give(taken)
 

@@ -1,7 +1,7 @@
-"""Counts of a server, and two pages over HTTP that show them: /metrics for Prometheus and /health for probes.
+"""Counts of a server's requests, and an HTTP endpoint with two pages: /metrics for Prometheus and /health for probes.
 
 /metrics asks for the server's token and client certificates; /health does not, because probes carry neither. On
-loopback both are free, as the server is. prometheus_client's own endpoint has no token and no bound on connections.
+loopback neither page asks, like the server. prometheus_client's own endpoint has no token and no limit of connections.
 """
 
 import bisect
@@ -29,9 +29,9 @@ from hoploom.serve.security import Reloading, ServerSecurity, check_listen, is_s
 from hoploom.system import Closing
 
 KINDS = ("info", "sample", "gather", "split", "batch")
-OTHER = "other"  # any other name of a request: clients could send any number of names
+OTHER = "other"  # counts all other kinds together: clients could send any number of names
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-BOUNDS = (*map(floatToGoString, BUCKETS), "+Inf")  # as they are written
+BOUNDS = (*map(floatToGoString, BUCKETS), "+Inf")  # the upper ends of the buckets, as Prometheus writes them
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of generate_latest's text
 PLAIN = "text/plain; charset=utf-8"
 MAX_REQUEST = 16 * 1024  # bytes of a request line and its headers
@@ -43,7 +43,7 @@ Outcome = Literal["ok", "refused", "failed"]
 
 @dataclass
 class RequestCount:
-    """The count of one request. The outcome and the bytes are set while it is answered."""
+    """The outcome and size of one request, which `Metrics.request` adds to the counts when the request ends."""
 
     outcome: Outcome = "ok"
     received: int = 0  # bytes
@@ -51,9 +51,9 @@ class RequestCount:
 
 
 class Metrics(Collector):
-    """The counts of one server, from any thread. `held_bytes` and `cache_rows` (hits, misses) are called when read.
+    """The counts of one server; thread-safe. `held_bytes` and `cache_rows` (hits, misses) are called by `collect`.
 
-    Prometheus's own counters take a lock and a few microseconds each, together half the time of a small request.
+    Prometheus's own counters each take a lock and microseconds, together half the time of a small request.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Metrics(Collector):
         self.draining = False
         self.in_flight = 0  # requests
         self._held_bytes, self._cache_rows, self._clock = held_bytes, cache_rows, clock
-        self._requests: Counter[tuple[str, Outcome]] = Counter()  # by kind, as all that follow
-        self._in_buckets: dict[str, list[int]] = {}  # by the seconds that they took
+        self._requests: Counter[tuple[str, Outcome]] = Counter()  # by kind of request, like the counts below
+        self._in_buckets: dict[str, list[int]] = {}  # the requests that took as long as each of BUCKETS
         self._seconds: dict[str, float] = {}
         self._received, self._sent = Counter[str](), Counter[str]()
         self._streams = 0
@@ -74,7 +74,7 @@ class Metrics(Collector):
 
     @contextmanager
     def request(self, kind: str) -> Iterator[RequestCount]:
-        """Count one request, from its first byte to its last; as failed if an exception leaves the block."""
+        """Count and time one request, which is answered inside the block; count it as failed if the block raises."""
         kind, count = kind if kind in KINDS else OTHER, RequestCount()
         with self._changed:
             self.in_flight += 1
@@ -98,13 +98,13 @@ class Metrics(Collector):
                     self._changed.notify_all()
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait for a moment without a request in flight; return whether there was one."""
+        """Wait up to `seconds` until no request is in flight; return whether that was reached."""
         with self._changed:
             return self._changed.wait_for(lambda: self.in_flight == 0, seconds)
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Count a client's connection as open."""
+        """Count a client's connection as open inside the block."""
         with self._changed:
             self._streams += 1
         try:
@@ -114,7 +114,7 @@ class Metrics(Collector):
                 self._streams -= 1
 
     def collect(self) -> Iterable[Metric]:
-        """Return all metrics."""
+        """Return all metrics, as prometheus_client's registry asks for them."""
         outcomes = "Requests answered; refused: a mistake of the client, failed: of the server."
         requests = CounterMetricFamily("hoploom_requests", outcomes, labels=("kind", "outcome"))
         text = "Seconds from a request to its answer."
@@ -143,7 +143,7 @@ class Metrics(Collector):
         ]
 
     def value(self, name: str, **labels: str) -> float:
-        """Return the value of a counter or gauge."""
+        """Return the value of a counter or gauge; 0.0 if nothing was counted with these labels."""
         samples = (sample for metric in self.collect() for sample in metric.samples)
         return next((sample.value for sample in samples if (sample.name, sample.labels) == (name, labels)), 0.0)
 
@@ -155,7 +155,7 @@ class Metrics(Collector):
 
 
 class MetricsEndpoint(Closing):
-    """Serves the pages until it is closed. `address` is the address that it listens on, with its port."""
+    """An HTTP server for both pages, until it is closed. Its attribute `address` is the HOST:PORT it listens on."""
 
     def __init__(
         self,
@@ -180,11 +180,11 @@ class MetricsEndpoint(Closing):
         self._acceptor = Acceptor([listener], self._answer, CONNECTIONS, seconds, "hoploom-metrics")
 
     def close(self) -> None:
-        """End all connections and the thread."""
+        """Close all connections and end the thread."""
         self._acceptor.close()
 
     def _answer(self, connection: NewConnection) -> Steps[None]:
-        """Answer one request and close the connection."""
+        """Answer one HTTP request, then close its connection. A generator for the acceptor's loop."""
         _, context = self._reloading.now()
         if context is not None:
             yield from connection.start_tls(context)

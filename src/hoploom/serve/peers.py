@@ -1,8 +1,8 @@
 """The graph servers of one store: which of them hold which parts, and which one gets a request.
 
-Every request is complete, so any server that holds the part can answer it: first the one with the fewest requests in
-flight, then others, until the deadline. A thread for each server that is away asks it for `info` until it answers; it
-must hold the same store.
+Every request is complete in itself, so any server that holds the part can answer it: first the one with the fewest
+requests in flight, then others, until the deadline. For each server that does not answer, a thread repeats the request
+`info` until it does. All servers must hold the same store.
 """
 
 import json
@@ -28,8 +28,8 @@ from hoploom.system import Closing
 
 Read = TypeVar("Read")
 TIMEOUT = 60.0  # seconds that a request may take, all attempts together
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds without requests for a peer that was too busy to answer
-BATCH = "batch"  # the request that servers answer if they make whole batches
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds of rest, without requests, for a peer that was too busy
+BATCH = "batch"  # the kind of request that only servers of whole batches answer
 WARN_AFTER = 5.0  # seconds of waiting for servers
 LATECOMERS = 1.0  # seconds to wait for the other servers once all parts are there
 LONGEST_RECONNECT = 1.0  # seconds between attempts to reach a peer that is away
@@ -45,7 +45,7 @@ class ServerInfo:
     identity: str
     manifest: Manifest
     parts: tuple[int, ...]
-    answers: tuple[str, ...]
+    answers: tuple[str, ...]  # kinds of requests
 
     def holds(self, part: int | None) -> bool:
         """Return whether the server holds a part; for None, whether it makes whole batches."""
@@ -53,7 +53,7 @@ class ServerInfo:
 
 
 def read_info(response: Message, address: str) -> ServerInfo:
-    """Read and check a response to `info`: the header describes the server, a tensor has the manifest as text."""
+    """Read and check a response to `info`: a header that describes the server, and the manifest's text as a tensor."""
     header = response.header
     if header.get("protocol") != PROTOCOL:
         raise ConfigError(
@@ -72,7 +72,7 @@ def read_info(response: Message, address: str) -> ServerInfo:
 
 
 class Peers(Closing):
-    """The graph servers of one store: those that have answered `info` so far, and those that can be asked now."""
+    """The graph servers of one store. Sends each request to one that can answer it, and to others if that fails."""
 
     def __init__(
         self,
@@ -82,18 +82,18 @@ class Peers(Closing):
         *,
         own: Sequence[int] | None = None,
     ) -> None:
-        """`own` are the parts that need no peer. None: one peer that makes whole batches is enough."""
+        """Wait until peers hold all parts but `own`; if `own` is None, until one peer makes whole batches."""
         self._timeout, self._own = timeout, own
         idle_timeout = timeout / 3 if len(addresses) > 1 else timeout / 2  # leaves time for another attempt
         reloading = Reloading(security)
         self._peers = [Peer(address, reloading, idle_timeout) for address in addresses]
         self._rests_until = dict.fromkeys(self._peers, 0.0)
         self._pause = dict.fromkeys(self._peers, FIRST_PAUSE)
-        self._warned: set[Peer] = set()  # of peers whose files cannot be read
-        self._known: dict[Peer, ServerInfo] = {}  # also those that are lost now
-        self._away: set[Peer] = set()
+        self._warned: set[Peer] = set()  # peers about whose unreadable files there was a warning
+        self._known: dict[Peer, ServerInfo] = {}  # all that have answered `info` once
+        self._away: set[Peer] = set()  # those that threads ask for `info` now
         self._present: dict[Peer, ServerInfo] = {}  # each change makes a new dict, so reading it needs no lock
-        self._error: HoploomError | None = None  # one that waiting does not solve
+        self._error: HoploomError | None = None  # an error that waiting does not solve
         self._changed, self._closed = threading.Condition(), threading.Event()
         self._threads: list[threading.Thread] = []
         for peer in self._peers:
@@ -117,7 +117,7 @@ class Peers(Closing):
         return len(self._peers)
 
     def traffic(self) -> dict[str, float]:
-        """Return the bytes sent and received so far, and how long threads waited for responses."""
+        """Return how many requests and bytes were sent and received, and how long threads waited for responses."""
         names = ("requests", "bytes_sent", "bytes_received", "wait_seconds")
         return {name: sum(getattr(peer, name) for peer in self._peers) for name in names}
 
@@ -133,9 +133,9 @@ class Peers(Closing):
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _wait_for_all(self, seconds: float) -> ServerInfo:
-        """Wait until no part is missing, and a moment longer for the other servers.
+        """Wait until no part is missing, and a moment longer for the other servers; return the info of one.
 
-        Raise the error that a server has answered, or one that says what is missing after `seconds`.
+        Raise the error of a server that can never be used, or an error that names what is missing after `seconds`.
         """
 
         def is_over() -> bool:
@@ -166,7 +166,7 @@ class Peers(Closing):
             return next(iter(self._known.values()))
 
     def _missing(self) -> str | None:
-        """Return what is still missing before work can begin; None if nothing is."""
+        """Return an error text if no server holds some part, or none makes batches; None if nothing is missing."""
         known = self._known.values()
         if self._own is None:
             makes = any(info.holds(None) for info in known)
@@ -179,7 +179,7 @@ class Peers(Closing):
         return None
 
     def _look_for(self, peer: Peer) -> None:
-        """Send a server no requests until it answers `info`, for which a thread asks."""
+        """Choose this peer for no requests until it answers `info`; start a thread that repeats `info`."""
         with self._changed:
             if peer in self._away or self._closed.is_set():
                 return
@@ -190,7 +190,7 @@ class Peers(Closing):
             thread.start()
 
     def _meet(self, peer: Peer) -> None:
-        """Ask a server for `info` until it answers."""
+        """Repeat the request `info` until a peer answers; then the peer can be chosen again."""
         pause = FIRST_PAUSE
         while not self._closed.is_set():
             try:
@@ -219,11 +219,11 @@ class Peers(Closing):
             self._changed.notify_all()
 
     def ask(self, request: Message, part: int | None = None, *, pinned: bool = False) -> Message:
-        """Return the response of any peer that holds the part; of any that makes whole batches if the part is None."""
+        """Return the response of a peer that holds `part`; if `part` is None, of a peer that makes whole batches."""
         return self.begin(request, part, partial(read_message, pinned=pinned))()
 
     def begin(self, request: Message, part: int | None, reader: Reader[Read]) -> Callable[[], Read]:
-        """Send a request now; the function that is returned reads the response, and asks other peers if that fails."""
+        """Send a request now. The returned function reads the response; if that fails, it asks other peers."""
         if self._closed.is_set():
             raise self._lost(part)
         sent: tuple[Peer, PooledConnection] | None = None
@@ -246,7 +246,7 @@ class Peers(Closing):
                     found = peer.read(pooled, reader, deadline)
                 except LostError as error:
                     self._note_loss(peer, error)
-                except StoreError as error:  # of its files: another peer may have better ones
+                except StoreError as error:  # the peer cannot read its files: another peer may
                     self._note_loss(peer, UnavailableError(str(error)))
                     unreadable[peer] = error
                 else:
@@ -264,7 +264,7 @@ class Peers(Closing):
         return finish
 
     def _next_peer(self, part: int | None, unreadable: Collection[Peer], deadline: float) -> Peer | None:
-        """Wait for a peer that can be asked; None if there will never be one, or not before the deadline."""
+        """Return a peer for a request for `part`, waiting for one; None if there will be none before `deadline`."""
         with self._changed:
             while not self._closed.is_set() and (left := deadline - time.monotonic()) > 0:
                 able = any(info.holds(part) and peer not in unreadable for peer, info in self._known.items())
@@ -276,7 +276,7 @@ class Peers(Closing):
             return None
 
     def _choose(self, part: int | None, excluded: Collection[Peer] = ()) -> Peer | None:
-        """Return the peer with the fewest requests in flight, of those that hold a part and were not just too busy."""
+        """Return the peer with the fewest requests in flight among those that hold `part` and do not rest, or None."""
         now, able = time.monotonic(), [peer for peer, info in self._present.items() if info.holds(part)]
         ready = [peer for peer in able if self._rests_until[peer] <= now and peer not in excluded]
         if len(ready) <= 1:
@@ -284,7 +284,7 @@ class Peers(Closing):
         return min(ready, key=lambda peer: (peer.in_flight, random.random()))
 
     def _note_loss(self, peer: Peer, error: LostError) -> None:
-        """Let a busy peer rest for a while; look for a lost one in the background."""
+        """Let a busy peer rest for a while; try to reach a lost peer again in the background."""
         peer.last_loss = str(error)
         if not isinstance(error, UnavailableError):
             self._look_for(peer)

@@ -1,4 +1,4 @@
-"""Checks of every value of a request, before any memory is allocated for it."""
+"""Functions that read and check every value of a request, before memory is allocated for the response."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,41 +20,41 @@ MAX_NAME = 1000  # characters
 
 
 def require(fits: bool, what: str, value: object, needed: str) -> None:
-    """Raise ConfigError for a value of a request unless it fits."""
+    """Raise ConfigError unless `fits` is true. Its message names the value, `what` it is, and what is `needed`."""
     if not fits:
         raise ConfigError(f"{what} of a request is {value!r:.200}; it needs {needed}")
 
 
 def read_text(holder: Mapping[str, Any], key: str) -> str:
-    """Return a name."""
+    """Return the name under `key`; raise ConfigError if there is none, or it is too long."""
     value = holder.get(key)
     require(isinstance(value, str) and len(value) <= MAX_NAME, key, value, "a name")
     return str(value)
 
 
 def read_integer(what: str, value: Any, least: int, limit: int) -> int:
-    """Return an integer of [least, limit)."""
+    """Return `value`; raise ConfigError, which says `what` it is, unless it is an integer in [least, limit)."""
     fits = type(value) is int and least <= value < limit
     require(fits, what, value, f"a whole number from {least} to below {limit}")
     return int(value)
 
 
 def read_flag(holder: Mapping[str, Any], key: str) -> bool:
-    """Return a boolean."""
+    """Return the boolean under `key`; raise ConfigError if there is none."""
     value = holder.get(key)
     require(isinstance(value, bool), key, value, "true or false")
     return bool(value)
 
 
 def read_hop_fanouts(given: Any, num_relations: int) -> list[int]:
-    """Return the fanouts of a hop, one for each relation."""
+    """Return the fanouts of a hop, one for each relation; raise ConfigError if `given` is anything else."""
     fits = isinstance(given, list) and len(given) == num_relations
     require(fits, "fanouts", given, f"one per relation, {num_relations}")
     return [read_integer("fanout", fanout, -1, MAX_FANOUT) for fanout in given]
 
 
 def read_draw(header: Mapping[str, Any], num_relations: int) -> Draw:
-    """Return the options of a hop."""
+    """Return the sampling options of a hop, from the header of a request."""
     fanouts = read_hop_fanouts(header.get("fanouts"), num_relations)
     key, hop = read_integer("key", header.get("key"), 0, 1 << 64), read_integer("hop", header.get("hop"), 0, 1 << 16)
     flags = ("replace", "last", "labor", "weighted", "counts_only")
@@ -62,7 +62,7 @@ def read_draw(header: Mapping[str, Any], num_relations: int) -> Draw:
 
 
 def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
-    """Return ids that a part owns, [n] int64. In a request, int32 ids are counted from the first id of the part."""
+    """Return a request's ids, [n] int64; int32 ones count from `first`. Raise ConfigError if the part lacks one."""
     shown = (ids.dtype, tuple(ids.shape))
     fits = ids.dtype in (torch.int32, torch.int64) and ids.dim() == 1
     require(fits, f"ids of {what}", shown, "int32 or int64 [n]")
@@ -73,7 +73,7 @@ def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
 
 
 def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:
-    """Return the frontier of each node type. The header lists which types have one, with which columns."""
+    """Return the frontier of each node type, or None. The header lists the types with a frontier, and its columns."""
     schema, listed = part.schema, request.header.get("frontiers")
     fits = isinstance(listed, list) and len(listed) <= len(schema.node_types)
     require(fits, "frontiers", listed, "a list of [type, trees, times], each type once")
@@ -99,7 +99,7 @@ def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:
 
 
 def most_picks(graph: GraphStore, frontiers: Sequence[Frontier | None], draw: Draw, enough: int) -> int:
-    """Return an upper bound of the picks: from the fanouts if that is at most `enough`, else from the in-degrees."""
+    """Return an upper bound of a hop's picks: by the fanouts if at most `enough`, else by counting in-degrees."""
     if draw.counts_only:
         return 0
     sizes = [0 if (frontier := frontiers[end]) is None else len(frontier.nodes) for end in graph.schema.destinations]
@@ -120,7 +120,7 @@ def most_picks(graph: GraphStore, frontiers: Sequence[Frontier | None], draw: Dr
 
 
 def read_row_requests(request: Message, part: Part) -> list[Wanted]:
-    """Return the rows that are requested. The header lists [owner, field, index of the tensor with the ids]."""
+    """Return the requested fields and ids. The header lists [owner, field, index of the tensor with the ids]."""
     listed, columns = request.header.get("wanted"), request.whole_tensors
     needed = f"[owner, field, ids], at most {MAX_WANTED}"
     require(isinstance(listed, list) and len(listed) <= MAX_WANTED, "wanted", listed, needed)
@@ -144,7 +144,7 @@ def read_row_requests(request: Message, part: Part) -> list[Wanted]:
 
 
 def read_owner(schema: Schema, given: Any, *, known: bool = True) -> TypeKey:
-    """Return a node type, or the three names of a relation, which may be a new one unless `known`."""
+    """Return a node type, or a relation as three names. If `known` is false, only its node types must exist."""
     if isinstance(given, str):
         return schema.node_type(given).name
     names = isinstance(given, list) and len(given) == 3 and all(isinstance(name, str) for name in given)

@@ -72,7 +72,7 @@ class ClientSecurity(_Secret):
     """The secrets of a client, and the CA that it trusts; certificates and keys are PEM texts."""
 
     token: str | None = None
-    ca: bytes | None = None  # if given, TLS, and servers need a certificate of this CA
+    ca: bytes | None = None  # if given, use TLS; servers need a certificate of this CA
     certificate: bytes | None = None
     key: bytes | None = None
     files: SecurityFiles | None = field(default=None, compare=False)
@@ -103,7 +103,7 @@ def _check_secrets(security: ServerSecurity | ClientSecurity) -> None:
 
 
 def towards_peers(server: ServerSecurity, ca: bytes | None = None) -> ClientSecurity:
-    """Return the security of a server as a client of its peers. It trusts `ca`, by default its own client CA."""
+    """Return the security with which a server connects to its peers. `ca` is the CA of the peers, default client_ca."""
     trusted = server.client_ca if ca is None else ca
     if server.tls and trusted is None:
         raise ConfigError("peers use TLS, but no CA is given to check their certificates; give --client-ca or --ca")
@@ -115,7 +115,7 @@ def towards_peers(server: ServerSecurity, ca: bytes | None = None) -> ClientSecu
 
 
 def is_same(given: object, token: str) -> bool:
-    """Return whether `given` is the token. Digests are compared in constant time, so timing shows nothing of it."""
+    """Return whether `given` is the token. Digests are compared in constant time, so that timing does not reveal it."""
     if not isinstance(given, str):
         return False
     ours, theirs = (hashlib.sha256(one.encode("utf-8", "surrogateescape")).digest() for one in (token, given))
@@ -123,7 +123,7 @@ def is_same(given: object, token: str) -> bool:
 
 
 def proof_of(token: str, challenge: str) -> str:
-    """Return a proof that its sender has the token. It does not reveal the token, and fits no other challenge."""
+    """Return a proof for this `challenge` that the sender has the token. The proof does not reveal the token."""
     return hmac.new(token.encode(), challenge.encode(), hashlib.sha256).hexdigest()
 
 
@@ -135,7 +135,7 @@ def read_server_security(
     *,
     token: str | None = None,
 ) -> ServerSecurity:
-    """Read and check a server's token, certificate, key and client CA. `token` takes the place of the token file."""
+    """Read and check a server's token, certificate, key and client CA. If `token` is given, no token file is read."""
     given = (token_file, cert, key, client_ca)
     files = SecurityFiles(given, lambda: read_server_security(*given, token=token))
     return ServerSecurity(token or _read_token(token_file), *_read_pair(cert, key), read_ca(client_ca), files)
@@ -149,7 +149,7 @@ def read_client_security(
     *,
     token: str | None = None,
 ) -> ClientSecurity:
-    """Read and check a client's token, CA, certificate and key. `token` takes the place of the token file."""
+    """Read and check a client's token, CA, certificate and key. If `token` is given, no token file is read."""
     given = (token_file, ca, cert, key)
     files = SecurityFiles(given, lambda: read_client_security(*given, token=token))
     return ClientSecurity(token or _read_token(token_file), read_ca(ca), *_read_pair(cert, key), files)
@@ -187,7 +187,7 @@ def read_ca(path: PathLike | None) -> bytes | None:
 
 
 def _read_file(path: PathLike, named: str, *, secret: bool = False) -> bytes:
-    """Return the content of a small file; raise ConfigError if other users have access to a secret one."""
+    """Return the content of a small file; raise ConfigError if it is unusable, or `secret` and open to other users."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())  # of the opened file, which cannot be replaced meanwhile
@@ -212,7 +212,7 @@ def _read_file(path: PathLike, named: str, *, secret: bool = False) -> bytes:
 
 
 def _check_token(token: str, named: str) -> None:
-    """Check a token without showing it: a wrong one may be the right one with a typing error."""
+    """Raise ConfigError for an unusable token. The message hides it: it may be the right token with a typing error."""
     if not MIN_TOKEN <= len(token) <= MAX_TOKEN:
         raise ConfigError(
             f"{named} has {len(token)} characters; give {MIN_TOKEN} to {MAX_TOKEN}, e.g. openssl rand -hex 32 > token"
@@ -222,10 +222,10 @@ def _check_token(token: str, named: str) -> None:
 
 
 class Reloading(Generic[Kind]):
-    """Security whose files are read again when they change. If they cannot be used, the old content stays in use."""
+    """A security object whose files are read again when they change. If that fails, the old content stays in use."""
 
     def __init__(self, security: Kind, make_context: Callable[[Kind], ssl.SSLContext | None] | None = None) -> None:
-        """`make_context` makes the TLS context; default: that of a graph server or its client."""
+        """`make_context` makes the TLS context of a security object; the default is `tls_context`."""
         self._security: Kind = security
         self._files = security.files
         self._make_context: Callable[[Kind], ssl.SSLContext | None] = make_context or tls_context
@@ -234,7 +234,7 @@ class Reloading(Generic[Kind]):
         self._lock = threading.Lock()
 
     def now(self) -> tuple[Kind, ssl.SSLContext | None]:
-        """Return the security of a new connection, and its TLS context; None without TLS."""
+        """Return the security for a new connection, and the TLS context, which is None without TLS."""
         with self._lock:
             version = self._look()
             if version != self._version and self._files is not None:
@@ -248,7 +248,7 @@ class Reloading(Generic[Kind]):
             return self._security, self._context
 
     def _look(self) -> list[tuple[int, int, int] | None]:
-        """Return values that change when a file is written or replaced, also behind a link."""
+        """Return, for each file (links are followed), values that change when it is written or replaced."""
         found: list[tuple[int, int, int] | None] = []
         paths = () if self._files is None else self._files.paths
         for path in [path for path in paths if path is not None]:
@@ -276,7 +276,7 @@ def tls_context(security: ServerSecurity | ClientSecurity) -> ssl.SSLContext:
 
 
 def check_pair(certificate: bytes, key: bytes, named: tuple[str, str] = ("the certificate", "the key")) -> None:
-    """Raise ConfigError if a certificate is damaged, not valid now, or of another key."""
+    """Raise ConfigError if a certificate is damaged, is not valid now, or does not belong to the key."""
     check_certificates(certificate, named[0])
     if b"ENCRYPTED" in key:  # OpenSSL would ask at the terminal
         raise ConfigError(
@@ -292,7 +292,7 @@ def check_pair(certificate: bytes, key: bytes, named: tuple[str, str] = ("the ce
 
 
 def check_certificates(text: bytes, named: str) -> None:
-    """Raise ConfigError if a text has no certificate, or its first one is not valid now. Others may have expired."""
+    """Raise ConfigError if a text has no certificate, or its first is not valid now. Later ones may have expired."""
     with needs("cluster"):
         from cryptography import x509
     if b"-----BEGIN CERTIFICATE-----" not in text:
@@ -311,7 +311,7 @@ def check_certificates(text: bytes, named: str) -> None:
 
 
 def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Load a certificate and its key into a context, through unnamed temporary files, as it reads files only."""
+    """Load a certificate and its key into a TLS context, through unnamed temporary files: ssl reads only files."""
     with _unnamed(certificate) as certificate_path, _unnamed(key) as key_path:
         context.load_cert_chain(certificate_path, key_path, password="")
 
@@ -326,7 +326,7 @@ def _unnamed(content: bytes) -> Iterator[str]:
 
 
 def check_listen(host: str, security: ServerSecurity, *, insecure: bool = False, flag: str = "--listen") -> str | None:
-    """Raise ConfigError for an address beyond loopback without TLS or a token; return a warning to print, or None."""
+    """Return a warning or None; raise ConfigError if others reach `host` without TLS or token, unless `insecure`."""
     if is_loopback(host):
         return None
     where = f"{flag} {host or '(every address)'}"

@@ -1,7 +1,7 @@
-"""The server: it listens, and answers each admitted client in a thread of its own, without state between requests.
+"""The server: it listens, and answers each admitted client in a separate thread, without state between requests.
 
-Clients get heartbeats while their responses are made. If a client leaves meanwhile, its work ends; if it stops reading,
-it is cut off. A stop is graceful: requests in flight are finished, later ones are refused.
+Clients get heartbeats while their responses are made. If a client leaves, the work for it ends; if it stops reading, it
+is cut off. A stop is graceful: requests in flight are finished, later requests are refused.
 """
 
 import contextlib
@@ -40,19 +40,19 @@ MAX_NEW = 1024  # connections that are not admitted yet
 LOOK_UP = 1.0  # seconds after which a waiting main thread notices a signal that another thread has caught
 HEADER = 40  # bytes of memory that a byte of a header may take once it is decoded
 FREE = 1 << 16  # bytes of a header, and of tensors, that take none of the budget: the connection itself takes more
-WITHOUT_TENSORS = ("info", "split")  # requests
-TRIM_FROM, TRIM_AFTER = 64 << 20, 10.0  # bytes that requests and picks have taken at once, and seconds
+WITHOUT_TENSORS = ("info", "split")  # kinds of requests that have no tensors
+TRIM_FROM, TRIM_AFTER = 64 << 20, 10.0  # free unused memory so many seconds after requests took so many bytes
 TICK = 0.1  # seconds between two checks for clients that have left
-LEFT = getattr(select, "POLLRDHUP", 0)  # the other side has closed; not every system tells
+LEFT = getattr(select, "POLLRDHUP", 0)  # the event that the other side has closed; not every system has it
 END_TIMEOUT = 2.0  # seconds for threads to end
-FAILED = (PeerError.__name__, BatchError.__name__, StoreError.__name__)
+FAILED = (PeerError.__name__, BatchError.__name__, StoreError.__name__)  # faults of the server, not of the client
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """The time and memory of a server that clients may take."""
+    """Limits of the time and memory that clients may take from a server."""
 
-    stall: float = 60.0  # seconds for a piece of a message to be read by the client, or to come from it
+    stall: float = 60.0  # seconds in which the client must read or send the next bytes of a message
     beat: float = 0.5  # seconds between heartbeats
     request: int = wire.MAX_REQUEST  # bytes of a request's tensors
     shared: int = 2 << 30  # bytes of memory that is shared with clients on this host
@@ -60,7 +60,7 @@ class ServerLimits:
 
 
 class ClientConnection:
-    """One client's connection, and its request in flight."""
+    """The connection of one client, and the context of its request in flight, if any."""
 
     def __init__(self, connection: Connection, budget: MemoryBudget) -> None:
         self.connection = connection
@@ -71,7 +71,7 @@ class ClientConnection:
 
     @contextlib.contextmanager
     def making(self, num_bytes: int) -> Iterator[RequestContext]:
-        """Make a response to a request of `num_bytes` bytes of the budget; the client gets heartbeats meanwhile."""
+        """Yield the context of a request that holds `num_bytes` of the budget; inside, the client gets heartbeats."""
         self._last_beat = time.monotonic()
         self.context = RequestContext(self.empty, is_shared=self.segments is not None, num_bytes=num_bytes)
         try:
@@ -81,20 +81,20 @@ class ClientConnection:
                 self.context = None
 
     def beat(self, seconds: float) -> None:
-        """Send a heartbeat if the last one was longer ago than this."""
+        """Send a heartbeat if the client waits for a response and got the last one at least `seconds` ago."""
         with self._lock, contextlib.suppress(OSError):
             if self.context is not None and time.monotonic() - self._last_beat >= seconds:
                 self._last_beat = time.monotonic()
                 wire.send_heartbeat(self.connection)
 
     def cancel(self) -> None:
-        """End the work for the client, which has left."""
+        """Cancel the request in flight, because the client has left."""
         context = self.context
         if context is not None:
             context.is_cancelled = True
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return memory for a tensor of the response, shared with the client if possible."""
+        """Return an uninitialized tensor for the response, in memory shared with the client if possible."""
         found = None if self.segments is None else self.segments.empty(shape, dtype)
         return ops.empty(shape, dtype) if found is None else found
 
@@ -105,7 +105,7 @@ class ClientConnection:
 
 
 class Server(Closing):
-    """A server that listens until it is closed."""
+    """A server that listens until it is closed, with one thread per admitted client and one that watches them."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Server(Closing):
         return join_address(self.host, self.port)
 
     def drain(self, grace: float = GRACE) -> bool:
-        """Refuse new requests and wait for those in flight; return whether all of them were finished."""
+        """Refuse new requests and wait `grace` seconds for those in flight; return whether all were finished."""
         self._metrics.draining = True
         end = time.monotonic() + grace
         while not (idle := self._metrics.wait_until_idle(min(LOOK_UP, grace))) and time.monotonic() < end:
@@ -158,7 +158,7 @@ class Server(Closing):
             time.sleep(TICK / 10)
 
     def _admit(self, new: NewConnection) -> Steps[None]:
-        """Admit a client and start its thread, or refuse it."""
+        """Admit a client and start its thread, or refuse it. A generator for the acceptor's loop."""
         if len(self._clients) >= MAX_CONNECTIONS:
             reason = f"{MAX_CONNECTIONS} connections are open already; lower the clients' threads"
             yield from handshake.refuse(new, RefusedError(handshake.FULL, reason))
@@ -219,7 +219,7 @@ class Server(Closing):
             return list(self._clients)
 
     def _exchange(self, client: ClientConnection, memory: Reservation) -> None:
-        """Read a request, once there is memory for it, and answer it."""
+        """Read a request, once the budget has memory for it, and send the response."""
 
         def reserve(amount: int) -> None:
             if amount > FREE:
@@ -262,7 +262,7 @@ class Server(Closing):
                 count.sent = wire.send_message(connection, prepared)
             except Exception as error:
                 if isinstance(error, OSError | EOFError) and not isinstance(error, HoploomError):
-                    raise  # of the connection
+                    raise  # an error of the connection
                 wire.send_broken(connection, error_response(error).header)  # in place of the next piece
                 raise ConnectionAbortedError from error
             finally:
@@ -276,7 +276,7 @@ class Server(Closing):
             return self._service.answer(request, context)
         except CancelledError as error:
             raise ConnectionAbortedError from error
-        except Exception as error:  # it belongs to the client, which waits for a response
+        except Exception as error:  # the client gets the error, as it waits for a response
             return error_response(error)
 
 
@@ -290,7 +290,7 @@ def error_response(error: Exception) -> Message:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; raise ConfigError if the address cannot be used, or only from this host."""
+    """Return a listening socket; raise ConfigError for an unusable address, or a host name that means loopback."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, where = found[0]
@@ -313,7 +313,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _listen_on_unix() -> tuple[socket.socket, str] | tuple[None, None]:
-    """Return a Unix socket without a file, and its random name; None if the system has none."""
+    """Return a listening Unix socket without a file, and its random name; (None, None) if that is impossible."""
     if not can_share():
         return None, None
     name = f"hoploom-{os.getpid()}-{secrets.token_hex(8)}"

@@ -1,8 +1,8 @@
-"""Responses of a graph server, without the wire: a request in, a response out, no state in between.
+"""The answers of a graph server, apart from the network: a function from a request to a response, without state.
 
 Rows in memory are gathered piece by piece while they are sent, so a response takes a megabyte however long it is. Rows
-on disk are read together, or in pieces as large as the store's budget allows. Picks are made at once. Many picks, and
-rows that were read, take memory until they are sent.
+on disk are read together, or in pieces as large as the store's budget allows. A hop is sampled as a whole. Its picks,
+if there are many, and rows read from disk count in a memory budget until they are sent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,17 +28,17 @@ Handler = Callable[[Message, RequestContext], Message]
 Fill = Callable[[Sequence[Wanted], Sequence[Tensor]], None]  # writes the wanted rows into the tensors
 PICK_BYTES = 16  # of a pick in a response: source and edge
 MAX_PICKS = 1 << 26  # of all relations in one response: 1 GiB
-FREE = 1 << 20  # bytes of picks that take no memory of the budget
-ENOUGH = 1 << 20  # picks: in-degrees are not read to find a lower bound than this
-SHARE = 4  # the rows of one response take at most this part of the window of the store's budget
+FREE = 1 << 20  # bytes: fewer picks are not counted in the budget
+ENOUGH = 1 << 20  # picks: if their bound is not higher, in-degrees are not read to lower it
+SHARE = 4  # rows from disk in one response take at most 1/SHARE of the window of the store's budget
 
 
 class Service:
     """Answers requests for the parts of a store that this process holds.
 
-    Requests, and picks that are not sent yet, take at most `memory` bytes. Rows read from disk take the window of the
-    store's budget. `more` has handlers of requests that need more than parts, by name: whole batches. A request waits
-    `wait` seconds for memory.
+    Requests, and picks that are not sent yet, take at most `memory` bytes; a request waits `wait` seconds for memory.
+    Rows read from disk are limited by the window of the store's budget. `more` maps further kinds of requests to their
+    handlers: that of "batch" needs all parts of the store.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Service:
         return list(self._handlers)
 
     def answer(self, request: Message, context: RequestContext = NO_CLIENT) -> Message:
-        """Return the response. Raise ConfigError for a wrong request, StoreError for a request for another store."""
+        """Return the response to a request. Raise ConfigError if it is wrong, StoreError if it is for another store."""
         kind = requests.read_text(request.header, "ask")
         if kind != "info" and "identity" in request.header:
             given, own = requests.read_text(request.header, "identity"), self.store.identity
@@ -79,7 +79,7 @@ class Service:
         return self._handlers[kind](request, context)
 
     def _info(self, request: Message, context: RequestContext) -> Message:
-        """Describe the server. The manifest is a tensor of its text: with many parts it is too long for a header."""
+        """Return a description of the server. The manifest's text is a tensor: it may be too long for a header."""
         manifest = manifest_to_json(Manifest(self.store.schema, self.store.ranges, {})).encode()
         header = {
             "protocol": PROTOCOL,
@@ -91,7 +91,7 @@ class Service:
         return Message(header, [torch.from_numpy(np.frombuffer(bytearray(manifest), dtype=np.uint8))])
 
     def _part(self, header: Mapping[str, Any]) -> tuple[Part, Shard]:
-        """Return a part, and the shard that reads it: from disk if the store has a memory budget."""
+        """Return the part that a header names, and a shard to read it: from disk if the store has a memory budget."""
         number = header.get("part")
         if type(number) is not int or number not in self.parts:
             raise ConfigError(f"a request is for part {number!r:.40}; this server holds parts {sorted(self.parts)}")
@@ -107,7 +107,7 @@ class Service:
         return Message({}, [ids])
 
     def _sample(self, request: Message, context: RequestContext) -> Message:
-        """Sample one hop of all relations of a part."""
+        """Sample one hop over all relations from the in-edges that a part holds; return the picks."""
         (part, shard), schema = self._part(request.header), self.store.schema
         draw = requests.read_draw(request.header, len(schema.relations))
         frontiers = requests.read_frontiers(request, part)
@@ -126,11 +126,11 @@ class Service:
         return Message({"relations": relations}, columns, reservation.close)
 
     def _gather(self, request: Message, context: RequestContext) -> Message:
-        """Gather rows of many fields of a part.
+        """Return rows of many fields of a part.
 
-        Rows on disk are read before the response begins if they fit its share of the window: sorted, each block once.
-        Otherwise they come in pieces that fit the free memory. No request waits here for memory, because a client may
-        give its memory back only after it has this response, too.
+        If the rows on disk fit the response's share of the window, they are read before it begins: sorted, each block
+        once. Otherwise they are read while they are sent, in pieces that fit the free memory. This never waits for
+        memory: a client may need this response before it frees the memory of another one.
         """
         part, shard = self._part(request.header)
         wanted = requests.read_row_requests(request, part)
@@ -164,7 +164,7 @@ def _spec(part: Part, want: Wanted) -> TensorSpec:
 
 
 def _gathered(part: Part, wanted: Sequence[Wanted], context: RequestContext) -> Sequence[Tensor | StreamedTensor]:
-    """Gather a few rows from memory at once, or many while they are sent."""
+    """Return rows from memory: few rows are gathered now, many rows while they are sent."""
     tables = [part.tables[want.owner, want.field] for want in wanted]  # few calls of torch, as each takes long
     sizes = [want.ids.numel() for want in wanted]
     if sum(table.raw.shape[1] * size for table, size in zip(tables, sizes, strict=True)) > PIECE:

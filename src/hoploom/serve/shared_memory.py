@@ -1,4 +1,4 @@
-"""Memory that a server and a client on one host share: large tensors are made in it, and read without a copy.
+"""Memory that a server and a client on one host share: the server makes large tensors there, the client reads them.
 
 A segment is an unnamed memory file, sealed so that it cannot shrink while it is read. Its descriptor is sent to the
 client once, and both sides map it once. When the client holds no tensor in a segment any more, its next request says
@@ -35,12 +35,12 @@ MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 def can_share() -> bool:
-    """Return whether this system has sealed memory files; Linux has."""
+    """Return whether this system has sealed memory files, as Linux does."""
     return hasattr(os, "memfd_create") and hasattr(fcntl, "F_GET_SEALS")
 
 
 class Segment:
-    """A mapped piece of shared memory. Needs no descriptor once it is mapped, unlike Python's mmap."""
+    """A mapped piece of shared memory. Unlike Python's mmap, it needs no open descriptor once it is mapped."""
 
     def __init__(self, number: int, descriptor: int, size: int) -> None:
         self.number, self.descriptor, self.size = number, descriptor, size
@@ -54,14 +54,14 @@ class Segment:
             unmap(self.address, self.size)
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, holder: object = None) -> Tensor:
-        """Return a tensor at the beginning of the segment. It keeps the segment and `holder` alive."""
+        """Return a tensor at the beginning of the segment. The tensor keeps the segment and `holder` alive."""
         view = np.asarray(_RawMemory(self.address, math.prod(shape) * dtype.itemsize, (self, holder)))
         tensor = torch.from_numpy(view.view(NUMPY_DTYPES[dtype]).reshape(shape))
         return tensor.view(dtype) if dtype is torch.bfloat16 else tensor
 
 
 class _RawMemory:
-    """Memory in the form that NumPy wraps; it keeps `holder` alive."""
+    """Memory at an address, in a form that NumPy can make an array of; keeps `holder` alive."""
 
     def __init__(self, address: int, size: int, holder: object) -> None:
         self._holder = holder
@@ -69,7 +69,7 @@ class _RawMemory:
 
 
 class ServerSegments(Closing):
-    """The segments of one connection. All connections of a server share one memory budget."""
+    """The server's segments for one connection. All connections of the server share one memory budget."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
@@ -79,10 +79,10 @@ class ServerSegments(Closing):
         self._taken: list[int] = []  # for the response that is being made
         self._last = 0
         self._new: list[Segment] = []  # whose descriptors were not sent yet
-        self._dropped: list[int] = []
+        self._dropped: list[int] = []  # numbers of segments that the client is to forget
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """Return memory for a tensor of the response; None if the tensor is small, or the budget is used up."""
+        """Return an uninitialized tensor in a segment; None if the tensor is small, or the budget is used up."""
         size = math.prod(shape) * dtype.itemsize
         segment = self._take(size) if size >= SHARED_FROM else None
         if segment is None:
@@ -92,7 +92,7 @@ class ServerSegments(Closing):
         return segment.tensor(shape, dtype)
 
     def _take(self, size: int) -> Segment | None:
-        """Return a free or new segment of at least `size` bytes, but not much larger."""
+        """Return a free or new segment of `size` to 2 * `size` bytes; None if there is no memory for it."""
         fits = [segment for segment in self._free if size <= segment.size <= 2 * size]
         if fits:
             found = min(fits, key=lambda segment: segment.size)
@@ -120,7 +120,7 @@ class ServerSegments(Closing):
         return made
 
     def _make_room(self, size: int) -> bool:
-        """Take `size` bytes of the budget, dropping free segments until they fit; return whether they do."""
+        """Take `size` bytes of the budget, deleting free segments until they fit; return whether that succeeded."""
         while True:
             if len(self._all) < MAX_SEGMENTS:
                 taken = self._budget.take_some(size)
@@ -146,13 +146,13 @@ class ServerSegments(Closing):
         return bool(self._new or self._dropped)
 
     def take_changes(self) -> tuple[list[Segment], list[int]]:
-        """Return new segments, whose descriptors the caller must close, and the numbers of dropped ones."""
+        """Return the new segments, whose descriptors the caller must close, and the numbers of deleted segments."""
         changes = self._new, self._dropped
         self._new, self._dropped = [], []
         return changes
 
     def free(self, numbers: Iterable[int]) -> None:
-        """Reuse segments that the client no longer needs."""
+        """Make segments that the client no longer needs available for other tensors."""
         in_use = {number: address for address, number in self._number_at.items()}
         for number in numbers:
             if number in in_use:
@@ -160,7 +160,7 @@ class ServerSegments(Closing):
                 self._free.append(self._all[number])
 
     def keep(self, sent: set[int]) -> None:
-        """End a response: free the segments that were taken for it and are not in it."""
+        """End a response: free the segments that were taken for it, except those in `sent`."""
         taken, self._taken = self._taken, []
         self.free(number for number in taken if number not in sent)
 
@@ -173,7 +173,7 @@ class ServerSegments(Closing):
 
 
 class _Lease:
-    """The use of one segment by a response's tensors. When the last one is deleted, the segment is noted as freed."""
+    """An object that the tensors in a segment keep alive. Its deletion adds the segment's `number` to `freed`."""
 
     def __init__(self, number: int, freed: list[int]) -> None:
         self._number, self._freed = number, freed
@@ -201,7 +201,7 @@ class ClientSegments(Closing):
             os.close(descriptor)
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Forget segments. Tensors that are still in them keep their memory."""
+        """Forget segments, which the server has deleted. Tensors in them stay valid."""
         for number in numbers:
             self._all.pop(number, None)
 
@@ -215,7 +215,7 @@ class ClientSegments(Closing):
         return segment.tensor(shape, dtype, lease)
 
     def take_freed(self) -> list[int]:
-        """Return the segments that no tensor uses any more, each once."""
+        """Return the numbers of the segments that no tensor uses any more. Each is returned only once."""
         count = len(self._freed)
         taken = self._freed[:count]
         del self._freed[:count]

@@ -1,4 +1,4 @@
-"""Messages of the protocol: a JSON header and the bytes of its tensors. docs/protocol.md describes them for any client.
+"""Messages of the protocol: a JSON header, then the bytes of tensors. docs/protocol.md specifies them for all clients.
 
 Tensors are sent from their own memory and received into their final memory. Rows that are produced while they are sent
 come in pieces. On one host, large tensors of responses are in shared memory, and only the number of their segment is
@@ -26,7 +26,7 @@ PREFIX = struct.Struct("<4sI")  # kind of the frame, length of its header
 MESSAGE, HEARTBEAT = b"MESG", b"MADE"  # a heartbeat says that the response is still being made
 LENGTH = struct.Struct("<I")  # of a piece, whose bytes follow
 DRAINING = "draining"  # the error of a server that stops
-BROKEN = 0xFFFFFFFF  # in place of a length: a message with the error follows
+BROKEN = 0xFFFFFFFF  # in place of a piece's length: a message with the error follows
 PIECE = 1 << 20  # bytes; larger pieces fall out of the cache between the two sides, smaller ones cost more system calls
 SMALL = 1 << 16  # bytes of a tensor that is read through the connection's buffer
 MAX_HEADER = 1 << 20  # bytes
@@ -66,15 +66,15 @@ class StreamedTensor(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A request or a response."""
+    """A request or a response: a JSON header and tensors."""
 
     header: dict[str, Any]
     tensors: Sequence[Tensor | StreamedTensor] = ()
-    done: Callable[[], None] | None = None  # called when a response was sent, or cannot be sent
+    done: Callable[[], None] | None = None  # called when a response was sent, or sending has failed
 
     @property
     def whole_tensors(self) -> list[Tensor]:
-        """All tensors but the streamed ones. A received message has no others."""
+        """The tensors without the streamed ones. A received message has no streamed tensors."""
         return [tensor for tensor in self.tensors if isinstance(tensor, Tensor)]
 
 
@@ -99,7 +99,7 @@ class BrokenError(Exception):
 
 
 def decode_json(text: str) -> Any:
-    """Return the one JSON value of a text; raise ValueError if there is more."""
+    """Return the JSON value of a text; raise ValueError if there is more than one, or none."""
     text = text.strip()
     found, end = _raw_decode(text)
     if end != len(text):
@@ -108,7 +108,7 @@ def decode_json(text: str) -> Any:
 
 
 def array_of(tensor: Tensor) -> Any:
-    """Return a tensor's memory as a NumPy array; bfloat16 as int16. Each call of torch takes long, so there are few."""
+    """Return a tensor's memory as a NumPy array; bfloat16 as int16. Few calls of torch are made, as each takes long."""
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     return (tensor if tensor.dtype is not torch.bfloat16 else tensor.view(torch.int16)).numpy()
@@ -120,14 +120,14 @@ def bytes_of(tensor: Tensor) -> Any:
 
 
 class _Production(NamedTuple):
-    """A streamed tensor, and its memory in a shared segment; None if its bytes are sent."""
+    """A streamed tensor to send, and its memory in a shared segment; None if its bytes go through the socket."""
 
     streamed: StreamedTensor
     memory: Tensor | None
 
 
 class PreparedMessage(NamedTuple):
-    """An encoded message of which nothing was sent yet. `send_message` must be called with it."""
+    """An encoded message that was not sent yet. Pass it to `send_message`, which also closes descriptors."""
 
     header: bytes
     contents: list[Any]  # arrays and productions, in the order of the tensors
@@ -192,7 +192,7 @@ def write_message(connection: Connection, message: Message, segments: ServerSegm
 
 
 def _encode_tensor(tensor: Tensor | StreamedTensor, segments: ServerSegments | None) -> tuple[list[Any], Any, int]:
-    """Return a tensor's entry in the header, what is sent for it, and its number of bytes.
+    """Return a tensor's entry in the header, the content to send after the header, if any, and its number of bytes.
 
     Large tensors are copied to a shared segment if there is one, because sending costs two copies.
     """
@@ -215,7 +215,7 @@ def _encode_tensor(tensor: Tensor | StreamedTensor, segments: ServerSegments | N
 
 
 def _send_pieces(connection: Connection, production: _Production) -> None:
-    """Produce and send a tensor piece by piece."""
+    """Produce the rows of a streamed tensor and send them, piece by piece."""
     (spec, fill, piece_bytes), memory = production
     num_rows = spec.shape[0] if spec.num_bytes else 0
     step = max(1, piece_bytes // max(1, spec.row_bytes))
@@ -234,7 +234,7 @@ def send_heartbeat(connection: Connection) -> None:
 
 
 def send_broken(connection: Connection, header: dict[str, Any]) -> None:
-    """End a response in the middle of its pieces, with the error."""
+    """End a response in the middle of a streamed tensor, with the error in `header`."""
     connection.begin(0)
     encoded = encode_json({**header, "tensors": []}).encode()
     connection.send([LENGTH.pack(BROKEN), PREFIX.pack(MESSAGE, len(encoded)), encoded])
@@ -244,7 +244,7 @@ def send_broken(connection: Connection, header: dict[str, Any]) -> None:
 
 
 class _Announced(NamedTuple):
-    """A tensor as the header of a message lists it."""
+    """A tensor's entry in the header of a received message."""
 
     spec: TensorSpec
     num_bytes: int
@@ -264,7 +264,7 @@ class IncomingMessage:
     ) -> None:
         """Wait for the header, through any number of heartbeats.
 
-        Tensors may have `limit` bytes. `reserve_header` gets the header's length before the header is read.
+        Tensors may have `limit` bytes in total. `reserve_header` gets the header's length before the header is read.
         """
         self._connection, self._segments = connection, segments
         kind, length = PREFIX.unpack(connection.take(PREFIX.size))
@@ -308,16 +308,16 @@ class IncomingMessage:
 
     @property
     def widened_bytes(self) -> int:
-        """The bytes of all tensors and of their copies of 64 bits, which narrower ones may need."""
+        """The bytes of all tensors, and of 64-bit copies of the narrower ones, which decoding may need."""
         widths = [tensor.spec.dtype.itemsize for tensor in self._tensors]
         return sum(one.num_bytes * (1 + (8 // n if n < 8 else 0)) for one, n in zip(self._tensors, widths, strict=True))
 
     def into(self, allocate: Allocate | None = None) -> Message:
-        """Read all tensors into memory from `allocate`. None: in place if shared, else recycled or small new memory."""
+        """Read all tensors into memory from `allocate`; if None, in place if shared, else recycled or new memory."""
         return Message(self.header, [self._read_tensor(tensor, allocate) for tensor in self._tensors])
 
     def pieces(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield (index of the tensor, first row, rows as bytes [n, row bytes]) in order.
+        """Yield (index of the tensor, first row, rows as uint8 [n, row bytes]) while the rows arrive, in order.
 
         The rows of one piece may be overwritten by the next piece, unless they are in shared memory.
         """
@@ -370,7 +370,7 @@ class IncomingMessage:
         return result
 
     def _spans(self, tensor: _Announced) -> Iterator[tuple[int, int]]:
-        """Yield the first byte and the number of bytes of each piece, whose length is read if it is sent."""
+        """Yield the first byte and the length of each piece of a tensor. If it is sent in pieces, read the lengths."""
         spec, num_bytes, in_pieces, segment = tensor
         row_bytes, begin = spec.row_bytes, 0
         step = num_bytes if segment is not None else max(1, PIECE // max(1, row_bytes)) * row_bytes
@@ -397,7 +397,7 @@ class IncomingMessage:
 
 
 def _read_small(connection: Connection, dtype: torch.dtype, shape: tuple[int, ...], num_bytes: int) -> Tensor:
-    """Read a small tensor with few calls, which are most of the time of a round trip."""
+    """Read and return a small tensor with few calls: calls take most of the time of a short round trip."""
     if not num_bytes:
         return torch.empty(shape, dtype=dtype)
     flat = torch.frombuffer(connection.take(num_bytes), dtype=dtype)
@@ -405,7 +405,7 @@ def _read_small(connection: Connection, dtype: torch.dtype, shape: tuple[int, ..
 
 
 def _read_announced(name: str, shape: Any, in_pieces: Any = False, segment: Any = None) -> _Announced:
-    """Check a tensor's entry in a header; raise an error of `IncomingMessage`'s list if it is wrong."""
+    """Return a tensor's entry in a header; raise ValueError, KeyError or TypeError if it is wrong."""
     fits = isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS
     size = 1
     for extent in shape if fits else ():
