@@ -1,1 +1,1 @@
-"""Text that people write in TOML or YAML: keys with rules, sections with line numbers, and checked single values."""
+"""Reading of TOML and YAML files: keys with rules, errors with line numbers; parsing and formatting of values."""

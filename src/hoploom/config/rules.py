@@ -1,7 +1,7 @@
-"""Keys as dataclass fields with a default, a rule and a help text; the rules; and files, read into such dataclasses.
+"""Reader of configuration files, whose keys are dataclass fields with a default, a rule and a help text.
 
-A rule checks one value; the owner of a file checks conditions between keys. TOML and YAML take the same keys. Reading
-stops at the first mistake: people read one message, but not ten.
+A rule checks the value of one key; conditions between keys are checked by the module that defines the keys. TOML and
+YAML files have the same keys. Reading stops at the first mistake: people read one message, but not ten.
 """
 
 import math
@@ -28,7 +28,7 @@ from hoploom.config.values import (
 from hoploom.errors import ConfigError
 from hoploom.system import needs
 
-Headings = Mapping[str, type[Any]]  # "train", "hosts.NAME", "" above the sections -> the dataclass with the keys
+Headings = Mapping[str, type[Any]]  # "train", "hosts.NAME", or "" for keys above the sections -> dataclass
 MOST = 2**31 - 1  # of a count
 MOST_SEED = 2**63 - 1
 REQUIRED: Any = MISSING  # the default of a key that must be given
@@ -36,13 +36,13 @@ REQUIRED: Any = MISSING  # the default of a key that must be given
 
 @dataclass(frozen=True)
 class KeyRule:
-    """A reader of values that returns None for a wrong one, and the text that messages show of it."""
+    """The rule of a key: `read` returns a value converted, or None if it is wrong; messages then show `expects`."""
 
     expects: str
     read: Callable[[Any], Any]
     words: tuple[str, ...] = ()  # all accepted words, for rules of words
-    is_text: bool = False  # `--set key=12` means "12"
-    entry: "KeyRule | None" = None  # of the entries of a list, to name the wrong one
+    is_text: bool = False  # so `--set key=12` gives the text "12"
+    entry: "KeyRule | None" = None  # rule of a list's entries, so that messages name the wrong entry
 
 
 # --- keys ----------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class KeyCondition:
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a section."""
+    """The description of one key of a section."""
 
     help: str
     rule: KeyRule
@@ -82,7 +82,7 @@ class Key:
 
 
 def key(default: Any, help: str, rule: KeyRule, *, example: Any = None, only: KeyCondition | None = None) -> Any:
-    """Return a dataclass field for a key. default=REQUIRED: it must be given; None: it may be missing."""
+    """Return a dataclass field for a key. With default=REQUIRED the key must be given; with None it may be missing."""
     described = {"key": Key(help, rule, example, only)}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=described)
@@ -96,7 +96,7 @@ def key_of(described: "Field[Any]") -> Key:
 
 
 def keys_in(owner: type[Any]) -> dict[str, "Field[Any]"]:
-    """Return the keys of a dataclass by name."""
+    """Return, by name, the fields of a dataclass that are keys."""
     return {described.name: described for described in fields(owner) if "key" in described.metadata}
 
 
@@ -106,7 +106,7 @@ def default_of(described: "Field[Any]") -> Any:
 
 
 def problem(where: Mapping[str, str], name: str, message: str) -> ConfigError:
-    """Return an error that begins with the place where a key is set, or with the file (the name "")."""
+    """Return an error whose message begins with file and line of the key `name`, or with the file if unknown."""
     place = where.get(name) or where.get("")
     return ConfigError(f"{place}: {message}" if place else message)
 
@@ -115,7 +115,7 @@ def problem(where: Mapping[str, str], name: str, message: str) -> ConfigError:
 
 
 def whole(least: int, most: int = MOST) -> KeyRule:
-    """Return a rule for a whole number."""
+    """Return a rule for a whole number from `least` to `most`."""
     limits = f"of at least {least}" if most == MOST else f"from {least} to {most}"
 
     def read(value: Any) -> int | None:
@@ -144,7 +144,7 @@ def number(least: float = 0.0, most: float = math.inf, *, open_ends: bool = Fals
 def parsed(
     expects: str, parse: Callable[[Any], Any], *, kinds: Any = str, words: tuple[str, ...] = (), is_text: bool = False
 ) -> KeyRule:
-    """Return a rule that parses values of these types; `parse` rejects one with a ConfigError or None."""
+    """Return a rule that parses values of these types; `parse` rejects a value by ConfigError or by returning None."""
 
     def read(value: Any) -> Any:
         try:
@@ -156,7 +156,7 @@ def parsed(
 
 
 def accepted(expects: str, check: Callable[[Any], Any], *, kinds: Any = str, words: tuple[str, ...] = ()) -> KeyRule:
-    """Return a rule for unchanged values of these types; `check` rejects one with a ConfigError or False."""
+    """Return a rule that keeps values of these types; `check` rejects a value by ConfigError or by returning False."""
     is_text = kinds is str
     return parsed(expects, lambda v: v if check(v) is not False else None, kinds=kinds, words=words, is_text=is_text)
 
@@ -179,12 +179,12 @@ def choices(*words: str) -> KeyRule:
 
 
 def matching(expects: str, pattern: str) -> KeyRule:
-    """Return a rule for text that matches a whole pattern."""
+    """Return a rule for text that a regular expression matches completely."""
     return accepted(expects, lambda value: re.fullmatch(pattern, value) is not None)
 
 
 def texts(expects: str, *, single: bool = False) -> KeyRule:
-    """Return a rule for a list of texts; with `single`, also one text, and no empty list."""
+    """Return a rule for a list of texts; with `single`, one text is allowed too, but no empty list."""
 
     def read(value: Any) -> tuple[str, ...] | None:
         listed = [value] if single and not isinstance(value, list) else value
@@ -224,7 +224,7 @@ def table_of(entry: KeyRule, expects: str) -> KeyRule:
 
 
 def _read_variables(value: dict[str, Any]) -> dict[str, str] | None:
-    """Return environment variables, whose values may be given as numbers."""
+    """Return environment variables, numbers converted to text; None if a name or a value is invalid."""
     good = all(isinstance(given, str | int | float) and not isinstance(given, bool) for given in value.values())
     good = good and all("\0" not in str(given) for given in value.values())
     good = good and all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name in value)
@@ -307,11 +307,11 @@ class Document:
     headings: Headings
 
     def problem(self, name: str, message: str) -> ConfigError:
-        """Return an error about a key that begins with the place where the key is set."""
+        """Return an error about the key `name`; its message begins with file and line of the key."""
         return problem(self.where, name, message)
 
     def table(self, path: KeyPath) -> Mapping[str, Any]:
-        """Return the table at a path; {} if it is missing, or a section of YAML without keys."""
+        """Return the table at a path of names; {} if the table is missing, or is a YAML section without keys."""
         found: Any = self.parsed
         for depth, name in enumerate(path, 1):
             found = found.get(name)
@@ -377,7 +377,7 @@ class Document:
                 raise self.problem("", f"this is a {kind}, as it has {name!r}; use `{command}` with it")
         for name in unknown:
             inside = f" in [{full_name(path)}]" if path else ""
-            # The key of another section, else a similar one of this or another section, else all known keys.
+            # Suggest another section with this key, else a similar key of this or another section, else all known keys.
             homes = {key: heading for heading, owner in reversed(list(self.headings.items())) for key in keys_in(owner)}
             found = name if name in homes else nearest(name, known) or nearest(name, list(homes))
             if found is None:
@@ -390,7 +390,7 @@ class Document:
             raise self.problem(full_name((*path, name)), message)
 
     def _sections(self) -> dict[str, str]:
-        """Return the headings by their first word."""
+        """Return the headings by their first word: {"hosts": "hosts.NAME"}."""
         return {heading.partition(".")[0]: heading for heading in self.headings if heading}
 
 
@@ -403,7 +403,7 @@ def absolute(folder: Path, path: str | Path) -> Path:
 
 
 def read_document(path: str | Path, headings: Headings, *, absent: str, overrides: Sequence[str] = ()) -> Document:
-    """Read a file. `absent` is the hint for a missing file; overrides are `section.key=value`."""
+    """Read and parse a file. `absent` is the hint if it does not exist; `overrides` are texts "section.key=value"."""
     file = Path(path)
     try:
         text = (content := file.read_bytes()).decode("utf-8-sig")
@@ -422,7 +422,7 @@ def read_document(path: str | Path, headings: Headings, *, absent: str, override
 def parse_document(
     text: str, headings: Headings, *, name: str, folder: Path, overrides: Sequence[str] = ()
 ) -> Document:
-    """Parse a text. `name` is for messages, and its suffix tells YAML from TOML."""
+    """Parse the text of a file. Messages show `name`, whose suffix tells YAML from TOML."""
     try:
         parsed, lines = (_parse_yaml if Path(name).suffix in YAML_SUFFIXES else _parse_toml)(text, name)
     except RecursionError as error:
@@ -449,7 +449,7 @@ def _parse_toml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, 
 
 
 def lines_of(text: str) -> Mapping[KeyPath, int]:
-    """Return the line, from 1, of every table header and of every key outside of lists: tomllib does not keep it."""
+    """Return the line number, from 1, of each table header and each key outside of lists, as tomllib drops them."""
     lines: dict[KeyPath, int] = {}
     table: KeyPath = ()
     line, depth, statement = 1, 0, ""
@@ -473,7 +473,7 @@ def lines_of(text: str) -> Mapping[KeyPath, int]:
 
 
 def _parse_override(override: str) -> tuple[dict[str, Any], Sequence[KeyPath]]:
-    """Parse `key=value` as TOML, with values that are no TOML as text; return its tables and the paths of its keys."""
+    """Parse `key=value`, the value as TOML or else as text; return the nested tables and the paths of all keys."""
     name, equals, raw = override.partition("=")
     if "\n" in override:
         raise ConfigError(f"{SET}{override.splitlines()[0]}: there is a line end behind it; give one --set per key")
@@ -490,7 +490,7 @@ def _parse_override(override: str) -> tuple[dict[str, Any], Sequence[KeyPath]]:
 
 
 def _paths(table: Mapping[str, Any]) -> Iterable[KeyPath]:
-    """Yield the path of every key, those of nested tables included."""
+    """Yield the path of every key, also of those in nested tables."""
     for name, value in table.items():
         yield (name,)
         if isinstance(value, dict):
@@ -498,7 +498,7 @@ def _paths(table: Mapping[str, Any]) -> Iterable[KeyPath]:
 
 
 def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested tables: --set of one key keeps the other keys of its table."""
+    """Return `before` with `given` merged in, table by table: --set of one key keeps the other keys of its table."""
     merged = dict(before)
     for name, value in given.items():
         had = merged.get(name)
@@ -518,7 +518,7 @@ def _parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, 
         if tree is not None:
             _note_lines(tree, (), lines, name)
         parsed = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that there is not
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date or number
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark is not None else name
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -529,7 +529,7 @@ def _parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, 
 
 
 def _note_lines(node: Any, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:
-    """Note the line of every key of nested mappings; raise ConfigError for a repeated one, which YAML accepts."""
+    """Add the line of every key of nested mappings to `lines`; raise ConfigError for a repeated key, legal in YAML."""
     if node.id != "mapping":
         return
     for key, value in node.value:

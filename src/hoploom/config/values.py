@@ -22,11 +22,11 @@ COUNT_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10
 PREFIXES = {"": 1} | {f"{p}{i}": (1024 if i else 1000) ** n for n, p in enumerate("kmgtp", 1) for i in ("", "i")}
 NUMBER = r"\s*([0-9][0-9_,]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*"
 BARE = re.compile(r"[A-Za-z0-9_-]+")
-LIMIT = 10**18  # of any count or size: beyond any graph, below int64
+LIMIT = 10**18  # of counts and sizes: more than any graph needs, and int64 holds it
 
 
 def as_int(what: str, value: object, least: int | None, way_out: str) -> int:
-    """Return a value of any integer type as int; raise ConfigError for others, and below `least`."""
+    """Return a value of any integer type as int; raise ConfigError for other types, and for values below `least`."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -37,14 +37,14 @@ def as_int(what: str, value: object, least: int | None, way_out: str) -> int:
 
 
 def as_number(what: str, value: object, way_out: str) -> float:
-    """Return the value as a finite float of at least 0; raise ConfigError for others."""
+    """Return a number as a finite float of at least 0; raise ConfigError for any other value."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
         raise ConfigError(f"{what} is {value!r:.80}; {way_out}")
     return float(value)
 
 
 def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
-    """Return the most similar known word, or None."""
+    """Return the word in `known` that is most similar to `name`; None if none is similar enough."""
     lowered = {word.lower(): word for word in known}
     found = get_close_matches(name.lower(), list(lowered), n=1, cutoff=cutoff)
     return lowered[found[0]] if found else None
@@ -66,7 +66,7 @@ def parse_count(what: str, text: str, least: int = 0) -> int:
 
 
 def parse_number(what: str, text: str) -> float:
-    """Return any number, from text such as 0.1 or 2e-3."""
+    """Return a float, from text such as 0.1 or 2e-3."""
     try:
         return float(text)
     except ValueError as error:
@@ -118,7 +118,7 @@ def parse_share_or_bytes(what: str, value: object, way_out: str) -> float | int:
 
 
 def parse_fanouts(what: str, text: str) -> tuple[int, ...]:
-    """Return the picks per node, one per hop, from text such as 15,10,5; -1 for all."""
+    """Return the fanouts, one per hop, from text such as 15,10,5; -1 means all neighbours."""
     words = [word.strip() for word in text.strip().strip("[]").split(",")]
     if not all(re.fullmatch(r"-1|[0-9]+", word) for word in words):
         raise ConfigError(f"{what} is {text!r:.80}; give one count per layer, e.g. 15,10,5, or -1 for all neighbours")
@@ -126,7 +126,7 @@ def parse_fanouts(what: str, text: str) -> tuple[int, ...]:
 
 
 def as_fanouts(value: object) -> tuple[int, ...]:
-    """Return a checked list of fanouts."""
+    """Return the fanouts as a tuple; raise ConfigError unless they are a list of integers of at least -1."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ConfigError(f"fanouts are {value!r:.80}; give one per layer in a list, e.g. [15, 10, 5]")
     return tuple(as_int("fanout", fanout, -1, "give a count, or -1 for all neighbours") for fanout in value)
@@ -157,7 +157,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def read_addresses(servers: str | Iterable[str]) -> list[str]:
-    """Return the addresses of a list, or of a text with commas, each once."""
+    """Return the distinct addresses in a list, or in text such as HOST:PORT,HOST:PORT; raise ConfigError if none."""
     listed = servers.split(",") if isinstance(servers, str) else list(servers)
     found = [join_address(*split_address(one.strip())) for one in listed if isinstance(one, str) and one.strip()]
     if not found or len(found) != len([one for one in listed if one != ""]):
@@ -166,7 +166,7 @@ def read_addresses(servers: str | Iterable[str]) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is loopback. Names other than localhost are not looked up: they may change."""
+    """Return whether an address is loopback. Names other than localhost are not looked up, as they may change."""
     bare = host.strip("[]").partition("%")[0].lower().rstrip(".")
     if bare == "localhost":
         return True
@@ -182,17 +182,17 @@ def is_loopback(host: str) -> bool:
 
 
 def as_bytes(value: float) -> str:
-    """Return a size in its best unit: 80.0 GB."""
+    """Format a number of bytes in the best unit: 80.0 GB."""
     return _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB", "EB"))
 
 
 def as_count(value: float) -> str:
-    """Return a count: in full up to a million, then 1.5 M, 10 B."""
+    """Format a count: all digits below a million, else as 1.50 M or 10.0 B."""
     return f"{value:,.0f}" if value < 1e6 else _scaled(value, ("", "k", "M", "B", "T", "Q"))
 
 
 def as_seconds(value: float) -> str:
-    """Return a duration in its best unit, from microseconds to days."""
+    """Format a number of seconds in the best unit, from microseconds to days: 0.002 gives 2.00 ms."""
     for limit, unit, per in ((1e-3, "us", 1e-6), (1.0, "ms", 1e-3), (120.0, "s", 1.0), (7200.0, "min", 60.0)):
         if value < limit:
             return f"{_figure(value / per)} {unit}"
@@ -200,7 +200,7 @@ def as_seconds(value: float) -> str:
 
 
 def as_share(value: float) -> str:
-    """Return a share in percent."""
+    """Format a share in percent: 0.2 gives 20.0 %."""
     return f"{_figure(100 * value)} %"
 
 
@@ -210,7 +210,7 @@ def _scaled(value: float, units: tuple[str, ...]) -> str:
 
 
 def _figure(value: float) -> str:
-    """Return a number with three digits."""
+    """Format a number with three digits, or without decimals if it has more."""
     if value == 0 or value >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
@@ -220,7 +220,7 @@ def _figure(value: float) -> str:
 
 
 def as_toml(value: Any) -> str:
-    """Return a value as TOML, for `key = value`."""
+    """Format a value as TOML, to be written after `key = `."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -246,5 +246,5 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a TOML basic string."""
+    """Return text as a TOML string in double quotes."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")  # TOML requires this escape
