@@ -12,12 +12,12 @@ from hoploom.schema import RelationName, TypeKey
 
 @dataclass(frozen=True)
 class Seeds:
-    """The start of sampling: nodes per node type, with trees and times in disjoint and temporal sampling."""
+    """The seeds of a batch, by node type. In disjoint sampling, every seed has its own subgraph: a numbered tree."""
 
     nodes: tuple[Tensor | None, ...]  # per type: [n] int64
-    trees: tuple[Tensor | None, ...]  # per type: [n] int64
-    times: Tensor | None = None  # [num_trees] int64: the time of each tree
-    first_tree: int = 0
+    trees: tuple[Tensor | None, ...]  # per type: [n] int64 tree numbers, disjoint sampling only
+    times: Tensor | None = None  # [num_trees] int64: the time of each tree's seed
+    first_tree: int = 0  # the lowest tree number
     link_of: Tensor | None = None  # [num_trees] int64: the index of each tree's link in the batch; None: its own index
     fields: Mapping[TypeKey, Mapping[str, Any]] = field(default_factory=dict)  # copied to the batch
 
@@ -27,9 +27,9 @@ class Sampled:
     """A sampled subgraph in local ids."""
 
     nodes: list[Tensor]  # per type: [n] int64 node ids, seeds first
-    trees: list[Tensor] | None  # per type: [n] int64, disjoint sampling only
+    trees: list[Tensor] | None  # per type: [n] int64 tree numbers from 0, disjoint sampling only
     edge_index: list[Tensor]  # per relation: [2, e] int64 local ids
-    edges: list[Tensor | None]  # per relation: [e] int64 positions; None if unknown
+    edges: list[Tensor | None]  # per relation: [e] int64 positions in the store; None if unknown
     num_nodes: list[list[int]] | None  # per type and hop
     num_edges: list[list[int]] | None  # per relation and hop
     blocks: list["Block"] = field(default_factory=list)

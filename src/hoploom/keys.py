@@ -1,10 +1,10 @@
-"""Keys of all randomness: 64-bit mixes of seed, epoch and step."""
+"""The keys of all random numbers: 64-bit mixes of seed, epoch and step."""
 
 MASK = (1 << 64) - 1
 
 
 def mix(state: int, value: int) -> int:
-    """Return a key with one 64-bit value mixed in (the finaliser of splitmix64)."""
+    """Return the key `state` with a 64-bit value mixed in (the finaliser of splitmix64)."""
     z = ((state ^ (value & MASK)) + 0x9E3779B97F4A7C15) & MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
@@ -12,36 +12,36 @@ def mix(state: int, value: int) -> int:
 
 
 def epoch_key(seed: int, epoch: int) -> int:
-    """Return the key of an epoch's permutation."""
+    """Return the key of the permutation of the seeds in an epoch."""
     return mix(mix(0, seed), epoch)
 
 
 class BatchKey(int):
-    """The key of a step's picks, with its epoch and step."""
+    """The key of a step's random numbers, which also has the epoch and the step."""
 
     epoch: int
     step: int
 
 
 def batch_key(seed: int, epoch: int, step: int) -> BatchKey:
-    """Return the key of one step's picks, equal on every rank."""
+    """Return the key of a step's random numbers, the same on every rank."""
     key = BatchKey(mix(epoch_key(seed, epoch), step))
     key.epoch, key.step = epoch, step
     return key
 
 
 def hook_key(key: int, layer: int, call: int) -> int:
-    """Return the key of the draws of one call of a frontier hook."""
+    """Return the key of one call for random numbers: call number `call` of a frontier hook in `layer`."""
     return mix(mix(mix(key, HOOK), layer), call)
 
 
 def stream(hop: int, relation: int) -> int:
-    """Return the third counter word: the hop and relation of a draw."""
+    """Return the third word of the random generator's counter, which separates hops and relations."""
     return hop << 16 | relation
 
 
 # Streams that no hop uses: hops end well below 2^15.
 NEGATIVE_STREAM = 0x8000_0000
-# Mixed into a key, as trees are; no tree has one of these numbers.
+# Mixed into a key, as tree numbers are; no tree has one of these numbers.
 HOOK = 0x486F_6F6B_0000_0000
 BUDGET = 0x4275_6467_6574_0000

@@ -19,8 +19,8 @@ DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.ite
 ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 REVERSE = "rev_"  # how PyG names the reverse of a relation
-EDGE_ID = "edge_id"  # the field with the user's own edge ids, if they are not the positions
-ORIGINAL_ID = "original_id"  # the field with the user's own node ids, if they are not the store's: int64, or UTF-8
+EDGE_ID = "edge_id"  # the field with the user's own edge ids, if they differ from the positions
+ORIGINAL_ID = "original_id"  # the field with the user's own node ids, if they differ from the store's: int64, or UTF-8
 
 
 def holds_text(field: Field) -> bool:
@@ -30,7 +30,7 @@ def holds_text(field: Field) -> bool:
 
 @dataclass(frozen=True)
 class NodeType:
-    """A type of nodes."""
+    """A node type: its number of nodes, fields and splits."""
 
     name: str
     num_nodes: int
@@ -44,14 +44,14 @@ class NodeType:
 
 @dataclass(frozen=True)
 class Relation:
-    """A type of edges."""
+    """A relation: edges of one kind between two node types."""
 
     source: str
     name: str
     destination: str
     num_edges: int
     fields: Mapping[str, Field] = field(default_factory=dict)
-    reverse: str | None = None  # the relation with the same edges reversed; its own name if it has both directions
+    reverse: str | None = None  # name of the relation with all edges reversed; its own if it has both directions
 
     @property
     def key(self) -> RelationName:
@@ -68,10 +68,10 @@ class Relation:
 
 @dataclass(frozen=True)
 class Schema:
-    """The types of a graph, in the order that everything else lists them.
+    """The node types and relations of a graph. Lists by type or by relation have the order given here.
 
-    `weight` and `time` name the fields that weighted and temporal sampling read; where `time` is set,
-    every adjacency list is in time order.
+    `weight` and `time` name the fields that weighted and temporal sampling read; if `time` is set,
+    the edge list of every node is sorted by time.
     """
 
     node_types: tuple[NodeType, ...]
@@ -123,7 +123,7 @@ HOMOGENEOUS_RELATION: RelationName = ("node", "to", "node")
 
 
 def check_schema(schema: Schema) -> None:
-    """Raise ConfigError if types, relations, weight and time do not fit together, or a name is no text."""
+    """Raise ConfigError if types, relations, weight and time do not fit together, or a name is not UTF-8."""
     names = [name for t in schema.node_types for name in (t.name, *t.fields, *t.splits)]
     for name in (*names, *(name for r in schema.relations for name in (*r.key, *r.fields))):
         try:
@@ -177,7 +177,7 @@ def check_ids(what: str, ids: Tensor, limit: int, error: type[HoploomError] = Da
 
 
 def read_members(what: str, members: Tensor, limit: int, error: type[HoploomError] = DataError) -> Tensor:
-    """Return ids [n] int64 from ids, or from a mask over all of them."""
+    """Return ids [n] int64, which are given as ids or as a bool mask [limit]; raise `error` if they are invalid."""
     if members.dtype != torch.bool:
         ids = read_ids(what, members, limit, error)
         if ids.numel() == limit > 2 and int(ids.max()) <= 1:  # as ids, they would be nodes 0 and 1 over and over
@@ -192,7 +192,7 @@ def read_members(what: str, members: Tensor, limit: int, error: type[HoploomErro
 
 
 def read_permutation(what: str, ids: Tensor, count: int) -> Tensor:
-    """Return ids [count] int64; raise DataError unless every one of [0, count) is there once."""
+    """Return ids [count] int64; raise DataError unless each number in [0, count) is there once."""
     ids = read_ids(what, ids, count)
     if ids.numel() != count:
         raise DataError(f"{what} has {ids.numel()} entries for {count} edges; give one per edge")

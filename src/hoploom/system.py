@@ -1,4 +1,4 @@
-"""This process: objects that it closes, imports that it keeps or lacks, and its limits: cores and memory.
+"""Helpers for the whole process: closing objects, missing or frozen imports, and the limits on cores and memory.
 
 Limits come from the host and from control groups, version 1 or 2. A group is also bounded by
 its parents. If no group can be read, the limits of the host apply.
@@ -25,7 +25,7 @@ MEMBERSHIP, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 def group_files(
     controller: str, first: str, second: str, membership: Path = MEMBERSHIP, mounted: Path = MOUNTED
 ) -> Iterator[Path]:
-    """Yield the paths of a control file (its names in versions 1 and 2) in this process's groups and their parents."""
+    """Yield the paths of a control file (`first` in version 1, `second` in 2) in this process's groups and parents."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -71,7 +71,7 @@ def needs(extra: str) -> Iterator[None]:
 
 
 def check_installed(package: str, what: str) -> None:
-    """Raise ConfigError if a package of another project is not installed; import nothing."""
+    """Raise ConfigError if a third-party package is not installed, without importing it."""
     if find_spec(package) is None:
         raise ConfigError(f"{what} needs {package}, which is not installed; type: pip install {package}")
 
@@ -139,25 +139,25 @@ def available_memory(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> 
 
 
 def _private_bytes(path: Path) -> int:
-    """Return the bytes of a group's processes that no file on disk backs."""
+    """Return the bytes of a group's processes that are in no file on disk, so that the kernel cannot evict them."""
     held = dict(line.split()[:2] for line in path.read_text().splitlines())
     names = ("total_rss", "total_shmem") if "total_rss" in held else ("anon", "shmem")  # in version 1; in version 2
     return sum(int(held.get(name, 0)) for name in names)
 
 
 def require_memory(num_bytes: int, what: str, way_out: str) -> None:
-    """Raise ConfigError if an allocation would not fit: the kernel would kill the process."""
+    """Raise ConfigError if `num_bytes` are not available, because the kernel would then kill the process."""
     if num_bytes > (left := available_memory()):
         raise ConfigError(f"{what} {as_bytes(num_bytes)}, {as_bytes(left)} are left; {way_out}")
 
 
 def resident_bytes() -> int:
-    """Return the resident bytes, mapped files included; 0 if the system does not report them."""
+    """Return the resident memory of this process in bytes, mapped files included; 0 if the system does not tell."""
     return _kilobytes("/proc/self/status", "VmRSS:")
 
 
 def _kilobytes(path: str, name: str) -> int:
-    """Return a value of a kernel file in bytes; 0 if it is missing."""
+    """Return the value of the line `name` of a kernel file, in bytes; 0 if file or line is missing."""
     try:
         lines = Path(path).read_text(encoding="ascii").splitlines()
     except OSError:
