@@ -27,7 +27,7 @@ from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
 Ends = tuple[int, int]  # channels of sources and destinations
 Aggr = Literal["sum", "add", "mean", "max"]
 REDUCES: dict[str, ops.Reduce] = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max"}  # by PyG's `aggr`
-EDGE_WEIGHT = "weight"  # edge data of a frontier hook that layers multiply by
+EDGE_WEIGHT = "weight"  # the name of the edge data, from a frontier hook, that layers take as weights
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -55,7 +55,7 @@ def by_relation(batch: Data | HeteroData, name: str) -> dict[RelationName, Any]:
 
 
 def views_of(batch: Data | HeteroData, num_layers: int) -> list[LayerView]:
-    """Return the edges of each layer of a batch, from the input layer on.
+    """Return a view of the batch's edges for each layer, the input layer first.
 
     >>> for view in views_of(batch, 3): ...
     """
@@ -152,7 +152,7 @@ with_loops: Callable[[InEdges], InEdges] = eager(lambda edges: edges.with_loops)
 class Conv(nn.Module):
     """The base class of all convolutions."""
 
-    reduce: ops.Reduce | None = None  # the aggregation of `propagate`, if it accepts aggregated rows
+    reduce: ops.Reduce | None = None  # of `propagate`; None if `propagate` cannot take aggregated rows
     needs_degrees = False  # uses the sources' in-degrees in the whole graph if they are given
     in_channels: int | None = None  # of sources, if known
 
@@ -188,15 +188,15 @@ class Conv(nn.Module):
 
     @property
     def projects(self) -> bool:
-        """Whether `project` changes its input."""
+        """Whether `project` is overridden, so that sources are not aggregated as they are."""
         return type(self).project is not Conv.project
 
     def project(self, x: Tensor) -> Tensor:
-        """Return the rows of the sources to aggregate."""
+        """Return the row of each source that `propagate` aggregates; by default, x unchanged."""
         return x
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
-        """Return the rows of the destinations from the projected sources z."""
+        """Return the output rows of the destinations, which aggregate the projected sources z."""
         raise NotImplementedError
 
 
@@ -210,7 +210,7 @@ def _ends(in_channels: int | Ends) -> Ends:
 
 
 def _plus_linear(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
-    """Return out + linear(x), in place unless precision is mixed: this saves a pass over new memory."""
+    """Return out + linear(x); without bias and autocast, add in place, which saves a pass over new memory."""
     if linear.bias is not None or torch.is_autocast_enabled(x.device.type):
         return out + linear(x)  # type: ignore[no-any-return]
     added: Tensor = out.addmm_(x, linear.weight.t())
@@ -231,7 +231,7 @@ def _refuse_weights(conv: Conv, edges: InEdges) -> None:
 
 
 def _inverse_root(degrees: Tensor) -> Tensor:
-    """Return 1 / sqrt(degree + 1): self-loops count."""
+    """Return 1 / sqrt(degree + 1), where the 1 counts the node's self-loop."""
     return (degrees + 1).to(torch.float32).rsqrt()
 
 
@@ -272,8 +272,8 @@ class SAGEConv(Conv):
 class GCNConv(Conv):
     """Graph convolution, normalised by the square roots of the degrees of both ends, with a self-loop at every node.
 
-    If the batch has the degrees in the whole graph, the weights of sampled edges are scaled up by the share that was
-    sampled. With uniform sampling, the expected result is then that of the whole graph.
+    If the batch has the degrees in the whole graph, the weight of a sampled edge is divided by the share of its
+    destination's edges that were sampled. With uniform sampling, the expected result is then that of the whole graph.
     """
 
     needs_degrees = True
@@ -312,7 +312,7 @@ def _normalised(edges: InEdges) -> tuple[InEdges, Tensor]:
 class GATConv(Conv):
     """Graph attention: each head weights the sources of a destination by a softmax.
 
-    The scores are linear in x, so they come out of the projection's own product of matrices, as columns beside it.
+    The scores are linear in x, so the matrix product that projects x computes them, too, as additional columns.
     """
 
     def __init__(
@@ -368,7 +368,7 @@ class GATConv(Conv):
         return _plus_bias(out, self.bias)
 
     def _scorer(self, weight: Tensor, att: Tensor) -> Tensor:
-        """Return the matrix from x to the heads' scores: [heads, in_channels]."""
+        """Return the matrix that maps x to the heads' scores: [heads, in_channels]."""
         return torch.einsum("hci,hc->hi", weight.view(self.heads, self.width, -1), att[0])
 
 

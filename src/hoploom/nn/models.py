@@ -1,4 +1,4 @@
-"""Families of models, and models as stacks of convolutions, one per relation and layer."""
+"""Models for homogeneous and heterogeneous graphs: stacks of layers, with one convolution per relation."""
 
 import copy
 from collections.abc import Callable, Collection, Mapping
@@ -32,7 +32,7 @@ from hoploom.nn.layers import (
 from hoploom.ops import InEdges
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field, NodeType, Relation, RelationName, Schema
 
-Act = str | Callable[[Tensor], Tensor] | None  # an activation by name or as a function; None: none
+Act = str | Callable[[Tensor], Tensor] | None  # an activation by name or as a function; None: no activation
 Jumping = Literal["last", "cat", "max"]  # how jumping knowledge joins the layers' rows
 OTHER_ACT = "name one of torch.nn's activations, or give a module or None"
 
@@ -74,7 +74,7 @@ class Shape:
 
 
 class _Applied(nn.Module):
-    """A function as a module."""
+    """A module that applies a function."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Applied(nn.Module):
 
 
 def activation(act: Act) -> nn.Module:
-    """Return PyG's activation of a name, or the given module or function as a module."""
+    """Return an activation as a module, from PyG's name for it, a module or a function; None gives the identity."""
     if act is None:
         return nn.Identity()
     if act == "relu":
@@ -102,7 +102,7 @@ def activation(act: Act) -> nn.Module:
 
 def check_activation(act: Act, module: nn.Module, width: int) -> None:
     """Raise ConfigError unless the activation keeps the width of rows."""
-    tried = copy.deepcopy(module).eval()  # it may have state or randomness
+    tried = copy.deepcopy(module).eval()  # a copy: a call may change its state
     rows = torch.zeros(2, width)
     try:
         with torch.no_grad():
@@ -125,7 +125,7 @@ def _gin(ends: Ends, out: int, shape: Shape, *_: Any) -> Conv:
 
 
 def _gat(ends: int | Ends, out: int, shape: Shape, is_last: bool, **options: bool) -> Conv:
-    """Return a GATConv with concatenated heads, or averaged ones in the last layer."""
+    """Return a GATConv that concatenates its heads, or averages them if it is the output layer."""
     if is_last and not shape.has_output:
         return GATConv(ends, out, shape.heads, concat=False, **options)
     if out % shape.heads:
@@ -135,7 +135,7 @@ def _gat(ends: int | Ends, out: int, shape: Shape, is_last: bool, **options: boo
 
 @dataclass(frozen=True)
 class Kind:
-    """A family of models."""
+    """A family of models, such as "sage": how its convolutions are made, and which options it supports."""
 
     make: Callable[[Ends, int, Shape, bool], Conv]  # (relation's channels, output channels, shape, is last layer)
     has_root: bool = False  # has a linear layer for the destination
@@ -163,7 +163,7 @@ WIDTHS = "make it with in_channels=x.shape[1], or as GNN(kind, store.schema, ...
 
 
 def _module_name(name: str | RelationName) -> str:
-    """Return a key for ModuleDict, which allows no dots."""
+    """Return the key of a node type or a relation in a ModuleDict, which allows no dots."""
     return ("__".join(name) if isinstance(name, tuple) else name).replace(".", "_")
 
 
@@ -180,7 +180,7 @@ class RelationLayer(nn.Module):
         return self.convs[_module_name(key)]  # type: ignore[return-value]
 
     def project(self, key: RelationName, x: Tensor) -> Tensor:
-        """Return the rows of a relation's sources to aggregate."""
+        """Return the projected rows of a relation's sources, which `propagate` aggregates."""
         return self.conv(key).project(x)
 
     def propagate(
@@ -190,7 +190,7 @@ class RelationLayer(nn.Module):
         edges: Mapping[RelationName, InEdges],
         aggregated: Mapping[RelationName, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """Return the rows of the destinations by type, for the types that a relation leads to."""
+        """Return the output rows of the destinations by node type, without types that no relation leads to."""
         out = {name: self.roots[_module_name(name)](x) for name, x in x_dst.items() if _module_name(name) in self.roots}
         for key in self.relations:
             if key in edges and key[2] in x_dst:
@@ -203,9 +203,9 @@ class RelationLayer(nn.Module):
 class GNN(nn.Module):
     """A model for any graph, of one type or several. It takes blocks, sampled subgraphs and whole graphs.
 
-    Node types without features get a learned row per node. With `out_types`, it has only the parameters that the rows
-    of these types need. It returns one row per seed (for a whole graph, one per node): a tensor for a homogeneous
-    graph, else a mapping by node type.
+    Node types without features get a learned row per node. With `out_types`, the model has only the parameters that
+    outputs of these node types need. It returns one row per seed (for a whole graph, one per node): a tensor for a
+    homogeneous graph, else a mapping by node type.
 
     >>> model = GNN("sage", store.schema, Shape(hidden=256, num_layers=3, out=47))
     >>> model(batch)[: batch.batch_size]
@@ -253,7 +253,7 @@ class GNN(nn.Module):
         return self.shape.out
 
     def _channels(self, node_type: NodeType) -> int:
-        """Return the width of a type's input rows."""
+        """Return the width of a type's input rows; add an embedding if the type has no features."""
         if "x" not in node_type.fields:
             self.embeddings[_module_name(node_type.name)] = nn.Embedding(node_type.num_nodes, self.shape.hidden)
             return self.shape.hidden
@@ -276,7 +276,7 @@ class GNN(nn.Module):
 
     @property
     def first_reduce(self) -> ops.Reduce | None:
-        """The loader's `aggregate=` for this model: the aggregation of features for layer one, or None."""
+        """The value for the loader's `aggregate=`: layer one's aggregation, if that takes raw features; else None."""
         convs = [self.stage(0).conv(key) for key in self.stage(0).relations]
         reduces = {None if conv.projects or conv.reduce == "max" else conv.reduce for conv in convs}
         bare = not (self.shape.norm or self.shape.residual or self.embeddings)
@@ -284,7 +284,7 @@ class GNN(nn.Module):
 
     @property
     def needs_degrees(self) -> bool:
-        """The loader's `degrees=` for this model: whether it uses in-degrees in the whole graph."""
+        """The value for the loader's `degrees=`: whether the model uses in-degrees in the whole graph."""
         return any(
             self.stage(depth).conv(key).needs_degrees
             for depth in range(self.num_layers)
@@ -292,7 +292,7 @@ class GNN(nn.Module):
         )
 
     def forward(self, batch: Data | HeteroData) -> Any:
-        """Return one row per seed."""
+        """Return one row per seed (for a whole graph, per node): [n, out], or a dict of such tensors by node type."""
         views, given, n_id, aggregated = self._read(batch)
         x = self.prepare(given, n_id)
         for depth, view in enumerate(views):
@@ -326,7 +326,7 @@ class GNN(nn.Module):
                 raise ConfigError(f"the batch has no {what} of {name!r}, which the model reads; {way_out}")
 
     def prepare(self, x: Rows, n_id: Rows) -> dict[str, Tensor]:
-        """Return the input rows of every type: features, or the learned rows of these nodes."""
+        """Return the input rows by node type: the features `x`, or the learned rows of the nodes `n_id`."""
         dtype = next(self.parameters()).dtype
         known = {name: value for name, value in x.items() if name in self.types[0]}
         for name, value in known.items():
@@ -344,11 +344,11 @@ class GNN(nn.Module):
         return rows
 
     def stage(self, depth: int) -> RelationLayer:
-        """Return the convolutions of a layer."""
+        """Return the convolutions of layer `depth`, counted from 0 at the input."""
         return self.layers[depth]  # type: ignore[return-value]
 
     def enter(self, depth: int, x: Rows) -> Rows:
-        """Return the rows in the form that the convolutions of a layer take."""
+        """Return the input rows of a layer's convolutions: x without columns for jumping knowledge, and normalised."""
         if self.shape.jk is not None and depth:
             x = {name: rows[:, -self.shape.hidden :] for name, rows in x.items()}
         norms: Any = self.norms[depth]
@@ -378,7 +378,7 @@ class GNN(nn.Module):
         return dict(rows)
 
     def finish(self, x: Rows) -> dict[str, Tensor]:
-        """Return the output rows."""
+        """Return the model's output rows: x, or the final linear layer of x if the model has one."""
         return dict(x) if self.output is None else {name: self.output(rows) for name, rows in x.items()}
 
     def _dropped(self, x: Tensor) -> Tensor:
@@ -386,7 +386,7 @@ class GNN(nn.Module):
 
 
 def _types_by_layer(schema: Schema, shape: Shape, out_types: Collection[str] | None) -> list[list[str]]:
-    """Return the input types of each layer, then the output types, in the order of the schema."""
+    """Return the node types that each layer needs as input, then the output types, all in the schema's order."""
     relations = [(r.source, r.destination) for r in schema.relations]
     there = [{t.name for t in schema.node_types}]  # available types, from the input on
     for _ in range(shape.num_layers):
@@ -406,7 +406,7 @@ def _types_by_layer(schema: Schema, shape: Shape, out_types: Collection[str] | N
 
 
 def _is_fit(x: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether layers accept these rows: in the parameters' dtype, or in autocast's."""
+    """Return whether layers accept the dtype of x: that of the parameters, or that of autocast."""
     device = x.device.type
     return x.dtype == dtype or (torch.is_autocast_enabled(device) and x.dtype == torch.get_autocast_dtype(device))
 
