@@ -2,7 +2,7 @@
 
 Rows are written by pwrite, not through a memory map, so that a full disk is an error and not a bus error. Files are
 opened again to be read: that shows what other hosts have written, on any disk with close-to-open consistency, such as
-NFS. A rank that fails leaves a file in the folder, for which the others look between two slices.
+NFS. A rank that fails makes a marker file in the folder; the other ranks check for it between two slices.
 """
 
 import errno
@@ -25,11 +25,11 @@ from hoploom.ranks.context import Context, all_or_none
 from hoploom.system import Closing, needs
 
 Gather = Callable[[Sequence[Tensor], Sequence[Tensor]], None]  # (ids, outs): writes the rows of ids[i] to outs[i]
-Columns = Mapping[str, Tensor]  # [rows], [rows, width] for lists of one length, uint8 [rows, width] for text
+Columns = Mapping[str, Tensor]  # [rows], [rows, width] for fixed-size lists, uint8 [rows, width] for text
 
 
 class RowFile(Closing):
-    """A tensor [count, width] in a file that every rank opens alike."""
+    """A file with a tensor, [count] or [count, width], that all ranks open and write to."""
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.path, self._shape, self._dtype = path, shape, dtype
@@ -40,7 +40,7 @@ class RowFile(Closing):
         self._file = path.open("r+b", buffering=0)
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Write rows from row `first` on."""
+        """Write `rows` over those of the file that begin at row `first`."""
         assert tuple(rows.shape[1:]) == self._shape[1:], f"rows of shape {tuple(rows.shape[1:])}, not {self._shape[1:]}"
         values = rows.detach().to(self._dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data
         written, at = 0, first * self._row_bytes
@@ -52,14 +52,14 @@ class RowFile(Closing):
         os.fsync(self._file.fileno())
 
     def read(self) -> Tensor:
-        """Return the rows of all ranks, once all have finished, memory-mapped."""
+        """Return the whole tensor, memory-mapped. Call this after all ranks have written their rows."""
         if self._size == 0:
             return torch.empty(self._shape, dtype=self._dtype)
         with self.path.open("rb") as file:
             return torch.frombuffer(MappedFile(file.fileno(), self._size), dtype=self._dtype).view(self._shape)
 
     def gatherer(self, reads: Reads) -> Gather:
-        """Return a function that reads rows of all ranks past the page cache, once all have finished."""
+        """Return a function that reads rows without the page cache. Call it after all ranks have written theirs."""
         rows = FileRows(DiskFile(str(self.path)), 0, self._shape[0])
 
         def gather(ids: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
@@ -110,12 +110,12 @@ def parquet_file(path: Path, like: Columns) -> Iterator[Callable[[Columns], None
 
 
 class _PeerFailedError(Exception):
-    """Ends this rank's share of a pass that another rank cannot finish."""
+    """Another rank has failed, so this rank leaves the block of `together`."""
 
 
 @dataclass(frozen=True)
 class SharedFolder:
-    """A temporary folder of all ranks, and one for the rows between layers, which may be the same."""
+    """A temporary folder that all ranks share, and a scratch folder for rows between layers, perhaps the same one."""
 
     target: Path  # where the result goes
     path: Path
@@ -129,7 +129,7 @@ class SharedFolder:
             try:
                 yield
             except _PeerFailedError:
-                pass  # the rank that failed tells the others
+                pass  # the rank that failed raises its error on all
             except BaseException as error:
                 if self.context.world_size > 1:
                     with suppress(OSError):
@@ -142,7 +142,7 @@ class SharedFolder:
                 raise StoreError(f"cannot write {self.target}: {error}") from error
 
     def check_peers(self) -> None:
-        """Leave the block of `together` if another rank has failed."""
+        """Raise the error that leaves the block of `together`, if another rank has failed."""
         if any(self._note(rank).exists() for rank in range(self.context.world_size) if rank != self.context.rank):
             raise _PeerFailedError
 

@@ -37,7 +37,7 @@ from hoploom.train.loop import evaluating, progress_bar
 from hoploom.train.tasks import NodeTask, Task
 
 Column = Literal["embedding", "output", "prediction"]
-MakeLoader = Callable[[str | None], Loader]  # of `input_nodes`: all nodes of a type; None: of a store with one type
+MakeLoader = Callable[[str | None], Loader]  # takes input_nodes: a node type; None if the store has one type
 Predict = Callable[[Tensor], Tensor]  # outputs become predictions, row by row
 
 PREDICTION: Column = "prediction"
@@ -84,7 +84,7 @@ class Inference:
         return getattr(self.task, "predictions", None)
 
     def written_of(self, model: nn.Module) -> Sequence[Column]:
-        """Return the columns to write for a model; computed in batches, it has no embeddings by default."""
+        """Return the columns to write for a model; by default, no embeddings if the model runs in batches."""
         if self.columns is not None:
             return self.columns
         if self.predict is None:
@@ -106,7 +106,7 @@ def infer(
     >>> infer(model, store, "papers.out", context, inference=Inference(task=NodeClassification(16)))
 
     The files are `out/<node type>/part-<rank>.parquet`. All ranks call, and `out` is a folder that all of them can see.
-    `progress(done, total)` gets the number of rows that this rank has computed, or of batches where it computes in
+    `progress(done, total)` gets the number of rows that this rank has computed, or of batches if the model runs in
     batches; by default, rank 0 shows a bar on a terminal.
     """
     inference = inference or Inference()
@@ -121,7 +121,7 @@ def infer(
     _refuse_existing(target)
     module = unwrap(model)
     if any(held.device.type != "cpu" for held in (*module.parameters(), *module.buffers())):
-        module = copy.deepcopy(module).cpu()  # DDP does not bear being moved
+        module = copy.deepcopy(module).cpu()  # a copy: DDP fails if its model is moved
     columns = inference.written_of(module)
     with ExitStack() as stack:
         stack.enter_context(evaluating(module))
@@ -152,7 +152,7 @@ def infer(
                 result = folder.path / RESULT
                 for inner in (result, *(path for path in result.rglob("*") if path.is_dir())):
                     sync_folder(inner)
-                _refuse_existing(target)  # rename would take the place of an empty directory
+                _refuse_existing(target)  # os.rename would replace an empty directory
                 os.rename(result, target)
                 sync_folder(target.absolute().parent)
     return target
@@ -161,7 +161,7 @@ def infer(
 def _write(
     folder: SharedFolder, store: Store, results: Iterable[Group], inference: Inference, columns: Sequence[Column]
 ) -> None:
-    """Write a file of this rank per node type, with a row group for each group of nodes."""
+    """Write this rank's Parquet file for each node type, with a row group for each group of nodes in `results`."""
     files: dict[str, Callable[[Columns], None]] = {}
     with folder.together("writing"), ExitStack() as opened:
         (folder.path / RESULT).mkdir(exist_ok=True)
@@ -181,7 +181,7 @@ def _write(
 
 
 def folder_of(node_type: str) -> str:
-    """Return the name of a node type's folder, which is that in a store."""
+    """Return the name of the folder for a node type, which is its name in a store, too."""
     return Path(node_file(0, node_type, FEATURES)).parent.name
 
 
@@ -192,7 +192,7 @@ def _refuse_existing(target: Path) -> None:
 
 @contextmanager
 def _bar(context: Context, unit: str) -> Iterator[Progress]:
-    """Show a progress bar of rank 0's share."""
+    """Yield a function that shows the progress of rank 0's share as a bar."""
     with progress_bar(sys.stderr, 0, shown=context.is_main) as drawn:
         drawn.bar_format = f"[{{bar:20}}]  {{n:,}} of {{total:,}} {unit}  {{remaining}} left"
 
@@ -209,7 +209,7 @@ def _bar(context: Context, unit: str) -> Iterator[Progress]:
 
 
 def _loaders(model: nn.Module, store: Store, inference: Inference, columns: Sequence[Column]) -> dict[str, Loader]:
-    """Return the loader of all nodes of each type."""
+    """Return a loader of all nodes by node type; raise ConfigError if a loader would leave nodes out."""
     if "embedding" in columns:
         raise ConfigError(
             f"columns has 'embedding', but {type(model).__name__} cannot run layer by layer, so there is only what it "
@@ -245,7 +245,7 @@ def _loaders(model: nn.Module, store: Store, inference: Inference, columns: Sequ
 def _in_batches(
     model: nn.Module, loaders: Mapping[str, Loader], task: Task | None, folder: SharedFolder, progress: Progress
 ) -> Iterator[Group]:
-    """Yield the outputs of this rank's batches, a consecutive share of all."""
+    """Yield node type, node ids and outputs of each batch of this rank, whose share of the batches is consecutive."""
     rank, world_size = folder.context.rank, folder.context.world_size
     fanouts = "; ".join(dict.fromkeys(loader.shown()["fanouts"] for loader in loaders.values()))
     if folder.context.is_main:

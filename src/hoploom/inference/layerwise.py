@@ -25,9 +25,9 @@ from hoploom.store import Sharded, Store, Wanted
 
 Group = tuple[str, Tensor, dict[str, Tensor]]  # a node type, some nodes of it, and their rows by column
 Progress = Callable[[int, int], None]  # (rows done, rows in all)
-Sources = Mapping[RelationName, tuple[Tensor, Gather | None]]  # rows to aggregate; what reads them past the page cache
+Sources = Mapping[RelationName, tuple[Tensor, Gather | None]]  # rows to aggregate; None, or a function that reads them
 
-PLAIN_EDGE_BYTES, WEIGHED_EDGE_BYTES = 16, 256  # while convolutions take rows as they are, or weigh them
+PLAIN_EDGE_BYTES, WEIGHED_EDGE_BYTES = 16, 256  # per edge, if rows are aggregated as they are, or weighed
 
 
 # --- the plan ---------------------------------------------------------------------------------
@@ -35,13 +35,13 @@ PLAIN_EDGE_BYTES, WEIGHED_EDGE_BYTES = 16, 256  # while convolutions take rows a
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """The rows that a layer reads and computes, by their widths."""
+    """The widths of the rows that a layer reads, rewrites and computes, by node type or relation."""
 
-    widths: Mapping[str, int]  # the rows it starts from
-    rewritten: Mapping[TypeKey, int]  # rows to write before they are aggregated: of types by `enter`, or by `project`
+    widths: Mapping[str, int]  # the layer's input rows
+    rewritten: Mapping[TypeKey, int]  # rows written to files before they are aggregated: by `enter`, or by `project`
     sent: Mapping[RelationName, int]  # the rows that relations aggregate
     computed: Mapping[str, int]  # types that get new rows
-    kept: frozenset[str]  # types whose rows pass it unchanged, and are needed after it
+    kept: frozenset[str]  # types whose rows the layer does not change, and later steps need
     with_degrees: frozenset[RelationName]  # relations that read their sources' degrees
 
     @property
@@ -52,15 +52,15 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """The rows that a whole model reads and computes."""
+    """The plans of all layers of a model, and the widths of its input, embedding and output rows."""
 
     dtype: torch.dtype
-    inputs: Mapping[str, int]  # widths of the rows that layer one starts from
-    as_stored: frozenset[str]  # types that layer one takes as the features are
-    layers: tuple[LayerPlan, ...]  # without the last one if only the rows that it starts from are wanted
+    inputs: Mapping[str, int]  # widths of layer one's input rows
+    as_stored: frozenset[str]  # types whose stored features are layer one's input rows, unchanged
+    layers: tuple[LayerPlan, ...]  # without the last layer if only its input rows are wanted
     embeddings: Mapping[str, int]  # widths of the rows before the last learned step
     outputs: Mapping[str, int]  # widths of the output rows; none if the last layer is left out
-    has_head: bool  # `finish` changes rows
+    has_head: bool  # whether `GNN.finish` changes rows
 
     @property
     def with_degrees(self) -> list[RelationName]:
@@ -68,7 +68,7 @@ class ModelPlan:
         return sorted({key for layer in self.layers for key in layer.with_degrees})
 
     def row_bytes(self, schema: Schema) -> dict[str, int]:
-        """Return, by node type, the most bytes of a node's rows before, within and after a layer."""
+        """Return, by node type, the largest number of bytes of a node's rows before, in and after any layer."""
         found = {}
         for name, width in self.inputs.items():
             fields = schema.node_type(name).fields
@@ -83,7 +83,7 @@ class ModelPlan:
 
 
 def plan_of(model: GNN, schema: Schema, node_types: Collection[str] | None, *, embeds_only: bool) -> ModelPlan:
-    """Return the plan for rows of these types; None: of all types for which the model has outputs."""
+    """Return the plan for outputs of `node_types`; None means all node types for which the model has outputs."""
     try:
         full = _probe(model, schema, None, skip_last=False)
         wanted = list(full.outputs) if node_types is None else list(node_types)
@@ -128,7 +128,7 @@ def _probe(model: GNN, schema: Schema, wanted: Collection[str] | None, *, skip_l
 
 
 def _probe_inputs(model: GNN, schema: Schema) -> tuple[dict[str, Tensor], set[str]]:
-    """Return the last node's row of every type, and the types whose features the model takes unchanged."""
+    """Return the input row of each type's last node, and the types whose features the model takes unchanged."""
     x: dict[str, Tensor] = {}
     as_stored: set[str] = set()
     for node_type in schema.node_types:
@@ -184,7 +184,7 @@ def _widths(x: Mapping[Any, Tensor]) -> dict[Any, int]:
 
 
 class LayerWise:
-    """A rank's share of one model over one store."""
+    """The layer-by-layer computation of a model's rows for a store, and this rank's share of it."""
 
     def __init__(
         self, model: GNN, plan: ModelPlan, store: Store, memory: int, folder: SharedFolder, progress: Progress
@@ -195,7 +195,7 @@ class LayerWise:
         widths = [plan.inputs[name] for name in plan.as_stored if self._features_on_disk(name)]
         for layer, is_on_disk in zip(plan.layers, self._on_disk, strict=True):
             widths += layer.sent.values() if is_on_disk else ()
-        edge_bytes = max(widths, default=0) * plan.dtype.itemsize  # a source each, at most
+        edge_bytes = max(widths, default=0) * plan.dtype.itemsize  # at most one source row per edge
         weighed = any(key in layer.rewritten for layer in plan.layers for key in layer.sent)
         edge_bytes += WEIGHED_EDGE_BYTES if weighed else PLAIN_EDGE_BYTES
         relations = [key for key in store.schema.relation_index if any(key in layer.sent for layer in plan.layers)]
@@ -212,7 +212,7 @@ class LayerWise:
         self._done, self._total = 0, sum(len(some) for name in (*passes, *plan.embeddings) for some in self._own[name])
 
     def run(self) -> None:
-        """Compute the rows that the last layer aggregates, on all ranks."""
+        """Compute all rows up to those that the last layer aggregates. All ranks call."""
         keys = self._plan.with_degrees
         types = sorted({key[2] for key in keys})
         counted = self._pass("degrees", "counting edges", dict.fromkeys(keys), types, self._degrees_of)
@@ -235,7 +235,7 @@ class LayerWise:
             self._sources, _ = self._rewrite(self._num_between)
 
     def results(self) -> Iterator[Group]:
-        """Yield embeddings and outputs of this rank's nodes, slice by slice; of each type, first rows of no nodes."""
+        """Yield embeddings and outputs of this rank's nodes, slice by slice; a node type begins with an empty group."""
         for name, width in self._plan.embeddings.items():
             widths = {"embedding": width, "output": self._plan.outputs.get(name, 0)}
             empty = {column: torch.empty(0, size, dtype=self._plan.dtype) for column, size in widths.items()}
@@ -259,7 +259,7 @@ class LayerWise:
         types: Iterable[str],
         compute: Callable[[Slice], Mapping[Any, Tensor]],
     ) -> dict[Any, RowFile]:
-        """Write files with a row per node, which all ranks compute slice by slice."""
+        """Write a file with a row per node for each key of `widths`; ranks compute their slices of `types`."""
         files = {}
         with self._folder.together(doing), ExitStack() as opened:
             for number, (owner, width) in enumerate(widths.items()):
@@ -275,7 +275,7 @@ class LayerWise:
         return files
 
     def _slices(self, names: Iterable[str]) -> Iterator[Slice]:
-        """Yield this rank's slices of some types, and count them; raise StoreError if a mapped file is unreadable."""
+        """Yield this rank's slices of some types, report progress; raise StoreError if a mapped file is unreadable."""
         for name in names:
             for some in self._own[name]:
                 self._folder.check_peers()
@@ -283,7 +283,7 @@ class LayerWise:
                 self._store.require_whole()
                 self._done += len(some)
                 self._progress(self._done, self._total)
-        self._store.require_whole()  # the slices were cut by what was read, too: there may be none
+        self._store.require_whole()  # also without slices: unreadable edge lists may have led to none
 
     def _degrees_of(self, some: Slice) -> dict[RelationName, Tensor]:
         """Return the in-degrees of a slice's nodes without self-loops: [nodes] int64."""
@@ -299,7 +299,7 @@ class LayerWise:
         return {name: self._model.prepare(given, {name: some.ids})[name]}
 
     def _rewrite(self, depth: int) -> tuple[Sources, Iterable[RowFile]]:
-        """Return the rows that a layer aggregates, and the files of those that it changes first."""
+        """Write the rows that a layer changes before aggregation; return all rows to aggregate, and the new files."""
         layer, stage = self._plan.layers[depth], self._model.stage(depth)
 
         def changed(some: Slice) -> dict[TypeKey, Tensor]:
@@ -325,7 +325,7 @@ class LayerWise:
         return sources, files.values()
 
     def _mapped_features(self, node_type: str) -> Tensor | None:
-        """Return features that layer one takes as they are, if one part holds them all."""
+        """Return a type's features if layer one takes them unchanged and one mapped part has them all, else None."""
         if node_type not in self._plan.as_stored:
             return None
         tables = [part.tables.get((node_type, FEATURES)) for part in self._store.parts]
@@ -341,7 +341,7 @@ class LayerWise:
         return self._store.features.gather([Wanted(some.node_type, FEATURES, some.ids)])[0]
 
     def _own_rows(self, some: Slice) -> Tensor:
-        """Return a slice's rows before a layer."""
+        """Return the rows that a slice's nodes have before the current layer."""
         if some.node_type not in self._files and self._features_on_disk(some.node_type):
             return self._features(some)
         rows = self._x[some.node_type][some.span]
@@ -349,7 +349,7 @@ class LayerWise:
         return rows
 
     def _computed(self, depth: int, z: Sources, some: Slice) -> dict[str, Tensor]:
-        """Return a layer's rows of a slice."""
+        """Return the rows that layer `depth` computes for a slice's nodes, by node type; `z` are the source rows."""
         name, own = some.node_type, None
         keys = [key for key in self._plan.layers[depth].sent if key[2] == name]
         edges, given = edges_of(self._store, some, keys, self._degrees), dict[RelationName, Tensor]()

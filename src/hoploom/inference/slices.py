@@ -1,4 +1,4 @@
-"""A store's nodes in slices that fit in memory, divided among ranks, with the in-edges and sources of each.
+"""A store's nodes in slices that fit in memory, divided among ranks, with the in-edges and sources of each slice.
 
 If not all nodes of a type are mapped, in-edges are sampled from the store, and the size of a slice is estimated from
 the average degree.
@@ -27,7 +27,7 @@ class Slice:
     node_type: str
     first: int
     end: int
-    part: Part | None  # that has its lists; None: they are sampled from the store
+    part: Part | None  # the mapped part with its edges; None: edges are sampled from the store
 
     @property
     def span(self) -> slice:
@@ -43,7 +43,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Slices:
-    """The slices of all nodes; each node is in one slice of one rank."""
+    """The division of all nodes into slices; each node is in one slice, and each slice belongs to one rank."""
 
     store: Store
     relations: Sequence[RelationName]  # whose edges count
@@ -68,13 +68,13 @@ class Slices:
                 at = some.end
 
     def _cost(self, index: int, node: int) -> int:
-        """Return the bytes of all nodes of a type before this one."""
+        """Return the bytes of the rows and in-edges of all nodes before `node`; `index` is that of the node type."""
         schema, relations = self.store.schema, [self.store.schema.relation_index[key] for key in self.relations]
         num_edges = sum(self._edges_before(one, node) for one in relations if schema.destinations[one] == index)
         return num_edges * self.edge_bytes + node * self.row_bytes[schema.node_types[index].name]
 
     def _edges_before(self, relation: int, node: int) -> int:
-        """Return the number of edges to the nodes before this one."""
+        """Return a relation's number of edges to the nodes before `node`, estimated if the nodes are not mapped."""
         schema, parts = self.store.schema, self.store.parts
         destination = schema.destinations[relation]
         if not self._is_mapped[destination]:
@@ -85,7 +85,7 @@ class Slices:
 
     @cached_property
     def _is_mapped(self) -> list[bool]:
-        """Whether parts that hold all nodes of a type are mapped, by the type's index."""
+        """A list with, for each node type, whether the mapped parts have all its nodes."""
         schema, parts = self.store.schema, self.store.parts
         return [bool(parts) and covers(schema, parts, node_type.name) for node_type in schema.node_types]
 
@@ -138,10 +138,10 @@ def _sampled(store: Store, some: Slice, keys: Sequence[RelationName]) -> dict[Re
 def gather_sources(
     key: RelationName, rows: Tensor, gather: Gather, some: Slice, edges: InEdges
 ) -> tuple[Tensor, InEdges]:
-    """Return the rows of a slice's sources, and its edges with indices of these rows, for rows that exceed memory.
+    """Read the rows of a slice's sources with `gather`; return them, and the edges with sources as indices into them.
 
-    `gather` reads from the rows, of which only the shape is used. The slice's own nodes come first if they are of the
-    sources' type, then the others in order.
+    This is for `rows` that exceed memory: only their shape is used. If source and destination type are equal, the
+    slice's own nodes come first; then come the other sources in the order of their ids.
     """
     first, end = (some.first, some.end) if key[0] == key[2] else (0, 0)
     sources = edges.sources.to(torch.int64)
