@@ -1,1 +1,1 @@
-"""Reports: the folder of a run, a partitioned store or a plan becomes one page that needs no network."""
+"""Reports on runs and partitioned stores: one HTML page each, which needs no network."""

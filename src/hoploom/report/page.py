@@ -1,7 +1,7 @@
-"""One HTML page from cards, which holds everything it needs and escapes all text.
+"""Make one HTML page from cards, with its scripts and styles inside and all text escaped.
 
 The page asks the browser to forbid every request (Content-Security-Policy), so a mistake here could send nothing.
-Curves are drawn by uPlot, which is in the page too: 51 kB, for zooming and for reading values off.
+Curves are drawn by uPlot, which is in the page too: 51 kB, for zooming and for reading values.
 """
 
 import json
@@ -24,12 +24,12 @@ class Curve:
     """A line of a chart: points, and the band of least and largest values if a point stands for several steps."""
 
     label: str
-    run: int  # colours it
+    run: int  # the index of the run, which determines the colour
     x: Sequence[float]
     y: Sequence[float | None]
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
-    is_dotted: bool = False  # of few points, drawn with a mark each
+    is_dotted: bool = False  # a curve of few points, each drawn with a mark
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Page:
     steps_per_epoch: Sequence[float] = ()  # by run; 0: not known
 
     def markup(self) -> str:
-        """Return the body of the page."""
+        """Return the HTML of the page's body."""
         pills = "".join(f'<span class="pill {state}">{escape(text)}</span>' for text, state in self.states)
         head = f"<header><h1>{escape(self.title)} {pills}</h1><p>{escape(self.subtitle)}</p></header>"
         for card in self.cards:
@@ -85,12 +85,12 @@ class Page:
         return head
 
     def figures(self) -> dict[str, Any]:
-        """Return the charts as the page's script reads them."""
+        """Return the charts in the form that the page's script reads."""
         return {"charts": [chart.as_dict() for chart in self.charts], "perEpoch": self.steps_per_epoch}
 
 
 def as_html(page: Page, *, is_live: bool = False) -> str:
-    """Return the whole page. A live one asks its server for changes."""
+    """Return the whole page as HTML; with `is_live`, the page asks its server for changes."""
     connect = "'self'" if is_live else "'none'"
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src {connect}; "
     return "\n".join(
@@ -110,12 +110,12 @@ def as_html(page: Page, *, is_live: bool = False) -> str:
 
 
 def encoded(page: Page, *, is_live: bool = False) -> bytes:
-    """Return the whole page in UTF-8; names of folders in another encoding are escaped."""
+    """Return the whole page as HTML in UTF-8; names of folders in another encoding are escaped."""
     return as_html(page, is_live=is_live).encode("utf-8", "backslashreplace")
 
 
 def as_script_json(content: Any) -> str:
-    """Return JSON for a script element, which nothing in it can end."""
+    """Return JSON for a script element, with <, > and & escaped so that no text can end the element."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -128,7 +128,7 @@ def _asset(name: str) -> str:
 
 
 def key_figures(shown: Sequence[tuple[str, str, str]]) -> str:
-    """Return large figures side by side, each with its name, value and remark."""
+    """Return the HTML of large figures side by side; `shown` has the name, value and remark of each."""
     cells = (
         f"<div><dt>{escape(what)}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
         for what, value, remark in shown
@@ -137,7 +137,7 @@ def key_figures(shown: Sequence[tuple[str, str, str]]) -> str:
 
 
 def table_markup(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text: int = 1) -> str:
-    """Return a table; the first `num_text` columns are text, the others are figures."""
+    """Return an HTML table; the first `num_text` columns are text, the other columns are numbers."""
     kinds = [' class="n"' if column >= num_text else "" for column in range(len(header))]
     head = "".join(f"<th{kind}>{escape(cell)}</th>" for kind, cell in zip(kinds, header, strict=True))
     body = "".join(
@@ -149,9 +149,9 @@ def table_markup(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_te
 
 
 def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[str]) -> str:
-    """Return stacked bars on one scale.
+    """Return the HTML of stacked bars that share one scale.
 
-    A row is a label, amounts by name and a remark; `names` are in the order of their colours.
+    A row is a label, amounts by name and a remark; the order of `names` determines the colours.
     """
     most = max((sum(amounts.values()) for _, amounts, _ in rows), default=0.0) or 1.0
     colours = {name: number for number, name in enumerate(names)}
@@ -172,7 +172,7 @@ def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[s
 
 
 def charts(shown: Sequence[Figure]) -> str:
-    """Return figures that the page's script draws; their labels are for readers without pictures."""
+    """Return the HTML of charts that the page's script draws; text labels are for screen readers."""
     figures = ""
     for chart in shown:
         ends = []
@@ -194,7 +194,7 @@ def notices(texts: Sequence[str]) -> str:
 
 
 def listing(title: str, text: str) -> str:
-    """Return the text of a file, folded up; the page's script puts a button beside it that copies it."""
+    """Return the text of a file as HTML that is collapsed; the page's script adds a button that copies the text."""
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run, read as far as it is written: during the run, after its end, or after it was killed.
+"""Read the files in a run's folder: during the run, after its end, or after it was killed.
 
 A file is read on from the end of the last reading. A line that a crash cut short is no error: the page mentions it.
 """
@@ -27,14 +27,14 @@ Line = dict[str, Any]
 
 
 class JsonLines:
-    """The whole lines of a file that may grow; each is a JSON object, with the number of a step if it has steps."""
+    """A reader of the complete lines of a growing file: JSON objects, which have a "step" if `has_steps`."""
 
     def __init__(self, path: Path, *, has_steps: bool = True) -> None:
         self.path, self._has_steps, self._offset, self._last = path, has_steps, 0, b""
         self.num_broken, self.is_torn = 0, False
 
     def new(self) -> Iterator[Line]:
-        """Yield the lines added since the last call; a last line without its end waits for the next one."""
+        """Yield the lines added since the last call; an incomplete last line is left for the next call."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -68,7 +68,7 @@ class JsonLines:
 
 
 class RunReader:
-    """The files of a run so far. `refresh` reads on.
+    """The contents of a run's files so far. `refresh` reads what the run has added.
 
     >>> run = RunReader("runs/papers")
     >>> run.columns["loss"][-1]
@@ -140,13 +140,13 @@ class RunReader:
 
     @property
     def num_bytes(self) -> int:
-        """The size of all files: another number means that there is something new."""
+        """The size of all files in bytes; if it has changed, there is something new to read."""
         written = (path for path in self.folder.iterdir() if path.suffix in (".jsonl", ".json", ".toml"))
         return sum(found.st_size for path in written for found in _stats(path))
 
     @property
     def state(self) -> str:
-        """done, early, asked, failed, running, or silent: no line for a while, and none about its end."""
+        """The run's state: done, early, asked, failed, running, or silent (no new line for a while, nor its end)."""
         if self.result:
             return str(self.result.get("stopped", "done"))
         last = self.events[-1] if self.events else {}
@@ -173,7 +173,7 @@ class RunReader:
         for event in self.events:
             if event.get("event") == "start":
                 at = _number(event.get("at"))
-                spans += 0.0 if began is None else self._last_line(began, at) - began  # a part that was killed
+                spans += 0.0 if began is None else self._last_line(began, at) - began  # a session that was killed
                 began = at
             elif event.get("event") == "end" and began is not None:
                 spans, began = spans + max(0.0, _number(event.get("at")) - began), None
@@ -182,7 +182,7 @@ class RunReader:
         return spans or float(self.result.get("seconds") or 0) or float(np.nansum(self.columns["seconds"]))
 
     def _last_line(self, since: float, before: float) -> float:
-        """Return the time of the last line between two times."""
+        """Return the time of the last line in [since, before); `since` if there is no such line."""
         lines = [*self.events, *(line for lines in self.times.values() for line in lines)]
         return max((at for line in lines if since <= (at := _number(line.get("at"))) < before), default=since)
 
@@ -195,7 +195,7 @@ class RunReader:
 
     @property
     def tested(self) -> Line:
-        """The metrics of the test split, if the run has ended."""
+        """The metrics of the test split; empty until the run has ended."""
         found = self.result.get("test")
         return found if isinstance(found, dict) else {}
 
@@ -206,7 +206,7 @@ class RunReader:
 
     @property
     def measured(self) -> dict[int, list[Line]]:
-        """The lines of times by rank, since the run has had its present number of processes."""
+        """The lines of the times files by rank, written since the number of processes last changed."""
         if not self.starts:
             return self.times
         counts = [len(start.get("machines", ())) for start in self.starts]
@@ -222,7 +222,7 @@ Labelled: TypeAlias = Sequence[tuple[str, RunReader]]  # runs with the names the
 
 
 def totals(lines: Iterable[Line], kind: str) -> dict[str, float]:
-    """Return the sums over lines of times of one kind: seconds, loader, traffic, reads."""
+    """Return sums by name over lines of a times file; `kind` is a field: seconds, loader, traffic, disk or reads."""
     found: dict[str, float] = {}
     for line in lines:
         for name, value in line.get(kind, {}).items():

@@ -1,4 +1,4 @@
-"""The costs of a run: the time of a step by what it goes to, the disk, memory, machines."""
+"""The costs of a run: how the time of a step is divided, and the use of disk, memory and machines."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -11,7 +11,7 @@ from hoploom.report.page import Card, bars, notices, table_markup
 from hoploom.report.reading import Labelled, Line, RunReader, totals
 from hoploom.train.journal import DiskUse, disk_use
 
-PARTS = {  # of a step, in the order in which they are drawn: how they are written, and shown
+PARTS = {  # activities of a step, in the order of a bar: the name in the times file, and the name on the page
     "wait": "wait for the batch",
     "forward": "forward",
     "ranks": "wait for other ranks",
@@ -22,7 +22,7 @@ PARTS = {  # of a step, in the order in which they are drawn: how they are writt
 }
 BETWEEN = {"validation": "validation", "checkpoint": "checkpoints"}
 STAGES = {"sample": "sample", "fetch": "fetch rows ahead", "gather": "gather rows", "transform": "transform"}
-MOST_ROWS = 16  # ranks that have a bar of their own
+MOST_ROWS = 16  # ranks that are shown one by one
 
 
 def time_cards(runs: Labelled) -> list[Card]:
@@ -45,7 +45,7 @@ def time_cards(runs: Labelled) -> list[Card]:
 
 
 def _time_rows(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dict[str, float], str]]:
-    """Return bars of seconds a step: one per rank of one run, or the mean of the ranks of each of several."""
+    """Return bars (label, seconds per step by activity, text): one per rank if `alone`, else the mean of all ranks."""
     found: list[dict[str, float]] = []
     for _, lines in sorted(run.measured.items()):
         seconds, steps = totals(lines, "seconds"), sum(line.get("steps", 0) for line in lines)
@@ -112,7 +112,7 @@ def _ranks_left_out(runs: Labelled) -> str:
 
 
 def disk_use_of(run: RunReader, lines: Sequence[Line] | None = None) -> DiskUse | None:
-    """Return the use of the disk from these lines of times, or from those of all ranks."""
+    """Return the use of the disk from lines of times files, by default of all ranks; None if the disk was not read."""
     if lines is None:
         lines = [line for of_rank in run.measured.values() for line in of_rank]
     steps = sum(line.get("steps", 0) for line in lines)
@@ -122,7 +122,7 @@ def disk_use_of(run: RunReader, lines: Sequence[Line] | None = None) -> DiskUse 
 
 
 def disk_card(runs: Labelled) -> list[Card]:
-    """Return a table of reads from disk, if a store is larger than its budget."""
+    """Return a card with a table of disk reads; no card unless a store is larger than its memory budget."""
     rows = []
     for name, run in runs:
         uses = [(rank, disk_use_of(run, lines)) for rank, lines in sorted(run.measured.items())]
@@ -168,7 +168,7 @@ def memory_card(runs: Labelled) -> list[Card]:
 
 
 def _described(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a machine as the columns of its table."""
+    """Return the cells that describe a machine in the table of machines."""
     host, cpu, cores, of, device = (
         str(found.get(key, "-")) for key in ("host", "cpu", "cores", "host_cores", "device")
     )

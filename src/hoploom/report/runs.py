@@ -1,4 +1,4 @@
-"""The page of one run, or of several on top of each other."""
+"""The page of one run, or of several runs with their curves in the same charts."""
 
 import math
 import time
@@ -37,7 +37,7 @@ MOST = 600  # points of a curve: about one per two pixels
 Values: TypeAlias = NDArray[np.float64]
 Numbers: TypeAlias = Sequence[float] | Values
 BAND = "A line is the mean of neighbouring steps, the band around it reaches from their least to their largest."
-SETTLED = 100  # steps: of fewer, most wait for the first batches of an epoch
+SETTLED = 100  # steps; in a shorter run, most steps wait for the first batches of an epoch
 
 
 def run_page(runs: Sequence[RunReader]) -> Page:
@@ -65,7 +65,7 @@ def run_page(runs: Sequence[RunReader]) -> Page:
 
 
 def _names(runs: Sequence[RunReader]) -> list[str]:
-    """Return the folders' own names, with as much of their path as makes them different."""
+    """Return the name of each run's folder, with as much of its path as makes the names different."""
     paths = [run.folder.absolute().parts for run in runs]
     for count in range(1, max(map(len, paths)) + 1):
         names = ["/".join(parts[-count:]) for parts in paths]
@@ -146,7 +146,7 @@ def _figure(value: Any) -> str:
 
 
 def _test_card(runs: Labelled) -> list[Card]:
-    """Return a table of every metric of the test split; of one run also those of the best epoch's validation."""
+    """Return a card with all test metrics; for a single run, also the validation metrics of its best epoch."""
     columns = {name: run.tested for name, run in runs}
     if len(runs) == 1:
         run, best = runs[0][1], runs[0][1].result.get("best_epoch")
@@ -238,9 +238,9 @@ def _recipe_card(runs: Labelled) -> list[Card]:
 
 
 def thinned(x: Numbers, y: Numbers, weights: Numbers | None = None, most: int = MOST) -> Mapping[str, list[Any]]:
-    """Return x, y and, if points stand for several steps, low and high.
+    """Return a curve thinned to at most `most` points: x, y and, if a point stands for several steps, low and high.
 
-    Values that are not finite are left out; a span without any other is None. `weights` are those of the mean.
+    y is the mean of a point's steps, weighted by `weights`, without values that are not finite; None if all are.
 
     >>> thinned(range(6), [1, 9, 2, 3, 4, 5], most=2)["high"]
     [9.0, 5.0]
@@ -261,7 +261,7 @@ def thinned(x: Numbers, y: Numbers, weights: Numbers | None = None, most: int = 
 
 
 def _listed(values: Values) -> list[float | None]:
-    """Return values with six digits: more are not seen, and would double the page."""
+    """Return values rounded to six digits, None if not finite. More digits are not seen, and would double the page."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
@@ -298,7 +298,7 @@ def _curve(what: str, number: int, runs: Labelled, x: Numbers, y: Numbers, weigh
 
 
 def _speed(number: int, runs: Labelled) -> Curve:
-    """Return the curve of seeds a second. Weighted by time: the mean of a span is its seeds by its seconds."""
+    """Return the curve of seeds per second, weighted by time: a point is its steps' seeds divided by their seconds."""
     columns = runs[number][1].columns
     seconds = np.asarray(columns["seconds"])
     rates = np.asarray(columns["seeds"]) / np.where(seconds > 0, seconds, math.nan)
@@ -315,7 +315,7 @@ def _validations(name: str, what: str, runs: Labelled) -> list[Curve]:
 
 
 def _memory_curves(number: int, runs: Labelled) -> Iterator[Curve]:
-    """Yield a curve for each kind of memory: of the rank that holds most."""
+    """Yield a curve for each kind of memory; at each step, its value is that of the rank with the most."""
     names = {"private": "private"} | ({"gpu": "GPU"} if len(runs) == 1 else {})
     for kind, what in names.items():
         most: dict[float, float] = {}

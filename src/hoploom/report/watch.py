@@ -1,6 +1,6 @@
 """The live page of runs: a small server on loopback, whose page asks once a second for changes.
 
-An address is valid with its token only. The server reads the files that runs write, on this host or in a folder that
+The address is valid only with its token. The server reads the files that runs write, on this host or in a folder that
 several hosts share, and can be stopped at any time.
 """
 
@@ -23,14 +23,14 @@ from hoploom.report.reading import RunReader
 from hoploom.report.runs import run_page
 from hoploom.system import Closing
 
-REQUEST_SECONDS = 10.0  # of one read or write of a request
-POLL_SECONDS = 0.5  # between two looks at the thread
+REQUEST_SECONDS = 10.0  # the longest read or write of a request
+POLL_SECONDS = 0.5  # between two checks that the server's thread is alive
 CLOSING = 5.0  # seconds for the thread to end
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
 class LivePage(Closing):
-    """A server of the page, which answers until it is closed.
+    """A server of the live page of runs, which answers until it is closed.
 
     >>> with LivePage([RunReader("run")]) as watch:
     ...     print(watch.url)
@@ -74,7 +74,7 @@ class LivePage(Closing):
 
 
 class _Live:
-    """The page as of now; files are read at requests only."""
+    """The current page of the runs, whose files are read only when a request comes."""
 
     def __init__(self, runs: Sequence[RunReader]) -> None:
         self._runs, self._lock = runs, threading.Lock()
@@ -111,7 +111,7 @@ class _Live:
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """A server with a thread per request."""
+    """An HTTP server with a thread per request, on an IPv4 or IPv6 address."""
 
     daemon_threads = True
 
