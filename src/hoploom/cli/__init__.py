@@ -1,8 +1,8 @@
 """The `hoploom` command. A subcommand is an entry of COMMANDS here and in its module: its arguments, and a function.
 
-The modules with arguments do not import torch, so that help appears at once.
+The modules that define arguments do not import torch, so that help appears at once.
 Exit codes: 0 done, 1 a check found problems or training failed, 2 the user's mistake (one line, no traceback),
-130 interrupted, 141 the reader of a pipe was gone.
+130 interrupted, 141 the reader of a pipe has closed it.
 """
 
 import argparse
@@ -60,7 +60,7 @@ COMMANDS = {
     "watch": ("reporting", "show the report of a run in the browser while it trains", "Inspect and report"),
 }
 PYG_SPEAKS = "ignore:`torch.jit.script` is deprecated:FutureWarning"  # on import, with torch 2.15
-FAILURES = (TrainError, PeerError, BatchError)  # they are no mistakes in the command, and exit with 1
+FAILURES = (TrainError, PeerError, BatchError)  # these are not mistakes in the command, so they exit with 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(words: Sequence[str], text: str, code: int) -> int:
-    """Print the error: a line on stderr, and with --json one object on stdout, by rank 0 if there are several."""
+    """Print an error: a line on stderr and, with --json, one object on stdout, by rank 0 only. Return the exit code."""
     print(complaint(text), file=sys.stderr)
     ours = words[: words.index("--")] if "--" in words else words
     is_main = True
@@ -124,7 +124,7 @@ def _run(words: list[str], *, is_process: bool) -> int:
     try:
         code = command.run(arguments)
     except ConfigError as error:
-        text = str(error)  # begins with an argument's name if it is the library's; users know the option
+        text = str(error)  # may begin with the name of an argument; users know the option instead
         for action in arguments.parser._actions:
             if action.option_strings and re.match(rf"{action.dest} (is|has) ", text):
                 text = text.replace(action.dest, _shown(action), 1)
@@ -137,7 +137,7 @@ def _run(words: list[str], *, is_process: bool) -> int:
 def _import_permanently() -> Iterator[None]:
     """Disable garbage collection and PyG's FutureWarning in this block, then freeze the imported objects.
 
-    Collections of them take a quarter of a short command's time.
+    To collect the imported objects would take a quarter of a short command's time.
     """
     gc.disable()
     sys.warnoptions.append(PYG_SPEAKS)  # spawned ranks inherit it
@@ -158,7 +158,7 @@ def _open_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115  (to the end of the process)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as on stderr: half of a pair of surrogates is no error
+        sys.stdout.reconfigure(errors="backslashreplace")  # as on stderr: a lone surrogate is no error
 
 
 def _output_fails() -> bool:
@@ -171,7 +171,7 @@ def _output_fails() -> bool:
 
 
 def _drop_output() -> None:
-    """Drop text that standard output cannot write: Python would complain about it at its end."""
+    """Drop text that standard output cannot write, because Python would complain about the text at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -201,7 +201,7 @@ def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> Non
 
 
 def _unknown(parser: argparse.ArgumentParser, words: Sequence[str], unknown: Sequence[str]) -> str:
-    """Return a hint for words that the command does not take."""
+    """Return the error message, with a hint, for words that the command does not take."""
     first = next((word for word in unknown if word.startswith("-")), unknown[0])
     flag, _, value = first.partition("=")
     if not flag.startswith("-"):
@@ -232,7 +232,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Turn `--fanouts -1,5` into `--fanouts=-1,5`, as argparse takes -1 for an option, and _ in options into -."""
+    """Turn `--fanouts -1,5` into `--fanouts=-1,5`, or argparse takes -1 for an option; replace _ in options by -."""
     joined: list[str] = []
     for given in words:
         word = re.sub(r"^--[a-z_]+(?=$|=)", lambda flag: flag[0].replace("_", "-"), given)
@@ -246,7 +246,7 @@ def _joined(words: Sequence[str]) -> list[str]:
 # --- the parser ----------------------------------------------------------------------------------
 
 
-ARGPARSE = (  # messages of argparse, and those of this command
+ARGPARSE = (  # messages of argparse, and the messages that replace them
     (r"argument (?:.*/)?(.+): expected .*one argument", r"\1 has no value; `{prog} --help` shows what to give"),
     (r"argument (?:.*/)?(.+): ignored explicit argument (.+)", r"\1 takes no value, but is given \2; leave that out"),
     (r"argument (.+): not allowed with argument (.+)", r"\1 and \2 exclude each other; give one of them"),
@@ -254,7 +254,7 @@ ARGPARSE = (  # messages of argparse, and those of this command
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are a usage, and a line with the value and a hint."""
+    """A parser whose errors show the usage, and a line with the wrong value and a hint."""
 
     def __init__(self, *given: Any, **described: Any) -> None:
         columns = partial(
@@ -266,7 +266,7 @@ class _Parser(argparse.ArgumentParser):
         required = [action for action in self._actions if action.required]
         self.usage = self.usage or _usage(self)
         for action in self._actions:
-            action.required = False  # or argparse says what is missing before what is mistyped
+            action.required = False  # or argparse reports missing words before mistyped ones
             if not action.option_strings:
                 action.metavar = _shown(action)  # as in the usage and in messages
         found, unknown = super().parse_known_args(args, namespace)
@@ -323,12 +323,12 @@ class _Overview(_Parser):
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand."""
+    """A subcommand: its arguments, the function that runs it, and what to show and import before that."""
 
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Arguments], int]
     doing: Callable[[Arguments], str] | None = None  # the line to show before a slow import
-    # Another module to import before anything is open: until then, Ctrl-C ends the process at once.
+    # A module to import before any file is open: during the import, Ctrl-C ends the process at once.
     imports: Callable[[Arguments], str | None] | str | None = None
 
 
@@ -347,13 +347,13 @@ class _Reading(argparse.Action):
 def add_option(
     parser: argparse.ArgumentParser, flag: str, read: Read, *, default: str | None = None, **described: Any
 ) -> None:
-    """Add an option whose text, and that of its default, is read and checked with the command line."""
+    """Add an option; `read` converts and checks its text, and that of its default, as the command line is parsed."""
     value = default if default in (None, argparse.SUPPRESS) else read(flag, str(default))
     parser.add_argument(flag, action=_Reading, read=read, default=value, **described)
 
 
 def read_positive(flag: str, text: str) -> int:
-    """Read a count of at least 1: 3, 10k, 1.5M or 1e6."""
+    """Return a count of at least 1, written as 3, 10k, 1.5M or 1e6."""
     return parse_count(flag, text, 1)
 
 
@@ -370,12 +370,12 @@ def read_up_to(most: int) -> Read:
 
 
 def read_seconds(flag: str, text: str) -> float:
-    """Read a time of at least 0."""
+    """Return a number of seconds, 0 or more."""
     return as_number(flag, parse_number(flag, text), "give a number of seconds, 0 or more")
 
 
 def read_address(flag: str, text: str) -> str:
-    """Read HOST:PORT."""
+    """Return the text of an address; raise ConfigError unless it has the form HOST:PORT."""
     with suppress(ConfigError):
         split_address(text)
         return text
@@ -383,12 +383,12 @@ def read_address(flag: str, text: str) -> str:
 
 
 def fanouts_or_none(flag: str, text: str) -> list[int] | None:
-    """Read picks per hop; None if nothing is sampled."""
+    """Return the fanouts in a text such as 15,10,5; None for "none", if nothing is to be sampled."""
     return None if text == NONE else list(parse_fanouts(flag, text))
 
 
 def seeds_of(schema: "Schema", text: str | None) -> str | tuple[str, str] | None:
-    """Read SPLIT, TYPE:SPLIT or none as loaders take it. The default is train, if one type alone has members."""
+    """Return SPLIT, TYPE:SPLIT or none as `input_nodes` of a loader. The default is train, if only one type has it."""
     if text == NONE:
         return None
     known = {
@@ -441,7 +441,7 @@ def say(text: str) -> None:
 
 
 def complaint(text: str) -> str:
-    """Return an error message for stderr. On a narrow terminal, its lines end between the message's parts."""
+    """Return an error message for stderr. On a narrow terminal, lines are broken at semicolons first."""
     lines, width = ["hoploom:"], shutil.get_terminal_size().columns if sys.stderr.isatty() else sys.maxsize
     for part in re.split(r"(?<=;) ", printable(text, "\n")):
         fits = len(lines[-1]) + 1 + len(part) <= width
@@ -453,7 +453,7 @@ def complaint(text: str) -> str:
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:
-    """Return the text in a style of STYLES, if the stream shows colours."""
+    """Return the text in a style of STYLES if the stream shows colours, else the plain text."""
     return f"\033[{STYLES[style]}m{text}\033[0m" if environment.wants_colour(stream.isatty()) else text
 
 
@@ -471,7 +471,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str | int]]) -> st
 
 @contextmanager
 def node_progress() -> Iterator[Callable[[int, int], None]]:
-    """Show the number of nodes that are done and of all, on stderr if that is a terminal."""
+    """Yield show(done, total), which draws a bar of the nodes that are done, on stderr if that is a terminal."""
     from tqdm import tqdm
 
     with tqdm(unit=" nodes", unit_scale=True, disable=None) as bar:
@@ -485,7 +485,7 @@ def node_progress() -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def stage_line() -> Iterator[Callable[[str], None]]:
-    """Show the current stage and the elapsed time in one line, on stderr if that is a terminal."""
+    """Yield a function that shows a stage's name and the elapsed time in one line, on stderr if that is a terminal."""
     from tqdm import tqdm
 
     with tqdm(bar_format="{elapsed}  {desc}", disable=None, leave=False) as line:

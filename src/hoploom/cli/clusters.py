@@ -1,6 +1,6 @@
-"""The commands of a cluster: `launch` starts one, and `serve` is a server of it.
+"""The commands of a cluster: `launch` starts a cluster, and `serve` is one of its servers.
 
-Here are the arguments; what imports torch is in other modules, so that help appears at once.
+This module has the arguments; code that imports torch is in other modules, so that help appears at once.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The commands that show something: the report of runs, in a file or live, and what is installed on this machine."""
+"""The commands report, watch and doctor: pages about runs, in a file or live, and a check of this machine."""
 
 import argparse
 import json
@@ -30,7 +30,7 @@ from hoploom.ranks import environment
 
 Status = Literal["ok", "note", "wrong"]
 COLOURS: dict[Status, str] = {"ok": "green", "note": "cyan", "wrong": "red"}
-MIN_SHARED_MEMORY = 64e6  # bytes that are free in /dev/shm
+MIN_SHARED_MEMORY = 64e6  # free bytes that /dev/shm should have
 REINSTALL = "pip install --force-reinstall --no-deps hoploom"
 
 # --- report and watch ----------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def _watch(arguments: Arguments) -> int:
 
 @dataclass(frozen=True)
 class Check:
-    """A result of `hoploom doctor`. `fix` is a command or a change that mends it."""
+    """A result of `hoploom doctor`. `fix` is a command or a change that solves the problem."""
 
     name: str
     status: Status
@@ -108,7 +108,7 @@ def _checks() -> Iterator[Check]:
 
 
 def _packages() -> Iterator[Check]:
-    """Compare what is installed with hoploom's metadata: a missing package is wrong, a missing extra is a note."""
+    """Yield a check of each package that Hoploom requires: a missing package is wrong, a missing extra is a note."""
     try:
         from packaging.requirements import Requirement  # torchmetrics needs it
 

@@ -87,7 +87,7 @@ def _bench(arguments: Arguments) -> int:
         return _bench_store(arguments)
     from hoploom.scale.measure import measure
 
-    check_writable("--out", arguments.out)  # said before anything is measured
+    check_writable("--out", arguments.out)  # before anything is measured
     constants = measure(arguments.dir, lambda what: print(what, file=sys.stderr, flush=True))
     print(scale.to_json(constants))
     if arguments.out is not None:
@@ -96,7 +96,7 @@ def _bench(arguments: Arguments) -> int:
 
 
 def _bench_store(arguments: Arguments) -> int:
-    """Print what batches cost, a row for each pair of fanouts and batch size. No model runs."""
+    """Print a table of the size and time of batches, with a row for each pair of fanouts and batch size."""
     from hoploom.load import NeighborLoader
     from hoploom.store import open_store
 
@@ -118,7 +118,7 @@ def _bench_store(arguments: Arguments) -> int:
 
 
 def _mean_cost(loader: "NeighborLoader") -> list[float]:
-    """Return the mean of seeds, nodes, edges, bytes and seconds of a batch."""
+    """Return the mean number of seeds, nodes, edges, bytes and seconds per batch."""
     for _ in loader.steps(range(min(len(loader), WARM_UP))):
         pass
     began = time.perf_counter()

@@ -63,7 +63,7 @@ def serve(arguments: Arguments) -> int:
 
 
 def batch_options(arguments: Arguments, security: ServerSecurity) -> BatchOptions:
-    """Return the options of batches from the command line."""
+    """Return the options of the batches that the server makes, from the command line."""
     ca, given = read_ca(arguments.ca), arguments.store_memory
     peers = read_addresses(arguments.peers) if arguments.peers else []
     return BatchOptions(
@@ -80,7 +80,7 @@ def batch_options(arguments: Arguments, security: ServerSecurity) -> BatchOption
 
 
 def _cache(arguments: Arguments) -> str:
-    """Return the size of the cache; raise ConfigError if it is no size, or there is nothing to cache."""
+    """Return the text of --cache, empty for no cache; raise ConfigError if it is no size, or there are no peers."""
     size = str(arguments.cache)
     if not size:
         return ""
@@ -100,7 +100,7 @@ def _warn(warning: str | None) -> None:
 
 @contextmanager
 def _asked_to_stop() -> Iterator[threading.Event]:
-    """Set the event at SIGTERM, and at Ctrl-C unless it is ignored; exit at the second signal."""
+    """Yield an event that SIGTERM sets, and Ctrl-C unless it is ignored; a second signal ends the process."""
     asked = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:

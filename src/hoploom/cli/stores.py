@@ -1,4 +1,4 @@
-"""The commands about stores: build, import, generate and partition write one, fetch copies, info and check read it."""
+"""The commands about stores: build, import, generate and partition write, fetch copies, info and check read one."""
 
 import argparse
 import json
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # these bring torch, which the help of a command does without
     from hoploom.store.format import Manifest
 
 BOTH_WAYS = "add the reverse of every edge; an edge that exists in both directions is kept once"
-SECONDS_BETWEEN_LINES = 30.0  # of the progress of a transfer, where no bar can be drawn
+SECONDS_BETWEEN_LINES = 30.0  # between two lines on a transfer's progress, if no bar is drawn
 TABLES = (".parquet", ".csv", ".gz", ".tsv", ".arrow", ".feather", ".ipc")
 
 
@@ -61,7 +61,7 @@ def _path_or_url(text: str) -> Path | str:
 
 
 def _show_store(arguments: Arguments, seconds: float, **more: Any) -> int:
-    """Print a line about the new store, or with --json one object, which includes `more`."""
+    """Print a line about the new store and, with --json, one object that includes `more`. Return the exit code."""
     from hoploom.store.format import STORE_FILE, parse_manifest
     from hoploom.store.storage_path import StoragePath
 
@@ -120,7 +120,7 @@ def _build(arguments: Arguments) -> int:
 
 
 def _conf(given: Sequence[str]) -> dict[str, str]:
-    """Return Spark's settings by name."""
+    """Return Spark's settings by name, from the values of --conf; raise ConfigError if one is not spark.X=VALUE."""
     for setting in given:
         if not re.fullmatch(r"spark\.[^=]+=.*", setting):
             raise ConfigError(f"--conf is {setting!r}; give NAME=VALUE, e.g. spark.executor.memory=8g")
@@ -310,7 +310,7 @@ def _size(size: int) -> str:
 
 @contextmanager
 def _bytes_shown() -> Iterator[Callable[[str, int, int], None]]:
-    """Show bandwidth and time left: by a bar on a terminal, else by a line now and then, such as in a launch."""
+    """Yield a function that shows bandwidth and time left, as a bar on a terminal, else as a line now and then."""
     from tqdm import tqdm
 
     with tqdm(unit="B", unit_scale=True, disable=None) as bar:
@@ -366,7 +366,7 @@ def _headline(path: Path | str, manifest: "Manifest") -> str:
 
 
 def _contents(manifest: "Manifest") -> dict[str, Any]:
-    """Return store.json, with sizes instead of the list of files."""
+    """Return the content of store.json, with the sizes of the files instead of their list."""
     from hoploom.store.format import manifest_to_json
 
     contents: dict[str, Any] = json.loads(manifest_to_json(manifest))

@@ -1,6 +1,6 @@
 """The commands train, evaluate and infer, and init, which writes a file to start from.
 
-What imports torch is imported by the functions that run, so that help appears at once.
+Modules that import torch are imported by the functions that run, so that help appears at once.
 """
 
 import argparse
@@ -125,7 +125,7 @@ def train_rank(context: "Context", run_file: "RunFile", resume: bool, progress: 
 
 
 def _way_on(error: str, arguments: Arguments, run_file: "RunFile", started: RankInfo) -> list[str]:
-    """Return the last checkpoint, unless `error` names it, and the command that continues from it."""
+    """Return hints after a stop: the last checkpoint, unless `error` names it, and how to continue from there."""
     from hoploom.train.checkpoint import last_good
     from hoploom.train.runs.run_file import LAST
 
@@ -224,7 +224,7 @@ def _on_ranks_of_run(
 
 
 def _num_processes(arguments: Arguments, run_file: "RunFile", started: RankInfo) -> int:
-    """Return how many processes the command or run.toml asks for, or a launcher has started."""
+    """Return the number of processes: that of the launcher, if any, else of the command or run.toml."""
     wanted: int | None = arguments.processes
     if started.source == "single":
         return wanted or run_file.train.processes
@@ -236,7 +236,7 @@ def _num_processes(arguments: Arguments, run_file: "RunFile", started: RankInfo)
 def _on_ranks(
     work: Callable[..., Any], run_file: "RunFile", given: tuple[Any, ...], started: RankInfo, num_processes: int
 ) -> Any:
-    """Call work(context, run_file, *given) on every rank; return its result if this process is one of them."""
+    """Call work(context, run_file, *given) on every rank; return its result if this process is a rank, else None."""
     from hoploom.ranks.context import init
     from hoploom.ranks.spawn import spawn
 
