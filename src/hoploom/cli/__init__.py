@@ -383,7 +383,7 @@ def read_address(flag: str, text: str) -> str:
 
 
 def fanouts_or_none(flag: str, text: str) -> list[int] | None:
-    """Return the fanouts in a text such as 15,10,5; None for "none", if nothing is to be sampled."""
+    """Return the fanouts in a text such as 15,10,5; None if the text is "none": nothing is sampled."""
     return None if text == NONE else list(parse_fanouts(flag, text))
 
 

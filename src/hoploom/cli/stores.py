@@ -366,7 +366,7 @@ def _headline(path: Path | str, manifest: "Manifest") -> str:
 
 
 def _contents(manifest: "Manifest") -> dict[str, Any]:
-    """Return the content of store.json, with the sizes of the files instead of their list."""
+    """Return the content of store.json, with the sizes of the store and its parts instead of the list of files."""
     from hoploom.store.format import manifest_to_json
 
     contents: dict[str, Any] = json.loads(manifest_to_json(manifest))

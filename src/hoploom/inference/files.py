@@ -48,7 +48,7 @@ class RowFile(Closing):
             written += os.pwrite(self._file.fileno(), values[written:], at + written)
 
     def sync(self) -> None:
-        """Wait until other hosts see this rank's rows as soon as they open the file."""
+        """Sync the file to the disk, so that other hosts see this rank's rows when they open the file."""
         os.fsync(self._file.fileno())
 
     def read(self) -> Tensor:
@@ -59,7 +59,7 @@ class RowFile(Closing):
             return torch.frombuffer(MappedFile(file.fileno(), self._size), dtype=self._dtype).view(self._shape)
 
     def gatherer(self, reads: Reads) -> Gather:
-        """Return a function that reads rows without the page cache. Call it after all ranks have written theirs."""
+        """Return a function that reads rows without the page cache, after all ranks have written their rows."""
         rows = FileRows(DiskFile(str(self.path)), 0, self._shape[0])
 
         def gather(ids: Sequence[Tensor], outs: Sequence[Tensor]) -> None:

@@ -22,7 +22,7 @@ from hoploom.store.base import covers
 
 @dataclass(frozen=True)
 class Slice:
-    """Nodes of one type with consecutive ids, all of one part."""
+    """Nodes of one type with consecutive ids, all in one part if the parts are mapped."""
 
     node_type: str
     first: int
@@ -85,7 +85,7 @@ class Slices:
 
     @cached_property
     def _is_mapped(self) -> list[bool]:
-        """A list with, for each node type, whether the mapped parts have all its nodes."""
+        """Whether the mapped parts have all nodes of a type, by the index of the type."""
         schema, parts = self.store.schema, self.store.parts
         return [bool(parts) and covers(schema, parts, node_type.name) for node_type in schema.node_types]
 

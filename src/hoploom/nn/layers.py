@@ -1,4 +1,4 @@
-"""PyG's convolutions over `ops.aggregate`, with equal arguments, parameters and results; and a layer's view of a batch.
+"""PyG's convolutions, built on `ops.aggregate`, with PyG's arguments and parameters; and a layer's view of a batch.
 
 A view has the edges that the remaining layers need, from blocks, a sampled subgraph or a whole graph. A convolution has
 two halves: `project` maps each source, `propagate` aggregates projected sources into destinations. No messages are

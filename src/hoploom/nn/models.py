@@ -348,7 +348,7 @@ class GNN(nn.Module):
         return self.layers[depth]  # type: ignore[return-value]
 
     def enter(self, depth: int, x: Rows) -> Rows:
-        """Return the input rows of a layer's convolutions: x without columns for jumping knowledge, and normalised."""
+        """Return the input rows of a layer's convolutions: x without jumping knowledge's columns, then normalised."""
         if self.shape.jk is not None and depth:
             x = {name: rows[:, -self.shape.hidden :] for name, rows in x.items()}
         norms: Any = self.norms[depth]

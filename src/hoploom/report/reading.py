@@ -98,7 +98,7 @@ class RunReader:
         self.recipe = ""
 
     def refresh(self) -> None:
-        """Read what was added since the last time, or all files anew if a resumed run has cut one."""
+        """Read what was added since the last call, or all files again if a resumed run has shortened one."""
         if any(tail.is_rewritten for tail in self._tails()):
             self._begin()
         for line in self._steps.new():
@@ -126,7 +126,7 @@ class RunReader:
 
     @property
     def num_broken(self) -> int:
-        """Lines that are cut short or damaged."""
+        """The number of lines that are cut short or damaged."""
         return sum(tail.num_broken + tail.is_torn for tail in self._tails())
 
     @property
@@ -146,7 +146,7 @@ class RunReader:
 
     @property
     def state(self) -> str:
-        """The run's state: done, early, asked, failed, running, or silent (no new line for a while, nor its end)."""
+        """The run's state: done, early, asked, failed, running, or silent (no new line for a while, and no end)."""
         if self.result:
             return str(self.result.get("stopped", "done"))
         last = self.events[-1] if self.events else {}

@@ -145,7 +145,7 @@ def adapted(model: nn.Module) -> nn.Module:
 
 
 def without_ddp(model: nn.Module) -> nn.Module:
-    """Return the model without its DDP wrapper, whose forward may wait for other ranks. A compiled model stays so."""
+    """Return the model inside DDP, whose forward may wait for other ranks; return a model without DDP unchanged."""
     inner: Any = model
     while isinstance(getattr(inner, "_orig_mod", None), nn.Module):
         inner = inner._orig_mod

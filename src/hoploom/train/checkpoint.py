@@ -133,7 +133,7 @@ class Checkpoint:
 
 
 def last_good(path: Path | None) -> str:
-    """Return words for an error message: the checkpoint that training can continue from, with its epoch and step."""
+    """Return a text for error messages: the checkpoint that training can continue from, with its epoch and step."""
     if path is None:
         return "there is no checkpoint"
     with suppress(OSError, HoploomError, SafetensorError, *MALFORMED), safe_open(regular(path), "pt") as file:

@@ -128,7 +128,7 @@ class Journal:
             self._append(self._folder / EVENTS, {"event": kind, "at": round(time.time(), 3), **content})
 
     def rewind(self, steps: int, epochs: int) -> None:
-        """Remove the lines after step `steps` and epoch `epochs`, which will run again; begin the loggers there."""
+        """Remove the lines after step `steps` and epoch `epochs`, to be repeated; begin the loggers at that step."""
         self.close()
         paths = {self.steps_file, self._times_file}
         if self._context.is_main:  # also files of ranks that no longer exist
@@ -175,7 +175,7 @@ class Journal:
             raise StoreError(f"cannot write the journal {path}: {error}; free some space, or leave it out") from error
 
     def close(self, *, failed: bool = False) -> None:
-        """Write how training ended unless it `failed`; close files and loggers. The next line opens the files again."""
+        """Write how training ended, unless `failed`; close files and loggers. The next line opens the files again."""
         if not failed:
             self._end()
         for file in self._files.values():
@@ -292,7 +292,7 @@ class Times:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the seconds of this block under `name`. Reads in a validation are not counted: they belong to no step."""
+        """Add the seconds of this block under `name`. Sources do not count in a validation: it belongs to no step."""
         began = time.perf_counter()
         held = {source: read() for source, read in self._sources.items()} if name == "validation" else {}
         try:

@@ -193,7 +193,7 @@ class _Loop:
         self.save_clock = SaveClock(0.0 if self.checkpoint is None else self.training.checkpoint_minutes)
 
     def run(self) -> Ending:
-        """Take steps and validate in turn, a resumed run perhaps validation first; return how training ended."""
+        """Take steps and validate in turn; return how training ended. A resumed run may begin with a validation."""
         stop_requested = False
         while not stop_requested:
             if self._epoch_is_taken():

@@ -42,7 +42,7 @@ class Training:
 
     `accumulate`: batches of the loader per optimizer step. `patience`: training stops after this many epochs without a
     better validation. `checkpoint_minutes`: minutes between two checkpoints, by rank 0's clock; the first is saved
-    after the first step. Longer if saving takes more than 1 % of this time; 0: only at the end of every epoch.
+    after the first step. The pause is longer if saving takes more than 1 % of it; 0 saves only after every epoch.
     `checkpoint_every`: steps between two checkpoints, in addition to `checkpoint_minutes`.
     `margin`: extra buffer space of `WholeStep`, as a fraction of the largest sampled batch.
     """
@@ -251,7 +251,7 @@ class StepTimer:
         self._last = now
 
     def parts(self, averaging: float) -> dict[str, float]:
-        """Return the seconds by activity, without waits; move the `averaging` ones from `backward` to `all-reduce`."""
+        """Return the seconds by activity, except waits and rest; move `averaging` from `backward` to `all-reduce`."""
         parts = {name: spent for name, spent in self.seconds.items() if name not in ("wait", "rest")}
         if averaging > 0:
             parts["all-reduce"] = averaging
@@ -296,9 +296,10 @@ class Stepper:
         return EagerSteps(self, self._learner.loader, self._training.accumulate)
 
     def take(self, batches: StepBatches, expected: int, requests: StopRequests, *, is_due: bool = False) -> StepResult:
-        """Take the next step. `expected` is an estimate of its number of seeds over all ranks; gradients are corrected.
+        """Take the next step with `batches`. `expected` is an estimate of its number of seeds over all ranks.
 
-        All ranks learn whether some rank was asked to stop, and whether rank 0 wants a checkpoint.
+        The gradients are rescaled to the true number. All ranks learn whether some rank was asked to stop, and whether
+        rank 0 wants a checkpoint.
         """
         timer, progress, averaging_before = StepTimer(), self._learner.progress, self._averaging_seconds()
         is_alone = self._context.world_size == 1  # then backward waits for no rank, and the loss is read after it
