@@ -1,7 +1,7 @@
-"""Operations on tensors: CPU tensors use the C++ core; reductions of layers on other devices use Triton kernels.
+"""Operations on tensors: in the C++ core on the CPU; `aggregate` and `softmax` also run on GPUs, as Triton kernels.
 
-`ops.kernels`, imported when a store is placed on a device, has the other operations in Triton. There, sizes are known
-on the device only, so inputs and outputs are arrays of fixed capacity, with sizes in tensors.
+`ops.kernels` also samples, relabels and gathers on a GPU; it is imported when a store is placed there. Its arrays have
+a fixed capacity, and tensors hold the sizes in use, which only the device knows.
 """
 
 from hoploom.ops.disk import DiskError, DiskFile, FileRows, Reads, RowRequest

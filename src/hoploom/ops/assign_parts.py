@@ -1,4 +1,4 @@
-"""Nodes to parts in the core: few edges between parts, no part too full. Edges are in memory or read piece by piece."""
+"""Assign nodes to balanced parts with few edges between them, in the core. Edges are in memory or read from files."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,16 +14,16 @@ from hoploom.ops.sample import EdgeLists
 
 MOST_PARTS = 2**15 - 1
 MOST_NODES = 2**40 - 2
-NODE_BYTES = 24  # that assigning nodes to parts takes, at most
-FIXED_BYTES = 250 << 20  # that it takes for graphs of any size, at most
+NODE_BYTES = 24  # of memory that assign_parts takes per node, at most
+FIXED_BYTES = 250 << 20  # of memory that assign_parts takes for graphs of any size in addition, at most
 CoreLists = tuple[NDArray[Any] | None, NDArray[Any] | None, int, int, int, int, str, int, int, bool]
-# Fills the memory with bytes of an array, from the first given on: (array, begin, memory). Array 2 * i is the indptr of
-# the i-th lists of a topology, 2 * i + 1 their indices. Called by several threads at a time.
+# (array, begin, memory): fill `memory` with the bytes of an array from byte `begin` on. Array 2 * i is the indptr of a
+# topology's i-th lists, array 2 * i + 1 their indices. Several threads call it at a time.
 ReadArray = Callable[[int, int, memoryview], None]
 
 
 class FileLists(NamedTuple):
-    """In-edges that are in files: the size of their arrays."""
+    """The sizes of in-edge arrays that are in files, from which `Topology.read` reads them."""
 
     num_lists: int
     num_edges: int
@@ -32,7 +32,7 @@ class FileLists(NamedTuple):
 
 
 class RelationLists(NamedTuple):
-    """The in-edges of one relation, in one piece or several."""
+    """The in-edges of one relation, split by destination into one or more ranges."""
 
     name: str  # for messages
     source: int  # index of the source type
@@ -41,28 +41,28 @@ class RelationLists(NamedTuple):
 
 
 class Topology(NamedTuple):
-    """All edges of a graph. A node's id counts through all types: those of the first type, then those of the second."""
+    """All edges of a graph. Node ids count through all types: first the nodes of type 0, then those of type 1, ..."""
 
     bounds: Sequence[int]  # type t has the ids bounds[t] to bounds[t + 1] - 1
     relations: Sequence[RelationLists]
-    read: ReadArray | None = None  # for FileLists
+    read: ReadArray | None = None  # reads the arrays of FileLists
 
 
 class PartitionRule(NamedTuple):
-    """The limits of parts, and how much work goes into them."""
+    """Options of the partitioner: the number of parts, their limits, and the work to spend."""
 
     num_parts: int
-    passes: int  # of refinement
-    imbalance: float  # share above the mean that a part may hold: of nodes of any type, edges, seeds
+    passes: int  # of refinement, each over all edges
+    imbalance: float  # share by which a part may exceed the mean number of nodes of each type, edges and seeds
     threads: int
     key: int
     wide_ids: bool = False  # for tests: store ids as if there were more than 2^32 nodes
 
 
 def assign_parts(topology: Topology, seed_bits: Tensor | None, rule: PartitionRule) -> Tensor:
-    """Return the part of every node: [num_nodes] int16. It does not depend on the number of threads.
+    """Return the part of every node: [num_nodes] int16. The parts do not depend on the number of threads.
 
-    `seed_bits` are [num_nodes / 8 + 1] uint8, a bit per node, the lowest first.
+    `seed_bits` [num_nodes / 8 + 1] uint8 has one bit per node, set for seeds; bit 0 of the first byte is node 0.
     """
     parts = torch.empty(topology.bounds[-1], dtype=torch.int16)
     bits = None if seed_bits is None else seed_bits.numpy()
@@ -79,16 +79,16 @@ def count_cut(topology: Topology, parts: Tensor, threads: int) -> Tensor:
 
 
 def spread_visits(topology: Topology, new_visits: Tensor, fanouts: Sequence[int], visits: Tensor, threads: int) -> None:
-    """Add to the visits [num_nodes] int64 of each source its share of the new visits of its destinations.
+    """Add to `visits` [num_nodes] int64 the visits to each node that one more hop of sampling is expected to make.
 
-    `new_visits` [num_nodes] float32 are those of one hop, `fanouts` its fanouts by relation.
+    A node passes its `new_visits` [num_nodes] float32 to in-neighbours, times the share of edges that its fanout picks.
     """
     hop = torch.tensor(fanouts, dtype=torch.int64).numpy()
     _run(_core.spread_visits, *_arrays(topology), new_visits.numpy(), hop, threads, visits.numpy())
 
 
 def drop_pages(mapped: Sequence[Tensor]) -> None:
-    """Drop the pages of tensors that are maps of files; anything written to them would be lost."""
+    """Free the memory of tensors that are maps of files; values written to these tensors are lost."""
     for rows in mapped:
         _core.drop_pages(rows.numpy())
 

@@ -1,7 +1,7 @@
-"""Waits for a device with a timeout: poll its events, because synchronize() may never return.
+"""Wait for a device with a timeout, by polling events: torch's synchronize() may never return.
 
-After a moment, polling pauses, because it takes the interpreter from threads that start kernels: a wait may be longer
-by the shortest pause, or by one percent.
+After 20 microseconds, polling sleeps between queries, because each query holds the interpreter lock that threads need
+to start kernels. So a wait may last 50 microseconds or one percent longer than necessary.
 """
 
 import threading
@@ -42,7 +42,7 @@ def reached(event: Event, seconds: float) -> bool:
 def idle(device: torch.device, seconds: float) -> bool:
     """Wait until a device is idle on all streams; return False after `seconds`.
 
-    No event covers all streams, so a daemon thread synchronizes; it is abandoned on a timeout.
+    No event covers all streams, so a daemon thread calls synchronize(). On a timeout the thread is abandoned.
     """
     if device.type != "cuda":
         return True

@@ -1,6 +1,6 @@
-"""Read rows and edge lists of files on demand, many at once, past the page cache.
+"""Read rows and edge lists from files on demand: many at once, without the page cache.
 
-Costs a copy of every row, and the memory of the reads in flight (16 MiB per call).
+Costs a copy of every row, and memory for the reads in flight (16 MiB per call).
 """
 
 import threading
@@ -16,16 +16,16 @@ from hoploom import _core
 from hoploom.ops.rows import byte_rows
 from hoploom.ops.sample import EdgeLists
 
-DiskFile = _core.DiskFile  # a file opened for reads past the page cache
+DiskFile = _core.DiskFile  # a file opened for reads that bypass the page cache
 DiskError = _core.DiskError  # (path, byte, message)
 SparseArray = _core.SparseArray  # an array whose unwritten pages take no memory
-has_read_queue = _core.has_read_queue  # whether the kernel and the container allow io_uring
+has_read_queue = _core.has_read_queue  # () -> whether the kernel and the container allow io_uring
 
 DEPTH = 128  # reads in flight: more are no faster on the disks we measured
 
 
 class FileRows(NamedTuple):
-    """A table in a file."""
+    """Rows of a table that are stored in a file."""
 
     file: DiskFile
     offset: int  # the byte of the first value
@@ -34,7 +34,7 @@ class FileRows(NamedTuple):
 
 
 class RowRequest(NamedTuple):
-    """A request to read the rows of ids[places] into out[places]."""
+    """A request to read the rows with the ids ids[places] from a file into out[places]."""
 
     rows: FileRows
     ids: Tensor  # [n] int64
@@ -43,7 +43,7 @@ class RowRequest(NamedTuple):
 
 
 class ListColumn(NamedTuple):
-    """A column of edge lists in a file, and the sparse array that takes the lists that are read."""
+    """One column of edge lists (sources, weights or times) in a file, and the sparse array to read it into."""
 
     file: DiskFile
     offset: int
@@ -53,24 +53,24 @@ class ListColumn(NamedTuple):
 
 @dataclass
 class Reads:
-    """Options for reading a disk, and counts of its reads over all threads."""
+    """Options for reads from a disk, and counts of the reads of all threads."""
 
-    gap: int = 0  # bytes between two rows that take less time than another request
-    bytes_per_second: float = 1e9  # in long reads
-    by_threads: bool = False  # even if io_uring is allowed
+    gap: int = 0  # most bytes between two rows that one request reads: faster than two requests
+    bytes_per_second: float = 1e9  # that the disk delivers in long reads
+    by_threads: bool = False  # read with threads even if io_uring is allowed
     requests: int = 0
     bytes: int = 0
     seconds: float = 0.0  # spent in reads, summed over threads
-    wanted_bytes: int = 0  # of the requested rows and entries; the rest were gaps and parts of blocks
+    wanted_bytes: int = 0  # of the requested rows and entries; other bytes are gaps and the ends of disk blocks
     asked: int = 0  # requested rows and entries of tables and lists that are partly on disk
-    found: int = 0  # of these, found in memory
-    _busy_seconds: float = field(default=0.0, init=False, repr=False)  # until the last time without reads in flight
+    found: int = 0  # rows and entries counted in `asked` that were in memory
+    _busy_seconds: float = field(default=0.0, init=False, repr=False)  # with reads in flight, until these last ended
     _num_in_flight: int = field(default=0, init=False, repr=False)
     _busy_since: float = field(default=0.0, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def rows(self, wanted: Sequence[RowRequest]) -> None:
-        """Read rows into their output tensors."""
+        """Read the requested rows into the output tensors of the requests."""
         wants = [
             (rows.file, rows.offset, rows.num_rows, rows.first, ids.numpy(), places.numpy(), byte_rows(out).numpy())
             for rows, ids, places, out in wanted
@@ -80,7 +80,7 @@ class Reads:
             self._count(wanted_bytes, *_core.read_rows(wants, self.gap, DEPTH, self.by_threads))
 
     def lists(self, columns: Sequence[ListColumn], lists: EdgeLists, nodes: Tensor) -> None:
-        """Read all columns of these nodes' edge lists."""
+        """Read the edge lists of `nodes` into the sparse array of every column."""
         own = nodes - lists.first_node
         num_entries = int((lists.indptr[own + 1] - lists.indptr[own]).sum())
         with self._in_flight():
@@ -112,7 +112,7 @@ class Reads:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Count the time of this block, which writes rows to the disk, as busy time."""
+        """Count the time in this `with` block, which writes rows to the disk, as busy time of the disk."""
         begin = time.perf_counter()
         with self._in_flight():
             yield
@@ -121,7 +121,7 @@ class Reads:
 
     @contextmanager
     def _in_flight(self) -> Iterator[None]:
-        """Count this block as a request in flight; overlapping ones count once in busy time."""
+        """Count this `with` block as a request in flight. Time in which requests overlap is busy time only once."""
         with self._lock:
             if not self._num_in_flight:
                 self._busy_since = time.perf_counter()

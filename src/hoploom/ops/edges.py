@@ -1,12 +1,12 @@
-"""The in-edges of one relation, grouped by destination; sums, means, maxima and attention over them, differentiable.
+"""Group one relation's in-edges by destination; differentiable sums, means, maxima and attention over these groups.
 
-Grouping takes one pass if edges are sorted, as our loaders yield them, else a counting sort. On a GPU, only a loader's
-note avoids the sort. There the host never waits for values: output shapes depend on input shapes only, so lists may end
-before their array.
+Grouping takes one pass if edges are sorted by destination, like those of our loaders, else a counting sort. GPU edges
+are sorted again unless a loader has noted that they are sorted (`note_grouped`). The host never waits for values on a
+GPU: output shapes depend on input shapes only, so edge arrays may be longer than the number of edges.
 
-No messages are stored: the core (CPU) or kernels (other devices) add rows in place. Half precision is widened in memory
-for the core; kernels widen after reading. Results do not depend on the number of threads, nor on the order in which a
-device runs its programs. Second derivatives are not supported.
+No tensor of messages is made: the core (CPU) or kernels (GPU) add up rows directly. The core needs half-precision rows
+converted to float32 in memory; kernels convert them after reading. Results do not depend on the number of threads, nor
+on the order in which a device runs its programs. Second derivatives are not supported.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def build_csc(
     edge_time: Tensor | None = None,
     source_time: Tensor | None = None,
 ) -> Csc:
-    """Sort edges by destination, and by time within each list if a time is given."""
+    """Return the edges of edge_index [2, num_edges] sorted by destination, then by time if times are given."""
     sources, destinations = edge_index.to(torch.int64).contiguous()
     try:
         indptr, indices, permutation, wide = _core.build_csc(
@@ -71,18 +71,18 @@ def build_csc(
 
 
 class OutEdges(NamedTuple):
-    """Edges grouped by source. Their number is indptr[-1]; arrays may be longer."""
+    """Edges grouped by source. There are indptr[-1] edges; later entries of the arrays are ignored."""
 
     indptr: Tensor  # [num_sources + 1] int64
     destinations: Tensor  # [num_edges] int32 or int64
-    places: Tensor | None  # [num_edges] int64: the index of each among the in-edges; None: equal
+    places: Tensor | None  # [num_edges] int64: each edge's index in the InEdges; None if both have one order
 
 
 @dataclass(frozen=True, eq=False)
 class InEdges:
-    """Edges by destination. If both ends have one type, destination d is source `first` + d.
+    """Edges grouped by destination. If both ends have the same node type, destination d is source `first` + d.
 
-    `sources` may be longer than indptr[-1]: entries beyond it are ignored, and have gradient zero.
+    There are indptr[-1] edges; later entries of `sources` are ignored, and their weights get gradient zero.
 
     >>> edges = InEdges.of(torch.tensor([[1, 2], [0, 0]]), num_sources=3, num_destinations=1)
     >>> ops.aggregate(x, edges, "mean")
@@ -95,17 +95,17 @@ class InEdges:
     first: int = 0
     source_degrees: Tensor | None = None  # [num_sources] int64 in-degrees in the whole graph; None: count these edges
     whole: "InEdges | None" = None  # the edges of which these are a prefix
-    num_edges_below: Mapping[int, int] | None = None  # number of lists -> their edges, if known
+    num_edges_below: Mapping[int, int] | None = None  # n -> number of edges of the first n destinations, if known
     weights: Tensor | None = None  # [num_edges] or [num_edges, heads]: factors in sums and means
 
     def __post_init__(self) -> None:
-        """Drop the capacity for edges if one end has no nodes."""
+        """Drop all entries of `sources` if there are no source nodes or no destination nodes."""
         if self.num_edges and not (self.num_sources and self.num_destinations):
             object.__setattr__(self, "sources", self.sources[:0])
 
     @staticmethod
     def of(edge_index: Tensor, num_sources: int, num_destinations: int) -> "InEdges":
-        """Group edge_index [2, num_edges] (sources, destinations) in any order."""
+        """Group the edges of edge_index [2, num_edges] (row 0: sources, row 1: destinations); any order will do."""
         if rows.runs_in_core(edge_index):
             indptr, sources, permutation = build_csc(edge_index, num_sources, num_destinations)
             return InEdges(indptr, sources, num_sources, permutation)
@@ -114,7 +114,7 @@ class InEdges:
         known = noted(edge_index)
         if known is not None:
             is_there[1:].logical_and_(destinations[1:] >= destinations[:-1])
-        # stops the device, not the host
+        # an error stops the device; the host does not wait
         torch._assert_async(is_there.all(), "edge_index: an end is out of range, or was changed through .data")
         if known is not None:
             indptr = _offsets(destinations, num_destinations)
@@ -123,7 +123,7 @@ class InEdges:
         return InEdges(indptr, sources.index_select(0, order), num_sources, order)
 
     def weighted(self, weights: Tensor) -> "InEdges":
-        """Return the edges with a weight each, given in the order of the edge_index passed to `of`."""
+        """Return the edges with `weights`, one per edge in the order of the edge_index that was passed to `of`."""
         if weights.shape[:1] != (self.num_edges,):
             raise ConfigError(
                 f"weights have shape {tuple(weights.shape)} for {self.num_edges} edges; give one for each edge"
@@ -137,12 +137,12 @@ class InEdges:
 
     @property
     def num_edges(self) -> int:
-        """Length of the edge arrays."""
+        """Length of `sources`, with the entries that are ignored."""
         return self.sources.numel()
 
     @cached_property
     def degrees(self) -> Tensor:
-        """Length of every list: [num_destinations] int64."""
+        """In-degree of every destination: [num_destinations] int64."""
         return self.indptr[1:] - self.indptr[:-1]
 
     @cached_property
@@ -157,7 +157,7 @@ class InEdges:
 
     @cached_property
     def senders(self) -> Tensor:
-        """`sources` with a valid source beyond the last edge: [num_edges] int32 or int64."""
+        """`sources` with 0, a valid index, after the last edge: [num_edges] int32 or int64."""
         return self.sources if self._are_edges is None else self.sources.masked_fill(~self._are_edges, 0)
 
     @cached_property
@@ -178,10 +178,10 @@ class InEdges:
         return OutEdges(indptr, self.destinations.index_select(0, order), order)
 
     def head(self, num_destinations: int, num_sources: int) -> "InEdges":
-        """Return the lists of the first destinations, without a copy.
+        """Return the edges of the first `num_destinations` destinations, without a copy.
 
-        On other devices than the CPU, the host does not wait for their number of edges: unless `num_edges_below` has
-        it, the array of sources keeps its length.
+        On a GPU, the host does not wait for the number of these edges: unless `num_edges_below` has the number, the
+        array of sources keeps its length.
         """
         if num_destinations == self.num_destinations and num_sources == self.num_sources:
             return self
@@ -192,7 +192,7 @@ class InEdges:
         return InEdges(indptr, self.sources[:num_edges], num_sources, permutation, self.first, whole=whole)
 
     def _num_edges_of(self, indptr: Tensor) -> int:
-        """Return the length of the edge array for a prefix of the lists."""
+        """Return the length of `sources` for `indptr`, the offsets of the first few destinations."""
         if rows.runs_in_core(indptr):
             return int(indptr[-1])
         known = (self.num_edges_below or {}).get(indptr.numel() - 1)
@@ -203,7 +203,7 @@ class InEdges:
 
     @cached_property
     def in_degrees_of_sources(self) -> Tensor:
-        """In-degree of each source without self-loops: [num_sources] int64; 0 if it is no destination."""
+        """In-degree of each source without self-loops: [num_sources] int64; 0 for sources that are no destination."""
         if self.source_degrees is not None:
             return self.source_degrees
         if self.whole is not None:
@@ -214,7 +214,7 @@ class InEdges:
 
     @cached_property
     def with_loops(self) -> "InEdges":
-        """The edges with one self-loop at the end of every list, instead of existing ones."""
+        """The edges without existing self-loops, and with one self-loop as the last edge of every destination."""
         num_lists, most = self.num_destinations, self.num_edges + self.num_destinations
         lists = torch.arange(num_lists + 1, device=self.indptr.device)
         indptr = self._kept_before[self.indptr] + lists
@@ -227,7 +227,7 @@ class InEdges:
 
     @cached_property
     def _are_edges(self) -> Tensor | None:
-        """Mask of entries that are edges: [num_edges] bool; None: all."""
+        """Mask of the entries of `sources` that are edges: [num_edges] bool; None if all are."""
         if rows.runs_in_core(self.indptr) and int(self.indptr[-1]) == self.num_edges:
             return None
         return torch.arange(self.num_edges, device=self.indptr.device) < self.indptr[-1]
@@ -239,21 +239,21 @@ class InEdges:
 
     @cached_property
     def _kept_before(self) -> Tensor:
-        """Number of kept edges before each entry: [num_edges + 1] int64."""
+        """Number of edges before each entry that are no self-loops: [num_edges + 1] int64."""
         before = torch.zeros(self.num_edges + 1, dtype=torch.int64, device=self.indptr.device)
         torch.cumsum(self._are_kept, 0, out=before[1:])
         return before
 
 
 def _sorted(keys: Tensor, num_lists: int) -> tuple[Tensor, Tensor]:
-    """Return the offsets of the lists by key, and the order of entries. Keys beyond the lists come last."""
+    """Group entries by key: return the lists' offsets, and the entries' indices by key. Keys >= num_lists are last."""
     narrow = torch.int32 if num_lists < INT32_MAX else torch.int64
     ordered, order = torch.sort(keys.to(narrow), stable=True)
     return _offsets(ordered, num_lists), order
 
 
 def _offsets(ordered: Tensor, num_lists: int) -> Tensor:
-    """Return the offset of each key's list among ascending keys."""
+    """Return the index of the first entry of each key in `ordered`, which ascends: [num_lists + 1] int64."""
     return torch.searchsorted(ordered, torch.arange(num_lists + 1, dtype=ordered.dtype, device=ordered.device))
 
 
@@ -269,13 +269,13 @@ _NOTES: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def note_grouped(edge_index: Tensor, num_edges_below: Mapping[int, int]) -> None:
-    """Note that edge_index is sorted by destination, with the number of edges to the first n nodes, by n."""
+    """Note that edge_index is sorted by destination; `num_edges_below` maps n to the number of edges to nodes < n."""
     if not edge_index.is_inference():  # has no version
         _NOTES[edge_index] = _Note(_state(edge_index), num_edges_below)
 
 
 def noted(edge_index: Tensor) -> Mapping[int, int] | None:
-    """Return the note about edge_index; None if its edges may be in any order."""
+    """Return the `num_edges_below` that was noted for edge_index; None if edge_index may be in any order."""
     note: _Note | None = _NOTES.get(edge_index)  # type: ignore[no-untyped-call]
     return note.num_edges_below if note is not None and note.state == _state(edge_index) else None
 
@@ -285,10 +285,10 @@ def _state(tensor: Tensor) -> tuple[object, ...]:
 
 
 def aggregate(x: Tensor, edges: InEdges, reduce: Reduce = "sum", weights: Tensor | None = None) -> Tensor:
-    """Aggregate the rows of each destination's sources: [num_destinations, ...]. Empty lists give zeros.
+    """Return, for each destination, the aggregate of its sources' rows: [num_destinations, ...]; zeros without edges.
 
     `x` is [num_sources, heads * width] or [num_sources, heads, width]. `weights` [num_edges] or [num_edges, heads], in
-    the order of `edges`, multiply the rows; with "softmax" they are scores, and each list's weights sum to one.
+    the order of `edges`, multiply the rows. With "softmax" they are scores: their softmax per destination multiplies.
     """
     _check(x, edges, reduce, weights)
     values = _native(x.flatten(1))
@@ -302,7 +302,7 @@ def aggregate(x: Tensor, edges: InEdges, reduce: Reduce = "sum", weights: Tensor
 
 
 def softmax(scores: Tensor, edges: InEdges) -> Tensor:
-    """Return weights that sum to one within every list, per head, from scores [num_edges, heads]."""
+    """Return the softmax of scores [num_edges, heads] over the in-edges of each destination: [num_edges, heads]."""
     return _apply(_Softmax, _native(scores), edges).to(scores.dtype)
 
 
@@ -335,7 +335,7 @@ def _check(x: Tensor, edges: InEdges, reduce: str, weights: Tensor | None) -> No
 
 
 def _reductions(tensor: Tensor) -> ModuleType:
-    """Return the module that reduces this tensor's rows: both have the same functions."""
+    """Return the module that reduces rows on the tensor's device: ops.rows, or kernels.aggregate, which mirrors it."""
     if rows.runs_in_core(tensor):
         return rows
     from hoploom.ops.kernels import aggregate as kernels  # imports Triton
@@ -344,17 +344,17 @@ def _reductions(tensor: Tensor) -> ModuleType:
 
 
 def _native(tensor: Tensor) -> Tensor:
-    """Return the tensor in a dtype that its reductions support."""
+    """Return the tensor, converted to float32 if reductions on its device do not support its dtype."""
     return tensor if tensor.dtype in _reductions(tensor).NATIVE else tensor.float()
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which values are summed."""
+    """Return the dtype in which values of `dtype` are summed: float32 or wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _weights(weights: Tensor, edges: InEdges, dtype: torch.dtype, reduce: Reduce) -> Tensor:
-    """Return the weights in the dtype of sums; for softmax, calculate them from scores."""
+    """Return the weights in the dtype of sums; for "softmax", `weights` are scores: compute the weights from these."""
     if reduce == "softmax":
         scores = weights if _wide(weights.dtype) == _wide(dtype) else weights.to(_wide(dtype))
         return _apply(_Softmax, _native(scores), edges)
@@ -388,7 +388,7 @@ class _Sum(Function):
 
 
 def _spread(grad: Tensor, edges: InEdges, weights: Tensor | None, share: Tensor | None) -> Tensor:
-    """Return, for every source, the weighted sum of its destinations' gradients."""
+    """Return, per source, the sum of its destinations' gradients, times `weights` per edge, `share` per destination."""
     indptr, destinations, places = edges.transposed
     if share is not None and weights is None:
         weights, places = share.index_select(0, destinations).unsqueeze(1), None
@@ -429,7 +429,7 @@ class _Softmax(Function):
 
 
 class _Ends(Function):
-    """Sum of both ends' rows, with gradients summed over lists: torch's indexing sums in no fixed order on a device."""
+    """Sum of the rows at both ends of every edge. Its gradients are reproducible; those of torch's indexing are not."""
 
     @staticmethod
     def forward(ctx: Any, of_sources: Tensor, of_destinations: Tensor, edges: InEdges) -> Tensor:

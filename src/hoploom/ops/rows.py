@@ -1,8 +1,8 @@
-"""Tensors in the core's recycled memory, and operations on rows: gather by id, stitch, reduce over lists.
+"""Tensors in memory that the core recycles, and operations on rows: gather and scatter by id, reduce over edge lists.
 
-Memory returns to the pool with its last reader. Tables of rows are bytes: see byte_rows. ops.kernels.aggregate has the
-reductions for other devices. List i has the entries indptr[i] to indptr[i + 1]; entry e is row rows[e] of a matrix (row
-e if `rows` is None), with weight places[e] (weight e if `places` is None). Entries from indptr[-1] on are ignored.
+Memory returns to the core's pool when the last tensor over it is dropped. For GPUs, ops.kernels.aggregate has the same
+reductions. List i has the entries indptr[i] to indptr[i + 1] - 1. Entry e is row rows[e] of a matrix (row e if `rows`
+is None), with weight weights[places[e]] (weights[e] if `places` is None). Entries from indptr[-1] on are ignored.
 """
 
 import math
@@ -16,23 +16,23 @@ from torch import Tensor
 from hoploom import _core
 
 Empty: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]  # an allocator of tensors, such as `empty`
-MappedFile = _core.MappedFile  # a mapped file without a descriptor
+MappedFile = _core.MappedFile  # a file mapped into memory; keeps no descriptor open
 any_damaged = _core.any_damaged  # () -> whether reading any mapped file has failed
 pool_use = _core.pool_use  # () -> (idle bytes, live bytes)
-pool_trim = _core.pool_trim
+pool_trim = _core.pool_trim  # () -> None: returns idle bytes to the system
 pool_keep_at_most = _core.pool_keep_at_most  # (idle bytes); sys.maxsize: no limit
 wait_readable = _core.wait_readable  # (descriptor, microseconds) -> whether it is readable
-keep_freed_memory = _core.keep_freed_memory  # malloc's too, so that pages fault in once
-give_back_freed_memory = _core.give_back_freed_memory  # of the pool and of malloc, to the system
+keep_freed_memory = _core.keep_freed_memory  # makes malloc keep freed memory, so that pages fault in only once
+give_back_freed_memory = _core.give_back_freed_memory  # returns idle memory of the pool and malloc to the system
 
 
 NO_PLACES = torch.empty(0, dtype=torch.int64)
 
 
 def require_whole(tensors: Iterable[Tensor]) -> None:
-    """Raise StoreError if reading a mapped file of these tensors has failed, which yields zeros.
+    """Raise StoreError if reading a mapped file behind these tensors has failed: failed reads yield zeros, no error.
 
-    The core checks its own reads; this is for reads by others. Cheap while no read has failed.
+    Call it after reads by torch or NumPy; the core checks its own reads. Cheap while no read has failed.
     """
     if _core.any_damaged():
         for tensor in tensors:
@@ -40,7 +40,7 @@ def require_whole(tensors: Iterable[Tensor]) -> None:
 
 
 def read_soon(tensor: Tensor) -> None:
-    """Ask the kernel to start reading a mapped tensor's file, for sequential access: see MappedFile."""
+    """Ask the operating system to start reading a mapped tensor's bytes from its file, before they are accessed."""
     if tensor.nbytes:
         _core.read_soon(tensor.data_ptr(), tensor.nbytes)
 
@@ -67,7 +67,7 @@ def empty_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def joined(columns: Sequence[Tensor]) -> Tensor:
-    """Concatenate columns [n] int64 with NumPy: torch.cat would start a thread team in every thread."""
+    """Return the concatenated columns ([n] int64 each). torch.cat would start a team of threads for every caller."""
     if len(columns) == 1:
         return columns[0]
     out = empty((sum(column.numel() for column in columns),), torch.int64)
@@ -85,7 +85,7 @@ def runs_in_core(tensor: Tensor) -> bool:
 
 
 def gather(table: Tensor, ids: Tensor, out: Tensor, first: int = 0, places: Tensor | None = None) -> Tensor:
-    """Copy table[ids[i] - first] to out[i], for all i or those in `places`. Rows of any dtype and shape."""
+    """Copy row table[ids[i] - first] to out[i], for all i or only for i in `places`; return `out`. Any row dtype."""
     at = None if places is None else places.numpy()
     _core.gather(_array(table), ids.numpy(), at, first, _array(out))
     return out
@@ -97,7 +97,7 @@ def _array(rows: Tensor) -> Any:
 
 
 def route(ids: Tensor, bounds: Tensor, places: Tensor | None = None) -> list[Tensor]:
-    """Return, per part, the positions in `ids` (or in `places`) of its ids; part p begins at bounds[p - 1]."""
+    """Return, per part p, the positions in `ids` (only those in `places`) of ids in [bounds[p - 1], bounds[p])."""
     routed, counts = _core.route(ids.numpy(), bounds.numpy(), None if places is None else places.numpy())
     positions, begin, owned = tensor_of(routed), 0, []
     for count in memoryview(counts).cast("q"):
@@ -107,45 +107,45 @@ def route(ids: Tensor, bounds: Tensor, places: Tensor | None = None) -> list[Ten
 
 
 def select(ids: Tensor, places: Tensor) -> Tensor:
-    """Return ids[places], [n] int64, by the core: torch would start a thread team."""
+    """Return ids[places]: [n] int64. Indexing with torch would start a team of threads for every caller."""
     return tensor_of(_core.select(ids.numpy(), places.numpy()))
 
 
 def narrow(ids: Tensor, first: int, places: Tensor | None = None) -> Tensor:
-    """Return the ids (or those at `places`) minus `first`: [n] int32."""
+    """Return ids - first, or ids[places] - first: [n] int32. Narrow ids take half the bytes when they are sent."""
     return tensor_of(_core.narrow(ids.numpy(), None if places is None else places.numpy(), first), torch.int32)
 
 
 def owned(ids: Tensor, first: int, size: int) -> Tensor:
-    """Return narrowed ids plus `first`: [n] int64. Raise IndexError for ids not in [first, first + size)."""
+    """Undo `narrow`: return ids + first, [n] int64. Raise IndexError unless all are in [first, first + size)."""
     return tensor_of(_core.owned(ids.numpy(), first, size))
 
 
 def is_counting(places: Tensor) -> bool:
-    """Return whether places are 0, 1, 2, ..."""
+    """Return whether `places` is 0, 1, 2, ..."""
     return _core.is_counting(places.numpy())
 
 
 def byte_rows(rows: Tensor) -> Tensor:
-    """Return a view as rows of bytes: [rows, row bytes] uint8."""
+    """Return a view of the rows as bytes: [num_rows, bytes per row] uint8."""
     shape = rows.shape[0], math.prod(rows.shape[1:]) * rows.element_size()
     return rows.reshape(-1).view(torch.uint8).view(shape) if rows.numel() else torch.empty(shape, dtype=torch.uint8)
 
 
 def scatter_rows(rows: Tensor, places: Tensor, out: Tensor) -> None:
-    """Copy rows[i] to out[places[i]], as bytes."""
+    """Copy row rows[i] to out[places[i]], for all i."""
     _core.scatter(_array(rows), places.numpy(), _array(out))
 
 
 # --- over lists ----------------------------------------------------------------------------------
 
-NATIVE = (torch.float32, torch.float64)  # wider ones first
+NATIVE = (torch.float32, torch.float64)  # what the core reduces; callers convert half precision first
 
 
 def sum_rows(
     indptr: Tensor, rows: Tensor | None, places: Tensor | None, x: Tensor, weights: Tensor | None, mean: bool
 ) -> Tensor:
-    """Return every list's sum of rows, times weights [num_entries, heads]; divided by its length for a mean."""
+    """Return the sum or mean of the rows of every list, times weights [num_entries, heads]: [num_lists, width]."""
     length = int(indptr[-1])
     out = empty((indptr.numel() - 1, x.shape[1]), x.dtype)
     entries = torch.arange(length) if rows is None else rows[:length]
@@ -157,7 +157,7 @@ def sum_rows(
 
 
 def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return every list's maximum per column, and its first entry: int32, -1 for an empty list."""
+    """Return, per list and column, the maximum and the index in the list of the first entry with it (-1 if empty)."""
     out = empty((indptr.numel() - 1, x.shape[1]), x.dtype)
     winners = empty((indptr.numel() - 1, x.shape[1]), torch.int32)
     lists = (indptr.numpy(), rows[: int(indptr[-1])].numpy())
@@ -168,7 +168,7 @@ def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def max_rows_backward(
     indptr: Tensor, rows: Tensor, places: Tensor | None, starts: Tensor, grad: Tensor, winners: Tensor
 ) -> Tensor:
-    """Sum, over the transposed lists, the gradient rows whose entry was the maximum. `starts` is the lists' indptr."""
+    """Return the gradient of x in `max_rows`. The lists are the transposed ones; `starts` is the original indptr."""
     length = int(indptr[-1])
     out = empty((indptr.numel() - 1, grad.shape[1]), grad.dtype)
     at = None if places is None else places[:length].numpy()
@@ -178,7 +178,7 @@ def max_rows_backward(
 
 
 def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tensor, heads: int) -> Tensor:
-    """Return, per entry and head, the dot product of its row in x and its list's row in y; `lists_of` has the lists."""
+    """Return, per entry and head, the dot product of the entry's row in x and its list's row in y (`lists_of`)."""
     length = int(indptr[-1])
     out = empty((rows.numel(), heads), x.dtype)
     lists = (indptr.numpy(), rows[:length].numpy())
@@ -188,7 +188,7 @@ def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tenso
 
 
 def softmax_lists(indptr: Tensor, scores: Tensor, grad: Tensor | None) -> Tensor:
-    """Return weights that sum to one in every list, from scores [num_entries, heads]; with `grad`, its backward."""
+    """Return the softmax of scores per list, [num_entries, heads]; or, given that result and `grad`, their gradient."""
     length = int(indptr[-1])
     out = empty(tuple(scores.shape), scores.dtype)
     given = None if grad is None else grad[:length].contiguous().numpy()
@@ -199,7 +199,7 @@ def softmax_lists(indptr: Tensor, scores: Tensor, grad: Tensor | None) -> Tensor
 
 
 def _matrix(tensor: Tensor) -> Any:
-    """Return a matrix for the core, with contiguous columns and any row stride."""
+    """Return the tensor as a NumPy matrix for the core; copy it only if the values of a row are not contiguous."""
     if tensor.shape[1] > 1 and tensor.stride(1) != 1:
         tensor = tensor.contiguous()
     return tensor.detach().numpy()
@@ -211,9 +211,9 @@ ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as csrc/ta
 def aggregate_tables(
     tables: Sequence[tuple[Tensor, int]], ids: Tensor, indptr: Tensor, reduce: Literal["sum", "mean"]
 ) -> Tensor:
-    """Sum or average the rows `ids` per list: [num_lists, width] float32.
+    """Return, per list, the sum or mean of the rows with these `ids`: [num_lists, width] float32.
 
-    `tables` are (rows [n, width], id of the first row), ascending by that id, all of one dtype of ELEMENTS.
+    `tables` are pairs (rows [n, width], id of the first row), ascending by that id, all of one dtype of ELEMENTS.
     """
     width, element = tables[0][0].shape[1], ELEMENTS[tables[0][0].dtype]
     out = empty((indptr.numel() - 1, width), torch.float32)

@@ -1,6 +1,6 @@
-"""The operations of a hop: sample adjacency lists by keyed draws, and number the nodes in order of first sight.
+"""Operations of a hop: sample neighbours with keyed random numbers, and give nodes local ids by first occurrence.
 
-The draws and the maps of ids serve others too: shuffles, partitions, and caches of rows.
+Shuffles, partitions and caches of rows use the random numbers and the id maps, too.
 """
 
 from collections.abc import Sequence
@@ -17,34 +17,34 @@ from hoploom.ops.rows import tensor_of
 
 Words = NDArray[np.uint64]
 
-MAP_BUDGET = 256 << 20  # bytes of a direct map; larger graphs use hashing
-SLOT_BUDGET = 64 << 20  # bytes of a direct map to slots; every loop has one
+MAP_BUDGET = 256 << 20  # most bytes of a NodeMap that is an array; for more nodes it is a hash table
+SLOT_BUDGET = 64 << 20  # most bytes of a SlotMap that is an array; every loop has one
 
 
 class Frontier(NamedTuple):
     """The nodes of one type that a hop expands."""
 
     nodes: Tensor  # [n] int64
-    trees: Tensor | None = None  # [n] int64: disjoint sampling only
+    trees: Tensor | None = None  # [n] int64, disjoint sampling only: the number of the seed that led to each node
     times: Tensor | None = None  # [n] int64: temporal sampling only
 
 
 class Picks(NamedTuple):
-    """The edges picked for one relation, in the order of its frontier."""
+    """The sampled in-edges of one relation, frontier node by frontier node."""
 
-    counts: Tensor  # [frontier] int64
+    counts: Tensor  # [frontier] int64: picks of each node
     sources: Tensor  # [picks] int64 node ids
     edges: Tensor  # [picks] int64 positions in the store's CSC order
 
 
 class Rule(NamedTuple):
-    """The options of one hop of one relation."""
+    """Sampling options of one relation in one hop."""
 
-    key: Any  # int; on a device, [] int64, which may change between replays
+    key: Any  # int; on a GPU a tensor, [] int64, which may change between replays of a CUDA graph
     stream: int
     fanout: int
     replace: bool = False
-    last: bool = False
+    last: bool = False  # in temporal sampling: take the latest edges
     labor: bool = False
     weighted: bool = False
 
@@ -75,7 +75,7 @@ class EdgeLists:
 
     @property
     def columns(self) -> list[Tensor]:
-        """All columns that are present."""
+        """The tensors of this object that are not None."""
         optional = (self.weight, self.edge_time, self.source_time)
         return [self.indptr, self.indices, *(column for column in optional if column is not None)]
 
@@ -85,7 +85,7 @@ class EdgeLists:
 
 
 def sample(lists: EdgeLists, frontier: Frontier, rule: Rule, *, positions_only: bool = False) -> Picks:
-    """Sample edges for every node of a frontier. With `positions_only`, sources are not read and are zeros.
+    """Sample in-edges of every frontier node. With `positions_only`, source ids are not read: `sources` are zeros.
 
     >>> sample(lists, Frontier(torch.tensor([0, 7])), Rule(key=1, stream=0, fanout=5))
     """
@@ -102,49 +102,49 @@ def sample(lists: EdgeLists, frontier: Frontier, rule: Rule, *, positions_only: 
 
 
 def widen_picks(counts: Tensor, sources: Tensor, edges: Tensor, first_edge: int) -> Picks:
-    """Return picks as int64, with `first_edge` added to the edges. Columns are int32 or int64."""
+    """Return picks with int64 columns, from int32 or int64 ones, and with `first_edge` added to `edges`."""
     widened = _core.widen_picks(counts.numpy(), sources.numpy(), edges.numpy(), first_edge)
     return Picks(*map(tensor_of, widened))
 
 
 def stitch(parts: Sequence[tuple[Tensor, Picks]], frontier_size: int) -> Picks:
-    """Return the picks of several parts in the frontier's order; each part has its positions in the frontier."""
+    """Return the picks of all parts in the frontier's order. `parts` are (positions in the frontier, picks)."""
     columns = [(places.numpy(), *(column.numpy() for column in picks)) for places, picks in parts]
     return Picks(*map(tensor_of, _core.stitch(columns, frontier_size)))  # type: ignore[arg-type]
 
 
 class NodeBudget:
-    """HGT's weights of the nodes of one type that are not in the batch yet."""
+    """The budget of HGT sampling: weights of one type's nodes that are neighbours of the batch but not in it yet."""
 
     def __init__(self) -> None:
         self._core = _core.NodeBudget()
 
     def add(self, picks: Picks, local: Tensor) -> None:
-        """Add 1 / the node's number of picks to each picked source, except sources with a local id."""
+        """Add 1 / counts[i] to the weights of node i's picked sources that are not in the batch yet (`local` is -1)."""
         self._core.add(picks.sources.numpy(), local.numpy(), picks.counts.numpy())
 
     def draw(self, key: int, stream: int, count: int) -> Tensor:
-        """Draw up to `count` nodes by their squared weights, without replacement, and remove them."""
+        """Remove and return up to `count` nodes, drawn without replacement in proportion to their squared weights."""
         return tensor_of(self._core.draw(key, stream, count))
 
 
 def permute(key: int, size: int, begin: int, end: int) -> Tensor:
-    """Return entries [begin, end) of a keyed permutation of [0, size), in O(1) memory."""
+    """Return entries [begin, end) of a random permutation of [0, size), which `key` determines, in O(1) memory."""
     return tensor_of(_core.permute(key, size, begin, end))
 
 
 def draw_bounded(key: int, ids: Tensor, stream: int, draw: int, bound: int) -> Tensor:
-    """Return one integer in [0, bound) per id, the draw-th of its stream: [n] int64."""
+    """Return a random integer in [0, bound) per id: [n] int64. Key, id, stream and draw determine the integer."""
     return tensor_of(_core.draw_bounded(key, ids.numpy(), stream, draw, bound))
 
 
 def draw_words(key: int, ids: Tensor, stream: int, block: int = 0) -> Tensor:
-    """Return four random 32-bit words per id: [n, 4] uint32."""
+    """Return four random 32-bit words per id: [n, 4] uint32. Key, id, stream and block determine the words."""
     return tensor_of(_core.draw_words(key, ids.numpy(), stream, block), torch.uint32).view(-1, 4)
 
 
 def mix_words(state: Words, value: Words) -> Words:
-    """Return the keys with one 64-bit value each mixed in: hoploom.keys.mix for arrays."""
+    """Return hoploom.keys.mix(state[i], value[i]) for all i: a value mixed into each 64-bit key."""
     z: Words = (state ^ value) + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -152,34 +152,34 @@ def mix_words(state: Words, value: Words) -> Words:
 
 
 class NodeMap:
-    """Numbers of the nodes of one type in a batch; reused for the next batch."""
+    """A map from the node ids of one type to their local ids in a batch. Its memory is reused for the next batch."""
 
     def __init__(self, num_nodes: int, budget: int = MAP_BUDGET) -> None:
         self._core = _core.NodeMap(num_nodes, budget)
 
     def add_seeds(self, nodes: Tensor, trees: Tensor | None = None) -> None:
-        """Append every seed, including repeated ones; a repeated seed is found at its first position."""
+        """Append every seed, repeated ones included; look-ups find the first occurrence of a repeated seed."""
         self._core.add_seeds(nodes.numpy(), None if trees is None else trees.numpy())
 
     def add(self, sources: Tensor, counts: Tensor, trees: Tensor | None = None) -> Tensor:
-        """Return local ids [n] int32 of the sources, appending new ones; `trees` are those of the frontier."""
+        """Append new sources; return all local ids, [n] int32. `counts` and `trees` have an entry per frontier node."""
         buffer = self._core.add(sources.numpy(), counts.numpy(), None if trees is None else trees.numpy())
         return tensor_of(buffer, torch.int32)
 
     def find(self, sources: Tensor, trees: Tensor | None = None) -> Tensor:
-        """Return the local ids [n] int32 of the sources, each in its own tree; -1 if they are not in the batch."""
+        """Return the local ids [n] int32 of the sources, each sampled for the seed number in `trees`; -1 if missing."""
         return tensor_of(self._core.find(sources.numpy(), None if trees is None else trees.numpy()), torch.int32)
 
     def nodes(self, begin: int = 0) -> Tensor:
-        """Return the nodes from local id `begin` on."""
+        """Return the node ids that have the local ids `begin`, `begin` + 1, ...: [n] int64."""
         return tensor_of(self._core.nodes(begin))
 
     def trees(self, begin: int = 0) -> Tensor:
-        """Return the trees of the nodes from local id `begin` on."""
+        """Return the seed numbers, in disjoint sampling, of the nodes with local ids from `begin` on: [n] int64."""
         return tensor_of(self._core.trees(begin))
 
     def take(self) -> Tensor:
-        """Return all nodes and empty the map."""
+        """Return all node ids, in the order of local ids, and empty the map."""
         return tensor_of(self._core.take())
 
     def clear(self) -> None:
@@ -191,33 +191,33 @@ class NodeMap:
 
 
 def fill_edges(local: Tensor, counts: Tensor, first: int, offset: int, out: Tensor) -> None:
-    """Write one hop's edges into columns [offset, offset + n) of an edge_index.
+    """Write one hop's edges into columns [offset, offset + n) of the edge_index `out`.
 
-    Row 0 takes the local source ids, row 1 the frontier's local ids (`first`, `first` + 1, ...).
+    Row 0 gets the local ids of the sources, row 1 those of the frontier nodes (`first`, `first` + 1, ...).
     """
     _core.fill_edges(local.numpy(), counts.numpy(), first, offset, out.numpy())
 
 
 class Found(NamedTuple):
-    """The result of a lookup: hits and misses."""
+    """The result of looking up ids in a map."""
 
-    slots: Tensor  # [ids] int64: the numbers of the ids at `hits`, arbitrary at misses
-    hits: Tensor  # [n] int64 positions, ascending
-    misses: Tensor  # [m] int64 positions, ascending
+    slots: Tensor  # [ids] int64: the number that the map gives to each id; arbitrary for ids at `misses`
+    hits: Tensor  # [n] int64: positions of the ids that are in the map, ascending
+    misses: Tensor  # [m] int64: positions of the ids that are not, ascending
 
 
 class _Numbered:
-    """Base class of IdMap and IdRanks."""
+    """Base class of IdMap and IdRanks, which number distinct ids from 0."""
 
     _core: _core.IdMap | _core.IdRanks
 
     def find(self, ids: Tensor, places: Tensor | None = None) -> Found:
-        """Look up the ids, or those at `places`."""
+        """Look up all ids, or only ids[places]."""
         return Found(*map(tensor_of, self._core.find(ids.numpy(), None if places is None else places.numpy())))
 
     @property
     def ids(self) -> Tensor:
-        """All ids by number: [n] int64."""
+        """The ids in the map, in the order of their numbers: [n] int64."""
         return tensor_of(self._core.ids())
 
     @property
@@ -229,7 +229,7 @@ class _Numbered:
 
 
 class IdMap(_Numbered):
-    """A hash map from ids to numbers. Lookups are thread-safe while no thread adds."""
+    """A hash map that numbers ids in order of insertion. Lookups are thread-safe while no thread adds."""
 
     _core: _core.IdMap
 
@@ -238,48 +238,48 @@ class IdMap(_Numbered):
         self._core.reserve(expected)
 
     def add(self, ids: Tensor, places: Tensor | None = None) -> None:
-        """Add new ids among the given ones, or among those at `places`."""
+        """Add the ids, or only ids[places], that are not in the map yet."""
         self._core.add(ids.numpy(), None if places is None else places.numpy())
 
 
 class IdRanks(_Numbered):
-    """A map from ascending ids to their ranks, without hashing: two bits per id between the first and the last."""
+    """A map from sorted ids to their index, without hashing. Takes two bits per integer between first and last id."""
 
     def __init__(self, ids: Tensor) -> None:
         self._core = _core.IdRanks(ids.numpy())
 
     @staticmethod
     def bytes_of(ids: Tensor) -> int:
-        """Return the bytes that these ids would take."""
+        """Return the bytes that an IdRanks of these ids would take."""
         return _core.IdRanks.bytes_of(int(ids[0]), int(ids[-1])) if ids.numel() else 0
 
 
 class SlotMap:
-    """A map from ids to slots of a table, for one thread. Slots unused for two rounds are reused."""
+    """A map from ids to row slots of a table, for one thread. A slot whose id two rounds did not use gets a new id."""
 
     def __init__(self, num_ids: int, budget: int = SLOT_BUDGET) -> None:
-        """Make a direct map of 4 bytes per id below `num_ids` if the budget allows it, else a hash table."""
+        """Allocate an array of 4 bytes for each id below `num_ids` if it fits the budget, else a hash table."""
         self._core = _core.SlotMap(num_ids if 4 * num_ids <= budget else 0)
 
     def begin(self) -> None:
-        """Begin a round: slots of ids that are used neither in it nor in the last one become free."""
+        """Begin a round, which frees the slots of ids that neither this round nor the previous one uses."""
         self._core.begin()
 
     def find(self, ids: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Look up the ids at `places`: return their slots [ids] int64, and the positions [n] of misses."""
+        """Look up ids[places]; return slots [ids] int64, and the positions [n] int64 of ids without a slot."""
         slots, misses = self._core.find(ids.numpy(), places.numpy())
         return tensor_of(slots), tensor_of(misses)
 
     def add(self, ids: Tensor, places: Tensor, slots: Tensor) -> Tensor:
-        """Write the slots of the ids at `places`, and return the slots of new ids: [n] int64.
+        """Give a slot to each id of ids[places] without one; write all their slots to `slots`; return the new ones.
 
-        Call it after all lookups of a round, so that no slot is reused whose id the round needs.
+        Call it after all lookups of a round: else an id that the round still needs could lose its slot.
         """
         return tensor_of(self._core.add(ids.numpy(), places.numpy(), slots.numpy()))
 
     @property
     def ids(self) -> Tensor:
-        """Id of every slot: [n] int64."""
+        """The id of every slot, free slots included: [n] int64."""
         return tensor_of(self._core.ids())
 
     @property

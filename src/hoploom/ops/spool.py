@@ -1,7 +1,7 @@
-"""External sort of rows by key: pack them into records by bucket (a range of keys), then sort bucket by bucket.
+"""External sort of rows by key: pack rows into records, grouped by bucket (a range of keys), then sort each bucket.
 
-A record is bytes: its key minus the bucket's first, in 32 bits, then its columns. Costs a pass over the bytes, and
-memory for one bucket.
+A record holds the bytes of a row: its key minus the bucket's first key, in 32 bits, then its columns. Costs one more
+pass over all bytes, and memory for one bucket.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Ordered(NamedTuple):
 
 
 def pack(keys: Tensor, columns: Sequence[Tensor], bounds: Tensor) -> Packed:
-    """Group rows by bucket: bucket b has the keys bounds[b] to bounds[b + 1] - 1. Columns: [n, bytes] uint8."""
+    """Pack rows (columns [n, bytes] uint8), grouped by bucket: bucket b has the keys bounds[b] to bounds[b + 1] - 1."""
     width = KEY_BYTES + sum(column.shape[1] for column in columns)
     records = empty((keys.numel(), width), torch.uint8)
     counts = torch.empty(bounds.numel() - 1, dtype=torch.int64)
@@ -44,7 +44,7 @@ def pack(keys: Tensor, columns: Sequence[Tensor], bounds: Tensor) -> Packed:
 
 
 def place_column(records: Tensor, offset: int, out: Tensor) -> None:
-    """Copy the bytes at an offset of each record to out[key]; every key must occur once."""
+    """Copy the bytes at `offset` of each record to out[key]; raise DataError unless every key occurs once."""
     try:
         _core.place_column(records.numpy(), offset, out.numpy())
     except IndexError as error:
@@ -52,7 +52,7 @@ def place_column(records: Tensor, offset: int, out: Tensor) -> None:
 
 
 def take(records: Tensor, order: Tensor, offset: int, row_bytes: int) -> Tensor:
-    """Return the bytes at an offset of the records, in `order`: [n, row_bytes] uint8."""
+    """Return `row_bytes` bytes at `offset` of each record, in this order of records: [n, row_bytes] uint8."""
     out = empty((order.numel(), row_bytes), torch.uint8)
     _core.take_column(records.numpy(), order.numpy(), offset, out.numpy())
     return out
@@ -61,13 +61,13 @@ def take(records: Tensor, order: Tensor, offset: int, row_bytes: int) -> Tensor:
 def order_edges(
     records: Tensor,
     num_lists: int,
-    source_bytes: int,
+    source_bytes: int,  # 4 or 8
     *,
-    time_offset: int | None = None,
-    canonical: bool = True,
-    deduplicate: bool = False,
+    time_offset: int | None = None,  # of an int64 time in each record, by which to sort a list first
+    canonical: bool = True,  # then sort by source and by the bytes after it; else edges keep their input order
+    deduplicate: bool = False,  # keep only the first edge of each source in a list
 ) -> Ordered:
-    """Group records by key; sort each list by time, if given, then by source and the rest, or keep input order."""
+    """Group the records of edges into one list per key (the destination), and sort every list."""
     indptr = torch.empty(num_lists + 1, dtype=torch.int64)
     order = empty((records.shape[0],), torch.uint32)
     kept = _core.order_records(

@@ -1,7 +1,7 @@
 """Reductions over lists of rows on a device: the functions of hoploom.ops.rows, as Triton kernels.
 
 Rows of any dtype are summed in float32 (float64 rows in float64), without atomics, so results are reproducible. Lists
-longer than a window take two more kernels, started if such a list is possible.
+longer than a window of entries take two more kernels. These start whenever one list could be that long.
 """
 
 import math
@@ -16,25 +16,25 @@ from hoploom.ops.kernels import reduce
 from hoploom.ops.kernels.launch import blocks_of, launch
 
 NATIVE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-THREADS = 128  # of a program: four warps, Triton's default
+THREADS = 128  # per program: four warps, Triton's default
 LOAD_BYTES = 16  # that a thread reads at once if addresses allow it
-ROW_BYTES = 512  # of a row that a program reads at most: one read of a warp
-MOST_LISTS = 64  # of a program: fewer than threads, so that Triton keeps their ends in every thread that needs them
-AHEAD = 8  # entries whose rows are being loaded
-WINDOW = 256  # entries; more if there were more than MOST_WINDOWS windows
+ROW_BYTES = 512  # most bytes of a row that a program reads: one read of a warp
+MOST_LISTS = 64  # per program: fewer than threads, so that Triton keeps a list's ends in every thread that needs them
+AHEAD = 8  # entries whose rows are loaded at the same time
+WINDOW = 256  # entries; longer windows if there would be more than MOST_WINDOWS
 MOST_WINDOWS = 1 << 14
-FEW, MANY = 16, 128  # entries at a time
-TILE_BYTES = 2048  # of sums of a tile
+FEW, MANY = 16, 128  # entries that a softmax program reads at once, for short and for long lists
+TILE_BYTES = 2048  # of a softmax program's values [lists, entries, heads]
 
 
 class Tiles(NamedTuple):
-    """The partition of rows over programs. Each program has columns of one head."""
+    """The division of a reduction among programs: each takes a few lists, and some columns of one head."""
 
-    unit: int  # kernels get sizes in this unit, so that they know the alignment of addresses
+    unit: int  # columns: kernels get widths as multiples of this, so that they know the alignment of addresses
     share: int  # columns of a head, in units
-    columns: int
-    blocks: int  # programs per row
-    lists: int  # lists, or edges, of a program
+    columns: int  # per program
+    blocks: int  # programs that share the columns of a row
+    lists: int  # lists, or edges, per program
 
     @property
     def constants(self) -> dict[str, int]:
@@ -55,7 +55,7 @@ class Windows(NamedTuple):
 
     length: int
     number: int
-    steps: int  # of the binary search for a list
+    steps: int  # of the binary search for the list of an entry
 
 
 def windows_of(num_entries: int, num_lists: int) -> Windows:
@@ -66,7 +66,7 @@ def windows_of(num_entries: int, num_lists: int) -> Windows:
 def sum_rows(
     indptr: Tensor, rows: Tensor | None, places: Tensor | None, x: Tensor, weights: Tensor | None, mean: bool
 ) -> Tensor:
-    """Implement hoploom.ops.rows on a device."""
+    """Implement `hoploom.ops.rows.sum_rows` on a device."""
     num_entries = x.shape[0] if rows is None else rows.numel()
     given = None if weights is None else weights.contiguous()
     return _sum(indptr, (rows, places), x, (given, None, None), num_entries, mean=mean)
@@ -75,7 +75,7 @@ def sum_rows(
 def max_rows_backward(
     indptr: Tensor, rows: Tensor, places: Tensor | None, starts: Tensor, grad: Tensor, winners: Tensor
 ) -> Tensor:
-    """Implement hoploom.ops.rows on a device."""
+    """Implement `hoploom.ops.rows.max_rows_backward` on a device."""
     return _sum(indptr, (rows, places), grad, (None, winners, starts), rows.numel(), mean=False)
 
 
@@ -104,7 +104,7 @@ def _sum(
 
 
 def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Implement hoploom.ops.rows on a device."""
+    """Implement `hoploom.ops.rows.max_rows` on a device."""
     x, num_lists = _matrix(x), indptr.numel() - 1
     out = torch.empty((num_lists, x.shape[1]), dtype=x.dtype, device=x.device)
     winners = torch.empty((num_lists, x.shape[1]), dtype=torch.int32, device=x.device)
@@ -128,7 +128,7 @@ def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tensor, heads: int) -> Tensor:
-    """Implement hoploom.ops.rows on a device; half precision returns float32."""
+    """Implement `hoploom.ops.rows.dot_rows` on a device; return float32 for half-precision rows."""
     x, y = _matrix(x), _matrix(y)
     out = torch.empty((rows.numel(), heads), dtype=_wide(x), device=x.device)
     if x.shape[1] == 0 or out.numel() == 0:
@@ -145,7 +145,7 @@ def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tenso
 
 
 def softmax_lists(indptr: Tensor, scores: Tensor, grad: Tensor | None) -> Tensor:
-    """Implement hoploom.ops.rows on a device; half precision returns float32."""
+    """Implement `hoploom.ops.rows.softmax_lists` on a device; return float32 for half-precision scores."""
     out = torch.zeros(scores.shape, dtype=_wide(scores), device=scores.device)
     num_lists, (num_entries, heads) = indptr.numel() - 1, scores.shape
     entries = FEW if num_entries <= 2 * FEW * num_lists else MANY
@@ -167,10 +167,10 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _matrix(x: Tensor) -> Tensor:
-    """Return a matrix with contiguous columns and any row stride."""
+    """Return the matrix, copied only if the values of a row are not contiguous."""
     return x if x.shape[1] <= 1 or x.stride(1) == 1 else x.contiguous()
 
 
 def _language(x: Tensor) -> Any:
-    """Return Triton's dtype for sums of rows of x."""
+    """Return the Triton dtype in which to sum rows of x."""
     return tl.float64 if x.dtype == torch.float64 else tl.float32

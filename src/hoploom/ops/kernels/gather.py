@@ -1,7 +1,7 @@
 """Gather rows by id from device memory and pinned host memory, with one kernel per field.
 
-A field is ranges of ids, each with the address of its rows. Bytes are copied, in the widest words that all addresses
-allow.
+The rows of a field are stored in segments: ranges of ids, each with the address of its first row. Rows are copied as
+bytes, in the widest words that the alignment of all addresses allows.
 """
 
 import math
@@ -19,9 +19,9 @@ from hoploom.ops.kernels.launch import SOURCE_OUT_OF_RANGE, blocks_of, launch
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 VECTOR = 16  # bytes that one thread loads at once
 TILE = 1024  # elements that a program loads at once
-WIDEST = 512  # columns of a tile
+WIDEST = 512  # most columns of a tile
 
-# What changes from batch to batch must not compile kernels afresh; only where `out` lies makes faster code.
+# Arguments that change from batch to batch, which must not recompile kernels. Only the alignment of `out` gives speed.
 SIZES = ["num_rows", "num_segments", "end"]
 ANYWHERE = ["ids", "bounds", "bases", "faults", "size"]
 
@@ -30,11 +30,11 @@ BAD_SOURCE = tl.constexpr(SOURCE_OUT_OF_RANGE)
 
 @dataclass(frozen=True)
 class Segments:
-    """The rows of one field: ids from bounds[s] to the next bound are the rows from address bases[s] on."""
+    """The rows of one field in memory. The rows of the ids bounds[s] to bounds[s + 1] - 1 begin at address bases[s]."""
 
     bounds: Tensor  # [S] int64, ascending, on the device that gathers
     bases: Tensor  # [S] int64
-    end: int  # of the last segment
+    end: int  # id after the last segment
     shape: tuple[int, ...]  # of a row
     dtype: torch.dtype
     align: int  # bytes, a power of two that divides every row's address
@@ -42,7 +42,7 @@ class Segments:
 
     @classmethod
     def of(cls, pieces: Sequence[tuple[int, Tensor]], device: torch.device) -> "Segments":
-        """Make segments from (first id, rows), ordered by id without gaps."""
+        """Return segments for `pieces`: pairs (first id, rows), ordered by id and without gaps."""
         rows = [piece for _, piece in pieces]
         shape, dtype = tuple(rows[0].shape[1:]), rows[0].dtype
         ends = [first + piece.shape[0] for first, piece in pieces]
@@ -66,7 +66,7 @@ class Segments:
 
 
 def gather(segments: Segments, ids: Tensor, out: Tensor, *, faults: Tensor, size: Tensor | None = None) -> Tensor:
-    """Write rows[ids[i]] to out[i] for all i, or for i < `size` on the device. A bad id is skipped and is a fault."""
+    """Copy the row of ids[i] to out[i], for all i or i < `size`. Ids out of range are skipped and set `faults`."""
     assert (out.dtype, out.shape) == (segments.dtype, (ids.numel(), *segments.shape))
     assert out.is_contiguous()
     if out.numel() == 0:
@@ -85,7 +85,7 @@ def gather(segments: Segments, ids: Tensor, out: Tensor, *, faults: Tensor, size
 
 
 def columns_of(width: int) -> int:
-    """Return the columns of a tile: the widest power of two with the least waste in a row's last tile."""
+    """Return the number of columns of a tile: the widest power of two with the least waste in a row's last tile."""
     widest = min(WIDEST, triton.next_power_of_2(width))
     choices = [columns for columns in (512, 256, 128, 64) if columns <= widest] or [widest]
     return min(choices, key=lambda columns: -width % columns)
@@ -93,7 +93,7 @@ def columns_of(width: int) -> int:
 
 @triton.jit
 def rows_at(ids, bounds, faults, size, num_rows, num_segments, end, STEPS: tl.constexpr, ROWS: tl.constexpr):
-    """Return a block's rows: position in `out`, segment, row within it, and mask."""
+    """Return, for a program's rows, their indices in `out`, their segments, their indices in these, and the mask."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < num_rows
     if size is not None:
@@ -116,7 +116,7 @@ def copy_rows(
     ids, out, bounds, bases, faults, size, num_rows, num_segments, end,
     STEPS: tl.constexpr, WIDTH: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Copy rows of WIDTH words, with tiles as wide as a row if possible, to read full cache lines."""
+    """Copy rows of WIDTH words each, in tiles as wide as a row if possible, so that full cache lines are read."""
     row, segment, place, live = rows_at(ids, bounds, faults, size, num_rows, num_segments, end, STEPS, ROWS)
     word: tl.constexpr = out.dtype.element_ty
     start = tl.load(bases + segment, mask=live, other=0) + place * (WIDTH * (word.primitive_bitwidth // 8))

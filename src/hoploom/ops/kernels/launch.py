@@ -1,6 +1,6 @@
-"""Declaration and launch of Triton kernels, and the arrays that they take: of fixed capacity, with sizes on the device.
+"""Declare and launch Triton kernels. Their arrays, defined below, have a fixed capacity; sizes are on the device.
 
-The host never waits for a size: it starts programs for the maximum, and those beyond the end do nothing.
+The host never waits for a size: it starts programs for the largest size, and those beyond the actual size do nothing.
 """
 
 import inspect
@@ -22,16 +22,16 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """Declare a kernel that is not recompiled when a size is 1 or an alignment changes, as in every batch."""
+    """Declare a kernel that is not recompiled if an argument becomes 1 or changes alignment, as sizes do in batches."""
     parameters = inspect.signature(function).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.annotation is not tl.constexpr]
     return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)(function)
 
 
 def launch(kernel: Any, grid: Grid, *arguments: Any, device: torch.device, **constants: Any) -> None:
-    """Run a kernel on a device's current stream; an empty grid runs nothing.
+    """Start a kernel on the current stream of a device; do nothing if the grid is empty.
 
-    Products and sums are not fused, so that they round as in the core.
+    Multiplications and additions are not fused, so that results are rounded like those of the core.
     """
     if 0 in grid:
         return
@@ -41,7 +41,7 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, device: torch.device, **con
 
 
 def blocks_of(size: int, block: int) -> Grid:
-    """Return the grid of programs that each take `block` of `size` elements."""
+    """Return the grid for `size` elements if each program takes `block` of them."""
     return (triton.cdiv(size, block),)
 
 
@@ -53,7 +53,7 @@ NODE_OUT_OF_RANGE, LIST_DAMAGED, SOURCE_OUT_OF_RANGE = 1, 2, 3
 
 @dataclass(frozen=True)
 class DeviceSpan:
-    """The entries [begin, end) of an array. Entries beyond its capacity were counted but not written."""
+    """The entries [begin, end) of an array. Entries beyond the array's capacity were counted but not written."""
 
     begin: Tensor  # [] int64
     end: Tensor  # [] int64
@@ -69,7 +69,7 @@ class DeviceLists:
     device: torch.device  # that runs the kernels
     weight: Tensor | None = None  # [num_edges] float32
     edge_time: Tensor | None = None  # [num_edges] int64, ascending within a list
-    source_time: Tensor | None = None  # [num_sources] int64, lists ascending by it; edge_time goes first
+    source_time: Tensor | None = None  # [num_sources] int64; lists ascend by it if there is no edge_time
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class DeviceFrontier:
 
     nodes: Tensor  # [capacity] int64
     span: DeviceSpan
-    trees: Tensor | None = None  # [capacity] int64: disjoint sampling only
-    times: Tensor | None = None  # [num_trees] int64: temporal sampling only; entry i is of tree first_tree + i
+    trees: Tensor | None = None  # [capacity] int64, disjoint sampling only: the seed number of each node
+    times: Tensor | None = None  # [num_trees] int64, temporal sampling only: the time of each seed, from first_tree on
     first_tree: int = 0
 
 
 @dataclass(frozen=True)
 class DevicePicks:
-    """Output arrays of a hop's picks, from entry span.begin on. sample() writes span.end."""
+    """Arrays to which `sample` writes the picks of a hop, from index span.begin on; it writes span.end, too."""
 
     sources: Tensor  # [capacity] int64 node ids
     edges: Tensor  # [capacity] int64 positions in the store's CSC order

@@ -1,4 +1,4 @@
-"""Philox draws, the key mix and the exact logarithm on tiles: the arithmetic of csrc/random.h."""
+"""Philox random numbers and the mixing of keys, for tiles of ids: the arithmetic of csrc/random.h."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ NARROW_LIMIT = tl.constexpr(1 << 16)
 
 @triton.jit
 def mix(state, value):
-    """Return the finaliser of splitmix64 over two uint64."""
+    """Return keys with a value mixed in, all uint64, like hoploom.keys.mix (the finaliser of splitmix64)."""
     z = (state ^ value) + 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
@@ -34,7 +34,7 @@ def philox(key, c0, c1, c2, c3):
 
 @triton.jit
 def block_of(key, ids, stream, number):
-    """Return the four words of a block of an id's draws."""
+    """Return the four random words of block `number` of each id's stream."""
     low = ids.to(tl.uint32)
     none = low ^ low
     return philox(key, low, (ids >> 32).to(tl.uint32), none + stream, none + number.to(tl.uint32))
@@ -42,7 +42,7 @@ def block_of(key, ids, stream, number):
 
 @triton.jit
 def word(key, ids, stream, draw):
-    """Return the 32 bits of a draw: word draw % 4 of block draw // 4. All of one shape; ids int64, draw int64."""
+    """Return 32 random bits per id: word draw % 4 of block draw // 4. Tiles have one shape; ids and draw are int64."""
     w0, w1, w2, w3 = block_of(key, ids, stream, draw // 4)
     place = draw % 4
     return tl.where(place == 0, w0, tl.where(place == 1, w1, tl.where(place == 2, w2, w3)))
@@ -50,7 +50,7 @@ def word(key, ids, stream, draw):
 
 @triton.jit
 def wide(key, ids, stream, draw):
-    """Return the 64 bits of a draw: two words of one block, the first one high."""
+    """Return 64 random bits per id: two words of one block, the first word as the high bits."""
     w0, w1, w2, w3 = block_of(key, ids, stream, draw // 2)
     is_second = draw % 2 == 1
     return tl.where(is_second, w2, w0).to(tl.uint64) << 32 | tl.where(is_second, w3, w1).to(tl.uint64)
@@ -58,7 +58,7 @@ def wide(key, ids, stream, draw):
 
 @triton.jit
 def bounded(key, ids, stream, draw, bound, population):
-    """Return an integer in [0, bound) by multiply-shift; the population determines the number of words. All int64."""
+    """Return a random integer in [0, bound) per id, all int64. A population above 2^16 takes 64 random bits, not 32."""
     narrow = (word(key, ids, stream, draw).to(tl.uint64) * bound.to(tl.uint64)) >> 32
     is_wide = population > NARROW_LIMIT
     out = narrow

@@ -1,7 +1,7 @@
-"""Common parts of the sampling kernels, and the first kernel: find the lists and count their picks.
+"""Common parts of the sampling kernels, and the kernels that find each frontier node's edge list and count its picks.
 
-A row is an entry of the frontier; row r is node begin + r. `bounds` is the running sum of the rows' picks. Counting
-checks all offsets, too, so that a damaged file cannot cause reads out of bounds: faulty rows have no picks.
+Row r is entry begin + r of the frontier's nodes, and has the picks bounds[r] to bounds[r + 1] - 1. Counting checks all
+list offsets, too, so that a damaged file cannot cause reads out of bounds: rows with a bad node or list have no picks.
 """
 
 import triton
@@ -18,13 +18,13 @@ SOURCE_OUT_OF_RANGE = tl.constexpr(forms.SOURCE_OUT_OF_RANGE)
 
 @triton.jit
 def rows_of(rows_at_once: tl.constexpr):
-    """Return the rows of this program."""
+    """Return the indices of this program's rows: [rows_at_once] int64."""
     return tl.program_id(0).to(tl.int64) * rows_at_once + tl.arange(0, rows_at_once)
 
 
 @triton.jit
 def row_at(row, rows, bounds, begin_at, nodes, starts, populations):
-    """Return rows' first pick and count; their frontier positions, nodes, list offsets and list lengths."""
+    """Return, per row, the first pick, the number of picks, frontier position, node, list offset and list length."""
     first = tl.load(bounds + row, mask=row < rows, other=0)
     count = tl.load(bounds + row + 1, mask=row < rows, other=0) - first
     place = tl.load(begin_at) + row
@@ -35,7 +35,7 @@ def row_at(row, rows, bounds, begin_at, nodes, starts, populations):
 
 @triton.jit
 def key_of(key_at, trees, place, is_row):
-    """Return the rule's key; in disjoint sampling, one per tree."""
+    """Return each row's random key: the rule's key, in disjoint sampling mixed with the node's seed number."""
     key = tl.load(key_at).to(tl.uint64, bitcast=True) + (place * 0).to(tl.uint64)
     if trees is not None:
         key = mix(key, tl.load(trees + place, mask=is_row, other=0).to(tl.uint64))
@@ -59,7 +59,7 @@ def locate(
     fanout, starts, populations, counts, faults,
     REPLACE: tl.constexpr, LAST: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write counts[r + 1], the number of row r's picks, and counts[0] = 0."""
+    """Write each row's list to `starts` and `populations`, row r's number of picks to counts[r + 1], 0 to counts[0]."""
     row = rows_of(ROWS)
     place = tl.load(begin_at) + row
     is_row = (row < rows) & (place < tl.minimum(tl.load(end_at), num_places))
@@ -98,7 +98,7 @@ def count_picks(population, fanout, REPLACE: tl.constexpr):
 
 @triton.jit
 def count_until(start, population, time, indices, edge_time, source_time, num_sources):
-    """Return the edges not later than `time` in each time-sorted list, and the mask of lists with bad sources."""
+    """Return how many edges of each time-sorted list are not after `time`, and the mask of lists with a bad source."""
     low, high = population * 0, population
     is_stray = population < 0
     if edge_time is None and source_time is None:
@@ -123,7 +123,7 @@ def count_weighing(
     starts, populations, weight, fanout, counts,
     REPLACE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Set a row's count if only edges with positive weights can be picked. Stop reading once it is determined."""
+    """Correct a row's number of picks for weighted sampling, where only edges of positive weight can be picked."""
     row = tl.program_id(0).to(tl.int64)
     start, population = tl.load(starts + row), tl.load(populations + row)
     enough = tl.where(fanout < 0, population, 1 if REPLACE else fanout)
@@ -142,7 +142,7 @@ def settle(
     bounds, rows, begin_at, end_at, num_places, picks_begin, picks_end, indptr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the end of the picks and, with `indptr`, their offsets by frontier position."""
+    """Write the end of all picks to `picks_end` and, with `indptr`, the offset of every frontier node's picks."""
     row = rows_of(ROWS)
     first = tl.load(picks_begin)
     if tl.program_id(0) == 0:

@@ -1,21 +1,21 @@
 """Reductions of rows over lists: sums, maxima, and the dot products of the rows at both ends of every edge.
 
-Each program reduces a few lists, in order, in some columns. Loads of several entries overlap, and no thread waits for
-another. Lists longer than a window are reduced per window, then over windows, in a fixed order: results are
-reproducible.
+Each program reduces a few lists in some columns, entry by entry. Loads of several entries overlap, and no thread waits
+for another. Lists longer than a window of entries are reduced window by window, then the windows' results are reduced,
+always in the same order: results are reproducible.
 """
 # mypy: disable-error-code="assignment, var-annotated"
 
 import triton
 import triton.language as tl
 
-# Arguments whose values are no reason to compile again: whether one is 1, or a multiple of 16.
+# Arguments that must not recompile a kernel when they become 1 or a multiple of 16.
 SIZES = ["num_lists", "num_edges", "longest", "steps", "share_units", "stride_units", "x_units", "y_units"]
 
 
 @triton.jit
 def columns_of(share, COLUMNS: tl.constexpr):
-    """Return a program's head, its columns and their mask [1, columns]; every head has `share` columns."""
+    """Return a program's head, its columns [1, COLUMNS] and their mask; every head has `share` columns."""
     blocks = tl.cdiv(share, COLUMNS)
     block = tl.program_id(1)
     offset = block % blocks * COLUMNS + tl.arange(0, COLUMNS)
@@ -25,9 +25,9 @@ def columns_of(share, COLUMNS: tl.constexpr):
 
 @triton.jit
 def short_lists(indptr, num_lists, window, LISTS: tl.constexpr):
-    """Return a program's lists, the mask of those that it reduces itself, and their ends (0 for others).
+    """Return a program's lists, the mask of lists no longer than a window, and their first and end entry (else 0, 0).
 
-    All are [lists, 1]: with one dimension, Triton 3.7 failed to broadcast some numbers of lists against columns.
+    All are [LISTS, 1]: with one dimension, Triton 3.7 failed to broadcast some numbers of lists against columns.
     """
     lists = tl.program_id(0).to(tl.int64) * LISTS + tl.arange(0, LISTS)[:, None]
     is_list = lists < num_lists
@@ -39,13 +39,13 @@ def short_lists(indptr, num_lists, window, LISTS: tl.constexpr):
 
 @triton.jit
 def most_of(count):
-    """Return the maximum of [lists, 1]."""
+    """Return the maximum of a tile [lists, 1], as a scalar."""
     return tl.max(tl.max(count, 1), 0)
 
 
 @triton.jit
 def at_entry(array, entry, end):
-    """Return array[entry] for entries before the end, as int64; without an array, the entries."""
+    """Return array[entry] as int64, or 0 for entries from `end` on; without an array, return `entry`."""
     found = entry
     if array is not None:
         found = tl.load(array + entry, mask=entry < end, other=0).to(tl.int64)
@@ -54,7 +54,7 @@ def at_entry(array, entry, end):
 
 @triton.jit
 def list_of(indptr, entry, num_lists, steps):
-    """Return the list of an entry, by binary search in `steps` steps."""
+    """Return the index of the list that has this entry, by binary search in `steps` steps."""
     low = entry * 0
     high = low + num_lists
     for _ in range(steps):
@@ -67,10 +67,10 @@ def list_of(indptr, entry, num_lists, steps):
 
 @triton.jit
 def long_list(indptr, num_lists, steps, window, begins_here):
-    """Return the long list that begins in the program's window of entries, or the one that continues into it.
+    """Find the long list that begins in this program's window of entries (`begins_here`), or that continues into it.
 
-    Return its number, whether it exists, its ends, and the ends of its part in the window. A long list is longer than a
-    window: one that begins here has the window's last entry, one that continues has its first.
+    Return its index, whether it exists, its first and end entry, and those of its part in the window. As long lists are
+    longer than a window, a list that begins in a window has its last entry, and one that continues has its first.
     """
     first = tl.program_id(0).to(tl.int64) * window
     last = tl.minimum(first + window, tl.load(indptr + num_lists))
@@ -89,7 +89,7 @@ def add_entries(
     total, begin, end, rows, places, x, stride, weights, heads, head, winners, starts, width, columns, inside,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Add the entries begin to end to total [lists, columns]; with `winners`, only columns that the entry won."""
+    """Return total [lists, columns] plus the rows of entries begin to end; with `winners`, only in columns they won."""
     for step in range(0, most_of(end - begin), AHEAD):
         first = begin + step
         picked = ()
@@ -122,7 +122,7 @@ def add_entries(
 
 @triton.jit
 def scaled(total, count, MEAN: tl.constexpr):
-    """Return sums divided by counts for a mean, else the sums."""
+    """Return total / count if MEAN, else total."""
     if MEAN:
         divisor = tl.maximum(count, 1).to(total.dtype)
         one = divisor * 0 + 1
@@ -136,7 +136,7 @@ def sum_short(
     MEAN: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write out[i] for all lists no longer than a window."""
+    """Write the sum or mean of every list no longer than a window to out[list]."""
     share, stride = share_units * UNIT, stride_units * UNIT
     width = share * heads
     lists, is_short, begin, end = short_lists(indptr, num_lists, window, LISTS)
@@ -151,7 +151,7 @@ def sum_short(
 
 @triton.jit
 def parts_of(begin, end, PARTS: tl.constexpr):
-    """Split a range of entries into PARTS parts [parts, 1] of equal length; the last ones may be shorter."""
+    """Return the first and end entries of PARTS equal parts of a range, [PARTS, 1]; the last parts may be shorter."""
     length = tl.cdiv(end - begin, PARTS)
     first = begin + tl.arange(0, PARTS)[:, None] * length
     return tl.minimum(first, end), tl.minimum(first + length, end)
@@ -163,7 +163,7 @@ def sum_windows(
     stride_units, UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write pieces[0, w] and pieces[1, w]: window w's sums for a list that continues into it, and one that begins."""
+    """Write window w's sums: pieces[0, w] of the long list that continues into w, pieces[1, w] of one begun in w."""
     share, stride = share_units * UNIT, stride_units * UNIT
     width = share * heads
     begins_here = tl.program_id(2)
@@ -186,7 +186,7 @@ def sum_pieces(
     MEAN: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write out[i] for the long list that begins in the program's window."""
+    """Write the sum or mean of the long list that begins in this program's window, from the sums within windows."""
     share = share_units * UNIT
     width = share * heads
     row, is_there, begin, end, _, _ = long_list(indptr, num_lists, steps, window, True)
@@ -203,14 +203,14 @@ def sum_pieces(
         tl.store(out + row * width + columns, scaled(sums, end - begin, MEAN), mask=inside)
 
 
-# --- maxima: the first of equals, and the first NaN before all -------------------------------------
+# --- maxima: of equal entries the first wins; the first NaN wins over all numbers ------------------
 
 
 @triton.jit
 def take_entries(best, winner, begin, end, origin, rows, x, stride, winners, columns, inside, AHEAD: tl.constexpr):
-    """The best of [lists, columns] and of the entries begin to end, with the entry that it was; -1: none yet.
+    """Return the maxima of best [lists, columns] and the entries begin to end, with the winning entries (-1: none yet).
 
-    Entries count from `origin`, or `winners` has who stands for them.
+    Winning entries are numbered from `origin`; given `winners`, entries are pieces, whose winning entries it holds.
     """
     for step in range(0, most_of(end - begin), AHEAD):
         first = begin + step
@@ -241,7 +241,7 @@ def max_short(
     indptr, rows, x, out, winners, num_lists, window, share_units, stride_units,
     UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write out[i] and winners[i] for all lists no longer than a window."""
+    """Write the maxima and the winning entries of every list no longer than a window to out[list], winners[list]."""
     width, stride = share_units * UNIT, stride_units * UNIT
     lists, is_short, begin, end = short_lists(indptr, num_lists, window, LISTS)
     _, columns, inside = columns_of(width, COLUMNS)
@@ -259,7 +259,7 @@ def max_windows(
     indptr, rows, x, pieces, winners, num_lists, steps, window, share_units, stride_units,
     UNIT: tl.constexpr, SUM: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write the maxima of long lists' pieces, in the layout of `sum_windows`."""
+    """Write the maxima and winning entries of long lists within each window, in the layout of `sum_windows`."""
     width, stride = share_units * UNIT, stride_units * UNIT
     begins_here = tl.program_id(2)
     _, is_there, origin, _, begin, end = long_list(indptr, num_lists, steps, window, begins_here == 1)
@@ -280,7 +280,7 @@ def max_pieces(
     indptr, pieces, piece_winners, out, winners, num_lists, steps, window, share_units,
     UNIT: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write out[i] and winners[i] for the long list that begins in the program's window."""
+    """Write the maxima and winning entries of the long list that begins in this program's window."""
     width = share_units * UNIT
     row, is_there, _, end, _, _ = long_list(indptr, num_lists, steps, window, True)
     if is_there:
@@ -307,7 +307,7 @@ def dot_edges(
     indptr, sources, destinations, x, y, out, num_lists, num_edges, heads, share_units, x_units, y_units,
     UNIT: tl.constexpr, EDGES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Write out[edge, head], the dot product over the head's columns; zero after the last list."""
+    """Write out[edge, head]: the dot product of both ends' rows over the head's columns; 0 after the last list."""
     share, x_stride, y_stride = share_units * UNIT, x_units * UNIT, y_units * UNIT
     edge = tl.program_id(0).to(tl.int64) * EDGES + tl.arange(0, EDGES)
     head = tl.program_id(1)
@@ -330,7 +330,7 @@ def dot_edges(
 
 @triton.jit
 def _tile(begin, end, step, heads, ENTRIES: tl.constexpr, HEADS: tl.constexpr):
-    """Return the indices and the mask of the next entries' values: [lists, entries, heads]."""
+    """Return the indices and the mask of the values of ENTRIES entries per list: [lists, ENTRIES, HEADS]."""
     entry = begin + step + tl.arange(0, ENTRIES)[None, :]
     head = tl.arange(0, HEADS)[None, None, :]
     return (entry * heads)[:, :, None] + head, (entry < end)[:, :, None] & (head < heads)
@@ -341,7 +341,7 @@ def soften(
     indptr, scores, out, num_lists, heads, longest,
     SUM: tl.constexpr, LISTS: tl.constexpr, ENTRIES: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Write exp(score - maximum) / total."""
+    """Write the softmax of every list's scores: exp(score - the list's maximum) / the list's total."""
     _, _, begin, end = short_lists(indptr, num_lists, longest, LISTS)
     most = most_of(end - begin)
     greatest = tl.full([LISTS, HEADS], -float("inf"), SUM)
@@ -364,7 +364,7 @@ def soften_backward(
     indptr, weights, grad, out, num_lists, heads, longest,
     SUM: tl.constexpr, LISTS: tl.constexpr, ENTRIES: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Write weight * (grad - the list's sum of weight * grad)."""
+    """Write the gradient of the scores: weight * (grad - the list's sum of weight * grad)."""
     _, _, begin, end = short_lists(indptr, num_lists, longest, LISTS)
     most = most_of(end - begin)
     total = tl.zeros([LISTS, HEADS], SUM)

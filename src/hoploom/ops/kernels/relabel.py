@@ -1,10 +1,10 @@
-"""Map global ids to batch-local ids on the device, in order of first sight. Trades memory for no host synchronization.
+"""Map global ids to batch-local ids on the device, by first occurrence. Costs memory, but the host never waits.
 
-Equal to hoploom.ops.NodeMap in whatever order programs run. A slot holds the local id of a node of the batch, or, while
-a hop is under way, the batch's size + the position of the first pick that claims it: greater than any local id, so an
-atomic minimum decides. All state is in tensors with fixed addresses, so a batch can be captured in a CUDA graph
-and replayed, after an eager batch has sized the map. A batch larger than its capacity reports its size and is otherwise
-invalid: make it again with more capacity.
+Results equal those of hoploom.ops.NodeMap, in whatever order programs run. A slot holds the local id of a node or,
+during a hop, the claim of a pick: the batch's size + the pick's index. Claims are greater than all local ids, so an
+atomic minimum keeps the node's first pick. All state is in tensors with fixed addresses: once one batch has sized the
+map, a batch can be captured in a CUDA graph and replayed. If a batch exceeds its capacity, only its size is valid:
+make the batch again with more capacity.
 """
 
 import torch
@@ -25,13 +25,13 @@ from hoploom.ops.kernels.philox import mix
 from hoploom.ops.sample import MAP_BUDGET
 
 BLOCK = 1024
-HASHED_BLOCK = 128  # one pick a thread: they probe for unequal times
-MOST_PROGRAMS = 512  # that empty a map
+HASHED_BLOCK = 128  # one pick per thread, because picks probe for unequal times
+MOST_PROGRAMS = 512  # to empty a map
 FIRST_TABLE = 1024
 
 
 class Slots:
-    """A slot table, direct or hashed, with a record of the slots that the last batch used."""
+    """A table of slots, indexed by id or by hash, with a record of the slots that the last batch used."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self.device = device
@@ -42,7 +42,7 @@ class Slots:
         self.is_torn = False  # an operation failed half-way: its claims are not recorded
 
     def begin(self, capacity: int, num_slots: int) -> None:
-        """Empty the table, and provide `capacity` nodes and at least `num_slots` slots."""
+        """Empty the table, and allocate memory for `capacity` nodes and at least `num_slots` slots."""
         size = self.slots.numel()
         if self.is_torn:
             self.used.fill_(self.homes.numel() + 1)  # empties all slots
@@ -57,7 +57,7 @@ class Slots:
 
 
 class DeviceNodeMap:
-    """The nodes of one type in a batch, on one stream; reused for the next batch."""
+    """A map from the node ids of one type to local ids in a batch, for one stream. The next batch reuses its memory."""
 
     def __init__(self, num_nodes: int, device: torch.device, budget: int = MAP_BUDGET) -> None:
         self.num_nodes, self.device = num_nodes, device
@@ -71,7 +71,7 @@ class DeviceNodeMap:
         self.trees: Tensor | None = None
 
     def begin(self, nodes: Tensor, trees: Tensor | None = None) -> None:
-        """Start a batch in these arrays, which limit its nodes; empty the map."""
+        """Empty the map and start a batch in the arrays `nodes` and `trees`, whose length is the batch's capacity."""
         capacity = nodes.numel()
         assert capacity < INT32_MAX, "a batch holds at most 2^31 nodes"
         assert trees is None or trees.numel() == capacity
@@ -85,7 +85,7 @@ class DeviceNodeMap:
         self._slots.begin(capacity, num_slots)
 
     def add_seeds(self, nodes: Tensor, trees: Tensor | None, size: Tensor, faults: Tensor) -> None:
-        """Add the seeds, including repeated ones, each found at its first position, and write their number."""
+        """Add the seeds, repeated ones included, and write their number to `size`. Look-ups find first occurrences."""
         num_seeds = nodes.numel()
         size.fill_(num_seeds)
         if num_seeds == 0:
@@ -101,9 +101,9 @@ class DeviceNodeMap:
     def add(
         self, picks: DevicePicks, frontier: DeviceFrontier, local: Tensor, before: Tensor, after: Tensor, faults: Tensor
     ) -> None:
-        """Write the picks' local ids; append new nodes. `before` and `after` are sizes, two tensors [] int64.
+        """Append new nodes, and write each pick's local id to `local`. `before`, `after`: the batch's sizes, [] int64.
 
-        Sources out of range get some local id and a fault. The size of a batch that is too large stays unchanged.
+        A source out of range sets `faults` and gets an arbitrary id. A batch that is already too large does not grow.
         """
         assert before.data_ptr() != after.data_ptr()
         most = picks.span.most
@@ -128,7 +128,7 @@ class DeviceNodeMap:
         slots.is_torn = False
 
     def _claim(self, found: Tensor, sources: Tensor, span: tuple[Tensor, ...], keys: tuple[Tensor | None, ...]) -> None:
-        """Claim slots. keys: the lookup of the picks' trees, then the batch's current nodes and trees."""
+        """Claim a slot per pick; write it to `found`. `keys`: the picks' trees, then the batch's nodes and trees."""
         slots, most = self._begun(), found.numel()
         slots.is_torn = True
         read = slots.slots, found, sources, *span
@@ -154,17 +154,17 @@ def _empty_slots(num_slots: int, device: torch.device) -> Tensor:
 # --- kernels ------------------------------------------------------------------------------------
 
 EMPTY_SLOT = 2**31 - 1
-PROBES = 256  # at half load a run of so many full slots has a chance below 2^-60
+PROBES = 256  # at half load, the chance of so many full slots in a row is below 2^-60
 
 EMPTY = tl.constexpr(EMPTY_SLOT)
-NEVER = tl.constexpr(-1)  # no slot holds it, so a compare with it changes nothing
+NEVER = tl.constexpr(-1)  # no slot has this value, so compare-and-swap with it changes nothing
 MOST_PROBES = tl.constexpr(PROBES)
 BAD_SOURCE = tl.constexpr(SOURCE_OUT_OF_RANGE)
 
 
 @triton.jit
 def picks_of_block(sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK: tl.constexpr):
-    """Return the mask of a block's picks and their sources; no pick counts once the batch is too large."""
+    """Return a program's picks, sources, mask of valid picks (none in a batch that is too large), `begin`, `before`."""
     pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(begin)
     size = tl.load(before)
@@ -180,7 +180,7 @@ def picks_of_block(sources, begin, end, before, num_places, most, capacity, num_
 def claim_direct(
     slots, found, sources, begin, end, before, faults, num_places, most, capacity, num_nodes, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Claim slot `source` for every pick; found[pick] is the slot, -1 for none."""
+    """Claim slot `source` for every pick, and write the slot to found[pick]; -1 if the pick is invalid."""
     pick, source, live, _, size = picks_of_block(
         sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK
     )  # fmt: skip
@@ -190,7 +190,7 @@ def claim_direct(
 
 @triton.jit
 def tree_of(trees, destinations, place, live):
-    """Return the tree of the pick at a position: its frontier node's, or trees[position] without a frontier."""
+    """Return the seed number of pick `place`: trees[destinations[place]], trees[place] if picks are seeds, else 0."""
     tree = place ^ place
     if trees is not None:
         if destinations is not None:
@@ -204,7 +204,7 @@ def claim_hashed(
     slots, found, sources, begin, end, before, faults, num_places, most, capacity, num_nodes,
     slot_mask, destinations, trees, nodes, node_trees, lost, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Claim the slot of (source, tree) in a table with open addressing; set `lost` if the table is full."""
+    """Claim a slot for every pick's (source, seed number) in a hash table; set `lost` if PROBES slots were taken."""
     pick, source, live, first, size = picks_of_block(
         sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK
     )  # fmt: skip
@@ -245,7 +245,7 @@ def claim_hashed(
 
 @kernel
 def settle(slots, found, before, claims, is_first, most, BLOCK: tl.constexpr):
-    """Read all claims: a pick is a node's first if its own claim remains."""
+    """Write the claim left in every pick's slot, and whether it is the pick's own: then the pick is a node's first."""
     pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = pick < most
     home = tl.load(found + pick, mask=live, other=-1)
@@ -259,9 +259,9 @@ def assign(
     slots, found, claims, ranks, sources, begin, end, before, after, used, lost, homes, nodes, local,
     num_places, most, capacity, num_noted, destinations, trees, node_trees, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write every pick's local id; first picks append their nodes. ranks: inclusive sums of is_first.
+    """Write every pick's local id; the first pick of a node appends it. `ranks` are inclusive sums of `is_first`.
 
-    Nodes beyond the capacity are counted but not written; local ids stay below the capacity.
+    Nodes beyond the capacity are counted but not written; local ids are limited to the capacity - 1.
     """
     pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(begin)
@@ -292,7 +292,7 @@ def assign(
 def place_seeds(
     found, seeds, trees, nodes, node_trees, homes, used, num_seeds, capacity, num_noted, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Write the seeds as the first nodes, each at its own position."""
+    """Write the seeds as the batch's first nodes, seed i at index i, and record their slots."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = place < num_seeds
     fits = live & (place < capacity)
@@ -306,7 +306,7 @@ def place_seeds(
 
 @kernel
 def forget(slots, homes, used, num_noted, num_slots, BLOCK: tl.constexpr):
-    """Empty the slots that the last batch used, or all if it used more than `homes` recorded."""
+    """Empty the slots that the last batch used, or all slots if it used more than `homes` can record."""
     count = tl.load(used)
     is_all = count > num_noted
     count = tl.where(is_all, num_slots, count)

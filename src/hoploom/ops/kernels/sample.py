@@ -1,6 +1,6 @@
-"""Sample one hop of one relation: the core's picks, without host synchronization.
+"""Sample one hop of one relation on the device: the same picks as the core's, without host synchronization.
 
-Three steps: how many picks each row has, where they go (a running sum), and the picks.
+Three steps: count the picks of each row (frontier node), compute their offsets (a running sum), and draw the picks.
 """
 
 from typing import Any, Literal
@@ -15,21 +15,21 @@ from hoploom.ops.kernels.scored import invert_sums, keep_lowest
 from hoploom.ops.kernels.uniform import copy_lists, draw_few, draw_many
 from hoploom.ops.sample import Rule
 
-ROWS = 256  # of a frontier, where each asks for a few words
-TILE = 512  # rows x fanout
-FEW = 64  # above this fanout a row's picks are shared out between programs
-LANES, DRAWS = 128, 16
-CHUNK = 512  # of a list
-UNROLL = 4  # edges whose weights are asked for together
+ROWS = 256  # per program, in kernels that read a few words per row
+TILE = 512  # picks per program: rows x fanout
+FEW = 64  # above this fanout, several programs share the picks of a row
+LANES, DRAWS = 128, 16  # of draw_many: picks per program, and earlier draws that are compared at once
+CHUNK = 512  # edges of a list that are read at once
+UNROLL = 4  # edges whose weights are loaded together
 
 Way = Literal["whole", "uniform", "weighted", "labor"]
 
 
 def sample(lists: DeviceLists, frontier: DeviceFrontier, rule: Rule, picks: DevicePicks, faults: Tensor) -> None:
-    """Write the picks of a frontier, in its order, and their end; a faulty node or list has none.
+    """Sample edges of every frontier node into `picks`, in the frontier's order, and write picks.span.end.
 
-    picks.span.begin and picks.span.end are two numbers, not one. A place of picks.indptr is written for each node of
-    the frontier and for the one after the last.
+    A bad node or list sets `faults` and has no picks. span.begin and span.end must be different tensors. `indptr`, if
+    given, gets the offset of each frontier node's picks, and the end of the last node's.
     """
     way, num_rows = _way_of(lists, frontier, rule), max(1, frontier.span.most)
     rows = torch.empty([3, num_rows + 1], dtype=torch.int64, device=lists.device)
@@ -64,7 +64,7 @@ def _way_of(lists: DeviceLists, frontier: DeviceFrontier, rule: Rule) -> Way:
 
 
 def _count(lists: DeviceLists, frontier: DeviceFrontier, rule: Rule, way: Way, rows: Tensor, faults: Tensor) -> None:
-    """Fill starts, populations and counts."""
+    """Write, for each frontier node, its list's offset and length and its number of picks to the three `rows`."""
     num_rows, span = rows.shape[1] - 1, frontier.span
     times = frontier.trees, frontier.times, frontier.first_tree
     source_time = None if lists.edge_time is not None else lists.source_time
@@ -81,7 +81,7 @@ def _count(lists: DeviceLists, frontier: DeviceFrontier, rule: Rule, way: Way, r
 
 
 def _draws(way: Way, rows: int, rule: Rule, capacity: int) -> tuple[Any, Grid, dict[str, int]]:
-    """Return the kernel that makes the picks, its number of programs and its constants."""
+    """Return the kernel that draws the picks, its grid of programs and its constants."""
     if way == "whole":
         return copy_lists, blocks_of(capacity, TILE), {"PLACES": TILE}
     if way == "labor" or (way == "weighted" and (rule.fanout < 0 or not rule.replace)):

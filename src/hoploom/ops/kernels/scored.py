@@ -1,7 +1,7 @@
-"""Weighted and LABOR sampling. A list is read several times; only counts are kept.
+"""Weighted and LABOR sampling. A node's edges are read several times, so that no scores need to be stored.
 
-Without replacement each edge has a score of 64 bits and the `fanout` lowest win, of equal ones the first. The score
-that divides them is found eight bits at a time, by counting; most often three times through a list are enough.
+Without replacement, each edge has a 64-bit score, and the `fanout` edges with the lowest scores are picked; ties go to
+the first edges. The highest score to pick is found eight bits at a time by counting, usually in three passes.
 """
 
 import triton
@@ -31,13 +31,13 @@ def exact_log(x):
 
 @triton.jit
 def unit(key, ids, stream, draw):
-    """Return a float64 strictly inside (0, 1): the middle of one of 2^52 equal steps."""
+    """Return a random float64 per id, strictly inside (0, 1): the middle of one of 2^52 equal intervals."""
     return ((wide(key, ids, stream, draw) >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
 
 
 @triton.jit
 def scores(key, node, stream, start, population, begin, indices, weight, CHUNK: tl.constexpr):
-    """Return the uint64 scores of a chunk of edges, and the mask of those that can be picked."""
+    """Return the uint64 scores of a list's next CHUNK edges, and the mask of the edges that can be picked."""
     offset = begin + tl.arange(0, CHUNK)
     is_edge = offset < population
     if weight is None:
@@ -53,11 +53,11 @@ def scores(key, node, stream, start, population, begin, indices, weight, CHUNK: 
 
 @triton.jit
 def divide(key, node, stream, start, population, wanted, indices, weight, CHUNK: tl.constexpr):
-    """Return (prefix, shift, missing): edges with score >> shift < prefix win, then the first `missing` equal to it."""
+    """Return (prefix, shift, missing): pick all edges with score >> shift < prefix, then the first `missing` equal."""
     prefix = (wanted * 0).to(tl.uint64)
     shift = prefix + 64
     missing = wanted
-    size = wanted + 1  # how many there are at the prefix
+    size = wanted + 1  # number of edges whose score begins with the prefix
     bins = tl.arange(0, 256)
     while (shift > 0) & (size != missing):
         shift -= 8
@@ -81,7 +81,7 @@ def keep_lowest(
     picks_begin, sources, edges, destinations, capacity,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Pick the edges of one row with the lowest scores, ascending by offset."""
+    """Pick the edges of one row that have the lowest scores, and write them in list order."""
     row = tl.program_id(0).to(tl.int64)
     first, count, place, node, start, population = row_at(row, rows, bounds, begin_at, nodes, starts, populations)
     if count == 0:
@@ -113,7 +113,7 @@ def keep_lowest(
 
 @triton.jit
 def weigh(weight, start, population, offset):
-    """Return a row's weight at an offset in float64; 0 beyond its list."""
+    """Return the weight of each row's edge at `offset` as float64; 0 if it is not positive or beyond the list."""
     heavy = tl.load(weight + start + offset, mask=offset < population, other=0.0)
     return tl.where(heavy > 0, heavy, 0.0).to(tl.float64)
 
@@ -124,7 +124,7 @@ def invert_sums(
     picks_begin, sources, edges, destinations, capacity,
     ROWS: tl.constexpr, FANOUT: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Sample by weight with replacement, inverting running sums, which are rounded in list order."""
+    """Sample by weight with replacement: pick the edge where the running sum of weights exceeds a random target."""
     turns = tl.cdiv(fanout, FANOUT)
     program = tl.program_id(0)
     row = (program // turns).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -152,7 +152,7 @@ def invert_sums(
 
 @triton.jit
 def find_sum(weight, start, population, longest, target, total, UNROLL: tl.constexpr):
-    """Return the first offsets whose running sum exceeds the target, at most the first that reaches the total."""
+    """Return the first offset whose running weight sum exceeds `target`, at most the first that reaches `total`."""
     found = (target < 0).to(tl.int64)
     final = (total < 0).to(tl.int64)
     reached = tl.zeros_like(total)

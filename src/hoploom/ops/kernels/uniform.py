@@ -1,4 +1,4 @@
-"""Uniform sampling and whole lists: O(fanout) per node up to a fanout of 64, above O(fanout^2) without memory."""
+"""Kernels that sample uniformly or take whole lists. Work is O(fanout) up to a fanout of 64, else O(fanout^2)."""
 
 import triton
 import triton.language as tl
@@ -14,7 +14,7 @@ def draw_few(
     picks_begin, sources, edges, destinations, capacity,
     REPLACE: tl.constexpr, ROWS: tl.constexpr, FANOUT: tl.constexpr,
 ):  # fmt: skip
-    """Sample a tile of rows x fanout: Floyd's algorithm in all rows at once. Rows of few edges take all."""
+    """Sample a tile [rows, fanout] with Floyd's algorithm, in all rows at once. Rows of few edges take all of them."""
     row = rows_of(ROWS)
     first, count, place, node, start, population = row_at(row, rows, bounds, begin_at, nodes, starts, populations)
     if tl.max(count, 0) == 0:
@@ -46,7 +46,7 @@ def draw_many(
     picks_begin, sources, edges, destinations, capacity,
     REPLACE: tl.constexpr, LANES: tl.constexpr, DRAWS: tl.constexpr,
 ):  # fmt: skip
-    """Sample LANES of one row's picks, for any fanout; each lane decides itself whether its draw was a repeat."""
+    """Draw LANES picks of one row, for any fanout. Each lane finds out by itself if its draw repeats an earlier one."""
     chunks = tl.cdiv(fanout, LANES)
     program = tl.program_id(0)
     row = (program // chunks).to(tl.int64)
@@ -67,10 +67,10 @@ def draw_many(
 
 @triton.jit
 def floyd(key, node, stream, population, fanout, turn, count, DRAWS: tl.constexpr):
-    """Return the picks of these turns of Floyd's algorithm.
+    """Return the offsets that Floyd's algorithm picks in the given turns.
 
-    A draw is a repeat if an earlier one was the same, or if it is the newest offset of an earlier turn whose own draw
-    was a repeat. So each is followed from turn to turn until that is decided, about log(fanout) times.
+    A draw is a repeat if an earlier draw is equal, or if it equals the newest offset of an earlier turn whose own draw
+    was a repeat. A lane follows this chain of turns to its end, which takes about log(fanout) steps.
     """
     oldest = population - fanout
     drawn = draw_at(key, node, stream, population, oldest, turn)
@@ -95,7 +95,7 @@ def floyd(key, node, stream, population, fanout, turn, count, DRAWS: tl.constexp
 
 @triton.jit
 def draw_at(key, node, stream, population, oldest, turn):
-    """Return the draws of these turns."""
+    """Return the random offset of each turn, before repeated offsets are replaced."""
     none = turn * 0
     return bounded(key, node + none, stream, turn, oldest + turn + 1, population + none)
 
@@ -106,7 +106,7 @@ def copy_lists(
     picks_begin, sources, edges, destinations, capacity,
     PLACES: tl.constexpr,
 ):  # fmt: skip
-    """So many of the picks where every row gives all of its edges: each finds its row, so long lists are shared out."""
+    """Write PLACES picks if rows take all their edges. Each pick searches for its row, so programs share long lists."""
     pick = rows_of(PLACES)
     total = tl.load(bounds + rows)
     if tl.min(pick, 0) >= total:
