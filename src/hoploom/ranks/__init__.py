@@ -1,1 +1,1 @@
-"""Ranks: who they are, where they meet, what they say to each other, and how they end."""
+"""The ranks of a run: their environment, rendezvous, shared calls, agreement on loaders, errors and end."""

@@ -1,10 +1,10 @@
-"""Ranks that disagree: the share of the seeds that a loader reads, and one error on all ranks if they do not fit.
+"""Checks that ranks fit together: in the calls that they share, and in the seeds that each rank's loader reads.
 
-Each rank counts the calls that it begins together with the others, by channel: calls of a context, averaged gradients,
-loaders. A rank that waits for long posts its status in the rendezvous store: the call that it waits for, the call of
-torch that blocks its main thread, and its counts. If all ranks wait, each for one that has not begun the call, none can
-go on: that is a proof, however slow a rank or a network is. Loaders post what they read in the same store, when they
-are made and when a loop begins, and make no collective call, which could mix with the user's own.
+Each rank counts the shared calls that it begins, by channel: calls of a context, averaged gradients, loaders. A rank
+that waits for long posts its status in the rendezvous store: the call that it waits for, the call of torch that blocks
+its main thread, and its counts. If every rank waits for a rank that has not begun the same call, none can go on: this
+proves a deadlock, however slow a rank or a network is, and all ranks raise one error. Loaders post their settings in
+the same store, when they are made and when a loop begins. They make no collective calls, which could mix with yours.
 """
 
 import atexit
@@ -33,14 +33,14 @@ from hoploom.ranks.rendezvous import is_reachable, poll, with_timeout
 
 Found = TypeVar("Found")
 
-GIVEN, GROUP, SINGLE = "as given", "from the process group", "the only process"
+GIVEN, GROUP, SINGLE = "as given", "from the process group", "the only process"  # origins of a Share
 DIVIDED, LONE = "seeds divided before the loader got them", "the only rank that reads this loader"
 LAUNCHERS = {"torchrun": "from torchrun's environment", "slurm": "from Slurm's environment", "single": SINGLE}
 
-PATIENCE = 2.0  # seconds of a wait before the rank posts it
-INTERVAL = 1.0  # seconds between two looks at the statuses of other ranks, and at this rank's main thread
-STILL = 3  # looks at which the main thread must be in the very same call, and
-AGAIN = 2  # of these, within the wait of the rank that reads the status
+PATIENCE = 2.0  # seconds of waiting after which a rank posts its status
+INTERVAL = 1.0  # seconds between two looks at the posted statuses, and at this rank's main thread
+STILL = 3  # looks in a row at the same call until the main thread counts as blocked in it
+AGAIN = 2  # further looks at it until another rank trusts the status, which may be old
 INSIDE = ("hoploom", "torch", "contextlib", "functools")  # packages that are not the user's script
 COLLECTIVES = re.compile(r"(monitored_)?barrier|new_group|(all_|broadcast|reduce|gather|scatter)\w*")  # not recv, send
 TORCH, GRADIENTS = "torch.distributed.distributed_c10d", "torch.autograd.graph"  # modules with blocking calls
@@ -50,11 +50,11 @@ SAME_CALLS = (
     "reach (if context.is_main: ...), or for loops of different length"
 )
 AGREED, ALONE = "agreed", "alone"
-MOST_HASHES, MOST_IN_ALL = 1024, 16384  # of seeds that a rank posts, and that all ranks together post
-NOTICE = 10.0  # seconds of a wait for other ranks before a line says so
-WHOLE = 2.0  # seconds of a wait if this rank may be the only one that reads the loader
-READ = 5.0  # seconds until all ranks have read an error, before this one ends with it
-REPLY = 5.0  # seconds for the process that holds the store
+MOST_HASHES, MOST_IN_ALL = 1024, 16384  # hashes of seeds: from one rank, and from all together
+NOTICE = 10.0  # seconds of waiting for other ranks after which a line is printed
+WHOLE = 2.0  # seconds to wait for other ranks if this rank may be the only one that reads the loader
+READ = 5.0  # seconds to wait until all ranks have read an error, before this rank raises it
+REPLY = 5.0  # seconds for a reply of the process that holds the store
 ONE_RANK = "if only one rank reads a loader, pass rank=0, world_size=1"
 HINTS = {
     "seeds": "give all ranks the same seeds in the same order, and the loader divides them; or give each rank seeds of "
@@ -83,7 +83,7 @@ class Share:
 
     @property
     def is_given(self) -> bool:
-        """Whether the script decided it: by rank= and world_size=, or by the seeds that it gave to each rank."""
+        """Whether the script decided the share: by rank= and world_size=, or by giving each rank other seeds."""
         return self.origin in (GIVEN, DIVIDED, LONE)
 
     def __str__(self) -> str:
@@ -92,14 +92,14 @@ class Share:
 
 @cache
 def print_share(share: Share) -> None:
-    """Print one line on rank 0, once, if seeds are distributed over ranks and the script has not decided so."""
+    """Print one line on rank 0, once per share, if a loader distributes its seeds and the script did not ask for it."""
     if share.world_size > 1 and share.rank == 0 and not share.is_given:
         line = f"a loader shares its seeds among {share.world_size} ranks ({share.origin})"
         print(f"hoploom: {line}; rank=0, world_size=1 reads all on each rank", file=sys.stderr, flush=True)
 
 
 def read_share(rank: Any, world_size: Any) -> Share:
-    """Return the share of a loader's arguments; without any, that of the process group or the environment."""
+    """Return the share that a loader's arguments give, else that of the process group, else of the environment."""
     if rank is not None or world_size is not None:
         return Share(
             as_int("rank", rank, 0, "give this process's number among world_size, 0 for the first, or neither"),
@@ -117,16 +117,16 @@ def read_share(rank: Any, world_size: Any) -> Share:
 
 @dataclass(frozen=True)
 class Status:
-    """A rank's status, as it posts it for the ranks that wait for it."""
+    """The calls that a rank has begun, and the call that it waits for; posted for the other ranks."""
 
-    begun: Mapping[str, int] = field(default_factory=dict)  # calls, by channel
+    begun: Mapping[str, int] = field(default_factory=dict)  # number of calls, by channel
     channel: str = ""  # of the call that the rank waits for; empty if it waits for none
-    number: int = 0  # of that call
+    number: int = 0  # of that call in its channel
     doing: str = ""  # the call, in words
-    serial: int = 0  # of the rank's waits
+    serial: int = 0  # of the wait, counted by the rank
     is_firm: bool = True  # whether the rank cannot go on before all ranks have begun the call
     call: str = ""  # of torch, in which the main thread is blocked
-    looks: int = 0  # at which it was found there
+    looks: int = 0  # in a row that found it in this call
     has_left: bool = False
 
     def waits_for(self, other: "Status") -> bool:
@@ -150,16 +150,16 @@ def _of_group(group: dist.ProcessGroup) -> "DeadlockDetector":
 
 
 class DeadlockDetector:
-    """This rank's detector. A thread posts where the rank waits; that of rank 0 finds out if all of them do."""
+    """Finds ranks that wait for each other forever. A thread posts this rank's status; that of rank 0 compares all."""
 
     def __init__(self, store: Store, rank: int, size: int, is_open: Callable[[], bool] = lambda: True) -> None:
-        own = store.clone() if hasattr(store, "clone") else store  # not of older versions of torch
+        own = store.clone() if hasattr(store, "clone") else store  # older versions of torch have no clone
         self.store = PrefixStore("hoploom", own)  # on its own connection, which waits for no calls of other threads
         self.rank, self.size = rank, size
         self.seconds: float = store.timeout.total_seconds()  # type: ignore[attr-defined]
-        self.averaging_seconds = 0.0  # that this rank has waited for the gradients of the others
-        self.begun: Counter[str] = Counter()  # calls, by channel
-        self._waiting = Status()  # its call, without counts
+        self.averaging_seconds = 0.0  # that this rank has waited for other ranks' gradients
+        self.begun: Counter[str] = Counter()  # number of calls, by channel
+        self._waiting = Status()  # the call that this rank waits for, without counts
         self._errors: dict[int, Exception] = {}  # by the serial of the wait that each ends
         self._judged: list[int] = []  # the serials of all ranks at the last verdict
         self._over = threading.Event()
@@ -167,14 +167,14 @@ class DeadlockDetector:
         self._watching.start()
 
     def begin(self, channel: str) -> int:
-        """Count one more call of this channel; return its number, from 1."""
+        """Count one more call in `channel` that this rank begins; return its number, from 1."""
         self.begun[channel] += 1
         return self.begun[channel]
 
     def wait(self, channel: str, doing: str, waited: Callable[[float], bool], *, is_firm: bool = True) -> None:
-        """Wait for the last call of this channel. A rank whose wait is not firm goes on once all others wait for it.
+        """Repeat `waited(seconds)` until it returns True, which means that the last call of `channel` is over.
 
-        X ConfigError if all ranks wait and none can go on, DistError if a rank has left without this call.
+        Raise ConfigError if all ranks wait and none can go on, DistError if a rank has left without this call.
         """
         if waited(PATIENCE):
             return
@@ -187,31 +187,31 @@ class DeadlockDetector:
             lost = error
         finally:
             self._waiting = Status(serial=serial)
-        with_timeout(REPLY, lambda: self._read_verdict(status))  # before an error that only follows from it
+        with_timeout(REPLY, lambda: self._read_verdict(status))  # before `lost`, which may only follow from the verdict
         if serial in self._errors:
             raise self._errors.pop(serial) from lost
         if lost is not None:
             raise lost
 
     def statuses(self) -> list[Status]:
-        """Return the statuses of all ranks; none until all have posted one, as reading would wait for it."""
+        """Return the statuses of all ranks; [] until all have posted one, because reading would wait for them."""
         keys = [f"status/{rank}" for rank in range(self.size)]
         return [Status(**json.loads(text)) for text in self.store.multi_get(keys)] if self.store.check(keys) else []
 
     def leave(self) -> None:
-        """Tell ranks that wait for calls which this one will never begin, and release the store."""
+        """Post that this rank has left, for ranks that wait for calls it will never begin; release the store."""
         atexit.unregister(self.leave)
         _of_group.cache_clear()
         is_first = not self._over.is_set()
         self._over.set()
         self._watching.join(INTERVAL)
         if is_first and is_reachable(self.store):
-            status = Status(dict(self.begun), has_left=True)  # of the first that leaves: later ones may have begun more
+            status = Status(dict(self.begun), has_left=True)  # only the first counts: later ones may have begun more
             with_timeout(REPLY, lambda: self.store.compare_set("left", "", self._post(status)))
-        self.store = PrefixStore("", HashStore())  # the rendezvous store would not be released
+        self.store = PrefixStore("", HashStore())  # releases the rendezvous store
 
     def _watch(self, is_open: Callable[[], bool]) -> None:
-        """Post what the main thread waits for, until the process that holds the store ends; find out if it is over."""
+        """Post the main thread's status and read verdicts, until the process group or the holder of the store ends."""
         seen: tuple[FrameType | None, str] = (None, "")
         looks, posted = 0, Status()
         with suppress(RuntimeError):
@@ -235,7 +235,7 @@ class DeadlockDetector:
         return text
 
     def _read_verdict(self, status: Status) -> None:
-        """End the wait of a status if rank 0 found it hopeless, or if a rank has left without the call."""
+        """Note an error for the wait in `status` if rank 0 has posted one, or a rank has left without the call."""
         verdict = f"verdict/{self.rank}/{status.serial}"
         if self.store.check([verdict]):
             self._errors[status.serial] = ConfigError(self.store.get(verdict).decode())
@@ -247,7 +247,7 @@ class DeadlockDetector:
             self._errors[status.serial] = dist.DistError("it left before its part")
 
     def _judge(self) -> None:
-        """Post an error for all ranks if none of them can go on. Rank 0 may hold the store, so it ends last."""
+        """Post an error for all ranks if none can go on. Then pause: rank 0 may hold the store, so it must end last."""
         waits = self.statuses()
         serials, one_goes_on = [wait.serial for wait in waits], sum(not wait.is_firm for wait in waits) == 1
         is_known = any(serial == before for serial, before in zip(serials, self._judged, strict=False))
@@ -263,7 +263,7 @@ class DeadlockDetector:
 
 
 def calling(doing: str) -> tuple[str, str]:
-    """Return the function of Hoploom that the script called, and where, e.g. ("evaluate", "train.py:20")."""
+    """Return the function of Hoploom that the script called, and the script's line: ("evaluate", "train.py:20")."""
     function = doing
     for frame, _ in traceback.walk_stack(sys._getframe(1)):
         package = _module(frame).partition(".")[0]
@@ -276,9 +276,9 @@ def calling(doing: str) -> tuple[str, str]:
 
 
 def call_chain() -> list[str]:
-    """Return the lines of the script that lead to this call: equal on ranks that run the same functions.
+    """Return the lines of the script that lead to this call. They are equal on ranks that run the same functions.
 
-    The line that calls the first function is left out: one rank may be the process that starts the others.
+    The line that calls the first function is left out: one rank may be the process that starts the other ranks.
     """
     lines: list[str] = []
     for frame, _ in traceback.walk_stack(sys._getframe(1)):
@@ -315,24 +315,24 @@ def _line(frame: FrameType) -> str:
 
 
 class LoaderReading(Protocol):
-    """The settings and seeds of a loader, as ranks compare them."""
+    """The settings of a loader and the hashes of its seeds, which ranks compare."""
 
     @property
-    def trains(self) -> bool: ...  # whether no seed may come on two ranks
+    def trains(self) -> bool: ...  # whether two ranks must not read the same seed
     @property
-    def is_divided(self) -> bool: ...  # whether each rank was given seeds of its own; the settings count those of all
+    def is_divided(self) -> bool: ...  # whether the script gave each rank other seeds
     @property
     def settings(self) -> Mapping[str, str]: ...  # all that decides the batches besides the rank, by name
-    def seed_hashes(self, limit: int) -> list[int]: ...  # the least ones, with repetitions
+    def seed_hashes(self, limit: int) -> list[int]: ...  # the `limit` lowest, with repetitions
 
 
 class _Round:
-    """One call of a channel that all ranks make about a loader, with a log of what they post."""
+    """One comparison of a loader by all ranks: a call of a channel, with a log in the store to which ranks post."""
 
     def __init__(self, here: DeadlockDetector, channel: str, doing: str, *, trains: bool) -> None:
         self.here, self.channel, self.doing, self._trains = here, channel, doing, trains
         self.posts = PrefixStore(f"{channel}/{here.begin(channel)}", here.store)
-        self._looks: dict[int, int] = {}  # at which each rank was found in a call of torch when this round began
+        self._looks: dict[int, int] = {}  # by rank: `Status.looks` when this round began
 
     def post(self, **entry: Any) -> None:
         """Append an entry of this rank to the log."""
@@ -340,18 +340,18 @@ class _Round:
         self.posts.add("posted", 1)
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return the entries so far, in the order in which the ranks have posted them."""
+        """Return the entries of all ranks so far, in the order in which they were posted."""
         log = self.posts.get("log").decode() if self.posts.check(["log"]) else ""
         return [json.loads(line) for line in log.splitlines()]
 
     def all_entries(self) -> list[dict[str, Any]] | None:
-        """Return the entries once there is nothing more to wait for, else None."""
+        """Return the entries once all ranks have posted, else None."""
         return self.entries() if self.posts.add("posted", 0) >= self.here.size else None
 
     def wait(self, look: Callable[[], Found | None], *, may_be_alone: bool) -> Found | None:
-        """Return what `look` finds once all ranks are here; None if all others turn out to wait for this rank.
+        """Return what `look` finds, repeating it; None if `may_be_alone` and all other ranks wait for this rank.
 
-        Raise ConfigError if a rank will never be here, and PeerError if one is not within the group's timeout.
+        Raise ConfigError if a rank will never post its entry, PeerError if one has not within the group's timeout.
         """
         here, deadline = self.here, time.monotonic() + self.here.seconds
         found, notice, why, is_alone = None, "", "", False
@@ -372,7 +372,7 @@ class _Round:
         says = "waiting for the other ranks {} ({} at {}; {})".format(self.doing, *calling("loop"), ONE_RANK)
         try:
             here.wait(self.channel, says, is_over, is_firm=not may_be_alone)
-        except dist.DistError:  # a rank has left, so its status says
+        except dist.DistError:  # a rank has left, as its status says
             why = (with_timeout(REPLY, self._lost) or ("", "", False))[1]
         if found is not None or (may_be_alone and is_alone):
             return found
@@ -381,7 +381,7 @@ class _Round:
         raise PeerError(f"{notice or says}, and {here.seconds:g} seconds have passed; {ONE_RANK}")
 
     def _lost(self) -> tuple[list[str], str, bool]:
-        """Return the ranks that have not posted, why none of them ever will, and whether all others are away."""
+        """Return the ranks that have not posted, why none ever will, and whether all others ended or await this one."""
         here, posted = self.here, {self.here.rank, *(entry["rank"] for entry in self.entries())}
         missing, whys, num_waiting = [rank for rank in range(here.size) if rank not in posted], [], 0
         for rank, status in enumerate(here.statuses()):
@@ -394,7 +394,7 @@ class _Round:
             elif call.startswith(COLLECTIVE):
                 whys.append(f"rank {rank} waits in {call}")
             elif call.startswith(BACKWARD):
-                num_waiting += not self._trains  # it waits for gradients of this rank, or is only long
+                num_waiting += not self._trains  # the rank waits for gradients of this rank, or is slow
             elif status.is_firm and status.waits_for(Status(here.begun)):
                 num_waiting += 1  # if this rank cannot go on, all ranks will get one error
         why = whys[0] if whys and len(whys) == len(missing) else ""
@@ -402,9 +402,9 @@ class _Round:
 
 
 class Meeting(_Round):
-    """The seeds of one loader on all ranks: posted when the loader is made, read before its first batch.
+    """The exchange of one loader's seeds: each rank posts them when it makes the loader, and reads all before a batch.
 
-    Loaders of two ranks are the same one if the same lines of the script made them.
+    Loaders of two ranks count as the same loader if the same lines of the script made them.
     """
 
     def __init__(self, here: DeadlockDetector, reading: LoaderReading, chain: Sequence[str], num_seeds: int) -> None:
@@ -413,19 +413,19 @@ class Meeting(_Round):
         with_timeout(REPLY, lambda: self.post(seeds=f"{num_seeds} {reading.settings['seeds']}"))
 
     def seeds(self, *, may_be_lone: bool) -> list[str]:
-        """Return the number of seeds of each rank, and what tells them apart.
+        """Return a text per rank, in order, with the number of its seeds and their fingerprint.
 
-        None are returned if the rank may read the loader alone, and all others wait for it and have not made it.
+        Return [] if this rank `may_be_lone`, and all other ranks wait for it without having made the loader.
         """
         entries = self.wait(self.all_entries, may_be_alone=may_be_lone) or []
         return [entry["seeds"] for entry in sorted(entries, key=lambda entry: int(entry["rank"]))]
 
     def note_lone(self) -> None:
-        """Post for the other ranks that this one has read the loader alone."""
+        """Post, for the other ranks, that this rank has read the loader alone."""
         with_timeout(REPLY, lambda: self.posts.set("lone", str(self.here.rank)))
 
     def lone_reader(self) -> int | None:
-        """Return the rank that has read the loader alone, if there is one."""
+        """Return the rank that has read the loader alone, or None."""
         found = with_timeout(REPLY, lambda: self.posts.get("lone") if self.posts.check(["lone"]) else b"")
         return int(found) if found else None
 
@@ -433,16 +433,16 @@ class Meeting(_Round):
 def agree(
     share: Share, read: Callable[[], LoaderReading], detector: Callable[[], DeadlockDetector | None] = detector_here
 ) -> str:
-    """Compare a loop over a loader with those of the other ranks before it begins. Raise ConfigError if they differ.
+    """Compare the loader with those of the other ranks before a loop over it. Raise ConfigError if they do not fit.
 
-    Return AGREED, or ALONE if no other rank begins the loop, or "" if there are no ranks to compare with yet.
+    Return AGREED, or ALONE if no other rank begins the loop, or "" if there is no process group of several ranks.
     """
     here = detector()
     if here is None:
         return ""
     reading, is_dealt = read(), share.world_size == here.size
     if not is_dealt and not (share.world_size == 1 and reading.trains):
-        return AGREED  # every rank reads all of it, or ranks are arranged in a way of the user's own
+        return AGREED  # every rank reads the whole loader, or the user has divided the ranks in another way
     channel = "loaders" if is_dealt else "whole loaders"
     loop = _Loop(here, channel, "to read their shares of a loader", trains=reading.trains)
     with_timeout(REPLY, lambda: loop.compare(share, reading, is_dealt=is_dealt))
@@ -453,7 +453,7 @@ def agree(
     if outcome is None:
         for name in ("log", "posted"):
             with_timeout(REPLY, partial(loop.posts.delete_key, name))
-        here.begun[channel] -= 1  # the next loop has its number
+        here.begun[channel] -= 1  # the next loop takes this loop's number
         return ALONE
     with_timeout(READ + REPLY, lambda: loop.confirm(outcome))
     if outcome != AGREED:
@@ -462,10 +462,10 @@ def agree(
 
 
 class _Loop(_Round):
-    """A loop over a loader, with the comparison of what the ranks read in it."""
+    """The comparison of the ranks' loaders before a loop over them."""
 
     def compare(self, share: Share, reading: LoaderReading, *, is_dealt: bool) -> None:
-        """Post this rank's reading; if it does not fit to those before, no rank waits for more."""
+        """Post this rank's settings and hashes; if they do not fit those of another rank, end the wait of all."""
         here = self.here
         limit = max(16, min(MOST_HASHES, MOST_IN_ALL // here.size))
         hashes = reading.seed_hashes(limit) if reading.is_divided or not is_dealt else []
@@ -474,17 +474,17 @@ class _Loop(_Round):
             self.posts.add("posted", here.size)
 
     def outcome(self) -> str | None:
-        """Return AGREED or the error of all ranks; None if not all have posted."""
+        """Return AGREED or the error text for all ranks; None if ranks have yet to post."""
         return (self._difference() or AGREED) if self.posts.add("posted", 0) >= self.here.size else None
 
     def confirm(self, outcome: str) -> None:
-        """Wait until every rank has read an error, before this one ends with it, or with the store that it holds."""
+        """Post that this rank has read `outcome`. If it is an error, or this is rank 0, wait until all ranks have."""
         self.posts.add("read", 1)
-        seconds = READ if outcome != AGREED or self.here.rank == 0 else 0.0
+        seconds = READ if outcome != AGREED or self.here.rank == 0 else 0.0  # rank 0 may hold the store
         poll(lambda: self.posts.add("read", 0) >= self.here.size, seconds)
 
     def _difference(self) -> str:
-        """Return the error about the first entry that does not fit to one before: all ranks find the same one."""
+        """Return the error text about the first entry that does not fit an earlier one, or "". All find the same."""
         entries, size = self.entries(), self.here.size
         of_share, of_hash = dict[int, int](), defaultdict[int, list[int]](list)  # the ranks that posted them
         may_repeat: set[int] = set()  # ranks whose seeds repeat, as links of a multigraph do
@@ -514,7 +514,7 @@ class _Loop(_Round):
 
 
 def difference_of(first: tuple[int, Mapping[str, str]], second: tuple[int, Mapping[str, str]], size: int) -> str:
-    """Return the error about two ranks, each given with its number, whose settings differ; the lower one first."""
+    """Return the error text for two ranks with different settings, given as (rank, settings), the lower rank first."""
     (a, one), (b, other) = first, second
     names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
     values = "; ".join(f"{name}: {one.get(name)} on rank {a}, {other.get(name)} on rank {b}" for name in names)

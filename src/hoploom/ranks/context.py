@@ -1,12 +1,12 @@
 """The context of a rank: its number, its device, and the calls that it makes together with the other ranks.
 
 All calls go through torch.distributed: gradients by NCCL or Gloo, all others by Gloo from the CPU, in int64 or float64,
-so that counts are exact. Nothing is pickled. A single process has no process group at all. Every wait has a deadline,
-and a rank that ended or hangs is named in a PeerError, which takes a second.
+so that counts are exact. Nothing is pickled. A single process has no process group at all. Every wait has a deadline.
+If a rank ended or hangs, a PeerError names it; finding it takes a second.
 
-Shared calls use a Gloo group of their own, so they never pair with DDP's or with the user's. Each begins with a label,
-and different labels are an error. The label and up to 64 bytes beside it travel in one all-gather of 256 bytes per
-rank: numbers and small tensors need no second one.
+Shared calls use a separate Gloo group, so they never pair with calls of DDP or of the user. Each begins with a label,
+and different labels are an error. The label and up to 64 bytes of content travel in one all-gather of 256 bytes per
+rank, so numbers and small tensors need no second all-gather.
 """
 
 import atexit
@@ -40,7 +40,7 @@ from hoploom.ranks.rendezvous import Rendezvous, adopted, interface_of, meet
 
 Value = TypeVar("Value", Tensor, int, float)
 DEADLINE = 600.0  # seconds that ranks wait for each other by default
-WRAPPERS = ("_orig_mod", "called_model")  # where torch.compile and hoploom.train keep the model that they call
+WRAPPERS = ("_orig_mod", "called_model")  # attributes in which torch.compile and hoploom.train keep a model
 FINISHED = "has finished, after fewer steps or calls than this rank"
 LEFT = "read the output of that rank, then start again from the last checkpoint"
 UNMET = (
@@ -48,12 +48,12 @@ UNMET = (
     "connects the hosts"
 )
 UNCLOSED = "ended without closing its context: it exited, or made fewer steps or calls than this rank"
-LABEL, LINE, CONTENT = 144, 48, 64  # bytes of a message: what must be equal, the script's line, a small value
+LABEL, LINE, CONTENT = 144, 48, 64  # bytes in a message: the label, the script's line, a small value
 CHANNEL = "calls"
 SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 AVERAGING = "averaging gradients"
 DOING = {SUM: "summing over all ranks", MAX: "finding the maximum over all ranks"}
-LOCATION = re.compile(r"^\[[^\]]*\] ")  # of a line in Gloo's source
+LOCATION = re.compile(r"^\[[^\]]*\] ")  # in Gloo's source, at the beginning of its errors
 LOST = re.compile(r"gloo/|connection (closed|reset|refused)|broken pipe|timed? ?out|socket closed", re.IGNORECASE)
 
 
@@ -69,9 +69,9 @@ def init(
     ...     model = context.wrap(model)
 
     `device` is by default this rank's GPU if there is one, else the CPU; `backend` is "nccl" or "gloo". `timeout` is
-    the limit in seconds of every wait for another rank, and of a step's wait for the device. Your own launcher sets
-    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. If you have made a process group already, it is used and stays open
-    when the context is closed.
+    the limit in seconds of every wait for another rank, and of a step's wait for the device. A launcher of your own
+    must set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. If you have made a process group already, it is used, and
+    stays open when the context is closed.
     """
     seconds = read_timeout(timeout)
     if dist.is_initialized():
@@ -92,7 +92,7 @@ def init(
 
 
 def read_timeout(timeout: float) -> float:
-    """Return the seconds that a rank may wait for another; raise ConfigError if they are not above 0."""
+    """Return `timeout`, the seconds that a rank may wait for another, as a float; raise ConfigError unless above 0."""
     seconds = as_number("timeout", timeout, "give the seconds that a rank may wait for another")
     if seconds == 0:
         raise ConfigError("timeout is 0; give the seconds that a rank may wait for another")
@@ -120,7 +120,7 @@ def chosen_device(wanted: str | torch.device | None, info: RankInfo) -> torch.de
 
 
 def chosen_backend(wanted: str | None, device: torch.device) -> str:
-    """Return the backend for torch.distributed. The user wants "nccl" or "gloo", or leaves it to the device."""
+    """Return the backend for torch.distributed: `wanted`, or the device's if None. Raise ConfigError if unusable."""
     allowed = {"cuda": ("nccl", "gloo"), "cpu": ("gloo",)}.get(device.type, ("gloo",))
     chosen = allowed[0] if wanted is None else wanted
     if dist.is_initialized():
@@ -161,12 +161,12 @@ class Context:
         self.device = device
         self.timeout = timeout  # seconds that this rank waits for another
         self.rank_info = info
-        self.host_address = LOOPBACK  # at which ranks of other hosts reach this one
-        self.closing = ExitStack()  # the store and others that close with this context
+        self.host_address = LOOPBACK  # the address at which ranks on other hosts reach this rank
+        self.closing = ExitStack()  # closes the store, and other objects, with this context
         self._peers = rendezvous  # until this rank leaves
         self._here: DeadlockDetector | None = None  # None for a single rank
-        self._shared: dist.ProcessGroup | None = None  # of the calls that all ranks make, until this rank leaves
-        self._group: dist.ProcessGroup | None = None  # to leave in the end
+        self._shared: dist.ProcessGroup | None = None  # for the calls that all ranks make; None after this rank left
+        self._group: dist.ProcessGroup | None = None  # the group that this context must destroy
         if device.type == "cuda":
             torch.cuda.set_device(device)
         else:
@@ -263,7 +263,7 @@ class Context:
         return self._reduce(value, MAX)  # type: ignore[no-any-return]
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, in the order of ranks. They must have the same shape and dtype."""
+        """Return the tensors of all ranks, in the order of ranks. All tensors must have the same shape and dtype."""
         says, rows = self._small("gathering from all ranks", tensor)
         if rows is None:
             sent = _bytes_of(tensor)
@@ -302,7 +302,7 @@ class Context:
             ) from error
 
     def after_the_others(self) -> Callable[[], None]:
-        """Return a call that waits until all other ranks have left, for a rank that owns something they need."""
+        """Return a function that waits until all other ranks have left, for a rank that holds something they need."""
         peers, seconds = self._peers, self.timeout
         return lambda: None if peers is None or peers.has_lost else peers.wait_for_the_others(seconds)
 
@@ -320,7 +320,7 @@ class Context:
             self.closing.__exit__(*raised)
 
     def _join(self, rendezvous: Rendezvous, info: RankInfo, backend: str) -> None:
-        """Make DDP's process group, unless the user made it, and a second one for shared calls."""
+        """Make DDP's process group, unless the user has made one, and a second group for shared calls."""
         wait = timedelta(seconds=self.timeout)
         with self.guard("meeting the other ranks", way_out=UNMET):
             if info.on_one_host or info.port:  # else the user's group has met by other means than an address
@@ -341,19 +341,19 @@ class Context:
             peers.leave(otherwise if error is None else error, self._leave_group)
 
     def _leave_at_exit(self) -> None:
-        """Leave at the end of a script that never closes its context, with its error; sys.exit leaves none."""
+        """Leave when a script ends without closing its context, and post its error; after sys.exit, none is known."""
         self._leave(getattr(sys, "last_value", None), UNCLOSED)
 
     def _leave_group(self) -> None:
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
-            self._shared = None  # it would keep the rendezvous store alive
+            self._shared = None  # a group keeps the rendezvous store alive
             if self._here is not None and group is dist.group.WORLD:  # the user's own group may go on
                 self._here.leave()
             dist.destroy_process_group(group)
 
     def _reduce(self, value: Any, operation: dist.ReduceOp.RedOpType) -> Any:
-        """Reduce a tensor, or a number: to an integer if all ranks have one, else in the order of ranks."""
+        """Reduce a tensor or a number over all ranks; numbers give an int if all are integers, else a float."""
         if isinstance(value, Tensor):
             exact = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64, copy=True)
             says, rows = self._small(DOING[operation], exact)
@@ -371,7 +371,7 @@ class Context:
         return sum(numbers) if operation == SUM else max(numbers)
 
     def _small(self, doing: str, tensor: Tensor) -> tuple[str, list[Tensor] | None]:
-        """Agree on a call and return it in words, with the tensors of all ranks if they fit beside the label."""
+        """Compare a call on all ranks; return it in words, and the tensors of all ranks if small, else None."""
         if self._here is None:
             return doing, [tensor.detach().clone()]
         is_small = tensor.nbytes <= CONTENT
@@ -381,7 +381,7 @@ class Context:
         return says, [_tensor_of(row, tensor) for row in rows] if is_small else None
 
     def _agree(self, doing: str, value: str = "", content: bytes = b"") -> tuple[str, list[bytes]]:
-        """Return the call in words, and the content of every rank; raise ConfigError on all if their calls differ."""
+        """Return the call in words, and every rank's `content`; raise ConfigError on all ranks if calls differ."""
         if self._here is None:
             return doing, [content]
         number, (function, line) = self._here.begin(CHANNEL), calling(doing)
@@ -405,7 +405,7 @@ class Context:
 
 
 class GradientAveraging:
-    """DDP's communication hook for one model on Gloo: a rank that waits in backward() posts it, and learns who left."""
+    """DDP's communication hook for a model on Gloo. Its waits use the deadlock detector, which notices lost ranks."""
 
     def __init__(
         self,
@@ -413,7 +413,7 @@ class GradientAveraging:
         here: DeadlockDetector,
         guard: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        self._model = weakref.proxy(model)  # it holds this hook in a way that no garbage collection sees through
+        self._model = weakref.proxy(model)  # DDP holds this hook where garbage collection cannot see it
         self._here, self._guard = here, guard
         self._channel = f"gradients {here.begin('models')}"
         self._pending: list[dist.Work] = []
@@ -421,7 +421,7 @@ class GradientAveraging:
         model.register_comm_hook(None, self._begin)
 
     def _begin(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Start to average these gradients; the first bucket of a backward pass asks for a wait at its end."""
+        """Start to average a bucket of gradients. The first bucket makes the backward pass end with `_finish`."""
         if bucket.index() == 0:
             self._pending = []
             self._here.begin(self._channel)
@@ -449,18 +449,18 @@ class GradientAveraging:
 
 
 def _is_over(work: dist.Work, seconds: float) -> bool:
-    """Wait for the work, at most so long; return whether it is done. Raise its error if it failed."""
+    """Wait for `work`, at most `seconds`; return whether it is done. Raise its error if it failed."""
     try:
         work.wait(timedelta(seconds=seconds))
     except RuntimeError:
         if not work.is_completed():
             return False
-        work.wait()  # it ended since, or this says why it failed
+        work.wait()  # raises the error if the work has failed
     return True
 
 
 def _difference(first: bytes, other: bytes, rank: int) -> str:
-    """Return the error about the calls of rank 0 and another rank."""
+    """Return the error text about the messages of rank 0 and of `rank`, whose calls differ."""
     ours, theirs = (_text(message[:LABEL]).split("|") for message in (first, other))
     if [*ours[:2], *ours[3:]] == [*theirs[:2], *theirs[3:]]:
         return f"rank 0 was {ours[1]}: {ours[2]}, but rank {rank} has {theirs[2]}; give all ranks the same"
@@ -490,11 +490,11 @@ class Ranks(Protocol):
     def rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
-    def gather(self, tensor: Tensor, /) -> list[Tensor]: ...  # those of all ranks, which have one shape and dtype
+    def gather(self, tensor: Tensor, /) -> list[Tensor]: ...  # of all ranks, with equal shape and dtype
 
 
 def gather_json(ranks: Ranks, value: Any) -> list[Any]:
-    """Return the values of all ranks, anything that JSON can hold, in the order of ranks. All ranks call."""
+    """Return the values of all ranks, in the order of ranks. All ranks must call this, with values fit for JSON."""
     content = json.dumps(value).encode()
     size = max(int(size) for size in ranks.gather(torch.tensor(len(content))))
     padded = torch.tensor(list(content.ljust(size)), dtype=torch.uint8)
@@ -503,13 +503,13 @@ def gather_json(ranks: Ranks, value: Any) -> list[Any]:
 
 @contextmanager
 def all_or_none(ranks: Ranks, doing: str, *, stops: bool = False) -> Iterator[None]:
-    """A context manager that all ranks leave together: an error of one is an error of all.
+    """A context manager that all ranks leave together: an error on one rank is raised on all.
 
     >>> with all_or_none(context, "writing the checkpoint"):
     ...     write(path)
 
-    Ctrl-C and SystemExit do not wait for the other ranks, which then lose this one; unless the block `stops` everywhere
-    as soon as one rank fails, so that no rank waits long.
+    Ctrl-C and SystemExit do not wait for the other ranks, which then report this rank as lost. With `stops`, they wait
+    too: it states that the block ends soon on all ranks once one rank fails.
     """
     failure: BaseException | None = None
     try:
@@ -522,12 +522,12 @@ def all_or_none(ranks: Ranks, doing: str, *, stops: bool = False) -> Iterator[No
     try:
         if ranks.world_size > 1:
             own = None if failure is None else str(failure) or type(failure).__name__
-            with nullcontext() if failure is None else suppress(PeerError):  # an own error goes before lost ranks
+            with nullcontext() if failure is None else suppress(PeerError):  # this error matters more than lost ranks
                 texts = gather_json(ranks, own)
         if failure is not None:
             raise failure
     finally:
-        del failure  # its traceback leads here: together they would hold what is mapped until a collection
+        del failure  # its traceback refers to this frame: the cycle would keep files mapped
     rank = next((rank for rank, text in enumerate(texts) if text is not None), None)
     if rank is not None:
         raise PeerError(f"rank {rank} failed {doing}: {texts[rank]}")

@@ -1,10 +1,10 @@
 """The surroundings of this process: environment variables, which only this module reads and sets, and signals.
 
-torchrun's variables come first, then those of a Slurm step, else this is the only process. Half of a set of variables
-is an error: that is better than eight processes that each train alone. `hoploom launch` sets those of the graph.
+torchrun's variables come first, then those of a Slurm step, else this is the only process. An incomplete set is an
+error: that is better than eight processes that each train alone. `hoploom launch` sets variables that name the graph.
 
-Signal handlers need the main thread: in others nothing changes. A process that ignores SIGINT when it starts, as a
-shell's background jobs do, stops at SIGTERM only.
+Signal handlers are set only in the main thread. A process that ignores SIGINT when it starts, as a shell's background
+jobs do, stops at SIGTERM only.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ LOOPBACK_INTERFACES = ("lo", "lo0")
 QUIET, RUN_TOKEN = "HOPLOOM_QUIET", "HOPLOOM_RUN_TOKEN"
 LOOPBACK = "127.0.0.1"
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
-FIRST_PORT, NUM_PORTS = 15000, 15000  # of Slurm's jobs and steps: below the ports that systems hand out by themselves
+FIRST_PORT, NUM_PORTS = 15000, 15000  # for Slurm's jobs and steps: below the ports that systems assign
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class RankInfo:
     address: str = LOOPBACK
     port: int = 0
     hosted: bool = False  # whether the launcher holds the rendezvous store; else rank 0 does
-    node: int | None = None  # its host's number among the hosts, if the ranks have found it out
+    node: int | None = None  # the number of its host among the hosts, if known
     is_task: bool = False  # whether Slurm started this rank itself
-    uncounted: tuple[str, ...] = ()  # those of LOCALS that are not set: the ranks find them out at the rendezvous
+    uncounted: tuple[str, ...] = ()  # variables of LOCALS that are not set: the rendezvous finds the values
 
     @property
     def on_one_host(self) -> bool:
@@ -60,23 +60,23 @@ class RankInfo:
 
 
 def read_rank(variables: Variables = os.environ) -> RankInfo:
-    """Return the rank that torchrun, else Slurm gave this process."""
+    """Return the rank that torchrun, or else Slurm, gave this process; rank 0 of 1 if neither did."""
     if "RANK" not in variables and _in_slurm_step(variables):
         return _from_slurm(variables)
     present = [name for name in (*REQUIRED, *LOCALS) if name in variables]
     if "RANK" not in variables and "SLURM_JOB_ID" in variables:
-        present = []  # batch scripts export the rest of them for srun
+        present = []  # batch scripts export the other variables for srun
     return _from_torchrun(variables, present[0]) if present else RankInfo()
 
 
 def read_started() -> RankInfo:
-    """Return the rank as `read_rank` does, but take an address without a rank for a single process."""
+    """Return the rank as `read_rank` does, but rank 0 of 1 instead of an error if only MASTER_ variables are set."""
     is_started = any(name in os.environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")) or _in_slurm_step(os.environ)
     return read_rank(os.environ) if is_started else RankInfo()
 
 
 def in_group(rank: int, world_size: int) -> RankInfo:
-    """Return the rank of an existing process group, with the rest of the variables if they name the same rank."""
+    """Return the info of a rank of an existing process group; from the variables, if they name the same rank."""
     with suppress(ConfigError):  # a script that makes the group itself may set MASTER_ADDR alone
         info = read_started()
         if (info.rank, info.world_size) == (rank, world_size):
@@ -85,7 +85,7 @@ def in_group(rank: int, world_size: int) -> RankInfo:
 
 
 def with_local_rank(info: RankInfo, hosts: Sequence[str]) -> RankInfo:
-    """Return the info with the number of the rank on its host, from the hosts of all ranks."""
+    """Return `info` with the local rank, local world size and node, counted from `hosts`, the host of each rank."""
     neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[info.rank]]
     node = list(dict.fromkeys(hosts)).index(hosts[info.rank])
     local_rank = neighbours.index(info.rank) if "LOCAL_RANK" in info.uncounted else info.local_rank
@@ -95,17 +95,17 @@ def with_local_rank(info: RankInfo, hosts: Sequence[str]) -> RankInfo:
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """The place of the graph, as `hoploom launch` sets it. Without servers, it is in files that this process opens."""
+    """The servers and files of the graph, set by `hoploom launch`. Without servers, the script names the store."""
 
     servers: tuple[str, ...] = ()
-    store: str | None = None  # its folder on this host; None with servers: they make whole batches
-    parts: tuple[int, ...] | None = None  # those that this host holds
-    security: Mapping[str, str] = field(default_factory=dict)  # token_file, ca, cert, key: paths, those that are set
+    store: str | None = None  # the store's folder on this host; None if servers make the batches
+    parts: tuple[int, ...] | None = None  # the parts on this host
+    security: Mapping[str, str] = field(default_factory=dict)  # paths of token_file, ca, cert, key, if set
     node: int | None = None  # this host's number among the hosts, if a launcher sets it
 
 
 def read_launch_settings(variables: Variables = os.environ) -> LaunchSettings:
-    """Return the settings that `hoploom launch` made for this process."""
+    """Return the settings that `hoploom launch` gave this process; raise ConfigError if they are incomplete."""
     servers = tuple(one.strip() for one in variables.get(SERVERS, "").split(",") if one.strip())
     alone = [name for name in (STORE, PARTS) if name in variables and not servers]
     if alone:
@@ -127,7 +127,7 @@ def read_launch_settings(variables: Variables = os.environ) -> LaunchSettings:
 
 
 def enter(info: RankInfo) -> None:
-    """Make `read_rank` in this process return this rank, which a launcher of ours gives it."""
+    """Set the environment variables of this process so that `read_rank` returns `info`."""
     os.environ.update(
         RANK=str(info.rank),
         WORLD_SIZE=str(info.world_size),
@@ -141,21 +141,21 @@ def enter(info: RankInfo) -> None:
 
 
 def listening_on(interface: str | None) -> AbstractContextManager[None]:
-    """Let Gloo listen on this network interface, unless the user named one. On loopback, let NCCL do so, too.
+    """Return a context manager in which Gloo, and on loopback NCCL, listens on `interface`, unless the user named one.
 
-    Gloo itself takes the address of this host's own name, which is 127.0.1.1 on Debian. NCCL does not use the name.
+    By default, Gloo takes the address of this host's name, which is 127.0.1.1 on Debian. NCCL does not use the name.
     """
     usual = () if interface is None else INTERFACES if interface in LOOPBACK_INTERFACES else INTERFACES[:1]
     return _set({variable: str(interface) for variable in usual if variable not in os.environ})
 
 
 def quiet() -> AbstractContextManager[None]:
-    """Keep this process, and those that it starts, from printing a line about cores and threads."""
+    """Return a context manager in which this process and its children print no line about cores and threads."""
     return _set({QUIET: "1"})
 
 
 def spark_driver_options(options: str) -> AbstractContextManager[None]:
-    """Start the JVM of a Spark driver with these options, before those of the user."""
+    """Return a context manager in which a Spark driver starts its JVM with `options`, then the user's options."""
     return _set({"SPARK_SUBMIT_OPTS": f"{options} {os.environ.get('SPARK_SUBMIT_OPTS', '')}"})
 
 
@@ -177,12 +177,12 @@ def is_quiet() -> bool:
 
 
 def own_server(token: str | None) -> dict[str, str]:
-    """Return the variables of a graph server that ranks start: no warnings of its own, and the token of this run."""
+    """Return the variables for a graph server that a rank starts: they silence its warnings and pass on `token`."""
     return {QUIET: "1"} | ({} if token is None else {RUN_TOKEN: token})
 
 
 def run_token() -> str | None:
-    """Return the token of `own_server`."""
+    """Return the token that a rank passed to this server by `own_server`, or None."""
     return os.environ.get(RUN_TOKEN)
 
 
@@ -217,7 +217,7 @@ def _from_torchrun(variables: Variables, present: str) -> RankInfo:
 
 
 def _in_slurm_step(variables: Variables) -> bool:
-    """Return whether srun started this process: a batch script has a SLURM_PROCID too, the shell of salloc has none."""
+    """Return whether srun started this process. SLURM_PROCID alone does not tell: batch scripts have it, too."""
     in_batch_script = variables.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in variables
     return "SLURM_PROCID" in variables and not in_batch_script
 
@@ -263,12 +263,12 @@ def first_host(node_list: str) -> str:
 
 
 def names_threads() -> bool:
-    """Return whether the user or torchrun, which sets 1, has named the number of torch's threads."""
+    """Return whether the user, or torchrun, which sets 1, has set the number of torch's threads."""
     return "OMP_NUM_THREADS" in os.environ
 
 
 def share_of_cores(info: RankInfo, variables: Variables = os.environ) -> int:
-    """Return the cores of this host for each of its ranks. Slurm binds a task, which may start several ranks."""
+    """Return the number of cores for this rank: those of its own Slurm task, or an equal share of its host's."""
     of_task = variables.get("SLURM_CPUS_PER_TASK", "")
     cores = min(num_cores(), int(of_task)) if of_task.isdecimal() else num_cores()
     return max(1, cores if of_task.isdecimal() and info.is_task else cores // info.local_world_size)
@@ -308,7 +308,7 @@ def hidden_gpus() -> str | None:
 
 
 def wants_colour(is_terminal: bool, variables: Variables = os.environ) -> bool:
-    """Return whether to colour text: as NO_COLOR or FORCE_COLOR say, else if it goes to a terminal."""
+    """Return whether to colour text. NO_COLOR and FORCE_COLOR decide; without them, only a terminal gets colour."""
     if variables.get("NO_COLOR"):
         return False
     return bool(variables.get("FORCE_COLOR")) or (is_terminal and variables.get("TERM") != "dumb")
@@ -318,20 +318,20 @@ def wants_colour(is_terminal: bool, variables: Variables = os.environ) -> bool:
 class EndTimeouts:
     """Seconds that processes get to end by themselves."""
 
-    after_failure: float = 5.0  # of another process
+    after_failure: float = 5.0  # after another process failed
     after_interrupt: float = 30.0  # to write a checkpoint, say; a second Ctrl-C ends them
     after_terminate: float = 3.0  # between SIGTERM and SIGKILL
 
 
 def killed_by(number: int) -> str:
-    """Return how a process ended that a signal has killed."""
+    """Return a phrase about a process that signal `number` has killed, with a hint for SIGKILL."""
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     hint = "; the kernel does that when memory runs out: see dmesg" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
 
 
 def take_over(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Handle SIGTERM, and SIGINT if it is not ignored; return the handlers before, for `put_back`."""
+    """Set `handler` for SIGTERM, and for SIGINT unless it is ignored; return the previous handlers, for `put_back`."""
     numbers = [signal.SIGTERM]
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         numbers.append(signal.SIGINT)
@@ -341,7 +341,7 @@ def take_over(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any
 def put_back(handlers: Mapping[int, Any]) -> None:
     """Install the handlers that `take_over` returned."""
     for number, handler in handlers.items():
-        if handler is not None:  # None: it was not Python's, and cannot be put back
+        if handler is not None:  # None: the handler was not set in Python, which cannot set it
             signal.signal(number, handler)
 
 
@@ -381,8 +381,8 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 
 def die_with(parent: int) -> None:
-    """Have Linux kill this process when its parent dies; on other systems the lost rendezvous store ends it."""
+    """Let Linux kill this process when `parent` dies. On other systems, the loss of the rendezvous store ends it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we could ask
+    if os.getppid() != parent:  # the parent died before the call
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The rendezvous of ranks: they find each other in a key-value store, and post there who ended and why.
+"""The rendezvous of ranks: they find each other in a key-value store, and post there why each of them ended.
 
 The store is torch's TCPStore, which rank 0 or the launcher holds. No request waits longer than its timeout.
 """
@@ -28,28 +28,28 @@ from hoploom.ranks.environment import LOOPBACK, LOOPBACK_INTERFACES, RankInfo
 
 Answer = TypeVar("Answer")
 
-FAREWELL = 3.0  # seconds for what ranks post at the end; a process that hangs can delay it
+FAREWELL = 3.0  # seconds for the posts of a rank that ends; a process that hangs can delay them
 ROLL_CALL = 1.0  # seconds to find out which rank was lost
 LOOK = ROLL_CALL / 20  # seconds between two looks at what other ranks have posted
-PAUSES = 0.001, 0.25  # seconds between two looks for other ranks or the store: at first, and at most
-SILENCE = 60.0  # seconds for a process that accepts a connection to answer: it may have to look up names
-STRANGER = "Ping failed"  # torch's message if another program answers than its store
+PAUSES = 0.001, 0.25  # seconds between two looks for other ranks or the store: first and longest
+SILENCE = 60.0  # seconds for a process that has accepted a connection to answer: it may look up names
+STRANGER = "Ping failed"  # torch's message if a program other than its store answers
 READ_ADDRESS, IFREQ = 0x8915, struct.Struct("16sHH4s16x")  # SIOCGIFADDR, and its fields: name, family, port, address
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Rendezvous:
-    """A rank at the rendezvous: it posts why it ends, and names a lost rank once a call of torch has failed."""
+    """The rendezvous store, as one rank uses it: to meet the others, to post why it ends, and to find lost ranks."""
 
     def __init__(self, info: RankInfo, store: PrefixStore) -> None:
         self.store = store
         self._rank, self._world_size = info.rank, info.world_size
         self._holder, self._holds = _holder(info), info.rank == 0 and not info.hosted
         self._others = [rank for rank in range(info.world_size) if rank != info.rank]
-        self.has_lost = False  # whether this rank has lost another one
+        self.has_lost = False  # whether a call failed because another rank was lost
 
     def arrive(self, text: str, seconds: float) -> None:
-        """Post a text and wait until all ranks have arrived. A rank that leaves before ends the wait of all."""
+        """Post `text` and wait until all ranks have arrived. Raise PeerError after a timeout, or if a rank leaves."""
         reason = ""
         try:
             size = self.store.compare_set("size", "", str(self._world_size)).decode()
@@ -58,9 +58,9 @@ class Rendezvous:
                 reason = f"the others count {size} ranks; start the same number of processes on all hosts"
             elif self.store.add("arrived", 1) == self._world_size:
                 self.store.set("complete", "")
-            else:  # torch's own wait prints when it is over
+            else:  # torch's own wait would print a message after a timeout
                 poll(lambda: self.store.check(["complete"]) or self.store.check(["gone"]), seconds)
-            if not reason and not self.store.check(["complete"]):  # a rank that is gone may have left after that
+            if not reason and not self.store.check(["complete"]):  # a rank may also have left after all were complete
                 absent = ", ".join(f"rank {rank}" for rank in self._others if not self._has("here", rank))
                 reason = f"{absent} did not connect in time; check that it was started, and read its own output"
                 if self.store.check(["gone"]):
@@ -72,13 +72,13 @@ class Rendezvous:
             raise PeerError(f"rank {self._rank} of {self._world_size} was meeting the others, and {reason}")
 
     def texts(self) -> list[str]:
-        """Return the text of every rank."""
+        """Return the text that each rank gave to `arrive`, in the order of ranks."""
         return [text.decode() for text in self.store.multi_get([f"here/{i}" for i in range(self._world_size)])]
 
     def own_address(self, info: RankInfo) -> str:
-        """Return the address that packets from this host to the others leave from. All ranks call.
+        """Return the address of this host in the network to the other hosts. All ranks must call this.
 
-        The first host's own name may be loopback there, as on Debian: it looks for the way to another host.
+        On the first host, its own name may mean loopback, as on Debian: then the route to another host counts.
         """
         own = address_towards(info.address, info.port)
         self.store.set(f"address/{self._rank}", own)
@@ -91,15 +91,15 @@ class Rendezvous:
     def leave(
         self, why: str | BaseException, close: Callable[[], object] = lambda: None, *, stays: bool = False
     ) -> None:
-        """Post why this rank ends, unless it has lost another one; then close what connects the ranks.
+        """Post why this rank ends, unless it has lost another rank; then call `close`, which ends its connections.
 
-        If it holds the store and others are to learn about an error from it, wait a moment until they have left.
+        If this rank holds the store and `stays` or has lost a rank, wait a moment: others must read the store first.
         """
         farewell = why if isinstance(why, str) else f"ended with {type(why).__name__}: {why}"[:300]
 
         def post() -> None:
             self.store.set(f"ended/{self._rank}", farewell)
-            self.store.compare_set("gone", "", f"{self._rank} {farewell}")  # of the first one, which is the reason
+            self.store.compare_set("gone", "", f"{self._rank} {farewell}")  # only the first rank's: it is the reason
 
         if not self.has_lost:
             with_timeout(FAREWELL, post)
@@ -108,7 +108,7 @@ class Rendezvous:
             self.wait_for_the_others(FAREWELL)
 
     def missing(self) -> str:
-        """Return which rank ended, or else which ones give no sign of life while this rank waits a moment for one."""
+        """Return a text that names the rank that ended, or else the ranks that give no sign of life within a moment."""
         self.has_lost = True
         return with_timeout(FAREWELL, self._roll_call) or f"{self._holder} does not answer"
 
@@ -129,14 +129,14 @@ class Rendezvous:
         return f"no sign of life came from {', '.join(f'rank {rank}' for rank in sorted(silent))}"
 
     def wait_for_the_others(self, seconds: float) -> None:
-        """Wait until every other rank that has arrived has left, or knows that some are lost."""
+        """Wait at most `seconds` until every other rank that had arrived has left, or knows that a rank is lost."""
 
         def have_left() -> bool:
             staying = [rank for rank in self._others if self._has("here", rank)]
             return all(self._has("ended", rank) or self._has("lost", rank) for rank in staying)
 
         with_timeout(seconds, lambda: poll(have_left, seconds))
-        threading.Event().wait(2 * LOOK)  # for the thread: a request of it when Python ends would abort the process
+        threading.Event().wait(2 * LOOK)  # for the thread: if it still asks when Python ends, the process aborts
 
     def _has(self, kind: str, rank: int) -> bool:
         """Return whether a rank has posted "here", "ended" or "lost"."""
@@ -144,9 +144,9 @@ class Rendezvous:
 
 
 def meet(info: RankInfo, seconds: float) -> Rendezvous:
-    """Wait until all ranks have arrived: at the store of the user's own process group, or at one of their own.
+    """Wait until all ranks have arrived, in the store of the user's process group or in a new one; return it.
 
-    A process may close its context and make another. Rank 0 may have yet to close the store of the last time.
+    A process may close its context and make another. Rank 0 may still hold the previous store: then try again.
     """
     deadline, is_group = time.monotonic() + seconds, info.source == "group"
     while True:
@@ -173,7 +173,7 @@ def meet(info: RankInfo, seconds: float) -> Rendezvous:
 
 
 def _claim(store: PrefixStore, info: RankInfo) -> None:
-    """Raise ConfigError if another process has the same rank."""
+    """Claim the rank for this process; raise ConfigError if another process has claimed it."""
     own = f"{os.getpid()} on {host_identity()}"
     holder = store.compare_set(f"process/{info.rank}", "", own).decode()
     if holder != own:
@@ -185,7 +185,7 @@ def _claim(store: PrefixStore, info: RankInfo) -> None:
 
 
 def adopted(info: RankInfo) -> RankInfo:
-    """Return the info with the address of the user's own process group, if its store has one."""
+    """Return `info` with the address and port of the store of the user's process group, if that is a TCPStore."""
     store = _get_default_store()
     while isinstance(store, PrefixStore):
         store = store.underlying_store
@@ -193,12 +193,12 @@ def adopted(info: RankInfo) -> RankInfo:
 
 
 def host_identity() -> str:
-    """Return this host's name, with the identity of its last start if the system has one."""
+    """Return this host's name and boot id, which changes at a restart; "?" if the system has no boot id."""
     return f"{socket.gethostname()} {BOOT.read_text().strip() if BOOT.exists() else '?'}"
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return the address of this host that packets to another one leave from. Nothing is sent."""
+    """Return this host's address in the network to `host`, from which packets would leave. Nothing is sent."""
     try:
         family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -227,7 +227,7 @@ def with_timeout(seconds: float, call: Callable[[], Answer]) -> Answer | None:
     answers: list[Answer] = []
 
     def calling() -> None:
-        with suppress(RuntimeError):  # the other side is gone, as the ranks will notice in their next call
+        with suppress(RuntimeError):  # the store's process is gone: the next call of the ranks fails
             answers.append(call())
 
     thread = threading.Thread(target=calling, daemon=True)
@@ -237,7 +237,7 @@ def with_timeout(seconds: float, call: Callable[[], Answer]) -> Answer | None:
 
 
 def poll(look: Callable[[], Answer | None], seconds: float) -> Answer | None:
-    """Look until something is found, ever more rarely, and return it; after so many seconds, return what is there."""
+    """Call `look`, ever more rarely, until its result is true or `seconds` have passed; return the last result."""
     deadline, pause = time.monotonic() + seconds, PAUSES[0]
     while not (found := look()) and (left := deadline - time.monotonic()) > 0:
         threading.Event().wait(min(pause, left))
@@ -246,26 +246,26 @@ def poll(look: Callable[[], Answer | None], seconds: float) -> Answer | None:
 
 
 def is_reachable(store: Store) -> bool:
-    """Return whether the process that holds the store is there: otherwise torch would print a page of warnings."""
+    """Return whether the holder of the store listens. If not, a request would make torch print a page of warnings."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return not isinstance(store, TCPStore) or _listens(store.host, store.port)
 
 
 def hold_local_store(port: int, wait: timedelta) -> TCPStore:
-    """Hold a store for ranks of this host, on loopback only; port 0: any that is free."""
+    """Return a new store for the ranks of this host. It listens on loopback only; port 0 means any free port."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((LOOPBACK, port))
         listener.listen(512)
         port = listener.getsockname()[1]
         make = partial(TCPStore, LOOPBACK, port, is_master=True, wait_for_workers=False, timeout=wait)
-        is_new = torch.__version__ >= "2.8"  # before, torch's server with libuv takes over no socket
+        is_new = torch.__version__ >= "2.8"  # before 2.8, torch's libuv server takes no given socket
         return make(master_listen_fd=listener.detach(), use_libuv=is_new)
 
 
 def rendezvous_store(info: RankInfo, wait: timedelta) -> TCPStore:
-    """Return the store that all ranks reach. Rank 0 holds it if no launcher does."""
+    """Return the store of all ranks: a new one if this rank is to hold it, else a connection to its holder."""
     holds = info.rank == 0 and not info.hosted
     is_local = (info.on_one_host or is_loopback(info.address)) and not info.hosted
     address = LOOPBACK if is_local else info.address
@@ -275,7 +275,7 @@ def rendezvous_store(info: RankInfo, wait: timedelta) -> TCPStore:
             return _store_at(address, info.port, wait, holds=holds)
         with suppress(OSError):
             return hold_local_store(info.port, wait)
-        gc.collect()  # an earlier context's store may be there, because a model that it wrapped awaits collection
+        gc.collect()  # frees the port of an earlier context's store, which a wrapped model may keep alive
         return hold_local_store(info.port, wait)
     except (RuntimeError, OSError) as error:
         me, holder = f"rank {info.rank} of {info.world_size}", _holder(info)
@@ -303,7 +303,7 @@ def rendezvous_store(info: RankInfo, wait: timedelta) -> TCPStore:
 
 
 def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPStore:
-    """Hold a store, or connect to it once something listens there: torch itself would print a page of warnings."""
+    """Make a store if `holds`, else connect once something listens there: earlier, torch prints a page of warnings."""
     deadline = time.monotonic() + wait.total_seconds()
     if not holds:
         poll(lambda: _listens(address, port), wait.total_seconds())
@@ -318,7 +318,7 @@ def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPSt
 
     while True:
         seconds = max(0.1, min(SILENCE, deadline - time.monotonic()))
-        made = with_timeout(seconds + 1, partial(attempt, seconds))  # torch has none if another program answers
+        made = with_timeout(seconds + 1, partial(attempt, seconds))  # torch has no timeout if another program answers
         if isinstance(made, TCPStore):
             return made
         if holds or made is None or STRANGER in str(made) or time.monotonic() >= deadline:

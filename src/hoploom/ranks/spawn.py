@@ -1,7 +1,7 @@
-"""Start the ranks of scripts that torchrun does not start, on this host: one child process each, no fork.
+"""Start ranks on this host without torchrun, each in a new child process that is not forked.
 
-The first error of any rank ends all ranks and is raised here. No rank outlives this process, however it ends. The
-arguments go to the children as multiprocessing sends them; only text comes back.
+The first error of any rank ends all ranks and is raised in this process. No rank outlives this process, however it
+ends. multiprocessing sends the arguments to the children; only text comes back.
 """
 
 import builtins
@@ -84,18 +84,18 @@ def spawn(
 
 
 class _Ranks:
-    """Ranks in child processes. The pipe of each brings its error, and closes when the process ends."""
+    """The child processes of all ranks. A pipe from each one carries its error, and closes when it ends."""
 
     def __init__(self) -> None:
-        self.failures: dict[int, Exception] = {}  # by rank, in the order in which they came
+        self.failures: dict[int, Exception] = {}  # by rank, in the order of their arrival
         self._running: dict[Any, tuple[int, SpawnProcess]] = {}  # rank and process, by the pipe
 
     def start(self, place: RankInfo, *work: Any) -> None:
-        """Start a rank with fn, its arguments, and those of init; it reports an error before it ends."""
+        """Start the rank `place`, which reports an error before it ends. `work` is fn, its arguments, and init's."""
         pipe, errors = multiprocessing.Pipe(duplex=False)
         process = SpawnProcess(target=_run_rank, args=(place, os.getpid(), errors, *work))
-        resource_tracker.ensure_running()  # which unblocks SIGINT when it starts
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in the child, until it can answer Ctrl-C
+        resource_tracker.ensure_running()  # now, because it unblocks SIGINT when it starts
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in the child, until it handles Ctrl-C
         try:
             process.start()
             self._running[pipe] = place.rank, process
@@ -110,7 +110,7 @@ class _Ranks:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def wait(self, seconds: float | None, *, until_failure: bool = False) -> None:
-        """Wait so many seconds, at most until all ranks have ended, or one has failed if `until_failure`."""
+        """Wait until all ranks have ended, or with `until_failure`, one has failed; at most `seconds`, if given."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while self._running and not (until_failure and self.failures):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -125,14 +125,14 @@ class _Ranks:
                 except (EOFError, OSError):
                     process.join(REAP_TIMEOUT)
                 code = process.exitcode or 0
-                if code:  # it is a failure, too, unless an error was reported
+                if code:  # a failure, too, unless the rank has reported an error
                     ended = killed_by(-code) if code < 0 else f"ended with exit code {code}; its own output says why"
                     self.failures.setdefault(rank, TrainError(f"rank {rank} {ended}"))
                 del self._running[pipe]
                 pipe.close()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal. A rank in the terminal's process group still imports: Ctrl-C has reached it, so end it."""
+        """Send a signal to all ranks. Ranks that still import cannot handle SIGINT: end them by SIGTERM instead."""
         for _, process in self._running.values():
             pid = process.pid or 0
             with suppress(ProcessLookupError):
@@ -140,7 +140,7 @@ class _Ranks:
                 os.kill(pid, signal.SIGTERM if imports else number)
 
     def kill(self) -> None:
-        """Kill the ranks that are left."""
+        """Kill the ranks that still run."""
         for pipe, (_, process) in self._running.items():
             process.kill()
             process.join(REAP_TIMEOUT)
@@ -150,7 +150,7 @@ class _Ranks:
 def _run_rank(place: RankInfo, parent: int, report: Connection, *work: Any) -> None:
     """Run fn in the child, outside the terminal's process group: the parent alone decides how to end on Ctrl-C."""
     os.setpgrp()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would pass on ignoring it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with SIGINT ignored
     die_with(parent)
     environment.enter(place)
     keep_imports()
@@ -158,13 +158,13 @@ def _run_rank(place: RankInfo, parent: int, report: Connection, *work: Any) -> N
     try:
         with ExitStack() as stack:
             try:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # one may have come during the imports
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # one may have arrived during the imports
                 fn(stack.enter_context(init(**options)), *args)
             except (Exception, KeyboardInterrupt) as error:  # sent before the other ranks can notice it
                 text = "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:]
                 kind = type(error)
                 failure = {"module": kind.__module__, "type": kind.__qualname__, "message": str(error), "text": text}
-                with suppress(OSError):  # the parent is gone, and so will be this process
+                with suppress(OSError):  # the parent is gone, and this process ends, too
                     report.send_bytes(json.dumps(failure).encode())
                 raise
     except (Exception, KeyboardInterrupt) as error:
@@ -172,7 +172,7 @@ def _run_rank(place: RankInfo, parent: int, report: Connection, *work: Any) -> N
 
 
 def _rebuild(rank: int, failure: dict[str, str]) -> Exception:
-    """Return the error of a rank. It has its own type if that is ours, or a builtin that takes one message."""
+    """Rebuild a rank's error: with its type if that is Hoploom's or a builtin of one message, else as TrainError."""
     message, name = failure["message"], failure["type"]
     if name == "KeyboardInterrupt":
         return TrainError(f"rank {rank} was interrupted by SIGINT")
@@ -197,7 +197,7 @@ def _check_callable(fn: object) -> None:
 
 
 def _check_alone() -> None:
-    """Raise ConfigError in a rank."""
+    """Raise ConfigError if this process is a rank, or a child that imports the script."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError("spawn was called while a rank imported the script; call it under if __name__ == '__main__':")
     place = environment.read_rank()
