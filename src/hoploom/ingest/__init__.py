@@ -1,1 +1,1 @@
-"""Graphs from tables, archives, other tools' folders and generators as stores."""
+"""Import graphs into stores: from tables, archives and other tools' folders, or from a generator."""

@@ -1,4 +1,4 @@
-"""Generate synthetic graphs of any size, written out of core, and the same to the bit on every machine.
+"""Generate synthetic graphs of any size in bounded memory, identical to the last bit on every machine.
 
 Every number is drawn from a counter (a node's or an edge's id) under the seed's key, so that any chunk can be made
 alone: memory holds one chunk, and neither its size nor the number of parts changes the graph. Only integers and float
@@ -26,7 +26,7 @@ from hoploom.store import format as layout
 from hoploom.store.format import PartRange, id_dtype
 from hoploom.store.write import StoreWriter
 
-Progress = Callable[[int, int], None]  # (nodes written, or their in-edges; all of them)
+Progress = Callable[[int, int], None]  # (done, total): nodes, counted again for each relation into them
 Advance = Callable[[range], None]
 IDS = Field("int64")
 CHUNK = 1 << 18  # edges, or feature values, made at a time: few enough for the cache
@@ -77,13 +77,13 @@ class NodeDraws:
     num_features: int
 
     def labels(self, ids: range) -> Integers:
-        """Return the labels [n]: the community, with a few exceptions."""
+        """Return the labels [n]: the node's community, or with probability LABEL_NOISE a random class."""
         words = self._words(ids)
         drawn = (words[:, 1].astype(np.int64) * self.num_classes) >> 32
         return np.where(_below(words[:, 0], LABEL_NOISE), drawn, self._communities(ids))
 
     def members(self, split: str, ids: range) -> Integers:
-        """Return the ids that are in the split."""
+        """Return those of `ids` that are in the split."""
         begin, end = SPLITS[split]
         word = self._words(ids)[:, 2]
         return np.flatnonzero(_below(word, end) & ~_below(word, begin)) + ids.start
@@ -100,7 +100,7 @@ class NodeDraws:
         return noise
 
     def centres(self) -> NDArray[np.float32]:
-        """Return the centres [num_classes, num_features]: the corner of a cube for each community."""
+        """Return the centre of each community, a random corner of a cube: [num_classes, num_features]."""
         ids = range(self.num_classes * self.num_features)
         word = _words(self.key, CENTRE, self.type_index, ids)[:, 0]
         side = np.float32(SIGNAL / math.sqrt(self.num_features))
@@ -110,13 +110,13 @@ class NodeDraws:
         return np.arange(ids.start, ids.stop) % self.num_classes
 
     def _words(self, ids: range) -> Words:
-        """Return words [n, 4]: for whether the label is noise, and which; the split; unused."""
+        """Return random words [n, 4]: for whether the label is noise, for the noise label, for the split, unused."""
         return _words(self.key, NODE, self.type_index, ids)
 
 
 @dataclass(frozen=True)
 class EdgeRun:
-    """The edges into consecutive nodes."""
+    """The in-edges of consecutive nodes."""
 
     nodes: range
     degrees: Integers  # [n]
@@ -125,7 +125,7 @@ class EdgeRun:
 
 @dataclass(frozen=True)
 class RelationDraws:
-    """The random edges of one relation, list by list."""
+    """The random edges of one relation, drawn for consecutive destination nodes."""
 
     name: RelationName
     key: int
@@ -137,7 +137,7 @@ class RelationDraws:
     homophily: float
 
     def degrees(self, nodes: range) -> Integers:
-        """Return degrees [n]. The share of nodes with more than d edges falls as 1 / d^2."""
+        """Return in-degrees [n]. The share of nodes with more than d in-edges falls as 1 / d^2."""
         word = _words(self.key, DEGREE, self.relation_index, nodes)[:, 0]
         cap = min(MAX_DEGREE, max(math.ceil(2 * self.avg_degree), self.num_sources // 4))
         if self.avg_degree < 3:  # the least degree before rounding that gives this mean, given rounding and the cap
@@ -148,7 +148,7 @@ class RelationDraws:
         return np.clip(drawn, 1, cap).astype(np.int64)
 
     def runs(self, nodes: range, first_edge: int, chunk: int) -> Iterator[EdgeRun]:
-        """Yield the lists of these nodes, about `chunk` edges at a time."""
+        """Yield the in-edges of `nodes`, about `chunk` at a time; `first_edge` is the id of the first."""
         for piece in _spans(nodes, chunk / self.avg_degree):
             degrees = self.degrees(piece)
             run = EdgeRun(piece, degrees, range(first_edge, first_edge + int(degrees.sum())))
@@ -156,7 +156,7 @@ class RelationDraws:
             first_edge = run.edges.stop
 
     def sources(self, run: EdgeRun) -> NDArray[np.signedinteger[Any]]:
-        """Return source ids [num_edges], mostly from the destination's community; in each, a few are popular."""
+        """Return source ids [num_edges], mostly of the destination's community; a few nodes in each are popular."""
         words = self._words(run)
         own = np.repeat(np.arange(run.nodes.start, run.nodes.stop) % self.num_classes, run.degrees)
         outside = int(self.homophily * 2**32)  # where words that leave the community begin
@@ -175,19 +175,19 @@ class RelationDraws:
         return ((self._words(run)[:, 2] + 1.0) / 2**32).astype(np.float32)
 
     def times(self, run: EdgeRun) -> Integers:
-        """Return times [num_edges] in [0, MAX_TIME), ascending in every list: one in each of its equal intervals."""
+        """Return times [num_edges]: a node's k in-edges get one time in each of k equal intervals of [0, MAX_TIME)."""
         first = np.cumsum(run.degrees) - run.degrees
         place = np.arange(len(run.edges)) - np.repeat(first, run.degrees)
         share = (place + self._words(run)[:, 3] / 2**32) / np.repeat(run.degrees, run.degrees)
         return (share * MAX_TIME).astype(np.int64)
 
     def _words(self, run: EdgeRun) -> Words:
-        """Return words [num_edges, 4]: the source's rank, whether it is in the community, the weight, the time."""
+        """Return random words [num_edges, 4]: for the source's rank and community, for the weight, for the time."""
         return _words(self.key, EDGE, self.relation_index, run.edges)
 
 
 def _words(key: int, purpose: int, index: int, ids: range) -> Words:
-    """Return random words [n, 4] for ids of a node type or relation."""
+    """Return random uint32 words [n, 4] for ids of the node type or relation `index`; purposes are independent."""
     counters = torch.from_numpy(np.arange(ids.start, ids.stop))  # torch's arange would wake a pool of threads
     return ops.draw_words(key, counters, purpose << 16 | index).numpy()
 
@@ -229,7 +229,7 @@ class SyntheticGraph:
         return {**fields, "time": IDS} if self.times else fields
 
     def held(self, part: int, num_nodes: int) -> range:
-        """Return the nodes of a type that a part holds."""
+        """Return the ids that a part holds of a type with `num_nodes` nodes."""
         return range(num_nodes * part // self.num_parts, num_nodes * (part + 1) // self.num_parts)
 
 
@@ -343,7 +343,7 @@ def _write(path: str | Path, graph: SyntheticGraph, progress: Progress | None) -
 def _write_edges(
     writer: StoreWriter, graph: SyntheticGraph, edges: RelationDraws, part: int, first_edge: int, advance: Advance
 ) -> int:
-    """Write a relation; return its number of edges. Weights and times are written for the sampler and as fields."""
+    """Write a part's edges of a relation; return their number. The sampler's weights and times are fields as well."""
     fields, relation = graph.edge_fields(), Relation(*edges.name, 0)
     columns: list[tuple[str, Field, Callable[[EdgeRun], NDArray[Any]]]] = [
         (layout.topology_file(part, relation, "indices"), Field(id_dtype(edges.num_sources)), edges.sources)

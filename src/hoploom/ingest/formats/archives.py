@@ -1,7 +1,7 @@
 """Import NumPy archives (.npz) in the layouts in which graphs are commonly shared, streamed from the zip file.
 
-Arrays are recognized by their names. Headers are parsed by NumPy, and nothing is unpickled. An unknown array of numbers
-with a row neither per node nor per edge is an error, so that nothing is left out silently.
+Arrays are recognized by their names. Headers are parsed by NumPy, and nothing is unpickled. A numeric array of unknown
+name that has no row per node or per edge is an error, so that nothing is left out silently.
 """
 
 import math
@@ -43,15 +43,15 @@ LABELS = ("y", "labels", "node_labels", "label")
 ENDS = (("row", "col"), ("src", "dst"), ("edge_src", "edge_dst"))
 EDGE_FIELDS = {"edge_attr": "edge_attr", "edge_weight": "weight", "weight": "weight"}
 SPLITS = {"train": "train", "val": "val", "valid": "val", "test": "test"}
-SIZES = ("num_nodes", "num_edges", "num_classes")  # single numbers that may be there
-MOST_AT_ONCE = 256 << 20  # bytes of an array in Fortran's order, which is read at once
+SIZES = ("num_nodes", "num_edges", "num_classes")  # optional arrays of a single number
+MOST_AT_ONCE = 256 << 20  # most bytes of an array in Fortran order, which is read whole
 DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError, ValueError, RuntimeError)  # the last: encrypted
-WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}  # what tensors lack
+WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}  # dtypes that a store lacks -> wider ones
 
 
 @dataclass(frozen=True)
 class NpzArray:
-    """An array in an archive, by its header."""
+    """The header of an array in an archive, from which the values can be read later."""
 
     path: Path
     name: str
@@ -81,7 +81,7 @@ def import_archive(
 ) -> Store:
     """Write a store from an .npz that `numpy.savez` wrote, and open it.
 
-    `rule` changes the edges (undirected, without loops or repeats); `ignore` names arrays to leave out.
+    `rule` changes the edges, e.g. makes them undirected or drops loops; `ignore` names arrays to leave out.
 
     >>> import_archive("graph.npz", "graph.store", rule=EdgeRule(undirected=True, deduplicate=True))
     """
@@ -129,7 +129,7 @@ def import_archive(
 
 
 def _take_splits(left: dict[str, NpzArray], nodes: Count) -> dict[str, Members]:
-    """Remove and return splits, from masks or lists of ids."""
+    """Remove the arrays of splits from `left`, masks or lists of ids; return the members by split."""
     found: dict[str, Members] = {}
     for theirs, ours in SPLITS.items():
         if (mask := left.pop(f"{theirs}_mask", None)) is not None:
@@ -143,7 +143,7 @@ def _take_splits(left: dict[str, NpzArray], nodes: Count) -> dict[str, Members]:
 
 
 def _marked(mask: NpzArray) -> Iterator[Tensor]:
-    """Yield the nodes of a mask."""
+    """Yield the ids of the nodes for which the mask is true, chunk by chunk."""
     first = 0
     for rows in npz_table(mask).chunks():
         yield torch.nonzero(rows.view(-1)).view(-1) + first
@@ -151,7 +151,7 @@ def _marked(mask: NpzArray) -> Iterator[Tensor]:
 
 
 def _take_ends(path: str | Path, left: dict[str, NpzArray]) -> EdgeSource:
-    """Remove and return the edges: edge_index [2, e], edges [e, 2], or two arrays."""
+    """Remove the arrays of edges from `left` and return them: edge_index [2, e], edges [e, 2], or a pair of ENDS."""
     if "edge_index" in left:
         array = left.pop("edge_index")
         return EdgeSource(npz_pairs(array), Count("edges", array.shape[1], array.name))
@@ -168,9 +168,9 @@ def _take_ends(path: str | Path, left: dict[str, NpzArray]) -> EdgeSource:
 def _take_rest(
     left: dict[str, NpzArray], nodes: Count, edges: Count, edge_fields: dict[str, RowSource]
 ) -> dict[str, RowSource]:
-    """Return other arrays with a row per node as fields; add those with a row per edge to the fields of edges.
+    """Return the remaining arrays that have a row per node; add arrays with a row per edge to `edge_fields`.
 
-    Text is left out. If there are as many nodes as edges, the name must begin with node_ or edge_.
+    Text is left out. If there are as many edges as nodes, an array's name must begin with node_ or edge_.
     """
     fields: dict[str, RowSource] = {}
     owners = {"node": (nodes, fields), "edge": (edges, edge_fields)}
@@ -192,7 +192,7 @@ def _take_rest(
 
 
 def read_arrays(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Mapping[str, NpzArray]:
-    """Return every array of an archive, by name."""
+    """Return the headers of all arrays in an archive, by name."""
     found = {}
     with _opened(path) as archive:
         for member in archive.infolist():
@@ -203,7 +203,7 @@ def read_arrays(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Mapping[str, NpzA
 
 
 def npz_table(array: NpzArray) -> RowSource:
-    """Return the rows of an array."""
+    """Return an array as a source that reads its rows in chunks."""
     _check_numeric(array)
     if not array.shape:
         raise DataError(f"{array.label} is a single value; rows were expected")
@@ -212,7 +212,7 @@ def npz_table(array: NpzArray) -> RowSource:
 
 
 def npz_pairs(array: NpzArray) -> tuple[RowSource, ...]:
-    """Return an array [2, n] as two tables [n], or as one [n, 2], depending on how it is stored."""
+    """Return an array [2, n] as two sources of rows [n], or as one of rows [n, 2] if it is stored in Fortran order."""
     _check_numeric(array)
     if len(array.shape) != 2 or array.shape[0] != 2:
         raise DataError(f"{array.label} has shape {array.shape}; give [2, number of edges]")
@@ -228,7 +228,7 @@ def npz_pairs(array: NpzArray) -> tuple[RowSource, ...]:
 
 
 def npz_values(array: NpzArray) -> NDArray[Any]:
-    """Return all values of an array that is small, or that has an entry per node."""
+    """Return all values of an array, read at once: only for arrays that fit in memory."""
     with _opened(array.path), np.load(array.path, allow_pickle=False) as archive:
         values: NDArray[Any] = archive[array.name]
     return values
@@ -281,7 +281,7 @@ def _check_numeric(array: NpzArray) -> None:
 
 
 def _chunks(array: NpzArray, dtype: str, skip: int = 0) -> Iterator[Tensor]:
-    """Yield the rows in chunks, after `skip` values."""
+    """Yield the rows of an array in chunks; the first `skip` values of the file are skipped."""
     row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
     if array.by_column:
         if row_bytes * array.shape[0] > MOST_AT_ONCE:

@@ -1,8 +1,8 @@
 """Import partition folders of GraphLearn-for-PyTorch (GLT) as stores with the same number of parts.
 
-The nodes of a part get consecutive ids, and GLT's are kept in the field original_id. That takes one integer per node in
-memory, and two for a while. META, a pickle, is not read: the names of files say the same. Tensors are loaded with
-weights only, so that nothing is unpickled.
+The nodes of a part get consecutive ids, and GLT's ids are kept in the field original_id. Renumbering takes one integer
+per node in memory, and two for a while. The file META, a pickle, is not read: the names of files give types and
+parts. Tensors are loaded with weights_only, so that nothing is unpickled.
 """
 
 import zipfile
@@ -43,10 +43,10 @@ def import_glt(
     memory: int = StoreOptions.memory,
     progress: Progress | None = None,
 ) -> Store:
-    """Write a store from a GLT partition folder and open it: a part for each of GLT's, `edge_id` for its edge ids.
+    """Write a store from a GLT partition folder and open it. Its parts stay, and its edge ids become field `edge_id`.
 
-    GLT keeps labels and splits in other folders: give the .pt file of the labels, and for each split a file of ids, a
-    folder of them, or a list of either. With several node types, give both by type.
+    GLT keeps labels and splits in other folders: give the .pt file of the labels, and for each split a .pt file of ids,
+    a folder of such files, or a list of files and folders. With several node types, give `labels` and `splits` by type.
 
     >>> import_glt("products-partitions", "products.store", labels="label.pt", splits={"train": "train-partitions"})
     """
@@ -86,12 +86,12 @@ class _GltFolder:
     homogeneous: bool
 
     def folders(self, kind: str, owner: str | RelationName) -> list[Path]:
-        """Return the folders with the graph, node_feat or edge_feat of a type, one per part."""
+        """Return the folder of a type in each part; `kind` is graph, node_feat or edge_feat."""
         name = "" if self.homogeneous else owner if isinstance(owner, str) else "__".join(owner)
         return [self.root / f"part{number}" / kind / name for number in range(self.num_parts)]
 
     def features(self, kind: str, owner: str | RelationName, num_rows: Sequence[int]) -> list[Features]:
-        """Return feats.pt and ids.pt of each part that has rows; none if the type has no features."""
+        """Return folder, features and ids for each part that has rows; an empty list if the type has no features."""
         folders = [path for path, rows in zip(self.folders(kind, owner), num_rows, strict=True) if rows]
         if not any(folder.is_dir() for folder in folders):
             return []
@@ -109,7 +109,7 @@ class _GltFolder:
 
 
 def _read_folder(root: Path) -> _GltFolder:
-    """Find the types and parts of a folder; raise DataError if files are missing."""
+    """Return the types and parts of a folder; raise DataError if files are missing."""
     homogeneous = not (root / "node_pb").is_dir()
     if homogeneous:
         require_files([root / "node_pb.pt"], str(root))
@@ -152,7 +152,7 @@ def _relation(root: Path, name: str, types: Sequence[str]) -> RelationName:
 
 
 def _read_tensor(path: Path) -> Tensor:
-    """Return the rows in a .pt file, mapped if its format allows."""
+    """Return the tensor in a .pt file, memory-mapped if the file's format allows."""
     if not path.is_file():
         raise DataError(f"{path} does not exist; give the path of a tensor that torch.save wrote")
     try:
@@ -171,7 +171,7 @@ def _read_tensor(path: Path) -> Tensor:
 
 
 def _read_ids(path: Path) -> Tensor:
-    """Return the ids in a .pt file, [n]: integers, in a list or in one column."""
+    """Return the integer ids in a .pt file as [n]; the file may hold [n] or [n, 1]."""
     ids = _read_tensor(path)
     is_integer = not (ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex())
     if ids.shape[1:] not in ((), (1,)) or (ids.numel() and not is_integer):
@@ -185,7 +185,7 @@ def _read_ids(path: Path) -> Tensor:
 
 @dataclass(frozen=True)
 class Renumbering:
-    """The map from GLT's ids to store ids."""
+    """The map from GLT's ids of one node type to store ids."""
 
     store_ids: Tensor  # [num_nodes] int64, by GLT's id
     bounds: Sequence[int]  # of the parts
@@ -195,7 +195,7 @@ class Renumbering:
         return self.store_ids.numel()
 
     def renumbered(self, ids: Tensor, path: Path, first: int = 0) -> Tensor:
-        """Return the store ids of GLT's ids, which are in a file from row `first` on."""
+        """Return the store ids of GLT's `ids`. Errors name the file `path` and the row, counted from `first`."""
         check_values(ids, self.num_nodes, str(path), first, "node")
         return self.store_ids[ids.to(torch.int64)]
 
@@ -218,7 +218,7 @@ def _nodes(layout: _GltFolder, name: str, new: Renumbering, labels: Any, splits:
 
 
 def _in_order(name: str, field: Field, new: Renumbering, values: Tensor | None = None) -> NodeFields:
-    """Return a field of values by GLT's ids, or of these ids, in the store's order, so that rows need no spool."""
+    """Return a field whose rows come in store order, so that they need no spool: `values` by GLT id, or GLT's ids."""
 
     def rows() -> Iterator[Rows]:
         originals = torch.empty_like(new.store_ids)
@@ -247,7 +247,7 @@ def _feature_block(files: Sequence[Features], new: Renumbering) -> NodeFields:
 
 
 def _id_files(split: str, given: Any) -> list[Path]:
-    """Return the files of a split, given as a file, a folder of them, or a list of either."""
+    """Return the .pt files of a split, which is given as a file, a folder of files, or a list of files and folders."""
     paths = given if isinstance(given, list | tuple) else [given]
     if not paths or not all(isinstance(path, str | Path) for path in paths):
         what = f"{given!r:.80}" if isinstance(given, list | tuple) else f"a {type(given).__name__}"
@@ -302,7 +302,7 @@ def _edges(layout: _GltFolder, key: RelationName, sources: Renumbering, destinat
 
 
 def _edge_columns(folder: Path) -> dict[str, Tensor]:
-    """Return rows, cols, and the ids and weights if there are some, each with an entry per edge."""
+    """Return the tensors of a part's edges by name: rows, cols, and edge ids and weights if the folder has them."""
     names = {"rows": "rows.pt", "cols": "cols.pt", EDGE_ID: "eids.pt", "weight": "weights.pt"}
     columns = {
         ours: (_read_tensor if ours == "weight" else _read_ids)(folder / file)
@@ -317,7 +317,7 @@ def _edge_columns(folder: Path) -> dict[str, Tensor]:
 
 
 def _by_edge(feats: Tensor, ids: Tensor, columns: Mapping[str, Tensor], folder: Path) -> Tensor:
-    """Return features in the order of the edges."""
+    """Return `feats`, the features of the edges `ids`, in the order of the edges in `columns`."""
     if EDGE_ID not in columns:
         raise DataError(f"{folder} has no eids.pt, so that edges cannot find their features; partition with edge ids")
     wanted = columns[EDGE_ID]
@@ -343,7 +343,7 @@ def _edge_rows(
 
 
 def _pieces(values: Tensor, row_bytes: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield consecutive rows, with the number of the first."""
+    """Yield consecutive rows of `values`, about CHUNK_BYTES at a time, each with the index of its first row."""
     step = max(1, CHUNK_BYTES // max(1, row_bytes))
     for begin in range(0, len(values), step):
         yield begin, values[begin : begin + step]

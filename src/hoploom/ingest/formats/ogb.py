@@ -1,7 +1,7 @@
-"""Import the raw folders of the Open Graph Benchmark: the graphs of OGB's own reader, in bounded memory.
+"""Import the raw folders of the Open Graph Benchmark in bounded memory, with the nodes and edges of OGB's own reader.
 
-Nodes keep their ids. As in OGB's reader, inverse edges are added if a dataset lists one direction only, and unknown
-labels are marked. The split "valid" is called "val".
+Nodes keep their ids. As in OGB's reader, the inverse of every edge is added to ogbn-products. Unknown labels become -1.
+The split "valid" is called "val".
 """
 
 import csv
@@ -39,14 +39,14 @@ from hoploom.system import needs
 
 Streams = tuple[list[NodeStream], list[EdgeStream]]
 SPLITS = {"train": "train", "val": "valid", "test": "test"}  # our name -> OGB's
-AS_IT_COMES = EdgeRule(in_order=True)  # lists as from_pyg makes them of OGB's own edge_index
+AS_IT_COMES = EdgeRule(in_order=True)  # the adjacency lists that from_pyg makes of OGB's edge_index
 MERGED = EdgeRule(undirected=True, deduplicate=True)
 EDGES, NUM_EDGES = "edge.csv.gz", "num-edge-list.csv.gz"  # of a relation
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """The properties of a dataset that are not in its files, but in OGB's reader."""
+    """The properties of a dataset that OGB's reader knows and the dataset's files do not tell."""
 
     read: Callable[["Dataset", Path, bool], Streams]
     num_classes: int
@@ -66,8 +66,8 @@ def import_ogb(
 ) -> Store:
     """Write a store from a downloaded OGB folder (with `raw` and `split` inside) and open it.
 
-    Edges are those of OGB's own reader. `undirected` adds the other direction, as PyG's `ToUndirected` does: an edge
-    between nodes of one type counts for both directions, once; other relations get a reverse, `rev_<name>`.
+    Edges are those of OGB's own reader. `undirected` adds the other direction, as PyG's `ToUndirected` does: within one
+    node type, edges are written in both directions without repeats; other relations get a reverse, `rev_<name>`.
 
     >>> import_ogb("ogbn-arxiv", "dataset/ogbn_arxiv", "arxiv.store")
     """
@@ -186,7 +186,7 @@ def _read_mag(dataset: Dataset, root: Path, undirected: bool) -> Streams:
 
 
 def _sizes(path: Path, named: Sequence[str]) -> dict[str, int]:
-    """Return the number of nodes of every type, in OGB's order."""
+    """Return the number of nodes by type, in OGB's order; raise DataError if a type in `named` is missing."""
     rows = small_csv(path)
     if len(rows) != 2 or len(rows[0]) != len(rows[1]) or not all(size.strip().isdigit() for size in rows[1]):
         raise DataError(f"{path} holds {rows[:3]}; the names of the types and one row of sizes were expected")
@@ -212,7 +212,7 @@ DAMAGE = (OSError, EOFError, zlib.error, UnicodeError, csv.Error)
 
 
 def csv_table(path: Path, dtype: str, block: int = BLOCK_BYTES) -> RowSource:
-    """Return the rows of a file, [n, columns]. Empty and NA are NaN among floats, errors among integers."""
+    """Return the rows [n, columns] of a CSV file. Empty fields and NA are NaN in floats and errors in integers."""
     with _reading(path), gzip.open(path, "rb") as file:
         line = file.readline()
     columns = line.count(b",") + 1
@@ -224,13 +224,13 @@ def csv_table(path: Path, dtype: str, block: int = BLOCK_BYTES) -> RowSource:
 
 
 def small_csv(path: Path) -> list[list[str]]:
-    """Return all rows of a small file, with its header."""
+    """Return all rows of a small CSV file, including the header."""
     with _reading(path), gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         return [row for row in csv.reader(file) if row]
 
 
 def _count(of: str, path: Path) -> Count:
-    """Return the number in a file that lists the sizes of graphs, of which there must be one."""
+    """Return the number of nodes or edges, from a file with one number per graph; there must be exactly one graph."""
     rows = small_csv(path)
     if len(rows) != 1 or not rows[0][0].strip().isdigit():
         raise DataError(f"{path} holds {rows[:2]}; one number was expected, the size of the one graph")

@@ -35,15 +35,15 @@ INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
 @dataclass(frozen=True)
 class RowSource:
-    """Rows of a file, in order."""
+    """The rows of an array in a file, read in order and chunk by chunk."""
 
-    name: str  # the file, and the array in it
+    name: str  # the file, and the array in it: for messages
     field: Field
     chunks: Callable[[], Iterator[Tensor]]  # [n, ...] each
     num_rows: int | None = None  # if it is known before the file is read
 
     def mapped(self, field: Field, change: Callable[[Tensor], Tensor]) -> "RowSource":
-        """Return the rows with a function applied to each chunk."""
+        """Return a source that applies `change` to each chunk; `field` describes the changed rows."""
         return replace(self, field=field, chunks=lambda: map(change, self.chunks()))
 
 
@@ -58,7 +58,7 @@ class Count:
 
 @dataclass(frozen=True)
 class EdgeSource:
-    """The edges of a relation in a file: both ends in one table [n, 2], or each in its own [n], and their fields."""
+    """The edges of a relation: sources and destinations in one table [n, 2] or in two tables [n], and edge fields."""
 
     tables: Sequence[RowSource]  # of the ends
     count: Count
@@ -77,7 +77,7 @@ def require_files(paths: Sequence[Path], what: str) -> None:
 
 
 def in_step(tables: Sequence[RowSource], count: Count) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield rows of several tables in step, with the number of the first; raise unless all have `count` rows."""
+    """Yield an index and, of each table, some rows from this index on; raise DataError unless all have `count` rows."""
     for table in tables:
         if table.num_rows not in (None, count.rows):
             raise _miscounted(table, str(table.num_rows), count)
@@ -105,7 +105,7 @@ def _miscounted(table: RowSource, rows: str, count: Count) -> DataError:
 
 
 def integers(table: RowSource, what: str) -> RowSource:
-    """Return the table; raise DataError unless it holds integers. An empty one may have any dtype, as NumPy has."""
+    """Return `table`; raise DataError unless it holds integers. An empty table may have any dtype."""
     if table.field.dtype not in INTEGERS and table.num_rows != 0:
         raise DataError(f"{table.name} has dtype {table.field.dtype}; {what} are integers, so save it as int64")
     return table
@@ -125,7 +125,7 @@ def check_values(rows: Tensor, limit: int, name: str, first: int, what: str) -> 
 
 
 def node_stream(name: str, fields: Mapping[str, RowSource], count: Count, splits: Mapping[str, Members]) -> NodeStream:
-    """Return a node type in one part, with row i of every field for node i."""
+    """Return the stream of a node type with one part; row i of every field belongs to node i."""
 
     def rows(field: str, table: RowSource) -> Iterator[Rows]:
         for first, (chunk,) in in_step([table], count):
@@ -136,14 +136,14 @@ def node_stream(name: str, fields: Mapping[str, RowSource], count: Count, splits
 
 
 def flat(table: RowSource) -> RowSource:
-    """Return a table of one column as plain values."""
+    """Return a table of rows [n] or [n, 1] as rows [n]; raise DataError for other shapes."""
     if table.field.shape in ((), (1,)):
         return table.mapped(Field(table.field.dtype), lambda rows: rows.view(-1))
     raise DataError(f"{table.name} has rows of shape {table.field.shape}; give one value each")
 
 
 def labels(table: RowSource, num_classes: int | None) -> RowSource:
-    """Return classes as int64; a label that is not known (NaN, or -1) is -1."""
+    """Return labels as int64; unknown labels (NaN or -1) become -1, and labels that are no class raise DataError."""
     plain = flat(table)
 
     def chunks() -> Iterator[Tensor]:
@@ -163,7 +163,7 @@ def labels(table: RowSource, num_classes: int | None) -> RowSource:
 
 
 def members(table: RowSource, num_nodes: int) -> Members:
-    """Return the nodes of a split from their ids; repeated ids are found when they are written."""
+    """Return a function that yields the node ids of a split. Repeated ids are found later, when they are written."""
     plain = flat(integers(table, "ids of nodes"))
 
     def chunks() -> Iterator[Tensor]:
@@ -180,7 +180,7 @@ def members(table: RowSource, num_nodes: int) -> Members:
 
 
 def edge_stream(key: RelationName, ends: EdgeSource, sizes: tuple[int, int], rule: EdgeRule) -> EdgeStream:
-    """Return a relation; `sizes` are the numbers of its source and destination nodes."""
+    """Return the stream of a relation; `sizes` are the numbers of source and of destination nodes."""
     for table in ends.tables:
         integers(table, "ends of edges")
         if table.field.shape != ((2,) if len(ends.tables) == 1 else ()):
@@ -211,7 +211,7 @@ def write_graph(
     options: StoreOptions,
     progress: Progress | None,
 ) -> Store:
-    """Write a store and open it."""
+    """Write streams of nodes and edges into a new store at `out`, and open the store."""
     with StoreWriter(out) as writer:
         write_store(writer, nodes, edges, options, progress=progress)
     return open_store(out)

@@ -1,6 +1,6 @@
-"""Write a store by Spark's executors: rows are shuffled into ranges of store ids, and a range becomes pieces of files.
+"""Write a store on Spark: rows are shuffled into ranges of store ids, and executors write a range as pieces of files.
 
-The driver plans, and writes store.json last. No row passes through it.
+The driver plans, and writes store.json last. No row passes through the driver.
 """
 
 from hoploom.ingest.spark.frames import SharedRows

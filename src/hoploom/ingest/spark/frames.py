@@ -1,7 +1,7 @@
 """Run a task on each partition of a frame, after rows are shuffled into ranges of store ids, and collect the results.
 
-A range is a partition, so the partition's number gives its ids. Spark assigns a row to a partition by the hash of a
-column; the column here has, for each range, a number whose hash is that partition.
+Each range of ids is a partition, so the partition's number tells a task its ids. Spark assigns a row to a partition by
+the hash of a column. For each range, this column has an integer whose hash selects the range's partition.
 """
 
 import gc
@@ -28,31 +28,31 @@ from hoploom.schema import Field
 BATCH_BYTES, MOST_ROWS = 4 << 20, 1 << 17
 RETURNED = "made string"
 JOIN_TASKS = "spark.sql.shuffle.partitions"
-JOINED_BYTES, JOIN_BYTES = 32, 128 << 20  # of a row, and of a task
-LEAST_ROWS = 1 << 16  # of a range, about
+JOINED_BYTES, JOIN_BYTES = 32, 128 << 20  # of a row in a join, and of all rows of a joining task
+LEAST_ROWS = 1 << 16  # least rows of a range, about
 MOST_RANGES = 1 << 14
 Task = Callable[[int, Iterator[pa.RecordBatch]], Any]  # number of the partition, rows -> a value for JSON
 
 
 @dataclass(frozen=True)
 class SharedRows:
-    """The rows of a frame, and the function that decodes a batch of them on the executors.
+    """The rows of a Spark data frame, and the function that decodes a batch of rows on the executors.
 
-    Rows of nodes have a column `node`; those of edges have `source` and `destination`, and `position` if lists keep
-    the order in which edges arrive.
+    Frames of nodes have a column `node`. Frames of edges have `source` and `destination`, and a `position` to sort by
+    if adjacency lists keep the order in which edges arrive.
     """
 
     frame: DataFrame
     decode: Callable[[pa.RecordBatch], Any]
-    num_rows: int | None  # of edges, about
+    num_rows: int | None  # required for edges; may be approximate
     row_bytes: int = 16
-    counted: Callable[[int, int], None] | None = None  # called with the numbers of rows, and of those left out
+    counted: Callable[[int, int], None] | None = None  # called with the number of rows read, and of rows left out
     explained: Callable[[HoploomError], HoploomError | None] | None = None  # returns a better error than the task's
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """The ids 0 to num_ids - 1 in ranges of equal span."""
+    """The ids 0 to num_ids - 1, divided into ranges of `span` ids; the last range may be shorter."""
 
     num_ids: int
     span: int
@@ -62,16 +62,16 @@ class Ranges:
         return -(-self.num_ids // self.span)
 
     def limits(self, number: int) -> tuple[int, int]:
-        """Return the first id of a range, and the end."""
+        """Return the first id of range `number`, and the id after its last."""
         return number * self.span, min(self.num_ids, (number + 1) * self.span)
 
     def number_of(self, column: str) -> Column:
-        """Return the range of the ids in a column; unknown ids are negative, and are in the first range."""
+        """Return an expression for the range of each id in `column`; unknown ids, which are negative, give range 0."""
         return sql.expr(f"cast(greatest({column}, 0) div {self.span} as int)")
 
 
 def ranges_for(num_ids: int, num_rows: int, row_bytes: int, memory: int, tasks: int, step: int = 1) -> Ranges:
-    """Return ranges of whole steps: enough that each fits a task's memory and that all tasks have some."""
+    """Return ranges of a multiple of `step` ids: enough that each fits a task's memory and that all tasks have work."""
     fitting = -(-num_rows * row_bytes // max(1, memory // 8))
     wanted = max(fitting, min(2 * tasks, -(-num_rows // LEAST_ROWS)), 1)
     span = max(1, -(-num_ids // min(wanted, MOST_RANGES)))
@@ -79,7 +79,7 @@ def ranges_for(num_ids: int, num_rows: int, row_bytes: int, memory: int, tasks: 
 
 
 def shuffled(frame: DataFrame, number: Column, count: int, order: Sequence[str] = ()) -> DataFrame:
-    """Return the frame in `count` partitions, each row in that of its number, sorted by the columns in `order`."""
+    """Return `frame` in `count` partitions: each row in partition `number`, each partition sorted by `order`."""
     columns = frame.columns
     leading = sql.expr(f"array({','.join(map(str, leading_there(count)))})")
     moved = frame.withColumn("range", sql.element_at(leading, number + 1)).repartition(count, "range")
@@ -92,7 +92,7 @@ def one_row_each(session: SparkSession, count: int) -> DataFrame:
 
 
 def run_tasks(frame: DataFrame, count: int, task: Task, row_bytes: int = 16) -> list[Any]:
-    """Return the task's result for each of `count` partitions."""
+    """Run `task` on each of `count` partitions, on the executors; return the results by partition."""
     set_batch_rows(frame.sparkSession, row_bytes)
     with explained("Spark cannot write the store", DataError):
         found = frame.mapInArrow(partial(_run, task), RETURNED).collect()
@@ -103,14 +103,14 @@ def run_tasks(frame: DataFrame, count: int, task: Task, row_bytes: int = 16) -> 
 
 
 def set_join_tasks(session: SparkSession, num_rows: int) -> None:
-    """Set the number of tasks for the largest join: Spark may merge small tasks, but never splits one."""
+    """Set the number of tasks for the largest join, of `num_rows`: Spark may merge tasks, but never splits one."""
     wanted, now = min(MOST_RANGES, num_rows * JOINED_BYTES // JOIN_BYTES), session.conf.get(JOIN_TASKS, "200")
     if str(now).isdecimal() and wanted > int(str(now)):
         session.conf.set(JOIN_TASKS, str(wanted))
 
 
 def set_batch_rows(session: SparkSession, row_bytes: int) -> None:
-    """Set how many rows a task gets at once."""
+    """Set the number of rows in the batches that tasks receive, so that a batch has about BATCH_BYTES."""
     rows = max(256, min(MOST_ROWS, BATCH_BYTES // max(1, row_bytes)))
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows))
 
@@ -122,7 +122,7 @@ def freeze_imports() -> None:
 
 
 def task_number() -> int:
-    """Return the number of the partition that this task has."""
+    """Return the number of the partition that the current Spark task processes."""
     context = TaskContext.get()
     assert context is not None
     return context.partitionId()
@@ -142,14 +142,14 @@ def _run(task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
 
 
 def binary_column(rows: "np.ndarray[Any, Any]") -> pa.Array:
-    """Return rows [n, ...] as a column of bytes, which Spark moves unread; less than 2 GiB."""
+    """Return rows [n, ...] as a binary column, which Spark moves without decoding. Rows must take less than 2 GiB."""
     width = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
     raw = pa.py_buffer(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(rows), [None, raw]).cast(pa.binary())
 
 
 def rows_of_binary(column: pa.Array, field: Field) -> Tensor:
-    """Return the rows of a field that `binary_column` has written."""
+    """Return the rows [n, *field.shape] from a column that `binary_column` made."""
     values = column.cast(pa.binary(field.row_bytes)).buffers()[1]
     raw = np.frombuffer(values, np.uint8)[: len(column) * field.row_bytes]
     return from_bytes(torch.from_numpy(raw.copy()).view(len(column), field.row_bytes), field)

@@ -1,4 +1,4 @@
-"""Write pieces of a store's files, one for each range of ids, and join them into the files.
+"""Write pieces of a store's files, one for each range of ids, and join the pieces of each file.
 
 A joining task writes one large file or several small ones, each from its beginning to its end, as an object store needs
 it. A task that runs twice writes the same bytes to the same files.
@@ -27,8 +27,8 @@ from hoploom.store.write import combine
 COPY_BYTES = 8 << 20
 PIECES = "pieces"  # the folder of pieces in the staging place
 INDPTR = "csc.indptr.npy"
-TASK_BYTES = 256 << 20  # that a task writes, about, unless a file is larger
-SMALL = 2 << 20  # opening and flushing a file takes as long as writing so many bytes
+TASK_BYTES = 256 << 20  # that a joining task writes, about, unless a file is larger
+SMALL = 2 << 20  # bytes that are written in the time that opening and flushing a file takes
 NUMBER = 8  # bytes of an int64
 
 
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 class PieceWriter:
-    """Writes the pieces of one range; implements ArraySink. An unfinished piece never appears."""
+    """Writes the pieces of one range of ids; implements ArraySink. An unfinished piece never appears."""
 
     def __init__(self, staging: StoragePath, number: int) -> None:
         self._staging, self._number = staging, number
@@ -57,7 +57,7 @@ class PieceWriter:
             stack.__exit__(*failure)
 
     def append(self, name: str, field: Field, rows: Tensor) -> None:
-        """Append rows to a file's piece."""
+        """Append rows to this range's piece of the file `name`."""
         if name not in self._open:
             stack, path = ExitStack(), f"{PIECES}/{name}/{self._number:06d}"
             self._open[name] = stack.enter_context(self._staging.create(path)), stack, Piece(path, 0, 0, 0)
@@ -69,7 +69,7 @@ class PieceWriter:
         self._open[name] = file, stack, Piece(piece.name, num_rows, num_bytes, zlib.crc32(values, piece.crc32))
 
     def finish(self, name: str, field: Field) -> int:
-        """Complete a piece, empty if nothing was appended; return its number of rows."""
+        """Complete the piece of a file, empty if nothing was appended; return its number of rows."""
         self.append(name, field, torch.empty((0, *field.shape), dtype=DTYPES[field.dtype]))
         _, stack, self.pieces[name] = self._open.pop(name)
         stack.close()
@@ -77,12 +77,12 @@ class PieceWriter:
 
 
 class PieceSlice(NamedTuple):
-    """Bytes of a piece."""
+    """The bytes [begin, end) of a piece."""
 
     piece: str  # its name in the staging place
     begin: int
     end: int
-    first_edge: int  # added to every number of an indptr
+    first_edge: int  # added to every offset of an indptr; 0 for other files
 
     @property
     def bytes(self) -> int:
@@ -90,10 +90,10 @@ class PieceSlice(NamedTuple):
 
 
 class FileSlices(NamedTuple):
-    """The bytes of a file: a head, then those of pieces."""
+    """The contents of a file: a head, then slices of pieces."""
 
     name: str
-    head: str  # one character for a byte
+    head: str  # one character (latin-1) for a byte
     slices: tuple[PieceSlice, ...]
 
     @property
@@ -121,14 +121,14 @@ class WholeFile:
 
     @property
     def head(self) -> bytes:
-        """The bytes before the pieces."""
+        """The .npy header; for an indptr without pieces, also its only offset, 0."""
         out = io.BytesIO()
         layout.write_npy_header(out, self.field.dtype, (max(self.rows, int(self.is_indptr)), *self.field.shape))
         return out.getvalue() + bytes(NUMBER if self.is_indptr and not self.pieces else 0)
 
     @property
     def contents(self) -> FileSlices:
-        """The head and the pieces, of an indptr without the leading zeros of all pieces but the first."""
+        """The head and all pieces. Each piece of an indptr begins with a 0, which is kept in the first piece only."""
         slices = [
             PieceSlice(piece.name, NUMBER if self.is_indptr and index else 0, piece.bytes, edges)
             for index, (piece, edges) in enumerate(zip(self.pieces, self.before or repeat(0), strict=False))
@@ -142,7 +142,7 @@ Tasks = Sequence[Sequence[FileSlices]]
 
 
 def join_tasks(files: Sequence[WholeFile], cores: int) -> Tasks:
-    """Return the files of each task: a large one, or small ones together, so that every core has work."""
+    """Return the files that each task writes: a large file, or small files together, so that every core has work."""
     total = sum(piece.bytes for file in files for piece in file.pieces)
     most = min(TASK_BYTES, -(-total // cores))
     tasks: list[list[FileSlices]] = []
@@ -159,7 +159,7 @@ def join_tasks(files: Sequence[WholeFile], cores: int) -> Tasks:
 
 
 def write_plan(staging: StoragePath, name: str, tasks: Tasks) -> None:
-    """Write the files of all tasks, so that a task can read its own alone."""
+    """Write which files each task is to write: a table of offsets, then the JSON of each task, read separately."""
     lines = [json.dumps(task).encode() for task in tasks]
     ends = np.cumsum([NUMBER * (len(lines) + 1), *map(len, lines)], dtype=np.int64)
     with staging.create(name) as file:
@@ -170,14 +170,14 @@ def write_plan(staging: StoragePath, name: str, tasks: Tasks) -> None:
 
 @dataclass(frozen=True)
 class JoinTask:
-    """Writes the files that the plan has for a task."""
+    """A Spark task that joins pieces into the files that the plan lists for its number."""
 
     staging: StoragePath
     target: StoragePath
     plan: str
 
     def write(self, number: int, batches: Any) -> list[tuple[int, list[int]]]:
-        """Return the checksum of each file, and those of the bytes that were read for it, by piece."""
+        """Write the files of a task; return, for each file, its checksum and those of the bytes read of each piece."""
         with self.staging.open(self.plan) as file:
             file.seek(NUMBER * number)
             begin, end = np.frombuffer(file.read(2 * NUMBER), np.int64)
@@ -199,7 +199,7 @@ class JoinTask:
 
 
 def _copy(staging: StoragePath, part: PieceSlice, out: BinaryIO) -> tuple[int, int]:
-    """Copy a slice; return the checksums of what was read, and of what was written."""
+    """Copy a slice to `out`; return the checksum of the bytes read, and of the bytes written."""
     given, made, left = 0, 0, part.bytes
     with staging.open(part.piece) as file:
         file.seek(part.begin)
@@ -218,7 +218,7 @@ def _copy(staging: StoragePath, part: PieceSlice, out: BinaryIO) -> tuple[int, i
 def joined_files(
     staging: StoragePath, files: Sequence[WholeFile], tasks: Tasks, answers: Sequence[Any]
 ) -> Mapping[str, FileEntry]:
-    """Return the entries of the files; raise StoreError if a piece was not read as it was written."""
+    """Return the manifest entry of each file; raise StoreError if a piece was not read as it was written."""
     made: dict[str, FileEntry] = {}
     written = {piece.name: piece.crc32 for file in files for piece in file.pieces}
     for task, answer in zip(tasks, answers, strict=True):

@@ -1,7 +1,7 @@
 """Open a Spark session, in this process's Spark or a new one, and check that executors can work.
 
 Checks cost a second and one small job: Java runs, the master answers, executors have this version of Hoploom. Without
-them, a mistake shows after minutes, as a trace of Java's. Spark's errors are raised as Hoploom's.
+the checks, a mistake shows after minutes, as a Java stack trace. Spark's errors are raised as Hoploom's.
 """
 
 import base64
@@ -69,7 +69,7 @@ NO_REASON = (  # lines of a trace that do not say what went wrong
 
 
 def active_session() -> SparkSession | None:
-    """Return the session that runs in this process, also one that another thread began."""
+    """Return the Spark session of this process, even if another thread began it; None if there is none."""
     active = SparkSession.getActiveSession()
     if active is None and SparkContext._active_spark_context is not None:
         active = SparkSession.builder.getOrCreate()
@@ -78,7 +78,7 @@ def active_session() -> SparkSession | None:
 
 @contextmanager
 def spark_session(folder: Path, memory: int, master: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Return a session with the settings that the same bytes need. `folder` is for the files of this process."""
+    """Yield a session with the settings that make stores identical. `folder` is for Spark's files on this host."""
     active = active_session()
     if active is None:
         check_java()
@@ -126,7 +126,7 @@ def _started(folder: Path, memory: int, master: str, conf: Mapping[str, str]) ->
 
 
 def spark_page(session: SparkSession) -> str:
-    """Return the end of a progress line that names Spark's own page, which shows how far tasks are."""
+    """Return text for the end of a progress line: the address of the page that shows Spark's tasks, or nothing."""
     page = session.sparkContext.uiWebUrl
     return f"; {page} shows Spark's tasks" if page else ""
 
@@ -194,7 +194,7 @@ def check_executors(session: SparkSession) -> None:
 
 
 def _reported() -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return a task that reports its Python and its Hoploom. It is nested, so Spark ships its code, not its name."""
+    """Return a task that reports its Python and Hoploom. It is nested, so that Spark sends its code, not its name."""
 
     def report(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow
@@ -219,7 +219,7 @@ def _reported() -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 @contextmanager
 def explained(what: str, kind: type[HoploomError]) -> Iterator[None]:
-    """Raise Spark's errors as Hoploom's: as one that an executor sent, as a known problem, or else as `kind`."""
+    """Raise Spark's errors in this block as Hoploom's: the error that an executor sent, a known problem, or `kind`."""
     try:
         yield
     except HoploomError:
@@ -230,13 +230,13 @@ def explained(what: str, kind: type[HoploomError]) -> Iterator[None]:
 
 
 def sendable(error: HoploomError) -> RuntimeError:
-    """Return an error of an executor in a form that Spark's traces keep."""
+    """Return an executor's error as a RuntimeError with encoded text, which Spark's traces pass on to the driver."""
     encoded = json.dumps([type(error).__name__, str(error)]).encode()
     return RuntimeError(f"hoploom-error:{base64.b64encode(encoded).decode()}:")
 
 
 def _received(error: BaseException) -> HoploomError | None:
-    """Return the error that an executor sent; None if Spark itself failed."""
+    """Return the error that an executor encoded with `sendable`; None if Spark itself failed."""
     found = MARK.search(str(error))
     if found is None:
         return None
@@ -249,7 +249,7 @@ def _received(error: BaseException) -> HoploomError | None:
 
 
 def python_problem(error: Exception) -> ConfigError | None:
-    """Return what is wrong with the Python of executors, by the error of a job; None if something else is."""
+    """Return an error that explains what is wrong with the executors' Python; None if something else failed."""
     text = str(error)
     if missing := re.search(r"ModuleNotFoundError: No module named '(\w+)", text):
         return _lacking(missing[1])
@@ -276,7 +276,7 @@ def _unreadable_file(error: Exception) -> DataError | None:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the line of a trace, Java's or Python's, that says what went wrong."""
+    """Return the line of a Java or Python stack trace that gives the reason."""
     lines = [line for line in str(error).splitlines() if line[:1] not in ("", " ", "\t")]
     reasons = [line for line in lines if not line.startswith(NO_REASON)] or lines or [type(error).__name__]
     return reasons[-1 if "Traceback (" in str(error) else 0].removeprefix(": ")

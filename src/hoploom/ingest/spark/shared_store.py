@@ -1,7 +1,7 @@
-"""Write streams into a store by Spark: a job for the pieces of each stream, one for its files, store.json last.
+"""Write streams into a store on Spark: per stream, a job writes pieces and a job joins them; store.json is last.
 
-Each task writes the rows of a range of ids as pieces of the store's files, in bounded memory. Tasks run the code of
-`stream`, which writes a store in one process, over one range.
+Each task writes the rows of a range of ids as pieces of the store's files, in bounded memory. To do so, it runs the
+code of `hoploom.ingest.stream`, which writes a store in one process, for its range alone.
 """
 
 import json
@@ -62,7 +62,7 @@ TOO_LARGE = (
     "a file of a part would be larger than 95 GB, the most that is written to an object store; give more --parts"
 )
 Batches = Iterator[pa.RecordBatch]
-TURNED = "turned"  # the column that marks an edge's other direction
+TURNED = "turned"  # the column that is true in the rows of the reverse direction
 Decode = Callable[[pa.RecordBatch], Any] | IdRows[Any]  # from a batch, or from ids alone, to rows
 Frames = Callable[[Any], Any]  # from a stream's rows to SharedRows, or IdRows unchanged
 
@@ -79,7 +79,7 @@ def write_shared(
 ) -> tuple[Schema, tuple[PartRange, ...]]:
     """Write streams into a store that is open for writing; return its schema and the ranges of its parts.
 
-    `frames` returns the frame of a stream's `rows`. `options.memory` is the memory of a task.
+    `frames` turns a stream's `rows` into SharedRows. `options.memory` is the memory of a task.
     """
     check_streams(nodes, edges)
     with explained("Spark cannot write the store", DataError):
@@ -87,7 +87,7 @@ def write_shared(
 
 
 class _SharedStore:
-    """The driver's side of a store that executors write."""
+    """Plans and runs, on the driver, the jobs in which executors write a store."""
 
     def __init__(
         self, session: SparkSession, target: StoreTarget, options: StoreOptions, frames: Frames, begin: Progress
@@ -144,7 +144,7 @@ class _SharedStore:
         return sizes
 
     def _block(self, stream: NodeStream, block: NodeFields) -> list[Any]:
-        """Write the pieces of a block; return them by task and file."""
+        """Write the pieces of a block of fields; return, for each task, its pieces by file."""
         rows, width = self._frames(block.rows), sum(field.row_bytes for field in block.fields.values())
         step = chunk_rows(self._options.chunk_rows, width) if block.finish is not None else 1
         ranges = self._ranges(stream.num_nodes, stream.num_nodes, width + KEY_BYTES, step)
@@ -174,7 +174,7 @@ class _SharedStore:
     def _edges(
         self, stream: EdgeStream, written: Sequence[WrittenRelation], nodes: Sequence[NodeStream]
     ) -> list[list[int]]:
-        """Write a relation, and its reverse if it has one; return the number of edges by part of each."""
+        """Write a relation, and its reverse if it has one; return, for each, the number of edges by part."""
         rows = self._timed(self._frames(stream.rows), stream, written, nodes)
         assert rows.num_rows is not None
         ranges = []
@@ -214,7 +214,7 @@ class _SharedStore:
     def _timed(
         self, rows: SharedRows, stream: EdgeStream, written: Sequence[WrittenRelation], nodes: Sequence[NodeStream]
     ) -> SharedRows:
-        """Return the edges with the times of both ends, if a relation takes those of its source nodes."""
+        """Return `rows` with the times of both ends as columns, if edges take the times of their source nodes."""
         if not any(one.time == SOURCE_TIME for one in written):
             return rows
         by_name, frame = {node.name: node for node in nodes}, rows.frame
@@ -225,11 +225,11 @@ class _SharedStore:
                 continue
             times = times.withColumnsRenamed({"node": f"{end}_node", "time": f"{end}_time"})
             joined = frame.join(times, frame[end] == times[f"{end}_node"], "left").drop(f"{end}_node")
-            frame = joined.fillna(0, [f"{end}_time"])  # of an unknown end
+            frame = joined.fillna(0, [f"{end}_time"])  # for an end that is not a known node
         return replace(rows, frame=frame, row_bytes=max(rows.row_bytes, *self._time_widths))
 
     def _times(self, stream: NodeStream) -> DataFrame | None:
-        """Return the times of a type's nodes [node, time]; None if it has none."""
+        """Return a frame [node, time] of a type's nodes; None if the type has no times."""
         for block in stream.blocks:
             if self._options.time in block.fields:
                 rows = self._frames(stream.times or block.rows)
@@ -242,7 +242,7 @@ class _SharedStore:
     # --- files --------------------------------------------------------------------------------------
 
     def _join(self, files: Sequence[WholeFile]) -> None:
-        """Join pieces into the files, and remove them."""
+        """Join the pieces of files into the files, and remove the pieces."""
         if self._target.place.path is None and any(sum(p.bytes for p in file.pieces) > MOST_OBJECT for file in files):
             raise ConfigError(TOO_LARGE)
         place, staging, plan = self._target.place, self._target.staging, f"{PIECES}/plan-{next(self._plans)}"
@@ -257,12 +257,12 @@ class _SharedStore:
 
 
 def pieces_of(made: Sequence[Mapping[str, Any]], name: str) -> tuple[Piece, ...]:
-    """Return the pieces of a file, in the order of their ranges."""
+    """Return the pieces of the file `name` in the order of their ranges; `made` has the pieces of each range."""
     return tuple(Piece(*by_file[name]) for by_file in made if name in by_file)
 
 
 def _directed(rows: SharedRows, stream: EdgeStream, ranges: Sequence[Ranges]) -> tuple[Any, Any]:
-    """Return the frame, with both directions of every edge if both are written, and the range of each row."""
+    """Return the frame, with a row for each direction that is written, and an expression for the range of a row."""
     frame, rule = rows.frame, stream.rule
     if not rule.undirected and rule.reverse is None:
         return frame, ranges[0].number_of("destination")
@@ -294,15 +294,15 @@ def _prepared(applied: Any, measures: Any) -> Any:
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """The options of every task."""
+    """The options that all tasks share."""
 
     staging: StoragePath
-    memory: int  # bytes of its process
+    memory: int  # bytes that a task's process may hold
     chunk_rows: int
 
     @contextmanager
     def budget(self) -> Iterator[SpillBudget]:
-        """Return the memory that is left now, and a folder on the executor's own disk."""
+        """Yield a task's budget: the memory that is left now, and a folder on the executor's disk."""
         torch.set_num_threads(1)  # there are as many tasks as cores
         give_back_freed_memory()
         left = max(LEAST_MEMORY, self.memory - resident_bytes())
@@ -312,7 +312,7 @@ class TaskOptions:
 
 @dataclass(frozen=True)
 class NodeRangeTask:
-    """Writes a block of a node type's fields, or the members of a split."""
+    """A Spark task that writes a block of fields of a range of nodes, or the members of a split among these nodes."""
 
     options: TaskOptions
     ranges: Ranges
@@ -323,7 +323,7 @@ class NodeRangeTask:
     split: str = ""  # if there is no block
 
     def write(self, number: int, batches: Batches) -> Any:
-        """Write the pieces of a range; return them by file."""
+        """Write the pieces of range `number`; return the pieces by file."""
         stream, rows = self._within(number, batches)
         with self.options.budget() as budget, PieceWriter(self.options.staging, number) as writer:
             if self.block is not None:
@@ -333,7 +333,7 @@ class NodeRangeTask:
             return writer.pieces
 
     def measure(self, number: int, batches: Batches) -> Any:
-        """Write the measures of the range's chunks, for a block with a last step; return the name of their file."""
+        """Write the measures of the range's chunks, which the block's `finish` needs; return the name of their file."""
         assert self.block is not None
         stream, rows = self._within(number, batches)
         name = f"{PIECES}/measures/{number:06d}-{secrets.token_hex(8)}"
@@ -343,7 +343,7 @@ class NodeRangeTask:
         return name
 
     def _within(self, number: int, batches: Batches) -> tuple[NodeStream, Callable[[], Iterator[Any]]]:
-        """Return the node type, cut to a range, and its rows there."""
+        """Return the node type, cut to range `number`, and a function that yields the rows of this range."""
         (first, end), decode = self.ranges.limits(number), self.decode
         bounds, first_part = _parts_within(self.bounds, first, end)
 
@@ -354,30 +354,30 @@ class NodeRangeTask:
 
 
 def measures_in(staging: StoragePath, names: Sequence[str]) -> Iterator[Measures]:
-    """Yield the measures that tasks have written, file by file."""
+    """Yield the measures of all chunks, from the files that tasks have written, in the order of `names`."""
     for name in names:
         with staging.open(name) as file:
             yield from map(json.loads, file)
 
 
 def _parts_within(bounds: Sequence[int], first: int, end: int) -> tuple[tuple[int, ...], int]:
-    """Return the bounds of the parts that a range overlaps, cut to the range, and the number of the first."""
+    """Return the bounds of the parts that a range overlaps, cut to the range, and the number of the first part."""
     part = bisect_right(bounds, first) - 1
     return (first, *(bound for bound in bounds[part + 1 :] if bound < end), end), part
 
 
 @dataclass(frozen=True)
 class EdgeRangeTask:
-    """Writes the lists of a relation, and of its reverse: first the ranges of the one, then of the other."""
+    """A Spark task that writes the adjacency lists of a range. Ranges of the relation precede those of its reverse."""
 
     options: TaskOptions
     ranges: tuple[Ranges, ...]  # of destinations
     written: tuple[WrittenRelation, ...]
     rule: EdgeRule
-    decode: Callable[[pa.RecordBatch], EdgeRows]  # without the edges that are left out
+    decode: Callable[[pa.RecordBatch], EdgeRows]  # leaves out dropped edges
 
     def write(self, number: int, batches: Batches) -> Any:
-        """Write the pieces of a range; return them by file, the number of rows, and how many were left out."""
+        """Write the pieces of range `number`; return the pieces by file, and how many rows were read and left out."""
         direction = 0 if number < self.ranges[0].count else 1
         within = number - direction * self.ranges[0].count
         first, end = self.ranges[direction].limits(within)

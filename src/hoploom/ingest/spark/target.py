@@ -1,7 +1,7 @@
 """The target of a build on Spark: a folder on a shared file system, or a prefix of an object store.
 
-A folder is renamed when it is complete. Nothing is renamed in an object store: files have their names at once, and
-store.json, without which they are no store, is written last.
+A folder is renamed when it is complete. Nothing is renamed in an object store: files have their final names at once,
+and store.json, which makes them a store, is written last.
 """
 
 import re
@@ -26,7 +26,7 @@ SETTLE = 1.0  # seconds in which the marker of a second writer would appear
 
 
 class StoreTarget:
-    """A store that executors write: the places of its files and of pieces, and the files that it has so far."""
+    """A store that executors write: where its files and their pieces go, and the entries of the finished files."""
 
     def __init__(self, place: StoragePath, staging: StoragePath, scratch: Path) -> None:
         self.place, self.staging, self._scratch = place, staging, scratch
@@ -34,7 +34,7 @@ class StoreTarget:
         self.described: tuple[Schema, tuple[PartRange, ...]] | None = None  # set before the block ends
 
     def local_scratch(self, name: str) -> Path:
-        """Make a folder for this process, which executors also reach if they reach the store by a path."""
+        """Return a new folder for this process. Executors can reach it if the store is on a path that they share."""
         folder = self._scratch / name
         folder.mkdir()
         return folder
@@ -42,7 +42,7 @@ class StoreTarget:
 
 @contextmanager
 def opened_target(out: str | Path) -> Iterator[StoreTarget]:
-    """Open a store for writing; it is complete when the block ends, or does not appear."""
+    """Open a store for writing. The store appears at the end of the block, or not at all if the block fails."""
     place = StoragePath(str(out))
     if place.path is None:
         with (
@@ -64,7 +64,7 @@ def opened_target(out: str | Path) -> Iterator[StoreTarget]:
 
 @contextmanager
 def _opened_prefix(place: StoragePath, scratch: Path) -> Iterator[StoreTarget]:
-    """Open a prefix of an object store. A marker object keeps other writers away until the store is complete.
+    """Open a prefix of an object store for writing. A marker object keeps other writers away until the end.
 
     Only folders of parts, the writer's pieces and the marker are ever removed.
     """
@@ -105,7 +105,7 @@ def _refuse_existing(place: StoragePath) -> None:
 
 
 def _require_own(place: StoragePath, own: str) -> None:
-    """Raise StoreError unless the marker is that of this writer."""
+    """Raise StoreError unless the marker object has this writer's token `own`."""
     if place.size(MARKER) is not None:
         with place.open(MARKER) as file:
             if file.read().decode() == own:

@@ -1,4 +1,4 @@
-"""Stores from streams: rows of nodes and edges in any order, written in bounded memory."""
+"""Write stores in bounded memory from streams: rows of nodes and edges that arrive in any order."""
 
 from hoploom.ingest.stream.streams import (
     LEAST_MEMORY,

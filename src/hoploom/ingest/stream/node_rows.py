@@ -32,7 +32,7 @@ CHUNK_BYTES = 16 << 20
 
 
 class ArraySink(Protocol):
-    """Takes the rows of a store's files: a store that is being written, or pieces of one."""
+    """The interface of a writer of a store's files, which writes whole files or pieces of files."""
 
     def append(self, name: str, field: Field, rows: Tensor) -> None:
         """Append rows to a file."""
@@ -70,16 +70,16 @@ def write_fields(writer: ArraySink, stream: NodeStream, block: NodeFields, budge
 
 
 def measured_chunks(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Measures]:
-    """Yield the measures of each chunk for the block's last step."""
+    """Yield the measures of each chunk, which `block.finish` computes from the rows."""
     assert block.finish is not None
     with _spooled(stream, block, budget, stream.bounds[0], block.rows()) as chunks:
         yield from map(block.finish.measure, chunks())
 
 
 def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Chunk]:
-    """Yield the block's fields in the order of the ids, as they are stored.
+    """Yield the block's fields in the order of the ids, after its `finish` if it has one.
 
-    Rows that arrive in order are passed on at once; the others wait in a spool.
+    Rows are passed on at once as long as they arrive in order. Later rows, or all if there is a `finish`, are spooled.
     """
     position, arriving = stream.bounds[0], block.rows()
     for rows in arriving if block.finish is None else ():
@@ -104,7 +104,7 @@ def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Ite
 def _spooled(
     stream: NodeStream, block: NodeFields, budget: SpillBudget, position: int, arriving: Iterator[Rows]
 ) -> Iterator[Callable[[], Iterator[Chunk]]]:
-    """Return a function that reads the rows from a position on, in order; it may be called several times."""
+    """Yield a function that reads the `arriving` rows, ids `position` on, in order; it may be called several times."""
     width = sum(field.row_bytes for field in block.fields.values())
     bounds = [position, stream.bounds[-1]]
     wanted = -(-(bounds[1] - position) * (width + KEY_BYTES) * 8 // budget.bytes)  # buckets of an eighth of the budget
@@ -118,7 +118,7 @@ def _spooled(
 
 
 def _in_chunks(spool: Spool, stream: NodeStream, block: NodeFields, step: int) -> Iterator[Chunk]:
-    """Yield all rows in chunks that depend on their number and width alone, not on the memory."""
+    """Yield all rows in chunks, whose sizes depend on the rows' number and width alone, not on the memory."""
     for bucket in spool.buckets():
         values, offset = {}, KEY_BYTES
         for name, field in block.fields.items():
@@ -134,14 +134,14 @@ def _in_chunks(spool: Spool, stream: NodeStream, block: NodeFields, step: int) -
 
 
 def chunk_rows(rows: int, width: int) -> int:
-    """Return `rows`, halved until a chunk of rows of this width is small enough."""
+    """Return `rows`, halved until so many rows of `width` bytes are at most CHUNK_BYTES."""
     while rows > 1 and rows * width > CHUNK_BYTES:
         rows //= 2
     return rows
 
 
 def write_split(writer: ArraySink, stream: NodeStream, split: str, budget: SpillBudget) -> list[int]:
-    """Write the members of a split, ascending, part by part; return how many each part holds."""
+    """Write the members of a split, ascending, part by part; return the number of members by part."""
     sizes, field = [0] * (len(stream.bounds) - 1), Field("int64")
     cuts = bucket_bounds(stream.bounds, MOST_BUCKETS)
     where = f"split {split!r} of {stream.name!r}"

@@ -1,6 +1,6 @@
 """Keep records by bucket: in memory while they fit, then in a file for each bucket.
 
-Records may be written and read once more, so that no more than one bucket is held.
+A bucket that is too large for memory is written and read once more, as smaller buckets.
 """
 
 import shutil
@@ -22,11 +22,11 @@ from hoploom.ops.spool import KEY_BYTES, pack
 from hoploom.schema import DTYPES, Field
 
 MOST_BUCKETS = 256
-SPLIT_RECORDS = 1 << 20  # read at once from a bucket that is too large
+SPLIT_RECORDS = 1 << 20  # most records read at once from a bucket that is too large
 
 
 class Bucket(NamedTuple):
-    """All records of some consecutive keys."""
+    """All records whose keys are first, first + 1, ..., first + num_keys - 1."""
 
     first: int
     num_keys: int
@@ -43,10 +43,10 @@ class SpillBudget:
 
 
 class Spool:
-    """Takes rows in any order and returns them bucket by bucket, those of a bucket in the order of arrival.
+    """Takes rows in any order and returns them bucket by bucket; within a bucket, rows keep the order of arrival.
 
     A quarter of the memory is for waiting records, an eighth for a returned bucket. A larger bucket is split, but
-    `step` keys stay together.
+    groups of `step` keys stay together.
     """
 
     def __init__(self, folder: Path, bounds: Sequence[int], width: int, memory: int, step: int = 1) -> None:
@@ -64,7 +64,7 @@ class Spool:
         self.close()
 
     def add(self, keys: Tensor, columns: Sequence[Tensor]) -> None:
-        """Add rows. Columns are bytes: [n, row bytes] uint8."""
+        """Add rows with these keys. Each column has the bytes of a field: [n, row bytes] uint8."""
         packed = pack(keys, columns, self._bounds)
         self._counts += packed.counts
         records = packed.records.numpy()  # copied by NumPy: torch would wake its threads for every piece
@@ -76,7 +76,7 @@ class Spool:
             self._flush()
 
     def buckets(self) -> Iterator[Bucket]:
-        """Yield every bucket in the order of the keys, empty ones too. May be called again."""
+        """Yield all buckets in the order of their keys, including empty buckets. May be called again."""
         for bucket, count in enumerate(self._counts.tolist()):
             first, end = self._bounds[bucket : bucket + 2].tolist()
             if count * self._width <= self._memory // 8 or end - first <= self._step:
@@ -122,7 +122,7 @@ class Spool:
             return file.readinto(out.numpy().reshape(-1).data) // self._width
 
     def _split(self, bucket: int, first: int, end: int) -> Iterator[Bucket]:
-        """Yield the buckets of a second spool, which splits one that is too large."""
+        """Yield a bucket that is too large as smaller buckets, through a second spool."""
         self._flush()
         bounds = bucket_bounds([first, end], MOST_BUCKETS, self._step)
         folder, width = self._path(bucket).with_suffix(".split"), self._width - KEY_BYTES
@@ -139,7 +139,7 @@ class Spool:
 
 
 def bucket_bounds(bounds: Sequence[int], wanted: int, step: int = 1) -> list[int]:
-    """Return the bounds of about `wanted` buckets, none in two parts, each of whole steps from its part's start."""
+    """Return the bounds of about `wanted` buckets. None crosses a part's bound; sizes are multiples of `step` keys."""
     span = max(-(-(bounds[-1] - bounds[0]) // wanted), 1)
     span = -(-span // step) * step
     cuts = {bounds[0]}
@@ -150,7 +150,7 @@ def bucket_bounds(bounds: Sequence[int], wanted: int, step: int = 1) -> list[int
 
 
 def by_part(bounds: Sequence[int], buckets: Iterator[Bucket]) -> Iterator[tuple[int, Iterator[Bucket]]]:
-    """Yield each part with its buckets, parts without buckets too."""
+    """Yield the number of each part and an iterator of its buckets, which may be empty."""
     grouped = groupby(buckets, key=lambda bucket: min(bisect_right(bounds, bucket.first), len(bounds) - 1) - 1)
     done = 0
     for part, some in grouped:
@@ -161,7 +161,7 @@ def by_part(bounds: Sequence[int], buckets: Iterator[Bucket]) -> Iterator[tuple[
 
 
 def checked_rows(fields: Mapping[str, Field], given: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return the given fields; raise DataError unless each has `count` rows, and the dtype and shape of its Field."""
+    """Return `given`; raise DataError unless each field has `count` rows, and the dtype and shape of its Field."""
     for name, field in fields.items():
         values = given[name]
         if values.dtype != DTYPES[field.dtype] or tuple(values.shape) != (count, *field.shape):
@@ -170,6 +170,6 @@ def checked_rows(fields: Mapping[str, Field], given: Mapping[str, Tensor], count
 
 
 def from_bytes(raw: Tensor, field: Field) -> Tensor:
-    """Return bytes [n, row bytes] as rows of a field."""
+    """Return bytes [n, row bytes] uint8 as rows of a field: [n, *field.shape]."""
     dtype, shape = DTYPES[field.dtype], (raw.shape[0], *field.shape)
     return raw.view(-1).view(dtype).view(shape) if raw.numel() else torch.empty(shape, dtype=dtype)

@@ -1,6 +1,6 @@
-"""The source of a store that is too large for memory: rows of nodes and edges, in chunks, in any order.
+"""Streams of node rows and edges, from which a store larger than memory is written: in chunks, in any order.
 
-Ids are store ids: the nodes have been numbered before. A stream gives up random access for bounded memory.
+All ids are store ids: the nodes have been numbered before. A stream gives up random access for bounded memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,14 +23,14 @@ Progress = Callable[[str], None]  # called with the name of the step that begins
 
 
 class Rows(NamedTuple):
-    """Fields of some nodes of a type."""
+    """A chunk of rows: the ids of some nodes of a type, and their fields."""
 
     ids: Tensor  # [n] int64
     fields: Mapping[str, Tensor]  # [n, ...] each
 
 
 class EdgeRows(NamedTuple):
-    """Edges of a relation."""
+    """A chunk of a relation's edges, with their fields."""
 
     sources: Tensor  # [n] int64
     destinations: Tensor  # [n] int64
@@ -46,7 +46,7 @@ class EdgeRows(NamedTuple):
 
 @dataclass(frozen=True)
 class IdRows(Generic[T]):
-    """Rows that are computed from their store ids, 0 to num_nodes - 1."""
+    """A stream whose rows are computed from store ids alone: 0 to num_nodes - 1, in order."""
 
     num_nodes: int
     make: Callable[[Tensor], T]  # takes ids [n] int64
@@ -55,30 +55,30 @@ class IdRows(Generic[T]):
         return self.within(0, self.num_nodes)
 
     def within(self, first: int, end: int) -> Iterator[T]:
-        """Yield the rows of consecutive ids."""
+        """Yield the rows of the ids [first, end), in chunks of ID_CHUNK."""
         for begin in range(first, end, ID_CHUNK):
             yield self.make(torch.arange(begin, min(begin + ID_CHUNK, end)))
 
     def then(self, further: Callable[[T], Any]) -> "IdRows[Any]":
-        """Return the rows with another function applied to each chunk."""
+        """Return a stream that applies `further` to each chunk of rows."""
         return replace(self, make=partial(in_turn, self.make, further))
 
 
 def in_turn(one: Callable[[Any], Any], other: Callable[[Any], Any], given: Any) -> Any:
-    """Apply one function, then the other. Unlike a lambda, a partial of this can be sent to another process."""
+    """Return other(one(given)). Unlike a lambda, a `partial` of this function can be sent to another process."""
     return other(one(given))
 
 
 Chunk = Mapping[str, Tensor]  # fields of consecutive nodes, in the order of their ids
-Measures = Mapping[str, Sequence[Sequence[float]]]  # by field, some numbers for each of its columns
+Measures = Mapping[str, Sequence[Sequence[float]]]  # statistics of a chunk by field, e.g. the sum of each column
 
 
 @dataclass(frozen=True)
 class Finish:
-    """A last step over rows in order, such as a division by the mean of the column.
+    """A last step on the rows of a node type that needs all of them first, such as a division by a column's mean.
 
     All chunks of the type are measured; then `prepare` gets the measures, in order, and returns a function that is
-    applied to each chunk. Chunks do not depend on the memory, so sums over them are the same to the last bit.
+    applied to each chunk. Chunks do not depend on the memory, so sums over chunks are the same to the last bit.
     """
 
     fields: Mapping[str, Field]  # as stored
@@ -88,7 +88,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class NodeFields:
-    """Fields of a node type that arrive together."""
+    """A block: fields of a node type whose values arrive together, in the same rows."""
 
     fields: Mapping[str, Field]  # as they arrive
     rows: Callable[[], Iterator[Rows]]  # every node once, in any order
@@ -96,13 +96,13 @@ class NodeFields:
 
     @property
     def stored(self) -> Mapping[str, Field]:
-        """The fields as they are stored."""
+        """The fields as they are stored, after `finish`."""
         return self.fields if self.finish is None else self.finish.fields
 
 
 @dataclass(frozen=True)
 class NodeStream:
-    """A node type: the bounds of its parts, its fields, and the members of its splits."""
+    """A node type to write: the bounds of its parts, its blocks of fields, and the members of its splits."""
 
     name: str
     bounds: Sequence[int]  # part p holds the ids bounds[p] to bounds[p + 1] - 1
@@ -122,7 +122,7 @@ class NodeStream:
 
 @dataclass(frozen=True)
 class EdgeRule:
-    """Changes to a relation's edges. The order of lists does not depend on the order in which edges arrive."""
+    """Changes to a relation's edges. Unless `in_order`, in-edge lists do not depend on the order of arrival."""
 
     reverse: str | None = None  # also write (destination, reverse, source)
     undirected: bool = False  # write every edge in both directions, a loop once
@@ -133,7 +133,7 @@ class EdgeRule:
 
 @dataclass(frozen=True)
 class EdgeStream:
-    """A relation: its fields, its edges, and the rule for them."""
+    """A relation to write: its fields, its edges, and the rule that changes the edges."""
 
     key: RelationName
     fields: Mapping[str, Field]
@@ -149,7 +149,7 @@ class EdgeStream:
 
     @property
     def reverses(self) -> list[str | None]:
-        """For each of the keys, the name of its reverse; None if it has none."""
+        """For each relation of `keys`, the name of its reverse; None if it has no reverse."""
         if self.rule.undirected:
             return [self.key[1]]
         return [None] if self.rule.reverse is None else [self.rule.reverse, self.key[1]]
@@ -157,7 +157,7 @@ class EdgeStream:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions:
-    """The fields of weights and times of a store, and the memory for writing it."""
+    """Options of a store to write: the names of the weight and time fields, and the memory for writing."""
 
     weight: str | None = None
     time: str | None = None

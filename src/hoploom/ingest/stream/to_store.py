@@ -1,8 +1,8 @@
-"""Write streams into a store: nodes first, then relation by relation as lists by destination, bucket by bucket.
+"""Write streams into a store: nodes first, then each relation as in-edge lists, by buckets of destination nodes.
 
-An edge waits as a record: its destination, its source, its time if lists are in time order, and its fields. Memory: an
-eighth of the budget for a bucket, a quarter for waiting records. Not counted are the longest list (about 20 bytes an
-edge), and eight bytes for each source node if source nodes carry the times.
+An edge waits as a record: destination, source, time if lists are in time order, and fields. A bucket takes an eighth of
+the memory budget, waiting records a quarter. Not counted are the longest in-edge list (about 20 bytes an edge), and
+eight bytes for each source node if edges take the times of their source nodes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ INDPTR, WEIGHT, TIME = Field("int64"), Field("float32"), Field("int64")
 
 @dataclass(frozen=True)
 class WrittenRelation:
-    """A relation to write: its ends, its fields, and the order of its lists."""
+    """A relation to write: its ids, its fields, and the order of the edges in its in-edge lists."""
 
     relation: Relation  # its number of edges is not known yet
     num_sources: int
@@ -59,7 +59,7 @@ class WrittenRelation:
         return self.time is not None or self.source_times is not None
 
     def files(self, part: int) -> dict[str, Field]:
-        """Return every file of a part, in the order of store.json."""
+        """Return the field of every file of a part, by file name, in the order of store.json."""
         columns = {"indptr": INDPTR, "indices": Field(id_dtype(self.num_sources))}
         columns |= {"weight": WEIGHT} if self.weight is not None else {}
         columns |= {"time": TIME} if self.is_timed else {}
@@ -67,7 +67,7 @@ class WrittenRelation:
         return files | {layout.edge_file(part, self.relation, name): f for name, f in self.relation.fields.items()}
 
     def columns(self, part: int = 0) -> dict[str, Field]:
-        """Return the columns of a record behind its key, by the file that each goes to."""
+        """Return the columns that follow the key in a record, by the name of the file that each is written to."""
         derived = {layout.topology_file(part, self.relation, name) for name in ("indptr", "weight")}
         return {name: field for name, field in self.files(part).items() if name not in derived}
 
@@ -100,7 +100,7 @@ def write_store(
     by_name = {stream.name: stream for stream in nodes}
     for edge_stream in edges:
         begin(" ".join(edge_stream.key))
-        source_times = list[Tensor | None]()  # of each key, from the files just written
+        source_times = list[Tensor | None]()  # for each of the keys, from the files just written
         for source, _, _ in edge_stream.keys:
             times = None
             if takes_node_times(edge_stream, by_name[source], options):
@@ -117,7 +117,7 @@ def write_store(
 
 
 def check_streams(nodes: Sequence[NodeStream], edges: Sequence[EdgeStream]) -> None:
-    """Raise ConfigError unless the streams make one store."""
+    """Raise ConfigError if node types differ in their number of parts, or if an edge rule contradicts itself."""
     if len({len(stream.bounds) for stream in nodes}) != 1:
         raise ConfigError(f"node types have {[len(s.bounds) - 1 for s in nodes]} parts; give all of them as many")
     for stream in edges:
@@ -129,7 +129,7 @@ def check_streams(nodes: Sequence[NodeStream], edges: Sequence[EdgeStream]) -> N
 
 
 def _budget(writer: StoreWriter, options: StoreOptions) -> SpillBudget:
-    """Return the memory that is left now, and the scratch folder."""
+    """Return the budget of the next step: the memory that is left now, and the writer's scratch folder."""
     left = max(options.least_memory, options.memory - resident_bytes())
     return SpillBudget(writer.scratch, left, options.chunk_rows)
 
@@ -140,7 +140,7 @@ def _budget(writer: StoreWriter, options: StoreOptions) -> SpillBudget:
 def written_relations(
     stream: EdgeStream, nodes: Sequence[NodeStream], options: StoreOptions, source_times: Sequence[Tensor | None]
 ) -> list[WrittenRelation]:
-    """Return the relation, and its reverse if it has one; `source_times` has an entry for each."""
+    """Return the relation of a stream, and its reverse if it has one; `source_times` has an entry for each."""
     by_name = {s.name: s for s in nodes}
     return [
         WrittenRelation(
@@ -158,7 +158,7 @@ def written_relations(
 
 
 def takes_node_times(stream: EdgeStream, sources: NodeStream, options: StoreOptions) -> bool:
-    """Return whether edges take the times of their source nodes; raise DataError if these are unfit."""
+    """Return whether edges take the times of their source nodes; raise DataError unless times are one integer each."""
     if options.time is None or options.time in stream.fields:
         return False
     field = stored_fields(sources).get(options.time)
@@ -173,7 +173,7 @@ def takes_node_times(stream: EdgeStream, sources: NodeStream, options: StoreOpti
 def write_relations(
     writer: ArraySink, stream: EdgeStream, written: Sequence[WrittenRelation], budget: SpillBudget
 ) -> list[list[int]]:
-    """Write a stream's relation, and its reverse if it has one; return the number of edges by part of each."""
+    """Write a stream's relation, and its reverse if it has one; return, for each, the number of edges by part."""
     with ExitStack() as stack:
         spools = []
         for number, topology in enumerate(written):
@@ -208,7 +208,7 @@ def write_relations(
 
 
 def _directions(stream: EdgeStream, rows: EdgeRows) -> Iterator[EdgeRows]:
-    """Yield the edges of the relation, then those of its reverse if it has one."""
+    """Yield the edges of the relation, changed by its rule, then the edges of its reverse if it has one."""
     rule = stream.rule
     if rule.drop_loops:
         rows = rows.where(rows.sources != rows.destinations)
@@ -223,7 +223,7 @@ def _directions(stream: EdgeStream, rows: EdgeRows) -> Iterator[EdgeRows]:
 
 
 def _append_lists(writer: ArraySink, topology: WrittenRelation, bucket: Bucket, part: int, first_edge: int) -> int:
-    """Append the lists of a bucket to the files of its part; return the number of edges."""
+    """Sort a bucket's edges into in-edge lists, and append these to the part's files; return the number of edges."""
     relation, columns = topology.relation, topology.columns(part)
     source_bytes = next(iter(columns.values())).row_bytes
     lists = order_edges(

@@ -1,4 +1,4 @@
-"""A store from tables: Parquet, CSV and Arrow files, as graph.toml says."""
+"""Build a store from tables (Parquet, CSV and Arrow files) that a graph.toml describes."""
 
 from hoploom.system import needs
 

@@ -21,15 +21,15 @@ from hoploom.store.write import StoreWriter
 from hoploom.system import needs, num_cores, resident_bytes
 
 __all__ = ["BuildOptions", "build"]
-LEAST_SHARE = 80 << 20  # of the engine, and of the store that is written
-THREAD_SHARE = 128 << 20  # of the engine, for each of its threads: it gives up with less
+LEAST_SHARE = 80 << 20  # least memory of the engine, and of the writer of the store
+THREAD_SHARE = 128 << 20  # least memory of the engine for each of its threads: DuckDB fails with less
 JOIN_BYTES = 40 << 20  # of a thread's share, for a join that spills; the rest is for two row groups
 ASIDE = 144 << 20  # batches in flight, plans and allocators, which neither share counts
 MB = 10**6
 
 
 def build(graph: GraphFile, out: str | Path, options: BuildOptions, *, progress: Progress | None = None) -> Report:
-    """Build a store from the tables that a graph file names. It appears complete, or not at all.
+    """Build a store from the tables that `graph` names, and report counts and times. A failed build leaves no store.
 
     >>> build(read_graph("graph.toml"), "papers.store", BuildOptions(memory=4 << 30))
     """
@@ -76,7 +76,7 @@ def _build_here(graph: GraphFile, out: Path, options: BuildOptions, report: Repo
 
 @contextmanager
 def open_engine(scratch: Path, memory: int, threads: int | None = None) -> Iterator[DuckEngine]:
-    """Start DuckDB, with a folder for its files in the scratch folder; remove the folder at the end."""
+    """Start DuckDB for this block, with a folder for its files in `scratch` that is removed at the end."""
     folder = scratch / "engine"
     folder.mkdir(parents=True)
     engine = DuckEngine(folder, memory, threads)
@@ -88,12 +88,12 @@ def open_engine(scratch: Path, memory: int, threads: int | None = None) -> Itera
 
 
 def fitting_threads(share: int, largest: int, cores: int) -> int:
-    """Return how many threads fit the engine's memory, where each joins rows of two row groups."""
+    """Return how many threads fit the engine's memory `share`, if each joins two row groups of `largest` bytes."""
     return max(1, min(cores, share // max(THREAD_SHARE, 2 * largest + JOIN_BYTES)))
 
 
 def engine_share(memory: int) -> int:
-    """Return half of the memory that the libraries leave; raise ConfigError if that is too little to work with."""
+    """Return the engine's memory: half of what libraries leave of `memory`. Raise ConfigError if this is too little."""
     _give_back()
     taken = resident_bytes()
     share = (memory - taken - ASIDE) // 2
@@ -105,6 +105,6 @@ def engine_share(memory: int) -> int:
 
 
 def _give_back() -> None:
-    """Return freed memory to the system, so that it does not count as taken."""
+    """Give freed memory back to the system, so that it does not count as taken."""
     pa.default_memory_pool().release_unused()
     give_back_freed_memory()

@@ -1,7 +1,7 @@
-"""Rewrite CSV as scratch Parquet. Types are inferred once, from the first block of every file, in any order.
+"""Rewrite CSV files as scratch Parquet. Types are inferred once, from the first block of every file of a table.
 
-A value of another type further down is an error with its file and row. Ids are integers only if each is written as
-Python writes it; "007" makes them strings, which DuckDB's own reader does not guarantee.
+A later value of another type is an error that names file and row. Ids are integers only if each is written as Python
+prints it; "007" makes all ids of the column strings, which DuckDB's own CSV reader does not guarantee.
 """
 
 import io
@@ -29,21 +29,21 @@ NULLS = csv.ConvertOptions().null_values
 CONVERSION = re.compile(
     r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\S+): invalid (value '|UTF8)(.*)", re.S
 )
-ENOUGH = 1000  # values from which a type is inferred
+ENOUGH = 1000  # values that are enough to infer a type
 CSV_BLOCK = 4 << 20  # bytes
 UNKNOWN = NodeTable("")
 
 
 @dataclass(frozen=True)
 class CsvFile:
-    """A CSV file, and the table that it belongs to (one without files if there is none yet)."""
+    """A CSV file, and the section of graph.toml that names it (UNKNOWN while a graph.toml is drafted)."""
 
     file: TableFile
     table: Table = UNKNOWN
     block: int = CSV_BLOCK  # bytes read at once
 
     def names(self) -> list[str]:
-        """Return the names in the first line."""
+        """Return the column names, from the first line."""
         with self.opened() as reader:
             return list(reader.schema.names)
 
@@ -54,7 +54,7 @@ class CsvFile:
 
     @contextmanager
     def opened(self, columns: Sequence[str] = (), types: Mapping[str, Any] | None = None) -> Iterator[Any]:
-        """Open a reader of some columns, or all. Raise DataError that names the row that cannot be read."""
+        """Open a reader of `columns`, or of all if empty. Raise DataError that names the row that cannot be read."""
         try:
             with self._reader(columns, types or {}) as reader:
                 yield reader
@@ -75,7 +75,7 @@ class CsvFile:
     # --- errors ---------------------------------------------------------------------------------
 
     def _with_row(self, types: Mapping[str, Any], error: Exception) -> DataError:
-        """Return pyarrow's error with its row. Reads once more in one thread, because only then are rows counted."""
+        """Return an error that adds the row to pyarrow's. Reads the file again in one thread, to have rows counted."""
         refused: list[Any] = []
 
         def refuse(row: Any) -> str:
@@ -108,11 +108,11 @@ class CsvFile:
         return self.other_type(row_number, name, match[5].rstrip().removesuffix("'"), match[3])
 
     def at(self, row: int, message: str) -> DataError:
-        """Return an error about a row."""
+        """Return an error about a row of this file."""
         return DataError(f"{self.file.shown}, row {row}: {message}")
 
     def other_type(self, row: int, name: str, value: str, kind: str) -> DataError:
-        """Return the error of a value that has another type than its column."""
+        """Return the error about a value that is not of its column's type `kind`."""
         rule = rule_of(self.table, name)
         why, way_out = "as its cast says", "correct it, or leave it empty"
         if rule.cast is None:
@@ -124,14 +124,14 @@ class CsvFile:
 
 
 def rewrite_csv(files: Sequence[CsvFile], used: Sequence[str], paths: Sequence[str], group: int) -> None:
-    """Rewrite the CSV files of a table as Parquet, after their types are inferred."""
+    """Infer the types of the `used` columns of a table, and rewrite its CSV files as Parquet at `paths`."""
     types = _types(files, used)
     for file, path in zip(files, paths, strict=True):
         stage(_typed_rows(file, types), pa.schema(types.items()), Path(path), group)
 
 
 def _typed_rows(file: CsvFile, types: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the rows of a file, as these types. Ids are read as text first, as the way an integer is written counts."""
+    """Yield the rows of a file in these types. Ids are read as text first, to check how integers are written."""
     ids = set(file.table.id_columns.values())
     first, last = 1, None
     for batch in file.batches({name: pa.string() if name in ids else kind for name, kind in types.items()}):
@@ -151,14 +151,14 @@ def _typed_rows(file: CsvFile, types: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _without_empty(column: Any) -> Any:
-    """Return text with null for empty text; other columns unchanged."""
+    """Return a text column with nulls in place of empty strings; return other columns unchanged."""
     if not pa.types.is_string(column.type):
         return column
     return pc.if_else(pc.equal(pc.binary_length(column), 0), None, column)
 
 
 def _integers(column: Any, file: CsvFile, name: str, first: int) -> Any:
-    """Return text as int64; raise DataError that names the first row that is no integer."""
+    """Return text as int64; raise DataError for the first row that is no integer. Rows are counted from `first`."""
     is_cast = rule_of(file.table, name).cast is not None
     if is_cast:
         column = pc.if_else(pc.is_in(column, pa.array(NULLS)), None, column)
@@ -179,7 +179,7 @@ def _integers(column: Any, file: CsvFile, name: str, first: int) -> Any:
 
 
 def _types(files: Sequence[CsvFile], used: Sequence[str]) -> dict[str, Any]:
-    """Return the type of every used column."""
+    """Return the type of every `used` column, from casts and from the first block of each file."""
     table = files[0].table
     ids = set(table.id_columns.values())
     casts = {name: cast for name in used if (cast := rule_of(table, name).cast)}
@@ -210,7 +210,7 @@ def _types(files: Sequence[CsvFile], used: Sequence[str]) -> dict[str, Any]:
 
 
 def _wider(one: Any, two: Any) -> Any:
-    """Return the type that holds the values of both."""
+    """Return a type that holds the values of both types."""
     types = pa.types
     if one == two or types.is_null(two):
         return one
@@ -226,7 +226,7 @@ def _wider(one: Any, two: Any) -> Any:
 
 
 def _numbers(table: Table, used: Sequence[str]) -> set[str]:
-    """Return the columns whose integers may continue as fractions: features, unless they are integers, and weights."""
+    """Return the columns that are float64 even if their first values are integers: weights, and float features."""
     label, weight = (None, table.weight) if isinstance(table, EdgeTable) else (table.label, None)
     kept = {*table.id_columns.values(), label, table.time, *table.fields.values()}
     kept |= {name for name in used if rule_of(table, name).cast or rule_of(table, name).categories}
@@ -234,7 +234,7 @@ def _numbers(table: Table, used: Sequence[str]) -> set[str]:
 
 
 def _id_type(file: CsvFile, name: str, column: Any) -> Any:
-    """Return int64 if every id of a block is written as one, else text; raise DataError if all are like 1.0."""
+    """Return int64 if all ids of a block are written as integers, else string; raise DataError if all are like 1.0."""
     given = pc.drop_null(_without_empty(column))
     if len(given) == 0:
         return pa.null()
@@ -252,7 +252,7 @@ def _id_type(file: CsvFile, name: str, column: Any) -> Any:
 
 
 def _type_further_on(files: Sequence[CsvFile], name: str) -> Any:
-    """Return the type of a column that begins with nulls, from its first values."""
+    """Return the type of a column whose first blocks hold only nulls, from its first values further on."""
     is_id = name in files[0].table.id_columns.values()
     for file in files:
         for batch in file.batches({name: pa.string()}):

@@ -1,4 +1,4 @@
-"""Find the file, row and value of an error in the tables. Runs after a build has failed, so it may read them again."""
+"""Find the file, row and value of an error in the tables, after a build has failed. Reads the tables again."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -22,19 +22,19 @@ class UnfitError(ValueError):
 
 
 def nulls(source: TableSource, column: str, count: int, way_out: str) -> DataError:
-    """Return the error of ids that are null."""
+    """Return the error about `count` null ids in a column, with the file and row of the first."""
     found = "a null" if count == 1 else f"{count} nulls, this is the first"
     return _at(source, column, source.locate(column, [None]).get(None), f"has {found}; {way_out}")
 
 
 def zero_bytes(source: TableSource, value: str) -> DataError:
-    """Return the error of an id with a zero byte, which ends texts in a store."""
+    """Return the error about the id `value`, which has a zero byte: in a store, it would end the text."""
     column = source.id_column
     return _at(source, column, source.locate(column, [value]).get(value), f"holds {value!r}; remove its zero byte")
 
 
 def not_utf8(source: TableSource, column: str) -> DataError:
-    """Return the error of a text that is not UTF-8."""
+    """Return the error about text that is not UTF-8, with the file and row of the first such value."""
     for origin, before, texts in source.scan(column):
         if not is_utf8(texts):
             row = bisect_left(range(len(texts)), True, key=lambda last: not is_utf8(texts[: last + 1]))
@@ -44,7 +44,7 @@ def not_utf8(source: TableSource, column: str) -> DataError:
 
 @contextmanager
 def naming_texts(source: TableSource, column: str) -> Iterator[None]:
-    """Raise the error of a text that is not UTF-8, if the block cannot decode values of the column."""
+    """Raise the error of `not_utf8` if this block cannot decode values of the column."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -52,7 +52,7 @@ def naming_texts(source: TableSource, column: str) -> Iterator[None]:
 
 
 def duplicate_ids(engine: Engine, source: TableSource, pairs: ir.Table) -> DataError:
-    """Return the error of ids that have several rows."""
+    """Return the error about ids that have several rows, given the map `pairs` [id, node, again] of all ids."""
     column = source.id_column
     count, listed = _listed(engine, source, column, pairs.filter(pairs["again"]).select("id"), skip=1)
     some = "an id has" if count == 1 else f"{count} ids have"
@@ -60,7 +60,7 @@ def duplicate_ids(engine: Engine, source: TableSource, pairs: ir.Table) -> DataE
 
 
 def dangling(engine: Engine, source: TableSource, role: str, nodes: str, ends: ir.Table) -> DataError | None:
-    """Return the error of edges of unknown nodes, given the ids at the unknown ends; None if there are none."""
+    """Return the error about edges whose `role` end is unknown; `ends` has the ids. None if there are no such edges."""
     (found,) = result_rows(engine, ends.aggregate(rows=ends.count()))
     if not found["rows"]:
         return None
@@ -73,7 +73,7 @@ def dangling(engine: Engine, source: TableSource, role: str, nodes: str, ends: i
 
 
 def first_word(source: TableSource, column: str) -> tuple[str, Any] | None:
-    """Return the file and row, and the value, of the first value that does not read as a number."""
+    """Return the file and row, and the value, of the first value that is not a number; None if there is none."""
     for origin, before, values in source.scan(column):
         for row, value in enumerate(values.to_pylist(), before + 1):
             if value is None:
@@ -89,7 +89,7 @@ def first_word(source: TableSource, column: str) -> tuple[str, Any] | None:
 
 
 def unfit(source: TableSource, column: str, check: Callable[[pa.Array], Any], error: Exception) -> DataError:
-    """Return the error of the first value that `check` refuses."""
+    """Return the error about the first value for which `check` raises UnfitError, with its file and row."""
     for origin, before, values in source.scan(column):
         if _refusal(check, values) is not None:
             row = bisect_left(range(len(values)), True, key=lambda last: bool(_refusal(check, values[: last + 1])))
@@ -115,7 +115,7 @@ def _at(source: TableSource, column: str, place: str | None, message: str) -> Da
 
 
 def _listed(engine: Engine, source: TableSource, column: str, ids: ir.Table, skip: int = 0) -> tuple[int, str]:
-    """Return how many ids there are, and text of the first with their files and rows; skip=1: their second rows."""
+    """Return the number of distinct ids, and text that lists the first with file and row; skip=1: their second row."""
     distinct = ids.distinct()
     (count,) = result_rows(engine, distinct.aggregate(ids=distinct.count()))
     with naming_texts(source, column):

@@ -1,6 +1,6 @@
 """Draft a graph.toml for the tables in a folder, from the names and types of their columns and the first rows.
 
-Guesses have a comment: a person is to read the text and correct it.
+Guessed values have a comment, so that the user can check and correct them.
 """
 
 import os
@@ -51,7 +51,7 @@ class _Section:
 
     @property
     def types(self) -> dict[str, pa.DataType]:
-        """The type of each column but row numbers."""
+        """The type of each column, without the columns of row numbers that pandas adds."""
         return {one.name: one.type for one in self.sample.schema if not ROW_NUMBER.fullmatch(one.name)}
 
     @property
@@ -77,7 +77,7 @@ class _Section:
 
 
 def draft(folder: Path, beside: Path) -> str:
-    """Return a graph.toml for the tables in a folder, to be written into the folder `beside`.
+    """Return the text of a graph.toml for the tables in `folder`. Paths in it are relative to the folder `beside`.
 
     >>> Path("graph.toml").write_text(draft(Path("tables"), Path()))
     """
@@ -123,7 +123,7 @@ def _section(name: str, paths: Sequence[TableFile], shown: Path) -> _Section:
 
 
 def _batches(file: TableFile, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file, of some columns or all."""
+    """Yield batches of a file's rows, with the given columns, or all if there are none."""
     if file.kind in ("csv", "tsv"):
         with CsvFile(file).opened(columns) as reader:
             yield from reader
@@ -145,11 +145,11 @@ class _Draft:
     notes: list[str] = field(default_factory=list)
 
     def refers(self, column: str) -> bool:
-        """Return whether a column is called like an id, or like a node type."""
+        """Return whether the name of a column has a word for ids, or is that of a node type."""
         return bool({*_words(column)} & {*ID_WORDS}) or _stem(column) in self.types
 
     def own_id(self, table: _Section) -> str | None:
-        """Return the column that tells the rows apart: called like the table or `id`; None if there is none."""
+        """Return a node table's id column: named like the table or `id`, without repeats; None if there is none."""
         named = [name for name in table.id_typed if self.refers(name)]
         own = [name for name in named if _stem(name) == table.node_type] if len(named) < 3 else []
         general = [name for name in named if not _stem(name)]
@@ -160,7 +160,7 @@ class _Draft:
         return None
 
     def add_edges(self, table: _Section) -> None:
-        """Add the relation of a table of edges: its ends are named so, or called like ids, or the only two columns."""
+        """Add an edge table's relation: its ends are columns named as ends, or named like ids, or the only two."""
         named = [name for name in table.id_typed if self.refers(name)]
         ends = _named_ends(table) or (named[:2] if len(named) > 1 else table.id_typed)
         if len(ends) != 2:
@@ -196,7 +196,7 @@ class _Draft:
         self.relations[str(source), name, str(destination)] = table
 
     def _named_type(self, table: _Section, column: str) -> str | None:
-        """Return the node type that the name of a column says; None if it says none."""
+        """Return the node type that the name of a column contains; None if there is none."""
         for name, nodes in self.nodes.items():
             if column == nodes.keys["id"] or name in _words(column):
                 return name
@@ -223,13 +223,13 @@ class _Draft:
 
 
 def _named_ends(table: _Section) -> list[str]:
-    """Return the columns that are called source and destination, or alike; none if there are no such columns."""
+    """Return the columns named source and destination, or with words of END_WORDS; [] unless there is one of each."""
     found = [name for words in END_WORDS.values() for name in table.id_typed if _stem(name) in words]
     return found if len(found) == 2 else []
 
 
 def _add_columns(table: _Section, ids: Sequence[str]) -> None:
-    """Add the keys of features, and of a node table's label and split; `ids` are columns that are called like ids."""
+    """Add the key `features`, and to node tables `label` and `split`; `ids` are columns that cannot be any of these."""
     left = [name for name in table.types if name not in (*table.keys.values(), *ids)]
     numbers = [name for name in left if table.is_number(name) and name.lower() not in NO_FEATURES]
     repeated = [  # words that stand for classes or splits
@@ -256,14 +256,14 @@ def _add_columns(table: _Section, ids: Sequence[str]) -> None:
 
 
 def _words(name: str) -> list[str]:
-    """Return the words of a name, in singular: writesPaper, writes_paper and writes-papers have two."""
+    """Return a name's words in singular: "write" and "paper" for writesPaper, writes_paper and writes-papers."""
     words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
     words = [re.sub(r"(?<=..)(?<!mov)ies$", "y", word) for word in words if word]
     return [re.sub(r"(?<=...)(?<!s|u|i)s$", "", word) for word in words]
 
 
 def _stem(name: str) -> str:
-    """Return author for author_id."""
+    """Return a name without its words for ids, e.g. author for author_id."""
     return "_".join(word for word in _words(name) if word not in ID_WORDS)
 
 

@@ -1,4 +1,4 @@
-"""Run Ibis expressions over tables: the interface of engines, and DuckDB in this process, which implements it.
+"""Run Ibis expressions over tables: the interface of engines, and the engine that runs DuckDB in this process.
 
 Results that an engine must keep are Parquet files in its folder, where DuckDB also spills. DuckDB's own tables would be
 slightly faster; files behave alike on every engine.
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class UnreadableError(DataError):
-    """An engine cannot read on in a table, which it may not have named."""
+    """An engine failed to read a table; its message may not name the file."""
 
 
 def is_utf8(texts: pa.Array) -> bool:
@@ -43,7 +43,7 @@ def is_utf8(texts: pa.Array) -> bool:
 
 @dataclass
 class IdCounts:
-    """Counts of some ids of a node type, which show whether they can be used."""
+    """Counts of some ids of a node type, which show whether the ids can be used."""
 
     sizes: dict[int, int] = field(default_factory=dict)  # ids by part
     nulls: int = 0
@@ -67,7 +67,7 @@ class IdCounts:
         self.zero = min((zero for zero in (self.zero, other.zero) if zero is not None), default=None)
 
     def add_texts(self, ids: pa.Array) -> None:
-        """Add the width of texts, and one of them that holds a zero byte."""
+        """Add the width of text ids, whether they are UTF-8, and an id with a zero byte if there is one."""
         if not is_utf8(ids):
             self.is_utf8 = False
             return
@@ -86,16 +86,16 @@ class Engine(Protocol):
         """Return a table of the numbers 0 to count - 1, as `id`."""
 
     def stream(self, table: ir.Table, row_bytes: int = 16, *, as_read: bool = False) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of an expression, in order if it is ordered; `as_read` prefers the order of the files."""
+        """Yield the rows of an expression in its order, if it has one; `as_read` prefers the order of the files."""
 
     def fold(self, table: ir.Table, task: Fold, row_bytes: int = 16) -> list[dict[str, Any]]:
-        """Return what `task` computes, numbers and texts, from all rows or from each partition of them."""
+        """Return the results of `task`, dicts of numbers and texts: one for all rows, or one per partition of rows."""
 
     def number(self, ids: ir.Table, num_rows: int, name: str) -> tuple[ir.Table, IdCounts]:
-        """Return the map [id, node, again] of ids [id, part], and the counts of the ids.
+        """Number the ids of a table [id, part]: return the map [id, node, again], and the counts of the ids.
 
-        Nodes are numbered in the order of (part, id), texts in that of (part, bucket, id): they have a `bucket`, too.
-        `again` is true if the row before has the same id. Null ids are only counted.
+        Nodes are numbered in the order of (part, id). A table of text ids also has a column `bucket`, and the order is
+        (part, bucket, id). `again` is true if the row before has the same id. Null ids are only counted.
         """
 
     def close(self) -> None: ...
@@ -115,12 +115,12 @@ class EngineRows(Generic[T]):
         return map(self.decode, self.engine.stream(self.table, self.row_bytes, as_read=self.as_read))
 
     def then(self, further: Callable[[T], Any]) -> "EngineRows[Any]":
-        """Return the rows with another function applied to each decoded batch."""
+        """Return rows that apply `further` to each decoded batch."""
         return replace(self, decode=partial(in_turn, self.decode, further))
 
 
 def result_rows(engine: Engine, table: ir.Table) -> list[dict[str, Any]]:
-    """Return the rows of a small result."""
+    """Return the rows of an expression as dicts; for small results only."""
     return [row for batch in engine.stream(table) for row in batch.to_pylist()]
 
 
@@ -167,7 +167,7 @@ class DuckEngine:
 
     def number(self, ids: ir.Table, num_rows: int, name: str) -> tuple[ir.Table, IdCounts]:
         """Number the ids bucket by bucket, so that they are never all sorted at once."""
-        if "bucket" not in ids.columns:  # spans of integers; rounded, as it only counts that they ascend with the ids
+        if "bucket" not in ids.columns:  # ranges of integers; rounding is harmless, as they still ascend with the ids
             (found,) = result_rows(self, ids.aggregate(low=ids["id"].min(), high=ids["id"].max()))
             low, high = found["low"] or 0, found["high"] or 0  # None if all are null
             width = ibis.literal((high - low) // BUCKETS + 1, "float64")
@@ -186,7 +186,7 @@ class DuckEngine:
         return pairs, counts
 
     def _keep(self, table: ir.Table, name: str) -> ir.Table:
-        """Compute the rows of an expression and write them to a file."""
+        """Write the rows of an expression to a file, and return the file's rows as a table."""
         path = str(self._folder / f"{name}.parquet")
         with _explained():
             self._connection.con.execute(f"COPY ({sql_of(table, 'duckdb')}) TO {_quoted(path)} (FORMAT parquet)")
@@ -197,7 +197,7 @@ class DuckEngine:
 
 
 def _numbered_in_buckets(ids: ir.Table, sizes: ir.Table) -> ir.Table:
-    """Return the map [id, node, again] of ids [id, part, bucket], given the number of rows of each bucket."""
+    """Return the map [id, node, again] of ids [id, part, bucket]; `sizes` has the number of rows of each bucket."""
     before = ibis.window(order_by=[sizes["part"], sizes["bucket"]], preceding=(None, 1))
     begins = sizes.select(
         in_part=sizes["part"],
@@ -220,7 +220,7 @@ def _quoted(text: str) -> str:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Raise DuckDB's errors as Hoploom's."""
+    """Raise DuckDB's errors in this block as Hoploom's."""
     try:
         yield
     except HoploomError:

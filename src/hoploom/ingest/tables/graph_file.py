@@ -77,7 +77,7 @@ class ColumnRule:
 
 @dataclass(frozen=True)
 class NodeTable:
-    """The nodes of a type, a row each. Without `files`, `count` is their number, and their ids are 0, 1, 2, …"""
+    """A section for a node type, whose table has a row per node. Without `files`, ids are 0, 1, … `count` - 1."""
 
     name: str
     files: tuple[str, ...] = key((), "paths, globs, folders or URLs of .parquet, .csv, .tsv or .arrow files", FILES)
@@ -115,13 +115,13 @@ class NodeTable:
 
     @property
     def id_columns(self) -> dict[str, str]:
-        """The columns with ids, by their key."""
+        """The column with ids, by the key that names it; empty without files."""
         return {} if self.id is None else {"id": self.id}
 
 
 @dataclass(frozen=True)
 class EdgeTable:
-    """The edges of a relation: a row each."""
+    """A section for a relation, whose table has a row per edge."""
 
     relation: RelationName
     files: tuple[str, ...] = key(
@@ -152,7 +152,7 @@ class EdgeTable:
 
     @property
     def id_columns(self) -> dict[str, str]:
-        """The columns with ids, by their key."""
+        """The columns with ids, by the key that names each."""
         return {"source": self.source, "destination": self.destination}
 
 
@@ -160,7 +160,7 @@ Table = NodeTable | EdgeTable
 
 
 def rule_of(table: Table, column: str) -> ColumnRule:
-    """Return the rule of a column; one that changes nothing if none is given."""
+    """Return the rule that graph.toml gives for a column, or a rule that changes nothing."""
     return table.columns.get(column, ColumnRule())
 
 
@@ -176,7 +176,7 @@ class GraphFile:
     nodes: Mapping[str, NodeTable]  # by name, in the order of the file
     edges: Mapping[RelationName, EdgeTable]
     seed: int = key(0, "the number that random splits derive from", rules.whole(0, rules.MOST_SEED))
-    folder: Path = Path()  # what relative paths are relative to
+    folder: Path = Path()  # relative paths are relative to this folder
     where: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # nodes.paper.id -> graph.toml:3
 
     @property
@@ -189,7 +189,7 @@ class GraphFile:
         return list(self.nodes) == [HOMOGENEOUS_TYPE] and list(self.edges) == [HOMOGENEOUS_RELATION]
 
     def problem(self, name: str, message: str) -> ConfigError:
-        """Return an error about a key (nodes.paper.label) or a table (nodes.paper) that begins with its line."""
+        """Return an error about a key (nodes.paper.label) or a section (nodes.paper), with its line in the file."""
         return problem(self.where, name, f"{name}: {message}")
 
 
@@ -202,13 +202,13 @@ HEADINGS: Headings = {
 
 
 def read_graph(path: str | Path) -> GraphFile:
-    """Read the graph.toml at a path. Its relative paths are relative to that file."""
+    """Read the graph.toml at a path. Relative paths in the file are relative to the file's folder."""
     absent = f"`hoploom init --tables DIR {path}` drafts one from the tables in DIR"
     return _graph_file(read_document(path, HEADINGS, absent=absent))
 
 
 def parse_graph(text: str, *, name: str = "graph.toml", folder: Path = Path()) -> GraphFile:
-    """Read the graph.toml in a text. Messages call it `name`; relative paths are relative to `folder`."""
+    """Read a graph.toml from its text. Messages call the file `name`; relative paths are relative to `folder`."""
     return _graph_file(parse_document(text, HEADINGS, name=name, folder=folder))
 
 

@@ -1,7 +1,7 @@
-"""The tables of a graph as streams of node rows and edges, with store ids.
+"""Turn the tables of a graph into streams of node rows and edges with store ids.
 
-Rows arrive in any order, each with its store id; nothing is sorted here. Unknown ends are found while the edges are
-read, without another pass.
+Rows arrive in any order, each with its store id; nothing is sorted here. Edges of unknown nodes are found while the
+edges are read, without another pass.
 """
 
 from collections import deque
@@ -34,7 +34,7 @@ from hoploom.schema import ORIGINAL_ID, Field
 
 ENGINES = ("duckdb", "spark")
 MOST_PARTS = 2**16  # the four hex digits that choose the part of a text id
-MOST_SPLITS = 100  # each is read by itself
+MOST_SPLITS = 100  # each takes a pass over the table
 ENDS = ("source", "destination")
 Splits = Mapping[str, Callable[[], Iterator[Tensor]]]
 
@@ -48,7 +48,7 @@ class BuildOptions:
     threads: int | None = None  # of the engine; None: all cores
     engine: str = "duckdb"
     master: str = "local[*]"  # of Spark
-    conf: Mapping[str, str] = field(default_factory=dict)  # more settings of Spark
+    conf: Mapping[str, str] = field(default_factory=dict)  # further Spark settings
     drop_dangling: bool = False  # leave out edges of unknown nodes, and count them
 
     def __post_init__(self) -> None:
@@ -66,9 +66,9 @@ class Report:
 
     nodes: dict[str, int] = field(default_factory=dict)  # by type
     edges: dict[str, int] = field(default_factory=dict)  # rows read, by relation
-    dropped: dict[str, int] = field(default_factory=dict)  # of them with an unknown end, by relation
+    dropped: dict[str, int] = field(default_factory=dict)  # edges left out for an unknown end, by relation
     unlabelled: dict[str, int] = field(default_factory=dict)  # nodes without a label by type, if there are some
-    notes: list[str] = field(default_factory=list)  # what happens to them
+    notes: list[str] = field(default_factory=list)  # what happens to nodes without a label
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
 
@@ -83,7 +83,7 @@ class GraphTables:
     def streams(self, parts: int, report: Report, *, drop_dangling: bool) -> tuple[list[NodeStream], list[EdgeStream]]:
         """Number all nodes; return the node types and the relations. Raise ConfigError or DataError for unfit columns.
 
-        The report gets the counts of nodes and missing labels now, and those of edges when they are read.
+        Counts of nodes and missing labels are added to `report` now, counts of edges when the edges are read.
         """
         numberings, nodes, edges = dict[str, Numbering](), list[NodeStream](), list[EdgeStream]()
         for name, node_table in self.graph.nodes.items():
@@ -102,7 +102,7 @@ class GraphTables:
         return nodes, edges
 
     def store_options(self, memory: int) -> StoreOptions:
-        """Return the options of the store, which may take this much memory to write."""
+        """Return the options with which the store is written; writing may take `memory` bytes."""
         tables, edges = self.graph.tables, self.graph.edges.values()
         return StoreOptions(
             weight="weight" if any(table.weight for table in edges) else None,
@@ -113,7 +113,7 @@ class GraphTables:
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
-        """Name the damaged file if the engine cannot read on in this block, at the cost of reading all files again."""
+        """If the engine cannot read a table in this block, read all files again to raise an error with the file."""
         try:
             yield
         except UnreadableError:
@@ -128,14 +128,14 @@ class GraphTables:
 
 @dataclass(frozen=True)
 class NodeRows:
-    """A node type's table, numbered."""
+    """The table of a node type, and the numbering that gives its rows store ids."""
 
     engine: Engine
     source: TableSource
     numbering: Numbering
 
     def stream(self, report: Report) -> NodeStream:
-        """Return the node type as a stream, and report the nodes without a label."""
+        """Return the node type as a stream; add the nodes without a label to `report`."""
         table, planned = self.source.table, Planner(self.engine, self.source).fields()
         assert isinstance(table, NodeTable)
         label, split = planned.label, table.split
@@ -162,14 +162,14 @@ class NodeRows:
         return EngineRows(self.engine, given, partial(_node_rows, planned), planned.row_bytes, as_read=in_order)
 
     def _with_nodes(self, columns: Mapping[str, str]) -> ir.Table:
-        """Return the table with store ids as `node`, the user's as `id`, and columns by other names."""
+        """Return the table with store ids as `node`, the user's ids as `id`, and `columns` under their aliases."""
         rows, column = self.engine.read(self.source.paths), self.source.id_column
         ids = cast_ids(rows[column], self.source, column)
         chosen = rows.select(id=ids, **{alias: rows[name] for name, alias in columns.items()})
         return self.numbering.attach(chosen, "id", "node")
 
     def _named_splits(self, split: str) -> Splits:
-        """Return the splits that a column names."""
+        """Return the members of each split that the column `split` names."""
         nodes = self._with_nodes({split: "split"})
         named = nodes.select("node", split=nodes["split"].cast("string"))
         named = named.filter(named["split"].notnull() & (named["split"] != ""))  # no name: in no split
@@ -183,7 +183,7 @@ class NodeRows:
         return {word: EngineRows(self.engine, table, _members) for word, table in members.items()}
 
     def _drawn_splits(self, shares: Mapping[str, float], label: TableFields | None) -> Splits:
-        """Return splits drawn by shares, from a node's id and the seed alone; with a label, of nodes that have one."""
+        """Return random splits of these shares, from node ids and the seed alone; with `label`, of labelled nodes."""
         ends = [0.0, *accumulate(shares.values())]
         ends[-1] = 1.0 if abs(ends[-1] - 1) < 1e-9 else ends[-1]
         ids = self.numbering.original(self.engine)
@@ -195,7 +195,7 @@ class NodeRows:
         return {name: ids.then(partial(_drawn_between, seed, ends[i], ends[i + 1])) for i, name in enumerate(shares)}
 
     def _report_unlabelled(self, label: TableFields, report: Report) -> None:
-        """Count the nodes without a label; if there are some, report them and what happens to them."""
+        """Count the nodes without a label; if there are some, add the count and a note about their use to `report`."""
         table, rows = self.source.table, self.engine.read(self.source.paths)
         chosen = rows.select(**{alias: rows[name] for name, alias in label.aliases.items()})
         count = sum(one["rows"] for one in self.engine.fold(chosen, partial(_count_unlabelled, label), label.row_bytes))
@@ -229,7 +229,7 @@ def _drawn_between(seed: int, begin: float, end: float, given: NodeIds) -> Tenso
 
 
 def _hashed(ids: Tensor, seed: int) -> Words:
-    """Return hashes of integers [n], or of texts [n, width], eight bytes at a time, without zeros behind their end."""
+    """Return hashes of integer ids [n], or of padded texts [n, width]. The width of the padding has no effect."""
     hashes: Words = np.full(len(ids), np.uint64(mix(0, seed)))
     if ids.dim() == 1:
         return mix_words(hashes, ids.numpy().view(np.uint64))
@@ -255,7 +255,7 @@ def _unlabelled(label: TableFields, batch: pa.RecordBatch) -> Tensor:
 
 
 def _original_ids(engine: Engine, numbering: Numbering) -> list[NodeFields]:
-    """Return the user's ids as a field, unless they are the store's."""
+    """Return the user's ids as a field of the store; an empty list if they equal the store ids."""
     if numbering.pairs is None and numbering.first == 0:
         return []
     field = Field("uint8", (numbering.width,)) if numbering.width else Field("int64")
@@ -294,7 +294,7 @@ class _EdgeTables:
         return EdgeStream(table.relation, {field.name: field.field for field in planned.fields}, known, rule)
 
     def _joined(self, columns: dict[str, str]) -> ir.Table:
-        """Return the edges with store ids as `source` and `destination`, the user's ids, and columns by other names."""
+        """Return the edges with store ids (source, destination), the user's ids (*_given), and aliased `columns`."""
         rows = self.engine.read(self.source.paths)
         given = {
             f"{end}_given": cast_ids(rows[column], self.source, column)
@@ -306,7 +306,7 @@ class _EdgeTables:
         return edges
 
     def _dangling(self) -> DataError:
-        """Return the error of ends that are null or unknown."""
+        """Return the error about edges whose ends are null or unknown, after reading the table again."""
         joined = self._joined({})
         for end, column in self.source.table.id_columns.items():
             nulls = joined.filter(joined[f"{end}_given"].isnull())
@@ -327,14 +327,14 @@ class UnknownEndError(DataError):
 
 @dataclass(frozen=True)
 class KnownEdges:
-    """The rows of a table of edges; those with an unknown end are dropped or an error."""
+    """The rows of an edge table; edges with an unknown end are dropped if `drop_dangling`, else an error."""
 
     rows: EngineRows[EdgeRows]  # unknown ends are negative
     num_rows: int
     owner: str
     report: Report  # gets the counts of rows
     drop_dangling: bool
-    explained: Callable[[], DataError]  # the error of the ends
+    explained: Callable[[], DataError]  # returns the error about unknown ends
 
     def __call__(self) -> Iterator[EdgeRows]:
         for edges in self.rows():
@@ -346,13 +346,13 @@ class KnownEdges:
             yield known
 
     def count(self, rows: int, dropped: int) -> None:
-        """Add the numbers of rows that were read, and that were dropped."""
+        """Add the number of rows read, and of rows dropped, to the report."""
         self.report.edges[self.owner] += rows
         self.report.dropped[self.owner] += dropped
 
 
 def known_edges(drop_dangling: bool, edges: EdgeRows) -> EdgeRows:
-    """Return the edges with known ends. Raise UnknownEndError for others unless they are dropped; for nulls always."""
+    """Return the edges with known ends. Raise UnknownEndError for unknown ids unless dropped, and for null ids."""
     least = min((int(ends.numpy().min()) for ends in edges[:2] if ends.numel()), default=0)  # torch wakes threads
     if least >= 0:
         return edges

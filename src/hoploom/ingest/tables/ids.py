@@ -1,8 +1,8 @@
-"""Map the user's ids to store ids: the first id of the part plus the row number in the part.
+"""Map the user's ids to store ids: the first store id of the part plus the rank of the user's id in the part.
 
-Store ids follow from the ids alone, not from the order of rows or files: in a part, integers ascend, and texts ascend
-by (bucket, UTF-8 bytes), where the bucket is the first hex digits of their MD5. Integers without gaps need no map if
-there is one part: the store id is a difference.
+Store ids follow from the user's ids alone, not from the order of rows or files: in a part, integers ascend, and texts
+ascend by (bucket, UTF-8 bytes), where the bucket is the first hex digits of their MD5. Integers without gaps need no
+map if there is one part: the store id is the user's id minus the smallest id.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Numbering:
         return self.bounds[-1]
 
     def attach(self, table: ir.Table, column: str, name: str) -> ir.Table:
-        """Return the table with a column of store ids for a column of ids; UNKNOWN or NULL if there is none."""
+        """Return `table` with a new column `name`: the store ids of the ids in `column`, or UNKNOWN or NULL."""
         if self.pairs is None:
             given = table[column]
             known = given.between(self.first, self.first + self.num_nodes - 1)
@@ -58,7 +58,7 @@ class Numbering:
         return joined.select(*table.columns, **{name: found})
 
     def original(self, engine: Engine) -> EngineRows[NodeIds] | IdRows[NodeIds]:
-        """Return all nodes with the user's ids."""
+        """Return rows of (store ids, the user's ids) of all nodes."""
         if self.pairs is None:
             return IdRows(self.num_nodes, partial(_shifted, self.first))
         return EngineRows(engine, self.pairs.select("node", "id"), partial(read_node_ids, self.width), 16 + self.width)
@@ -69,13 +69,13 @@ def _shifted(first: int, nodes: Tensor) -> NodeIds:
 
 
 def read_node_ids(width: int, batch: pa.RecordBatch) -> NodeIds:
-    """Return the columns `node` and `id` of a batch; width=0: ids are integers."""
+    """Return the columns `node` and `id` of a batch as tensors. `width` is that of text ids, or 0 for integers."""
     ids = batch.column("id")
     return int64_of(batch.column("node")), padded(ids, width) if width else int64_of(ids)
 
 
 def cast_ids(ids: Any, source: TableSource, column: str) -> Any:
-    """Return the ids of a column, cast to the type that they have in every table."""
+    """Return a column of ids, cast to string or int64, so that ids have one type in all tables."""
     return ids.cast("string" if source.has_text(column) else "int64")
 
 
@@ -113,7 +113,7 @@ def number_nodes(engine: Engine, table: NodeTable, source: TableSource | None, p
 
 
 def _without_gaps(engine: Engine, source: TableSource, ids: ir.Table) -> Numbering | None:
-    """Return the numbering by a difference; None unless the integers have no gaps."""
+    """Return a numbering without a map, id minus the smallest id; None if the integers have gaps or repeats."""
     (found,) = result_rows(engine, ids.aggregate(rows=ids["id"].count(), low=ids["id"].min(), high=ids["id"].max()))
     if found["rows"] != source.num_rows or found["high"] - found["low"] + 1 != found["rows"]:
         return None
@@ -122,7 +122,7 @@ def _without_gaps(engine: Engine, source: TableSource, ids: ir.Table) -> Numberi
 
 
 def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> Numbering:
-    """Return the numbering by a map of ids [id, part], and [bucket] if they are texts."""
+    """Return a numbering with a map, from ids [id, part], or [id, part, bucket] for texts; raise if ids are unfit."""
     pairs, counts = engine.number(ids, source.num_rows, file_name(source.owner))
     column = source.id_column
     if not counts.is_utf8:
@@ -142,7 +142,7 @@ def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> N
 
 
 def file_name(owner: str) -> str:
-    """Return a name for a file, whatever characters the name of the type has."""
+    """Return a file name in hex digits, because the name of the section `owner` may have any characters."""
     return owner.encode().hex() if len(owner) < 80 else md5(owner.encode()).hexdigest()
 
 

@@ -1,6 +1,6 @@
 """Check the tables that graph.toml names, turn them into Parquet that every engine reads alike, and locate values.
 
-Of Parquet only the footer is read; other formats are rewritten once, batch by batch.
+Only the footers of Parquet files are read; other formats, and too large row groups, are rewritten batch by batch.
 """
 
 import os
@@ -36,7 +36,7 @@ from hoploom.ingest.tables.table_files import (
     stage,
 )
 
-PLAIN_PATH = re.compile(r"[\w./ +@,~-]+")  # what no engine takes for a pattern or a partition
+PLAIN_PATH = re.compile(r"[\w./ +@,~-]+")  # paths that no engine mistakes for a pattern or a partition
 SHOWN = 12  # names in a message
 
 
@@ -63,7 +63,7 @@ class TableSource:
 
     @property
     def owner(self) -> str:
-        """nodes.paper, edges."author writes paper"."""
+        """The name of the table's section, e.g. nodes.paper."""
         return self.table.owner
 
     @property
@@ -73,15 +73,15 @@ class TableSource:
         return column
 
     def has_text(self, column: str) -> bool:
-        """Return whether a column's ids are text after the cast; else they are integers."""
+        """Return whether the ids in a column are text, after its cast; if not, they are integers."""
         return bool(pa.types.is_string(self.schema.field(column).type)) or rule_of(self.table, column).cast == "string"
 
     def problem(self, key: str, message: str) -> ConfigError:
-        """Return an error about a key of the section."""
+        """Return an error about a key of this table's section in graph.toml."""
         return self.graph.problem(f"{self.owner}.{key}", message)
 
     def scan(self, column: str, most_rows: int = BATCH) -> Iterator[tuple[str, int, pa.Array]]:
-        """Yield a column in the order of the files: the user's file, the number of rows before, values."""
+        """Yield a column's values in the order of the files, with the user's file and the number of its rows before."""
         for path, origin in zip(self.paths, self.origins, strict=True):
             row = 0
             for batch in parquet_batches(TableFile(path, origin, "parquet"), [column], most_rows):
@@ -89,10 +89,10 @@ class TableSource:
                 row += batch.num_rows
 
     def locate(self, column: str, values: Sequence[Any], *, skip: int = 0, most_rows: int = BATCH) -> dict[Any, str]:
-        """Return the file and row, from 1, of the first of each value (None: null); skip=1: of the second.
+        """Return, by value, the file and row (from 1) where each of `values` first occurs; skip=1: occurs again.
 
-        Text is found among integers, too. Values that are not found are left out. Reads the table from its start, so
-        it is only for messages of errors.
+        The value None finds nulls. Text is also found among integers. Values that are not found are left out. Reads the
+        table from its start, so use it only for error messages.
         """
         left, found = dict.fromkeys(values, skip), dict[Any, str]()
         kind = pa.string() if any(isinstance(value, str) for value in left) else self.schema.field(column).type
@@ -113,7 +113,7 @@ class TableSource:
 
 
 def read_sources(graph: GraphFile, scratch: Path, limits: ReadLimits | None = None) -> Mapping[str, TableSource]:
-    """Return every table with files by its section; what is not Parquet is rewritten into the scratch folder."""
+    """Return the sources of all tables with files, by section. Other formats become Parquet in the folder `scratch`."""
     sources = {}
     for index, table in enumerate(graph.tables):
         if table.files:
@@ -176,7 +176,7 @@ def column_names(file: TableFile, csv_block: int = CSV_BLOCK) -> list[str]:
 
 
 def _linked(file: TableFile, scratch: Path) -> str:
-    """Return the path for the engine: Parquet itself, a link if its name looks like a pattern, or a scratch file."""
+    """Return the path for the engine: a Parquet file's, a link's if its name looks like a pattern, or `scratch`."""
     if file.kind == "parquet":
         is_plain = PLAIN_PATH.fullmatch(file.path) and Path(file.path).name[0] not in "_."  # Spark skips these
         if is_url(file.path) or is_plain:
@@ -186,14 +186,14 @@ def _linked(file: TableFile, scratch: Path) -> str:
 
 
 def _arrow_rows(file: TableFile, names: Sequence[str]) -> Iterator[Any]:
-    """Yield columns of an Arrow file. Errors of reading name the file; those of writing a copy do not."""
+    """Yield batches of some columns of an Arrow file. Errors while reading name the file."""
     with readable(f"{file.shown} is no Arrow file, or cut short"), arrow_batches(file) as (_, batches):
         for batch in batches:
             yield batch.select(names)
 
 
 def _check_alike(found: Sequence[TableFile], schemas: Sequence[pa.Schema]) -> None:
-    """Raise DataError unless a column has one type in all files of the table."""
+    """Raise DataError unless each column has the same type in all files of the table."""
     for file, schema in zip(found, schemas, strict=True):
         for one, two in zip(schemas[0], schema, strict=True):
             if one.type != two.type:
@@ -205,7 +205,7 @@ def _check_alike(found: Sequence[TableFile], schemas: Sequence[pa.Schema]) -> No
 
 
 def _single_columns(table: Table) -> dict[str, str]:
-    """Return the columns that have one role each, by their key."""
+    """Return the columns that a key names one by one, by key: ids, label, weight, time, split and fields."""
     given = {role: getattr(table, role, None) for role in ("label", "weight", "time", "split")}
     found = table.id_columns | {role: column for role, column in given.items() if isinstance(column, str)}
     return found | {f"fields.{as_key(field)}": column for field, column in table.fields.items()}
@@ -242,7 +242,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values, without dictionaries, views and large offsets."""
+    """Return the type of the same values without dictionaries, views and 64-bit offsets."""
     types = pa.types
     if types.is_dictionary(kind):
         return plain_type(kind.value_type)
@@ -266,7 +266,7 @@ def plain_schema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
 
 
 def _check_ids(graph: GraphFile, sources: Mapping[str, TableSource]) -> None:
-    """Raise ConfigError or DataError unless all ids are integers or text, as their nodes' are."""
+    """Raise ConfigError or DataError unless ids are integers or text, the ids of edges as the ids of their nodes."""
     for source in sources.values():
         for role, column in source.table.id_columns.items():
             kind, what = source.schema.field(column).type, _described(source, column)
@@ -309,7 +309,7 @@ def _check_ends(
 
 
 def _first_text(source: TableSource, column: str) -> str:
-    """Return text with the file and row of the first id that is not written like an integer; empty if there is none."""
+    """Return a note for an error: the file and row of the first id not written as an integer; empty if none."""
     for file, before, ids in source.scan(column) if pa.types.is_string(source.schema.field(column).type) else ():
         row = pc.index(pc.match_substring_regex(ids, INTEGER), False).as_py()
         if row >= 0:

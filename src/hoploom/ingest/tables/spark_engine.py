@@ -2,9 +2,9 @@
 
 Expressions run on Spark. Kept rows stay with the executors; only small results come to this process.
 
-Ids are numbered by one shuffle into ranges of their order: a task sorts a range, numbers its ids and counts them in a
-last row. Spark bounds the ranges by a small sample. The driver adds up the counts, so it knows the first number of
-each range, and numbers do not depend on where ranges begin.
+Ids are numbered after one shuffle into ranges: a task sorts a range, numbers its ids from 0, and appends a row with
+their counts. Spark chooses the bounds of ranges by a small sample. The driver adds up the counts, which gives the
+first number of each range, so the numbers do not depend on these bounds.
 """
 
 import json
@@ -67,7 +67,7 @@ INTEGER_BYTES, TEXT_BYTES = 16, 64  # of a row with an id, about
 
 
 class SparkEngine:
-    """Runs expressions over tables that all executors reach."""
+    """The engine that runs expressions on Spark, over tables that all executors can read."""
 
     def __init__(self, session: SparkSession) -> None:
         self.session, self._made, self._kept = session, 0, list[DataFrame]()
@@ -82,14 +82,14 @@ class SparkEngine:
         return self.table(self.session.range(count))
 
     def table(self, frame: DataFrame) -> ir.Table:
-        """Return a frame as a table for expressions."""
+        """Return a Spark data frame as an Ibis table."""
         self._made += 1
         name = f"hoploom_{id(self)}_{self._made}"
         frame.createOrReplaceTempView(name)
         return self._connection.table(name)
 
     def frame(self, table: ir.Table) -> DataFrame:
-        """Return the rows of an expression as a frame."""
+        """Return the rows of an expression as a Spark data frame."""
         with explained(UNREADABLE, UnreadableError):
             return self.session.sql(sql_of(table, "pyspark"))
 
@@ -137,10 +137,10 @@ def _folded(task: Fold, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 
 
 def _numbered(ids: DataFrame, num_rows: int) -> DataFrame:
-    """Return rows [id, range, place, again, stats] of ids [id, part], or [id, part, bucket] if they are texts.
+    """Return rows [id, range, place, again, stats] for ids [id, part], or [id, part, bucket] if ids are texts.
 
-    `place` counts the ids of a range; `again` is true if the row before has the same id. The last row of a range has no
-    id, but the counts of the range as `stats`.
+    `place` is the index of an id in its range; `again` is true if the row before has the same id. The last row of a
+    range has no id, but the counts of the range as `stats`.
     """
     session, text = ids.sparkSession, "bucket" in ids.columns
     order = ["part", "bucket", "id"] if text else ["part", "id"]
@@ -183,7 +183,7 @@ def _rows(ids: pa.Array, places: Any, again: Any, stats: list[str | None]) -> pa
 
 
 def build_on_spark(graph: GraphFile, out: str | Path, options: BuildOptions, report: Report, begin: Progress) -> None:
-    """Build a store from tables that all executors reach."""
+    """Build a store on Spark. All executors must be able to read the tables."""
     if active_session() is None:  # before the work of this process
         check_java()
         check_master(options.master)
@@ -214,7 +214,7 @@ def build_on_spark(graph: GraphFile, out: str | Path, options: BuildOptions, rep
 
 @contextmanager
 def _naming_files(sources: Mapping[str, TableSource]) -> Iterator[None]:
-    """Name a damaged file by the user's path, if Spark was given a link in the scratch folder."""
+    """Put the user's path into a DataError in place of the path of a link in the scratch folder."""
     try:
         yield
     except DataError as error:
@@ -226,7 +226,7 @@ def _naming_files(sources: Mapping[str, TableSource]) -> Iterator[None]:
 
 
 def _shared(engine: SparkEngine, rows: Any) -> SharedRows | IdRows[Any]:
-    """Return the rows of a stream as a frame."""
+    """Return the rows of a stream as SharedRows; IdRows are returned unchanged, because tasks compute them."""
     if isinstance(rows, IdRows):
         return rows
     if isinstance(rows, KnownEdges):

@@ -1,4 +1,4 @@
-"""Find the files that a key such as `files = "papers/*.parquet"` names, and read and write their rows by batches.
+"""Find the files that a key such as `files = "papers/*.parquet"` names, and read and write their rows in batches.
 
 Files are in the order of the list. A glob or a folder gives files sorted by name, without names that begin with . or _.
 """
@@ -57,7 +57,7 @@ def kind_of(name: str) -> str | None:
 
 
 def find_files(graph: GraphFile, key: str, patterns: tuple[str, ...]) -> tuple[TableFile, ...]:
-    """Return the files that a key names, e.g. nodes.paper.files."""
+    """Return the files that `patterns` name, the value of a key such as nodes.paper.files."""
     found: dict[str, TableFile] = {}
     for pattern in patterns:
         matching = _remote if is_url(pattern) else _local
@@ -92,7 +92,7 @@ def _local(graph: GraphFile, key: str, pattern: str) -> list[str]:
 
 
 def _files_in(entry: Path) -> Iterator[Path]:
-    """Yield the entry itself, or the tables below a folder."""
+    """Yield the entry itself if it is a table, or all tables below it if it is a folder."""
     if entry.is_dir():
         for child in sorted(entry.iterdir()):
             if child.name[0] not in "._":
@@ -102,7 +102,7 @@ def _files_in(entry: Path) -> Iterator[Path]:
 
 
 def _remote(graph: GraphFile, key: str, url: str) -> list[str]:
-    """Return the URLs of the objects that a URL names: one, those below it, or those that match it."""
+    """Return the URLs that `url` names: itself if it is an object, else all objects below or matching it."""
     scheme, _, path = url.partition("://")
     begin = path
     for sign in MAGIC:
@@ -130,7 +130,7 @@ def _remote(graph: GraphFile, key: str, url: str) -> list[str]:
 
 @contextmanager
 def readable(refusal: str) -> Iterator[None]:
-    """Raise DataError, with a library's reason, if a file in this block is damaged."""
+    """Raise errors of reading a damaged file in this block as DataError: `refusal`, then the library's reason."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -156,7 +156,7 @@ def parquet_footer(file: TableFile) -> tuple[pa.Schema, int]:
 
 
 def group_bytes(file: TableFile, columns: Sequence[str]) -> int:
-    """Return the bytes that an engine reads of a Parquet file at once: some columns of its largest row group."""
+    """Return the bytes of `columns` in the largest row group of a Parquet file, which engines read at once."""
     begins = tuple(f"{column}." for column in columns)
     most = 0
     with opened(file) as parquet:
@@ -182,7 +182,7 @@ def largest_value(path: str, column: str) -> int:
 
 
 def parquet_batches(file: TableFile, columns: Sequence[str], most_rows: int = BATCH) -> Iterator[pa.RecordBatch]:
-    """Yield columns of a Parquet file in order, about sixteen buffers at a time however large its row groups are."""
+    """Yield batches of some columns of a Parquet file, in order: about 16 BUFFERs each, whatever its row groups are."""
     what = f": column {columns[0]!r} cannot be read" if len(columns) == 1 else " cannot be read"
     with opened(file, what) as parquet:
         found = parquet.metadata
@@ -198,7 +198,7 @@ def arrow_schema(file: TableFile) -> pa.Schema:
 
 @contextmanager
 def arrow_batches(file: TableFile) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
-    """Return the schema and batches of an Arrow file, in the file or the stream format. A local file is mapped."""
+    """Yield the schema and the batches of an Arrow file, in the file or stream format. A local file is mapped."""
     with file.open() if is_url(file.path) else pa.memory_map(file.path) as handle:
         try:
             reader = ipc.open_file(handle)
@@ -214,7 +214,7 @@ def arrow_batches(file: TableFile) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
 
 
 def stage(batches: Iterable[Any], schema: Any, path: Path, group: int = GROUP) -> None:
-    """Write record batches as Parquet, uncompressed, because it is read once and removed."""
+    """Write record batches as a Parquet file, uncompressed because the file is read once and removed."""
     stored = pa.schema([(field.name, _stored(field.type)) for field in schema])
     with pq.ParquetWriter(path, stored, compression="none", use_dictionary=False, write_statistics=False) as writer:
         for table in _grouped(batches, stored, group):
@@ -222,7 +222,7 @@ def stage(batches: Iterable[Any], schema: Any, path: Path, group: int = GROUP) -
 
 
 def _stored(kind: Any) -> Any:
-    """Return a type that every engine reads: timestamps in microseconds, and float32 for float16."""
+    """Return a type that every engine reads: timestamps become microseconds, float16 becomes float32."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
     if pa.types.is_float16(kind):
@@ -237,7 +237,7 @@ def _grouped(batches: Iterable[Any], schema: Any, group: int) -> Iterator[Any]:
     waiting: list[Any] = []
     size = 0
     for batch in batches:
-        is_cut = any("timestamp[ns" in str(field.type) for field in batch.schema)  # nothing else changes its value
+        is_cut = any("timestamp[ns" in str(field.type) for field in batch.schema)  # only this cast may lose digits
         rows = max(1, batch.num_rows * group // max(1, batch.nbytes))
         for begin in range(0, batch.num_rows, rows):
             piece = pa.Table.from_batches([batch.slice(begin, rows)]).cast(schema, safe=not is_cut)

@@ -1,7 +1,7 @@
 """Plan the fields of a table from schemas and a few values, and convert the values of columns to rows of a field.
 
-The order is fill, cast, then categories; lists are rows of numbers. All arithmetic on values is done here, not in an
-engine, so that every engine gives the same bytes.
+The order is fill, cast, then categories; a list becomes several numbers of a row. All arithmetic on values is done
+here, not in an engine, so that every engine gives the same bytes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,10 +28,10 @@ from hoploom.schema import DTYPES, Field
 
 Values = np.ndarray[Any, np.dtype[Any]]
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-MOST_SQUARED = 1e145  # the sum of the squares of a column is still finite
+MOST_SQUARED = 1e145  # largest number to standardise: the sum of a column's squares is still finite
 NULL = "is null; give a value, or fill nulls with columns.<name>.fill"
-NUMBERS = ("integer", "floating", "boolean", "decimal", "date", "timestamp")  # kinds of types
-EXACT = ("float64", "int64")  # hold microseconds since 1970
+NUMBERS = ("integer", "floating", "boolean", "decimal", "date", "timestamp")  # kinds of Arrow types
+EXACT = ("float64", "int64")  # dtypes that hold microseconds since 1970 exactly
 STORED = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "halffloat": "float16"}  # Arrow's name -> a store's
 STORED |= {"float": "float32", "double": "float64"}
 
@@ -42,7 +42,7 @@ class SourceColumn:
 
     name: str
     type: pa.DataType  # in the user's file, not in the engine; for lists: of the elements
-    width: int | None  # of lists
+    width: int | None  # length of the lists; None if values are not lists
     rule: ColumnRule
     words: pa.Array | None = None  # the categories, in order
     null: float | int | None = None  # replaces a null
@@ -54,7 +54,7 @@ class SourceColumn:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a row."""
+        """The shape of the column's part of a row: () for one number."""
         if self.rule.categories == "one-hot":
             assert self.words is not None
             return (len(self.words),)
@@ -62,7 +62,7 @@ class SourceColumn:
 
     @property
     def extent(self) -> int:
-        """The number of values in a row."""
+        """The number of values that the column gives a row."""
         return self.shape[0] if self.shape else 1
 
 
@@ -73,12 +73,12 @@ class FieldColumns:
     name: str
     field: Field  # as it is stored
     columns: tuple[SourceColumn, ...]
-    limit: int | None = None  # labels are below
-    weights: bool = False  # finite, none negative
+    limit: int | None = None  # labels must be below
+    weights: bool = False  # values must be finite and not negative
 
     @property
     def standardised(self) -> tuple[int, ...]:
-        """The indices in a row that are standardised after all rows have arrived."""
+        """The indices, in a row, of the values that are standardised after all rows have arrived."""
         chosen = [column.rule.standardise for column in self.columns for _ in range(column.extent)]
         return tuple(index for index, one in enumerate(chosen) if one)
 
@@ -94,7 +94,7 @@ class FieldColumns:
         return rows.isnan() if isinstance(null, float) else rows.eq(null)
 
     def numbers(self, column: SourceColumn, given: pa.Array) -> Values:
-        """Return the numbers of a column; raise UnfitError if some cannot be stored."""
+        """Return the values `given` of a column as numbers; raise UnfitError if some cannot be stored."""
         values = numbers_of(column, given)
         check_range(values, self.arriving.dtype)
         if column.rule.standardise:
@@ -110,13 +110,13 @@ class FieldColumns:
 
 
 def _refuse(values: Values, wrong: Values, why: str) -> None:
-    """Raise UnfitError if a value is wrong."""
+    """Raise UnfitError that names the first value for which `wrong` is true, if there is one."""
     if wrong.any():
         raise UnfitError(f"holds {values[wrong][0]}, {why}")
 
 
 def numbers_of(column: SourceColumn, given: pa.Array) -> Values:
-    """Return the numbers of a column: [n] or [n, extent]."""
+    """Return the values `given` of a column as numbers: [n] or [n, extent]. Raise UnfitError if that is impossible."""
     count = len(given)
     if column.width is not None:  # the elements of lists; a null list gives nulls
         lengths = pc.list_value_length(given)
@@ -148,7 +148,7 @@ def numbers_of(column: SourceColumn, given: pa.Array) -> Values:
 
 
 def signed(values: Values) -> Values:
-    """Return the numbers in a dtype that torch computes with."""
+    """Return `values` in a dtype that torch computes with: bool as uint8, wide unsigned ones as int64 or float64."""
     if values.dtype == np.bool_:
         return values.view(np.uint8)
     if values.dtype.kind != "u" or values.dtype.itemsize == 1:
@@ -158,7 +158,7 @@ def signed(values: Values) -> Values:
 
 
 def prepared(column: SourceColumn, given: pa.Array) -> pa.Array:
-    """Return the values as their type, filled, and cast."""
+    """Return values in their type in the user's file, then filled and cast as the column's rule says."""
     given = _typed(given, column.type)
     if column.rule.categories is not None:
         given = _comparable(given)
@@ -173,7 +173,7 @@ def prepared(column: SourceColumn, given: pa.Array) -> pa.Array:
 
 
 def _typed(given: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Return the values in the type of the user's file, as an engine may have widened them."""
+    """Cast `given` back to `wanted`, the type in the user's file, because an engine may have returned a wider type."""
     if pa.types.is_dictionary(given.type):
         given = given.dictionary_decode()
     wanted = wanted.value_type if pa.types.is_dictionary(wanted) else wanted
@@ -228,7 +228,7 @@ def _categories(column: SourceColumn, given: pa.Array) -> Values:
 
 
 def _plain(given: pa.Array) -> pa.Array:
-    """Return numbers for decimals, dates and times; the latter are microseconds since 1970."""
+    """Return decimals as float64, and dates and timestamps as microseconds since 1970: int64."""
     if pa.types.is_decimal(given.type):
         return given.cast(pa.float64())
     if pa.types.is_date(given.type) or pa.types.is_timestamp(given.type):
@@ -237,7 +237,7 @@ def _plain(given: pa.Array) -> pa.Array:
 
 
 def check_range(values: Values, dtype: str) -> None:
-    """Raise UnfitError if a value would change: a fraction, or a number too large for the dtype."""
+    """Raise UnfitError if `dtype` cannot hold a value: a fraction in an integer dtype, or too large a number."""
     exact = dtype == "float64" or (dtype == "float32" and values.dtype != np.float64)
     if exact or not values.size or str(values.dtype) == dtype:
         return
@@ -259,15 +259,15 @@ def check_range(values: Values, dtype: str) -> None:
 
 
 def standardise(columns: Mapping[str, Sequence[int]], stored: Mapping[str, Field]) -> Finish:
-    """Return a last step that subtracts the mean of columns, and divides by the standard deviation.
+    """Return a Finish that subtracts the mean of columns, and divides by the standard deviation.
 
-    Sums run over chunks in the order of the ids, always cut alike, in float64, so that they are the same to the last
-    bit in whatever order rows arrive. NaN is left out of them; a column of one value becomes zeros.
+    Sums are taken in float64, over fixed chunks in the order of the ids, so that they are the same to the last bit in
+    whatever order rows arrive. NaN is left out of the sums; a column whose values are all equal becomes zeros.
     """
     return Finish(stored, partial(_measured, columns), partial(_prepared, columns, stored))
 
 
-Columns = Mapping[str, Sequence[int]]  # some of each field's
+Columns = Mapping[str, Sequence[int]]  # by field, the indices of the columns to standardise
 
 
 def _measured(columns: Columns, chunk: Chunk) -> Measures:
@@ -300,7 +300,7 @@ def _columns(rows: Tensor, some: Sequence[int]) -> Tensor:
 
 
 def moments_of(values: Values) -> Values:
-    """Return for columns [n, width] float64 the count without NaN, mean, squares, least and most: [5, width]."""
+    """Return count without NaN, mean, sum of squared deviations, min and max of columns [n, width]: [5, width]."""
     given = ~np.isnan(values)
     count = given.sum(axis=0)
     mean = np.where(given, values, 0).sum(axis=0) / np.maximum(count, 1)
@@ -310,7 +310,7 @@ def moments_of(values: Values) -> Values:
 
 
 class Moments:
-    """Mean and deviation of columns, chunk by chunk (Chan's update)."""
+    """Accumulates the mean and standard deviation of columns, chunk by chunk (Chan's update)."""
 
     def __init__(self, width: int) -> None:
         self._count, self._mean, self._squares = np.zeros(width), np.zeros(width), np.zeros(width)
@@ -327,12 +327,12 @@ class Moments:
 
     @property
     def centre(self) -> Values:
-        """The mean; for a column of one value that value, to the last bit."""
+        """The mean of each column; if all values of a column are equal, exactly this value."""
         return np.where(self._least >= self._most, self._least, self._mean)
 
     @property
     def deviation(self) -> Values:
-        """The standard deviation; 1 for a column of one value, or if the squares are 0."""
+        """The standard deviation of each column; 1 if all values are equal, or if the sum of squares is 0."""
         found = np.sqrt(self._squares / np.maximum(self._count, 1))
         return np.where((self._least >= self._most) | (found == 0), 1.0, found)
 
@@ -367,7 +367,7 @@ class Planner:
         return TableFields(self.source, found)
 
     def _field(self, key: str, name: str, names: Sequence[str], dtype: str | None = None) -> FieldColumns:
-        """Return a field of some columns; dtype=None: the dtype of the values."""
+        """Return the field `name`, made of the columns `names` for the key `key`; dtype=None: the values' dtype."""
         columns = tuple(self._column(key, name, dtype) for name in names)
         shape = (sum(column.extent for column in columns),) if key == "features" else columns[0].shape
         dtype = dtype or self._own_dtype(key, columns[0])
@@ -419,7 +419,7 @@ class Planner:
         return replace(column, null=float("nan") if is_fraction else -1)
 
     def _no_number(self, column: SourceColumn, key: str) -> str:
-        """Return why a column holds no numbers: the first value that is none, its file and row, and the way out."""
+        """Return why a column holds no numbers: its first value that is not a number, where this is, and a hint."""
         found, at = diagnose.first_word(self.source, column.name), f"columns.{as_key(column.name)}"
         is_text = pa.types.is_string(column.result)
         if found is None:
@@ -435,7 +435,7 @@ class Planner:
         return self.source.problem(f"columns.{as_key(column)}", message)
 
     def _words(self, column: SourceColumn) -> pa.Array:
-        """Return the categories of a column, in order."""
+        """Return the categories of a column: its distinct values in ascending order."""
         if column.width is not None:
             raise self._column_problem(column.name, "it holds lists, which have no categories")
         is_one_hot = column.rule.categories == "one-hot"
@@ -456,7 +456,7 @@ class Planner:
         return words.take(pc.array_sort_indices(words))
 
     def _own_dtype(self, key: str, column: SourceColumn) -> str:
-        """Return the default dtype of a field."""
+        """Return the default dtype of the field that `column` is for."""
         held = {"codes": "int64", "one-hot": "uint8", None: _dtype_of(column.result)}[column.rule.categories]
         if column.rule.standardise:
             return "float32"
@@ -484,19 +484,19 @@ class TableFields:
 
     @property
     def label(self) -> "TableFields | None":
-        """The label alone, if it is one number for each node: then some nodes may have none."""
+        """The label as the only field, if it is one number for each node: labels may be missing. Else None."""
         found = [field for field in self.fields if field.columns[0].null is not None]
         return replace(self, fields=found) if found else None
 
     @property
     def aliases(self) -> dict[str, str]:
-        """The name of each column in the engine, which does not depend on special characters."""
+        """The alias of each column in the engine: c0, c1, ..., because names may have special characters."""
         names = dict.fromkeys(column.name for field in self.fields for column in field.columns)
         return {name: f"c{index}" for index, name in enumerate(names)}
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of a row with its ids, about."""
+        """The approximate bytes of a row with its ids."""
         return 16 + sum(field.field.row_bytes for field in self.fields)
 
     def rows(self, batch: pa.RecordBatch) -> dict[str, Tensor]:
