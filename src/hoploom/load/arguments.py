@@ -43,7 +43,7 @@ AnyGraph: TypeAlias = Data | HeteroData | Store | str | Path
 Parameters = ParamSpec("Parameters")
 Given = TypeVar("Given")
 
-COUNTS = {  # arguments that are counts: the least value, and what to give
+COUNTS = {  # arguments that are counts: the least value, and the hint in the error
     "batch_size": (1, "give at least 1"),
     "num_workers": (0, "give a count of threads, 0 for none"),
     "prefetch_factor": (1, "give at least 1"),
@@ -51,8 +51,8 @@ COUNTS = {  # arguments that are counts: the least value, and what to give
     "look_ahead": (1, "give a count of steps, 1 for none ahead"),
 }
 MAY_BE_NONE = ("prefetch_factor", "look_ahead")
-SEED_BYTES, ORDER_BYTES = 16, 32  # of an edge that is a seed, and while it is put in the user's own order
-UNSUPPORTED = {  # arguments of PyG, of torch's DataLoader, then of other libraries; their defaults pass
+SEED_BYTES, ORDER_BYTES = 16, 32  # bytes per edge as a seed, and to put it in the user's own order
+UNSUPPORTED = {  # arguments of PyG, of torch's DataLoader, then of other libraries; their default values are accepted
     "neighbor_sampler": "give its options to the loader; loaders of one store, hoploom.from_pyg(data), share its edges",
     "transform_sampler_output": "use transform= on the batch instead",
     "custom_cls": "use transform= on the batch instead",
@@ -72,12 +72,12 @@ UNSUPPORTED = {  # arguments of PyG, of torch's DataLoader, then of other librar
     "ddp_seed": "give seed=, the same on every rank",
     "prob": "give weight_attr=, the name of an edge field",
 }
-DEFAULTS = {"pin_memory_device": "", "in_order": True, "use_ddp": False}  # of these; of the others None
+DEFAULTS = {"pin_memory_device": "", "in_order": True, "use_ddp": False}  # of the other arguments: None
 
 
 @dataclass(kw_only=True)
 class LoaderArguments:
-    """The arguments that all loaders have, checked as far as that needs no graph."""
+    """The arguments that all loaders have, with those of their checks that need no graph."""
 
     loader: ClassVar[str]  # the name in error messages
     data: Any = field(init=False)
@@ -119,7 +119,7 @@ class LoaderArguments:
                 raise ConfigError(f"{name} is of type {type(value).__name__}; give a function")
 
     def random_seed(self) -> int:
-        """Return the seed, or the one that torch's generator was made with; 0 if neither is given."""
+        """Return `seed`, or the initial seed of `generator`, or 0; raise ConfigError if both are given."""
         if self.generator is None:
             return as_int("seed", 0 if self.seed is None else self.seed, None, "give an integer")
         if not isinstance(self.generator, torch.Generator):
@@ -191,9 +191,9 @@ class HGTArguments(LoaderArguments):
 def taking(
     arguments: Callable[Parameters, Given],
 ) -> Callable[[Callable[[Any, Given], None]], Callable[Concatenate[Any, Parameters], None]]:
-    """Give an __init__ the parameters of a dataclass; it is called with the dataclass that they make.
+    """Return a decorator for __init__ methods: callers pass the fields of a dataclass, __init__ gets the dataclass.
 
-    Raise ConfigError for an argument of another library that has a value, but no meaning here.
+    The method raises ConfigError for an argument of another library that no loader supports, unless it is a default.
     """
     signature, loader = inspect.signature(arguments), arguments.loader  # type: ignore[attr-defined]
 
@@ -222,7 +222,7 @@ def taking(
 
 
 def read_input(data: AnyGraph, *, weight_attr: str | None, time_attr: str | None) -> PygGraph:
-    """Return a store from whatever PyG's loaders take, or from a store or its path."""
+    """Return the PygGraph of the `data` argument: PyG's Data or HeteroData, a store, or the path of a store."""
     if isinstance(data, str | Path):
         data = open_store(data)
     if isinstance(data, Store):
@@ -231,12 +231,12 @@ def read_input(data: AnyGraph, *, weight_attr: str | None, time_attr: str | None
 
 
 def empty_batch(store: Store) -> Batch:
-    """Return the empty batch that a store's batches begin from."""
+    """Return an empty Data or HeteroData, the template of a store's batches."""
     return Data() if store.schema.homogeneous else HeteroData()
 
 
 def read_fanouts(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanouts:
-    """Return the fanouts, taken out of PyG's NumNeighbors if they are given so."""
+    """Return the fanouts; take them out of PyG's NumNeighbors if necessary."""
     if not isinstance(num_neighbors, NumNeighbors):
         return num_neighbors
     values: Fanouts = num_neighbors.values
@@ -246,7 +246,7 @@ def read_fanouts(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanou
 
 
 def shown_counts(schema: Schema, sampling: Sampling) -> dict[str, str]:
-    """Return the fanouts of each hop, by relation if they differ; or HGT's numbers of nodes, by type if they differ."""
+    """Return, for display, the fanouts (by relation if they differ), or HGT's node counts (by type)."""
     counts, owners = sampling.fanouts, [" ".join(relation.key) for relation in schema.relations]
     if sampling.num_samples:
         counts, owners = sampling.num_samples, list(schema.type_index)
@@ -258,7 +258,7 @@ def shown_counts(schema: Schema, sampling: Sampling) -> dict[str, str]:
 
 
 def assembler_of(given: LoaderArguments, graph: PygGraph, sampling: Sampling) -> Assembler:
-    """Return what assembles the batches that a loader's arguments ask for."""
+    """Return the Assembler of the batches that a loader's arguments describe."""
     schema, reduce, degrees = graph.store.schema, None, False
     if isinstance(given, NeighborArguments):
         reduce, degrees = read_added(schema, sampling, given.aggregate, given.degrees), given.degrees
@@ -276,7 +276,7 @@ def assembler_of(given: LoaderArguments, graph: PygGraph, sampling: Sampling) ->
 
 
 def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degrees: bool) -> Reduce | None:
-    """Check what a loader adds to batches, and return how the first layer's neighbours are aggregated."""
+    """Check `aggregate` and `degrees`; return how the first layer's neighbours are aggregated, or None."""
     if degrees and len(schema.relations) != 1:
         raise ConfigError("degrees=True is for graphs of one node type and relation; leave it out")
     if aggregate is None:
@@ -295,7 +295,7 @@ def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degree
 
 
 def read_fields(schema: Schema, given: Any, frames: Mapping[TypeKey, Iterable[str]] | None = None) -> Fields | None:
-    """Return the fields that batches have, by node type and relation; None: all."""
+    """Return the names of the fields that batches have, by node type and relation; None if they have all."""
     if given is None:
         return None
     owners: dict[TypeKey, list[str]] = {t.name: list(t.fields) for t in schema.node_types}
@@ -335,9 +335,9 @@ def read_tensor(what: str, values: Any) -> Tensor:
 
 
 def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tensor | None]:
-    """Return the seeds' type and ids, and the input ids that a mask implies.
+    """Return the seeds' node type, their ids [n] int64, and their input ids: the ids if given as a mask, else None.
 
-    None: all nodes; a split's name; ids or a mask; for heterogeneous graphs also a type, or (type, any of these).
+    `input_nodes` is None (all nodes), a split, ids or a mask; with several types, also a type, or (type, one of these).
     """
     schema = store.schema
     if schema.homogeneous:
@@ -362,7 +362,7 @@ def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tenso
 
 
 def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[RelationName, Tensor]:
-    """Return the relation of the links, and their ends [2, n]."""
+    """Return the relation of the links, and the node ids of their sources and destinations: [2, n] int64."""
     schema = store.schema
     given = edge_label_index
     if schema.homogeneous:
@@ -394,7 +394,7 @@ def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[Relation
 def canonical(schema: Schema, name: Sequence[str], *, known: bool = True) -> RelationName:
     """Return a relation's full name from this name, or from its two node types if one relation joins them.
 
-    A relation that need not be known is between two node types of the graph; as in PyG, its default name is "to".
+    If `known` is false, the relation may be new, between known node types; as in PyG, its default name is "to".
     """
     key = tuple(name)
     if not known and len(key) == 3 and key not in schema.relation_index:  # a misspelt one of the graph's?
@@ -451,7 +451,7 @@ def all_edges(store: Store, key: RelationName, at_once: int = NODES) -> Tensor:
 
 
 def read_negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling | None:
-    """Return how negatives are drawn, from either of PyG's two arguments; None: no negatives."""
+    """Return the options of negative sampling from PyG's two arguments for it; None if there are no negatives."""
     amount = 0.0 if ratio is None else as_number("neg_sampling_ratio", ratio, "give negatives per link")
     if amount > 0:
         return NegativeSampling("binary", amount)
@@ -463,7 +463,7 @@ def read_negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling |
 
 
 def seeds_name(given: LoaderArguments) -> str:
-    """Return the split or node type that the seeds were named by, or the relation; "" for ids and masks."""
+    """Return the name of the split, node type or relation that was given as seeds; "" for ids and masks."""
     named = getattr(given, "input_nodes", getattr(given, "edge_label_index", None))
     words = named if isinstance(named, tuple | list) else [named]
     words = words[0] if words and isinstance(words[0], tuple | list) else words
@@ -471,7 +471,7 @@ def seeds_name(given: LoaderArguments) -> str:
 
 
 def read_column(what: str, values: Any, of: str, count: int) -> Tensor:
-    """Return one number for each seed."""
+    """Return `values` as a tensor [count]; raise ConfigError if their number differs."""
     column = read_tensor(what, values)
     if column.shape != (count,):
         raise ConfigError(f"{what} has shape {tuple(column.shape)} for {count} {of}; give one each")
@@ -479,7 +479,7 @@ def read_column(what: str, values: Any, of: str, count: int) -> Tensor:
 
 
 def as_times(what: str, times: Any, count: int) -> Tensor | None:
-    """Return one integer time per seed."""
+    """Return the times of the seeds, [count] int64; None if `times` is None."""
     if times is None:
         return None
     given = read_column(what, times, "seeds", count)
@@ -489,7 +489,7 @@ def as_times(what: str, times: Any, count: int) -> Tensor | None:
 
 
 def read_weight(name: str, given: Any, num_nodes: int) -> Tensor:
-    """Return the weight of each node, by which negatives are drawn."""
+    """Return the weights of nodes in draws of negatives, [num_nodes]; raise ConfigError if they are invalid."""
     weight = read_column(name, given, "nodes", num_nodes)
     bad = ~(torch.isfinite(weight) & (weight >= 0))
     if bad.any():

@@ -1,6 +1,6 @@
-"""Batches from sampled ids and their features: PyG's own Data or HeteroData, field by field as PyG fills them.
+"""Assembly of batches, PyG's Data or HeteroData, from sampled ids and their features, with the fields that PyG sets.
 
-A finished batch is sent to its device: pinned buffers, a side stream, copies that overlap compute.
+A finished batch is copied to its device from pinned memory, on a side stream, so that copies overlap computation.
 """
 
 import copy
@@ -38,17 +38,17 @@ ADDED = (
 
 @dataclass(frozen=True)
 class Assembler:
-    """Makes batches that look like the user's own data from what was sampled of a store."""
+    """Makes batches in the form of the user's data: gathers the rows of a sampled subgraph, and sets all fields."""
 
     store: Store
-    template: Batch  # what every batch carries unchanged
+    template: Batch  # the attributes that every batch gets unchanged
     field_order: Mapping[TypeKey, tuple[str, ...]]  # the order in which the user's data lists its fields
     pinned: bool = False
-    reduce: Reduce | None = None  # how layer one's neighbours arrive aggregated, if they do
-    degrees: bool = False  # with every node's in-degree in the whole graph
-    fields: Fields | None = None  # those that batches have; None: all. Edge ids are there in any case
-    frames: Mapping[TypeKey, Mapping[str, TensorFrame | Tensor]] = field(default_factory=dict)  # not in the store
-    deleted: Collection[tuple[TypeKey, str]] = ()  # fields that the user has taken from the data since
+    reduce: Reduce | None = None  # if given, layer one's neighbours arrive aggregated so
+    degrees: bool = False  # whether batches have every node's in-degree in the graph
+    fields: Fields | None = None  # names of fields in batches; None: all. Edge ids always are
+    frames: Mapping[TypeKey, Mapping[str, TensorFrame | Tensor]] = field(default_factory=dict)  # not in store
+    deleted: Collection[tuple[TypeKey, str]] = ()  # fields that the user has deleted from the data
 
     def assemble(self, sampled: Sampled) -> Batch:
         """Return a batch with edges, features, ids and the fields of the seeds; None removes a field, as in PyG."""
@@ -76,11 +76,11 @@ class Assembler:
         return batch
 
     def gather(self, wanted: Sequence[Wanted]) -> list[Tensor]:
-        """Return the wanted rows, by one request; on a device, subclasses do it."""
+        """Return one tensor of rows per entry of `wanted`, by one request. Subclasses for a GPU override this."""
         return self.store.features.gather(wanted, empty=ops.empty_pinned if self.pinned else ops.empty)
 
     def wanted(self, sampled: Sampled) -> list[Wanted]:
-        """Return all rows that assembling gathers."""
+        """Return the requests for all rows that `assemble` gathers."""
         wanted = list(self._wanted(sampled).values())
         if self.reduce is not None:
             wanted += [
@@ -109,7 +109,7 @@ class Assembler:
         return named
 
     def _chosen(self, owner: NodeType | Relation) -> Sequence[str]:
-        """Return the fields of a node type or relation that batches have."""
+        """Return the names of the fields of a node type or relation that batches have."""
         if self.fields is None and not self.deleted:
             return tuple(owner.fields)
         key = owner.name if isinstance(owner, NodeType) else owner.key
@@ -133,7 +133,7 @@ class Assembler:
         return out
 
     def aggregate(self, wanted: Wanted, edges: InEdges) -> Tensor:
-        """Return the wanted rows, one per source, aggregated over edges."""
+        """Return the wanted rows, one per source, aggregated at each destination of `edges`: [destinations, width]."""
         return self.store.aggregate(wanted, edges, self.reduce)  # type: ignore[arg-type]
 
     def in_degrees(self, relation: Relation, nodes: Tensor) -> Tensor:
@@ -172,20 +172,20 @@ class Assembler:
         return fields | self._set({"num_sampled_edges": num_edges})
 
     def _framed(self, owner: TypeKey, ids: Tensor) -> dict[str, TensorFrame | Tensor]:
-        """Return the rows of these ids from what the owner's data has beside the store's fields."""
+        """Return the rows of `ids` in those fields of a type that are not in the store, such as TensorFrames."""
         if owner not in self.frames:
             return {}
         named = {n: frame for n, frame in self.frames[owner].items() if (owner, n) not in self.deleted}
         return {name: frame[ids] for name, frame in named.items() if self.fields is None or name in self.fields[owner]}
 
     def _set(self, added: dict[str, Any]) -> dict[str, Any]:
-        """Leave out None from heterogeneous batches; PyG removes a field set to None from homogeneous ones itself."""
+        """Return `added`, without None if heterogeneous; in a homogeneous batch, None removes a field, as in PyG."""
         keep_none = self.store.schema.homogeneous
         return {name: value for name, value in added.items() if keep_none or value is not None}
 
 
 def note_edges(sampled: Sampled, schema: Schema) -> None:
-    """Note for `ops` which edges are grouped by destination: those that sampling listed node by node."""
+    """Note for `ops` which edge indices sampling has grouped by destination, so that layers need not sort them."""
     for block in sampled.blocks:
         for edge_index in block.edge_index.values():
             note_grouped(edge_index, {})
@@ -197,7 +197,7 @@ def note_edges(sampled: Sampled, schema: Schema) -> None:
 
 
 def _num_inner(sampled: Sampled, index: int, name: str) -> int:
-    """Return how many nodes of a type the first layer computes; they are first."""
+    """Return the number of nodes of a type that the first layer computes; they have the lowest local ids."""
     if sampled.blocks:
         return sampled.blocks[0].num_destinations[name]  # type: ignore[index]
     assert sampled.num_nodes is not None
@@ -254,7 +254,7 @@ class BlockHeteroData(HeteroData):  # type: ignore[misc]
 
 
 def of_blocks(batch: Batch) -> Batch:
-    """Return the batch, in a class that names blocks where PyG's would give a layer no edges."""
+    """Return the batch with its class changed, so that reading its missing edge_index raises an error about blocks."""
     kinds = {Data: BlockData, HeteroData: BlockHeteroData}
     object.__setattr__(batch, "__class__", kinds.get(type(batch), type(batch)))
     return batch
@@ -264,10 +264,10 @@ def of_blocks(batch: Batch) -> Batch:
 
 
 class Arriving(NamedTuple):
-    """A batch on a side stream of a device; `receive` hands it to the current stream of the calling thread."""
+    """A batch that a side stream is still making; `receive` returns it for the calling thread's current stream."""
 
     receive: Callable[[], Any]
-    batch: Any  # whose memory it keeps until then
+    batch: Any  # kept until then, as the side stream uses its memory
 
 
 def is_there(device: torch.device | None, placed: torch.device) -> bool:
@@ -293,7 +293,7 @@ class Mover:
         self._stream = torch.cuda.Stream(self.device) if self.is_cuda else None  # type: ignore[no-untyped-call]
 
     def send(self, batch: Batch | Arriving) -> Batch | Arriving:
-        """Start the copies, on the thread that made the batch."""
+        """Start to copy a batch to the device, without waiting; return it unchanged if there is nothing to copy."""
         if self._stream is None or isinstance(batch, Arriving):
             return batch
         with torch.cuda.stream(self._stream):
@@ -301,7 +301,7 @@ class Mover:
             return Arriving(partial(self._receive, moved, self._stream.record_event(), batch), batch)
 
     def _receive(self, batch: Batch, copied: Any, host: Batch) -> Batch:
-        """Make the consumer's stream wait for the copies. `host` keeps its pinned memory until they are done."""
+        """Make the current stream wait for the copies; return the batch. `host` keeps pinned memory until then."""
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(copied)
 
@@ -312,7 +312,7 @@ class Mover:
 
 
 def received(sent: Batch | Arriving) -> Batch:
-    """Return the batch, on the consumer's thread."""
+    """Return the batch in the result of `send`, for use on the calling thread's current stream."""
     return sent.receive() if isinstance(sent, Arriving) else sent
 
 

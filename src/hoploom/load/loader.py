@@ -30,16 +30,16 @@ from hoploom.store import Sharded
 from hoploom.store.base import Tier
 from hoploom.store.from_pyg import PygGraph
 
-CALLS = -1  # the step that loader([ids]) draws from: no epoch has it
+CALLS = -1  # the step number in the random key of loader([ids]), which no epoch has
 
 
 @dataclass(frozen=True)
 class Position:
-    """A position in an epoch."""
+    """A position in an epoch: the number of steps that are done."""
 
     epoch: int = 0
     step: int = 0
-    num_seeds: int = 0  # consumed by these steps, over all ranks
+    num_seeds: int = 0  # of the steps that are done, over all ranks
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,16 @@ class EpochSteps:
 
 
 def producer_of(maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float) -> Maker:
-    """Return the maker that makes a loader's batches: a GPU or servers if the store is there, else this process."""
+    """Return the maker of a loader's batches: on the GPU or the servers that have the store, else in this process."""
     deployment = maker.assembler.store.deployment
     deployed: Maker | None = deployment.producer(maker, device, look_ahead, deadline)
     return local_producer(maker, look_ahead or deployment.look_ahead) if deployed is None else deployed
 
 
 def local_producer(maker: LocalMaker, num_steps: int | None) -> Maker:
-    """Return the maker itself, or look-ahead over it if some rows cost a wait.
+    """Return `maker`, wrapped in LookAhead if some rows are on disk or on another host.
 
-    Look-ahead is over `num_steps` steps, or within a budget of memory over as many as the budget holds.
+    LookAhead fetches for `num_steps` steps at a time; None: with a memory budget, for as many as fit.
     """
     store = maker.assembler.store
     features = store.features
@@ -75,7 +75,7 @@ def local_producer(maker: LocalMaker, num_steps: int | None) -> Maker:
 
 
 class _WatchedData:
-    """The user's PyG data as a loader read it. Batches follow fields that are deleted, or added to nodes."""
+    """The user's PyG data, watched for changes: batches lose fields that are deleted, and get new fields of nodes."""
 
     def __init__(self, data: Any, graph: PygGraph) -> None:
         self._graph = graph
@@ -88,7 +88,7 @@ class _WatchedData:
         ]
 
     def check(self) -> None:
-        """Note the fields that were deleted or added; raise ConfigError for one that was replaced."""
+        """Note the fields that were deleted or added since; raise ConfigError for a field whose rows were replaced."""
         frames, deleted = self._graph.frames, self._graph.deleted
         for owners, storage, known in self._storages:
             replaced = [name for name, (old, version) in known.items() if not _is_as_read(storage, name, old, version)]
@@ -110,12 +110,12 @@ def _is_dense(rows: Any) -> bool:
 
 
 def _version(rows: Any) -> int:
-    """Return how often rows were written if the loader had to copy them, else 0."""
+    """Return how often a tensor that the loader had to copy was written in place; 0 for any other value."""
     return 0 if not _is_dense(rows) or rows.is_contiguous() or rows.is_inference() else rows._version
 
 
 def _is_as_read(storage: Any, name: str, old: Any, version: int) -> bool:
-    """Return whether a field has the rows that the loader read, or is gone, or on another device."""
+    """Return whether a field has the rows that the loader read, or was deleted, or moved to another device."""
     if (now := storage.get(name)) is old:
         return _version(now) == version
     if now is None or not isinstance(old, Tensor | TensorFrame) or getattr(now, "device", None) != old.device:
@@ -127,7 +127,7 @@ class Loader:
     """The base class of the loaders: each loop over a loader yields the batches of one epoch."""
 
     def __init__(self, given: LoaderArguments, graph: PygGraph, maker: LocalMaker) -> None:
-        """Take the arguments, the graph that their data is, and what makes batches of it in this process."""
+        """Take the arguments, the graph read from their `data`, and a maker of batches in this process."""
         mover = Mover(given.device)
         if mover.is_cuda or (given.pin_memory and torch.cuda.is_available()):
             maker = replace(maker, assembler=replace(maker.assembler, pinned=True))
@@ -135,8 +135,8 @@ class Loader:
         self._given = given
         self._mover = mover
         self._watched = _WatchedData(self.data, graph)
-        self._meeting: Meeting | None = None  # of several ranks that were not told their shares
-        self._is_settled = False  # whether that has shown how the seeds are divided
+        self._meeting: Meeting | None = None  # with the other ranks, if the script gives no shares
+        self._is_settled = False  # whether it is known how the seeds are divided
         self._call_chain = agreement.call_chain()
         share = agreement.read_share(given.rank, given.world_size)
         self._set_order(self._order_of(share), share)
@@ -171,11 +171,11 @@ class Loader:
         self.share = Share(share.rank, share.world_size, DIVIDED) if is_divided else share  # that this rank reads
         self.rank, self.world_size, self.batch_size = order.rank, order.world_size, order.batch_size
         self.drop_last, self.dataset = order.drop_last, order.dataset  # positions of the seeds, as PyG names them
-        self._order = self._looping = order  # of the newest loop: its order, and its epoch if that stands
-        self._is_compared, self._looped = False, -1  # with the loaders of other ranks; the epoch of the newest loop
+        self._order = self._looping = order  # _looping is the order of the newest loop
+        self._is_compared, self._looped = False, -1  # whether with other ranks' loaders; the newest loop's epoch
 
     def _meet(self) -> None:
-        """Take the share that holds now, and post the seeds for the other ranks."""
+        """Update this rank's share of the seeds, and post the loader's seeds, which other ranks compare with theirs."""
         if not dist.is_initialized():
             return
         share = self.share if self.share.is_given else agreement.read_share(None, None)
@@ -186,10 +186,10 @@ class Loader:
             self._meeting = Meeting(here, self.reading(self._order), self._call_chain, self._order.num_seeds)
 
     def settle(self, *, together: bool = False) -> None:
-        """Find out whether the ranks were given the same seeds or have divided them.
+        """Find out from the other ranks whether each was given all seeds, or seeds of its own.
 
-        Wait for it as long as the process group does. Unless the ranks read the loader `together`, this rank may turn
-        out to be the only one that reads it.
+        Wait for the ranks as long as the process group does. Unless all ranks read the loader `together`, this rank may
+        be the only one that reads it; then it reads all seeds.
         """
         self._meet()
         meeting = self._meeting
@@ -204,7 +204,7 @@ class Loader:
             self._set_order(divided(self._order, counts, repr(seeds)), self.share)
 
     def _read_all(self) -> None:
-        """Read all seeds, as the other ranks do not read this loader but wait for this rank."""
+        """Switch to reading all seeds, as the other ranks do not read this loader but wait for this rank."""
         self._set_order(self._order.for_one_rank(), Share(0, 1, LONE))
         if self._meeting is not None:
             self._meeting.note_lone()
@@ -212,7 +212,7 @@ class Loader:
         print(f"hoploom: {line}", file=sys.stderr, flush=True)
 
     def _tell_share(self) -> None:
-        """Print one line on rank 0 if the seeds are distributed and the script has not said so."""
+        """Print on rank 0 how the seeds are divided over the ranks, unless the script gave rank= and world_size=."""
         order = self._order
         if not isinstance(order, DividedOrder):
             if order.world_size > 1:
@@ -240,7 +240,7 @@ class Loader:
         raise ConfigError("a loader is never copied or pickled; make another, and give it this one's state_dict()")
 
     def share_steps(self, num_seeds: int) -> Self:
-        """Take `num_seeds` seeds a step over all ranks; batch_size must be that by the ranks, rounded down."""
+        """Set the seeds per step over all ranks; batch_size must be num_seeds // world_size. Return the loader."""
         self._order = replace(self._order, extra_seeds=num_seeds - self.batch_size * self.world_size)
         self._looping = self._order
         return self
@@ -254,7 +254,7 @@ class Loader:
         return self._epoch(self.begin_epoch())
 
     def begin_epoch(self) -> EpochSteps:
-        """Begin the next epoch, or what is left of it, and return its steps without their batches."""
+        """Begin the next epoch, or the rest of a restored one; return its steps, without making their batches."""
         self._watched.check()
         self.settle()
         reader = None if self._meeting is None or self.share.origin == LONE else self._meeting.lone_reader()
@@ -278,7 +278,7 @@ class Loader:
         return EpochSteps(order, partial(self._make_step, order), partial(self._pass, order, self._num_loops))
 
     def rehearsal(self) -> Order:
-        """Return the steps of epoch 0; the loader stays where it is."""
+        """Return the order of epoch 0, without moving the loader's position."""
         return self._order.at_epoch(0)
 
     def _epoch(self, epoch: EpochSteps) -> Iterator[Batch]:
@@ -288,23 +288,23 @@ class Loader:
                 yield batch
 
     def _pass(self, order: Order, loop: int, step: int) -> None:
-        """Note that a step is done. Only the newest loop sets the position."""
+        """Move the loader's position behind a step that is done, if `loop` is the newest loop."""
         if loop == self._num_loops:
             at_end = step == order.num_steps - 1
             after = Position(order.epoch, step + 1, order.step_span(step)[1])
             self._consumed = Position(order.epoch + 1) if at_end else after
 
     def reading(self, order: Order | None = None) -> Fingerprint:
-        """Return what the loader reads in this order, for ranks to compare; None: in whole steps that ranks share."""
+        """Return the settings and seeds that ranks compare, for `order`; None: if ranks take whole steps in turn."""
         if order is None:
             order = self._order if isinstance(self._order, DividedOrder) else self._order.for_one_rank()
             order = order.at_epoch(0)
         return Fingerprint(type(self).__name__, order, self.maker)
 
     def steps(self, steps: range, *, dealt: bool = True) -> Generator[Batch, None, None]:
-        """Return batches of these steps of epoch 0; the loader keeps its position. `dealt=False`: as of one process.
+        """Return the batches of these steps of epoch 0, without moving the loader's position.
 
-        Ranks that take whole steps in turn see the batches that one process would see:
+        With `dealt=False`, they are the steps of one process that reads all seeds. Ranks can take these in turn:
         `loader.steps(range(rank, loader.num_whole_steps, world_size), dealt=False)`.
         """
         self._watched.check()
@@ -324,7 +324,7 @@ class Loader:
         return self._order.for_one_rank().num_steps
 
     def stage_seconds(self) -> dict[str, float]:
-        """Return the seconds spent so far on making batches, by stage, over all threads; none if others make them."""
+        """Return the seconds spent so far on making batches in this process, by stage, over all threads."""
         return dict(self.maker.seconds.so_far)
 
     def num_seeds(self, step: int) -> int:
@@ -351,7 +351,7 @@ class Loader:
         return received(made)
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
-        """Return the batch of these positions among the seeds."""
+        """Return a batch of the seeds at these positions: `loader([0, 1, 2])`."""
         self._watched.check()
         indices = torch.as_tensor(index)
         if indices.dim() != 1 or indices.dtype not in ID_DTYPES:
@@ -400,7 +400,7 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at a saved position, at once. The world size and the batch size may be different."""
+        """Move to a saved position, without making batches. The world size and the batch size may be different."""
         self.settle()
         order = self._order
         if not isinstance(state, Mapping) or any(isinstance(value, Tensor) for value in state.values()):

@@ -1,10 +1,10 @@
-"""Look-ahead: the rows that coming batches need, and that are not in memory, are fetched together and each once.
+"""Look-ahead: the rows that coming batches need, and that are not in memory, are fetched together, each row once.
 
-Batches are computable, so those of a group of steps are sampled first. Their rows that neither a cache nor an earlier
-group has come in one request per peer, and then each batch is assembled. Where a row is, is looked up once. Costs the
-memory of two groups' rows, and a first batch that waits for its group. With scratch space, rows of more steps than fit
-in memory are copied there, each step's together; then every step is sampled twice, for its ids and for its batch. The
-copies are files without names, so nothing is left behind, whatever ends the process.
+All batches of a group of steps are sampled first. Rows that neither a cache nor the previous group has are then fetched
+by one request per peer, and each batch is assembled. A row is looked up only once. Costs memory for the rows of two
+groups, and the first batch waits for its group. With scratch space, rows of more steps than fit in memory are copied
+there, those of each step together; then every step is sampled twice, for its ids and for its batch. The copies are
+unnamed files, so nothing is left behind, however the process ends.
 """
 
 import shutil
@@ -39,15 +39,15 @@ from hoploom.store.on_disk import Ids as SortedIds
 from hoploom.store.row_cache import Cached
 from hoploom.store.sharded import empty_rows
 
-MOST_STEPS, MOST_PACKED = 128, 1024  # in a group, however small their rows are
-GROUPS = 3  # that may be in scratch space at once: one ends, one is read, one is written
-PIECE = 64 << 20  # bytes that are packed at once, or a quarter of the window
-SECONDS, SWEEPS = 60.0, 3.0  # packing a group takes at most so long, or as long as so many passes over the store,
+MOST_STEPS, MOST_PACKED = 128, 1024  # at most, in a group in memory, in scratch space
+GROUPS = 3  # in scratch space at once: one is deleted, one read, one written
+PIECE = 64 << 20  # bytes that are packed at a time, at most a quarter of the window
+SECONDS, SWEEPS = 60.0, 3.0  # packing a group takes at most SECONDS, or SWEEPS times a pass over the store,
 DEADLINE_SHARE = 0.25  # and never more than this share of the loader's deadline
-SPARE = 16  # a table that grows gets one row in 16 to spare
-OF_A_ROW = 48  # bytes that a row takes besides its own while it is read
-Fields = Mapping[TypeKey, Sequence[str]]  # those of which some rows cost a wait
-Ids = tuple[TypeKey, int, int]  # a list of ids, told apart by its owner, address and length
+SPARE = 16  # a table that grows gets 1/16 more rows than needed
+OF_A_ROW = 48  # bytes of bookkeeping per row while it is read
+Fields = Mapping[TypeKey, Sequence[str]]  # field names of which some rows are not in memory
+Ids = tuple[TypeKey, int, int]  # identifies a tensor of ids: node type or relation, address, length
 
 
 # --- the window of rows that are prefetched ---------------------------------------------------
@@ -58,10 +58,10 @@ def _key_of(owner: TypeKey, ids: Tensor) -> Ids:
 
 
 class Window:
-    """The rows of one owner that the last two groups of a loop's steps need.
+    """The fetched rows of one node type or relation that the last two groups of steps need.
 
-    A row stays where it is while a step needs it, and then gives its slot to another, so that nothing is copied from
-    group to group. With little memory, ids are hashed.
+    A row keeps its slot while a step needs the row; then another row gets the slot. So nothing is copied from group to
+    group. With `little_memory`, ids are hashed.
     """
 
     def __init__(self, schema: Schema, owner: TypeKey, fields: Collection[str], *, little_memory: bool) -> None:
@@ -71,7 +71,7 @@ class Window:
         self.tables = {name: empty_rows(schema, owner, name, 0) for name in fields}
 
     def find(self, lookups: Sequence[RowLookup]) -> tuple[list[CachedPositions], Tensor]:
-        """Begin the next group: return where the rows of each lookup will be, and the slots that must be filled."""
+        """Begin the next group: return the positions of each lookup's rows, and the slots to be filled, [n] int64."""
         self.slots.begin()  # the rows that only the group before the last one needed may go
         found = [self.slots.find(one.ids, one.missing) for one in lookups]
         fresh = [self.slots.add(one.ids, new, slots) for one, (slots, new) in zip(lookups, found, strict=True)]
@@ -87,7 +87,7 @@ class Window:
 
 
 class PrefetchedRows:
-    """A FeatureStore that knows where the rows of some ids are, so that it looks none up again."""
+    """A FeatureStore that reads rows where `lookups` have found them, and routes only other ids to their shards."""
 
     def __init__(self, features: Sharded, fields: Fields, lookups: Sequence[RowLookup]) -> None:
         self._features, self._fields = features, fields
@@ -119,15 +119,15 @@ class PrefetchedRows:
 
 
 class PackedRows(NamedTuple):
-    """The rows of one id list in a scratch file: in the order of the ids, cut into pieces."""
+    """The rows of one list of ids in a scratch file, in the order of the ids, but in separate pieces."""
 
     rows: FileRows
     ids: SortedIds  # ascending
-    cuts: SortedIds  # where in `ids` the second piece begins, the third and so on
+    cuts: SortedIds  # indices in `ids` at which the second and later pieces begin
     shifts: SortedIds  # by piece: index of a row in the file, less its index in `ids`
 
     def read(self, reads: Reads, ids: Tensor, positions: Tensor, out: Tensor) -> None:
-        """Write the rows of ids[positions], which are among the list's, to out[positions]."""
+        """Read the rows of ids[positions], all of which are in the file, into out[positions]."""
         at = np.searchsorted(self.ids, ids[positions].numpy().astype(self.ids.dtype, copy=False))
         rows = torch.zeros_like(ids)
         rows[positions] = torch.from_numpy(at + self.shifts[np.searchsorted(self.cuts, at, side="right")])
@@ -138,7 +138,7 @@ class PackedRows(NamedTuple):
 
 
 class RowLists:
-    """Lists of ascending ids of one table, to be packed a piece of all lists at a time."""
+    """Lists of ascending ids of one table, a list per step, whose rows are copied to scratch space in pieces."""
 
     def __init__(self, ids: Sequence[SortedIds], row_bytes: int, piece_bytes: int) -> None:
         """Take the lists, the bytes of a row, and the memory that reading a piece may take."""
@@ -146,7 +146,7 @@ class RowLists:
         self.rows_at_once = max(1, piece_bytes // (row_bytes + OF_A_ROW))
         self.begins = cut(ids, self.rows_at_once)  # index at which each piece begins in each list: [pieces + 1, lists]
         self.num_rows = sum(map(len, ids))
-        # In the file, every piece may lose a row and a block.
+        # Alignment may cost every piece a row and a block of the file.
         of_pieces = (len(self.begins) - 1) * (row_bytes + BLOCK)
         self.num_bytes = self.num_rows * row_bytes + of_pieces if self.num_rows else 0
 
@@ -157,7 +157,7 @@ class RowLists:
         read: Callable[[list[Tensor], list[Tensor]], None],
         check: Callable[[], None],
     ) -> list[PackedRows]:
-        """Copy the rows to a file and return where those of each list are.
+        """Copy the rows to a scratch file; return the PackedRows of each list.
 
         `read(ids, outs)` reads rows as bytes, [n, row_bytes] uint8; `check()` is called before each piece.
         """
@@ -188,11 +188,11 @@ def scratch_bytes(folder: Path) -> int:
         raise StoreError(f"scratch space {folder} cannot be used: {error.strerror}") from error
 
 
-Packed = Mapping[tuple[TypeKey, int], Mapping[str, PackedRows]]  # a step's rows, by shard number and field
+Packed = Mapping[tuple[TypeKey, int], Mapping[str, PackedRows]]  # rows of a step: (type, shard number), field
 
 
 class StepRows(NamedTuple):
-    """The rows of a lookup that are in scratch space, of one shard. Used as its CachedPositions are."""
+    """Rows of one lookup and one shard that are in scratch space; takes the place of a CachedPositions."""
 
     tables: Mapping[str, PackedRows]
     reads: Reads
@@ -200,7 +200,7 @@ class StepRows(NamedTuple):
     positions: Tensor  # of the rows in `ids`: [n] int64
 
     def copy(self, name: str, out: Tensor) -> None:
-        """Write the rows of a field to their positions in `out`."""
+        """Read the rows of the field `name` into out[positions]."""
         self.tables[name].read(self.reads, self.ids, self.positions, out)
 
 
@@ -208,14 +208,14 @@ class StepRows(NamedTuple):
 
 
 def _id_dtype(schema: Schema, owner: TypeKey) -> np.dtype[Any]:
-    """Return the narrowest dtype that fits the owner's ids."""
+    """Return int32 if it fits all ids of a node type or relation, else int64."""
     return np.dtype(np.int32 if schema.described(owner).count < 1 << 31 else np.int64)
 
 
 class LookAhead(Maker):
-    """Makes batches in groups of steps.
+    """A maker that fetches rows for a group of steps at a time.
 
-    A group has `num_steps` steps; None: as many as fit a `window` of so many bytes, or the folder `scratch`.
+    A group has `num_steps` steps; None: as many as fit in `window` bytes of memory, or in the folder `scratch`.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class LookAhead(Maker):
     ) -> None:
         self.num_steps, self._window, self._scratch = num_steps, window, scratch
         self.num_packed: int | None = None  # steps of a group in scratch space, in the last loop
-        # Bytes of the rows that a step must fetch, and of their ids, each once. Measured by the first loop.
+        # Bytes of the distinct rows that a step must fetch, and of their ids. Measured by the first loop.
         self._step_size: tuple[int, int] | None = None
         self.fetched, self.packed = list[int](), list[int]()  # rows of each group, of all loops: in memory, in scratch
         self._maker, self._features = maker, features
@@ -239,9 +239,9 @@ class LookAhead(Maker):
 
     @contextmanager
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Batch]]:
-        """Two groups are in flight, the one that is delivered and the one after it; without threads, one.
+        """Yield the stages of a loop. Two groups are in flight, the delivered one and the next; without threads, one.
 
-        Half of the free scratch space holds the rows of all ranks, half of the window the ids of two groups.
+        All ranks together use half of the free scratch space. The ids of two groups take at most half of the window.
         """
         num_groups, num_ahead = (2 if pipeline.num_threads else 1), pipeline.num_ahead
         is_packed = False
@@ -284,7 +284,7 @@ class LookAhead(Maker):
             )
 
     def _measured(self, order: Order) -> tuple[int, int]:
-        """Return the largest step size of three steps of the first loop."""
+        """Return the largest bytes of missing rows, and of their ids, in three steps of the first loop."""
         if self._step_size is None:
             sizes, left, schema = [(1, 0)], order.steps, self._features.schema
             for step in sorted({left[0], (left[0] + left[-1]) // 2, left[-1]}) if left else ():
@@ -303,7 +303,7 @@ class LookAhead(Maker):
     def fetch(self, batches: Sequence[Sampled], windows: dict[TypeKey, Window]) -> Mapping[int, Assembler]:
         """Fetch the rows that these batches need and this process does not have, in one request per peer.
 
-        Return what assembles each batch, by the sampled batch's id().
+        Return an Assembler for each batch, by id(sampled).
         """
         with self._maker.seconds("fetch"):
             fields, lookups = self._look_up(batches)
@@ -332,7 +332,7 @@ class LookAhead(Maker):
             return {id(sampled): self._assembler(fields, of_batch) for sampled, of_batch in pairs}
 
     def missing(self, sampled: Sampled) -> dict[TypeKey, tuple[IdMap, Sequence[str]]]:
-        """Return, by owner, the ids whose rows cost a wait, each once, and the fields that are needed of them."""
+        """Return, by node type and relation, the distinct ids whose rows are not in memory, and the fields to read."""
         fields, (lookups,) = self._look_up([sampled])
         ids: dict[TypeKey, IdMap] = {}
         for one in lookups:
@@ -340,7 +340,7 @@ class LookAhead(Maker):
         return {owner: (found, fields[owner]) for owner, found in ids.items() if len(found)}
 
     def _look_up(self, batches: Sequence[Sampled]) -> tuple[Fields, list[list[RowLookup]]]:
-        """Return the fields of which some rows cost a wait, and the lookups of each batch: one for a list of ids."""
+        """Return the fields that are not all in memory, and the lookups of each batch: one per distinct id tensor."""
         wanted = [self._maker.assembler.wanted(one) for one in batches]
         fields: dict[TypeKey, list[str]] = {}
         for owner, name in dict.fromkeys((want.owner, want.field) for of_batch in wanted for want in of_batch):
@@ -353,7 +353,7 @@ class LookAhead(Maker):
         return fields, [[self._features.look_up(want.owner, want.ids) for want in one.values()] for one in lists]
 
     def _assembler(self, fields: Fields, lookups: Sequence[RowLookup]) -> Assembler:
-        """Return what assembles a batch from the rows that these lookups found."""
+        """Return an Assembler that reads the rows of a batch where `lookups` have found them."""
         assembler = self._maker.assembler
         features = PrefetchedRows(self._features, fields, lookups)
         return replace(assembler, store=replace(assembler.store, features=features))
@@ -361,7 +361,7 @@ class LookAhead(Maker):
     # --- scratch space ----------------------------------------------------------------------------
 
     def _steps_that_fit(self, order: Order, num_bytes: int, id_bytes: int, deadline: float) -> int:
-        """Return how many steps make a group in scratch space, so that the first batch does not wait for long."""
+        """Return the steps of a group in scratch space, limited by space, memory and the wait for the first batch."""
         store = self._maker.assembler.store
         assert store.reads is not None
         assert store.budget is not None
@@ -375,7 +375,7 @@ class LookAhead(Maker):
         return max(0, min(MOST_PACKED, len(order.steps), in_scratch, in_memory, in_time))
 
     def _from_scratch(self, step: tuple[Tensor, int, int], packed: Packed | None) -> Batch:
-        """Make a batch whose rows beyond memory are in scratch space."""
+        """Make the batch of a step, with rows that are not in memory read from scratch space."""
         sampled = self._maker.sample(*step)
         if not packed:
             return self._maker.finish(sampled, self._maker.assembler)
@@ -389,9 +389,9 @@ class LookAhead(Maker):
         return self._maker.finish(sampled, self._assembler(fields, lookups))
 
     def _pack(self, order: Order, steps: Sequence[int], left: threading.Event) -> Mapping[int, Packed]:
-        """Copy the rows of these steps that are beyond memory to a file without a name.
+        """Copy those rows of these steps that are not in memory to an unnamed file in scratch space.
 
-        Raise CancelledError once the loop is left.
+        Raise CancelledError if `left` is set, because the loop over the batches has ended.
         """
 
         def check() -> None:
@@ -429,7 +429,7 @@ class LookAhead(Maker):
     def _planned(
         self, ids: Mapping[TypeKey, Mapping[int, SortedIds]], fields: Fields
     ) -> list[tuple[TypeKey, int, str, RowLists]]:
-        """Return the id lists to pack, by owner, shard number and field."""
+        """Return the id lists to pack: node type or relation, shard number, field, and lists of each table."""
         plans = []
         for number, shard in enumerate(self._features.shards):
             on_disk = {of: table.rows for (of, _), table in shard.tables.items()} if isinstance(shard, OnDisk) else {}

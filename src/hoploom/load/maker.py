@@ -1,4 +1,4 @@
-"""Makers of batches: the pure function from seeds and a random key to a batch, which every placement calls."""
+"""Makers of batches: a batch is a pure function of its seeds and a random key, wherever it is made."""
 
 import hashlib
 import threading
@@ -40,7 +40,7 @@ class Sampler:
     graph: GraphStore
     sampling: Sampling
     sample_frontier: SampleFrontier | None = None
-    idle: deque[Workspace] = field(default_factory=deque)  # as many as there were batches made at once
+    idle: deque[Workspace] = field(default_factory=deque)  # as many as batches were made at the same time
 
     def sample(self, seeds: Seeds, key: int) -> Sampled:
         try:
@@ -64,7 +64,7 @@ class StageSeconds:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Measure the time of one batch in a stage."""
+        """Add the time of a `with` block to the seconds of `stage`."""
         began = time.perf_counter()
         yield
         with self._lock:
@@ -72,11 +72,11 @@ class StageSeconds:
 
 
 class Maker(ABC):
-    """The maker of a loader's batches, each by one call of `make`; a loop may overlap the stages of several."""
+    """Base of makers of batches. `make` makes one batch; `stages` splits its work, so that a loop overlaps several."""
 
     @property
     def least_threads(self) -> int:
-        """Threads that there must be, however few the user asks for."""
+        """The least number of worker threads, even if the user gives fewer."""
         return 0
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Maker(ABC):
         """Return the batch of the seeds at these positions; `first` is the index of the first one in its step."""
 
     def stages(self, order: Order, pipeline: Pipeline) -> AbstractContextManager[Stages[Batch | Arriving]]:
-        """Return the stages of a loop's steps, in a block that is left when the loop's threads have ended."""
+        """Return a context manager that gives the stages of a loop; it exits after the loop's threads have ended."""
 
         def finish(step: int, begun: None, fetched: None) -> Batch | Arriving:
             return self.make(*order.step(step))
@@ -94,7 +94,7 @@ class Maker(ABC):
 
 @dataclass(frozen=True)
 class LocalMaker(Maker):
-    """Makes batches in this process: seeds are sampled, and then the rows of what was sampled are gathered."""
+    """Makes batches in this process: samples neighbourhoods of the seeds, then gathers the rows of sampled ids."""
 
     sampler: Sampler
     assembler: Assembler
@@ -104,7 +104,7 @@ class LocalMaker(Maker):
     @property
     @abstractmethod
     def seed_nodes(self) -> tuple[str, Tensor]:
-        """The type and ids of the seeds; of links, of their destinations."""
+        """The node type and ids of the seeds; for links, those of their destinations."""
 
     @abstractmethod
     def start(self, indices: Tensor, first: int, key: int) -> Seeds:
@@ -120,7 +120,7 @@ class LocalMaker(Maker):
             return sampled
 
     def finish(self, sampled: Sampled, assembler: Assembler) -> Batch:
-        """Return the batch, with the rows of the assembler's store."""
+        """Assemble a sampled batch, and apply the transform."""
         with self.seconds("gather"):
             batch = assembler.assemble(sampled)
         if self.transform is None:
@@ -138,7 +138,7 @@ class NodeMaker(LocalMaker):
 
     node_type: str
     nodes: Tensor  # [n] int64
-    input_id: Tensor | None = None  # [n]; the positions where it is None
+    input_id: Tensor | None = None  # [n]; None: the positions among the seeds
     times: Tensor | None = None  # [n] int64
 
     @property
@@ -162,7 +162,7 @@ class NodeMaker(LocalMaker):
 
 
 def one_type_seeds(sampler: Sampler, node_type: str, nodes: Tensor, times: Tensor | None, first: int) -> Seeds:
-    """Return seeds of a single type; each has its own tree if sampling is disjoint."""
+    """Return seeds of one node type; in disjoint sampling, each has a tree number, counted from `first`."""
     schema = sampler.graph.schema
     index, count = schema.type_index[node_type], len(schema.node_types)
     by_type: list[Tensor | None] = [None] * count
@@ -181,7 +181,7 @@ class NodeTimes:
         self._times: dict[int, Tensor] = {}
 
     def __call__(self, relation: RelationName) -> dict[int, Tensor]:
-        """Return the times of both ends of a relation, by type index: a negative must exist at its link's time."""
+        """Return the times of all nodes at both ends of a relation, by type index: negatives must not be too late."""
         schema = self._store.schema
         if schema.time is None or schema.edge_time:
             return {}
@@ -230,16 +230,16 @@ class LinkMaker(LocalMaker):
 
 # --- the description that ranks compare -------------------------------------------------------
 
-NUM_HASHED = 4096  # entries of a long list: seeds and edges are not compared byte for byte
+NUM_HASHED = 4096  # entries of a long tensor: not all seeds and edges are hashed
 SPLITMIX = (30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)  # shifts and factors of splitmix64
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The settings and seeds that decide the batches of a loader from an epoch on, besides its rank."""
+    """The settings and seeds that determine the batches of a loader, except for the rank; ranks compare these."""
 
     loader: str
-    order: Order  # of what is left of the epoch
+    order: Order  # of the steps that are left in the epoch
     maker: LocalMaker
 
     @property
@@ -273,9 +273,9 @@ class Fingerprint:
         }
 
     def seed_hashes(self, limit: int) -> list[int]:
-        """Return the least hashes of the seeds, as often as a seed comes; a single one for a sampler.
+        """Return the `limit` lowest hashes of the seeds, duplicates included; for a sampler, one hash of its order.
 
-        Hashes of other graphs or node types differ.
+        The hashes differ between graphs and between node types.
         """
         if isinstance(self.order, DrawnOrder):
             drawn = f"{self._store} {self._seeds} {self.order.layout}"
@@ -316,7 +316,7 @@ class Fingerprint:
 
 
 def _digest(*lists: Tensor) -> str:
-    """Return a hash of integers, from their sum and from some of them."""
+    """Return a hash of tensors of integers, from their shapes, their sums and some entries."""
     digest = hashlib.sha256()
     for ids in lists:
         digest.update(repr((tuple(ids.shape), int(ids.sum()), _spread(ids).tolist())).encode())

@@ -23,8 +23,8 @@ class NeighborLoader(Loader):
     - `seed`: the number from which all random choices derive; default: the seed of `generator`, else 0
     - `rank`, `world_size`: which share of the seeds this loader reads; by default those of the process group, else of
       torchrun's or Slurm's environment, else one process. `rank=0, world_size=1` reads all seeds
-    - `least_tail`: a last step with fewer seeds joins the step before it. With a value of at least every number of
-      ranks that you may use, the steps are the same for all of them
+    - `least_tail`: a last step with fewer seeds joins the step before it. If the value is at least your largest number
+      of ranks, an epoch has the same steps for all numbers of ranks
     - `locality=[[0], [1]]`: seeds go to the ranks that hold their part, as far as equal batches allow; `True`: the
       parts of every rank are those that `hoploom.open` found
     - `look_ahead`: fetch the remote rows of this many steps together, each row once

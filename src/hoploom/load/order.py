@@ -1,7 +1,7 @@
 """The order of an epoch: its seeds are permuted, cut into steps, and each step is distributed over the ranks.
 
-All of it is arithmetic and takes no memory, except where seeds go to the ranks that hold their parts, or where a torch
-sampler draws them: these keep a list of positions for one epoch.
+All of it is arithmetic and takes no memory, unless seeds go to the ranks that hold their parts or a torch sampler draws
+them: these orders keep a list of positions for one epoch.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ OrderKind = TypeVar("OrderKind", bound="Order")
 class Order:
     """The seeds of each step and rank, in one epoch.
 
-    Every seed comes once over all ranks, the ranks of a step differ by at most one seed, and every rank has the
-    same number of steps. A tail too short to give every rank a seed, or below `least_tail`, joins the step before it.
+    Every seed comes once over all ranks. In a step, ranks differ by at most one seed. All ranks have the same number of
+    steps. The last seeds join the step before them if they are fewer than the ranks, or than `least_tail`.
     """
 
     num_seeds: int
@@ -48,7 +48,7 @@ class Order:
     first_step: int = 0  # steps before it are done,
     first_seed: int = 0  # and took this many seeds
     least_tail: int = 1
-    extra_seeds: int = 0  # of a step, besides batch_size for every rank: this many ranks take one more
+    extra_seeds: int = 0  # of a step, beyond batch_size for every rank: so many ranks take one more
     epoch: int = 0
 
     def check(self) -> None:
@@ -79,7 +79,7 @@ class Order:
 
     @property
     def dataset(self) -> range:
-        """The positions of the seeds, of which the order is made."""
+        """The positions of all seeds, which an epoch reads in this or another order."""
         return range(self.num_seeds)
 
     @property
@@ -89,7 +89,7 @@ class Order:
 
     @property
     def layout_hint(self) -> str:
-        """The middle of an error about an epoch that was left in another layout."""
+        """The middle of an error message about resuming inside an epoch of another layout."""
         return (
             "and that epoch was divided for another world size, locality, batch size or sampler; "
             "resume with the same ones"
@@ -108,7 +108,7 @@ class Order:
         return replace(self, rank=0, world_size=1, extra_seeds=0)
 
     def step(self, step: int) -> tuple[Tensor, int, int]:
-        """Return this rank's seeds of a step by position, the index of the first in the step, and the random key."""
+        """Return the positions of this rank's seeds in a step, the index of the first one in the step, and the key."""
         begin, end = self.rank_span(step)
         return self.indices(begin, end), begin - self.step_span(step)[0], self._key(step)
 
@@ -116,26 +116,26 @@ class Order:
         return keys.batch_key(self.seed, self.epoch, step)
 
     def step_span(self, step: int) -> tuple[int, int]:
-        """Return the epoch positions of a step, over all ranks."""
+        """Return the positions [begin, end) of a step in the epoch's order, over all ranks."""
         begin = self.first_seed + (step - self.first_step) * self.global_batch
         last = step == self.num_steps - 1 and not self.drop_last
         return begin, self.num_seeds if last else begin + self.global_batch
 
     def rank_span(self, step: int) -> tuple[int, int]:
-        """Return the epoch positions of this rank's share of a step."""
+        """Return the positions [begin, end) of this rank's share of a step in the epoch's order."""
         begin, end = self.step_span(step)
         size = end - begin
         return begin + size * self.rank // self.world_size, begin + size * (self.rank + 1) // self.world_size
 
     def indices(self, begin: int, end: int) -> Tensor:
-        """Return the seeds at these positions of the epoch."""
+        """Return which seeds are at positions [begin, end) of the epoch's order: [n] int64."""
         if not self.shuffle:
             return torch.arange(begin, end)
         return ops.permute(keys.epoch_key(self.seed, self.epoch), self.num_seeds, begin, end)
 
     @contextmanager
     def naming(self, step: int) -> Iterator[None]:
-        """Name the step in errors of the store, and in those that are not Hoploom's own."""
+        """Name the step in a StoreError of this block; turn an error that is not Hoploom's into a BatchError."""
         of_step = f"step {step} of epoch {self.epoch} on rank {self.rank}"
         try:
             yield
@@ -149,7 +149,7 @@ class Order:
             raise BatchError(f"{of_step} failed: {type(error).__name__}: {error}") from error
 
     def _as(self, kind: type[OrderKind], **more: Any) -> OrderKind:
-        """Return an order of another class with the same numbers, but for `more`."""
+        """Return an order of the class `kind` with the fields of this one, updated with `more`."""
         return kind(**{name: getattr(self, name) for name in Order.__dataclass_fields__} | more)
 
 
@@ -158,7 +158,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class DividedOrder(Order):
-    """The order of seeds that were divided before the loaders got them: every rank reads its own, and only these.
+    """The order if the script has divided the seeds over the ranks: every rank reads only those that it was given.
 
     `num_seeds` counts the seeds of all ranks. Ranks with fewer seeds take smaller batches, so that all make as many
     steps as the rank with the most seeds.
@@ -205,7 +205,7 @@ class DividedOrder(Order):
         return self.own
 
     def _begins(self, step: int) -> Tensor:
-        """Return where each rank's seeds of a step begin: [world_size] int64. Full batches if the tail is dropped."""
+        """Return the index of each rank's first seed in a step: [world_size] int64. Drop_last keeps batches full."""
         counts = torch.tensor(self.counts)
         even = counts * step // max(1, self.num_steps)
         if not self.drop_last:
@@ -214,7 +214,7 @@ class DividedOrder(Order):
 
 
 def divided(order: Order, counts: Sequence[int], origin: str) -> DividedOrder:
-    """Return the order of ranks that have `counts` seeds of their own, from one that would distribute this rank's."""
+    """Return the order of ranks that were given `counts` seeds; `order` would distribute this rank's over all ranks."""
     own = order.for_one_rank()
     own = replace(own, seed=keys.mix(own.seed, order.rank))  # ranks with equally many seeds shuffle them differently
     hashed = hashlib.sha256(origin.encode()).hexdigest()
@@ -227,7 +227,7 @@ def divided(order: Order, counts: Sequence[int], origin: str) -> DividedOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedOrder(Order):
-    """An order whose positions are a list, which `at_epoch` makes. A loader keeps the newest one."""
+    """An order that is a list of seed positions, made by `at_epoch` for one epoch; the newest list is kept."""
 
     listed: Tensor | None = field(default=None, repr=False, compare=False)  # [positions of all steps] int64
     _newest: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)  # one at most
@@ -257,7 +257,7 @@ class ListedOrder(Order):
 class LocalOrder(ListedOrder):
     """An order in which ranks get seeds of their own parts, as far as the equal shares of a step allow.
 
-    A position inside an epoch is valid in the same layout only: with these ranks, parts and batch sizes.
+    A saved position inside an epoch is valid only with the same ranks, parts and batch sizes.
     """
 
     held: tuple[tuple[int, ...], ...]  # parts, by rank
@@ -299,9 +299,9 @@ class LocalOrder(ListedOrder):
         return out
 
     def _distributed(self, parts: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Return, by host, the positions that it takes of the epoch's permutation: those of its parts, then others.
+        """Return, for each host, which positions of the epoch's permutation it reads: seeds of its parts, then others.
 
-        `parts` are the parts of the seeds at these positions: [n] int16; `sizes` are the shares of the hosts.
+        `parts` has the part of the seed at each position: [n] int16; `sizes` has the number of seeds of each host.
         """
         free, taken = list(sizes), [[torch.empty(0, dtype=torch.int64)] for _ in sizes]
         holders = [[host for host, held in enumerate(self.hosts) if part in held] for part in range(self.num_parts)]
@@ -321,7 +321,7 @@ class LocalOrder(ListedOrder):
 
 
 def localised(order: Order, store: Store, node_type: str, nodes: Tensor, locality: Any) -> Order:
-    """Return the order with seeds on the ranks that hold their parts; `nodes` are the seeds: [n] int64.
+    """Return an order that gives seeds to ranks that hold their parts; `nodes` are the seeds' node ids: [n] int64.
 
     `locality` lists the parts of every rank; True: those that `hoploom.open` found. If servers make the batches, True
     changes nothing, so that one script runs in both modes.
@@ -368,14 +368,14 @@ def _parts_of_ranks(locality: Any, store: Store, num_parts: int, world_size: int
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnOrder(ListedOrder):
-    """An order of which a torch sampler draws `num_seeds` positions for every epoch; some may repeat or be left out.
+    """An order that a torch sampler draws: `num_seeds` positions per epoch, which may repeat or leave out some.
 
     The sampler's random numbers are seeded for every epoch, so that all ranks draw the same positions, and a resumed
     run draws them again. `at_epoch` draws.
     """
 
     sampler: Any
-    num_positions: int  # that there are to draw from
+    num_positions: int  # from which the sampler draws
 
     @property
     def dataset(self) -> range:
@@ -445,9 +445,9 @@ def _seeded(key: int, generator: torch.Generator | None) -> Iterator[None]:
 
 
 def drawn(order: Order, sampler: Any, locality: Any) -> Order:
-    """Return the order with its positions drawn by a sampler, as torch's DataLoader takes it.
+    """Return an order whose positions are drawn by a torch sampler, as in torch's DataLoader.
 
-    A DistributedSampler gives every rank seeds of its own. Raise ConfigError for a sampler that cannot be used.
+    A DistributedSampler gives the ranks different seeds. Raise ConfigError for a sampler that cannot be used.
     """
     name = type(sampler).__name__
     if order.shuffle:

@@ -1,8 +1,8 @@
 """The one scheduler of batches: begin -> fetch -> finish over a window of steps, delivered in order.
 
-Makers of batches say what the stages do; threads, order, deadlines and errors are the same for all of them. No thread
-outlives the loop that reads the batches. Not a ThreadPoolExecutor: that one joins a stuck thread for ever when the
-interpreter ends.
+Makers of batches define the stages; threads, order, deadlines and errors are handled here for all of them. No thread
+outlives the loop that reads the batches. A ThreadPoolExecutor would not do: at interpreter exit, it waits for a stuck
+thread for ever.
 """
 
 import atexit
@@ -25,9 +25,7 @@ Naming = Callable[[int], AbstractContextManager[None]]  # a block whose errors n
 
 DEADLINE = 600.0  # seconds that a batch may take if the user gives no timeout
 CLOSE_DEADLINE = 10.0  # seconds that a thread may take to finish its batch after the loop has ended
-LEAD = (
-    2  # groups of steps that are begun before the first of them is finished: no thread waits for a fetch without work
-)
+LEAD = 2  # groups of steps that are begun before the first one is finished, so that threads have work during a fetch
 
 
 @dataclass(frozen=True)
@@ -36,17 +34,17 @@ class Stages(Generic[Made]):
 
     finish: Callable[[int, Any, Any], Made]  # (step, result of `begin`, result of `fetch` for its group)
     window: int  # the most steps in flight
-    num_finishing: int  # of these, those whose last stage may begin
+    num_finishing: int  # the most of these in the last stage or ready
     begin: Callable[[int], Any] | None = None
-    fetch: Callable[[Sequence[Any]], Any] | None = None  # (all begun of a group); one group after the other
-    group: int = 1  # steps that are fetched for together
-    leave: Callable[[], None] = lambda: None  # called at the end of the loop, before its threads are waited for
+    fetch: Callable[[Sequence[Any]], Any] | None = None  # (results of `begin` of a group); one group at a time
+    group: int = 1  # number of steps per `fetch`
+    leave: Callable[[], None] = lambda: None  # called at the end of the loop, before its threads are joined
     hint: str = "make the transform faster"  # in the error of a step that takes too long
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The threads and limits with which stages run."""
+    """The number of threads that run the stages, and limits."""
 
     num_threads: int = 0
     per_thread: int = 2  # batches that are ready or being made, for each thread
@@ -60,16 +58,14 @@ class Pipeline:
     def run(
         self, stages: Stages[Made], steps: range, naming: Naming = lambda step: nullcontext()
     ) -> Generator[Made, None, None]:
-        """Yield the batches of these steps. Without threads every stage runs on the consumer's, when it is needed."""
+        """Yield the batches of these steps in order. Without threads, stages run in the calling thread when needed."""
         if not self.num_threads and stages.begin is None and stages.fetch is None:  # nothing to schedule
             for step in steps:
                 with naming(step):
                     made = stages.finish(step, None, None)
                 yield made
             return
-        with (
-            ExitStack() as running
-        ):  # a thread of its own fetches: the others never wait for a peer while they can work
+        with ExitStack() as running:  # a separate thread fetches, so that the others need not wait for a peer
             fetching = running.enter_context(Workers[Any](min(1, self.num_threads), self.close_deadline))
             workers = running.enter_context(Workers[Any](self.num_threads, self.close_deadline))  # closed first
             running.callback(stages.leave)
@@ -104,7 +100,7 @@ class _Run(Generic[Made]):
             yield made
 
     def _fill(self) -> None:
-        """Begin and finish as many steps as may be in flight; those begun are a group or two ahead."""
+        """Submit as many steps as may be in flight: by groups to `begin` and `fetch`, one by one to `finish`."""
         group = self._stages.group
         while True:
             num_begun = len(self._begun)
@@ -128,7 +124,7 @@ class _Run(Generic[Made]):
             return self._stages.begin(step)
 
     def _fetch(self, begun: Sequence["Future[Any]"]) -> Any:
-        """Fetch for the steps that could be begun: the error of another is raised when its step is due."""
+        """Fetch for the steps that have begun without error; an error of `begin` is raised when its step is due."""
         assert self._stages.fetch is not None
         return self._stages.fetch([one.result() for one in begun if one.exception(self._pipeline.deadline) is None])
 
@@ -142,7 +138,7 @@ class _Run(Generic[Made]):
         return finish(step) if self._stages.begin is not None else self._until_one_fails(finish, step)
 
     def _until_one_fails(self, make: Callable[[int], Any], step: int) -> Any:
-        """Make a step unless one before it has failed: it would never be delivered, and may take long."""
+        """Return make(step); if an earlier step has failed, raise its error, as this step is never delivered."""
         index, failed = self._steps.index(step), self._failed
         if failed is not None and index > failed[0]:  # a step before the failed one, begun later, is still delivered
             raise failed[1]
@@ -153,7 +149,7 @@ class _Run(Generic[Made]):
             raise
 
     def _result(self, future: "Future[Any]", step: int) -> Any:
-        """Return what was made for a step, or raise its error; BatchError if it is not there in time."""
+        """Return the result of a stage of a step, or raise its error; raise BatchError after the deadline."""
         deadline = self._pipeline.deadline
         try:
             return future.result(timeout=deadline)
@@ -165,9 +161,9 @@ class _Run(Generic[Made]):
 
 
 class Workers(Generic[Made]):
-    """Threads that make calls in turn; without any, a call is made when it is submitted.
+    """Threads that run submitted calls in order; if there are none, `submit` runs the call.
 
-    They are daemons, so that a transform that never returns cannot hold up the exit.
+    The threads are daemons, so that a transform that never returns cannot hold up the exit.
     """
 
     def __init__(self, num_threads: int, close_deadline: float = CLOSE_DEADLINE) -> None:
@@ -210,7 +206,7 @@ class Workers(Generic[Made]):
             del future, call, job
 
     def close(self) -> None:
-        """Drop the calls that have not begun, and wait a bounded time for the others."""
+        """Cancel the calls that have not begun, and wait at most `close_deadline` for each thread."""
         atexit.unregister(self.close)
         try:
             while (job := self._jobs.get_nowait()) is not None:

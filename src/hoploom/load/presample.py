@@ -1,6 +1,6 @@
-"""Counts of how many batches of a training run need each node, found by sampling them as loaders do, without features.
+"""Counts of the batches of a training run that need each node, by sampling them as a loader does, without features.
 
-Costs what sampling costs. A node is counted once a batch, however often it is picked, as its row is fetched once.
+Costs as much as sampling. A node counts once per batch, however often it is picked, as its row is fetched once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,12 +26,12 @@ BATCH_SIZE = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Presampling:
-    """Options of the batches whose nodes are counted: they are those of a shuffled NeighborLoader of this seed."""
+    """Options of the batches that are sampled: those of a shuffled NeighborLoader with the same seed."""
 
     batch_size: int = BATCH_SIZE  # of each rank
     rank: int = 0
     world_size: int = 1
-    batches: range | None = None  # numbered on from epoch to epoch; None: those of the first epoch
+    batches: range | None = None  # their numbers, counted over epochs; None: the first epoch
     seed: int = 0
     num_threads: int = 2
     options: Mapping[str, Any] = field(default_factory=dict)  # replace, labor, weight_attr
@@ -41,7 +41,7 @@ AS_TRAINED = Presampling()
 
 
 def visited(store: Store, fanouts: Fanouts, seeds: Any, plan: Presampling = AS_TRAINED) -> Iterator[list[Tensor]]:
-    """Yield, for each batch, its nodes by node type, each once: [n] int64.
+    """Yield, for each batch, its distinct nodes of every node type: a list of [n] int64.
 
     `seeds` are what NeighborLoader takes as input_nodes: a split's name, ids, or (node type, either).
     """
@@ -65,7 +65,7 @@ def visited(store: Store, fanouts: Fanouts, seeds: Any, plan: Presampling = AS_T
 
 
 def count_visits(store: Store, fanouts: Fanouts, seeds: Any, plan: Presampling = AS_TRAINED) -> Visits:
-    """Return the number of batches that have each node, by node type: [num_nodes] int64.
+    """Return the number of sampled batches that have each node, by node type: [num_nodes] int64.
 
     >>> counts = count_visits(store, [15, 10, 5], "train")
     >>> hottest = counts["paper"].argsort(descending=True)[:1000]
