@@ -1,1 +1,1 @@
-"""Everything of the device above the ops: placements, batches that are made there, whole steps as graphs."""
+"""GPU support on top of `ops.kernels`: placed stores, batches made on the device, whole steps as CUDA graphs."""

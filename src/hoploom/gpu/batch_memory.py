@@ -1,10 +1,10 @@
-"""A side stream that makes batches on a device, and a memory pool for them that is reused and does not grow.
+"""A side stream that makes batches on a device, and a memory pool for these batches that is reused and does not grow.
 
-Blocks come from a private pool and belong to the consumer's stream: a block is free as soon as Python drops the last
-tensor over it. The side stream then waits, on the device, for the consumer's work enqueued until now, the block's last
-use included. If the side stream owned blocks (record_stream), a host that runs ahead would allocate more and more.
-The i-th tensor of every batch has the size of the largest i-th so far and a margin, so that sizes repeat; after the
-first batch, memory is reserved for as many as are alive at once. The side stream is at most one step ahead.
+Memory blocks come from a private pool and belong to the consumer's stream: a block is free once Python drops the last
+tensor over it. Before the side stream reuses blocks, it waits, on the device, for the consumer's work enqueued so far,
+which includes their last use. If the side stream owned blocks (record_stream), a host that runs ahead would allocate
+more and more. The i-th tensor of every batch gets the size of the largest i-th tensor so far, plus a margin: so sizes
+repeat. The first batch reserves memory for all batches alive at once. The side stream is at most one step ahead.
 """
 
 import math
@@ -25,17 +25,17 @@ from hoploom.errors import BatchError
 from hoploom.load.assemble import tensors_in
 from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, DEADLINE, reached
 
-MARGIN = 16  # a sixteenth more than the largest so far
-ALIGN = 16  # bytes, of tensors in a staged block
+MARGIN = 16  # tensors get a sixteenth more than the largest size so far
+ALIGN = 16  # offsets of tensors in a staged block are multiples of 16 bytes
 
 
 class Pool:
-    """A loader's side stream and memory pool on a device; on the CPU, where kernels are interpreted, it has neither."""
+    """A loader's side stream and memory pool on a GPU. On the CPU, where kernels are interpreted, neither exists."""
 
     def __init__(self, device: torch.device, deadline: float = DEADLINE) -> None:
         self.device, self.deadline = device, deadline  # seconds, of every wait for the device
         self.is_cuda = device.type == "cuda"
-        self._sizes: list[int] = []  # bytes
+        self._sizes: list[int] = []  # entry i: bytes of the i-th tensor of a batch
         self._num_begun = 0  # batches that have allocated
         self._is_reserved = False
         self._lock = threading.Lock()
@@ -49,16 +49,16 @@ class Pool:
 
     @contextmanager
     def side_stream(self, *, alone: bool = True) -> Iterator[None]:
-        """Make the side stream current in this block.
+        """Make the side stream current in this `with` block.
 
-        `alone` admits one thread at a time, so that temporary memory of kernels does not add up by chance.
+        If `alone`, one thread at a time enters the block, so that temporary memory of kernels does not add up.
         """
         stream = torch.cuda.stream(self._stream) if self.is_cuda else nullcontext()
         with self._turn if alone else nullcontext(), stream:
             yield
 
     def drain(self) -> None:
-        """Wait for the side stream: after this, memory that it writes to may be freed or unmapped."""
+        """Wait until the side stream is idle, so that its memory may be freed; raise BatchError after a timeout."""
         is_done, seconds = True, min(self.deadline, CLOSE_DEADLINE)
         if self.is_cuda:
             with suppress(RuntimeError):  # of a kernel; reading its output raises, too
@@ -69,18 +69,18 @@ class Pool:
             )
 
     def leave(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Drain on leaving a block; keep an error that left the block before."""
+        """Call `drain` at the end of a `with` block; an error raised in the block takes precedence over BatchError."""
         is_first = error is None or isinstance(error, GeneratorExit)
         with nullcontext() if is_first else suppress(BatchError):
             self.drain()
 
     def use_current_stream(self) -> None:
-        """Hand over later batches to the stream that is current now."""
+        """Make this thread's current stream the consumer of later batches."""
         if self.is_cuda:
             self.consumer = torch.cuda.current_stream(self.device)
 
     def block_size(self, number: int, size: int) -> int:
-        """Return the bytes to allocate for the tensor of this number."""
+        """Return the bytes to allocate for tensor `number` of a batch, which needs `size` bytes."""
         with self._lock:
             self._sizes += [0] * (number + 1 - len(self._sizes))
             if size > self._sizes[number]:
@@ -88,14 +88,14 @@ class Pool:
             return self._sizes[number]
 
     def begin(self, consumer: Any) -> deque[Tensor]:
-        """Allocate blocks for the tensors of one more batch, as many as batches before it had."""
+        """Return memory blocks for the tensors of one more batch, as many as earlier batches had."""
         with self._lock:
             self._num_begun += 1
             sizes = list(self._sizes)
         return self.blocks(sizes, consumer)
 
     def reserve(self, most: int, consumer: Any) -> None:
-        """Reserve memory for the most batches that are alive at once; does so once, after the first batch."""
+        """Reserve memory for `most` batches, all that are alive at once. Only the first call has an effect."""
         with self._lock:
             missing = 0 if self._is_reserved else most - self._num_begun
             self._is_reserved = True
@@ -103,9 +103,9 @@ class Pool:
         self.blocks(sizes * max(0, missing), consumer)  # dropped, and kept by the private pool
 
     def blocks(self, sizes: Sequence[int], consumer: Any) -> deque[Tensor]:
-        """Allocate blocks of `sizes` bytes, [size] uint8 each, that the side stream may write to from now on.
+        """Return memory blocks of `sizes` bytes, [size] uint8 each, that the side stream may write to from now on.
 
-        Waiting and switching pools take longer than allocating, so this is done for many blocks at once.
+        Allocates many blocks at once, because waiting and switching pools take longer than allocating.
         """
         if not self.is_cuda or not sizes:
             return deque(torch.empty(size, dtype=torch.uint8) for size in sizes)
@@ -123,7 +123,7 @@ class Pool:
             return deque(torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes)
 
     def stage(self, value: Any) -> "StagedValue":
-        """Copy a value's host tensors into one block, pinned so that its copy to the device is asynchronous."""
+        """Copy the host tensors in `value` to one block, pinned so that it can be copied to a GPU asynchronously."""
         tensors = list(tensors_in(value))
         sizes = [-(-tensor.numel() * tensor.itemsize // ALIGN) * ALIGN for tensor in tensors]
         block = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=self.is_cuda)
@@ -133,7 +133,7 @@ class Pool:
         return staged
 
     def read_async(self, sizes: Tensor) -> "PendingRead":
-        """Start to copy numbers from the device."""
+        """Start to copy `sizes` from the device to the host."""
         if not self.is_cuda:
             return PendingRead(sizes, None, self.deadline)
         host = torch.empty(sizes.shape, dtype=sizes.dtype, pin_memory=True)
@@ -145,29 +145,29 @@ class Pool:
         return self._stream.record_event() if self.is_cuda else None
 
     def hand_over(self, arrived: Any, batch: Any, memory: "BatchMemory") -> Any:
-        """Make the consumer's stream wait for a batch, and return the batch; runs on the consumer's thread."""
+        """Make the current stream wait for the event `arrived`, and return the batch. For the consumer's thread."""
         if self.is_cuda:
             self.use_current_stream()
             stream = self.consumer
             stream.wait_event(arrived)
-            own = memory.own if stream == memory.consumer else ()  # else made for another stream
+            own = memory.own if stream == memory.consumer else ()  # empty if the batch was made for another stream
             for tensor in tensors_in(batch):
                 if tensor.is_cuda and tensor.untyped_storage().data_ptr() not in own:
-                    tensor.record_stream(stream)  # allocated by a transform, else
+                    tensor.record_stream(stream)  # allocated by a transform, or for another stream
         return batch
 
 
 class BatchMemory:
-    """The memory of one batch."""
+    """Allocator of one batch's tensors on the device, from a loader's pool."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self._number = pool, 0
         self.consumer = pool.consumer
         self.own: set[int] = set()  # addresses of its blocks
-        self._blocks: deque[Tensor] | None = None  # allocated with the first one, and not used yet
+        self._blocks: deque[Tensor] | None = None  # blocks not used yet; the first call of `empty` allocates them
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return an uninitialised tensor."""
+        """Return an uninitialised tensor on the device."""
         size = math.prod(shape) * dtype.itemsize
         if self._blocks is None:
             self._blocks = self._pool.begin(self.consumer)
@@ -182,38 +182,38 @@ class BatchMemory:
         return block[:size].view(dtype).view(tuple(shape))
 
     def reserve(self, most: int) -> None:
-        """Reserve memory for `most` batches, now that one is made."""
+        """Reserve memory for `most` batches of this size. Call it when this batch is complete."""
         self._blocks = None
         self._pool.reserve(most, self.consumer)
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Return a copy in this memory; the source may be a staged block."""
+        """Return a copy of the tensor in this batch's memory; the tensor may be a host block from `Pool.stage`."""
         return self.empty(tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)
 
 
 class PendingRead(NamedTuple):
-    """Numbers that are being copied from the device."""
+    """Values that are being copied from the device to the host."""
 
     host: Tensor
     arrived: Any
     seconds: float
 
     def wait(self) -> list[Any]:
-        """Wait for the numbers and return them: the only wait for the device."""
+        """Return the values as a list once they are copied. Making a batch waits for the device nowhere else."""
         if self.arrived is not None and not reached(self.arrived, self.seconds):
             raise TimeoutError(f"the device has not sampled within {self.seconds:g} s; {BUSY}, or raise timeout")
         return self.host.tolist()
 
 
 class StagedValue(NamedTuple):
-    """A value, and one host block that holds its tensors."""
+    """A value, and one block of host memory that holds copies of its tensors."""
 
     value: Any
     block: Tensor  # [bytes] uint8, pinned if the device is a GPU
-    begins: tuple[int, ...]
+    begins: tuple[int, ...]  # each tensor's offset in the block, then the block's size
 
     def over(self, block: Tensor) -> Any:
-        """Return the value with views of this copy of the block as its tensors."""
+        """Return the value with its tensors replaced by views of `block`, which is a copy of this object's block."""
         begins = iter(self.begins)
 
         def view(tensor: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ class StagedValue(NamedTuple):
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a value with a function applied to every tensor in it, in the order of tensors_in."""
+    """Return a copy of the value with every tensor in it replaced by change(tensor), in the order of tensors_in."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
 """Sizes of batches that are sampled on a device: which sizes the device counts, and how large its buffers are.
 
-A loader's buffers grow with the batches seen. Those of a whole step are fixed: the sizes of some sampled batches and a
-margin, never more than there can be. Batches of one loader differ little in size; one that does not fit is taken as a
-step of its own size.
+A loader's buffers grow with the batches seen. The buffers of a whole step have fixed sizes: the largest sizes of some
+sampled batches plus a margin, at most the largest possible. Batches of one loader differ little in size; a batch that
+does not fit is trained on without fixed buffers.
 """
 
 import itertools
@@ -18,36 +18,36 @@ from hoploom.load.order import Order
 from hoploom.sample.hops import Sampling
 from hoploom.schema import Schema
 
-ZERO, FAULT = 0, 1  # the first slots: always 0, and the highest fault code
+ZERO, FAULT = 0, 1  # the first two slots: one that is always 0, and the highest fault code
 # Limit of the first capacity for a relation's picks in a hop; it grows once batches need more.
 LARGE = 1 << 20
-MARGIN = 4  # a capacity that grows is a fourth more than was seen
-PROBED, ROUNDED = 8, 64  # fixed sizes: batches that are sampled to find them; they are multiples of 64
+MARGIN = 4  # a size that grows becomes a fourth larger than the size seen
+PROBED, ROUNDED = 8, 64  # for fixed sizes: the number of batches sampled to find them; sizes are multiples of 64
 Running = tuple[tuple[int, ...], ...]
 
 
 class RelationHop(NamedTuple):
-    """One relation in one hop, and the slots of its sizes."""
+    """One relation in one hop, and the slots of its sizes: their indices in the totals on the device."""
 
     relation: int
-    begin: int  # of its picks
+    begin: int  # slot of the first pick's index
     end: int
-    before: int  # of the source type's nodes, before the picks join them
+    before: int  # slot of the number of source nodes before the picks are added
     after: int
 
 
 @dataclass(frozen=True)
 class HopPlan:
-    """Relations that each hop samples, and the slot of every size in the totals.
+    """The relations that each hop samples, and the slot of every size: its index in the totals on the device.
 
-    A slot is the index of one size on the device. Sizes accumulate from hop to hop; a block's picks start at 0.
+    Sizes accumulate from hop to hop; only the picks start at 0 in each hop with mode="blocks".
     """
 
     schema: Schema
     sampling: Sampling
     with_indptr: bool
     hops: tuple[tuple[RelationHop, ...], ...]
-    # Per type, the slot of its size: [0] nothing yet, [1] seeds, [hop + 2] after hop.
+    # Per type, the slots of its number of nodes: [0] ZERO, [1] of the seeds, [hop + 2] after each hop.
     nodes: tuple[tuple[int, ...], ...]
     picks: tuple[tuple[tuple[int, int], ...], ...]  # per relation and hop: the slots of its picks' begin and end
     num_slots: int
@@ -58,29 +58,29 @@ class HopPlan:
 
     @property
     def num_layers(self) -> int:
-        """The number of edge sets: one of all hops, or a block for each."""
+        """The number of edge sets: one per hop with mode="blocks", else one for all hops."""
         return self.sampling.num_hops if self.is_blocks else 1
 
     def frontier(self, hop: int, node_type: int) -> tuple[int, int]:
-        """Return the slots that bound the nodes a hop expands: those new in the hop before; for blocks, all."""
+        """Return the slots of the range of nodes that a hop expands: nodes new in the last hop; with blocks, all."""
         sizes = self.nodes[node_type]
         return ZERO if self.is_blocks else sizes[hop], sizes[hop + 1]
 
 
 class Capacity(NamedTuple):
-    """Sizes of buffers; or the sizes that a batch needs. A node counts in the hop that found it first."""
+    """The sizes of buffers, or the sizes that a batch needs. A node counts in the hop that samples it first."""
 
-    nodes: Running  # per type: within 0, 1, ... hops of the seeds
-    edges: Running  # per relation: up to the first, the second, ... hop; of blocks in each
+    nodes: Running  # per type: nodes within 0, 1, ... hops of the seeds
+    edges: Running  # per relation: edges up to the first, the second, ... hop; with blocks, edges of each hop
     rows: Running  # per hop and type: nodes of the frontier
     picks: Running  # per hop and relation
 
     def holds(self, other: "Capacity") -> bool:
-        """Return whether no size of the other one is larger."""
+        """Return whether a batch of the sizes `other` fits: none is larger than the size here."""
         return self.combine(other, max) == self
 
     def combine(self, other: "Capacity", function: Callable[[int, int], int]) -> "Capacity":
-        """Return the capacity whose sizes are a function of both sizes."""
+        """Return the capacity whose sizes are function(size in this capacity, size in `other`)."""
         return Capacity(
             *(
                 tuple(tuple(map(function, *rows)) for rows in zip(*sizes, strict=True))
@@ -90,7 +90,7 @@ class Capacity(NamedTuple):
 
 
 def plan_hops(schema: Schema, sampling: Sampling, seed_types: Sequence[int], *, with_indptr: bool = False) -> HopPlan:
-    """Return the plan for seeds of these types."""
+    """Return the plan of all hops from seeds of these types. With `with_indptr`, hops also store picks' offsets."""
     is_blocks = sampling.mode == "blocks"
     slots = itertools.count(FAULT + 1)
     sizes = [next(slots) if index in seed_types else ZERO for index in range(len(schema.node_types))]
@@ -120,9 +120,9 @@ def plan_hops(schema: Schema, sampling: Sampling, seed_types: Sequence[int], *, 
 
 
 def first_capacity(plan: HopPlan, num_seeds: Sequence[int], large: int = LARGE) -> Capacity:
-    """Return the most that seeds and fanouts allow, but at most `large` picks of a relation in a hop."""
+    """Return the largest sizes that seeds and fanouts allow, with at most `large` picks per relation and hop."""
     schema, sampling = plan.schema, plan.sampling
-    once = not (sampling.disjoint or sampling.replace)  # every edge is picked once, but for repeated seeds
+    once = not (sampling.disjoint or sampling.replace)  # no edge is picked twice, except for repeated seeds
     total, new = list(num_seeds), list(num_seeds)
     totals, rows, picks = [list(num_seeds)], [], []
     for hop, relations in enumerate(plan.hops):
@@ -159,12 +159,12 @@ def used_capacity(plan: HopPlan, sizes: Sequence[int]) -> Capacity:
 
 
 def grow_capacity(capacity: Capacity, seen: Capacity) -> Capacity:
-    """Return capacity for the sizes seen, with a margin for each that was too small."""
+    """Return the capacity with every size that `seen` exceeds raised to the size seen plus a margin."""
     return capacity.combine(seen, lambda have, need: have if need <= have else need + need // MARGIN + 1)
 
 
 def probe(maker: NodeMaker, order: Order, batch_size: int, most: int = PROBED) -> list[Sampled]:
-    """Sample some batches of full size, spread over an epoch, without their features."""
+    """Return up to `most` batches of full size from all over an epoch, sampled but without features."""
     full = [step for step in order.steps if order.step(step)[0].numel() == batch_size]
     return [maker.sample(*order.step(step)) for step in full[:: max(1, len(full) // most)][:most]]
 
@@ -172,7 +172,7 @@ def probe(maker: NodeMaker, order: Order, batch_size: int, most: int = PROBED) -
 def sizes_of_probes(
     plan: HopPlan, batches: Sequence[Sampled], num_seeds: Sequence[int], margin: float, rounded: int = ROUNDED
 ) -> Capacity:
-    """Return the sizes of these batches plus a margin, rounded up to multiples, at most what is possible."""
+    """Return the largest sizes of the batches plus a margin, rounded up to multiples, at most the largest possible."""
 
     def enough(seen: int, most: int) -> int:
         return min(-(-int(min(seen * (1 + margin), most)) // rounded) * rounded, most)
@@ -183,7 +183,7 @@ def sizes_of_probes(
 
 
 def _totals(plan: HopPlan, batch: Sampled) -> list[int]:
-    """Return the sizes of a batch by slot, like those that a device writes."""
+    """Return the sizes of a batch by slot, in the layout in which a device writes them."""
     names = [node_type.name for node_type in plan.schema.node_types]
     keys = [relation.key for relation in plan.schema.relations]
     if plan.is_blocks:

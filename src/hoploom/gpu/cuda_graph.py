@@ -1,8 +1,8 @@
-"""Work that is recorded once as a CUDA graph and then replayed; on the CPU it is simply done again.
+"""Record work once as a CUDA graph, then replay it. On the CPU, the work is simply run again.
 
-A replay starts all its kernels with one call and reads and writes the very memory of the recording: the caller keeps
-inputs and outputs in tensors that stay. The first calls are real ones, so that things made at first use (an optimizer's
-state, compiled kernels) exist before the recording. A recording keeps the values that host numbers had.
+A replay starts all kernels with one call, and uses the memory addresses of the recording: the caller must keep inputs
+and outputs in the same tensors. The first calls run without recording, so that objects made at first use (an
+optimizer's state, compiled kernels) exist before it. Python numbers keep the values that they had when recorded.
 """
 
 import gc
@@ -34,16 +34,16 @@ class WorkEvent:
 
 
 class WorkStream:
-    """A stream for recordings: one of its own (`own_stream`), or the current one. Its recordings share one memory pool.
+    """A CUDA stream for recordings: a new stream if `own_stream`, else the current one. Recordings share a memory pool.
 
-    They may, because work on one stream never overlaps. Work on two streams does.
+    Recordings on one stream can share memory, because their work never overlaps; on two streams it does.
     """
 
     def __init__(self, device: torch.device, *, own_stream: bool) -> None:
         self.device = device
         self.is_cuda = device.type == "cuda"
         self._owns_stream = own_stream
-        self.stream: Any = None  # for the first calls and for recording
+        self.stream: Any = None  # runs the first calls, and records
         self.pool: Any = None
         self.recordings: WeakSet[Recording] = WeakSet()  # which `close` drops
         if self.is_cuda:
@@ -56,7 +56,7 @@ class WorkStream:
         return torch.cuda.stream(self.stream) if self._owns_stream and self.is_cuda else nullcontext()
 
     def close(self) -> None:
-        """Wait for the device, and drop the recordings with the work that they recorded."""
+        """Wait for the device, then drop all recordings and their memory; raise TrainError after a timeout."""
         try:
             if not idle(self.device, CLOSE_DEADLINE):  # dropped memory may be used again at once
                 raise TrainError(
@@ -83,7 +83,7 @@ class WorkStream:
 
 
 class Recording:
-    """A function without arguments, recorded after its first calls.
+    """A function without arguments that is recorded as a CUDA graph after its first calls, then replayed.
 
     >>> step = Recording(train_on_the_static_batch, WorkStream(device, own_stream=False))
     >>> step()
@@ -120,7 +120,7 @@ class Recording:
         self._work = self._graph = None
 
     def _run(self, work: Callable[[], None]) -> None:
-        """Do the work on the recording's stream, ordered between earlier and later work of the queue."""
+        """Run the work on the recording's stream, after earlier and before later work of the stream of replays."""
         stream, queue = self._stream.stream, self._stream._queue
         stream.wait_stream(queue)
         with torch.cuda.stream(stream):
@@ -128,7 +128,7 @@ class Recording:
         queue.wait_stream(stream)
 
     def _capture(self, work: Callable[[], None]) -> Any:
-        """Return the recorded graph. Waits for the device; only this thread's calls must be fit for a recording."""
+        """Return the work as a CUDA graph. Waits for the device. Other threads may make calls that graphs forbid."""
         own, graph = self._stream, torch.cuda.CUDAGraph()
         with torch.cuda.device(own.device), without_gc():
             before = torch.cuda.current_stream(own.device)
@@ -200,7 +200,7 @@ def not_recordable(why: str) -> ConfigError:
 
 
 def prepare_optimizer(optimizer: Optimizer, *, recorded: bool) -> None:
-    """Set an optimizer's options for recorded steps, or for steps that are not; a checkpoint may hold the other ones.
+    """Set an optimizer's options for recorded steps, or for steps without recordings; a checkpoint may hold the others.
 
     >>> prepare_optimizer(optimizer, recorded=True)
     """
@@ -217,14 +217,14 @@ def prepare_optimizer(optimizer: Optimizer, *, recorded: bool) -> None:
 
 
 class LearningRates:
-    """Learning rates of an optimizer's groups as tensors on the device.
+    """The learning rates of an optimizer's parameter groups, as tensors on the device that recorded steps read.
 
-    Between steps the groups hold plain numbers, which schedules and checkpoints need.
+    Between steps the groups hold Python numbers, which schedules and checkpoints need.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._tensors = [  # None if the group needs a number
+        self._tensors = [  # None if the group's optimizer needs a number
             torch.full((), float(group["lr"]), dtype=torch.float32, device=group["params"][0].device)
             if _takes_tensor(group)
             else None
@@ -238,7 +238,7 @@ class LearningRates:
         return zip(self._optimizer.param_groups, self._tensors, strict=True)
 
     def send(self) -> None:
-        """Copy changed rates to the device, without waiting for it."""
+        """Copy learning rates that have changed to the device, without waiting for the device."""
         for number, (group, tensor) in enumerate(self._groups):
             value = float(group["lr"])
             if tensor is not None and value != self._values[number]:
@@ -247,7 +247,7 @@ class LearningRates:
 
     @contextmanager
     def as_tensors(self) -> Iterator[None]:
-        """Set the groups' rates to the tensors in this block."""
+        """Set the groups' learning rates to the device tensors in this `with` block."""
         numbers = [group["lr"] for group, _ in self._groups]
         for group, tensor in self._groups:
             group["lr"] = group["lr"] if tensor is None else tensor
@@ -258,7 +258,7 @@ class LearningRates:
                 group["lr"] = number
 
     def check(self) -> None:
-        """Raise ConfigError if an option has changed that the recording has as a constant."""
+        """Raise ConfigError if an optimizer option has changed since the first call: recordings keep the old value."""
         now = []
         for group, tensor in self._groups:
             unseen = {"params", "initial_lr", "lr"} if tensor is not None else {"params", "initial_lr"}

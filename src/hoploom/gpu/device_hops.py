@@ -1,7 +1,7 @@
 """The hop loop on a device: the host starts kernels for the largest possible sizes, and reads all sizes at the end.
 
-Costs idle rows, and memory for the largest sizes, but no hop waits for the host. The host reads nothing during a run,
-so with fixed buffers it can be captured and replayed. Nodes and edges beyond the capacity are counted, not stored.
+Costs idle programs, and memory for the largest sizes, but no hop waits for the host. As the host reads nothing, a batch
+with fixed buffers can be captured in a CUDA graph. Nodes and edges beyond the capacity are counted, not stored.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from hoploom.ops.kernels.relabel import DeviceNodeMap
 from hoploom.ops.kernels.sample import sample
 from hoploom.sample.hops import make_draw
 
-NO_PICKS = torch.iinfo(torch.int64).max  # in an indptr, for nodes that no hop has expanded
+NO_PICKS = torch.iinfo(torch.int64).max  # the offset in an indptr of nodes that no hop has expanded
 Copy = Callable[[Tensor], Tensor]  # copies a slice of a buffer
 MESSAGES = {
     NODE_OUT_OF_RANGE: "a node that is asked for its edges is not in the graph",
@@ -37,30 +37,30 @@ MESSAGES = {
 
 @dataclass(frozen=True)
 class DeviceEdges:
-    """The edges of one relation: of all hops, or of one block."""
+    """The sampled edges of one relation: of all hops, or of one message-flow block."""
 
     edge_index: Tensor  # [2, capacity] int64: local sources, local destinations
     edges: Tensor  # [capacity] int64 positions in the store
-    indptr: Tensor | None  # [capacity of the destinations + 1] int64: where each one's edges begin; or NO_PICKS
+    indptr: Tensor | None  # [capacity of destinations + 1] int64: offset of each destination's edges, or NO_PICKS
 
     def first(self, count: int, copy: Copy) -> tuple[Tensor, Tensor]:
-        """Return copies of the first `count` edges: their ends and their positions."""
+        """Return copies of the first `count` edges: edge_index [2, count] and positions in the store [count]."""
         return copy(self.edge_index[:, :count]), copy(self.edges[:count])
 
 
 @dataclass(frozen=True)
 class DeviceBuffers:
-    """Buffers of a sampled batch on the device, and how much of each is filled. Reused by every run."""
+    """Buffers of a sampled batch on the device, and the sizes in use. Every batch overwrites them."""
 
     capacity: Capacity
     nodes: tuple[Tensor, ...]  # per type: [capacity] int64
     trees: tuple[Tensor | None, ...]  # per type: [capacity] int64; disjoint sampling only
-    layers: tuple[tuple[DeviceEdges, ...], ...]  # per layer, blocks from the seeds inwards, and per relation
+    layers: tuple[tuple[DeviceEdges, ...], ...]  # per relation, within each hop's block or once for all hops
     sources: tuple[Tensor, ...]  # per relation: [capacity] int64 node ids of the picks; scratch
-    totals: Tensor  # [slots, 2] int64, sizes in column 0: 16 bytes each, so that pointers to them are all alike
+    totals: Tensor  # [slots, 2] int64, sizes in column 0: 16 bytes apart, so that all pointers are equally aligned
 
     def total(self, slot: int) -> Tensor:
-        """Return a size, [] int64."""
+        """Return the size at a slot of the totals: [] int64, on the device."""
         return self.totals[slot, 0]
 
     @property
@@ -101,9 +101,9 @@ def sample_on_device(
     key: Tensor,
     into: DeviceBuffers,
 ) -> None:
-    """Fill `into` with the batch that `sample_hops` makes of these seeds, which are on the device.
+    """Sample a batch into the buffers `into`: the batch that `sample_hops` samples. The seeds are on the device.
 
-    `key` holds the bits of the batch's key, [] int64.
+    `key` [] int64 holds the bits of the batch's random key.
     """
     into.totals.zero_()
     for of_relations in into.layers:
@@ -128,7 +128,7 @@ def _expand(
     into: DeviceBuffers,
     at: tuple[int, RelationHop],
 ) -> None:
-    """Sample one relation in one hop, then relabel the sources."""
+    """Sample one relation in one hop, then give the sources local ids."""
     lists, maps = graph
     hop, ask = at
     relation = ask.relation
@@ -148,7 +148,7 @@ def _expand(
 
 
 def sampled_of(plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], first_tree: int, copy: Copy) -> Sampled:
-    """Return the batch copied out of its buffers. `sizes` are the totals by slot."""
+    """Return the batch that fills the buffers, with tensors copied by `copy`. `sizes` are the totals by slot."""
     nodes = [copy(own[: sizes[slots[-1]]]) for own, slots in zip(filled.nodes, plan.nodes, strict=True)]
     trees = None
     if plan.sampling.disjoint:
@@ -177,6 +177,6 @@ def _block(plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], hop: int,
 
 
 def fault_of(sizes: Sequence[int]) -> IndexError | None:
-    """Return the error that the core raises for this fault; None if there is none."""
+    """Return the error for the fault code in `sizes`; None if there was no fault."""
     code = sizes[FAULT]
     return IndexError(f"{MESSAGES[code]}; run hoploom check on the store") if code else None

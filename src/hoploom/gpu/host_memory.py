@@ -1,8 +1,8 @@
 """Host memory that all processes of this host share: the first process writes it, the others map it.
 
-It is a file in /dev/shm, named after its contents. Its lock is exclusive while a process writes and shared while
-processes read. Locks die with their processes, so a file that a killed process left is written again, or removed by the
-next process that places anything; the last one to close a file removes it. A header, written last, marks a whole file.
+The memory is a file in /dev/shm, named after its contents and locked: exclusively by a process that writes, shared by
+processes that read. Locks end with their process: a file that a killed process left is written again, or removed by the
+next process that places a store. The last process to close a file removes it. A header, written last, marks it whole.
 """
 
 import errno
@@ -34,11 +34,11 @@ PAUSE = 0.02  # seconds between two tries of a lock
 PORTABLE, MAPPED = 1, 2  # flags of cudaHostRegister
 STILL_READ: list[Any] = []  # memory closed while a device may have read it; never freed
 
-Fill = Callable[[Tensor], None]
+Fill = Callable[[Tensor], None]  # writes the contents to [size] uint8
 
 
 def shared_name(*what: Any) -> str:
-    """Return the file name for these contents, different for every user."""
+    """Return the file name for the contents that `what` describes; it differs between users."""
     digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()
     return f"{_prefix()}{digest[:40]}"
 
@@ -73,9 +73,9 @@ class HostMemory(Closing):
         self._unpin = finalize(self, _unregister, self.bytes, device)  # runs without `close`, too
 
     def close(self, is_idle: bool = True) -> None:
-        """Stop using the file; the last process removes it. Tensors keep their pages.
+        """Stop using the file; the last process to do so removes it. Existing tensors over the memory stay valid.
 
-        With `is_idle=False` kernels may still read the pages, so they stay and stay pinned.
+        With `is_idle=False`, kernels may still read the memory, so it stays pinned and is never freed.
         """
         try:
             if self._unpin is not None and is_idle:
@@ -87,7 +87,7 @@ class HostMemory(Closing):
             self._leave()  # runs once
 
     def _open(self, fill: Fill, until: float, seconds: float) -> int:
-        """Return a descriptor of the whole file, under a shared lock."""
+        """Open the complete file, which may have to be written first; return a descriptor that holds a shared lock."""
         while time.monotonic() < until:
             descriptor = _open_own(self.path)
             try:
@@ -104,7 +104,7 @@ class HostMemory(Closing):
         )
 
     def _ready(self, descriptor: int, fill: Fill) -> bool:
-        """Return whether the file is whole and locked; write it first if no other process uses it."""
+        """Write the file if it is incomplete and unused; return whether it is complete and this process locks it."""
         if not _lock(descriptor, fcntl.LOCK_SH) or not _is_at(self.path, descriptor):
             return False
         if self._is_whole(descriptor):
@@ -144,7 +144,7 @@ def _unregister(pages: Tensor, device: torch.device) -> None:
         try:
             is_idle = idle(device, CLOSE_DEADLINE)  # kernels may still read it
         finally:
-            if is_idle and int(_runtime().cudaHostUnregister(pages.data_ptr())):  # would wait for them without a limit
+            if is_idle and int(_runtime().cudaHostUnregister(pages.data_ptr())):  # waits for kernels without a limit
                 _forget_refusal(device)
     if not is_idle:
         STILL_READ.append(pages)
@@ -164,18 +164,18 @@ def _leave(path: Path, descriptor: int) -> None:
 
 
 def check_fits(size: int) -> None:
-    """Raise ConfigError unless `size` bytes fit."""
+    """Raise ConfigError unless `size` more bytes of shared host memory are free."""
     if size and size + HEADER > _free():
         raise _too_little(size)
 
 
 def unwritten_bytes(sizes: Mapping[str, int]) -> int:
-    """Return the bytes of those files, by name, that no process has begun to write."""
+    """Return the sum of `sizes` (file name -> bytes) over the files that no process has begun to write."""
     return sum(size for name, size in sizes.items() if not (FOLDER / name).exists())
 
 
 def sweep(keep: Collection[str] = ()) -> None:
-    """Remove this user's files that no living process uses, except those about to be opened."""
+    """Remove this user's shared files that no living process uses, except the file names in `keep`."""
     for path in FOLDER.glob(f"{_prefix()}*"):
         if path.name in keep:
             continue
@@ -225,7 +225,7 @@ def _lock(descriptor: int, kind: int) -> bool:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Return whether a path still leads to an open file."""
+    """Return whether `path` still names the file that is open as `descriptor`."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
     except FileNotFoundError:
@@ -238,7 +238,7 @@ def _remove_if_unused(path: Path, descriptor: int) -> None:
 
 
 def _free() -> int:
-    """Return the bytes that fit: free in the folder, and available to this process."""
+    """Return how many bytes can be placed: free in the folder, and within this process's memory limit."""
     try:
         found = os.statvfs(FOLDER)
     except OSError as error:

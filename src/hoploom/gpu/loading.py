@@ -1,8 +1,8 @@
-"""Whole batches made on the device that holds their store: sampled, relabelled, gathered and assembled there.
+"""Make whole batches on the device that holds their store: sample, relabel, gather and assemble there.
 
-To begin a step enqueues its sampling and does not wait. To finish it reads the batch's sizes, the only wait, copies the
-batch out of its buffers and gathers its rows. The next step is begun first, so that the device has work meanwhile.
-Costs buffers for the largest possible batch, twice for every loop.
+`begin` enqueues the sampling of a step and does not wait. `finish` waits for the batch's sizes, the only wait, then
+copies the batch out of its buffers and gathers its rows. A loop begins the next step before it finishes one, so that
+the device always has work. Costs two sets of buffers per loop, each for the largest possible batch.
 """
 
 import copy
@@ -54,7 +54,7 @@ from hoploom.schema import DTYPES, Relation
 from hoploom.store import Wanted
 from hoploom.store.base import Deployment
 
-BEGUN = 2  # steps that are begun and not copied out
+BEGUN = 2  # most steps that are begun and not yet copied out of their buffers
 FASTER = "make the transform faster, see what else keeps the device busy (nvidia-smi)"
 
 
@@ -62,7 +62,7 @@ FASTER = "make the transform faster, see what else keeps the device busy (nvidia
 
 
 class HostSampling:
-    """Sampling on the host, for modes that the device does not support or a topology that is not placed."""
+    """Sampling on the host, for modes that the device does not support and for stores without placed topology."""
 
     num_redone = 0
 
@@ -70,11 +70,11 @@ class HostSampling:
         self._maker, self._pool = maker, pool
 
     def begin(self, indices: Tensor, first: int, key: int) -> StagedValue:
-        """Sample into one host block."""
+        """Sample the seeds at `indices` on the host, and return the batch in one block of pinned memory."""
         return self._pool.stage(self._maker.sample(indices, first, key))
 
     def finish(self, begun: StagedValue, memory: BatchMemory) -> Sampled:
-        """Copy the block to the device."""
+        """Return the sampled batch on the device, after one asynchronous copy of its block."""
         with self._pool.side_stream():
             return begun.over(memory.copy(begun.block))  # type: ignore[no-any-return]
 
@@ -91,7 +91,7 @@ class Enqueued(NamedTuple):
 
     seeds: Seeds
     staged: StagedValue  # the key and the seeds
-    block: Tensor  # their copy on the device
+    block: Tensor  # the copy of `staged` on the device
     buffers: Buffers
     sizes: PendingRead
 
@@ -109,7 +109,7 @@ class DeviceSampling:
         self._lock = threading.Lock()
 
     def begin(self, indices: Tensor, first: int, key: int) -> Enqueued:
-        """Copy seeds and key in one block, and enqueue the kernels of all hops."""
+        """Copy the key and the seeds at `indices` to the device, and enqueue the kernels of all hops; does not wait."""
         seeds = self._maker.start(indices, first, key)
         self._grow(seeds)
         staged = self._pool.stage((torch.tensor(key - (1 << 64) if key >> 63 else key), seeds))
@@ -120,7 +120,7 @@ class DeviceSampling:
             return self._run(seeds, staged, block, buffers)
 
     def _run(self, seeds: Seeds, staged: StagedValue, block: Tensor, idle: Buffers | None) -> Enqueued:
-        """Sample with the current capacity: in these buffers, or in larger ones with the same maps."""
+        """Enqueue sampling in the buffers `idle`; in new buffers if `idle` is None or has another capacity."""
         plan, capacity, device = self._plan, self._capacity, self._pool.device
         lists = self._placed.lists  # raises once it is closed
         assert plan is not None
@@ -134,7 +134,7 @@ class DeviceSampling:
         return Enqueued(seeds, staged, block, idle, self._pool.read_async(idle.into.totals))
 
     def finish(self, begun: Enqueued, memory: BatchMemory) -> Sampled:
-        """Read the sizes, sample again if the batch did not fit, and copy it out of its buffers."""
+        """Wait for the batch's sizes, sample again while it does not fit, and return it copied out of its buffers."""
         plan, seeds = self._plan, begun.seeds
         assert plan is not None
         while True:
@@ -160,7 +160,7 @@ class DeviceSampling:
         return sampled
 
     def _grow(self, seeds: Seeds) -> None:
-        """Grow the capacity to the number of seeds, which is known beforehand."""
+        """Raise the capacity, if necessary, to the number of these seeds, which is known before sampling."""
         num_seeds = [0 if nodes is None else nodes.numel() for nodes in seeds.nodes]
         with self._lock:
             if self._plan is None:
@@ -177,7 +177,7 @@ class DeviceSampling:
 
 
 class DeviceLoading(Maker):
-    """Makes the batches of a loader whose store is placed, in two stages; only reading the sizes waits."""
+    """Maker of batches for a loader whose store is placed, in two stages. Only the second stage waits for a device."""
 
     def __init__(self, maker: LocalMaker, placed: PlacedStore, deadline: float) -> None:
         self.pool = Pool(placed.device, deadline)
@@ -198,8 +198,8 @@ class DeviceLoading(Maker):
 
     @contextmanager
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Arriving]]:
-        """Yield stages that keep one batch ready and one begun; at the end, wait for the device."""
-        window = pipeline.num_ahead + 2  # these, one that is being made, and the consumer's
+        """Yield the stages `begin` and `finish` of a loop's steps; wait for the device when the `with` block ends."""
+        window = pipeline.num_ahead + 2  # batches alive: those ahead, one being made, and the consumer's
         idle = threading.BoundedSemaphore(BEGUN if self.samples_on_device else window)  # sets of sampling buffers
 
         def begin(step: int) -> Any:
@@ -227,7 +227,7 @@ class DeviceLoading(Maker):
             yield Stages(finish, window, pipeline.num_ahead + 1, begin, hint=FASTER)
 
     def make(self, indices: Tensor, first: int, key: int) -> Arriving:
-        """Make the batch of these seeds at once, on the consumer's thread."""
+        """Return the batch of the seeds at `indices`, made at once on the consumer's thread."""
         self.pool.use_current_stream()
         memory = BatchMemory(self.pool)
         begun: Any = self._sampling.begin(indices, first, key)
@@ -242,7 +242,7 @@ class DeviceLoading(Maker):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceAssembler(Assembler):
-    """Assembles batches on the device; allocates from the batch's memory."""
+    """An assembler of batches on the device, which allocates tensors from the batch's `memory`."""
 
     placed: PlacedStore
     memory: BatchMemory
@@ -257,7 +257,7 @@ class DeviceAssembler(Assembler):
         return self.placed.gather(wanted, outs=outs, faults=self.faults)
 
     def aggregate(self, wanted: Wanted, edges: InEdges) -> Tensor:
-        """Gather the rows, then aggregate them: no kernel aggregates rows of a placed table directly."""
+        """Gather rows, then return their aggregate: no kernel aggregates rows of a placed table directly."""
         (rows,) = self.gather([wanted])
         assert self.reduce is not None
         return self.memory.copy(ops.aggregate(rows.to(torch.float32), edges, self.reduce))
@@ -269,7 +269,7 @@ class DeviceAssembler(Assembler):
 
 
 def _assembler(host: Assembler, placed: PlacedStore, memory: BatchMemory) -> DeviceAssembler:
-    """Return an assembler with the host assembler's settings, for batches on the device."""
+    """Return an assembler of batches on the device, with the settings of the assembler `host`."""
     given = {**vars(host), "template": copy.copy(host.template).to(placed.device), "pinned": False}
     faults = torch.zeros(1, dtype=torch.int64, device=placed.device)
     rows = None
@@ -298,7 +298,7 @@ class OnDevice(Deployment):
     def producer(
         self, maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float
     ) -> Maker | None:
-        """Return a maker on the device, unless batches go to another device or servers make them."""
+        """Return a maker on the device, or that of `before` if batches go to another device or servers make them."""
         if self.makes_batches or not is_there(device, self.placed.device):
             return self.before.producer(maker, device, look_ahead, deadline)  # type: ignore[no-any-return]
         if isinstance(local_producer(maker, look_ahead or 1), LookAhead):
@@ -311,7 +311,7 @@ class OnDevice(Deployment):
         return self.before.traffic()
 
     def close(self) -> None:
-        """Close the placement, then the deployment before it."""
+        """Close the placement, then the deployment `before`."""
         try:
             self.placed.close()
         finally:

@@ -2,8 +2,8 @@
 
 The tensors of a relation or a field are packed into one block of bytes, copied from the mapped files piece by piece, so
 that this process never has a second copy of a whole tensor. Sizes that do not fit raise ConfigError. "auto" leaves a
-quarter of the device's free memory, and 2 GiB at least, to training. Kernels find rows by the addresses of runs of
-rows, so one gather reads both kinds of memory.
+quarter of the device's free memory, and 2 GiB at least, to training. Kernels get the address of each range of rows, so
+one gather can read device memory and host memory.
 """
 
 import math
@@ -38,10 +38,10 @@ from hoploom.system import memory_limit
 
 LEAST_FREE = 2 << 30  # bytes of device memory that "auto" leaves to training,
 FREE_SHARE = 4  # and a quarter of what is free
-ROUNDING = 1e-6  # of a row: 0.29 * 100 are 29
+ROUNDING = 1e-6  # added to a number of rows, so that a share of 0.29 of 100 rows is 29
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PIECE = 64 << 20  # bytes copied at once
-ALIGNED = 256  # bytes, of the offsets of tensors
+ALIGNED = 256  # offsets of tensors in a block are multiples of 256 bytes
 INT32_IDS = 2**31
 WEIGHT, EDGE_TIME, SOURCE_TIME = "weight", "edge_time", "source_time"
 Shape = tuple[int, ...]
@@ -53,7 +53,7 @@ Spans = list[tuple[int, int]]  # ranges of ids
 
 @dataclass(frozen=True)
 class PackedTensors:
-    """Tensors that are stored in one block of bytes."""
+    """The shapes and dtypes of tensors that share one block of bytes, and the function that fills them."""
 
     columns: tuple[tuple[Shape, torch.dtype], ...]
     fill: Callable[[Sequence[Tensor]], None]
@@ -63,7 +63,7 @@ class PackedTensors:
         return sum(_aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in self.columns)
 
     def views(self, raw: Tensor) -> list[Tensor]:
-        """Return the tensors as views of [num_bytes] uint8."""
+        """Return the tensors as views of the block `raw`, [num_bytes] uint8."""
         begin, out = 0, []
         for shape, dtype in self.columns:
             size = math.prod(shape) * dtype.itemsize
@@ -72,7 +72,7 @@ class PackedTensors:
         return out
 
     def fill_bytes(self, raw: Tensor) -> None:
-        """Write the tensors to [num_bytes] uint8."""
+        """Write the tensors to the block `raw`, [num_bytes] uint8."""
         self.fill(self.views(raw))
 
 
@@ -81,12 +81,12 @@ def _aligned(size: int) -> int:
 
 
 def columns_of(parts: Sequence[EdgeLists]) -> tuple[str, ...]:
-    """Return the columns that a relation has beside indptr and indices."""
+    """Return the names of the columns that a relation has in addition to indptr and indices."""
     return tuple(name for name in (WEIGHT, EDGE_TIME, SOURCE_TIME) if getattr(parts[0], name) is not None)
 
 
 def pack_topology(parts: Sequence[EdgeLists], num_sources: int) -> PackedTensors:
-    """Pack a relation's lists, all parts merged: indptr, indices, and the columns that it has."""
+    """Return a relation's edge lists, all parts merged, as packed tensors: indptr, indices and optional columns."""
     num_nodes = sum(lists.indptr.numel() - 1 for lists in parts)
     num_edges = sum(lists.num_edges for lists in parts)
     ids = torch.int32 if num_sources < INT32_IDS else torch.int64
@@ -109,7 +109,7 @@ def pack_topology(parts: Sequence[EdgeLists], num_sources: int) -> PackedTensors
 
 
 def _fill_edges(out: Tensor, pieces: Sequence[Tensor], begin: int = 0, added: Sequence[int] | None = None) -> None:
-    """Write these tensors one after the other to out[begin:], each plus its entry of `added`."""
+    """Write the tensors `pieces` one after the other to out[begin:]; add added[i] to the values of piece i."""
     at_once = PIECE // out.element_size()
     for number, source in enumerate(pieces):
         for first in range(0, source.numel(), at_once):
@@ -134,11 +134,11 @@ class FieldColumn:
 
     @property
     def firsts(self) -> list[int]:
-        """First id of every part."""
+        """The first id of every part."""
         return [sum(self.counts[:number]) for number in range(len(self.counts))]
 
     def block(self, spans: Sequence[tuple[int, int]]) -> PackedTensors:
-        """Pack the rows of these ranges of ids."""
+        """Return the rows of these ranges of ids as one packed tensor."""
         count = sum(end - begin for begin, end in spans)
         rows = (count, *self.field.shape), DTYPES[self.field.dtype]
 
@@ -152,7 +152,7 @@ class FieldColumn:
         return PackedTensors((rows,), fill)
 
     def _pieces(self, spans: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
-        """Yield the rows of ranges of ids in order, some at a time."""
+        """Yield the rows of these ranges of ids in order, about PIECE bytes at a time."""
         at_once = max(1, PIECE // max(1, self.field.row_bytes))
         for begin, end in spans:
             for part, first, count in zip(self.parts, self.firsts, self.counts, strict=True):
@@ -172,24 +172,24 @@ class FieldColumn:
 
 @dataclass(frozen=True)
 class PlacePlan:
-    """A placement: what is copied, and to which memory."""
+    """A planned placement: the tensors to copy, and the memory that each goes to."""
 
     device: torch.device
     identity: str  # of the store; in the names of the files that processes share
     topology: Literal["device", "host"] | None
     relations: tuple[PackedTensors, ...]  # empty: topology stays as it is
-    share: float  # of every part's rows that goes to the device
+    share: float  # of every part's feature rows that goes to the device
     columns: tuple[FieldColumn, ...]  # empty: features stay as they are
-    chosen: str = ""  # for "auto": the free memory that it was chosen by
+    chosen: str = ""  # with "auto": a line for the report about the free memory that decided
 
     @property
     def device_bytes(self) -> int:
-        """Bytes on the device."""
+        """Bytes of device memory that the placement takes."""
         topology = sum(block.num_bytes for block in self.relations) if self.topology == "device" else 0
         return topology + sum(column.block(self.spans(column)[0]).num_bytes for column in self.columns)
 
     def spans(self, column: FieldColumn) -> tuple[Spans, Spans]:
-        """Return the ids whose rows go to the device, the first of every part, and the others."""
+        """Return the ranges of ids whose rows go to the device (the first rows of every part), and to the host."""
         hot, rest = [], []
         for first, count in zip(column.firsts, column.counts, strict=True):
             middle = first + int(self.share * count + ROUNDING)
@@ -214,7 +214,7 @@ class PlacePlan:
 
 
 def merge_ranges(spans: Spans) -> Spans:
-    """Return the ranges without empty ones, adjacent ones merged."""
+    """Return ranges of ids with empty ranges left out and adjacent ranges merged."""
     out: Spans = []
     for begin, end in spans:
         if out and out[-1][1] == begin:
@@ -277,7 +277,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def device_key(device: torch.device) -> str:
-    """Return a key that identifies the device among all of the host, whichever of them a process sees."""
+    """Return a key that identifies the device on this host, even if processes see different GPUs as number 0."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else str(device)
 
 
@@ -292,7 +292,7 @@ def host_key() -> list[str | int]:
 def free_memory_of_ranks(device: torch.device, among: Ranks | None) -> tuple[int, int]:
     """Return the bytes of device memory free for this rank, and the number of ranks that share the device.
 
-    These are the least of all ranks of this host: they must choose alike to share files in host memory. Collective.
+    Returns the least of this host's ranks, because these must choose alike to share files in host memory. Collective.
     """
     if among is None:
         return free_memory(device), 1
@@ -306,7 +306,7 @@ def free_memory_of_ranks(device: torch.device, among: Ranks | None) -> tuple[int
 
 
 def _check_reach(store: Store, with_topology: bool, with_features: bool) -> None:
-    """Raise ConfigError unless this process has all that is to be placed."""
+    """Raise ConfigError unless this process has all tensors to be placed, in a store that is not placed yet."""
     if store.placed is not None:
         raise ConfigError(
             "the store is placed already, or was; give topology and features in one call, on the opened store again"
@@ -324,7 +324,7 @@ def _check_reach(store: Store, with_topology: bool, with_features: bool) -> None
 
 
 def fields_of(schema: Schema) -> dict[tuple[TypeKey, str], Field]:
-    """Return the fields of all node types and relations."""
+    """Return the fields of all node types and relations, by (type or relation, field name)."""
     of_nodes: dict[tuple[TypeKey, str], Field] = {
         (t.name, n): field for t in schema.node_types for n, field in t.fields.items()
     }
@@ -358,7 +358,7 @@ def _share(wanted: str | float, columns: Sequence[FieldColumn], budget: int) -> 
 
 
 def copy_store(store: Store, plan: PlacePlan) -> PlacedStore:
-    """Copy topology and features as planned."""
+    """Copy topology and features to the planned memory; return the placed store."""
     device = plan.device
     hostmemory.sweep(keep=plan.files)
     lease = Lease(device)
@@ -390,7 +390,7 @@ def copy_store(store: Store, plan: PlacePlan) -> PlacedStore:
 
 
 def _on_device(block: PackedTensors, device: torch.device) -> list[Tensor]:
-    """Return tensors in device memory, filled."""
+    """Copy the block's tensors to device memory and return them; raise ConfigError if memory is short."""
     try:
         raw = torch.empty(block.num_bytes, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError as error:
@@ -403,7 +403,7 @@ def _on_device(block: PackedTensors, device: torch.device) -> list[Tensor]:
 
 
 def _in_host_memory(block: PackedTensors, name: str, device: torch.device, lease: Lease) -> list[Tensor]:
-    """Return tensors in memory that the processes of this host share and kernels read."""
+    """Copy tensors to the shared host memory `name`, where kernels can read; return them. `lease` closes the memory."""
     memory = HostMemory(name, block.num_bytes, block.fill_bytes)
     lease.closes.append(memory.close)
     memory.register(device)
@@ -411,7 +411,7 @@ def _in_host_memory(block: PackedTensors, name: str, device: torch.device, lease
 
 
 def _place_topology(store: Store, plan: PlacePlan, lease: Lease) -> Iterator[DeviceLists]:
-    """Place the lists of each relation."""
+    """Yield each relation's edge lists, copied to the planned memory."""
     for index, block in enumerate(plan.relations):
         if plan.topology == "device":
             tensors = _on_device(block, plan.device)
@@ -422,7 +422,7 @@ def _place_topology(store: Store, plan: PlacePlan, lease: Lease) -> Iterator[Dev
 
 
 def _place_rows(column: FieldColumn, plan: PlacePlan, lease: Lease) -> Segments:
-    """Place the first rows of every part in device memory, the others in host memory."""
+    """Copy a field's rows, the first of every part to device memory, the rest to host memory; return the segments."""
     hot, rest = plan.spans(column)
     (on_device,) = _on_device(column.block(hot), plan.device)
     runs = _runs_of(hot, on_device)
@@ -434,6 +434,6 @@ def _place_rows(column: FieldColumn, plan: PlacePlan, lease: Lease) -> Segments:
 
 
 def _runs_of(spans: Spans, rows: Tensor) -> list[tuple[int, Tensor]]:
-    """Split the rows of consecutive ranges into one run per range: its first id, and its rows."""
+    """Split `rows` by range of ids; return (first id, rows of the range) for each range that is not empty."""
     pieces = torch.split(rows, [end - begin for begin, end in spans])
     return [(begin, own) for (begin, end), own in zip(spans, pieces, strict=True) if end > begin]

@@ -1,6 +1,6 @@
-"""A placed store: lists that kernels sample from, rows that they gather, and a table of the memory in use.
+"""A placed store: edge lists that kernels sample from, rows that they gather, and a table of the memory in use.
 
-Other fields stay on the host: their ids are copied there and their rows back, which waits for the device.
+Fields that are not placed stay on the host: ids are copied to the host and rows back, which waits for the device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +23,10 @@ from hoploom.store.base import FeatureStore, Triple, Wanted
 
 @dataclass
 class Lease:
-    """Memory shared with other processes, until it is closed."""
+    """The host memory that a placed store shares with other processes. `close` ends its use by this process."""
 
-    device: torch.device  # whose kernels read it
-    closes: list[Callable[[bool], None]] = field(default_factory=list)  # (the device is idle)
+    device: torch.device  # whose kernels read the memory
+    closes: list[Callable[[bool], None]] = field(default_factory=list)  # each is called with: is the device idle?
     closed: bool = False
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class Lease:
                 )
 
     def check(self) -> None:
-        """Raise ConfigError if closed: the addresses are invalid then."""
+        """Raise ConfigError if the lease is closed, because kernels would read invalid addresses."""
         if self.closed:
             raise ConfigError(
                 "the placed store is closed; place the opened store again, and close it after the last batch"
@@ -56,12 +56,12 @@ class Lease:
 
 @dataclass(frozen=True)
 class Placement:
-    """The memory that holds one relation's topology or one field."""
+    """A row of the report: which memory holds one relation's topology or one field."""
 
     what: str  # "topology of node to node", "x of paper"
     dtype: str
     where: str  # "cuda:0", "cuda:0 and host"
-    share: float  # of the rows in device memory, this device's or a peer's
+    share: float  # of the rows that are in device memory
     device_bytes: int  # on this device
     host_bytes: int  # shared by the processes of this host
 
@@ -73,7 +73,7 @@ class Placement:
 
 @dataclass(frozen=True, repr=False)
 class PlacedStore:
-    """The parts of a store that kernels read, made by `hoploom.place`.
+    """The tensors of a store that GPU kernels read, copied by `hoploom.place`.
 
     >>> store = hoploom.place(hoploom.open("papers.store"), topology="cuda", features="20%")
     >>> print(store.placed)
@@ -83,10 +83,10 @@ class PlacedStore:
     device: torch.device
     relations: tuple[DeviceLists, ...] | None
     fields: Mapping[tuple[TypeKey, str], Segments]  # only placed ones
-    host: FeatureStore  # for the others
+    host: FeatureStore  # for fields that are not placed
     report: tuple[Placement, ...]
     lease: Lease
-    chosen: str = ""  # for "auto": the free memory that it was chosen by
+    chosen: str = ""  # with "auto": a line for the report about the free memory that decided
 
     @property
     def lists(self) -> tuple[DeviceLists, ...] | None:
@@ -117,11 +117,11 @@ class PlacedStore:
         outs: Sequence[Tensor] | None = None,
         faults: Tensor | None = None,
     ) -> list[Tensor]:
-        """Return the wanted rows on the device, each in its field's dtype. The ids are on the device, too.
+        """Return the rows of each (type, field, ids) in `wanted`, in the field's dtype. Ids and rows are on the device.
 
-        `sizes`, [] int64 each on the device, limit the ids that count: later rows are not written. `outs` receive the
-        rows; by default they are new. With `faults` ([1] int64) an id out of range sets a fault code there and nothing
-        waits; without, this waits for the device and raises IndexError, like a store on the host.
+        `sizes` [] int64 limit how many of the ids count: later rows are not written. `outs` are tensors to write the
+        rows to, by default new ones. With `faults` [1] int64, an id out of range sets a fault code there and nothing
+        waits; without `faults`, this waits for the device and raises IndexError, like a store on the host.
 
         >>> (x,) = store.placed.gather([Wanted("node", "x", ids)])
         """
@@ -136,12 +136,12 @@ class PlacedStore:
         return rows
 
     def empty(self, owner: TypeKey, name: str, count: int) -> Tensor:
-        """Allocate memory on the device for `count` rows of a field."""
+        """Return an uninitialised tensor on the device for `count` rows of a field."""
         of_field = self.field(owner, name)
         return torch.empty((count, *of_field.shape), dtype=DTYPES[of_field.dtype], device=self.device)
 
     def close(self) -> None:
-        """Close the shared memory."""
+        """Close the shared host memory; raise StoreError if the device may still read it."""
         self.lease.close()
 
     def __enter__(self) -> "PlacedStore":
@@ -157,7 +157,7 @@ class PlacedStore:
         """Return a field's dtype and shape."""
         described: Any = self.schema.node_type(owner) if isinstance(owner, str) else self.schema.relation(owner)
         if name == EDGE_ID and name not in described.fields:
-            return Field("int64")  # a relation in the user's own order: ids are positions
+            return Field("int64")  # edges are stored in the user's order: edge ids are positions
         if name not in described.fields:
             raise ConfigError(f"{owner!r} has no field {name!r}; it has {sorted(described.fields)}")
         return described.fields[name]  # type: ignore[no-any-return]
@@ -185,7 +185,7 @@ class PlacedStore:
             raise ConfigError(f"the ids of {name!r} are {given}; give int64 of shape [n] on {self.device}")
 
     def _refuse_ids(self, wanted: Sequence[Triple], sizes: Sequence[Tensor | None]) -> None:
-        """Raise IndexError for the first id out of range in a placed field; the host has checked the others."""
+        """Raise IndexError for the first id out of range of a placed field; `host` has checked the other fields."""
         for (owner, name, ids), size in zip(wanted, sizes, strict=True):
             segments = self.fields.get((owner, name))
             if segments is None:

@@ -1,4 +1,4 @@
-"""Copy a store to memory that kernels read, device memory or pinned host memory: the checks of `place`'s arguments."""
+"""`hoploom.place`: check its arguments, then copy a store to device memory or pinned host memory for GPU kernels."""
 
 from dataclasses import replace
 from typing import Literal
@@ -29,9 +29,9 @@ def place(
     >>> print(store.placed)
 
     `topology` is "cuda" (device memory), "host" (pinned host memory, one copy for all processes of the host) or
-    "auto" (as free memory allows, topology first). `features` take these too, or a share ("20%", 0.2) or bytes
-    ("4GB") of them: the first rows of every part go to the device, the hottest ones in a store that `partition`
-    wrote. With `among=context`, all ranks call, and "auto" chooses alike on the ranks of a host.
+    "auto" (as free memory allows, topology first). `features` takes these values too, or the share ("20%", 0.2) or
+    bytes ("4GB") of feature rows for the device: the first of every part, which are the most sampled rows if
+    `partition` wrote the store. With `among=context`, all ranks must call; "auto" chooses alike within a host.
 
     Close the store after its last batch.
     """
@@ -53,7 +53,7 @@ def place(
 
 
 def read_topology(value: object) -> Topology | None:
-    """Check `topology`; return its kind of memory."""
+    """Return the kind of memory that `topology` names; raise ConfigError for other values."""
     if value is None or (isinstance(value, str) and value in ("host", "auto")):
         return value  # type: ignore[return-value]
     if not _is_device(value):
@@ -62,7 +62,7 @@ def read_topology(value: object) -> Topology | None:
 
 
 def read_features(value: object) -> Features | None:
-    """Check `features`; return their kind of memory, or the device's share as a float or in bytes as an int."""
+    """Return the kind of memory that `features` names, or the device's share as a float, or its bytes as an int."""
     if value is None or (isinstance(value, str) and value in ("host", "auto")):
         return value  # type: ignore[return-value]
     if _is_device(value):

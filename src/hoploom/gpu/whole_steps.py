@@ -1,9 +1,9 @@
-"""Whole steps: sampling, gathering and learning are recorded once and replayed on two batches of fixed size in turn.
+"""Whole training steps as CUDA graphs: recorded once, then replayed on two batches of fixed size in turn.
 
-A step costs the host a few calls and equals the step on an unpadded batch: the same picks, the loss up to rounding. The
-price: memory and work for the unused rest of a batch, and losses that are known two steps later. Filling and learning
-are two recordings: the next batch is filled while this one is learned from. Neither waits for the device; the sizes
-arrive in pinned memory, and the host checks them before it starts the step.
+A step costs the host a few calls, and has the same picks and, up to rounding, the same loss as on an unpadded batch.
+The price is memory and work for the padding of batches, and losses that are known two steps later. Filling a batch
+(sampling, gathering) and learning from it are two recordings: the next batch is filled during learning. Neither waits
+for the device; a batch's sizes arrive in pinned memory, and the host checks them before it starts to learn.
 """
 
 import math
@@ -44,7 +44,7 @@ STAGED = 2  # entries before the seeds: the key, and one that keeps the seeds' a
 
 
 class FixedBatch:
-    """A batch of fixed size, which is filled on the device again and again, with the recordings that use it."""
+    """Device buffers of fixed size that hold one batch after another, and the recordings that fill and use them."""
 
     def __init__(self, whole: "WholeStep") -> None:
         self._whole, size, device = whole, whole.batch_size, whole.placed.device
@@ -72,7 +72,7 @@ class FixedBatch:
     # --- filling ------------------------------------------------------------------------------
 
     def fill(self, indices: Tensor, key: int) -> None:
-        """Start to make the batch of these seeds, once the batch before is learned from."""
+        """Start to make the batch of the seeds at `indices`, once the batch in these buffers has been learned from."""
         self._whole.placed.lease.check()  # a replay would read memory that is gone
         self._whole.wait_for(self.filled, "sampled")  # after this, the input of the batch before may be overwritten
         stream, size = self._whole.fill_stream, self._whole.batch_size
@@ -84,7 +84,7 @@ class FixedBatch:
         stream.record(self.filled)
 
     def fits(self) -> bool:
-        """Wait for the batch's sizes; return whether all of it fitted."""
+        """Wait for the batch's sizes; return whether the batch is free of faults and fits the buffers."""
         self._whole.wait_for(self.filled, "sampled")
         sizes: list[int] = self._sizes[:, 0].tolist()
         return sizes[FAULT] == 0 and self._whole.capacity.holds(used_capacity(self._whole.plan, sizes))
@@ -146,32 +146,32 @@ class FixedBatch:
         self._loss.copy_(self.loss, non_blocking=True)
 
     def read_loss(self) -> float:
-        """Wait for the step; return the sum of its losses."""
+        """Wait for the training step; return the sum of its losses."""
         self._whole.wait_for(self.learned, "learned")
         return float(self._loss)
 
 
 def _pinned(like: Tensor) -> Tensor:
-    """Return zeros of the same shape in host memory, pinned if the tensor is on a GPU."""
+    """Return zeros in host memory with the shape and dtype of `like`, pinned if `like` is on a GPU."""
     return torch.zeros(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
 
 
 # --- views of a padded batch ---------------------------------------------------------------------
-# All sizes are numbers of the host, so that the same kernels can be replayed for every batch. Rows beyond a batch's own
-# have empty lists: they are computed and reach nothing.
+# All sizes are Python numbers, so that the same kernels can be replayed for every batch. Rows beyond the batch's nodes
+# have no edges: they are computed and affect nothing.
 
 
 @dataclass(frozen=True)
 class PaddedEdges:
-    """The picks of one relation up to some hop, in arrays of fixed size. Ends are local ids."""
+    """The edges of one relation that were sampled up to some hop, in arrays of fixed size. Node ids are local."""
 
     sources: Tensor  # [at least most] int64; entries beyond the picks are ignored
-    indptr: Tensor  # [most destinations + 1] int64: offsets of each one's picks; NO_PICKS beyond those expanded
+    indptr: Tensor  # [most destinations + 1] int64: offset of each destination's picks; NO_PICKS if not expanded
     total: Tensor  # [] int64: the number of picks
-    most: int  # and its limit
+    most: int  # limit of `total`
 
     def grouped(self, num_sources: int, num_destinations: int, whole: InEdges | None = None) -> InEdges:
-        """Return the edges grouped by destination. Nodes of later hops get empty lists: their offsets are capped."""
+        """Return the edges by destination. Nodes of later hops get no edges: offsets are limited to `total`."""
         indptr = torch.minimum(self.indptr[: num_destinations + 1], self.total)
         return InEdges(indptr, self.sources[: self.most], num_sources, whole=whole)
 
@@ -185,8 +185,8 @@ def padded_views(
 ) -> list[LayerView]:
     """Return one view per layer, from the input layer on, like `views_of` for an unpadded batch.
 
-    `hops` are ordered from the seeds inwards: each with all picks up to it, or for blocks with its own. `most_nodes`
-    limits a type's nodes within 0, 1, ... hops; the batch must fit.
+    `hops` begin at the seeds: each has the edges of all hops up to it or, for blocks, of this hop only. `most_nodes`
+    has the limits of a type's nodes within 0, 1, ... hops; the batch must fit.
     """
     wholes: dict[RelationName, InEdges] = {}
     if not are_blocks:
@@ -250,10 +250,10 @@ def check_learner(learner: Learner, training: Training, device: torch.device) ->
 
 
 class WholeStep:
-    """The whole step of a learner on a placed store: give it to `fit` as `stepper=WholeStep`.
+    """Training steps of a learner on a placed store, as CUDA graphs: give the class to `fit` as `stepper=WholeStep`.
 
-    Make it after you have restored the learner: a recording keeps the addresses of the parameters and of the
-    optimizer's state.
+    Create a WholeStep after you have restored the learner: a recording keeps the addresses of the parameters and of
+    the optimizer's state.
 
     >>> with WholeStep(learner, Training(epochs=1), context) as whole:
     ...     losses = [report.loss for report in whole.epoch()]
@@ -318,7 +318,7 @@ class WholeStep:
             self.close()
 
     def epoch(self) -> Iterator[StepReport]:
-        """Run the steps that are left in the loader's epoch; yield each report two steps later, with its loss."""
+        """Run the steps left in the loader's epoch; yield the report of each step, with its loss, two steps later."""
         requests = StopRequests()
         with self.steps() as steps:
             while not steps.is_empty:
@@ -330,12 +330,12 @@ class WholeStep:
         return WholeSteps(self, self.learner.loader.begin_epoch())
 
     def wait_for(self, event: WorkEvent, doing: str) -> None:
-        """Wait until an event is reached; raise TimeoutError, which names the unfinished work."""
+        """Wait until an event is reached; raise TimeoutError(doing) if the device does not reach it in time."""
         if not event.wait(self._timeout):
             raise TimeoutError(doing)
 
     def fill_next(self, indices: Tensor, key: int) -> FixedBatch | None:
-        """Start to fill the slot that was used longest ago; return None for another number of seeds."""
+        """Start to fill the batch used longest ago, and return it; None if there are not `batch_size` seeds."""
         if indices.numel() != self.batch_size:
             return None
         if not self._slots:
@@ -346,7 +346,7 @@ class WholeStep:
         return slot
 
     def learn(self, slot: FixedBatch) -> None:
-        """Start to learn from a batch that fits."""
+        """Start the training step on a batch that fits; does not wait for the device."""
         if self.placed.device.type == "cuda":
             self._rates.check()
         self._rates.send()
@@ -358,7 +358,7 @@ class WholeStep:
         self.learn_stream.record(slot.learned)
 
     def learn_from(self, slot: FixedBatch) -> None:
-        """Take the recorded part of a step. Gradients stay: the next recording or step drops them first."""
+        """Run forward, backward and optimizer on a batch; `slot.learn` records this. The next step drops gradients."""
         learner, task = self.learner, self.learner.task
         learner.optimizer.zero_grad(set_to_none=True)
         # no cache of casts: a later step would use those of the recording as values
@@ -377,7 +377,7 @@ class WholeStep:
 
 
 class WholeSteps:
-    """The steps of an epoch. The next batch is filled while the current one is learned from."""
+    """The steps left in an epoch. The next batch is filled while the model learns from the current one."""
 
     def __init__(self, whole: WholeStep, epoch: EpochSteps) -> None:
         self._whole, self._epoch = whole, epoch
@@ -390,7 +390,7 @@ class WholeSteps:
         return self._begun is None and not self._left
 
     def take(self, requests: StopRequests, *, is_due: bool = False) -> StepResult:
-        """Take the next step; return the reports of steps before it."""
+        """Run the next step; return the reports of earlier steps whose losses are known now."""
         began = time.perf_counter()
         step, slot = self._begun or self._begin()
         with self._in_time():
@@ -412,7 +412,7 @@ class WholeSteps:
         return StepResult(known, requests.stop_requested, is_due)
 
     def rest(self) -> list[StepReport]:
-        """Wait for all losses; return the reports that are left."""
+        """Wait for all losses that are still missing; return the reports of these steps."""
         return [self._complete(*self._open.popleft()) for _ in range(len(self._open))]
 
     def _begin(self) -> tuple[int, FixedBatch | None]:
@@ -425,7 +425,7 @@ class WholeSteps:
         return self._whole.stepper.in_time(self._whole.learner.progress.steps + 1)
 
     def _complete(self, report: StepReport, slot: FixedBatch | None) -> StepReport:
-        """Return the report with the loss in its slot; count the loss, or raise if it is not finite."""
+        """Wait for a step's loss and return its report with the loss. Count the loss, or raise if it is not finite."""
         if slot is None:
             return report
         stepper = self._whole.stepper
@@ -445,7 +445,7 @@ class WholeSteps:
         return StepReport(progress.epoch, progress.steps, math.nan, rows, rows, learning_rate, 0.0, waited)
 
     def _take_unpadded(self, step: int, requests: StopRequests, *, overflowed: bool) -> StepReport:
-        """Take the step as without recordings: its batch does not fit, or has fewer seeds."""
+        """Run the step without recordings, because its batch does not fit or has another number of seeds."""
         whole = self._whole
         whole.counts.overflowed += overflowed
         whole.counts.shorter += not overflowed
