@@ -23,7 +23,7 @@ ReadArray = Callable[[int, int, memoryview], None]
 
 
 class FileLists(NamedTuple):
-    """The sizes of in-edge arrays that are in files, from which `Topology.read` reads them."""
+    """The sizes of in-edge arrays that are in files; `Topology.read` reads the arrays."""
 
     num_lists: int
     num_edges: int

@@ -105,7 +105,7 @@ class InEdges:
 
     @staticmethod
     def of(edge_index: Tensor, num_sources: int, num_destinations: int) -> "InEdges":
-        """Group the edges of edge_index [2, num_edges] (row 0: sources, row 1: destinations); any order will do."""
+        """Return the edges of edge_index [2, num_edges] (row 0: sources, row 1: destinations), grouped."""
         if rows.runs_in_core(edge_index):
             indptr, sources, permutation = build_csc(edge_index, num_sources, num_destinations)
             return InEdges(indptr, sources, num_sources, permutation)
@@ -137,7 +137,7 @@ class InEdges:
 
     @property
     def num_edges(self) -> int:
-        """Length of `sources`, with the entries that are ignored."""
+        """Length of `sources`, including the entries that are ignored."""
         return self.sources.numel()
 
     @cached_property
@@ -246,7 +246,7 @@ class InEdges:
 
 
 def _sorted(keys: Tensor, num_lists: int) -> tuple[Tensor, Tensor]:
-    """Group entries by key: return the lists' offsets, and the entries' indices by key. Keys >= num_lists are last."""
+    """Sort entries by key; return the offset of each key's entries, and the order. Keys >= num_lists come last."""
     narrow = torch.int32 if num_lists < INT32_MAX else torch.int64
     ordered, order = torch.sort(keys.to(narrow), stable=True)
     return _offsets(ordered, num_lists), order
@@ -288,7 +288,7 @@ def aggregate(x: Tensor, edges: InEdges, reduce: Reduce = "sum", weights: Tensor
     """Return, for each destination, the aggregate of its sources' rows: [num_destinations, ...]; zeros without edges.
 
     `x` is [num_sources, heads * width] or [num_sources, heads, width]. `weights` [num_edges] or [num_edges, heads], in
-    the order of `edges`, multiply the rows. With "softmax" they are scores: their softmax per destination multiplies.
+    the order of `edges`, multiply the rows. With "softmax" they are scores; a softmax per destination gives weights.
     """
     _check(x, edges, reduce, weights)
     values = _native(x.flatten(1))

@@ -117,7 +117,7 @@ def narrow(ids: Tensor, first: int, places: Tensor | None = None) -> Tensor:
 
 
 def owned(ids: Tensor, first: int, size: int) -> Tensor:
-    """Undo `narrow`: return ids + first, [n] int64. Raise IndexError unless all are in [first, first + size)."""
+    """Undo `narrow` (int64 ids stay unchanged): [n] int64. Raise IndexError unless all are in [first, first + size)."""
     return tensor_of(_core.owned(ids.numpy(), first, size))
 
 

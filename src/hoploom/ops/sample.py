@@ -167,7 +167,7 @@ class NodeMap:
         return tensor_of(buffer, torch.int32)
 
     def find(self, sources: Tensor, trees: Tensor | None = None) -> Tensor:
-        """Return the local ids [n] int32 of the sources, each sampled for the seed number in `trees`; -1 if missing."""
+        """Return the local ids [n] int32 of the sources; -1 if missing. `trees`: their seeds' numbers, if disjoint."""
         return tensor_of(self._core.find(sources.numpy(), None if trees is None else trees.numpy()), torch.int32)
 
     def nodes(self, begin: int = 0) -> Tensor:
@@ -255,7 +255,7 @@ class IdRanks(_Numbered):
 
 
 class SlotMap:
-    """A map from ids to row slots of a table, for one thread. A slot whose id two rounds did not use gets a new id."""
+    """A map from ids to row slots of a table, for one thread. A slot whose id two rounds did not use is reused."""
 
     def __init__(self, num_ids: int, budget: int = SLOT_BUDGET) -> None:
         """Allocate an array of 4 bytes for each id below `num_ids` if it fits the budget, else a hash table."""

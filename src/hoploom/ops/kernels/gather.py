@@ -93,7 +93,7 @@ def columns_of(width: int) -> int:
 
 @triton.jit
 def rows_at(ids, bounds, faults, size, num_rows, num_segments, end, STEPS: tl.constexpr, ROWS: tl.constexpr):
-    """Return, for a program's rows, their indices in `out`, their segments, their indices in these, and the mask."""
+    """Return, for a program's rows: index in `out`, segment, index within the segment, and the mask of valid rows."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < num_rows
     if size is not None:

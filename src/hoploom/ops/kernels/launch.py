@@ -22,7 +22,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """Declare a kernel that is not recompiled if an argument becomes 1 or changes alignment, as sizes do in batches."""
+    """Declare a kernel that is not recompiled if an argument is 1 or changes alignment, as sizes do between batches."""
     parameters = inspect.signature(function).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.annotation is not tl.constexpr]
     return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)(function)

@@ -210,7 +210,7 @@ def sum_pieces(
 def take_entries(best, winner, begin, end, origin, rows, x, stride, winners, columns, inside, AHEAD: tl.constexpr):
     """Return the maxima of best [lists, columns] and the entries begin to end, with the winning entries (-1: none yet).
 
-    Winning entries are numbered from `origin`; given `winners`, entries are pieces, whose winning entries it holds.
+    Winning entries count from `origin`. With `winners`, an entry is a window, and `winners` has its winning entry.
     """
     for step in range(0, most_of(end - begin), AHEAD):
         first = begin + step

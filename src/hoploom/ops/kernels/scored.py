@@ -53,7 +53,7 @@ def scores(key, node, stream, start, population, begin, indices, weight, CHUNK: 
 
 @triton.jit
 def divide(key, node, stream, start, population, wanted, indices, weight, CHUNK: tl.constexpr):
-    """Return (prefix, shift, missing): pick all edges with score >> shift < prefix, then the first `missing` equal."""
+    """Return (prefix, shift, missing): pick edges with score >> shift < prefix, and the first `missing` with ==."""
     prefix = (wanted * 0).to(tl.uint64)
     shift = prefix + 64
     missing = wanted
@@ -124,7 +124,7 @@ def invert_sums(
     picks_begin, sources, edges, destinations, capacity,
     ROWS: tl.constexpr, FANOUT: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Sample by weight with replacement: pick the edge where the running sum of weights exceeds a random target."""
+    """Sample by weight with replacement: pick where the running weight sum, in list order, exceeds a random target."""
     turns = tl.cdiv(fanout, FANOUT)
     program = tl.program_id(0)
     row = (program // turns).to(tl.int64) * ROWS + tl.arange(0, ROWS)
