@@ -471,7 +471,7 @@ def seeds_name(given: LoaderArguments) -> str:
 
 
 def read_column(what: str, values: Any, of: str, count: int) -> Tensor:
-    """Return `values` as a tensor [count]; raise ConfigError if their number differs."""
+    """Return `values` as a tensor [count]; raise ConfigError unless there are `count` numbers."""
     column = read_tensor(what, values)
     if column.shape != (count,):
         raise ConfigError(f"{what} has shape {tuple(column.shape)} for {count} {of}; give one each")

@@ -186,7 +186,7 @@ class Loader:
             self._meeting = Meeting(here, self.reading(self._order), self._call_chain, self._order.num_seeds)
 
     def settle(self, *, together: bool = False) -> None:
-        """Find out from the other ranks whether each was given all seeds, or seeds of its own.
+        """Find out from the other ranks whether all were given the same seeds, or each its own share of them.
 
         Wait for the ranks as long as the process group does. Unless all ranks read the loader `together`, this rank may
         be the only one that reads it; then it reads all seeds.

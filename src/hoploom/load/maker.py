@@ -35,7 +35,7 @@ from hoploom.store.base import NO_IDS, scan_rows
 
 @dataclass(frozen=True)
 class Sampler:
-    """Samples subgraphs or blocks of seeds, for one graph and one set of options."""
+    """Samples the subgraph or the blocks of a batch of seeds, in one graph, with one set of options."""
 
     graph: GraphStore
     sampling: Sampling
@@ -108,7 +108,7 @@ class LocalMaker(Maker):
 
     @abstractmethod
     def start(self, indices: Tensor, first: int, key: int) -> Seeds:
-        """Return the seeds at these positions, with the fields that they give to the batch."""
+        """Return the seeds at these positions, with the batch fields that describe them."""
 
     def sample(self, indices: Tensor, first: int, key: int) -> Sampled:
         with self.seconds("sample"):
@@ -181,7 +181,7 @@ class NodeTimes:
         self._times: dict[int, Tensor] = {}
 
     def __call__(self, relation: RelationName) -> dict[int, Tensor]:
-        """Return the times of all nodes at both ends of a relation, by type index: negatives must not be too late."""
+        """Return the times of all nodes of a relation's two types, by type index; {} if nodes have no times."""
         schema = self._store.schema
         if schema.time is None or schema.edge_time:
             return {}

@@ -161,7 +161,7 @@ def _check_attr(name: str, wanted: str | None, prepared: str | None) -> None:
 
 
 class Workspace:
-    """The maps from node ids to local ids in a batch, one per node type; reused for the next batch, by one thread."""
+    """The maps from node ids to a batch's local ids, by node type; reused for later batches, one thread at a time."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
@@ -343,7 +343,7 @@ def _induced(
 
 
 def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
-    """Add the reverse of every edge. Each edge is there once; they are sorted by destination, then source."""
+    """Return the subgraph with the reverse of each edge, every edge once, sorted by destination, then source."""
     edge_index, edges = list(sampled.edge_index), list(sampled.edges)
     for index, relation in enumerate(schema.relations):
         if not schema.homogeneous and relation.name.startswith(REVERSE):

@@ -121,7 +121,7 @@ def _with_negatives(graph: GraphStore, links: Links, task: LinkTask, key: int) -
 def _owners(links: Links, amount: float) -> tuple[Tensor, Tensor]:
     """Return, for each negative, the index of its positive link, and its number among the negatives of that link.
 
-    The fraction of `amount` is spread over links by their index in the step, so that every rank draws its share.
+    The fractional part of `amount` is spread over links by their index in the step, so that every rank draws its share.
     """
     count, full = links.sources.numel(), math.floor(amount)
     places = torch.arange(links.first, links.first + count + 1, dtype=torch.float64)
@@ -131,7 +131,7 @@ def _owners(links: Links, amount: float) -> tuple[Tensor, Tensor]:
 
 
 def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNodes, Tensor | None]:
-    """Return a function that draws nodes for one end, and all nodes' times if negatives must exist at the link's."""
+    """Return a function that draws nodes for one end, and the times of all nodes; None if times do not matter."""
     schema = graph.schema
     node_type = schema.type_index[task.key[0 if end == SOURCE else 2]]
     weight = task.weights[end]

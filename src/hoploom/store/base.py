@@ -111,7 +111,7 @@ class GraphStore(Protocol):
     def schema(self) -> Schema: ...
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """Sample in-edges of the frontiers. A relation has None if its destination type has no frontier."""
+        """Sample in-edges of the frontiers, by relation; None for a relation whose destination type has no frontier."""
 
 
 class FeatureStore(Protocol):
@@ -423,7 +423,7 @@ class Loops(NamedTuple):
 
 
 def loops_of(parts: Sequence[Part], key: RelationName) -> Loops:
-    """Return the self-loops of a relation in these parts; reads all edges if source and destination type are equal."""
+    """Return the self-loops of a relation in these parts; reads all edges if both ends have one type."""
     found = [torch.empty(0, dtype=torch.int64)]
     for part in parts if key[0] == key[2] else ():
         for sources, ends in scan_edges(part.lists[part.schema.relation_index[key]], key):

@@ -2,8 +2,8 @@
 
 The budget is spent on the offsets of edge lists, then on the lists, small fields, and the first rows of all other
 fields; `partition` puts the rows that are used most first. A share is kept for the rows of coming steps. The speed of
-the disk is measured (0.6 s): a gap between two rows is read too if that takes less time than another request. So long
-runs are read from a slow disk, and single blocks from a fast one.
+the disk is measured (0.6 s): a gap between two rows is read too if that takes less time than another request. Thus a
+slow disk is read in long runs, and a fast one in single blocks.
 """
 
 import errno
@@ -103,7 +103,7 @@ def warm_up(tensors: Iterable[Tensor]) -> None:
 
 
 def plan_budget(parts: Sequence[Part], num_bytes: int) -> Budget:
-    """Return the shares of these parts that fit into `num_bytes` of memory; raise ConfigError if it is too small."""
+    """Return the shares of these parts that fit into `num_bytes` of memory; raise ConfigError if this is too little."""
     offsets = sum(lists.indptr.nbytes for part in parts for lists in part.lists)
     lists = sum(column.nbytes for part in parts for lists in part.lists for column in lists.columns) - offsets
     small = sum(table.rows.nbytes for part in parts for table in part.tables.values() if table.raw.shape[1] <= SMALL)
@@ -192,7 +192,7 @@ USUAL = DiskFigures(100_000, 1e9)  # for a small file, which is not measured
 
 
 def measure_disk(path: Path) -> DiskFigures:
-    """Return the speed of the disk of the file `path`, measured by random single blocks and long sequential runs.
+    """Return the speed of the disk that has the file `path`, measured by random and by long sequential reads.
 
     Ranks that open a store at the same time each measure their share of the speed.
     """

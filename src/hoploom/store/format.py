@@ -40,7 +40,7 @@ PARSING = threading.Lock()  # the parser of Python 3.11 counts its depth wrongly
 
 @dataclass(frozen=True)
 class PartRange:
-    """The contiguous id ranges of one part, by node type and by relation, so that a short search finds an id's part."""
+    """The contiguous id ranges of one part, by node type and by relation, so that a search finds the part of an id."""
 
     first_nodes: tuple[int, ...]
     num_nodes: tuple[int, ...]

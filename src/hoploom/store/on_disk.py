@@ -99,7 +99,7 @@ class OnDisk:
         return self.part.split(node_type, name)
 
     def mapped_tensors(self) -> Iterator[Tensor]:
-        """Yield the mapped tensors that fit the budget, or their first rows if only these fit."""
+        """Yield the mapped tensors that fit the budget; of a tensor that does not fit, its first rows."""
         for index, lists in enumerate(self.part.lists):
             on_disk = self.lists.get(index)
             yield from (
@@ -275,7 +275,7 @@ class ScratchFile:
 
 
 def cut(ids: Sequence[Ids], num_rows: int) -> NDArray[np.int64]:
-    """Cut arrays of ascending ids into pieces, all arrays at the same ids; a piece has about `num_rows` ids over all.
+    """Cut arrays of ascending ids into pieces, all at the same ids; a piece has about `num_rows` ids over all arrays.
 
     Return the position in each array at which each piece begins: [pieces + 1, arrays] int64.
     """

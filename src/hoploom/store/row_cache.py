@@ -108,9 +108,9 @@ class Visits(dict[str, Tensor]):
 def cached(store: Store, size: float | str, counts: Mapping[str, Tensor]) -> Store:
     """Return the store with a cache of the remote rows that are needed most.
 
-    `size` is a share of the remote rows (0.2 or "20%") or bytes ("4GB", or an int); `counts` are the visits of each
-    node by node type, [num_nodes] int64. Batches stay the same. A store without remote rows is returned unchanged. With
-    look-ahead, rows that nearly all batches need stay in memory anyway: with `count_visits`, other rows are cached.
+    `size` is a share of the remote rows (0.2 or "20%") or bytes ("4GB", or an int); `counts` has, by node type, the
+    number of batches that need each node: [num_nodes] int64. Batches stay the same. A store without remote rows is
+    returned unchanged. Look-ahead keeps rows that nearly all batches need; with `count_visits`, others are cached.
 
     >>> counts = count_visits(store, [15, 10, 5], "train")
     >>> store = cached(store, "20%", counts)
@@ -200,7 +200,7 @@ def _spared(counts: Mapping[str, Tensor], look_ahead: int) -> Tensor | None:
 
 
 def _choose(remote: Sequence[RemoteType], budget: int, ranks: Tensor) -> dict[str, Tensor]:
-    """Return the ids to cache, ascending, by node type. Nodes with a high ranks[visits] go first, then low ids."""
+    """Return the ids to cache, ascending, by node type: the nodes with the highest ranks[visits]; on a tie, low ids."""
     num_levels = len(ranks)
     costs = torch.zeros(num_levels, dtype=torch.int64)  # bytes, by rank
     for of_type in remote:

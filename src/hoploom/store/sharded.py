@@ -194,7 +194,7 @@ class ShardWrapper:
     def _copy_and_gather(
         self, copies: Sequence[Finish[None]], wanted: Sequence[Wanted], rest: Sequence[Tensor], outs: Sequence[Tensor]
     ) -> Finish[None]:
-        """Request the rows at `rest` from the inner shard; return a function that copies and finishes the request."""
+        """Request the rows at `rest` from `shard`; return a function that runs `copies` and ends the request."""
         inner = self.shard.begin_gather(wanted, rest, outs) if any(own.numel() for own in rest) else None
 
         def finish() -> None:

@@ -250,7 +250,7 @@ class OriginalIds:
         return field is not None and holds_text(field)
 
     def original(self, ids: Any) -> Ids:
-        """Return your ids of these nodes of the store: [n] int64 or text."""
+        """Return your ids of the nodes that have these ids in the store: [n] int64 or text."""
         name = self.node_type.name
         nodes = read_ids(f"ids of {name!r}", torch.as_tensor(ids), self.node_type.num_nodes, ConfigError)
         if ORIGINAL_ID not in self.node_type.fields:
@@ -379,7 +379,7 @@ class Explored(Uncopied, ABC):
         return max((int(part.max()) for part in labels if part.numel()), default=-1) + 1
 
     def ids(self, node_type: str | None = None) -> OriginalIds:
-        """Return the ids of a node type in your tables and in the store: `store.ids("user").stored(["ann", "bob"])`."""
+        """Return the translator between your ids and the store's: `store.ids("user").stored(["ann", "bob"])`."""
         if node_type is None and len(self.schema.node_types) > 1:
             raise ConfigError(f"the store has several node types; name one of {self.node_types}")
         return OriginalIds(self.features, self.schema.node_type(node_type or self.schema.node_types[0].name))
@@ -489,7 +489,7 @@ def _node_bytes(store: Explored, nodes: Mapping[str, Tensor]) -> int:
 
 
 def _edge_bytes(relation: Relation) -> int:
-    """Return the peak bytes per edge: ends and position as found, concatenated and sorted, and fields twice."""
+    """Return the peak bytes per edge: ends and position three times (found, joined, sorted), fields twice."""
     return 24 + 24 + 24 + 2 * sum(field.row_bytes for field in relation.fields.values())
 
 
