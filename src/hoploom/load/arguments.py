@@ -397,7 +397,7 @@ def canonical(schema: Schema, name: Sequence[str], *, known: bool = True) -> Rel
     If `known` is false, the relation may be new, between known node types; as in PyG, its default name is "to".
     """
     key = tuple(name)
-    if not known and len(key) == 3 and key not in schema.relation_index:  # a misspelt one of the graph's?
+    if not known and len(key) == 3 and key not in schema.relation_index:  # perhaps a misspelt relation of the graph
         between = {r.name: r.key for r in schema.relations if {r.source, r.destination} == {key[0], key[2]}}
         others = [name for name in between if not (name.endswith(key[1]) or key[1].endswith(name))]  # unlike rev_rates
         near = between.get(key[1]) or between.get(nearest(key[1], others, cutoff=0.8) or "")

@@ -72,7 +72,7 @@ class Window:
 
     def find(self, lookups: Sequence[RowLookup]) -> tuple[list[CachedPositions], Tensor]:
         """Begin the next group: return the positions of each lookup's rows, and the slots to be filled, [n] int64."""
-        self.slots.begin()  # the rows that only the group before the last one needed may go
+        self.slots.begin()  # rows that only the group before the last needed may be replaced
         found = [self.slots.find(one.ids, one.missing) for one in lookups]
         fresh = [self.slots.add(one.ids, new, slots) for one, (slots, new) in zip(lookups, found, strict=True)]
         num_rows, tables = len(self.slots), {}

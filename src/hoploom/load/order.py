@@ -45,10 +45,10 @@ class Order:
     seed: int = 0
     rank: int = 0
     world_size: int = 1
-    first_step: int = 0  # steps before it are done,
-    first_seed: int = 0  # and took this many seeds
+    first_step: int = 0  # number of steps that are done
+    first_seed: int = 0  # number of seeds that these steps took
     least_tail: int = 1
-    extra_seeds: int = 0  # of a step, beyond batch_size for every rank: so many ranks take one more
+    extra_seeds: int = 0  # of a step, beyond batch_size per rank; each goes to another rank
     epoch: int = 0
 
     def check(self) -> None:

@@ -60,13 +60,13 @@ class Store(Explored):
     graph: GraphStore
     features: FeatureStore
     parts: tuple[Part, ...] = ()  # in this process
-    identity: str = ""  # SHA-256 of store.json in hex, if it is on disk
+    identity: str = ""  # SHA-256 of store.json in hex, if the store is on disk
     ranges: tuple[PartRange, ...] = ()  # of all parts
     shards: tuple[Shard, ...] = ()  # of all parts, in order, for their fields and splits
     topology: tuple[Part, ...] = ()  # parts whose topology is in this process: `parts`, or more of them
     deployment: Deployment = NOWHERE
-    path: Path | None = None  # of the directory, if it is on disk
-    budget: Budget | None = None  # of memory, if it was opened with one
+    path: Path | None = None  # of the directory, if the store is on disk
+    budget: Budget | None = None  # of memory, if the store was opened with one
     reads: Reads | None = None  # counts of disk reads, if the store does not fit the budget
     scratch: Path | None = None  # a folder where loaders may pack the rows of coming batches
     _loops: dict[RelationName, Loops] = field(default_factory=dict)  # those computed so far

@@ -368,7 +368,7 @@ class Explored(Uncopied, ABC):
         """The number of classes, as in PyG: the largest label y plus one. The first access reads every label."""
         labelled = [node_type for node_type in self.schema.node_types if "y" in node_type.fields]
         if len(labelled) != 1:
-            raise AttributeError  # __getattr__ raises the one with a message
+            raise AttributeError  # __getattr__ then raises an AttributeError with a message
         (node_type,) = labelled
         field = node_type.fields["y"]
         if len(field.shape) == 1 and field.shape[0] > 1:
@@ -549,7 +549,7 @@ def _edge_fields(store: Explored, relation: Relation, nodes: Mapping[str, Tensor
         local = torch.repeat_interleave(torch.arange(first, first + picks.counts.numel()), picks.counts)
         found.append((torch.stack([places[inside], local[inside]]), picks.edges[inside]))
         num_found += found[-1][1].numel()
-        require_memory(num_found * (_edge_bytes(relation) - 24), TAKES, LESS)  # those found are in memory already
+        require_memory(num_found * (_edge_bytes(relation) - 24), TAKES, LESS)  # the edges found are in memory already
     edges, positions = torch.cat([pair[0] for pair in found], dim=1), torch.cat([pair[1] for pair in found])
     rows = store.features.gather([Wanted(relation.key, name, positions) for name in relation.fields])
     fields = {"edge_index": edges, **dict(zip(relation.fields, rows, strict=True))}
