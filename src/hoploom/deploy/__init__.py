@@ -1,1 +1,1 @@
-"""One command -> processes on one or many hosts: a cluster file, and who starts what it describes."""
+"""Start the processes of one command on one or many hosts: cluster files, launchers, and `hoploom.open`."""

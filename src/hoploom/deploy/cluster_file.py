@@ -1,6 +1,6 @@
 """The keys of a cluster file, cluster.toml or cluster.yaml, and the cluster that it describes.
 
-A field made by `key` is a key of the file: the reader and the documentation take it, its rule and its help from here.
+A field made by `key` is a key of the file. The reader and the documentation take its name, rule and help from here.
 """
 
 # ruff: noqa: RUF009  (key() is dataclasses.field)
@@ -20,12 +20,12 @@ EXECUTORS = ("local", "ssh", "slurm", "kubernetes")
 MODES = ("worker", "server-client", "none")
 
 
-# --- the keys: resolve.py fills in what is left out ----------------------------------------------
+# --- the keys: resolve.py fills in those that are left out ---------------------------------------
 
 
 @dataclass(frozen=True)
 class TopKeys:
-    """The keys above the sections."""
+    """The keys at the top of the file, above its sections."""
 
     store: str | None = key(None, "the store's path on every host", rules.HOST_PATH, example="graph.store")
     mode: str | None = key(
@@ -56,16 +56,16 @@ class TopKeys:
 
 @dataclass(frozen=True)
 class Host:
-    """One host, [hosts.NAME]; two of them may share an address. resolve.py replaces each None."""
+    """The keys of one host, [hosts.NAME]. Two hosts may share an address. resolve.py fills in keys left out."""
 
-    name: str  # in messages and labels; each once
+    name: str  # unique; shown in messages and labels
     address: str = key(None, "the address that other hosts use; default: its name", rules.HOST, example="10.0.0.1")
     ssh: str = key(None, "what ssh connects to; default: the address", rules.LOGIN, example="root@10.0.0.1")
     ssh_port: int | None = key(None, "its ssh port; default: the one in your ssh configuration", rules.PORT, example=22)
     processes: int = key(None, "trainers on this host", rules.whole(0, 4096), example=4)
     devices: tuple[int, ...] | None = key(None, "the GPUs for its trainers", rules.ids("GPUs"), example=[0, 1])
     serves: bool = key(None, "whether a graph server runs on this host", rules.FLAG, example=True)
-    port: int = key(None, "the port of that server", rules.PORT, example=7700)  # 0: a free one, or the Slurm job's
+    port: int = key(None, "the port of that server", rules.PORT, example=7700)  # 0: a free port, or Slurm's
     parts: tuple[int, ...] = key(None, "the parts of the store on this host", rules.ids("parts"), example=[0])
     python: str = key(None, "the Python on this host", rules.HOST_PATH, example="/opt/venv/bin/python")
     folder: str = key(None, "the working directory on this host", rules.HOST_PATH, example="/srv/papers")
@@ -78,13 +78,13 @@ class Host:
 
     @property
     def endpoint(self) -> str:
-        """The address of its server, host:port."""
+        """The address of the host's graph server, HOST:PORT."""
         return join_address(self.address, self.port)
 
 
 @dataclass(frozen=True)
 class Security:
-    """The paths of token and certificates on each host, never their contents."""
+    """The paths of the token and certificate files on each host. A cluster file never holds their contents."""
 
     token_file: str | None = key(None, "the file with the token", rules.HOST_PATH, example="/etc/hoploom/token")
     ca: str | None = key(None, "the CA certificate, to check the servers", rules.HOST_PATH, example="certs/ca.pem")
@@ -127,7 +127,7 @@ class SshOptions:
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """The options of sbatch. Slurm picks the hosts."""
+    """The options of sbatch and srun. Slurm picks the hosts."""
 
     name: str = key("hoploom", "the name of the job", rules.LABEL)
     partition: str | None = key(None, "the partition", rules.TEXT, example="gpu")
@@ -147,7 +147,7 @@ class SlurmOptions:
 
     @property
     def in_container(self) -> bool:
-        """Whether steps run in a container of pyxis, which has its own folders."""
+        """Whether srun starts programs in a container, by pyxis; a container has its own folders."""
         return any(option.startswith(("--container-image", "--container-name")) for option in self.srun)
 
 
@@ -184,23 +184,23 @@ HEADINGS: Headings = {"": TopKeys, **SECTIONS, f"{HOSTS}.NAME": Host}
 
 @dataclass(frozen=True)
 class ParsedClusterFile:
-    """The keys of a cluster file, each checked by itself."""
+    """The keys of a cluster file. Each key was checked by itself; resolve.py checks how they fit together."""
 
     document: Document
     top: TopKeys
-    hosts: tuple[Host, ...]  # if the file only counts them, their address is ""
+    hosts: tuple[Host, ...]  # if the file has only their number, each address is ""
     sections: Mapping[str, Any]
 
 
 def keys_of(document: Document) -> ParsedClusterFile:
-    """Read the sections of a document."""
+    """Return the keys of a cluster file; raise ConfigError for an unknown key or a wrong value."""
     top = TopKeys(**document.top())
     sections = {name: owner(**document.section((name,), owner=owner)) for name, owner in SECTIONS.items()}
     return ParsedClusterFile(document, top, _hosts(document), sections)
 
 
 def _hosts(document: Document) -> tuple[Host, ...]:
-    """Return the hosts of the key `hosts`: a number of them, a list of names, or a section for each."""
+    """Return the hosts that the key `hosts` gives, as a number of hosts, a list of names, or a section for each."""
     given = document.parsed.get(HOSTS)
     way_out = 'give their names, e.g. hosts = ["gpu1", "gpu2"], or a section [hosts.NAME] for each'
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
@@ -221,7 +221,7 @@ def _hosts(document: Document) -> tuple[Host, ...]:
 
 
 def _host(document: Document, name: str) -> Host:
-    """Return the host of a section; raise ConfigError if TOML took a name with dots for tables in tables."""
+    """Return the host of section [hosts.NAME]; raise ConfigError if TOML split a name at dots into nested tables."""
     path = (HOSTS, name)
     for inside, value in document.table(path).items():
         if inside not in keys_in(Host) and isinstance(value, dict):
@@ -239,10 +239,10 @@ class Cluster:
     """A cluster file with all values filled in."""
 
     hosts: tuple[Host, ...]
-    store: str | None  # absolute path on hosts without a path of their own; None: the command names it
+    store: str | None  # absolute path, for hosts without their own; None: the command names a store
     executor: Executor
     mode: Mode
-    rendezvous: str  # of torchrun, host:port; port 0: a free one of this host, or the Slurm job's
+    rendezvous: str  # of torchrun, HOST:PORT; port 0: a free port of this host, or the Slurm job's
     max_restarts: int = 0
     security: Security = field(default_factory=Security)
     server: ServerOptions = field(default_factory=ServerOptions)
@@ -264,7 +264,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Process:
-    """One program on one host: a graph server, or the torchrun of its trainers."""
+    """One program on one host: a graph server, or the torchrun that starts the host's trainers."""
 
     label: str  # "gpu1/server", "gpu1/trainers"
     host: Host

@@ -1,7 +1,7 @@
 """Read the YAML file of GraphLearn-for-PyTorch's run_dist_train_sage_sup.py as a cluster file.
 
-It names no store: trainers start without servers and open the store of their run. dataset, in_channel and out_channel
-have no effect.
+Such a file names no store: trainers start without servers and open the store that their command names. The keys
+dataset, in_channel and out_channel have no effect.
 """
 
 # ruff: noqa: RUF009  (key() is dataclasses.field)
@@ -40,7 +40,7 @@ class GltKeys:
 
 
 def keys_of_glt(document: Document) -> ParsedClusterFile:
-    """Convert GLT's keys to those of a cluster file."""
+    """Return the keys of GLT's file, converted to those of a cluster file; raise ConfigError if they do not fit."""
     known = [*keys_in(GltKeys), "ssh"]
     unknown = next((name for name in document.parsed if name not in known), None)
     if unknown is not None:
@@ -65,7 +65,7 @@ def keys_of_glt(document: Document) -> ParsedClusterFile:
 
 
 def _host(given: GltKeys, node: int) -> Host:
-    """Return a node as a host. Its name is its address, with its index if the address is listed twice."""
+    """Return a node as a host. Its name is its address; if two nodes have the address, ADDRESS-INDEX."""
     address, devices = given.nodes[node], given.visible_devices[node]
     return Host(
         address if given.nodes.count(address) == 1 else f"{address}-{node}",

@@ -1,8 +1,8 @@
 """Run one program and leave none of its processes behind. This file is sent to the host, and needs no hoploom there.
 
-The first line on stdin is the job. Each later line names a signal to pass on; an empty line is a heartbeat. If stdin
-ends, or no line comes for too long, the launcher is gone: the program is stopped with all its descendants, also those
-in other sessions. Only Linux can list these; elsewhere the process group is stopped.
+The first line on stdin is the job. Each later line names a signal for the program; an empty line is a heartbeat. If
+stdin ends, or no line comes for too long, the launcher counts as gone: the program is stopped with all its descendants,
+also those in other sessions. Only Linux can list descendants; other systems stop the process group.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ import time
 from typing import Any
 
 MARK = "\x1ehoploom keeps "  # the first line on stdout, with the process id
-LOGS = "{logs}"  # in words: a folder that is made for the program, and removed after it
+LOGS = "{logs}"  # in a command: stands for a folder that exists while the program runs
 IS_LINUX = sys.platform == "linux"
 DIE_WITH_PARENT, ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl
 STOPPING = 5.0  # seconds between SIGTERM and SIGKILL once the launcher is gone
-LEFT_BEHIND = 2.0  # the same for descendants that outlive the program
-GIVE_UP = 10.0  # seconds after SIGKILL: a process that is left then hangs in the kernel
-MISTAKE = 2  # exit code
+LEFT_BEHIND = 2.0  # seconds between SIGTERM and SIGKILL for descendants that outlive the program
+GIVE_UP = 10.0  # seconds after SIGKILL: a process that still runs then hangs in the kernel
+MISTAKE = 2  # exit code if the program cannot be started
 
 
 class ProcessGuard:
@@ -48,7 +48,7 @@ class ProcessGuard:
         )
 
     def _wake_on_signals(self) -> int:
-        """Return a pipe that is readable after a signal, for a wait that misses none."""
+        """Return a pipe's file descriptor that becomes readable at each signal, so that `select` misses none."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         os.set_blocking(reader, False)
@@ -88,13 +88,13 @@ class ProcessGuard:
         return 128 - self.code if self.code < 0 else self.code
 
     def stop(self) -> None:
-        """Send SIGTERM now, and SIGKILL later."""
+        """Send SIGTERM to the program now; `run` sends SIGKILL after STOPPING seconds."""
         if self.kill_at is None:
             self.kill_at = time.monotonic() + STOPPING
             self._send(signal.SIGTERM)
 
     def _listen(self) -> bool:
-        """Read stdin, and pass signals on; return False at its end."""
+        """Read lines from stdin and send the signals that they name to the program; return False if stdin has ended."""
         try:
             received = os.read(0, 4096)
         except OSError:
@@ -109,12 +109,12 @@ class ProcessGuard:
         return bool(received)
 
     def _send(self, number: int) -> None:
-        """Signal the program and its process group."""
+        """Send a signal to the program and its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.child.pid, number)
 
     def _reap(self) -> None:
-        """Reap every process that has ended, also orphans, which are children of this process now."""
+        """Reap every child that has ended, also orphans of the program, which become children of this process."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -126,7 +126,7 @@ class ProcessGuard:
 
 
 def kill_all(number: int, group: int) -> int:
-    """Signal all descendants of this process (0: no signal); return how many there are."""
+    """Send a signal (0: none) to all descendants of this process, off Linux to `group`; return their number."""
     if not IS_LINUX:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
@@ -140,7 +140,7 @@ def kill_all(number: int, group: int) -> int:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Return the ids of children, their children, and so on, with those that have ended and are not reaped yet."""
+    """Return the process ids of all descendants of `ancestor`, including those that have ended but are not reaped."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -154,7 +154,7 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def guard(job: dict[str, Any]) -> int:
-    """Run a job; its variables come from the job's line, as `ps` would show them on a command line."""
+    """Run a job; return its exit code. Variables come with the job, because `ps` would show them on a command line."""
     words, folder = job["words"], job["folder"]
     if IS_LINUX:
         ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1)

@@ -1,6 +1,6 @@
-"""Programs of a cluster, each under a ProcessGuard on its host, and the executor of this host.
+"""The start and supervision of a cluster's programs, each of which runs under a ProcessGuard on its host.
 
-Guards pass signals on, and end everything when this process is gone, however that ended.
+A guard passes signals on to its program, and ends the program when this process is gone, however this process ended.
 """
 
 import json
@@ -23,15 +23,15 @@ from hoploom.errors import ConfigError
 from hoploom.ranks.environment import killed_by
 from hoploom.serve import Ready
 
-LOST_CONNECTION = 255  # ssh's exit code for its own troubles
-CONSEQUENCES = ("PeerError", "no sign of life came from", "hoploom: interrupted")  # another process failed first
+LOST_CONNECTION = 255  # ssh's exit code for its own errors
+CONSEQUENCES = ("PeerError", "no sign of life came from", "hoploom: interrupted")  # after another's failure
 LONGEST_LINE = 65536  # bytes; a longer one is shown in pieces
-MOST_JOB = 60_000  # bytes: what a pipe takes before anybody reads it
+MOST_JOB = 60_000  # bytes that a pipe takes before they are read
 SignalName = Literal["INT", "TERM", "KILL"]
 HEARTBEAT_INTERVAL = 10.0  # seconds
 KILL_TIMEOUT = 15.0  # seconds from SIGKILL until everything is gone
 LAST_LINES = 5.0  # seconds for the last lines to be read once the process has ended
-# Runs what the first line of stdin holds. -I: a json.py in the working directory is not imported.
+# Runs the Python source in the first line of stdin. -I: a json.py in the working directory is not imported.
 BOOT = ("-I", "-c", 'import json;exec(json.loads(open(0,"rb",0,closefd=False).readline()))')
 
 
@@ -46,17 +46,17 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether another process failed first."""
+        """Whether this process failed only because another process had failed."""
         return is_consequence(self.tail)
 
 
 def is_consequence(lines: Iterable[str]) -> bool:
-    """Return whether these lines report the end of another process."""
+    """Return whether these output lines of a process report that another process has failed."""
     return any(word in line for line in lines for word in CONSEQUENCES)
 
 
 def ending(code: int) -> str:
-    """Return how a process ended."""
+    """Return a phrase for messages that says how a process with this exit code ended."""
     number = code - 128 if code > 128 else -code
     if number in set(signal.Signals):
         return killed_by(number)
@@ -66,27 +66,27 @@ def ending(code: int) -> str:
 
 
 class Executor:
-    """The start of processes on this host; `Ssh` starts them on other hosts."""
+    """Starts guarded processes on this host; its subclass `Ssh` starts them on other hosts."""
 
     silence: float | None = None  # seconds without a heartbeat, after which a guard ends its program; None: no limit
-    begin_deadline = 60.0  # seconds in which the guard must have begun
+    begin_deadline = 60.0  # seconds within which a guard must begin
 
     def arguments(self, process: Process) -> list[str]:
         """Return the command that starts the guard."""
         return [process.host.python, *BOOT]
 
     def shown(self, process: Process) -> str:
-        """Return a line for a shell that starts the process by hand."""
+        """Return a shell command with which the user can start the process without a launch."""
         return by_hand(process)
 
     def refusal(self, process: Process, code: int, tail: Sequence[str]) -> Failure:
-        """Return what is wrong if no guard began."""
+        """Return the failure to report for a process that ended before its guard began."""
         message = f"{process.host.python} ended with exit code {code} before it ran anything; give a working Python"
         return Failure(process.label, message, tuple(tail), 1)
 
 
 def by_hand(process: Process) -> str:
-    """Return a line for a shell on the process' host; the guard makes the folder for logs."""
+    """Return a shell command that starts the process on its host. LOGS stands for a folder that a guard would make."""
     words = ["LOGS" if word == guard.LOGS else word for word in process.words]
     variables = [f"{name}={shlex.quote(value)}" for name, value in process.environment.items()]
     return " ".join([f"cd {shlex.quote(process.folder)} &&", *variables, shlex.join(words)])
@@ -96,7 +96,7 @@ ShowLine = Callable[..., None]  # (label, line, *, is_error): takes each line th
 
 
 class ProcessEvent(NamedTuple):
-    """A change of one child, or a signal to this process."""
+    """An event for the supervisor: a change of one child process, or a signal to this process."""
 
     what: Literal["began", "ready", "ended", "signal"]
     label: str = ""
@@ -111,9 +111,9 @@ class GuardedProcess:
     ) -> None:
         self.process, self.label = process, process.label
         self.began = False
-        self.ended = False  # set by the supervisor, before its end is handled
-        self.ready: Ready | None = None  # of a server
-        self.code = 0  # once it has ended
+        self.ended = False  # set by the supervisor, before it handles the end
+        self.ready: Ready | None = None  # the line that a server prints when it is ready
+        self.code = 0  # the exit code, once the process has ended
         self._show, self._report = show, report
         job = _job(process, executor.silence)
         words = executor.arguments(process)
@@ -136,11 +136,11 @@ class GuardedProcess:
             thread.start()
 
     def send(self, name: SignalName | Literal["HEARTBEAT"]) -> None:
-        """Have the guard pass a signal on, or know that this process is alive."""
+        """Send the guard a signal for its program, or a heartbeat, which shows that this process is alive."""
         self._write(b"\n" if name == "HEARTBEAT" else f"{name}\n".encode())
 
     def close(self) -> None:
-        """End it at once, if it still runs: at the end of its stdin a guard stops its program."""
+        """End the process at once, if it still runs: a guard stops its program when stdin is closed."""
         with suppress(OSError):
             self._stdin.close()
         self._popen.kill()
@@ -153,7 +153,7 @@ class GuardedProcess:
         return self._popen.stdin
 
     def _write(self, words: bytes) -> None:
-        """Write as much as the pipe takes: a guard that does not read is stuck or gone, and its deadline passes."""
+        """Write what the pipe to the guard takes. A guard that does not read is stuck or gone: a deadline passes."""
         with suppress(OSError, ValueError):
             os.write(self._stdin.fileno(), words)
 
@@ -180,7 +180,7 @@ class GuardedProcess:
 
 
 class Supervisor:
-    """Guarded processes, whose events one thread handles. After `close`, none of them is running."""
+    """A group of guarded processes, whose events `handle` gets in one thread. After `close`, none is running."""
 
     def __init__(self, handle: Callable[[ProcessEvent], None] = lambda event: None) -> None:
         self.events: queue.SimpleQueue[ProcessEvent] = queue.SimpleQueue()
@@ -199,7 +199,7 @@ class Supervisor:
         return [child for child in found if child is not None and not child.ended]
 
     def until(self, done: Callable[[], bool], seconds: float | None) -> bool:
-        """Handle events until `done`; return False if `seconds` have passed before."""
+        """Handle events and send heartbeats until `done` returns True; return False if `seconds` pass before."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not done():
             now = time.monotonic()
@@ -225,7 +225,7 @@ class Supervisor:
         *,
         hurried: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Send a signal, and SIGKILL to the children that are left after `seconds`, or once `hurried` returns True."""
+        """Send children a signal; after `seconds`, or once `hurried` returns True, kill those that still run."""
         named = None if labels is None else list(labels)
         for child in self.living(named):
             child.send(name)
@@ -235,7 +235,7 @@ class Supervisor:
         self.until(lambda: not self.living(named), KILL_TIMEOUT)
 
     def close(self) -> None:
-        """Kill the children that are left."""
+        """Kill the children that still run."""
         try:
             self.stop("KILL", KILL_TIMEOUT)
         finally:
@@ -244,7 +244,7 @@ class Supervisor:
 
 
 def _job(process: Process, silence: float | None) -> bytes:
-    """Return the source of guard.py and the job for it, a line each."""
+    """Return two lines for the guard's stdin: the source of guard.py and the job, each as JSON."""
     source = Path(guard.__file__).read_text(encoding="utf-8")
     job = {
         "words": process.words,

@@ -1,8 +1,8 @@
-"""Write the manifests of a cluster on Kubernetes, for `kubectl apply -f -`. Nothing is started here.
+"""Write the manifests of a cluster on Kubernetes, for `kubectl apply -f -`. This module starts nothing.
 
 Servers are a StatefulSet with a headless Service, whose names outlive their pods; trainers are a TrainJob of Kubeflow
-Trainer 2. It has its own TrainingRuntime, as the key that mounts volumes into the cluster's torch-distributed differs
-between Trainer 2.1 and 2.2. In worker mode there is no StatefulSet: the first trainer of each pod starts its server.
+Trainer 2. The TrainJob has its own TrainingRuntime, because Trainer 2.1 and 2.2 differ in the key that mounts volumes
+into torch-distributed. In worker mode there is no StatefulSet: the first trainer of each pod starts a server.
 """
 
 import re
@@ -23,13 +23,13 @@ Manifest = dict[str, Any]
 
 TRAINER_API = "trainer.kubeflow.org/v1alpha1"
 METRICS_PORT = 9400  # the default; probes need one
-GRACE = 60  # seconds for a server to finish what is in flight
+GRACE = 60  # seconds for a server to finish requests in flight
 PROBE = {"periodSeconds": 5, "timeoutSeconds": 5}
 FAILURES = {"startupProbe": 120, "readinessProbe": 2, "livenessProbe": 12}  # a large store is checked and mapped first
 GPU = "nvidia.com/gpu"
 PLAIN = re.compile(
     r"(?![yn]$)[a-z/][a-z0-9_./-]*", re.IGNORECASE
-)  # kubectl does not read y and 1e-3 as texts, PyYAML does
+)  # texts without quotes; kubectl, unlike PyYAML, does not read y and 1e-3 as texts
 LONGEST_LINE = 10**6  # characters: no text is folded
 WAIT_DEADLINE = 3600  # seconds until all servers take connections
 WAIT = """
@@ -49,7 +49,7 @@ for address in sys.argv[1].split(","):
 
 
 def manifests(cluster: Cluster, command: Sequence[str]) -> str:
-    """Return all objects of a launch, as YAML."""
+    """Return all Kubernetes objects of a launch as YAML; raise ConfigError for options that do not fit."""
     for message in _mistakes(cluster, cluster.kubernetes):
         raise ConfigError(f"{cluster.file}: {message}")
     options, files = cluster.kubernetes, _files(cluster.security)
@@ -67,14 +67,14 @@ def manifests(cluster: Cluster, command: Sequence[str]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
-    """A writer without aliases, and with texts of several lines as blocks."""
+    """A YAML writer that uses no aliases, and writes texts of several lines as blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _represent_text(dumper: _Dumper, text: str) -> Any:
-    is_block = "\n" in text and text == printable(text, "\n")  # blocks turn other ends of lines into these
+    is_block = "\n" in text and text == printable(text, "\n")  # blocks turn other line ends into \n
     style = "|" if is_block else None if PLAIN.fullmatch(text) else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -83,12 +83,12 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def as_yaml(values: Sequence[Manifest]) -> str:
-    """Return several documents in one text."""
+    """Return several YAML documents as one text."""
     return str(yaml.dump_all(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=LONGEST_LINE))
 
 
 def _inside(cluster: Cluster) -> Cluster:
-    """Return the cluster with the addresses of pods, and without `devices`: a pod sees only its own."""
+    """Return the cluster with the addresses of pods, and without `devices`, because a pod sees only its own GPUs."""
     options, name = cluster.kubernetes, _set_name(cluster)
     ordinals = {host.name: i for i, host in enumerate(cluster.servers)}
     in_pods_of_trainers = cluster.mode == "worker"
@@ -116,7 +116,7 @@ def _inside(cluster: Cluster) -> Cluster:
 
 
 def _service(cluster: Cluster) -> Manifest:
-    """Name each server, also before it is ready: servers connect to each other at their start."""
+    """Return the Service, which names each server even before it is ready: servers connect to each other at start."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -127,7 +127,7 @@ def _service(cluster: Cluster) -> Manifest:
 
 
 def _stateful_set(cluster: Cluster) -> Manifest:
-    """Return the servers. They start in parallel, because each waits for its peers."""
+    """Return the StatefulSet of the servers. They start in parallel, because each waits for its peers."""
     pod = {
         **_pod(cluster),
         "terminationGracePeriodSeconds": GRACE + 10,
@@ -145,9 +145,9 @@ def _stateful_set(cluster: Cluster) -> Manifest:
 
 
 def _server(cluster: Cluster) -> Manifest:
-    """Return the server's container, which runs the line of its pod's number, with which the pod's name ends.
+    """Return the container of the servers. Its shell chooses the command by the number at the end of the pod's name.
 
-    It listens on all addresses of the pod, whose name may not be known yet.
+    A server listens on all addresses of its pod, because the pod's name may not resolve yet.
     """
     listen, metrics = (f"0.0.0.0:{port}" for port in _ports(cluster).values())
     words = [
@@ -170,7 +170,7 @@ def _server(cluster: Cluster) -> Manifest:
 
 
 def _set_name(cluster: Cluster) -> str:
-    """Return the name of the StatefulSet and its Service; the TrainJob's name is the one of another Service."""
+    """Return the name of the StatefulSet and its Service. Kubeflow makes another Service with the TrainJob's name."""
     return f"{cluster.kubernetes.name}-server"
 
 
@@ -182,7 +182,7 @@ def _ports(cluster: Cluster) -> dict[str, int]:
 
 
 def _training_runtime(cluster: Cluster) -> Manifest:
-    """Return the pods that the TrainJob completes. Kubeflow Trainer looks for the name "node" and for the label."""
+    """Return the template of the TrainJob's pods. Kubeflow Trainer looks for the name "node" and for the label."""
     options, host = cluster.kubernetes, cluster.trainers[0]
     container: Manifest = {
         "name": "node",
@@ -191,7 +191,7 @@ def _training_runtime(cluster: Cluster) -> Manifest:
         "volumeMounts": [*_mounts(cluster, read_only=False), {"name": "shm", "mountPath": "/dev/shm"}],
     }
     shm = {"name": "shm", "emptyDir": {"medium": "Memory"}}  # NCCL's; containers have 64 MB by default
-    addresses = ",".join(server.endpoint for server in cluster.servers)  # which may wait for a node and image for long
+    addresses = ",".join(server.endpoint for server in cluster.servers)  # servers may wait long for a node
     command = [host.python, "-c", WAIT.strip(), addresses, str(WAIT_DEADLINE)]
     wait = {"name": "wait-for-servers", "image": options.image, "command": command}
     pod = {
@@ -254,7 +254,7 @@ def _pod(cluster: Cluster) -> Manifest:
 
 
 def _resources(cluster: Cluster, gpus: int, name: str) -> Manifest:
-    """Return requests and limits. The limit of memory is its request, so that no pod is evicted for another."""
+    """Return a pod's requests and limits. The memory limit is the request, so that no pod is evicted for another."""
     options = cluster.kubernetes
     requests = {"cpu": options.cpu, "memory": options.memory}
     limits = {"memory": options.memory, GPU: str(gpus) if gpus else None}
@@ -271,12 +271,12 @@ def _environment(variables: Mapping[str, str]) -> list[Manifest]:
 
 
 def _literal(text: str) -> str:
-    """Escape a text, in which Kubernetes replaces $(NAME) by a variable's value, and $$ by $."""
+    """Return a text with `$` escaped, because Kubernetes replaces $(NAME) by a variable's value, and $$ by $."""
     return text.replace("$", "$$")
 
 
 def _volumes(cluster: Cluster) -> list[Manifest]:
-    """Return the volumes. Only root reads the Secret's files; in pods of another user, that user's group does."""
+    """Return the volumes of a pod. Only root can read the Secret's files, and in pods of another user, its group."""
     options = cluster.kubernetes
     mode = 0o400 if options.user is None else 0o440
     store = {"name": "store", "persistentVolumeClaim": {"claimName": options.claim}}
@@ -295,7 +295,7 @@ def _mounts(cluster: Cluster, *, read_only: bool) -> list[Manifest]:
 
 
 def _mistakes(cluster: Cluster, options: KubernetesOptions) -> Iterator[str]:
-    """Yield what is missing for the manifests, or differs between hosts although their pods are alike."""
+    """Yield an error text for each missing option, and for each difference between hosts whose pods must be alike."""
     if not options.name[0].isalpha():
         yield f"kubernetes.name is {options.name}; let it begin with a letter"
     if options.image is None:

@@ -1,7 +1,7 @@
-"""Run a cluster from this host: servers, then trainers, until the trainers have ended; then stop all.
+"""Run a cluster from this host: start servers, then trainers; when the trainers have ended, stop the servers.
 
-The first failure ends all processes. The end of a server is one, unless other servers have its parts. Every line is
-shown with the label of its process; the last lines of each are kept, to name the first error at the end.
+The first failure ends all processes. The end of a server counts as a failure, unless other servers have its parts.
+Every output line is shown with its process' label. The last lines of each process are kept to find the first error.
 """
 
 import os
@@ -39,14 +39,14 @@ INTERRUPTED = 128  # plus the signal's number: an exit code
 SERVE_DEADLINE = 300.0  # seconds until all servers are ready
 TIMEOUTS = EndTimeouts(after_interrupt=45.0, after_terminate=10.0)  # torchrun gives its processes 30 after Ctrl-C
 SHOWN_LINES = 40  # of the first error
-KEPT_LINES = 200  # of each speaker's stderr
-OF_RANK = re.compile(r"\[default(\d+)\]:")  # the beginning of torchrun's lines of a local rank
+KEPT_LINES = 200  # of the stderr of each process and rank
+OF_RANK = re.compile(r"\[default(\d+)\]:")  # torchrun writes this before each line of a local rank
 TORCHRUN_NOISE = re.compile(r"torch/distributed/elastic/\S+\.py:\d+\]")
 TORCHRUN_BANNER = re.compile(r"\s*$|\*+$|Setting OMP_NUM_THREADS")  # at every start
 ERROR = re.compile(
     r"(\[\w+\]: ?)*(hoploom: (?!warning)|[\w.]*(Error|Exception|Interrupt)\b)"
 )  # a traceback's last line
-KILLED = re.compile(r"failed \(exitcode: -\d+\) local_rank")  # torchrun, of a rank that printed no error itself
+KILLED = re.compile(r"failed \(exitcode: -\d+\) local_rank")  # torchrun's line about a rank that a signal has killed
 
 
 def run_cluster(cluster: Cluster, command: Sequence[str]) -> int:
@@ -56,13 +56,13 @@ def run_cluster(cluster: Cluster, command: Sequence[str]) -> int:
 
 
 def shell_lines(cluster: Cluster, command: Sequence[str]) -> list[str]:
-    """Return what a launch would start: a line for a shell for each process, after a comment that names it."""
+    """Return a shell command for each process that a launch would start, below a comment with the process' label."""
     executor, planned = executor_of(cluster), processes(with_free_ports(cluster), command)
     return [f"# {process.label}\n{executor.shown(process)}" for process in planned]
 
 
 def executor_of(cluster: Cluster) -> Executor:
-    """Return the executor that starts processes from this host."""
+    """Return the executor that starts processes from this host; raise ConfigError for Slurm and Kubernetes."""
     if cluster.executor == "local":
         return Executor()
     if cluster.executor == "ssh":
@@ -71,7 +71,7 @@ def executor_of(cluster: Cluster) -> Executor:
 
 
 def with_free_ports(cluster: Cluster) -> Cluster:
-    """Return the cluster with a free port of this host for each port that was left open."""
+    """Return the cluster with a free port of this host in place of each port 0."""
     with ExitStack() as stack:
 
         def free_port() -> int:
@@ -88,7 +88,7 @@ def with_free_ports(cluster: Cluster) -> Cluster:
 
 
 class Launch(Closing):
-    """All processes of one launch. After this block, none is running."""
+    """All processes of one launch. Use it in a `with` block, after which none of them is running."""
 
     def __init__(self, planned: Sequence[Process], executor: Executor, timeouts: EndTimeouts = TIMEOUTS) -> None:
         self._servers = {process.label: process for process in planned if process.is_server}
@@ -151,7 +151,7 @@ class Launch(Closing):
     # --- events ----------------------------------------------------------------------------------
 
     def _handle(self, event: ProcessEvent) -> None:
-        """Note a signal, or a process that has ended: a failure, unless other servers have its parts."""
+        """Record a signal, or the failure of a process. A server may end if other servers have its parts."""
         if event.what == "signal" and not (event.number == signal.SIGPIPE and self._signals):
             self._signals.append(event.number)
         if event.what != "ended" or self._ending:
@@ -170,7 +170,7 @@ class Launch(Closing):
     # --- ending ----------------------------------------------------------------------------------
 
     def _stop_trainers(self) -> None:
-        """Stop the trainers. After a failure they may end by themselves first."""
+        """Stop the trainers; after a failure, first give them time to end by themselves."""
         timeouts, running, hurried = self._timeouts, list(self._trainers), self._hurry()
         if self._signals:
             self._ending = True
@@ -182,12 +182,12 @@ class Launch(Closing):
             self._supervisor.stop("TERM", timeouts.after_terminate, running, hurried=self._hurry())
 
     def _hurry(self) -> Callable[[], bool]:
-        """Return a function that returns whether another signal has come since: a second Ctrl-C kills at once."""
+        """Return a function that tells whether another signal has come since now: a second Ctrl-C kills at once."""
         num_signals = len(self._signals)
         return lambda: len(self._signals) > num_signals
 
     def __enter__(self) -> "Launch":
-        """Handle signals; SIGINT that was ignored at the start (a shell's background job) stays ignored."""
+        """Start to handle signals. If SIGINT is ignored, as in a shell's background job, it stays ignored."""
         self._before = take_over(self._signal)
         return self
 
@@ -195,7 +195,7 @@ class Launch(Closing):
         self._supervisor.events.put(ProcessEvent("signal", number=number))
 
     def close(self) -> None:
-        """Kill the processes that are left."""
+        """Kill the processes that still run, and restore the signal handlers."""
         try:
             self._ending = True
             self._supervisor.close()
@@ -208,7 +208,7 @@ class Launch(Closing):
 
 @dataclass
 class Tail:
-    """The last lines of one speaker on stderr: of a process, or of one of torchrun's ranks."""
+    """The last lines on stderr of one speaker, which is a process or one of torchrun's ranks."""
 
     speaker: str
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
@@ -216,10 +216,10 @@ class Tail:
 
 
 def cause(tails: Sequence[Tail], own: str) -> Tail | None:
-    """Return the speaker of a process that failed first: its lines have an error that no other process has caused.
+    """Return the lines of the speaker that failed first, with an error that no other process has caused, or None.
 
-    Errors of ranks come before the lines of torchrun, whose speaker is the process' `own` name: these count if a rank
-    was killed, or if no rank has printed an error.
+    Errors of ranks count before those of torchrun itself, whose speaker is the process' `own` label. torchrun's lines
+    count if a rank was killed, or if no rank has printed an error.
     """
     failed = sorted((tail for tail in tails if tail.error_at is not None), key=lambda tail: tail.error_at or 0)
     of_ranks = [tail for tail in failed if tail.speaker != own] or failed
@@ -234,7 +234,7 @@ def first_of(failures: Sequence[Failure]) -> Failure:
 
 
 def without_noise(tail: Sequence[str]) -> tuple[str, ...]:
-    """Return the last lines without those of torchrun, which are long and come after those of the program."""
+    """Return the lines without torchrun's, which are long: without its banner, and all from its first log line on."""
     own = next((i for i, line in enumerate(tail) if TORCHRUN_NOISE.search(line)), len(tail))
     begin = next((i for i, line in enumerate(tail[:own]) if not TORCHRUN_BANNER.match(line)), own)
     return tuple(tail[begin:own] or tail)
@@ -244,7 +244,7 @@ def without_noise(tail: Sequence[str]) -> tuple[str, ...]:
 
 
 class View:
-    """The lines on stdout and stderr. Any thread may call it; `when_unread` is called once nobody reads them."""
+    """Shows the lines of all processes; thread-safe. Calls `when_unread` once if nobody reads stdout or stderr."""
 
     def __init__(self, labels: Sequence[str], when_unread: Callable[[], None] = lambda: None) -> None:
         self._streams: dict[bool, TextIO] = {False: sys.stdout, True: sys.stderr}
@@ -256,7 +256,7 @@ class View:
         self._is_unread = False
 
     def show(self, label: str, line: str, *, is_error: bool) -> None:
-        """Show one line of a process, without its line end."""
+        """Show one line of a process, given without its line end, and keep it if it is from stderr."""
         speaker, line = label, line.rpartition("\r")[2]
         if label.endswith("/trainers") and (found := OF_RANK.match(line)):  # [default2]: of gpu1/trainers
             speaker, line = f"{label.removesuffix('s')}-{found[1]}", line[found.end() :]
@@ -275,7 +275,7 @@ class View:
             self._write(f"hoploom: {line}\n", is_error=True)
 
     def tail(self, label: str) -> tuple[str, ...]:
-        """Return the last lines of a process' stderr: of the rank that failed first, else of all its speakers."""
+        """Return the last lines of a process' stderr: those of the rank that failed first, or if none failed, all."""
         with self._lock:
             tails = list(self._tails[label].values())
             first = cause(tails, label)
@@ -285,7 +285,7 @@ class View:
             )
 
     def summarize(self, failures: Sequence[Failure]) -> None:
-        """Show the first error, and then the labels of the other failed processes."""
+        """Show the error of the process that failed first, and then the labels of the other failed processes."""
         if not failures:
             return
         first = first_of(failures)
@@ -299,7 +299,7 @@ class View:
             self._write("".join(f"{line}\n" for line in lines), is_error=True)
 
     def _write(self, text: str, *, is_error: bool) -> None:
-        """Write, and note a reader that has gone away; the processes go on."""
+        """Write `text`. If the reader is gone, discard this and later output, and call `when_unread` once."""
         stream = self._streams[is_error]
         try:
             stream.write(text)

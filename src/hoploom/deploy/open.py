@@ -1,7 +1,7 @@
 """Open a store: from files, from servers on other hosts, or from a server beside each host's trainers.
 
-Ranks exchange which parts they hold, the addresses of servers and their token by `gather_json`, so an error of one rank
-ends the others within the context's deadline, and they name it.
+Ranks exchange their parts, the addresses of servers and the token by `gather_json`. So if one rank fails, the other
+ranks end within the context's deadline, with an error that names it.
 """
 
 import os
@@ -58,11 +58,11 @@ def open(
 
     With `parts`, only these parts are opened, and only their folders are needed. Ids and schema stay those of the whole
     store. Splits have the members in these parts. Reading anything of another part raises a StoreError. With
-    `topology="all"`, the edges of the other parts are opened too, so sampling sees every edge; their fields are not.
+    `topology="all"`, the edges of other parts are opened too, but not their fields, so sampling sees every edge.
 
-    `memory` is for a graph larger than memory: what this process may hold of the store, beside the batches. What does
-    not fit is read from the disk as batches need it, many reads at once. Batches stay the same. `scratch` is a folder
-    on a disk with room: what coming batches read is copied there in the order in which they need it.
+    `memory` is for a graph larger than memory: it limits the bytes of the store that this process holds, besides the
+    batches. Other bytes are read from disk when batches need them, many reads at once. Batches stay the same. `scratch`
+    is a folder on a disk with free space: rows for later batches are copied there in the order of the batches.
 
     >>> store = hoploom.open("papers.store")
     >>> store = hoploom.open("papers.store", parts=[2])
@@ -72,9 +72,9 @@ def open(
 
     With `context`, this opens the right store for the current deployment. All ranks call it, and the store is closed
     with the context. On one host it maps the files; under `hoploom launch` it does what the cluster file says. On
-    several hosts without servers, it starts one beside the trainers of each host, for the host's share of the parts or
-    for `parts`. With `serve=True`, each rank of one host counts as a host. `servers`, `topology` and `options` are
-    those of `hoploom.connect`.
+    several hosts without servers, it starts a server beside the trainers of each host, for the host's share of the
+    parts or for `parts`. `serve=True` starts a server for each rank of a single host. `servers`, `topology` and
+    `options` are those of `hoploom.connect`.
 
     >>> store = hoploom.open("papers.store", context=context)
     """
@@ -107,10 +107,10 @@ class Opening:
     parts: tuple[int, ...] | None
     serve: Serve
     servers: str | Sequence[str] | None
-    options: Mapping[str, Any]  # those of connect; without servers, `memory` and `scratch` count
+    options: Mapping[str, Any]  # for `connect`; if files are opened, only `memory` and `scratch` matter
 
     def check(self) -> None:
-        """Raise ConfigError for arguments that cannot work."""
+        """Raise ConfigError for unknown, wrong or contradictory arguments."""
         known = [*CONNECT, "memory", "scratch"]
         unknown = [name for name in self.options if name not in known]
         if unknown:
@@ -143,7 +143,7 @@ def _with_settings(opening: Opening, settings: LaunchSettings) -> Opening:
 
 
 def _open_deployed(context: Context, settings: LaunchSettings, opening: Opening) -> Store:
-    """Open the store of this deployment: over servers that run, beside own servers, or from its files."""
+    """Open the store: over servers that already run, over servers that the ranks start, or from files."""
     if opening.servers:
         return _with_layout(context, _connected(context, opening))
     if opening.path is None:
@@ -160,7 +160,7 @@ def _open_deployed(context: Context, settings: LaunchSettings, opening: Opening)
 
 
 def _connected(context: Context, opening: Opening, token: str | None = None) -> Store:
-    """Connect to servers; `token` is the one of this run."""
+    """Return a store over the servers of `opening`; `token` is that of servers that this run has started."""
     from hoploom.serve.connect import connect  # takes time to import
     from hoploom.serve.security import read_client_security
 
@@ -179,7 +179,7 @@ def _connected(context: Context, opening: Opening, token: str | None = None) -> 
 
 
 def _with_layout(context: Context, store: Store) -> Store:
-    """Return the store with the parts that each rank has on its host, for locality."""
+    """Return the store with the parts that each rank has on its host, which loaders with locality=True use."""
     own = [number for number, shard in enumerate(store.shards) if isinstance(shard, Part | OnDisk)]
     homes = tuple(tuple(parts) for parts in gather_json(context, own))
     return replace(store, deployment=replace(store.deployment, homes=homes if any(homes) else ()))
@@ -194,8 +194,8 @@ def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Op
     assert path is not None
     told = settings.node if info.node is None else info.node
     node = info.rank // info.local_world_size if told is None else told
-    nodes = gather_json(context, info.rank if info.on_one_host else node)  # on one host, each rank counts as a host
-    leaders = [nodes.index(one) for one in sorted(set(nodes))]  # a rank of each host
+    nodes = gather_json(context, info.rank if info.on_one_host else node)  # on one host, each rank is its own host
+    leaders = [nodes.index(one) for one in sorted(set(nodes))]  # the first rank of each host
     parts = list(held_parts(path) if opening.parts is None else opening.parts)
     if opening.parts is None and len(parts) == num_parts:  # all are here: each host takes a round-robin share
         host = leaders.index(nodes.index(nodes[context.rank]))
@@ -228,9 +228,9 @@ def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Op
 class LocalServer(Closing):
     """A running `hoploom serve` beside the trainers of this host, under a guard that ends it with this process.
 
-    It listens with a token that only this run knows, and that is in no file. Ctrl-C in the terminal does not reach it:
-    trainers still fetch rows for their last step then. Its errors and warnings are shown as they are. `before_close`
-    waits for other hosts, which may still fetch rows for their last step, unless this rank failed.
+    The server's token is known only to this run, and is in no file. Ctrl-C in the terminal does not reach the server,
+    because trainers may still need rows for their last step. Its errors and warnings are shown unchanged. If this rank
+    has not failed, `before_close` is called before the end, to wait until other hosts need no more rows.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class LocalServer(Closing):
 
 
 def _show(label: str, line: str, *, is_error: bool) -> None:
-    """Write a line to file 2, not sys.stderr: a thread may still write while the interpreter ends."""
+    """Write a line of the server's stderr to file 2, not sys.stderr: threads may write while the interpreter ends."""
     if not is_error or line.startswith(SERVING):
         return
     rest = f"{line}\n".encode()

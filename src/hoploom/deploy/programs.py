@@ -1,7 +1,7 @@
 """Plan the programs of each host: a graph server, and one torchrun for its trainers.
 
-Nothing is started here. Every command line of `hoploom serve` comes from here. torchrun's rendezvous is the static one:
-ranks are in the order of the hosts in the file, and one known port is open. So a cluster cannot grow while it runs.
+This module starts nothing. It makes every command line of `hoploom serve`. torchrun uses its static rendezvous: ranks
+are in the order of the hosts in the file, and one known port is open. So a cluster cannot grow while it runs.
 """
 
 import re
@@ -24,7 +24,7 @@ UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # lines are shown when they are printed
 
 
 def processes(cluster: Cluster, command: Sequence[str]) -> list[Process]:
-    """Return the servers, then the trainers in the order of their ranks."""
+    """Return the processes to start: the servers, then the trainers in the order of their ranks."""
     script, planned = script_words(command), []
     for host in cluster.servers:
         words, environment = server_command(cluster, host).words(host.python), {**UNBUFFERED, **host.environment}
@@ -36,7 +36,7 @@ def processes(cluster: Cluster, command: Sequence[str]) -> list[Process]:
 
 
 def script_words(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the words for torchrun: a script and its arguments, or -m, a module and its arguments."""
+    """Return the arguments of torchrun for the user's command: SCRIPT ARGUMENTS ... or -m MODULE ARGUMENTS ..."""
     words = tuple(command)
     if words and STARTER.fullmatch(words[0].rpartition("/")[2]):
         words = words[2:] if words[1:2] == ("-u",) else words[1:]  # lines are shown at once in any case
@@ -56,7 +56,7 @@ def script_words(command: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """The command line of one server."""
+    """The command line of one graph server, in parts."""
 
     store: str
     parts: Sequence[int]  # (): all parts in the folder
@@ -68,7 +68,7 @@ class ServerCommand:
     grace: int | None = None  # seconds for requests in flight at a stop
 
     def words(self, python: str) -> tuple[str, ...]:
-        """Return the program and its arguments."""
+        """Return the command line: the Python program `python` and its arguments."""
         security, options = self.security, self.options
         given = {
             "--peers": ",".join(self.peers) or None,
@@ -104,7 +104,7 @@ def server_command(cluster: Cluster, host: Host) -> ServerCommand:
 
 
 def trainer_words(cluster: Cluster, node_rank: int, script: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line of torchrun on the trainers' host with this rank."""
+    """Return the command line of torchrun on host number `node_rank` of the hosts that train."""
     host = cluster.trainers[node_rank]
     address, port = split_address(cluster.rendezvous)
     options = {
@@ -121,12 +121,12 @@ def trainer_words(cluster: Cluster, node_rank: int, script: Sequence[str]) -> tu
     is_module = script[0] == "-m"
     words += ["-m"] if is_module else []
     program = script[is_module:]
-    words += ["--"] if program[1:2] == ("--",) else []  # torchrun drops the first one that it meets
+    words += ["--"] if program[1:2] == ("--",) else []  # torchrun drops the first -- among its arguments
     return (host.python, "-m", "torch.distributed.run", *words, *program)
 
 
 def trainer_environment(cluster: Cluster, host: Host) -> dict[str, str]:
-    """Return the variables that name the graph for trainers; hoploom.ranks.environment reads them."""
+    """Return the environment of a host's trainers; hoploom.ranks.environment reads the variables of the graph."""
     security = cluster.security
     devices = None if host.devices is None else ",".join(map(str, host.devices))
     shows_certificate = security.mutual or not cluster.servers  # trainers that start servers pass it to them

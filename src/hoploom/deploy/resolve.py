@@ -1,4 +1,4 @@
-"""Read a cluster file, fill in what it leaves out, and raise ConfigError for what cannot work.
+"""Read a cluster file, fill in the keys that it leaves out, and raise ConfigError for a cluster that cannot work.
 
 Servers get parts in order, and hosts that share an address get consecutive ports. Files of this host are checked before
 anything starts; other hosts check their own.
@@ -35,7 +35,7 @@ class Overrides:
 
 
 def read_cluster(path: str | Path, overrides: Overrides | None = None) -> Cluster:
-    """Return the cluster of a file, which may be one for the launcher of GraphLearn-for-PyTorch."""
+    """Read a cluster file, or a file for the launcher of GraphLearn-for-PyTorch; return its cluster."""
     if Path(path).suffix not in (".toml", *YAML_SUFFIXES):
         raise ConfigError(f"{path} is no cluster file by its name; name it .toml, .yaml or .yml")
     document = read_document(path, HEADINGS, absent="write one; docs/launch.md shows how")
@@ -46,7 +46,7 @@ def read_cluster(path: str | Path, overrides: Overrides | None = None) -> Cluste
 
 
 def _resolve(parsed: ParsedClusterFile, overrides: Overrides) -> Cluster:
-    """Return the cluster of the keys. Parts and the rendezvous are decided last: they depend on all hosts."""
+    """Return the cluster that the keys describe. Parts and the rendezvous are set last: they depend on all hosts."""
     top, document = parsed.top, parsed.document
     executor = overrides.executor or top.executor
     if executor is None:
@@ -84,7 +84,7 @@ def _resolve(parsed: ParsedClusterFile, overrides: Overrides) -> Cluster:
 
 
 def _counted(parsed: ParsedClusterFile) -> tuple[Host, ...]:
-    """Return the hosts; if they have no names, the first `servers` of them serve."""
+    """Return the hosts; if the file has only their number, graph servers run on the first `servers` hosts."""
     hosts, servers = parsed.hosts, parsed.top.servers
     if servers is None:
         return hosts
@@ -100,7 +100,7 @@ def _counted(parsed: ParsedClusterFile) -> tuple[Host, ...]:
 
 
 def _host(parsed: ParsedClusterFile, host: Host, executor: str, mode: str) -> Host:
-    """Return a host with everything that the file leaves out."""
+    """Return a host with values for the keys that the file leaves out."""
     top, folder = parsed.top, parsed.document.folder
     address = host.name if host.address is None else host.address
     serves = host.serves
@@ -111,7 +111,7 @@ def _host(parsed: ParsedClusterFile, host: Host, executor: str, mode: str) -> Ho
     in_container = executor == "kubernetes" or (executor == "slurm" and parsed.sections["slurm"].in_container)
     python = (
         host.python or top.python or ("python3" if in_container else sys.executable)
-    )  # the path is like this host's
+    )  # by default, the same path as on this host
     here = "/" if executor == "kubernetes" else str(Path.cwd())
     return replace(
         host,
@@ -129,7 +129,7 @@ def _host(parsed: ParsedClusterFile, host: Host, executor: str, mode: str) -> Ho
 
 
 def _with_ports(parsed: ParsedClusterFile, hosts: tuple[Host, ...], executor: str) -> tuple[Host, ...]:
-    """Give each server a port: its own, else the next one of its address, or 0 if a free one is found at the start."""
+    """Return the hosts with a port for each server: the file's, else the next one of its address, or 0 for any free."""
     is_given = "server.port" in parsed.document.where
     base = 0 if executor in FINDS_PORTS and not is_given else parsed.sections["server"].port
     taken: dict[tuple[str, int], str] = {}  # (address, port) -> host name
@@ -151,7 +151,7 @@ def _with_ports(parsed: ParsedClusterFile, hosts: tuple[Host, ...], executor: st
 
 
 def _with_parts(cluster: Cluster, num_parts: int | None) -> Cluster:
-    """Give each server an equal share of the parts, in order. If servers outnumber parts, several hold the same one."""
+    """Return the cluster with parts for each server: the file's, else equal shares; surplus servers hold replicas."""
     names = [host.name for host in cluster.servers]
     if any(host.parts for host in cluster.servers):
         return cluster
@@ -164,7 +164,7 @@ def _with_parts(cluster: Cluster, num_parts: int | None) -> Cluster:
 
 
 def _rendezvous(parsed: ParsedClusterFile, cluster: Cluster, overrides: Overrides) -> str:
-    """Return the address where torchrun's processes meet, unless Slurm or Kubeflow chooses it."""
+    """Return the address where torchrun's processes meet. On Slurm and Kubernetes, raise ConfigError if it is given."""
     given = {"rendezvous": parsed.top.rendezvous, "--master-addr": overrides.master_addr}
     if cluster.executor == "kubernetes":
         given["--master-port"] = None if overrides.master_port is None else str(overrides.master_port)
@@ -184,11 +184,11 @@ def _with_absolute(options: Any, names: Sequence[str], folder: Path) -> Any:
     return replace(options, **{name: str(absolute(folder, path)) for name, path in paths.items() if path is not None})
 
 
-# --- mistakes: each check yields the key, and what is wrong with the hint ------------------------
+# --- mistakes: each check yields (key, message), where the message has a hint --------------------
 
 
 def _number_of_parts(document: Document, cluster: Cluster) -> int | None:
-    """Return the number of parts of the store; None if this host cannot read it."""
+    """Return the number of parts of the store; None if the store is not on this host."""
     stores = (cluster.store, *(host.store for host in cluster.hosts))
     here = next((store for store in stores if store is not None and os.path.exists(store)), None)
     if here is None:
@@ -238,7 +238,7 @@ def _name(host: Host, key: str) -> str:
 
 
 def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield server keys without effect: in mode "none", and on Kubernetes if trainers start the servers."""
+    """Yield mistakes: keys of servers in mode "none", or on Kubernetes in mode "worker", where they have no effect."""
     where, keys = 'in mode "none", where no server is started', ["serves", "parts", "port"]
     if cluster.mode == "worker":
         where, keys = 'on Kubernetes in mode "worker", where trainers start the servers', ["parts", "port"]
@@ -251,7 +251,7 @@ def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[s
 
 
 def _about_roles(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield hosts whose roles do not fit the mode: parts without a server, trainers without one, no server."""
+    """Yield mistakes: hosts with parts but no server, trainers without a server in mode "worker", no server at all."""
     for host in cluster.hosts:
         if host.parts and not host.serves:
             yield _name(host, "parts"), f"{host.name} has parts, but serves is false; leave one of them out"
@@ -265,7 +265,7 @@ def _about_roles(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def _about_store(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield servers without a store, store paths without effect, and paths that do not exist on this host."""
+    """Yield mistakes: servers without a store, store paths without effect, paths that do not exist on this host."""
     for host in (host for host in cluster.servers if not (host.store or cluster.store)):
         what = f'mode is "{cluster.mode}", but there is no store to serve on {host.name}'
         yield "mode", f'{what}; add a line such as store = "graph.store"'
@@ -280,7 +280,7 @@ def _about_store(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def _about_parts(cluster: Cluster, num_parts: int | None) -> Iterator[tuple[str, str]]:
-    """Yield parts that no host has or that do not exist, and servers that would be open to the network."""
+    """Yield mistakes: parts that do not exist or that no host has, and servers that are open to the network."""
     with_parts = [host for host in cluster.servers if host.parts]
     without = [host.name for host in cluster.servers if not host.parts]
     if with_parts and without:

@@ -1,8 +1,8 @@
 """Write the batch script that starts servers and trainers on the nodes of a Slurm job, and submit it.
 
-srun starts one torchrun per node, which starts and names the ranks as on other clusters. Slurm picks the nodes, so the
-script finds the addresses: host i of the cluster is the job's node i. It needs bash on the nodes, srun with --overlap
-(Slurm 20.11), and a folder that all nodes and this host see.
+srun starts one torchrun per node, which starts and numbers the ranks as on other clusters. Slurm picks the nodes, so
+the script finds the addresses: host i of the cluster is the job's node i. The script needs bash on the nodes, srun with
+--overlap (Slurm 20.11), and a folder that all nodes and this host see.
 """
 
 import re
@@ -18,14 +18,14 @@ from hoploom.deploy.programs import processes, script_words
 from hoploom.errors import ConfigError
 
 SERVE_DEADLINE = 600  # seconds until all servers serve: a large store is checked and mapped first
-STOP_DEADLINE = 30  # seconds that servers get to finish what is in flight
-# Jobs may share nodes, so each job has ports of its own, from its number: the first port, and how many there are.
+STOP_DEADLINE = 30  # seconds that servers get to finish requests in flight
+# Jobs may share nodes, so a job's ports are computed from its id: (the first port, the number of ports).
 MEETING_PORTS = (15000, 15000)
 SERVER_PORTS = (10000, 5000)
-NAME = "\0{}\0"  # a value that only the job knows: the name of its variable, between bytes that no word contains
-KNOWN_INSIDE = re.compile("\0(hosts\\[[0-9]+\\]|first)\0(:0(?![0-9]))?")  # with the port that the job finds
+NAME = "\0{}\0"  # stands for a value that only the job knows: its variable's name, between bytes that no word has
+KNOWN_INSIDE = re.compile("\0(hosts\\[[0-9]+\\]|first)\0(:0(?![0-9]))?")  # :0 is a port that the job sets
 
-# Functions of every script. `marks` is a folder of the first node: a file per ready server, and the first exit status.
+# Functions of every script. `marks`, a folder on the first node, has a file per ready server and the first exit status.
 FUNCTIONS = r"""
 follow() {  # NODE: label its server's lines, and note that it is ready
   local line
@@ -95,7 +95,7 @@ exit "$status"
 
 
 def script(cluster: Cluster, command: Sequence[str]) -> str:
-    """Return the batch script. Variables of the user are in its environment, not on any command line."""
+    """Return the batch script. It passes the user's variables by the environment, not on command lines."""
     for name, given in (("options", cluster.slurm.options), ("srun", cluster.slurm.srun)):
         wrong = next((option for option in given if not option.startswith("-")), None)
         if wrong is not None:
@@ -133,7 +133,7 @@ def submit(cluster: Cluster, command: Sequence[str]) -> int:
 
 
 def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
-    """Yield the script: options of sbatch, variables and functions, servers, then the trainers."""
+    """Yield the lines of the script: options of sbatch, variables and functions, servers, then the trainers."""
     planned = processes(cluster, command)
     servers = [process for process in planned if process.is_server]
     trainers = [process for process in planned if not process.is_server]
@@ -171,7 +171,7 @@ def _lines(cluster: Cluster, command: Sequence[str]) -> Iterator[str]:
 
 
 def _sbatch(cluster: Cluster) -> Iterator[str]:
-    """Yield the options of sbatch; those of the user come last, so that they win."""
+    """Yield the options of sbatch; the user's own options come last, so that they take precedence."""
     options = cluster.slurm
     yield f"--job-name={options.name}"
     yield f"--nodes={len(cluster.hosts)}"
@@ -190,7 +190,7 @@ def _sbatch(cluster: Cluster) -> Iterator[str]:
 
 
 def _step(options: SlurmOptions) -> Iterator[str]:
-    """Yield the options of every step. Steps share their nodes, and each may use all cores of the job there."""
+    """Yield the srun command of every step. Steps share their nodes, and each may use all the job's cores there."""
     yield from ("srun", "--overlap", "--export=ALL", "--cpu-bind=quiet,none", "--input=none", "--ntasks-per-node=1")
     yield from map(shlex.quote, options.srun)
 
@@ -200,13 +200,13 @@ def _node(cluster: Cluster, process: Process) -> str:
 
 
 def _started(cluster: Cluster, process: Process) -> str:
-    """Return the line that starts a server; a container has its own folders."""
+    """Return the line that starts a server, in the host's folder unless it runs in a container."""
     folder = [] if cluster.slurm.in_container else [f"--chdir={shlex.quote(process.folder)}"]
     return " ".join(["serve", _node(cluster, process), *folder, *map(_quoted, process.words)])
 
 
 def _trainer(cluster: Cluster, process: Process, common: Mapping[str, str]) -> str:
-    """Return the commands of sh on one node: its folder and variables, then torchrun."""
+    """Return the sh commands for the trainers of one node: change to the folder, set variables, run torchrun."""
     own = {name: value for name, value in process.environment.items() if common.get(name) != value}
     words = process.words
     at = words.index("--master-port")
@@ -217,7 +217,7 @@ def _trainer(cluster: Cluster, process: Process, common: Mapping[str, str]) -> s
 
 
 def _port_of_job(ports: tuple[int, int]) -> str:
-    """Return the shell's arithmetic for a port of this job, which no other job on the node has."""
+    """Return a shell expression for a port that follows from the job's id, so that jobs on one node do not share it."""
     return f"$(({ports[0]} + SLURM_JOB_ID % {ports[1]}))"
 
 
@@ -226,7 +226,7 @@ def _assigned(variables: Mapping[str, str]) -> list[str]:
 
 
 def _quoted(word: str) -> str:
-    """Quote a word for the shell, except for values that only the job knows."""
+    """Quote a word for the shell; where a value is only known in the job, refer to its shell variable."""
     quoted, end = "", 0
     for found in KNOWN_INSIDE.finditer(word):
         port = ":${server_port}" if found[2] else ""
@@ -236,7 +236,7 @@ def _quoted(word: str) -> str:
 
 
 def _escaped(value: str) -> str:
-    """Quote a value for #SBATCH, where a backslash also escapes quotes and backslashes inside quotes."""
+    """Return a value quoted for an #SBATCH line, in which a backslash escapes quotes and backslashes."""
     if re.fullmatch(r"[\w@%+=:,./-]+", value):
         return value
     return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

@@ -1,7 +1,7 @@
 """Start processes on other hosts by the system's ssh, with the user's own configuration, keys and known hosts.
 
-No secret is on a command line: the job goes over stdin. ssh never asks: a key with a passphrase must be in an agent,
-and the host key must be known.
+No secret is on a command line: the job is sent over stdin. ssh never asks for input: a key with a passphrase must be in
+an agent, and the host key must be known.
 """
 
 import re
@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from hoploom.deploy.cluster_file import Process, SshOptions
 from hoploom.deploy.guarded import BOOT, LOST_CONNECTION, Executor, Failure, by_hand, ending
 
-SILENCE = 120.0  # seconds without a heartbeat, after which a guard takes the connection for lost
-STARTING = 60.0  # seconds for a remote shell and Python
+SILENCE = 120.0  # seconds without a heartbeat after which a guard considers the connection lost
+STARTING = 60.0  # seconds for a remote shell and Python to start
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # exit codes of shells
 FORGET = re.compile(r"ssh-keygen .*-R .*")
 OPTIONS = {
-    "BatchMode": "yes",  # never ask
+    "BatchMode": "yes",  # never ask for input
     "ServerAliveInterval": "15",
     "ServerAliveCountMax": "4",
-    "ControlMaster": "no",  # a connection each: a shared one ends with the process that opened it
+    "ControlMaster": "no",  # one connection per process: a shared one ends with the process that opened it
     "ControlPath": "none",
     "ClearAllForwardings": "yes",
     "RemoteCommand": "none",
@@ -55,7 +55,7 @@ REASONS = (  # a message of ssh -> what is wrong, and the hint
 
 
 class Ssh(Executor):
-    """The executor of other hosts."""
+    """Starts guarded processes on other hosts, by ssh."""
 
     silence = SILENCE
 
