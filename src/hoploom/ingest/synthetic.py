@@ -148,7 +148,7 @@ class RelationDraws:
         return np.clip(drawn, 1, cap).astype(np.int64)
 
     def runs(self, nodes: range, first_edge: int, chunk: int) -> Iterator[EdgeRun]:
-        """Yield the in-edges of `nodes`, about `chunk` at a time; `first_edge` is the id of the first."""
+        """Yield the in-edges of `nodes`, about `chunk` at a time; `first_edge` is the id of the first edge."""
         for piece in _spans(nodes, chunk / self.avg_degree):
             degrees = self.degrees(piece)
             run = EdgeRun(piece, degrees, range(first_edge, first_edge + int(degrees.sum())))
@@ -343,7 +343,7 @@ def _write(path: str | Path, graph: SyntheticGraph, progress: Progress | None) -
 def _write_edges(
     writer: StoreWriter, graph: SyntheticGraph, edges: RelationDraws, part: int, first_edge: int, advance: Advance
 ) -> int:
-    """Write a part's edges of a relation; return their number. The sampler's weights and times are fields as well."""
+    """Write a part's edges of a relation; return their number. Weights and times are written twice."""
     fields, relation = graph.edge_fields(), Relation(*edges.name, 0)
     columns: list[tuple[str, Field, Callable[[EdgeRun], NDArray[Any]]]] = [
         (layout.topology_file(part, relation, "indices"), Field(id_dtype(edges.num_sources)), edges.sources)

@@ -181,7 +181,7 @@ def spark_node_streams(
 ) -> list[NodeStream]:
     """Return, for each node type, a stream of its nodes with new ids, read by Spark tasks.
 
-    `bounds[type]` are the parts' bounds. If `changed[type]`, old ids become the field `original_id`, unless it exists.
+    `bounds[type]` are the parts' bounds. If `changed[type]`, old ids become field `original_id`, unless that exists.
     """
     streams = []
     for index, node_type in enumerate(to.store.schema.node_types):

@@ -1,6 +1,6 @@
 """Renumber nodes by part, most visited first, and stream a store with the new ids.
 
-The hottest nodes of a part then have its first ids. Takes memory for one number per node, one part, and a few chunks.
+The hottest nodes of a part then have its first ids. Memory holds one number per node, one part, and a few chunks.
 """
 
 from collections.abc import Iterator, Mapping

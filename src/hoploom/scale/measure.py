@@ -75,7 +75,7 @@ def measure(
 def seconds_of(work: Callable[[], object], budget: float, least: int = 3) -> float:
     """Return the seconds of one call of `work`: the 25th percentile of calls during `budget` seconds, after a warm-up.
 
-    The 25th percentile rather than the median, because other load only adds time.
+    This is below the median, because other load on the machine only adds time.
     """
     work()
     spent: list[float] = []
@@ -156,7 +156,7 @@ def draw_edges(num_nodes: int, num_edges: int) -> Tensor:
 
 
 def _picks(store: Store, budget: float, *, hashed: bool) -> float:
-    """Return the picks per second of one thread, including the numbering of the batch's nodes."""
+    """Return the picks per second of one thread, including the relabelling of the batch's nodes."""
     workspace, steps = Workspace(store.schema), iter(range(1 << 30))
     num_nodes = store.schema.node_types[0].num_nodes
     if hashed:

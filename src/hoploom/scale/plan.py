@@ -161,7 +161,7 @@ def plan(question: Question, constants: Constants | None = None) -> ScalePlan:
 
 
 def findings(answer: ScalePlan) -> list[Finding]:
-    """Return the limits of a plan, worst first: too little memory, then loading or network that is the bottleneck."""
+    """Return the limits of a plan, worst first: too little memory, then loading or a network that slows training."""
     question, times, found = answer.question, answer.times, []
     has, waiting = as_bytes(question.memory_per_host), 1 - times["model"] / answer.step
     enough = hosts_needed(question, answer.constants) if answer.wanted > question.memory_per_host else None
@@ -210,7 +210,7 @@ def gather_seconds(question: Question, constants: Constants) -> float:
 
 
 def _ordering(question: Question, constants: Constants) -> dict[str, float]:
-    """Return the seconds of the stages that sort the tables: in temporary files if above a quarter of memory."""
+    """Return the seconds of each stage of sorting. Tables above a quarter of memory go through temporary files."""
     waiting = _table_bytes(question)
     spilled = waiting if waiting > question.memory_per_host / 4 else 0.0
     return {

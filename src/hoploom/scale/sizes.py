@@ -87,7 +87,7 @@ class Popularity:
     skew: float = 0.5
 
     def distinct(self, seeds: float, draws: float, among: float = 1.0) -> float:
-        """Return the expected distinct nodes of `seeds` and `draws`, counting only the `among` share most popular."""
+        """Return the expected number of distinct nodes, with seeds, among the `among` share of most popular nodes."""
         missed = math.log1p(-seeds / self.num_nodes) if seeds < self.num_nodes else -math.inf
         total = 0.0
         for point in RANKS:
@@ -96,14 +96,14 @@ class Popularity:
         return self.num_nodes * among * total / len(RANKS)
 
     def hit_rate(self, seeds: float, draws: float, cached: float) -> float:
-        """Return the share of a batch's distinct nodes that a cache of the `cached` share most popular nodes holds."""
+        """Return the share of a batch's distinct nodes that a cache of the most popular share `cached` holds."""
         return min(1.0, self.distinct(seeds, draws, min(1.0, cached)) / self.distinct(seeds, draws))
 
 
 def picks_per_node(mean_degree: float, *fanouts: int) -> float:
-    """Return the mean picks of a node, min(degree, fanout). Above half the mean, the share of degrees > d is ~ 1 / d^2.
+    """Return a node's mean picks, min(degree, fanout), for Pareto degrees: the share of nodes above d falls as 1 / d^2.
 
-    With several fanouts, the node's edges are sampled once with each: count distinct edges. Fanout -1 takes all edges.
+    With several fanouts, a node is sampled once with each, and distinct edges are counted. Fanout -1 takes all edges.
     """
     total = 0.0
     for point in RANKS:

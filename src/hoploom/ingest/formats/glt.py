@@ -43,7 +43,7 @@ def import_glt(
     memory: int = StoreOptions.memory,
     progress: Progress | None = None,
 ) -> Store:
-    """Write a store from a GLT partition folder and open it. Its parts stay, and its edge ids become field `edge_id`.
+    """Write a store with the parts of a GLT partition folder and open it. GLT's edge ids become the field `edge_id`.
 
     GLT keeps labels and splits in other folders: give the .pt file of the labels, and for each split a .pt file of ids,
     a folder of such files, or a list of files and folders. With several node types, give `labels` and `splits` by type.
@@ -218,7 +218,7 @@ def _nodes(layout: _GltFolder, name: str, new: Renumbering, labels: Any, splits:
 
 
 def _in_order(name: str, field: Field, new: Renumbering, values: Tensor | None = None) -> NodeFields:
-    """Return a field whose rows come in store order, so that they need no spool: `values` by GLT id, or GLT's ids."""
+    """Return a field whose rows come in store order, without a spool: `values` by GLT id, or GLT's ids if None."""
 
     def rows() -> Iterator[Rows]:
         originals = torch.empty_like(new.store_ids)

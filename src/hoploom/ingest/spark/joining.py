@@ -159,7 +159,7 @@ def join_tasks(files: Sequence[WholeFile], cores: int) -> Tasks:
 
 
 def write_plan(staging: StoragePath, name: str, tasks: Tasks) -> None:
-    """Write which files each task is to write: a table of offsets, then the JSON of each task, read separately."""
+    """Write the plan: the files of each task, as JSON. A table of offsets lets a task read its entry alone."""
     lines = [json.dumps(task).encode() for task in tasks]
     ends = np.cumsum([NUMBER * (len(lines) + 1), *map(len, lines)], dtype=np.int64)
     with staging.create(name) as file:
@@ -177,7 +177,7 @@ class JoinTask:
     plan: str
 
     def write(self, number: int, batches: Any) -> list[tuple[int, list[int]]]:
-        """Write the files of a task; return, for each file, its checksum and those of the bytes read of each piece."""
+        """Write the files of a task; return the checksum of each file, and of the bytes read from its pieces."""
         with self.staging.open(self.plan) as file:
             file.seek(NUMBER * number)
             begin, end = np.frombuffer(file.read(2 * NUMBER), np.int64)

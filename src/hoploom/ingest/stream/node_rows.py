@@ -104,7 +104,7 @@ def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Ite
 def _spooled(
     stream: NodeStream, block: NodeFields, budget: SpillBudget, position: int, arriving: Iterator[Rows]
 ) -> Iterator[Callable[[], Iterator[Chunk]]]:
-    """Yield a function that reads the `arriving` rows, ids `position` on, in order; it may be called several times."""
+    """Yield a function that reads the `arriving` rows, all from `position` on, in order; it may be called again."""
     width = sum(field.row_bytes for field in block.fields.values())
     bounds = [position, stream.bounds[-1]]
     wanted = -(-(bounds[1] - position) * (width + KEY_BYTES) * 8 // budget.bytes)  # buckets of an eighth of the budget
@@ -134,7 +134,7 @@ def _in_chunks(spool: Spool, stream: NodeStream, block: NodeFields, step: int) -
 
 
 def chunk_rows(rows: int, width: int) -> int:
-    """Return `rows`, halved until so many rows of `width` bytes are at most CHUNK_BYTES."""
+    """Return `rows`, halved until this number of rows of `width` bytes fits CHUNK_BYTES."""
     while rows > 1 and rows * width > CHUNK_BYTES:
         rows //= 2
     return rows
@@ -165,7 +165,7 @@ def write_split(writer: ArraySink, stream: NodeStream, split: str, budget: Spill
 
 
 def stored_fields(stream: NodeStream) -> dict[str, Field]:
-    """Return the fields of a type by name; raise DataError if two have one name."""
+    """Return the fields of a type by name; raise DataError if two fields have the same name."""
     fields: dict[str, Field] = {}
     for block in stream.blocks:
         repeated = fields.keys() & block.stored.keys()

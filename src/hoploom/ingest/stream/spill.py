@@ -139,7 +139,7 @@ class Spool:
 
 
 def bucket_bounds(bounds: Sequence[int], wanted: int, step: int = 1) -> list[int]:
-    """Return the bounds of about `wanted` buckets. None crosses a part's bound; sizes are multiples of `step` keys."""
+    """Return the bounds of about `wanted` buckets. No bucket crosses parts; sizes are multiples of `step` keys."""
     span = max(-(-(bounds[-1] - bounds[0]) // wanted), 1)
     span = -(-span // step) * step
     cuts = {bounds[0]}

@@ -67,7 +67,7 @@ class WrittenRelation:
         return files | {layout.edge_file(part, self.relation, name): f for name, f in self.relation.fields.items()}
 
     def columns(self, part: int = 0) -> dict[str, Field]:
-        """Return the columns that follow the key in a record, by the name of the file that each is written to."""
+        """Return the columns that follow a record's key (the destination), by the file that each is written to."""
         derived = {layout.topology_file(part, self.relation, name) for name in ("indptr", "weight")}
         return {name: field for name, field in self.files(part).items() if name not in derived}
 

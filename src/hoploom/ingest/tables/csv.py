@@ -75,7 +75,7 @@ class CsvFile:
     # --- errors ---------------------------------------------------------------------------------
 
     def _with_row(self, types: Mapping[str, Any], error: Exception) -> DataError:
-        """Return an error that adds the row to pyarrow's. Reads the file again in one thread, to have rows counted."""
+        """Return pyarrow's error with the row. Reads the file again in one thread, as only then rows are counted."""
         refused: list[Any] = []
 
         def refuse(row: Any) -> str:

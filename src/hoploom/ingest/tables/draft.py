@@ -145,7 +145,7 @@ class _Draft:
     notes: list[str] = field(default_factory=list)
 
     def refers(self, column: str) -> bool:
-        """Return whether the name of a column has a word for ids, or is that of a node type."""
+        """Return whether the name of a column contains a word for ids, or is the name of a node type."""
         return bool({*_words(column)} & {*ID_WORDS}) or _stem(column) in self.types
 
     def own_id(self, table: _Section) -> str | None:
@@ -160,7 +160,7 @@ class _Draft:
         return None
 
     def add_edges(self, table: _Section) -> None:
-        """Add an edge table's relation: its ends are columns named as ends, or named like ids, or the only two."""
+        """Add an edge table's relation. Its ends are two columns named as END_WORDS, or like ids, or the only two."""
         named = [name for name in table.id_typed if self.refers(name)]
         ends = _named_ends(table) or (named[:2] if len(named) > 1 else table.id_typed)
         if len(ends) != 2:

@@ -86,7 +86,7 @@ class Engine(Protocol):
         """Return a table of the numbers 0 to count - 1, as `id`."""
 
     def stream(self, table: ir.Table, row_bytes: int = 16, *, as_read: bool = False) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of an expression in its order, if it has one; `as_read` prefers the order of the files."""
+        """Yield the rows of an expression, sorted if the expression sorts; `as_read` prefers the order of the files."""
 
     def fold(self, table: ir.Table, task: Fold, row_bytes: int = 16) -> list[dict[str, Any]]:
         """Return the results of `task`, dicts of numbers and texts: one for all rows, or one per partition of rows."""

@@ -77,7 +77,7 @@ class ColumnRule:
 
 @dataclass(frozen=True)
 class NodeTable:
-    """A section for a node type, whose table has a row per node. Without `files`, ids are 0, 1, … `count` - 1."""
+    """The section of a node type, whose table has a row per node. Without `files`, ids are 0, 1, … `count` - 1."""
 
     name: str
     files: tuple[str, ...] = key((), "paths, globs, folders or URLs of .parquet, .csv, .tsv or .arrow files", FILES)
@@ -121,7 +121,7 @@ class NodeTable:
 
 @dataclass(frozen=True)
 class EdgeTable:
-    """A section for a relation, whose table has a row per edge."""
+    """The section of a relation, whose table has a row per edge."""
 
     relation: RelationName
     files: tuple[str, ...] = key(

@@ -113,7 +113,7 @@ class GraphTables:
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
-        """If the engine cannot read a table in this block, read all files again to raise an error with the file."""
+        """Read all files again if the engine cannot read a table in this block, to raise an error with the file."""
         try:
             yield
         except UnreadableError:
@@ -352,7 +352,7 @@ class KnownEdges:
 
 
 def known_edges(drop_dangling: bool, edges: EdgeRows) -> EdgeRows:
-    """Return the edges with known ends. Raise UnknownEndError for unknown ids unless dropped, and for null ids."""
+    """Return the edges with known ends. Raise UnknownEndError for null ids, and for unknown ids unless dropped."""
     least = min((int(ends.numpy().min()) for ends in edges[:2] if ends.numel()), default=0)  # torch wakes threads
     if least >= 0:
         return edges

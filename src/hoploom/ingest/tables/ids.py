@@ -45,7 +45,7 @@ class Numbering:
         return self.bounds[-1]
 
     def attach(self, table: ir.Table, column: str, name: str) -> ir.Table:
-        """Return `table` with a new column `name`: the store ids of the ids in `column`, or UNKNOWN or NULL."""
+        """Return `table` with a column `name` of the store ids for `column`; UNKNOWN for unknown ids, NULL for null."""
         if self.pairs is None:
             given = table[column]
             known = given.between(self.first, self.first + self.num_nodes - 1)

@@ -176,7 +176,7 @@ def column_names(file: TableFile, csv_block: int = CSV_BLOCK) -> list[str]:
 
 
 def _linked(file: TableFile, scratch: Path) -> str:
-    """Return the path for the engine: a Parquet file's, a link's if its name looks like a pattern, or `scratch`."""
+    """Return the path for the engine: the Parquet file, a link if its name looks like a pattern, or `scratch`."""
     if file.kind == "parquet":
         is_plain = PLAIN_PATH.fullmatch(file.path) and Path(file.path).name[0] not in "_."  # Spark skips these
         if is_url(file.path) or is_plain:
@@ -266,7 +266,7 @@ def plain_schema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
 
 
 def _check_ids(graph: GraphFile, sources: Mapping[str, TableSource]) -> None:
-    """Raise ConfigError or DataError unless ids are integers or text, the ids of edges as the ids of their nodes."""
+    """Raise ConfigError or DataError unless ids are integers or text, alike in node and edge tables."""
     for source in sources.values():
         for role, column in source.table.id_columns.items():
             kind, what = source.schema.field(column).type, _described(source, column)

@@ -214,7 +214,7 @@ def build_on_spark(graph: GraphFile, out: str | Path, options: BuildOptions, rep
 
 @contextmanager
 def _naming_files(sources: Mapping[str, TableSource]) -> Iterator[None]:
-    """Put the user's path into a DataError in place of the path of a link in the scratch folder."""
+    """Replace the path of a link in the scratch folder by the user's path in a DataError of this block."""
     try:
         yield
     except DataError as error:

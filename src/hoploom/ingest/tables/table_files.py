@@ -102,7 +102,7 @@ def _files_in(entry: Path) -> Iterator[Path]:
 
 
 def _remote(graph: GraphFile, key: str, url: str) -> list[str]:
-    """Return the URLs that `url` names: itself if it is an object, else all objects below or matching it."""
+    """Return the URLs that `url` names: itself if it is an object, else all tables below it or matching its glob."""
     scheme, _, path = url.partition("://")
     begin = path
     for sign in MAGIC:
@@ -182,7 +182,7 @@ def largest_value(path: str, column: str) -> int:
 
 
 def parquet_batches(file: TableFile, columns: Sequence[str], most_rows: int = BATCH) -> Iterator[pa.RecordBatch]:
-    """Yield batches of some columns of a Parquet file, in order: about 16 BUFFERs each, whatever its row groups are."""
+    """Yield batches of some columns of a Parquet file, in order; a batch has about 16 BUFFERs at most."""
     what = f": column {columns[0]!r} cannot be read" if len(columns) == 1 else " cannot be read"
     with opened(file, what) as parquet:
         found = parquet.metadata
