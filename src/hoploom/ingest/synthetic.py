@@ -31,13 +31,13 @@ Advance = Callable[[range], None]
 IDS = Field("int64")
 CHUNK = 1 << 18  # edges, or feature values, made at a time: few enough for the cache
 FEATURE_DTYPES = ("float32", "float16", "bfloat16")
-GRAPH = 0x6772617068  # folded into the seed's key, to stay apart from what samplers draw
+GRAPH = 0x6772617068  # mixed into the seed's key, so that samplers draw other numbers from the seed
 
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint32]
 
-SPLITS = {"train": (0.0, 0.6), "val": (0.6, 0.8), "test": (0.8, 1.0)}  # name -> its part of [0, 1)
-LABEL_NOISE = 0.05  # share of the labels that are drawn afresh
+SPLITS = {"train": (0.0, 0.6), "val": (0.6, 0.8), "test": (0.8, 1.0)}  # name -> the draws in [0, 1) that select it
+LABEL_NOISE = 0.05  # share of the labels that are random
 SIGNAL = 1.0  # the distance of a community's features from the origin, in standard deviations of the noise
 MAX_DEGREE = 1 << 17  # so that the edges of one node are no more than a chunk
 MAX_NODES = 1 << 31  # of one type, so that SCATTER times a rank takes 64 bits
@@ -93,7 +93,7 @@ class NodeDraws:
         blocks = -(-self.num_features // 4)
         words = _words(self.key, FEATURE, self.type_index, range(ids.start * blocks, ids.stop * blocks))
         words = words.reshape(len(ids), 4 * blocks)[:, : self.num_features]
-        noise = ((words >> 16) + (words & 0xFFFF)).astype(np.float32)  # two uniform draws make a hill
+        noise = ((words >> 16) + (words & 0xFFFF)).astype(np.float32)  # two uniform draws add up to about a bell shape
         noise -= np.float32(65535)
         noise *= np.float32(math.sqrt(6) / 65536)
         noise += centres[self._communities(ids)]
@@ -159,7 +159,7 @@ class RelationDraws:
         """Return source ids [num_edges], mostly of the destination's community; a few nodes in each are popular."""
         words = self._words(run)
         own = np.repeat(np.arange(run.nodes.start, run.nodes.stop) % self.num_classes, run.degrees)
-        outside = int(self.homophily * 2**32)  # where words that leave the community begin
+        outside = int(self.homophily * 2**32)  # words from here on lead out of the community
         draw = words[:, 1].astype(np.int64) - outside
         community = np.where(draw < 0, own, draw * self.num_classes // max(1, 2**32 - outside))
         counts = [(self.num_sources - 1 - c) // self.num_classes + 1 for c in range(self.num_classes)]

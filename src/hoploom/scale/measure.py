@@ -61,7 +61,7 @@ def measure(
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"{folder} is no directory; give one on the disk that will hold the stores")
     built_in = default_constants()
-    found = {"join_edges": built_in.join_edges / built_in.cores * num_cores()}  # without DuckDB
+    found = {"join_edges": built_in.join_edges / built_in.cores * num_cores()}  # not measured: DuckDB may be missing
     with tempfile.TemporaryDirectory(prefix=".hoploom-bench-", dir=folder) as scratch:
         for what, measurement in MEASUREMENTS.items():
             progress(what)

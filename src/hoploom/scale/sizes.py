@@ -17,7 +17,7 @@ MAP_BUDGET, ID_LIMIT = 256 << 20, 1 << 31
 HEADER = 128  # bytes of a .npy file before its values
 SLOT = 4  # bytes of a node in a direct map from ids to positions in a batch
 ID = 8  # bytes of an id, in memory and on the wire
-RANKS = [(point + 0.5) / 1024 for point in range(1024)]  # of the numerical integrals
+RANKS = [(point + 0.5) / 1024 for point in range(1024)]  # where numerical integrals are evaluated
 
 
 @dataclass(frozen=True)

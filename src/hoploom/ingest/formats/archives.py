@@ -57,8 +57,8 @@ class NpzArray:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    by_column: bool  # stored in Fortran's order
-    chunk_bytes: int = CHUNK_BYTES  # read at once
+    by_column: bool  # stored in Fortran order
+    chunk_bytes: int = CHUNK_BYTES  # bytes that are read at once
 
     @property
     def label(self) -> str:

@@ -188,7 +188,7 @@ class Renumbering:
     """The map from GLT's ids of one node type to store ids."""
 
     store_ids: Tensor  # [num_nodes] int64, by GLT's id
-    bounds: Sequence[int]  # of the parts
+    bounds: Sequence[int]  # part p holds the store ids bounds[p] to bounds[p + 1] - 1
 
     @property
     def num_nodes(self) -> int:

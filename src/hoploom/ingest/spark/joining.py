@@ -27,7 +27,7 @@ from hoploom.store.write import combine
 COPY_BYTES = 8 << 20
 PIECES = "pieces"  # the folder of pieces in the staging place
 INDPTR = "csc.indptr.npy"
-TASK_BYTES = 256 << 20  # that a joining task writes, about, unless a file is larger
+TASK_BYTES = 256 << 20  # about as much as a joining task writes, unless a file is larger
 SMALL = 2 << 20  # bytes that are written in the time that opening and flushing a file takes
 NUMBER = 8  # bytes of an int64
 
@@ -93,7 +93,7 @@ class FileSlices(NamedTuple):
     """The contents of a file: a head, then slices of pieces."""
 
     name: str
-    head: str  # one character (latin-1) for a byte
+    head: str  # bytes as latin-1 text, because plans are JSON
     slices: tuple[PieceSlice, ...]
 
     @property
@@ -108,7 +108,7 @@ class WholeFile:
     name: str
     field: Field
     pieces: tuple[Piece, ...]
-    before: tuple[int, ...] = ()  # for an indptr: the edges of its part before each piece
+    before: tuple[int, ...] = ()  # for an indptr: the number of edges of its part before each piece
 
     @property
     def is_indptr(self) -> bool:

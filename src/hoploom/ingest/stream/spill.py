@@ -30,7 +30,7 @@ class Bucket(NamedTuple):
 
     first: int
     num_keys: int
-    records: Tensor  # [n, width] uint8; keys count from `first`
+    records: Tensor  # [n, width] uint8; the stored keys are relative to `first`
 
 
 @dataclass(frozen=True)

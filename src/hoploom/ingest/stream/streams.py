@@ -128,7 +128,7 @@ class EdgeRule:
     undirected: bool = False  # write every edge in both directions, a loop once
     deduplicate: bool = False  # keep the first of the edges with the same ends
     drop_loops: bool = False  # leave out edges from a node to itself
-    in_order: bool = False  # keep lists in the order in which edges arrive (by time, if there are times)
+    in_order: bool = False  # keep the order of arrival in lists (within equal times, if there are times)
 
 
 @dataclass(frozen=True)

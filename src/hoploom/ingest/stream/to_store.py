@@ -46,7 +46,7 @@ class WrittenRelation:
 
     relation: Relation  # its number of edges is not known yet
     num_sources: int
-    bounds: Sequence[int]  # of the destination type's parts
+    bounds: Sequence[int]  # of the destination type: part p holds its ids bounds[p] to bounds[p + 1] - 1
     weight: str | None  # the field with the weights
     time: str | None  # the field with the times
     source_times: Tensor | None  # [num_sources] int64, if times belong to the source nodes

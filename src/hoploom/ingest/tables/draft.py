@@ -46,8 +46,8 @@ class _Section:
     files: str  # the value of the key: a path or a folder
     paths: Sequence[TableFile]
     sample: pa.Table
-    keys: dict[str, Any] = field(default_factory=dict)  # those of columns are dotted
-    why: dict[str, str] = field(default_factory=dict)  # comments by key, if the value is guessed
+    keys: dict[str, Any] = field(default_factory=dict)  # keys about a column are dotted: columns.NAME.categories
+    why: dict[str, str] = field(default_factory=dict)  # by key, the comment on a guessed value
 
     @property
     def types(self) -> dict[str, pa.DataType]:

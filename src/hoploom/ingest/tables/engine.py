@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 from hoploom.errors import ConfigError, DataError, HoploomError, StoreError
 from hoploom.ingest.stream.streams import in_turn
 
-BATCH_BYTES, MOST_ROWS = 4 << 20, 122_880  # of a batch; DuckDB slows down where more rows than these hold strings
-AHEAD_BYTES = 16 << 20  # DuckDB reads ahead by up to so many bytes while a batch is used
+BATCH_BYTES, MOST_ROWS = 4 << 20, 122_880  # of a batch; DuckDB is slow with more rows of strings
+AHEAD_BYTES = 16 << 20  # most bytes that DuckDB reads ahead while a batch is used
 BUCKETS = 256  # of integer ids; texts have 16 ** 3
 Fold = Callable[[Iterator[pa.RecordBatch]], dict[str, Any]]
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class IdCounts:
 
     sizes: dict[int, int] = field(default_factory=dict)  # ids by part
     nulls: int = 0
-    repeated: int = 0  # rows whose id has come before
+    repeated: int = 0  # rows whose id an earlier row has
     width: int = 1  # bytes of the longest text
     is_utf8: bool = True  # of all texts: DuckDB refuses others, Spark reads them
     zero: str | None = None  # the least of the texts seen with a zero byte

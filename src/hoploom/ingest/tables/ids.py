@@ -36,8 +36,8 @@ class Numbering:
 
     owner: str  # nodes.paper
     bounds: tuple[int, ...]  # part p holds bounds[p] to bounds[p + 1] - 1
-    first: int = 0  # without a map: the store id is the id less this
-    pairs: ir.Table | None = None  # the map: id, node
+    first: int = 0  # without a map: the store id is the user's id minus `first`
+    pairs: ir.Table | None = None  # the map: columns `id` (the user's) and `node` (store id)
     width: int = 0  # bytes of the longest text; 0: ids are integers
 
     @property

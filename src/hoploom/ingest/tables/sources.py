@@ -54,8 +54,8 @@ class TableSource:
     """A table as the engine reads it."""
 
     graph: GraphFile
-    table: Table  # its section
-    paths: tuple[str, ...]  # Parquet files; in the order listed, those of a glob or folder by name
+    table: Table  # its section in graph.toml
+    paths: tuple[str, ...]  # Parquet files in the order of `files`; files of a glob or folder by name
     origins: tuple[str, ...]  # the user's own file of each, as messages call it
     schema: pa.Schema  # of the columns that are used
     num_rows: int
