@@ -126,7 +126,7 @@ class ProcessGuard:
 
 
 def kill_all(number: int, group: int) -> int:
-    """Send a signal (0: none) to all descendants of this process, off Linux to `group`; return their number."""
+    """Send a signal (0: none) to all descendants of this process, or to `group` off Linux; return their number."""
     if not IS_LINUX:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)

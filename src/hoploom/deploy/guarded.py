@@ -37,7 +37,7 @@ BOOT = ("-I", "-c", 'import json;exec(json.loads(open(0,"rb",0,closefd=False).re
 
 @dataclass(frozen=True)
 class Failure:
-    """A process that failed."""
+    """The failure of one process: a message, the last lines of its stderr, and an exit code for the launch."""
 
     label: str
     message: str

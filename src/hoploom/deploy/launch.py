@@ -182,7 +182,7 @@ class Launch(Closing):
             self._supervisor.stop("TERM", timeouts.after_terminate, running, hurried=self._hurry())
 
     def _hurry(self) -> Callable[[], bool]:
-        """Return a function that tells whether another signal has come since now: a second Ctrl-C kills at once."""
+        """Return a function that tells if another signal has come since this call: a second Ctrl-C kills at once."""
         num_signals = len(self._signals)
         return lambda: len(self._signals) > num_signals
 

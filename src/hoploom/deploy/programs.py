@@ -56,7 +56,7 @@ def script_words(command: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """The command line of one graph server, in parts."""
+    """The program, paths, addresses and options of one graph server's command line."""
 
     store: str
     parts: Sequence[int]  # (): all parts in the folder

@@ -349,7 +349,7 @@ class _Round:
         return self.entries() if self.posts.add("posted", 0) >= self.here.size else None
 
     def wait(self, look: Callable[[], Found | None], *, may_be_alone: bool) -> Found | None:
-        """Return what `look` finds, repeating it; None if `may_be_alone` and all other ranks wait for this rank.
+        """Repeat `look` until it finds something; return it, or None if `may_be_alone` and all others await this rank.
 
         Raise ConfigError if a rank will never post its entry, PeerError if one has not within the group's timeout.
         """
@@ -402,7 +402,7 @@ class _Round:
 
 
 class Meeting(_Round):
-    """The exchange of one loader's seeds: each rank posts them when it makes the loader, and reads all before a batch.
+    """The exchange of a loader's seeds: ranks post them when they make the loader, and read all before the first batch.
 
     Loaders of two ranks count as the same loader if the same lines of the script made them.
     """

@@ -421,7 +421,7 @@ class GradientAveraging:
         model.register_comm_hook(None, self._begin)
 
     def _begin(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Start to average a bucket of gradients. The first bucket makes the backward pass end with `_finish`."""
+        """Start to average a bucket of gradients. The first bucket makes the backward pass wait in `_finish`."""
         if bucket.index() == 0:
             self._pending = []
             self._here.begin(self._channel)

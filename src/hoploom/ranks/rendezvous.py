@@ -93,7 +93,7 @@ class Rendezvous:
     ) -> None:
         """Post why this rank ends, unless it has lost another rank; then call `close`, which ends its connections.
 
-        If this rank holds the store and `stays` or has lost a rank, wait a moment: others must read the store first.
+        If this rank holds the store, and `stays` is true or a rank was lost, wait a moment until others have read it.
         """
         farewell = why if isinstance(why, str) else f"ended with {type(why).__name__}: {why}"[:300]
 

@@ -84,7 +84,7 @@ class NewConnection:
 
 
 class Acceptor(Closing):
-    """A thread that polls new connections. Each has `seconds` for the steps of `admit`; at most `most` wait at once."""
+    """A thread that polls new connections. `admit` has `seconds` for each connection; at most `most` wait at once."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ def error_from(header: Mapping[str, Any], address: str) -> HoploomError:
 
 
 def read_message(incoming: IncomingMessage, *, pinned: bool = False) -> Message:
-    """Read all tensors of a response: into pinned memory if `pinned`, else in place if shared, or recycled memory."""
+    """Read the tensors of a response: into pinned memory if `pinned`, else recycled memory, or in place if shared."""
     return incoming.into(partial(ops.empty, pinned=True) if pinned else None)
 
 
@@ -73,7 +73,7 @@ class PooledConnection:
         return sent
 
     def receive(self) -> IncomingMessage:
-        """Read the header of the response, which may have arrived long before this call; the tensors come next."""
+        """Read the header of the response, which may have arrived before this call. The tensors must be read next."""
         timeout, waited = self.connection.idle_timeout, time.monotonic() - self.sent_at
         # settimeout() is a system call: skip it unless the response is read late.
         self.connection.begin(0, None if waited < LATE * timeout else max(timeout - waited, min(timeout, ARRIVED)))

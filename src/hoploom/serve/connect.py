@@ -138,7 +138,7 @@ class Connected(Deployment):
 
 
 class IdColumn(NamedTuple):
-    """The ids[positions] of a request, and the indices of the wanted fields whose rows have these ids."""
+    """One column of ids in a request, ids[positions], and the indices `wants` of the fields whose rows are wanted."""
 
     ids: Tensor  # [n] int64
     positions: Tensor  # [m] int64
@@ -205,7 +205,7 @@ class RemotePart:
     def begin_gather(
         self, wanted: Sequence[Wanted], positions: Sequence[Tensor], outs: Sequence[Tensor]
     ) -> Callable[[], None]:
-        """Send a first request for rows. The returned function writes the rows to `outs` and requests missing ones."""
+        """Send a request for rows. The returned function writes rows to `outs`, and sends further requests if any."""
         columns: dict[tuple[int, int], IdColumn] = {}
         for index, (want, own) in enumerate(zip(wanted, positions, strict=True)):
             if own.numel():

@@ -81,7 +81,7 @@ class GraphServer(Closing):
         return (0, 0) if counted is None else (counted.hits, counted.misses)
 
     def _batch_service(self, timeout: float = -1) -> "BatchService":
-        """Return the service that makes batches. The first call connects to the peers; others wait for that."""
+        """Return the service that makes batches. The first call connects to the peers; concurrent calls wait for it."""
         if not self._lock.acquire(timeout=timeout):
             raise BusyError("the server is still getting ready")
         try:

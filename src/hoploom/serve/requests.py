@@ -62,7 +62,7 @@ def read_draw(header: Mapping[str, Any], num_relations: int) -> Draw:
 
 
 def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
-    """Return a request's ids, [n] int64; int32 ones count from `first`. Raise ConfigError if the part lacks one."""
+    """Return a request's ids, [n] int64; int32 ids count from `first`. Raise ConfigError if the part lacks an id."""
     shown = (ids.dtype, tuple(ids.shape))
     fits = ids.dtype in (torch.int32, torch.int64) and ids.dim() == 1
     require(fits, f"ids of {what}", shown, "int32 or int64 [n]")
@@ -144,7 +144,7 @@ def read_row_requests(request: Message, part: Part) -> list[Wanted]:
 
 
 def read_owner(schema: Schema, given: Any, *, known: bool = True) -> TypeKey:
-    """Return a node type, or a relation as three names. If `known` is false, only its node types must exist."""
+    """Return a node type, or a relation as three names. If `known` is false, the relation may be new to the schema."""
     if isinstance(given, str):
         return schema.node_type(given).name
     names = isinstance(given, list) and len(given) == 3 and all(isinstance(name, str) for name in given)

@@ -2,7 +2,7 @@
 
 Rows in memory are gathered piece by piece while they are sent, so a response takes a megabyte however long it is. Rows
 on disk are read together, or in pieces as large as the store's budget allows. A hop is sampled as a whole. Its picks,
-if there are many, and rows read from disk count in a memory budget until they are sent.
+if there are many, and rows read from disk count against a memory budget until they are sent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -128,9 +128,9 @@ class Service:
     def _gather(self, request: Message, context: RequestContext) -> Message:
         """Return rows of many fields of a part.
 
-        If the rows on disk fit the response's share of the window, they are read before it begins: sorted, each block
-        once. Otherwise they are read while they are sent, in pieces that fit the free memory. This never waits for
-        memory: a client may need this response before it frees the memory of another one.
+        If the rows on disk fit the response's share of the window, they are read before the response begins: sorted,
+        each disk block once. Otherwise they are read while they are sent, in pieces that fit the free memory. This
+        never waits for memory: a client may need this response before it frees the memory of another one.
         """
         part, shard = self._part(request.header)
         wanted = requests.read_row_requests(request, part)
