@@ -318,13 +318,6 @@ def a_full_disk_for_rank_0(context: Context, folder: str) -> None:
         fit(learner_of(context), Training(1, **QUIET), context, checkpoint=Checkpoint(blocked, context))
 
 
-def killed_in_step_3(context: Context, folder: str) -> None:
-    """Ends within the first epoch, long before the interval between two checkpoints."""
-    learner = learner_of(context, dropout=0.4)
-    kill_at(learner.model, 3, signal.SIGKILL)
-    fit(learner, Training(2, **QUIET), context, checkpoint=Checkpoint(Path(folder), context))
-
-
 def rank_0_alone_says_when_to_save(context: Context, folder: str) -> None:
     """Clocks differ, and even their intervals here: all ranks save when rank 0 does, or they would wait for ever."""
     for minutes, expected in ((5.0, 2), (0.0, 1)):  # within the epoch and at its end

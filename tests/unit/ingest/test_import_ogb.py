@@ -247,14 +247,6 @@ def test_an_array_with_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
     assert said.startswith(f"{path} is cut short or damaged (Bad CRC-32 for file 'node_feat.npy'")
 
 
-@pytest.mark.parametrize("kept", [0.3, 0.95])
-def test_a_zip_cut_short_is_named(tmp_path: Path, kept: float) -> None:
-    folder = ogb_papers(tmp_path / "papers")
-    path = folder / "raw" / "data.npz"
-    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
-    assert refused("ogbn-papers100M", folder, tmp_path).startswith(f"{path} is cut short or damaged")
-
-
 def test_arrays_of_other_lengths_than_counted_are_refused(tmp_path: Path) -> None:
     folder = ogb_papers(tmp_path / "papers", node_feat=features(9))
     assert "node_feat has 9 rows for 10 nodes (num_nodes_list)" in refused("ogbn-papers100M", folder, tmp_path)

@@ -238,13 +238,3 @@ def test_features_are_rounded_to_their_dtype(tmp_path: Path, dtype: str) -> None
         column(generate(tmp_path / kind, num_nodes=100, feature_dtype=kind), "node", "x") for kind in ("float32", dtype)
     )
     assert torch.equal(rounded, exact.to(getattr(torch, dtype)))
-
-
-def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
-    def stop(done: int, _: int) -> None:
-        if done > 500:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        generate(tmp_path / "graph", num_nodes=500, progress=stop)
-    assert list(tmp_path.iterdir()) == []

@@ -2,8 +2,6 @@
 
 import errno
 import os
-import subprocess
-import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -90,48 +88,6 @@ def test_every_file_is_on_the_disk_before_the_store_has_its_name(
     monkeypatch.setattr(os, "rename", checked_rename)
     ring_store.save(tmp_path / "store")
     assert left_in(tmp_path) == ["store"]
-
-
-KILLED = """
-import sys
-import torch
-import hoploom, os
-from hoploom.store.write import StoreWriter
-
-def stop(*arguments):
-    print("here", flush=True)
-    sys.stdin.read()
-
-store = hoploom.from_tensors({"x": torch.zeros(64, 1024)}, torch.tensor([[0, 1], [1, 0]]))
-if sys.argv[2] == "between two chunks":
-    def chunks():
-        yield torch.zeros(32, 1024)
-        stop()
-    with StoreWriter(sys.argv[1], store.schema, []) as writer:
-        writer.write("part-00000/nodes/node/x.npy", "float32", (64, 1024), chunks())
-else:
-    os.rename = stop
-    store.save(sys.argv[1])
-"""
-
-
-@pytest.mark.slow  # starts a process that imports torch
-@pytest.mark.parametrize("moment", ["between two chunks", "before the rename"])
-def test_a_writer_that_is_killed_leaves_no_store(moment: str, ring_store: Store, tmp_path: Path) -> None:
-    target = tmp_path / "store"
-    writer = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(target), moment], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    try:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == b"here\n"
-    finally:
-        writer.kill()
-        writer.communicate(timeout=60)
-    assert not target.exists()
-    with pytest.raises(StoreError, match="does not exist"):
-        hoploom.open(target)
-    assert_same(ring_store, ring_store.save(target))  # what was left is in nobody's way
 
 
 @pytest.mark.parametrize("options", ["size={}k", "size=1m,nr_inodes={}"])

@@ -11,22 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from support import fit_workers
 from support.fit_workers import (
-    Sage,
     alone,
-    assert_same_run,
     assert_same_state,
     given,
     learner_of,
-    parameters_of,
-    resumed,
     run,
 )
 from torch import Tensor, nn
 
-from hoploom import ConfigError, HoploomError, StoreError, TrainError
-from hoploom.ranks.spawn import spawn
+from hoploom import ConfigError, HoploomError, StoreError
 from hoploom.train import checkpoint as checkpoints
 from hoploom.train.checkpoint import DTYPES, Checkpoint, SaveClock, _checksum, last_good, read_state, write_state
 from hoploom.train.step import Training
@@ -104,15 +98,6 @@ def test_restored_parts_and_randomness_continue_with_the_same_numbers(
     assert checkpoint.restore("last", restored) == {"note": "three steps"}
     steps(restored["model"], restored["optimizer"], restored.get("scheduler"), 3)
     assert_same_state(parts, restored)
-
-
-def test_a_model_alone_can_be_restored_from_a_whole_run(tmp_path: Path) -> None:
-    learner, checkpoint = learner_of(), Checkpoint(tmp_path, alone())
-    checkpoint.save("best", learner.parts())
-    model = Sage()
-    nn.init.zeros_(next(model.parameters()))
-    checkpoint.restore("best", {"model": model})
-    assert all(map(torch.equal, parameters_of(learner), model.parameters()))
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
@@ -409,17 +394,6 @@ def test_a_disk_that_fills_while_a_run_saves_keeps_the_checkpoint_before(small_d
         checkpoint.save("last", {"model": torch.nn.Linear(1000, 1000)}, number=2)
     assert [path.name for path in checkpoint.folder.iterdir()] == ["last.safetensors"]
     assert checkpoint.restore("last", learner_of().parts()) == {"number": 1}
-
-
-@pytest.mark.slow  # test_fit.py resumes after every step, without a process of its own
-def test_a_killed_run_goes_on_after_its_first_step_and_ends_with_the_same_bits(tmp_path: Path) -> None:
-    with pytest.raises(TrainError, match="rank 0 was killed by SIGKILL"):
-        spawn(fit_workers.killed_in_step_3, 1, [str(tmp_path)], device="cpu", timeout=60)
-    learner, whole = resumed(tmp_path, dropout=0.4), learner_of(dropout=0.4)
-    assert learner.progress.steps == 1
-    run(learner)
-    run(whole)
-    assert_same_run(learner, whole)
 
 
 @pytest.mark.parametrize(

@@ -218,17 +218,6 @@ def test_servers_take_the_place_of_the_store(monkeypatch: pytest.MonkeyPatch) ->
     assert parse_run_file("seed = 3").store is None
 
 
-LINKS = STORE + "[task]\nkind = 'link-prediction'\nrelation = 'a b c'\n"
-OWN = STORE + '[model]\nfactory = "a.b:c"\noptions = { "é \\" \\u007f" = [1, { x = 1e-9 }], at = 1979-05-27 }\n'
-
-
-@pytest.mark.parametrize("text", [STORE, LINKS, OWN, template()], ids=["least", "links", "own", "template"])
-def test_the_resolved_run_file_reads_back_equal(text: str) -> None:
-    run_file = parse_run_file(text, ["loader.temporal=last"] if text == STORE else [], folder=Path("/a folder/\"b'"))
-    assert parse_run_file(to_toml(run_file), folder=Path("/elsewhere")) == run_file
-    assert run_file.store.is_absolute()
-
-
 def _drawn(random: Random) -> list[str]:
     """A run.toml as overrides: each key left out, or with its default, its example or one of its words."""
     chosen = []
