@@ -93,6 +93,17 @@ def s3(s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
 
 
 @pytest.fixture
+def bucket(s3: ObjectStore) -> str:
+    return s3.new_bucket()
+
+
+@pytest.fixture
+def short_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JVM of seconds: to compile well what runs once takes longer than to run it."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", prepend=" ")
+
+
+@pytest.fixture
 def tcp_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of this process stay on TCP: a server's Unix socket passes by a proxy, and what TCP alone does."""
     monkeypatch.setattr("hoploom.serve.client.connect_unix", lambda *_: None)

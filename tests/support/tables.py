@@ -139,7 +139,8 @@ def on_spark(*fixtures: str) -> Callable[[T], T]:
     """Return the marks of a slow test that builds on Spark, with these fixtures."""
 
     def mark(test: T) -> T:
-        for one in (needs_spark, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures(*fixtures)):
+        used = pytest.mark.usefixtures("short_java", *fixtures)
+        for one in (needs_spark, pytest.mark.slow, pytest.mark.timeout(300), used):
             test = one(test)
         return test
 

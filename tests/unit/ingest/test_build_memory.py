@@ -1,4 +1,4 @@
-"""`hoploom build` keeps its memory and survives being killed: a real process, looked at from outside."""
+"""`hoploom build` and imports keep their memory, and a killed build leaves nothing: processes seen from outside."""
 
 import re
 import signal
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from pyarrow import csv
+from support import raw_layouts
 from support.stores import contents
 from support.watched import watched
 
@@ -86,12 +87,14 @@ def paper_chunk(begin: int, end: int, num_nodes: int) -> pa.Table:
 
 
 def cite_chunk(begin: int, end: int, num_nodes: int) -> pa.Table:
-    """Edges by number: paper e mod n cites a paper nearby, or one of a few hubs."""
     edges = np.arange(begin, end)
-    cited = np.where(
-        edges % 8 == 0, edges // 8 % max(1, num_nodes // 1000), (edges * 7919 + edges // num_nodes) % num_nodes
-    )
-    return pa.table({"citing": paper_id(edges % num_nodes), "cited": paper_id(cited)})
+    return pa.table({"citing": paper_id(edges % num_nodes), "cited": paper_id(cited_by(edges, num_nodes))})
+
+
+def cited_by(edges: np.ndarray, num_nodes: int) -> np.ndarray:
+    """Edges by number: paper e mod n cites a paper nearby, or one of a few hubs."""
+    far = (edges * 7919 + edges // num_nodes) % num_nodes
+    return np.where(edges % 8 == 0, edges // 8 % max(1, num_nodes // 1000), far)
 
 
 MB = 1 << 20
@@ -114,10 +117,7 @@ def check_papers(store: hoploom.Store, num_nodes: int) -> None:
     assert torch.equal(y, torch.where(labelled, places % NUM_CLASSES, -1))
     assert torch.equal(store.split("val"), torch.nonzero(labelled & (places % 3 == 1)).view(-1))
     degrees = torch.cat([part.lists[0].indptr.diff() for part in store.parts])
-    edges = np.arange(store.schema.relations[0].num_edges)
-    cited = np.where(
-        edges % 8 == 0, edges // 8 % max(1, num_nodes // 1000), (edges * 7919 + edges // num_nodes) % num_nodes
-    )
+    cited = cited_by(np.arange(store.schema.relations[0].num_edges), num_nodes)
     expected = np.bincount(cited, minlength=num_nodes)
     assert np.array_equal(degrees.numpy(), expected[places.numpy()])
 
@@ -166,13 +166,9 @@ def test_what_the_process_has_freed_is_not_counted() -> None:
 @pytest.mark.parametrize(("scale", "share"), [(1 / 50, 2.6), (1 / 13, 10)])
 def test_memory_is_kept_at_papers_proportions(tmp_path: Path, scale: float, share: float) -> None:
     """At 1/50 a tenth of the input would be less than the libraries take; a tenth is tested on more."""
-    limit = max(int(write_papers(tmp_path, scale) / share), least_memory(tmp_path))
-    peak = peak_alone(tmp_path, "papers.store", "--memory", str(limit))
-    print(f"limit {limit / MB:.0f} MB, peak {peak / MB:.0f} MB")
-    assert peak <= limit
-    assert list(problems(tmp_path / "papers.store")) == []
+    assert_kept(tmp_path, max(int(write_papers(tmp_path, scale) / share), least_memory(tmp_path)))
     if scale < 1 / 40:
-        check_papers(hoploom.open(tmp_path / "papers.store"), int(NUM_NODES * scale))
+        check_papers(hoploom.open(tmp_path / "out.store"), int(NUM_NODES * scale))
 
 
 @pytest.mark.slow
@@ -180,11 +176,7 @@ def test_memory_is_kept_at_papers_proportions(tmp_path: Path, scale: float, shar
 def test_the_least_memory_that_is_taken_is_enough_at_papers_proportions(tmp_path: Path) -> None:
     """Rows of 512 bytes in groups of 34 MB, which a join that spills holds two of."""
     write_papers(tmp_path, 1 / 100)
-    limit = least_memory(tmp_path)
-    peak = peak_alone(tmp_path, "papers.store", "--memory", str(limit))
-    print(f"limit {limit / MB:.0f} MB, peak {peak / MB:.0f} MB")
-    assert peak <= limit
-    assert list(problems(tmp_path / "papers.store")) == []
+    assert_kept(tmp_path, least_memory(tmp_path))
 
 
 def least_memory(folder: Path) -> int:
@@ -196,10 +188,13 @@ def least_memory(folder: Path) -> int:
 
 
 # A process counts what the one that started it held: this one starts with next to nothing, unlike pytest.
-def peak_alone(folder: Path, out: str, *options: str) -> int:
-    build = watched([sys.executable, "-m", "hoploom", "build", "graph.toml", "-o", out, *options], folder)
+def assert_kept(folder: Path, limit: int) -> None:
+    command = [sys.executable, "-m", "hoploom", "build", "graph.toml", "-o", "out.store", "--memory", str(limit)]
+    build = watched(command, folder)
     assert build.code == 0, build.said
-    return build.peak
+    print(f"limit {limit / MB:.0f} MB, peak {build.peak / MB:.0f} MB")
+    assert build.peak <= limit
+    assert list(problems(folder / "out.store")) == []
 
 
 def write_wide(folder: Path) -> str:
@@ -232,7 +227,53 @@ def test_memory_is_kept_near_the_least_that_is_taken(tmp_path: Path, write: Call
     pq.write_table(pa.table({"s": [0, 3], "d": [3, 6]}), tmp_path / "edges.parquet")
     edges = '[edges."node to node"]\nfiles = "edges.parquet"\nsource = "s"\ndestination = "d"\n'
     (tmp_path / "graph.toml").write_text(f'[nodes.node]\nid = "id"\n{keys}\n{edges}')
-    limit = least_memory(tmp_path)
-    peak = peak_alone(tmp_path, "out.store", "--memory", str(limit))
-    print(f"limit {limit / MB:.0f} MB, peak {peak / MB:.0f} MB")
+    assert_kept(tmp_path, least_memory(tmp_path))
+
+
+BEYOND = 230 << 20  # bytes that an import gets beyond Python, torch and pyarrow; PyG and pandas take 200 MB more
+SCRIPT = """
+import re, sys
+from hoploom.ingest.formats import import_ogb
+import pyarrow.parquet, pyarrow.csv
+def peak():  # not ru_maxrss, which begins with that of the parent
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) << 10
+limit = peak() + int(sys.argv[4])
+import_ogb(*sys.argv[1:4], memory=limit)
+print(limit, peak())
+"""
+
+
+def papers(root: Path) -> Path:
+    """Write the raw folder of ogbn-papers100M at a hundredth."""
+    (root / "raw").mkdir(parents=True)
+    num_nodes, edge = NUM_NODES // 100, np.arange(NUM_EDGES // 100)
+    np.savez(
+        root / "raw" / "data.npz",
+        edge_index=np.stack([edge * 7919 % num_nodes, edge * 104729 % num_nodes]),
+        num_nodes_list=np.array([num_nodes]),
+        num_edges_list=np.array([len(edge)]),
+        node_feat=np.zeros((num_nodes, NUM_FEATURES), np.float32),
+        node_year=np.zeros((num_nodes, 1), np.int64),
+    )
+    np.savez(root / "raw" / "node-label.npz", node_label=np.zeros((num_nodes, 1), np.float32))
+    for number, name in enumerate(("train", "valid", "test")):
+        raw_layouts.write_csv(root / "split" / "time" / f"{name}.csv.gz", raw_layouts.column([number]))
+    return root
+
+
+@pytest.mark.parametrize("imported", ["hoploom.ingest.formats", "hoploom.cli.serving"])
+def test_importers_and_servers_of_parts_do_without_pyg(imported: str) -> None:
+    """It takes 200 MB, and seconds."""
+    script = f"import sys, {imported}; print({{'torch_geometric', 'pandas'}} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.slow
+def test_papers_at_a_hundredth_keep_to_less_memory_than_their_size(tmp_path: Path) -> None:
+    folder = papers(tmp_path / "papers")
+    given = ["ogbn-papers100M", str(folder), str(tmp_path / "out"), str(BEYOND)]
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *given], capture_output=True, text=True, check=True)
+    limit, peak = map(int, done.stdout.split()[-2:])
+    assert (folder / "raw" / "data.npz").stat().st_size > limit * 1.4
     assert peak <= limit

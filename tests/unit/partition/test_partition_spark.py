@@ -20,13 +20,11 @@ from hoploom.store import open_store
 from hoploom.store.check import problems
 
 pytestmark = [needs_spark, pytest.mark.slow, pytest.mark.timeout(600)]
-MEMORY = 1 << 30
+GIVEN = SparkOptions(master="local[2]", memory=1 << 30)
 
 
 @pytest.fixture(autouse=True)
-def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Java that compiles little, as it runs for seconds; several tasks, however small the graph."""
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", prepend=" ")
+def several_tasks(monkeypatch: pytest.MonkeyPatch, short_java: None) -> None:
     monkeypatch.setattr(on_spark, "LEAST_NODES", 64)
 
 
@@ -40,8 +38,7 @@ def graph(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("method", ["hash", "range", "stream"])
 def test_the_bytes_are_those_of_one_process(method: str, graph: Path, tmp_path: Path) -> None:
     told = hoploom.partition(graph, tmp_path / "one", 3, method=method, fanouts=None)
-    given = SparkOptions(master="local[2]", memory=MEMORY)
-    assert partition_on_spark(graph, tmp_path / "shared", 3, given, method=method, fanouts=None) == told
+    assert partition_on_spark(graph, tmp_path / "shared", 3, GIVEN, method=method, fanouts=None) == told
     assert contents(tmp_path / "shared") == contents(tmp_path / "one")
 
 
@@ -52,8 +49,7 @@ def test_types_and_relations_may_be_empty(tmp_path: Path) -> None:
     for ends in (("b", "a"), ("a", "c"), ("c", "a"), ("c", "c")):
         data[ends[0], "none", ends[1]].edge_index = torch.empty(2, 0, dtype=torch.int64)
     hoploom.from_pyg(data).save(tmp_path / "graph")
-    given = SparkOptions(master="local[2]", memory=MEMORY)
-    partition_on_spark(tmp_path / "graph", tmp_path / "shared", 3, given, method="hash", fanouts=None)
+    partition_on_spark(tmp_path / "graph", tmp_path / "shared", 3, GIVEN, method="hash", fanouts=None)
     assert list(problems(tmp_path / "shared")) == []
     hoploom.partition(tmp_path / "graph", tmp_path / "one", 3, method="hash", fanouts=None)
     assert contents(tmp_path / "shared") == contents(tmp_path / "one")
@@ -63,14 +59,12 @@ def test_edges_have_the_new_times_of_their_source_nodes(tmp_path: Path) -> None:
     write_graph(tmp_path, IDS["sparse"], 3)
     build_here(tmp_path, NODES, parts=2)
     hoploom.partition(tmp_path / "out.store", tmp_path / "one", 3, method="hash", fanouts=None)
-    given = SparkOptions(master="local[2]", memory=MEMORY)
-    partition_on_spark(tmp_path / "out.store", tmp_path / "shared", 3, given, method="hash", fanouts=None)
+    partition_on_spark(tmp_path / "out.store", tmp_path / "shared", 3, GIVEN, method="hash", fanouts=None)
     assert contents(tmp_path / "shared") == contents(tmp_path / "one")
 
 
 def test_the_most_used_nodes_come_first_in_their_part(graph: Path, tmp_path: Path) -> None:
-    given = SparkOptions(master="local[2]", memory=MEMORY)
-    partition_on_spark(graph, tmp_path / "hot", 2, given, method="range", fanouts=[2, 1])
+    partition_on_spark(graph, tmp_path / "hot", 2, GIVEN, method="range", fanouts=[2, 1])
     assert list(problems(tmp_path / "hot")) == []
     store = open_store(tmp_path / "hot")
     asked = count_visits(store, [2, 1], "train", Presampling(batches=range(50)))
@@ -84,21 +78,8 @@ def test_the_most_used_nodes_come_first_in_their_part(graph: Path, tmp_path: Pat
 
 
 def test_the_command_cuts_on_spark(graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "--parts",
-        "2",
-        "--method",
-        "hash",
-        "--fanouts",
-        "none",
-        "--engine",
-        "spark",
-        "--master",
-        "local[2]",
-        "--memory",
-        "1GB",
-    ]
-    assert main(["partition", str(graph), "-o", str(tmp_path / "out"), *words]) == 0
+    words = f"{graph} -o {tmp_path / 'out'} --parts 2 --method hash --fanouts none --engine spark"
+    assert main(["partition", *words.split(), "--master", "local[2]", "--memory", "1GB"]) == 0
     assert "edges from another part" in capsys.readouterr().out
     hoploom.partition(graph, tmp_path / "one", 2, method="hash", fanouts=None)
     assert contents(tmp_path / "out") == contents(tmp_path / "one")
@@ -108,9 +89,8 @@ def test_the_command_cuts_on_spark(graph: Path, tmp_path: Path, capsys: pytest.C
 def test_a_damaged_file_is_our_error_and_nothing_is_left(method: str, file: str, graph: Path, tmp_path: Path) -> None:
     damaged = next(graph.rglob(file))
     damaged.write_bytes(damaged.read_bytes()[:-8])
-    given = SparkOptions(master="local[2]", memory=MEMORY)
     with pytest.raises(hoploom.errors.StoreError, match=r"copy (the store|it) again"):
-        partition_on_spark(graph, tmp_path / "out", 2, given, method=method, fanouts=None)
+        partition_on_spark(graph, tmp_path / "out", 2, GIVEN, method=method, fanouts=None)
     assert [path.name for path in tmp_path.iterdir()] == ["graph"]
 
 

@@ -216,8 +216,6 @@ def test_a_disk_is_measured_by_a_large_file(tmp_path: Path) -> None:
     assert found != measure_disk(Path(__file__)) == USUAL
 
 
-# --- what is read, held against what batches need ------------------------------------------------
-
 HEADER, BLOCK = 128, 4096
 ROW = 4 * WIDTH
 STEPS = 9
