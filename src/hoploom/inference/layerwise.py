@@ -1,13 +1,16 @@
 """Models that run one layer at a time over a whole graph: the plan of their layers, and the passes over all nodes.
 
 A plan is made by running the model once on one row per node type, before anything is read or written. If a layer
-projects rows, or normalises them first, it does so once per source: that costs another pass and file.
+projects rows, or normalises them first, it does so once per source: that costs another pass and file. The nodes of each
+type are divided into slices that fit in memory. If not all nodes of a type are mapped, the in-edges of a slice are
+sampled from the store, and the size of a slice is estimated from the average degree.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -16,12 +19,154 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.inference.files import Gather, RowFile, SharedFolder
-from hoploom.inference.slices import Slice, Slices, edges_of, gather_sources
 from hoploom.load.assemble import FEATURES
 from hoploom.nn.models import GNN, Rows
-from hoploom.ops import InEdges
+from hoploom.ops import Frontier, InEdges
 from hoploom.schema import DTYPES, RelationName, Schema, TypeKey
-from hoploom.store import Sharded, Store, Wanted
+from hoploom.store import Draw, Part, Sharded, Store, Wanted
+from hoploom.store.base import covers
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Nodes of one type with consecutive ids, all in one part if the parts are mapped."""
+
+    node_type: str
+    first: int
+    end: int
+    part: Part | None  # the mapped part with its edges; None: edges are sampled from the store
+
+    @property
+    def span(self) -> slice:
+        return slice(self.first, self.end)
+
+    @property
+    def ids(self) -> Tensor:
+        return torch.arange(self.first, self.end)
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The division of all nodes into slices; each node is in one slice, and each slice belongs to one rank."""
+
+    store: Store
+    relations: Sequence[RelationName]  # whose edges count
+    memory: int  # bytes of a slice
+    row_bytes: Mapping[str, int]  # by node type
+    edge_bytes: int
+
+    def borders(self, node_type: str, world_size: int) -> Tensor:
+        """Return where the ranks' shares of a type begin and end: [world_size + 1] int64, equally many bytes apart."""
+        index = self.store.schema.type_index[node_type]
+        nodes, cost = range(self.store.schema.node_types[index].num_nodes), partial(self._cost, index)
+        total = cost(len(nodes))
+        return torch.tensor([bisect_left(nodes, total * n // world_size, key=cost) for n in range(world_size + 1)])
+
+    def of(self, node_type: str, first: int, end: int) -> Iterator[Slice]:
+        """Yield the slices of the nodes `first` to `end` of a type, in order."""
+        index = self.store.schema.type_index[node_type]
+        count, cost = self.store.schema.node_types[index].num_nodes, partial(self._cost, index)
+        pieces: list[tuple[int, int, Part | None]] = [(0, count, None)]
+        if self._is_mapped[index]:
+            pieces = [(part.first_nodes[index], part.num_nodes[index], part) for part in self.store.parts]
+        for begin, size, part in pieces:
+            at, last = max(first, begin), min(end, begin + size)
+            while at < last:
+                fits = bisect_right(range(last + 1), cost(at) + self.memory, lo=at + 1, key=cost) - 1
+                some = Slice(node_type, at, max(fits, at + 1), part)
+                yield some
+                at = some.end
+
+    def _cost(self, index: int, node: int) -> int:
+        """Return the bytes of the rows and in-edges of all nodes before `node`; `index` is that of the node type."""
+        schema, relations = self.store.schema, [self.store.schema.relation_index[key] for key in self.relations]
+        num_edges = sum(self._edges_before(one, node) for one in relations if schema.destinations[one] == index)
+        return num_edges * self.edge_bytes + node * self.row_bytes[schema.node_types[index].name]
+
+    def _edges_before(self, relation: int, node: int) -> int:
+        """Return a relation's number of edges to the nodes before `node`, estimated if the nodes are not mapped."""
+        schema, parts = self.store.schema, self.store.parts
+        destination = schema.destinations[relation]
+        if not self._is_mapped[destination]:
+            return schema.relations[relation].num_edges * node // max(1, schema.node_types[destination].num_nodes)
+        owner = bisect_right(parts, node - 1, key=lambda part: part.first_nodes[destination]) - 1
+        lists = parts[max(0, owner)].lists[relation]
+        return lists.first_edge + int(lists.indptr[node - lists.first_node])
+
+    @cached_property
+    def _is_mapped(self) -> list[bool]:
+        """Whether the mapped parts have all nodes of a type, by the index of the type."""
+        schema, parts = self.store.schema, self.store.parts
+        return [bool(parts) and covers(schema, parts, node_type.name) for node_type in schema.node_types]
+
+
+# --- edges of a slice -------------------------------------------------------------------------
+
+
+def edges_of(
+    store: Store, some: Slice, keys: Sequence[RelationName], degrees: Mapping[RelationName, Tensor]
+) -> dict[RelationName, InEdges]:
+    """Return all in-edges of a slice's nodes, by relation; sources are ids of the store."""
+    lists = _sampled(store, some, keys) if some.part is None else _mapped(some.part, some, keys)
+    edges = {}
+    for key, (indptr, sources) in lists.items():
+        num_sources, first = store.schema.node_type(key[0]).num_nodes, some.first if key[0] == key[2] else 0
+        edges[key] = InEdges(indptr, sources, num_sources, None, first, degrees.get(key))
+    return edges
+
+
+def _mapped(part: Part, some: Slice, keys: Sequence[RelationName]) -> dict[RelationName, tuple[Tensor, Tensor]]:
+    found = {}
+    for key in keys:
+        lists = part.lists[part.schema.relation_index[key]]
+        indptr = lists.indptr[some.first - lists.first_node : some.end - lists.first_node + 1]
+        begin, end = int(indptr[0]), int(indptr[-1])
+        ops.read_soon(lists.indices[begin:end])
+        found[key] = indptr - begin, lists.indices[begin:end]
+        ops.require_whole([lists.indptr])
+    return found
+
+
+def _sampled(store: Store, some: Slice, keys: Sequence[RelationName]) -> dict[RelationName, tuple[Tensor, Tensor]]:
+    schema = store.schema
+    frontiers = [Frontier(some.ids) if name == some.node_type else None for name in schema.type_index]
+    fanouts = [-1 if relation.key in keys else 0 for relation in schema.relations]
+    picks = store.graph.sample(frontiers, Draw(key=0, hop=0, fanouts=fanouts))
+    found = {}
+    for key in keys:
+        picked = picks[schema.relation_index[key]]
+        assert picked is not None
+        indptr = torch.zeros(len(some) + 1, dtype=torch.int64)
+        torch.cumsum(picked.counts, 0, out=indptr[1:])
+        found[key] = indptr, picked.sources
+    return found
+
+
+# --- sources of a slice -----------------------------------------------------------------------
+
+
+def gather_sources(
+    key: RelationName, rows: Tensor, gather: Gather, some: Slice, edges: InEdges
+) -> tuple[Tensor, InEdges]:
+    """Read the rows of a slice's sources with `gather`; return them, and the edges with sources as indices into them.
+
+    This is for `rows` that exceed memory: only their shape is used. If source and destination type are equal, the
+    slice's own nodes come first; then come the other sources in the order of their ids.
+    """
+    first, end = (some.first, some.end) if key[0] == key[2] else (0, 0)
+    sources = edges.sources.to(torch.int64)
+    is_own = (sources >= first) & (sources < end)
+    others: Tensor = torch.unique(sources[~is_own])
+    own, num_own = torch.arange(first, end), end - first
+    found = ops.empty((num_own + len(others), rows.shape[1]), rows.dtype)
+    gather([own, others], [found[:num_own], found[num_own:]])
+    at = torch.where(is_own, sources - first, torch.searchsorted(others, sources) + num_own)
+    degrees = None if edges.source_degrees is None else edges.source_degrees[torch.cat([own, others])]
+    return found, InEdges(edges.indptr, at, len(found), None, 0, degrees)
+
 
 Group = tuple[str, Tensor, dict[str, Tensor]]  # a node type, some nodes of it, and their rows by column
 Progress = Callable[[int, int], None]  # (rows done, rows in all)
@@ -200,9 +345,14 @@ class LayerWise:
         edge_bytes += WEIGHED_EDGE_BYTES if weighed else PLAIN_EDGE_BYTES
         relations = [key for key in store.schema.relation_index if any(key in layer.sent for layer in plan.layers)]
         slices, ranks = Slices(store, relations, memory, plan.row_bytes(store.schema), edge_bytes), folder.context
-        self._own = {name: list(slices.of(name, ranks.rank, ranks.world_size)) for name in plan.inputs}
+        # Ranks may have other parts and budgets: they take the shares that rank 0 counts, and map what all can map.
+        shares = {name: ranks.broadcast(slices.borders(name, ranks.world_size)).tolist() for name in plan.inputs}
+        self._own = {name: list(slices.of(name, *own[ranks.rank :][:2])) for name, own in shares.items()}
         self._num_between = len(plan.layers) - bool(plan.outputs)  # layers whose rows are written into files
-        self._x = {name: rows for name in plan.inputs if (rows := self._mapped_features(name)) is not None}
+        mapped = {name: self._mapped_features(name) for name in plan.inputs}
+        by_rank = ranks.gather(torch.tensor([rows is not None for rows in mapped.values()]))
+        by_all = dict(zip(mapped, torch.stack(by_rank).all(dim=0).tolist(), strict=True))
+        self._x = {name: rows for name, rows in mapped.items() if rows is not None and by_all[name]}
         self._files: dict[str, RowFile] = {}  # of those rows that were computed
         self._sources: Sources = {}  # of the last layer
         self._degrees: dict[RelationName, Tensor] = {}

@@ -4,7 +4,7 @@ import ctypes
 import gc
 import math
 import os
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,25 @@ import pyarrow.parquet
 import pytest
 import torch
 from support.graphs import library, ring, save_in_parts
-from support.infer_workers import EVERYTHING, SMALL, assert_equal_to_forward, graph_with_loops, model_of, read
+from support.infer_workers import (
+    EVERYTHING,
+    SMALL,
+    assert_equal_to_forward,
+    graph_with_loops,
+    in_threads,
+    model_of,
+    read,
+)
+from support.shards import spread
 from support.stores import left_in
 from torch import Tensor, nn
+from torch_geometric.data import Data, HeteroData
 
 import hoploom
 from hoploom import Store, StoreError
 from hoploom.inference import Inference, infer
 from hoploom.inference.files import RowFile
-from hoploom.inference.slices import Slices
+from hoploom.inference.layerwise import Slices
 from hoploom.nn import GNN, Shape
 from hoploom.ops import Reads
 
@@ -97,6 +107,32 @@ def test_where_the_graph_lies_changes_nothing(kind: str, held: str, tmp_path: Pa
         store = Store(store.schema, store.graph, store.features)
     infer(model := model_of(store, kind), store, tmp_path / "out", inference=EVERYTHING)
     assert_equal_to_forward(tmp_path / "out", model, graph)
+
+
+def test_ranks_of_different_budgets_compute_every_row_once(tmp_path: Path) -> None:
+    save_in_parts(hoploom.from_pyg(graph := graph_with_loops()), tmp_path / "store", 2)
+    stores = [hoploom.open(tmp_path / "store", memory=8 * 62 + 10), hoploom.open(tmp_path / "store")]
+    assert_equal_on_ranks(stores, "sage", graph, tmp_path / "out")
+
+
+def test_a_type_that_one_rank_alone_has_mapped_is_computed_by_all(tmp_path: Path) -> None:
+    graph = HeteroData()
+    graph["a"].x, graph["b"].x = torch.randn(1, 4), torch.randn(40, 4)
+    graph["b", "to", "b"].edge_index = torch.randint(0, 40, (2, 200))
+    graph["a", "to", "b"].edge_index = torch.stack([torch.zeros(40, dtype=torch.int64), torch.arange(40)])
+    graph["b", "to", "a"].edge_index = graph["a", "to", "b"].edge_index.flip(0)
+    store = hoploom.from_pyg(graph)
+    assert_equal_on_ranks([spread(store, 2, [rank]) for rank in range(2)], "rsage", graph, tmp_path / "out")
+
+
+def assert_equal_on_ranks(stores: list[Store], kind: str, graph: Data | HeteroData, out: Path) -> None:
+    models = [model_of(store, kind) for store in stores]
+    raised = in_threads(
+        len(stores),
+        lambda context: infer(models[context.rank], stores[context.rank], out, context, inference=EVERYTHING),
+    )
+    assert raised == [None] * len(stores)
+    assert_equal_to_forward(out, models[0], graph)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.float64])
@@ -228,13 +264,13 @@ def test_slices_have_every_node_once_and_fit_the_budget(num_parts: int, world_si
     store = save_in_parts(hoploom.from_pyg(graph), tmp_path / "store", num_parts)
     degrees = torch.bincount(graph.edge_index[1], minlength=60)
     slices = Slices(store, [TO], 400, row_bytes={"node": 20}, edge_bytes=10)
-    found = [list(slices.of("node", rank, world_size)) for rank in range(world_size)]
+    found = [list(slices.of("node", *share)) for share in pairwise(slices.borders("node", world_size).tolist())]
     assert [node for some in found for one in some for node in one.ids.tolist()] == list(range(60))
     costs = [[int(20 * len(one) + 10 * degrees[one.span].sum()) for one in some] for some in found]
     assert max(max(some) for some in costs) <= 400
     assert sum(map(len, costs)) <= math.ceil((60 * 20 + 400 * 10) / 300) + num_parts + world_size
     assert max(map(sum, costs)) - min(map(sum, costs)) <= 2 * (20 + 10 * int(degrees.max()))
-    assert [len(one) for one in Slices(store, [TO], 1, {"node": 20}, 10).of("node", 0, 1)] == [1] * 60
+    assert [len(one) for one in Slices(store, [TO], 1, {"node": 20}, 10).of("node", 0, 60)] == [1] * 60
 
 
 def test_a_slice_takes_what_the_rows_of_its_nodes_take(tmp_path: Path) -> None:
