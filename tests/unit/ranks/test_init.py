@@ -13,15 +13,19 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+import torch
+import torch.distributed as dist
 from support.networks import hosts
 from support.ports import free_ports
 from support.rank_processes import run_ranks
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.torch_version import TorchVersion
+from torch_geometric.data import Data
 
+import hoploom
 from hoploom import ConfigError, PeerError
 from hoploom.config.values import is_loopback
-from hoploom.ranks.context import init
+from hoploom.ranks.context import Context, init
 from hoploom.ranks.environment import LOCALS, RankInfo, with_local_rank
 from hoploom.ranks.rendezvous import (
     Rendezvous,
@@ -34,9 +38,71 @@ from hoploom.ranks.rendezvous import (
     rendezvous_store,
 )
 
+CORES = len(os.sched_getaffinity(0))
+
+
+def main(rank: int, *ports: int) -> None:
+    again(rank, ports[0])
+    half_a_set(rank, ports[1])
+    adopted(rank, ports[2])
+
+
+def check_two(context: Context, rank: int) -> None:
+    assert (context.rank, context.world_size, context.local_rank) == (rank, 2, rank)
+    assert context.sum(rank + 1) == 3
+    assert torch.get_num_threads() == max(1, CORES // 2)
+
+
+@contextmanager
+def started(rank: int, port: int) -> Iterator[None]:
+    """RANK without LOCAL_RANK: the ranks of a host are counted."""
+    names = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, text in names.items():
+            patch.setenv(name, text)
+        yield
+
+
+def again(rank: int, port: int) -> None:
+    """Contexts in turn at one port, which a model, a loader or a thread of the last one must not keep."""
+    seeds = torch.arange(100)
+    data = Data(x=torch.ones(100, 2), edge_index=torch.stack([seeds, (seeds + 1) % 100]))
+    for _ in range(2):
+        with started(rank, port), hoploom.init(timeout=30) as context:
+            model = context.wrap(torch.nn.Linear(2, 1))
+            for batch in hoploom.NeighborLoader(data, [1], batch_size=25):
+                context.mean_loss(model(batch.x).flatten()[: batch.batch_size]).backward()
+            del model
+
+
+def half_a_set(rank: int, port: int) -> None:
+    with started(rank, port), hoploom.init(device="cpu", timeout=30) as context:
+        check_two(context, rank)
+        assert "GLOO_SOCKET_IFNAME" in os.environ
+        with pytest.raises(ConfigError, match=r"torch\.distributed is in use already, with .*backend='nccl'"):
+            hoploom.init(backend="nccl")
+    assert "GLOO_SOCKET_IFNAME" not in os.environ  # a later context may be one of several hosts
+
+
+def adopted(rank: int, port: int) -> None:
+    """The user's own group: used, never closed, and not crossed by what a context does."""
+    os.environ["MASTER_ADDR"] = "127.0.0.1"  # as PyG's examples set it
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    for _ in range(2):
+        with hoploom.init(timeout=30) as context:
+            check_two(context, rank)
+            assert (context.rank_info.address, context.rank_info.port) == ("127.0.0.1", port)
+            pending = dist.all_reduce(torch.tensor(float(rank)), async_op=True)
+            context.barrier()
+            pending.wait()
+    total = torch.tensor(rank + 1)
+    dist.all_reduce(total)
+    assert total == 3
+    dist.destroy_process_group()
+
 
 def test_ranks_meet_by_half_a_set_of_variables_and_in_a_group_that_exists() -> None:
-    words = ["-m", "support.init_workers", *map(str, free_ports(3))]
+    words = ["-m", "unit.ranks.test_init", *map(str, free_ports(3))]
     ended = run_ranks(words, [{"OWN_RANK": str(rank)} for rank in range(2)])
     assert [code for code, _ in ended] == [0, 0], "\n".join(said for _, said in ended)
 
@@ -225,3 +291,7 @@ def test_the_meeting_point_asks_libuv_only_for_what_this_torch_has(
     assert held.libuvBackend == with_libuv
     TCPStore("127.0.0.1", held.port, timeout=second).set("said", "here")
     assert held.get("said") == b"here"
+
+
+if __name__ == "__main__":
+    main(int(os.environ["OWN_RANK"]), *map(int, sys.argv[1:]))
