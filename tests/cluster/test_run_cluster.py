@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from support.servers import OneProcess
 
-import hoploom
 from hoploom import ConfigError
 from hoploom.ingest.synthetic import generate
-from hoploom.nn import GNN, Shape
 from hoploom.train import init
 from hoploom.train.runs.run import Result, run, summary
 from hoploom.train.runs.run_file import RunFile, parse_run_file
@@ -103,23 +100,6 @@ def test_a_model_that_needs_in_degrees_needs_all_edges_in_reach(here: Path, serv
     with pytest.raises(ConfigError, match=r'^--set cluster.topology=parted: model.name = "gcn" needs in-degrees'):
         _run(_run_file(here, "gcn-parted", *cluster, "cluster.topology=parted"))
     assert _numbers(local) == _numbers(_run(_run_file(here, "gcn-alone", *gcn)))
-
-
-def test_inference_reaches_what_lies_elsewhere(here: Path, tmp_path: Path, servers: list[str]) -> None:
-    torch.manual_seed(0)
-    near = hoploom.open(here / "graph.store")
-    model = GNN("sage", near.schema, Shape(8, 2, 4))
-    with (
-        hoploom.connect(servers[:2], made="here") as without_graph,
-        hoploom.connect(servers[:2], here / "graph.store", parts=[0], topology="parted") as beside,
-    ):
-        stores = {"near": near, "without-graph": without_graph, "beside": beside}
-        for name, store in stores.items():
-            hoploom.infer(model, store, tmp_path / name)
-    rows = [pq.read_table(tmp_path / name) for name in stores]
-    assert rows[0].num_rows == 2000
-    assert rows[1].equals(rows[0])
-    assert rows[2].equals(rows[0])
 
 
 def test_links_count_both_of_their_ends(here: Path, servers: list[str]) -> None:

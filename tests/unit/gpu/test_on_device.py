@@ -76,23 +76,6 @@ def same(ours: Sampled, theirs: Sampled) -> bool:
     return same_value(vars(ours), vars(theirs))
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "subgraph": {},
-    "blocks": {"mode": "blocks"},
-    "blocks, disjoint": {"mode": "blocks", "disjoint": True},
-}
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_buffers_are_used_again_from_batch_to_batch(options: dict[str, Any], device: torch.device) -> None:
-    store = store_of(False, {})
-    sampling = make_sampling(store.schema, [2, 2], **options)
-    seeds = seeds_for(store, "node", [3, 8, 3, 9], disjoint=sampling.disjoint, first=5)
-    runs = Runs(store, sampling, seeds, device)
-    for key in (1, 2**62 + 5):
-        assert same(runs.sampled(runs.run(key)), on_the_host(store, seeds, sampling, key))
-
-
 def test_a_relation_of_fanout_0_is_asked_for_nothing(device: torch.device) -> None:
     store = store_of(True, {})
     fanouts = {relation.key: [2, 0] if relation.name == "writes" else [0, 2] for relation in store.schema.relations}

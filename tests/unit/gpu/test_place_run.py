@@ -1,17 +1,14 @@
 """`hoploom train` over a placed store: [placement] is done, and changes nothing of what is learned."""
 
-import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from support.place_workers import own_folder
 
 import hoploom
 from hoploom import ConfigError
-from hoploom.gpu import host_memory as hostmemory
 from hoploom.ranks.context import init
 from hoploom.train.runs.run import Result, run
 from hoploom.train.runs.run_file import RunFile, parse_run_file, to_toml
@@ -48,17 +45,6 @@ def _run_file(here: Path, name: str, *overrides: str) -> RunFile:
 def _run(here: Path, name: str, *overrides: str) -> Result:
     with init(device=DEVICE) as context:
         return run(_run_file(here, name, *overrides), context, progress=False)
-
-
-@pytest.mark.slow
-def test_a_placed_store_trains_to_the_same_numbers(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = _run(here, "plain")
-    with own_folder() as folder:
-        monkeypatch.setattr(hostmemory, "FOLDER", folder)
-        placed = _run(here, "placed", "placement.topology=" + DEVICE, "placement.features=30%")
-        assert os.listdir(folder) == []
-    assert placed.outcome.steps == plain.outcome.steps
-    assert placed.test["loss"] == pytest.approx(plain.test["loss"], rel=1e-4)
 
 
 def test_a_share_of_the_features_is_text_or_a_number() -> None:

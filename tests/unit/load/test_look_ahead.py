@@ -1,6 +1,5 @@
 """Look-ahead fetches what several steps miss together, each row once, and changes no batch."""
 
-import threading
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -147,17 +146,6 @@ def test_a_peer_that_is_lost_is_the_error_of_the_group_that_needs_it(num_workers
     assert len(found) == 3  # the second group reaches node 30
 
 
-def test_a_loop_that_is_left_early_leaves_no_thread_and_asks_no_more() -> None:
-    store = _ring()
-    before = threading.active_count()
-    batches = iter(_loader(store, num_workers=2))
-    next(batches)
-    batches.close()  # type: ignore[attr-defined]
-    assert threading.active_count() == before
-    asked = sum(len(shard.gathers) for shard in elsewhere_of(store))
-    assert asked <= 2 * 3  # the first two groups
-
-
 def test_rows_of_at_most_two_groups_are_held() -> None:
     loader = _loader(_ring(), num_workers=1, prefetch_factor=1, look_ahead=2, batch_size=2)
     ahead, tables = _ahead(loader), []
@@ -175,33 +163,6 @@ def test_rows_of_at_most_two_groups_are_held() -> None:
     most = max(len(one | other) for one, other in pairwise(groups))
     assert len(tables) == 10
     assert max(tables) <= most + 1  # one in sixteen to spare
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_transform_that_fails_is_the_error_of_its_step(num_workers: int) -> None:
-    def fail_at_20(batch: Any) -> Any:
-        if 20 in batch.n_id[: batch.batch_size]:
-            raise ValueError("no")
-        return batch
-
-    found: list[Any] = []
-    with pytest.raises(BatchError, match="step 4 of epoch 0 on rank 0 failed: ValueError: no"):
-        _collected(_loader(_ring(), num_workers=num_workers, transform=fail_at_20), found)
-    assert_same_batches(list(_loader(hoploom.from_pyg(ring(40))))[:4], found)
-
-
-def test_a_peer_that_does_not_answer_is_an_error_once_the_timeout_is_over() -> None:
-    store, left = _ring(), threading.Event()
-    (last,) = (shard for shard in elsewhere_of(store) if shard.number == 3)
-    last.begin_gather = lambda *_: lambda: bool(left.wait(60))  # type: ignore[method-assign,assignment]
-    loader, found = _loader(store, num_workers=2, timeout=0.5), list[Any]()
-    loader._pipeline = replace(loader._pipeline, close_deadline=0.1)
-    try:
-        with pytest.raises(BatchError, match=r"step 3 was not made within 0\.5 s"):
-            _collected(loader, found)
-    finally:
-        left.set()
-    assert len(found) == 3
 
 
 def test_times_of_nodes_are_fetched_once_for_temporal_negatives() -> None:

@@ -135,21 +135,6 @@ def test_the_first_error_is_raised_in_its_place_and_later_steps_are_not_made(num
     assert max(log.begun) <= 5 + 4  # within the window of the last that was delivered
 
 
-@pytest.mark.parametrize("num_threads", [0, 1])
-def test_after_a_failure_steps_that_wait_for_a_thread_are_never_made(num_threads: int) -> None:
-    log = Log()
-
-    def finish(step: int, begun: None, fetched: None) -> Any:
-        if step == 3:
-            raise ValueError("no")
-        return log.finish(step, begun, fetched)
-
-    stages = Stages(finish, window=12, num_finishing=12)
-    with pytest.raises(ValueError, match="no"):
-        next(Pipeline(num_threads).run(stages, STEPS))
-    assert log.finished == []
-
-
 def test_a_group_is_fetched_for_those_of_its_steps_that_could_be_begun() -> None:
     log = Log()
 

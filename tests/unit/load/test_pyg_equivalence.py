@@ -15,7 +15,7 @@ from support.graphs import library, random_graph, ring
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NodeLoader
-from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
+from torch_geometric.nn import HeteroConv, SAGEConv
 from torch_geometric.sampler import NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 from torch_geometric.utils import trim_to_layer
@@ -167,15 +167,6 @@ def test_a_loader_is_as_long_as_pygs(num_seeds: int, drop_last: bool) -> None:
     assert len(loader) == len(list(loader)) == len(by_pyg(data, [1], torch.arange(num_seeds), batch_size=4, **more))
 
 
-@pytest.mark.parametrize("index", [[4, 0, 4], torch.tensor([2])], ids=["list", "tensor"])
-def test_calling_a_loader_gives_the_batch_of_these_positions(index: Any) -> None:
-    data, positions = every_kind(), torch.as_tensor(index)
-    seeds = torch.tensor([11, 5, 7, 3, 9])
-    ours = NeighborLoader(data, [-1, -1], seeds, batch_size=4)(index)
-    assert ours.n_id[: ours.batch_size].tolist() == seeds[positions].tolist()
-    assert ours.input_id.tolist() == positions.tolist()
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_transform_may_return_anything(num_workers: int) -> None:
     def pair(batch: Data) -> tuple[int, Tensor]:
@@ -226,37 +217,10 @@ class Layers(nn.Module):
         return x
 
 
-def homogeneous_model(convolution: type[nn.Module], width: int) -> Layers:
-    torch.manual_seed(0)
-    return Layers([convolution(width, 8), convolution(8, 8)])
-
-
 def heterogeneous_model(convolution: type[nn.Module], data: HeteroData) -> Layers:
     torch.manual_seed(0)
     widths = [5, 8]
     return Layers([HeteroConv({key: convolution((w, w), 8) for key in data.edge_types}) for w in widths])
-
-
-convolutions = pytest.mark.parametrize("convolution", [SAGEConv, GraphConv])
-ways = pytest.mark.parametrize(
-    "way", [{}, {"disjoint": True}, {"shuffle": True}], ids=["plain", "disjoint", "shuffled"]
-)
-
-
-@ways
-@convolutions
-def test_all_neighbours_give_the_seeds_what_the_full_graph_gives(convolution: type[nn.Module], way: Options) -> None:
-    data = random_graph(40, 160, 3)  # loops and repeated edges among them
-    model = homogeneous_model(convolution, 5)
-    full = model(data.x, data.edge_index)
-    for batch in NeighborLoader(data, [-1, -1], torch.tensor([7, 3, 7, 39, 0, 12]), batch_size=4, **way):
-        seeds = batch.n_id[: batch.batch_size]
-        found = model(batch.x, batch.edge_index)[: batch.batch_size]
-        assert torch.allclose(found, full[seeds], atol=1e-5)
-        if not way.get("disjoint"):
-            trimmed = model(batch.x, batch.edge_index, (batch.num_sampled_nodes, batch.num_sampled_edges))
-            assert len(trimmed) == sum(batch.num_sampled_nodes[:2])
-            assert torch.allclose(trimmed[: batch.batch_size], found, atol=1e-5)
 
 
 @pytest.mark.parametrize("fanouts", [[-1, -1], [2, 1]])

@@ -140,17 +140,6 @@ def test_labor_picks_and_equal_weights_are_uniform(degree: int, way: str) -> Non
     assert_uniform(positions, degree, shrink_of(degree, fanout))
 
 
-def test_labor_needs_fewer_sources_for_as_many_picks() -> None:
-    """200 lists of 50 of the same 1000 sources; expected: 1000 (1 - 0.99^200) = 866 when uniform."""
-    generator = torch.Generator().manual_seed(1)
-    indices = torch.stack([torch.randperm(1000, generator=generator)[:50] for _ in range(200)]).flatten()
-    lists, frontier = ops.EdgeLists(torch.arange(201) * 50, indices), ops.Frontier(torch.arange(200))
-    uniform, labor = (ops.sample(lists, frontier, ops.Rule(1, 0, 10, labor=labor)) for labor in (False, True))
-    assert len(labor.sources) == len(uniform.sources) == 2000
-    assert 800 < len(set(uniform.sources.tolist())) < 930
-    assert len(set(labor.sources.tolist())) < 500
-
-
 STRATEGIES: dict[str, Callable[[ops.EdgeLists], Tensor]] = {
     "vector": lambda lists: draw(lists, 2),
     "trees": lambda lists: draw(lists, 2, in_trees=True),

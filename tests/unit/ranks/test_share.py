@@ -54,20 +54,6 @@ def test_a_loader_takes_its_share_from_the_launcher(
     assert "rank 0 of 1, as given" in repr(loader(rank=0, world_size=1))
 
 
-@pytest.mark.parametrize("variables", [TORCHRUN, SLURM])
-def test_every_seed_comes_once_over_the_ranks_of_a_launcher(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
-) -> None:
-    enter(monkeypatch, variables)
-    rank_name = "RANK" if "RANK" in variables else "SLURM_PROCID"
-    shares = []
-    for rank in range(3 if rank_name == "SLURM_PROCID" else 2):
-        monkeypatch.setenv(rank_name, str(rank))
-        monkeypatch.setenv("LOCAL_RANK", str(rank)) if rank_name == "RANK" else None
-        shares += [batch.input_id for batch in loader()]
-    assert torch.equal(torch.cat(shares).sort().values, torch.arange(1001))
-
-
 def test_half_of_a_launchers_variables_name_the_other_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the processes that Lightning starts have them."""
     enter(monkeypatch, {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"})

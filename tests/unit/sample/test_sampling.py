@@ -8,7 +8,6 @@ from support.batches import Replayed, assert_same
 from support.graphs import add_relation, library, random_graph, ring
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import SAGEConv
 from torch_geometric.sampler import NodeSamplerInput
 
 from hoploom import ConfigError, Edges, NeighborLoader
@@ -55,43 +54,6 @@ def test_each_node_is_expanded_once_at_the_hop_that_first_reaches_it() -> None:
     assert sample(ring(12), [0, 2], [0, 6]).num_sampled_edges == [0, 0]
 
 
-@pytest.mark.parametrize("labor", [False, True])
-@pytest.mark.parametrize("fanout", [0, 1, 3, 6, 50, -1])
-def test_a_node_has_as_many_picks_as_its_fanout_or_its_degree_allows(fanout: int, labor: bool) -> None:
-    data = random_graph(50, 300, 1)
-    batch = sample(data, [fanout, fanout], torch.arange(10), labor=labor)
-    degree, count = degrees(data)[batch.n_id], expanded(batch)
-    assert torch.equal(in_degrees(batch)[:count], degree[:count] if fanout < 0 else degree[:count].clamp(max=fanout))
-    assert in_degrees(batch)[count:].sum() == 0
-    assert batch.e_id.unique().numel() == batch.e_id.numel()
-
-
-@pytest.mark.parametrize("fanout", [1, 4, 20])
-def test_with_replacement_a_node_has_exactly_its_fanout_unless_it_has_no_neighbour(fanout: int) -> None:
-    data = random_graph(50, 100, 1)
-    batch = sample(data, [fanout, fanout], torch.arange(20), replace=True)
-    degree, count = degrees(data)[batch.n_id], expanded(batch)
-    assert torch.equal(in_degrees(batch)[:count], fanout * (degree[:count] > 0))
-    assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
-
-
-def test_nodes_stand_in_the_order_of_first_sight() -> None:
-    data, seeds = random_graph(50, 300, 1), [40, 3, 17]
-    batch = sample(data, [3, 3, 3], seeds)
-    assert batch.n_id.tolist() == list(dict.fromkeys(seeds + data.edge_index[0, batch.e_id].tolist()))
-    assert batch.edge_index[1].tolist() == sorted(batch.edge_index[1].tolist())
-
-
-def test_counts_cut_every_type_and_relation_into_hops() -> None:
-    batch = sample(library(), [2, 2], ("paper", torch.tensor([1, 4])))
-    for key in batch.edge_types:
-        counts = batch[key].num_sampled_edges
-        assert sum(counts) == batch[key].e_id.numel()
-        for hop, edges in enumerate(batch[key].edge_index.split(counts, dim=1)):
-            begin, end = (sum(batch[key[2]].num_sampled_nodes[:reached]) for reached in (hop, hop + 1))
-            assert ((begin <= edges[1]) & (edges[1] < end)).all()
-
-
 @pytest.mark.parametrize("subgraph_type", ["directional", "bidirectional", "induced"])
 def test_seeds_without_neighbours_are_alone(subgraph_type: str) -> None:
     data = Data(x=torch.eye(4), edge_index=torch.empty(2, 0, dtype=torch.int64))
@@ -130,19 +92,6 @@ def test_a_tree_grows_at_every_hop_by_what_its_seed_may_see(attr: str, strategy:
     assert torch.equal(in_degrees(batch)[:count], torch.stack(visible).clamp(max=3))
 
 
-@attrs
-@pytest.mark.parametrize(("strategy", "fanout"), [("uniform", -1), ("last", -1), ("last", 4)])
-def test_picks_are_all_that_the_seed_may_see_or_the_last_of_them(attr: str, strategy: str, fanout: int) -> None:
-    data, seed_times = random_graph(60, 600, 2), torch.arange(60) * 2
-    options = {"time_attr": attr, "input_time": seed_times, "temporal_strategy": strategy}
-    batch, times = sample(data, [fanout], torch.arange(60), **options), times_of_edges(data, attr)
-    assert torch.equal(batch.seed_time, seed_times)
-    for seed in range(60):
-        visible = times[(data.edge_index[1] == seed) & (times <= seed_times[seed])].sort().values
-        picked = times[batch.e_id[batch.edge_index[1] == seed]].sort().values
-        assert torch.equal(picked, visible if fanout < 0 else visible[-fanout:])
-
-
 def test_seeds_have_their_own_time_unless_another_is_given() -> None:
     data = random_graph(60, 600, 2)
     own = sample(data, [3, 3], time_attr="node_time")
@@ -164,18 +113,6 @@ def test_types_without_a_time_are_always_in_time() -> None:
         sample(data, [-1], "author", time_attr="time")
     by_venue = sample(data, [-1], "venue", time_attr="time", input_time=torch.tensor([-1, 4, 100]))
     assert by_venue["paper", "appears_in", "venue"].edge_index[1].tolist() == [1, 1, 2, 2, 2]
-
-
-@pytest.mark.parametrize("replace", [False, True])
-def test_what_weighs_nothing_is_never_picked(replace: bool) -> None:
-    data = random_graph(40, 600, 3)
-    data.weight[torch.arange(600) % 3 != 0] = 0
-    data.weight[data.edge_index[1] == 7] = 0
-    positive = torch.bincount(data.edge_index[1][data.weight > 0], minlength=40)
-    batch = sample(data, [4], weight_attr="weight", replace=replace)
-    assert (batch.weight > 0).all()
-    assert torch.equal(in_degrees(batch), 4 * (positive > 0) if replace else positive.clamp(max=4))
-    assert sample(data, [-1, -1], [7], weight_attr="weight", replace=replace).num_edges == 0
 
 
 def test_relations_without_weights_are_sampled_uniformly_beside_those_with() -> None:
@@ -202,13 +139,6 @@ def test_trees_of_disjoint_seeds_share_nothing() -> None:
     assert torch.equal(batch.batch[batch.edge_index[0]], batch.batch[batch.edge_index[1]])
     assert len(set(zip(batch.n_id.tolist(), batch.batch.tolist(), strict=True))) == batch.num_nodes
     assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
-
-
-def test_a_node_in_two_trees_picks_for_each_on_its_own() -> None:
-    batch = sample(star(100), [10], [0, 0], disjoint=True)
-    first, second = (set(batch.e_id[batch.edge_index[1] == tree].tolist()) for tree in (0, 1))
-    assert (len(first), len(second)) == (10, 10)
-    assert len(first & second) < 6  # one on average
 
 
 @pytest.mark.parametrize(("data", "seeds"), [(random_graph(40, 400, 1), [0, 1]), (library(), ("paper", [0, 8]))])
@@ -295,28 +225,6 @@ def test_every_layer_and_every_relation_draws_on_its_own() -> None:
     data = HeteroData(a={"num_nodes": 200}, b={"num_nodes": 1}, a__p__b=edges, a__q__b=edges)
     assert not torch.equal(inner.e_id, outer.e_id)
     assert not torch.equal(*sample(data, [10], "b").e_id_dict.values())
-
-
-def typed_layer(convolutions: dict[Any, SAGEConv], x: dict[str, Tensor], edge_index: Any, sizes: Any) -> Any:
-    out = {name: torch.zeros(size, 8) for name, size in sizes.items()}
-    for key, convolution in convolutions.items():
-        out[key[2]] = out[key[2]] + convolution((x[key[0]], x[key[2]][: sizes[key[2]]]), edge_index[key])
-    return out
-
-
-def test_blocks_of_all_types_compute_what_the_full_graph_does() -> None:
-    torch.manual_seed(0)
-    data = both_ways()
-    data["venue"].x = torch.eye(3)
-    layers = [{key: SAGEConv((-1, -1), 8) for key in data.edge_types} for _ in range(2)]
-    full, sizes = data.x_dict, {name: data[name].num_nodes for name in data.node_types}
-    for layer in layers:
-        full = typed_layer(layer, full, data.edge_index_dict, sizes)
-    batch = sample(data, [-1, -1], ("paper", [2, 9, 5]), mode="blocks")
-    x = batch.x_dict
-    for layer, block in zip(layers, batch.blocks, strict=True):
-        x = typed_layer(layer, x, block.edge_index, block.num_destinations)
-    assert torch.allclose(x["paper"], full["paper"][[2, 9, 5]], rtol=1e-5, atol=1e-5)
 
 
 def by_hook(data: Any, num_layers: int, input_nodes: Any, hook: Any, **options: Any) -> Any:
