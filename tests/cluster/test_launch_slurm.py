@@ -277,8 +277,7 @@ def test_servers_on_one_node_make_batches_for_trainers_on_others(launched: Launc
     code, said, errors = launched.run()
     assert code == 0, said + errors
     had = lines_with("elsewhere: True", said)
-    assert len(had) == 4
-    assert {line.partition("/")[0] for line in had} == {"127.0.0.2", "127.0.0.3"}
+    assert (len(had), {line.partition("/")[0] for line in had}) == (4, {"127.0.0.2", "127.0.0.3"})
     assert seeds_in(had) == [0, 1, 2, 3, 4, 5]
     assert not processes_in(launched.folder)
 

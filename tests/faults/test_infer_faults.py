@@ -72,8 +72,7 @@ def test_ranks_on_several_hosts_see_each_others_rows(
     raised = in_threads(
         3, lambda context: infer(models[context.rank], store, tmp_path / "out", context, inference=EVERYTHING)
     )
-    assert raised == [None] * 3
-    assert unsynced == set()
+    assert (raised, unsynced) == ([None] * 3, set())
     assert {f"rows-{depth}-0.rows" for depth in range(2)} <= set(mapped)
 
 
@@ -96,8 +95,7 @@ def test_what_stops_one_rank_stops_all_within_a_slice(failing: int, tmp_path: Pa
     assert [type(error) for error in raised] == [KeyboardInterrupt if r == failing else PeerError for r in range(3)]
     assert max(calls) == 1
     told = str(raised[(failing + 1) % 3])
-    assert told == f"rank {failing} failed computing layer 1: KeyboardInterrupt"
-    assert left_in(tmp_path) == []
+    assert (told, left_in(tmp_path)) == (f"rank {failing} failed computing layer 1: KeyboardInterrupt", [])
 
 
 def test_processes_write_together_and_fail_together(tmp_path: Path) -> None:
@@ -175,8 +173,7 @@ def test_a_disk_may_fill_up_at_any_moment(options: str, small_disk: Callable[[st
         assert left_in(disk) == []
     assert len(messages) >= 5
     assert [message for message in messages if "the disk is full writing" not in message] == []
-    assert left_in(disk) == ["out"]
-    assert read(disk / "out" / "node", "id").tolist() == list(range(400))
+    assert (left_in(disk), read(disk / "out" / "node", "id").tolist()) == (["out"], list(range(400)))
 
 
 @pytest.mark.parametrize("existing", ["file", "directory", "link to nothing"])

@@ -85,8 +85,7 @@ def test_seeds_left_out_are_train_where_one_type_has_it(tmp_path: Path) -> None:
     assert costs.sampling == {}
     assert report(tmp_path / "b").remote_share is None
     named = partition(store, tmp_path / "c", 2, method="range", seeds=("node", "train"), fanouts=[1])
-    assert named.sampling["seeds"] == "train"
-    assert contents(tmp_path / "a") == contents(tmp_path / "c")
+    assert (named.sampling["seeds"], contents(tmp_path / "a")) == ("train", contents(tmp_path / "c"))
     assert partition(store, tmp_path / "d", 2, method="range", fanouts=None).remote_share is None
 
 

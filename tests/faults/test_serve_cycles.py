@@ -73,8 +73,6 @@ def test_a_hundred_kills_and_restarts_change_no_batch_and_leave_nothing(
     threads, files, shared = threading.active_count(), set(path.rglob("*")), set(SHARED.iterdir())
     epochs = _run(path, CYCLES)
     assert epochs >= CYCLES // 2  # so that most kills met an epoch
-    assert processes_in(path) == []
-    assert list(temporary.iterdir()) == []
-    assert set(path.rglob("*")) == files
+    assert (processes_in(path), list(temporary.iterdir()), set(path.rglob("*"))) == ([], [], files)
     assert threading.active_count() <= threads
     assert set(SHARED.iterdir()) <= shared  # no other test runs beside slow ones

@@ -1,6 +1,7 @@
 """Servers that die, hang or are cut off in the middle of an epoch: the same batches, or an error in time."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import fault_workers
 from support.batches import assert_same_batches
 from support.fleets import CLIENT, MODES, PARTS, WORKER, connect, loader, save, warm_up, within
 from support.proxy import Proxy
@@ -20,6 +20,7 @@ import hoploom
 from hoploom import PeerError, Store
 from hoploom.serve.client import LostError, Peer
 from hoploom.serve.peers import Peers
+from hoploom.train import Context
 
 pytestmark = pytest.mark.timeout(240)
 LONG = 60.0  # seconds for what must come to a good end, however busy the machine
@@ -172,9 +173,22 @@ def test_killed_servers_without_a_replica_are_named_by_every_client_and_rank_and
         for loop in loops:
             with within(LONG), pytest.raises(PeerError, match=servers[1].address):
                 list(loop)
-    assert set(path.rglob("*")) == files
-    assert list(temporary.iterdir()) == []
+    assert (set(path.rglob("*")), list(temporary.iterdir())) == (files, [])
     until(lambda: threading.active_count() <= threads)
+
+
+def lose_a_server(context: Context, servers: str, path: str, victims: str, folder: str) -> None:
+    done = 0
+    with connect(WORKER, servers.split(","), Path(path), timeout=6) as store:
+        for _ in range(1000):
+            for _ in loader(store, rank=context.rank, world_size=context.world_size):
+                done += 1
+                Path(folder, str(context.rank)).write_text(f"{os.getpid()} {done}")
+                context.max(done)  # together, step by step
+                if done == 3 and context.is_main:
+                    Path(folder, "killed").touch()
+                    for victim in victims.split(","):
+                        os.kill(int(victim), signal.SIGKILL)
 
 
 def _kill_from_a_rank(servers: list[Server], path: Path, folder: Path) -> None:
@@ -182,7 +196,7 @@ def _kill_from_a_rank(servers: list[Server], path: Path, folder: Path) -> None:
     victims = ",".join(str(server.process.pid) for server in servers[1:])
     given = [",".join(addresses_of(servers)), str(path), victims, str(folder)]
     with pytest.raises(PeerError, match=rf"^rank \d: no answer .*{servers[1].address} "):
-        hoploom.spawn(fault_workers.lose_a_server, 2, given, timeout=30)
+        hoploom.spawn(lose_a_server, 2, given, timeout=30)
     ended = time.time()
     assert ended - (folder / "killed").stat().st_mtime < LONG
     for rank in range(2):

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -100,8 +101,21 @@ def test_clients_that_stop_reading_cost_little_memory(server: Server, expected: 
     until(lambda: _is_free(server))
 
 
+HOLD = "from faults.test_serve_strangers import hold_streams; hold_streams(sys.argv[1])"
+
+
+def hold_streams(servers: str) -> None:
+    """A loop that has begun, and a stream whose answer is not read to its end; then nothing, until killed."""
+    with over_tcp(servers) as connection, hoploom.connect(servers) as store:
+        wire.write_message(connection, GATHER)
+        connection.wait()
+        for batch in loader(store):
+            print(batch.batch_size, flush=True)
+            threading.Event().wait(120)
+
+
 def test_a_killed_client_leaves_nothing_on_the_server(server: Server) -> None:
-    words = [sys.executable, str(TESTS / "support" / "fault_workers.py"), server.address, str(10 * NODES)]
+    words = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(TESTS)!r}); {HOLD}", server.address]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as client:
         try:
             assert client.stdout is not None

@@ -86,8 +86,7 @@ def test_a_killed_task_changes_nothing(cluster: SparkCluster, folder: Path, want
         (ended,) = builds.finish()
     assert "seconds" in ended
     assert cluster.num_started == 2  # executors outlive it
-    assert contents(folder / "out.store") == wanted
-    assert list(folder.glob(".*")) == []
+    assert (contents(folder / "out.store"), list(folder.glob(".*"))) == (wanted, [])
 
 
 SPECULATION = {

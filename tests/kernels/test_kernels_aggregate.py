@@ -66,8 +66,7 @@ def work(device: torch.device) -> None:
     """All that layers do with edges, forward and backward."""
     edges = InEdges.of(torch.randint(7, (2, 40), device=device), 9, 7)
     head = edges.head(4, 9)
-    assert edges.with_loops.num_edges == 47
-    assert edges.in_degrees_of_sources.shape == (9,)
+    assert (edges.with_loops.num_edges, edges.in_degrees_of_sources.shape) == (47, (9,))
     for one in (edges, head, edges.with_loops):
         for reduce, heads in CASES:
             x = torch.randn(9, 8, device=device, requires_grad=True)

@@ -55,8 +55,7 @@ def test_a_node_in_two_trees_is_two_nodes(device: torch.device, data: st.DataObj
 def test_one_node_in_hundreds_of_trees_is_as_many_nodes(device: torch.device) -> None:
     hop = Hop([7] * 400, range(399, -1, -1), range(400))
     made = make(DeviceNodeMap(10, device), [7, 7], [hop], 400, trees=[0, 399])
-    assert made.trees == [0, 399, *range(398, 0, -1)]
-    assert made.local == [[1, *range(2, 400), 0]]
+    assert (made.trees, made.local) == ([0, 399, *range(398, 0, -1)], [[1, *range(2, 400), 0]])
 
 
 def test_ids_above_two_to_the_31_are_hashed(device: torch.device) -> None:

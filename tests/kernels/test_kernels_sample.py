@@ -75,8 +75,7 @@ class Graph:
         sources, edges, destinations = written(picks)
         assert (firsts[0], firsts[-1]) == (4, int(picks.span.end))
         assert destinations == [self.begin + row for row, count in enumerate(counts) for _ in range(count)]
-        assert set(picks.sources[int(picks.span.end) :].tolist()) == {UNWRITTEN}
-        assert int(faults) == 0
+        assert (set(picks.sources[int(picks.span.end) :].tolist()), int(faults)) == ({UNWRITTEN}, 0)
         return reference.Picks(counts, sources, edges)
 
 

@@ -27,6 +27,10 @@ def on_host(batch: Any) -> Any:
     return moved
 
 
+def seeds_of(batches: Iterable[Any]) -> list[int]:
+    return [node for batch in batches for node in batch.n_id[: batch.batch_size].tolist()]
+
+
 def assert_same(left: Any, right: Any) -> None:
     """Two batches are equal in every field, dtype, order and value."""
     ours, theirs = contents(left), contents(right)

@@ -54,6 +54,13 @@ def library() -> HeteroData:
     return data
 
 
+def dated_library() -> HeteroData:
+    """The library whose authors and papers have times."""
+    data = library()
+    data["author"].time, data["paper"].time = torch.arange(7), torch.arange(10)
+    return data
+
+
 def add_relation(data: HeteroData, key: tuple[str, str, str], edges: list[tuple[int, int]]) -> None:
     """Edges in the order given, each with its number as `edge_attr`."""
     data[key].edge_index = torch.tensor(edges).t().contiguous()

@@ -69,8 +69,7 @@ def wanted(seeds: Sequence[int], hops: Sequence[Hop], num_nodes: int) -> Made:
         for hop in hops
     ]
     nodes, flat = reference.relabel(seeds, [source for hop in hops for source in hop.sources])
-    assert flat == [place for hop in local for place in hop]
-    assert core.nodes().tolist() == nodes
+    assert (flat, core.nodes().tolist()) == ([place for hop in local for place in hop], nodes)
     return Made(len(nodes), nodes, None, local, 0)
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import DistributedSampler, WeightedRandomSampler
 from hoploom import HoploomError, LinkNeighborLoader, NeighborLoader
 from hoploom.ranks import agreement
 from hoploom.ranks.context import Context
+from support.batches import seeds_of
 from support.graphs import random_graph, ring
 
 SEEDS = torch.arange(1001)
@@ -81,7 +82,7 @@ def plain_script(rank: int, folder: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
-    told: dict[str, Any] = {"made before the group": _seeds_of(made_early), "dealt": _taught()}
+    told: dict[str, Any] = {"made before the group": seeds_of(made_early), "dealt": _taught()}
     told["divided"] = _divided(rank)
     told["dealt by hand"] = _told(train(SEEDS.split(501)[rank], rank=0, world_size=1))
     told["evaluated on all"] = sum(b.batch_size for b in train(shuffle=False, rank=0, world_size=1))
@@ -103,7 +104,7 @@ def plain_script(rank: int, folder: str) -> None:
 def _divided(rank: int) -> dict[str, Any]:
     """The seeds of loaders whose seeds, links or positions the ranks have divided themselves."""
     own = train(SEEDS.split(600)[rank], num_workers=1)
-    found: dict[str, Any] = {"length": len(own), "first epoch": _seeds_of(own), "seeds of a step": own.num_seeds(5)}
+    found: dict[str, Any] = {"length": len(own), "first epoch": seeds_of(own), "seeds of a step": own.num_seeds(5)}
     left = train(SEEDS.split(600)[rank])
     batches = iter(left)
     for _ in range(2):
@@ -111,9 +112,9 @@ def _divided(rank: int) -> dict[str, Any]:
     resumed = train(SEEDS.split(600)[rank])
     middle = left.state_dict()
     resumed.load_state_dict(middle)
-    found["resumed"], found["rest"] = _seeds_of(resumed), _seeds_of(batches)
-    found["second epoch"] = _seeds_of(own)
-    found["dropped"] = _seeds_of(train(SEEDS.split(450)[rank], drop_last=True))
+    found["resumed"], found["rest"] = seeds_of(resumed), seeds_of(batches)
+    found["second epoch"] = seeds_of(own)
+    found["dropped"] = seeds_of(train(SEEDS.split(450)[rank], drop_last=True))
     sampler = DistributedSampler(range(1001), 2, rank, shuffle=True, seed=5)
     found["sampled"] = [batch.input_id.tolist() for batch in train(sampler=sampler, shuffle=False)]
     links = GRAPH.edge_index.split(1001, dim=1)[rank]
@@ -139,10 +140,6 @@ def _refusal(call: Callable[[], Any]) -> str:
     return ""
 
 
-def _seeds_of(batches: Any) -> list[int]:
-    return [number for batch in batches for number in batch.n_id[: batch.batch_size].tolist()]
-
-
 def _taught() -> list[int]:
     model = DistributedDataParallel(nn.Linear(1, 1))
     seen, loader = [], train()
@@ -161,7 +158,7 @@ def _read_by_rank_0_alone(rank: int) -> tuple[int | str, float]:
     val_loader, began, count = train(shuffle=False), time.monotonic(), 0
     agreement.INTERVAL = 0.1  # seconds
     if rank == 0:
-        count = len(_seeds_of(val_loader)) + len(_seeds_of(train(batch_size=90)))
+        count = len(seeds_of(val_loader)) + len(seeds_of(train(batch_size=90)))
     seconds = time.monotonic() - began
     dist.barrier()
     return count if rank == 0 else _told(val_loader), seconds
@@ -178,5 +175,5 @@ def a_share_read_by_rank_0_alone(context: Context, folder: str) -> None:
         patch.setattr(agreement, "INTERVAL", 0.1)
         val_loader = train(shuffle=False)
         if context.is_main:
-            assert _seeds_of(val_loader) == [*range(1001)]
+            assert seeds_of(val_loader) == [*range(1001)]
         context.barrier()

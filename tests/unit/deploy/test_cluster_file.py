@@ -52,9 +52,7 @@ security = { token_file = "/etc/hoploom/token" }
 
 def test_a_host_has_what_all_have_and_its_own(write: Write) -> None:
     cluster = read_cluster(write(TWO_HOSTS))
-    assert cluster.executor == "ssh"
-    assert cluster.mode == "worker"
-    assert cluster.rendezvous == "gpu1:29500"
+    assert (cluster.executor, cluster.mode, cluster.rendezvous) == ("ssh", "worker", "gpu1:29500")
     one, two = cluster.hosts
     assert one == Host(
         name="gpu1",
@@ -76,8 +74,7 @@ def test_a_host_has_what_all_have_and_its_own(write: Write) -> None:
 def test_yaml_says_the_same_with_the_same_keys(write: Write) -> None:
     as_yaml = yaml.safe_dump(tomllib.loads(TWO_HOSTS), sort_keys=False)
     from_toml, from_yaml = read_cluster(write(TWO_HOSTS)), read_cluster(write(as_yaml, "cluster.yaml"))
-    assert from_yaml.hosts == from_toml.hosts
-    assert from_yaml.security == from_toml.security
+    assert (from_yaml.hosts, from_yaml.security) == (from_toml.hosts, from_toml.security)
 
 
 def test_a_list_of_hosts_is_enough(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +88,8 @@ def test_a_list_of_hosts_is_enough(write: Write, tmp_path: Path, monkeypatch: py
 
 def test_loopback_alone_is_this_host_and_its_ports_are_any(write: Write, ring_folder: Path) -> None:
     cluster = read_cluster(write(f'hosts = ["127.0.0.1", "localhost"]\nstore = "{ring_folder}"'))
-    assert cluster.executor == "local"
-    assert [host.port for host in cluster.hosts] == [0, 0]
-    assert cluster.rendezvous == "127.0.0.1:0"
-    assert [host.parts for host in cluster.hosts] == [(0,), (1,)]
+    assert (cluster.executor, [host.port for host in cluster.hosts]) == ("local", [0, 0])
+    assert (cluster.rendezvous, [host.parts for host in cluster.hosts]) == ("127.0.0.1:0", [(0,), (1,)])
 
 
 def test_one_server_takes_all_parts_and_three_share_two(write: Write, ring_folder: Path) -> None:
@@ -221,8 +216,7 @@ def test_worker_mode_has_a_server_beside_the_trainers_of_each_host(write: Write)
     told = planned[2].environment
     assert told["HOPLOOM_SERVERS"] == "gpu1:7700,gpu2:7700"
     assert (told["HOPLOOM_STORE"], told["HOPLOOM_PARTS"]) == ("/stores/papers.store", "0")
-    assert told["HOPLOOM_TOKEN_FILE"] == "/etc/hoploom/token"
-    assert told["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert (told["HOPLOOM_TOKEN_FILE"], told["CUDA_VISIBLE_DEVICES"]) == ("/etc/hoploom/token", "0,1,2,3")
     assert "CUDA_VISIBLE_DEVICES" not in planned[3].environment
 
 

@@ -138,10 +138,8 @@ def test_each_server_pod_serves_its_part_and_knows_its_peers(tmp_path: Path) -> 
         ).stdout.splitlines()
         assert words[:4] == ["-m", "hoploom", "serve", "/stores/papers.store"]
         options = dict(zip(words[4::2], words[5::2], strict=True))
-        assert options["--part"] == part
-        assert options["--listen"] == "0.0.0.0:7700"
-        assert options["--metrics"] == "0.0.0.0:9400"
-        assert options["--token-file"] == "/etc/hoploom/token"
+        assert (options["--part"], options["--listen"]) == (part, "0.0.0.0:7700")
+        assert (options["--metrics"], options["--token-file"]) == ("0.0.0.0:9400", "/etc/hoploom/token")
         others = {f"hoploom-server-{i}.hoploom-server.graphs.svc:7700" for i in range(3) if i != ordinal}
         assert set(options["--peers"].split(",")) == others
 

@@ -83,8 +83,7 @@ def test_a_slurm_script_runs_just_the_words_given(words: list[str], value: str) 
         run(["bash", "-n", "job"], folder)
         run(["bash", "job"], folder, SLURM_JOB_ID="7", SLURM_JOB_NODELIST="me")
         got = shown(folder)
-        assert got[:2] == [value, cluster.hosts[0].folder]
-        assert got[-len(words) - 1 :] == ["train.py", *words]
+        assert (got[:2], got[-len(words) - 1 :]) == ([value, cluster.hosts[0].folder], ["train.py", *words])
 
 
 @every_shell

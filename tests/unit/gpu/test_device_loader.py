@@ -149,8 +149,7 @@ def test_memory_that_others_have_cached_is_given_back_before_there_is_too_little
     monkeypatch.setattr(torch.cuda, "use_mem_pool", use_mem_pool)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append(f"within: {within[0]}"))
     pool.is_cuda, pool._stream, pool._blocks = True, Mock(), Mock()
-    assert [block.numel() for block in pool.blocks([3, 5], Mock())] == [3, 5]
-    assert said == ["within: False"]
+    assert ([block.numel() for block in pool.blocks([3, 5], Mock())], said) == ([3, 5], ["within: False"])
     left[0] = 2
     with pytest.raises(torch.OutOfMemoryError):
         pool.blocks([3, 5], Mock())
@@ -335,8 +334,7 @@ def test_two_batches_are_sampled_at_once_however_many_threads_there_are(
     monkeypatch.setattr(threading, "BoundedSemaphore", Noted)
     monkeypatch.setattr(PendingRead, "wait", held)
     there = nodes(placed(graph, device), num_workers=num_workers, batch_size=2, input_nodes=torch.arange(16))
-    assert len(list(there)) == 8
-    assert len(made) == 2
+    assert (len(list(there)), len(made)) == (8, 2)
 
 
 def test_one_thread_at_a_time_enqueues_what_is_sampled(device: torch.device) -> None:

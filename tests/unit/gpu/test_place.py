@@ -60,8 +60,7 @@ def test_lists_and_rows_hold_all_of_all_parts(graph: Graph, num_parts: int, topo
         ):
             assert lists.device == placed_of(placed).device
             assert lists.indptr.tolist() == [0, *counts.cumsum(0).tolist()]
-            assert lists.indices.dtype == torch.int32
-            assert lists.indices.tolist() == sources.tolist()
+            assert (lists.indices.dtype, lists.indices.tolist()) == (torch.int32, sources.tolist())
             parts = [part.lists[index] for part in store.parts]
             for name in ("weight", "edge_time"):
                 columns = [getattr(part, name) for part in parts]
@@ -108,8 +107,7 @@ def test_sizes_on_the_device_say_how_many_ids_count(ring_store: Store) -> None:
         size = torch.tensor(2, device=device)
         (rows,) = placed_of(store).gather([Wanted("node", "x", ids)], [size], outs=[out], faults=faults)
         assert rows is out
-        assert rows[:, 0].tolist() == [3, 4, 7]
-        assert faults.item() == 0
+        assert (rows[:, 0].tolist(), faults.item()) == ([3, 4, 7], 0)
 
 
 @pytest.mark.parametrize("wrong", [12, -1])

@@ -65,8 +65,7 @@ def test_one_that_was_never_closed_is_removed_all_the_same(folder: Path) -> None
     kept = memory.bytes
     del memory
     gc.collect()
-    assert os.listdir(folder) == []
-    assert kept.tolist() == [7] * 100
+    assert (os.listdir(folder), kept.tolist()) == ([], [7] * 100)
 
 
 GPU = torch.device("cuda:0")
@@ -116,9 +115,7 @@ def test_memory_is_unpinned_while_its_pages_are_there(how: str, runtime: Runtime
         memory.close()
         memory.close()
     del memory  # without a collection
-    assert runtime.unpinned == [b"\7" * 100]
-    assert runtime.waited == [1]
-    assert os.listdir(folder) == []
+    assert (runtime.unpinned, runtime.waited, os.listdir(folder)) == ([b"\7" * 100], [1], [])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="test_place_gpu.py does it with the real runtime")
@@ -137,9 +134,7 @@ def test_a_device_that_has_failed_does_not_keep_the_memory(runtime: Runtime, fol
     runtime.fails = True
     with pytest.raises(RuntimeError, match="illegal memory access"):
         memory.close()
-    assert runtime.pinned == {}
-    assert memory.bytes.numel() == 0
-    assert os.listdir(folder) == []
+    assert (runtime.pinned, memory.bytes.numel(), os.listdir(folder)) == ({}, 0, [])
 
 
 @pytest.fixture

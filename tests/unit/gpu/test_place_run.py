@@ -51,8 +51,7 @@ def test_a_share_of_the_features_is_text_or_a_number() -> None:
     section = RUN_FILE + "[placement]\nfeatures = "
     for text, share in {"0.2": 0.2, "0.0": 0.0, "'20%'": "20%", "'4GB'": "4GB"}.items():
         run_file = parse_run_file(section + text)
-        assert run_file.placement.features == share
-        assert parse_run_file(to_toml(run_file)) == run_file
+        assert (run_file.placement.features, parse_run_file(to_toml(run_file))) == (share, run_file)
     for override, share in {"0.3": 0.3, "30%": "30%", "3MB": "3MB", " host": "host"}.items():
         assert parse_run_file(section + "'auto'", [f"placement.features={override}"]).placement.features == share
 

@@ -57,8 +57,7 @@ def assert_same(
     losses, step = taken(whole, device, exact=exact, **options)
     assert losses == pytest.approx(expected, rel=tolerance, abs=tolerance)
     assert_close(whole, own, 10 * tolerance)
-    assert whole.loader.state_dict() == own.loader.state_dict()
-    assert whole.progress == own.progress
+    assert (whole.loader.state_dict(), whole.progress) == (own.loader.state_dict(), own.progress)
     return step.counts
 
 

@@ -122,8 +122,7 @@ def test_a_recording_is_made_after_some_calls(device: torch.device) -> None:
     for _ in range(WARM_UP + 3):
         seen.append(recording.is_warm)
         recording()
-    assert seen == [False] * WARM_UP + [True] * 3
-    assert int(counter) == WARM_UP + 3
+    assert (seen, int(counter)) == ([False] * WARM_UP + [True] * 3, WARM_UP + 3)
 
 
 class Capture:

@@ -142,5 +142,4 @@ def test_infer_of_a_run_takes_its_fanouts_and_says_so(tmp_path: Path, capsys: py
     told = json.loads(printed.out)
     assert (told["columns"], told["rows"]) == (["output", "prediction"], {"node": 400})
     rows = pyarrow.parquet.read_table(tmp_path / "run" / "nodes" / "node")
-    assert rows["id"].to_pylist() == list(range(400))
-    assert len(rows["output"][0]) == 4
+    assert (rows["id"].to_pylist(), len(rows["output"][0])) == (list(range(400)), 4)

@@ -101,8 +101,7 @@ def test_no_budget_no_nodes_and_repeated_seeds_stay() -> None:
     batch = HGTLoader(library(), [3, 3], ("paper", [9, 9]), batch_size=2)([0, 1])  # paper 9 has no edges
     assert n_ids(batch) == [[], [9, 9], []]
     batch = HGTLoader(library(), [2], ("paper", [4, 4, 6]), batch_size=3)([0, 1, 2])
-    assert batch["paper"].n_id[:3].tolist() == [4, 4, 6]
-    assert batch["paper"].num_nodes == 5
+    assert (batch["paper"].n_id[:3].tolist(), batch["paper"].num_nodes) == ([4, 4, 6], 5)
     assert HGTLoader(library(), [10**30], "paper", batch_size=10)(list(range(10)))["author"].n_id.numel() == 6
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.batches import assert_same_batches
+from support.batches import assert_same_batches, seeds_of
 from support.graphs import ring
 
 import hoploom
@@ -25,10 +25,6 @@ settings.load_profile("loader")
 def _loader(**options: Any) -> hoploom.NeighborLoader:
     given_options = {"batch_size": 4, "shuffle": True, **options}
     return hoploom.NeighborLoader(ring(50), [2, 2], **given_options)
-
-
-def _seeds(batches: Any) -> list[int]:
-    return [node for batch in batches for node in batch.n_id[: batch.batch_size].tolist()]
 
 
 @given(
@@ -97,13 +93,13 @@ def _edges(batch: Any) -> set[tuple[int, int]]:
 
 def test_shuffling_changes_with_the_epoch_and_the_seed_only() -> None:
     loader = _loader()
-    first, second = _seeds(loader), _seeds(loader)
+    first, second = seeds_of(loader), seeds_of(loader)
     assert first != second
     assert sorted(first) == sorted(second) == list(range(50))
     loader.set_epoch(0)
-    assert _seeds(loader) == first
-    assert _seeds(_loader(seed=1)) != first
-    assert _seeds(_loader(shuffle=False)) == list(range(50))
+    assert seeds_of(loader) == first
+    assert seeds_of(_loader(seed=1)) != first
+    assert seeds_of(_loader(shuffle=False)) == list(range(50))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -165,7 +161,7 @@ def test_leaving_a_loop_early_leaves_no_thread_and_a_clean_next_epoch(num_worker
         break
     assert _threads() == 0
     loader.set_epoch(0)
-    assert sorted(_seeds(loader)) == list(range(50))
+    assert sorted(seeds_of(loader)) == list(range(50))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -291,8 +287,7 @@ def test_steps_leave_the_position_alone(threads: int) -> None:
     batches = iter(loader)
     next(batches)
     state = loader.state_dict()
-    assert len(list(loader.steps(range(2, 5)))) == 3
-    assert loader.state_dict() == state
+    assert (len(list(loader.steps(range(2, 5)))), loader.state_dict()) == (3, state)
     assert (loader.epoch, loader.rank, loader.world_size) == (0, 0, 1)
 
 
@@ -326,9 +321,7 @@ def test_a_least_tail_gives_every_number_of_ranks_the_same_steps(num_seeds: int)
     orders = [Order(num_seeds, 16 // world_size, world_size=world_size, least_tail=4) for world_size in (1, 2, 4)]
     steps = [[order.step_span(step) for step in range(order.num_steps)] for order in orders]
     assert steps[0] == steps[1] == steps[2]
-    assert steps[0][-1][1] == num_seeds
-    assert len(_loader(least_tail=3)) == 12
-    assert len(_loader(least_tail=2)) == 13
+    assert (steps[0][-1][1], len(_loader(least_tail=3)), len(_loader(least_tail=2))) == (num_seeds, 12, 13)
 
 
 def test_steps_that_the_loop_does_not_have_are_refused() -> None:

@@ -65,15 +65,13 @@ def test_shares_that_the_user_cut_himself_pass(ended: Ended) -> None:
 
 def test_a_loader_made_before_the_process_group_takes_its_rank_at_the_first_loop(ended: Ended) -> None:
     first, second = (told["made before the group"] for told in ended.told)
-    assert sorted(first + second) == [*range(1001)]
-    assert {len(first), len(second)} == {500, 501}
+    assert (sorted(first + second), {len(first), len(second)}) == ([*range(1001)], {500, 501})
 
 
 def test_seeds_that_the_ranks_divided_are_read_as_they_are(ended: Ended) -> None:
     """600 seeds on rank 0 and 401 on rank 1, in batches of 100: six steps on both."""
     for told, own in zip([told["divided"] for told in ended.told], (range(600), range(600, 1001)), strict=True):
-        assert told["length"] == 6
-        assert told["seeds of a step"] == 100 + 67
+        assert (told["length"], told["seeds of a step"]) == (6, 100 + 67)
         assert sorted(told["first epoch"]) == sorted(told["second epoch"]) == [*own]
         assert told["first epoch"] != told["second epoch"]
     offsets = [told["divided"]["first epoch"][:400] for told in ended.told]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.batches import assert_same_batches
+from support.batches import assert_same_batches, seeds_of
 from support.graphs import library, ring, save_in_parts
 
 import hoploom
@@ -117,10 +117,6 @@ def _loader(folder: Path, rank: int = 0, **options: Any) -> hoploom.NeighborLoad
     return hoploom.NeighborLoader(folder, [2, 2], rank=rank, world_size=2, **given_options)
 
 
-def _seeds(batches: Any) -> list[int]:
-    return [node for batch in batches for node in batch.n_id[: batch.batch_size].tolist()]
-
-
 @pytest.fixture(scope="module")
 def rings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ring of 50 nodes in two parts of 25."""
@@ -130,7 +126,7 @@ def rings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_ranks_see_the_seeds_of_their_own_parts(rings: Path) -> None:
-    assert [sorted(_seeds(_loader(rings, rank))) for rank in range(2)] == [list(range(25)), list(range(25, 50))]
+    assert [sorted(seeds_of(_loader(rings, rank))) for rank in range(2)] == [list(range(25)), list(range(25, 50))]
 
 
 def test_the_owner_of_a_link_is_its_destinations_part(rings: Path) -> None:

@@ -109,8 +109,7 @@ def test_a_group_is_fetched_once_after_the_group_before(num_threads: int) -> Non
     stages = Stages(log.finish, window=10, num_finishing=4, begin=log.begin, fetch=log.fetch, group=5)
     made = list(Pipeline(num_threads).run(stages, STEPS))
     groups = [[3, 4, 5, 6, 7], [8, 9, 10, 11, 12], [13, 14]]
-    assert log.fetched == groups
-    assert made == [(step, step, groups[(step - 3) // 5]) for step in STEPS]
+    assert (log.fetched, made) == (groups, [(step, step, groups[(step - 3) // 5]) for step in STEPS])
 
 
 @threads
@@ -210,8 +209,7 @@ def test_a_failure_stands_in_place_of_later_steps_alone(steps: range) -> None:
     until_one_fails = partial(_run(steps)._until_one_fails, make)
     with pytest.raises(ValueError, match=f"step {steps[3]}"):
         until_one_fails(steps[3])
-    assert until_one_fails(steps[2]) == steps[2]
-    assert until_one_fails(steps[0]) == steps[0]
+    assert (until_one_fails(steps[2]), until_one_fails(steps[0])) == (steps[2], steps[0])
     for step in steps[4:]:
         with pytest.raises(ValueError, match=f"step {steps[3]}"):
             until_one_fails(step)

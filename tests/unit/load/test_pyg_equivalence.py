@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.batches import Replayed, assert_same_batches
-from support.graphs import library, random_graph, ring
+from support.graphs import dated_library, library, random_graph, ring
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NodeLoader
@@ -52,12 +52,6 @@ def catalogue() -> HeteroData:
         data[node_type].x = torch.randn(data[node_type].num_nodes, 5, generator=generator)
     data["paper", "rev_writes", "author"].edge_index = data[WRITES].edge_index.flip(0)
     data["paper"].kind, data.title = "a constant", "catalogue"
-    return data
-
-
-def dated_library() -> HeteroData:
-    data = library()
-    data["author"].time, data["paper"].time = torch.arange(7), torch.arange(10)
     return data
 
 
@@ -202,7 +196,7 @@ def test_every_relation_may_have_fanouts_of_its_own(as_object: bool) -> None:
 
 
 class Layers(nn.Module):
-    """Layers with a nonlinearity between them, over one type or many; trims as PyG does if told the counts."""
+    """Layers over many types with a nonlinearity between them; trims as PyG does if told the counts."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
@@ -212,8 +206,7 @@ class Layers(nn.Module):
         for number, layer in enumerate(self.layers):
             if counts is not None:
                 x, edge_index, _ = trim_to_layer(number, *counts, x, edge_index)
-            x = layer(x, edge_index)
-            x = {name: rows.tanh() for name, rows in x.items()} if isinstance(x, dict) else x.tanh()
+            x = {name: rows.tanh() for name, rows in layer(x, edge_index).items()}
         return x
 
 

@@ -87,8 +87,7 @@ def worker_functions() -> None:
 def without_meaning() -> None:
     called: list[int] = []
     given = {"persistent_workers": True, "filter_per_worker": True, "is_sorted": True, "in_order": True}
-    assert len(list(nodes(**given, num_workers=2, worker_init_fn=called.append))) == 2
-    assert called == []
+    assert (len(list(nodes(**given, num_workers=2, worker_init_fn=called.append))), called) == (2, [])
     refused("worker_init_fn is of type int", worker_init_fn=1)
 
 

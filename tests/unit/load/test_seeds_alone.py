@@ -18,8 +18,7 @@ BURNS = ("author", "burns", "paper")
 @pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"replace": True}, {"labor": True}], ids=str)
 def test_without_layers_a_batch_is_its_seeds(options: Any) -> None:
     (batch,) = NeighborLoader(ring(8), [], input_nodes=[6, 2], batch_size=2, **options)
-    assert batch.n_id.tolist() == [6, 2]
-    assert batch.x[:, 0].tolist() == [6.0, 2.0]
+    assert (batch.n_id.tolist(), batch.x[:, 0].tolist()) == ([6, 2], [6.0, 2.0])
     assert batch.edge_index.shape == (2, 0)
     assert (batch.num_sampled_nodes, batch.num_sampled_edges) == ([2], [])
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.batches import assert_same_batches
+from support.batches import assert_same_batches, seeds_of
 from support.graphs import library, ring
 from support.refusals import assert_refused
 from torch.utils.data import (
@@ -68,15 +68,11 @@ def _loader(sampler: Any, **options: Any) -> hoploom.NeighborLoader:
     return hoploom.NeighborLoader(ring(NUM_NODES), [2, 2], **{"batch_size": 4, "sampler": sampler, **options})
 
 
-def _seeds(batches: Any) -> list[int]:
-    return [node for batch in batches for node in batch.n_id[: batch.batch_size].tolist()]
-
-
 @each_sampler
 def test_an_epoch_is_what_the_sampler_gives_and_ranks_share_it_out(make: Any) -> None:
-    alone = _seeds(_loader(make(), batch_size=6))
+    alone = seeds_of(_loader(make(), batch_size=6))
     ranks = [list(_loader(make(), batch_size=2, rank=rank, world_size=3)) for rank in range(3)]
-    shared = _seeds(batch for step in zip(*ranks, strict=True) for batch in step)
+    shared = seeds_of(batch for step in zip(*ranks, strict=True) for batch in step)
     assert shared == alone  # every position of the order once, where it stands in the order
     assert len(alone) == len(make())
 
@@ -84,10 +80,8 @@ def test_an_epoch_is_what_the_sampler_gives_and_ranks_share_it_out(make: Any) ->
 def test_a_list_is_walked_as_it_stands_and_positions_are_among_the_seeds() -> None:
     loader = _loader([1, 1, 0, 2], input_nodes=[30, 20, 10])
     (batch,) = loader
-    assert batch.n_id[:4].tolist() == [20, 20, 30, 10]
-    assert batch.input_id.tolist() == [1, 1, 0, 2]
-    assert loader.dataset == range(3)
-    assert loader([2]).n_id[0] == 10
+    assert (batch.n_id[:4].tolist(), batch.input_id.tolist()) == ([20, 20, 30, 10], [1, 1, 0, 2])
+    assert (loader.dataset, loader([2]).n_id[0]) == (range(3), 10)
 
 
 @each_sampler
@@ -96,13 +90,13 @@ def test_a_sampler_changes_nobodys_random_numbers_and_nobody_changes_its_own(mak
     own = getattr(sampler, "generator", None) or torch.Generator()
     torch.manual_seed(3)
     before = torch.get_rng_state(), own.get_state(), random.getstate(), np.random.get_state()[1].tolist()
-    first = _seeds(_loader(sampler))
+    first = seeds_of(_loader(sampler))
     after = torch.get_rng_state(), own.get_state(), random.getstate(), np.random.get_state()[1].tolist()
     assert all(torch.equal(a, b) for a, b in zip(before[:2], after[:2], strict=True))
     assert before[2:] == after[2:]
     torch.manual_seed(4)
     random.seed(4)
-    assert _seeds(_loader(make())) == first
+    assert seeds_of(_loader(make())) == first
 
 
 def test_epochs_seeds_and_generators_draw_anew() -> None:
@@ -111,10 +105,10 @@ def test_epochs_seeds_and_generators_draw_anew() -> None:
         return _loader(WeightedRandomSampler(WEIGHTS, 70, generator=generator), seed=seed)
 
     loader = made()
-    first, second = _seeds(loader), _seeds(loader)
+    first, second = seeds_of(loader), seeds_of(loader)
     loader.set_epoch(0)
-    assert _seeds(loader) == first
-    drawn = [first, second, *(_seeds(made(*given)) for given in [(1, None), (0, 1), (0, 2), (1, 1)])]
+    assert seeds_of(loader) == first
+    drawn = [first, second, *(seeds_of(made(*given)) for given in [(1, None), (0, 1), (0, 2), (1, 1)])]
     assert len({tuple(seeds) for seeds in drawn}) == len(drawn)
 
 
@@ -176,7 +170,7 @@ def test_a_sampler_that_knows_its_epoch_is_told_it() -> None:
     loader, theirs = _loader(made()), made()
     list(loader)
     theirs.set_epoch(1)
-    assert _seeds(loader) == list(theirs)
+    assert seeds_of(loader) == list(theirs)
 
 
 class Unending(Sampler[int]):

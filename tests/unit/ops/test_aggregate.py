@@ -145,8 +145,7 @@ def test_a_head_is_the_first_lists_alone() -> None:
 def test_every_list_gets_one_loop_in_place_of_its_own() -> None:
     edges = InEdges.of(torch.tensor([[0, 1, 1, 0], [0, 0, 1, 2]]), 3, 3)
     looped = edges.with_loops
-    assert looped.sources.tolist() == [1, 0, 1, 0, 2]
-    assert looped.indptr.tolist() == [0, 2, 3, 5]
+    assert (looped.sources.tolist(), looped.indptr.tolist()) == ([1, 0, 1, 0, 2], [0, 2, 3, 5])
     assert edges.in_degrees_of_sources.tolist() == [1, 0, 1]
 
 

@@ -84,8 +84,7 @@ def test_edges_in_order_need_no_permutation() -> None:
 def test_ids_take_64_bits_where_32_do_not_hold_them() -> None:
     far = 2**31 + 5
     csc = ops.build_csc(torch.tensor([[far, 0], [1, 0]]), far + 1, 2)
-    assert csc.indices.dtype == torch.int64
-    assert csc.indices.tolist() == [0, far]
+    assert (csc.indices.dtype, csc.indices.tolist()) == (torch.int64, [0, far])
 
 
 def test_lists_are_in_time_order_where_times_are_given() -> None:

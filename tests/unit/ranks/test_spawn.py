@@ -54,13 +54,11 @@ def check_two_ranks(context: Context) -> None:
     """All that two ranks do together, beside what one process does."""
     rank = context.rank
     assert (context.local_rank, context.world_size, context.is_main) == (rank, 2, rank == 0)
-    assert set(listeners()) == {LOOPBACK}
-    assert context.sum(2**60 + rank) == 2**61 + 1
+    assert (set(listeners()), context.sum(2**60 + rank)) == ({LOOPBACK}, 2**61 + 1)
     assert context.sum([0.1, 0.2][rank]) == 0.1 + 0.2
     assert [context.sum([1, 0.5][rank]), context.max([2, 1.5][rank])] == [1.5, 2.0]
     assert context.sum(torch.tensor([1, 2], dtype=torch.int32) * (rank + 1)).tolist() == [3, 6]
-    assert context.max(rank - 5) == -4
-    assert context.max(torch.tensor([1.5, -rank])).tolist() == [1.5, 0.0]
+    assert (context.max(rank - 5), context.max(torch.tensor([1.5, -rank])).tolist()) == (-4, [1.5, 0.0])
     gathered = context.gather(torch.tensor([[rank, 7]], dtype=torch.bfloat16))
     assert [entry.tolist() for entry in gathered] == [[[0, 7]], [[1, 7]]]
     assert [list(entry.shape) for entry in context.gather(torch.empty(0, 3))] == [[0, 3], [0, 3]]
@@ -207,8 +205,7 @@ def test_an_error_keeps_its_type_where_a_message_makes_it() -> None:
     for kind in (ValueError, StoreError, ConfigError, FileNotFoundError, MemoryError):
         error = _rebuild(2, told_of(kind, "no"))
         assert type(error) is kind
-        assert str(error) == "rank 2: no"
-        assert error.__notes__ == ["On rank 2:\nTraceback ..."]
+        assert (str(error), error.__notes__) == ("rank 2: no", ["On rank 2:\nTraceback ..."])
     for kind in (OurOwnError, UnicodeDecodeError):
         error = _rebuild(2, told_of(kind, "no"))
         assert type(error) is TrainError

@@ -73,16 +73,14 @@ def test_a_draw_is_the_same_again_and_differs_by_seed_epoch_step_layer_and_call(
 def test_a_number_for_an_id_is_its_own_whoever_asks_and_a_repeated_id_has_others() -> None:
     [numbers] = ask(ring(12), lambda graph: graph.uniform(torch.arange(100)))
     [others] = ask(ring(12), lambda graph: graph.uniform(torch.tensor([7, 99, 7, 3, 7])))
-    assert others[[0, 1, 3]].tolist() == numbers[[7, 99, 3]].tolist()
-    assert len(set(others.tolist())) == 5
+    assert (others[[0, 1, 3]].tolist(), len(set(others.tolist()))) == (numbers[[7, 99, 3]].tolist(), 5)
     [again] = ask(ring(12), lambda graph: graph.uniform(torch.tensor([7, 7])))
     assert again.tolist() == others[[0, 2]].tolist()
 
 
 def test_numbers_are_uniform_and_never_0_or_1() -> None:
     [numbers] = ask(ring(12), lambda graph: graph.uniform((100, 500)))
-    assert numbers.shape == (100, 500)
-    assert numbers.dtype == torch.float32
+    assert (numbers.shape, numbers.dtype) == ((100, 500), torch.float32)
     assert numbers.min() > 0
     assert numbers.max() < 1
     assert_uniform((numbers.flatten() * 100).long(), 100)
@@ -143,8 +141,7 @@ def test_in_degrees_count_every_edge_loops_too() -> None:
 
 def test_a_walk_goes_against_the_edges_until_there_are_none() -> None:
     [trace] = ask(ring(12), lambda graph: graph.walk(torch.tensor([0, 5, 5]), 20))
-    assert trace.shape == (3, 21)
-    assert trace[:, 0].tolist() == [0, 5, 5]
+    assert (trace.shape, trace[:, 0].tolist()) == ((3, 21), [0, 5, 5])
     steps = trace.diff(dim=1) % 12
     assert set(steps.flatten().tolist()) == {1, 2}
     assert not torch.equal(trace[1], trace[2])

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from support.batches import Replayed, assert_same_batches
-from support.graphs import library, random_graph, ring
+from support.graphs import dated_library, library, random_graph, ring
 from support.proportions import assert_in_proportion
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.loader import LinkLoader
 from torch_geometric.sampler import NegativeSampling
 
@@ -34,12 +34,6 @@ def dense(num_nodes: int, share: float) -> Data:
     """Every possible edge with this probability."""
     chosen = torch.rand(num_nodes, num_nodes, generator=torch.Generator().manual_seed(0)) < share
     return Data(edge_index=chosen.nonzero().t().contiguous(), num_nodes=num_nodes)
-
-
-def dated_library() -> HeteroData:
-    data = library()
-    data["author"].time, data["paper"].time = torch.arange(7), torch.arange(10)
-    return data
 
 
 def links_of(batch: Any, key: Any = None) -> Tensor:
@@ -308,5 +302,4 @@ def test_ranks_have_together_the_negatives_of_one_process(amount: float) -> None
 
     one = negatives(1)
     assert [len(step) for step in one] == [math.ceil(24 * amount)] * 12 + [math.ceil(12 * amount)]
-    assert negatives(2) == one
-    assert negatives(4) == one
+    assert (negatives(2), negatives(4)) == (one, one)

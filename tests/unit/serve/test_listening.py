@@ -38,8 +38,7 @@ from hoploom.serve.wire import Message
 
 @pytest.mark.parametrize(("written", "parts"), [("gpu1:7", ("gpu1", 7)), ("[::1]:65535", ("::1", 65535))])
 def test_an_address_is_read_as_it_is_written(written: str, parts: tuple[str, int]) -> None:
-    assert split_address(written) == parts
-    assert join_address(*parts) == written
+    assert (split_address(written), join_address(*parts)) == (parts, written)
 
 
 @pytest.mark.parametrize("written", ["", "gpu1", ":7", "gpu1:", "gpu1:x", "gpu1:65536", "gpu1:-1", "gpu1:\u0663"])
@@ -257,8 +256,7 @@ def test_security_from_files_is_what_the_files_hold(tmp_path: Path) -> None:
     server = read_server_security(token, folder / "server.pem", folder / "server.key", folder / "ca.pem")
     assert server == mutual_server(made, TOKEN)
     client = read_client_security(token, folder / "ca.pem", folder / "client.pem", folder / "client.key")
-    assert client == mutual_client(made, TOKEN)
-    assert read_server_security() == ServerSecurity()
+    assert (client, read_server_security()) == (mutual_client(made, TOKEN), ServerSecurity())
 
 
 def test_a_pair_that_is_none_is_refused_with_the_names_of_its_files(tmp_path: Path) -> None:

@@ -57,8 +57,7 @@ def test_what_a_cluster_file_says_of_a_server_is_what_the_server_reads(path: Pat
     read.ca = None  # there are no such files
     made = batch_options(read, ServerSecurity())
     assert (made.threads, made.memory, made.cache, made.seeds) == (3, 2_000_000_000, "20%", "train")
-    assert made.store_memory == 6_000_000_000
-    assert list(made.peers) == ["host2:7700", "host3:7700"]
+    assert (made.store_memory, list(made.peers)) == (6_000_000_000, ["host2:7700", "host3:7700"])
     assert list(made.fanouts) == [4, 2]
 
 

@@ -183,8 +183,7 @@ def test_on_loopback_it_tells_everybody(metrics: Metrics, served: MetricsEndpoin
     with metrics.request("batch"):
         pass
     got = get(served, "/metrics")
-    assert got.status == 200
-    assert got.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert (got.status, got.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
     assert read(got.text)["hoploom_requests_total", (("kind", "batch"), ("outcome", "ok"))] == 1
     assert served.warning is None
     assert get(served, "/metrics?name=x", verb="GET").status == 200
@@ -194,8 +193,7 @@ def test_on_loopback_it_tells_everybody(metrics: Metrics, served: MetricsEndpoin
 
 def test_health_says_when_the_server_drains(metrics: Metrics, served: MetricsEndpoint) -> None:
     got = get(served, "/health")
-    assert got[::2] == (200, "ok\n")
-    assert got.headers["content-type"] == "text/plain; charset=utf-8"
+    assert (got[::2], got.headers["content-type"]) == ((200, "ok\n"), "text/plain; charset=utf-8")
     metrics.draining = True
     assert get(served, "/health")[::2] == (503, "draining\n")
 
@@ -262,8 +260,7 @@ def test_a_bug_is_printed_in_one_line_and_others_are_served(
     metrics: Metrics, served: MetricsEndpoint, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Metrics, "text", lambda self: {}["gone"])
-    assert send(served, b"GET /metrics HTTP/1.0\r\n\r\n") == b""
-    assert get(served, "/health").status == 200
+    assert (send(served, b"GET /metrics HTTP/1.0\r\n\r\n"), get(served, "/health").status) == (b"", 200)
     errors = capfd.readouterr().err
     assert re.fullmatch(r"hoploom: warning: .*hoploom-metrics.*test_serve_metrics.py:\d+: KeyError: 'gone'\n", errors)
 
@@ -291,8 +288,7 @@ def test_closing_ends_open_connections_threads_and_the_port(metrics: Metrics) ->
         port = port_of(served)
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
         until(lambda: served._acceptor.num_waiting == 3)
-    assert [connection.recv(1) for connection in idle] == [b""] * 3
-    assert set(threading.enumerate()) == before
+    assert ([connection.recv(1) for connection in idle], set(threading.enumerate())) == ([b""] * 3, before)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
     served.close()  # once more does no harm
