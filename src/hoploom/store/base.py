@@ -48,7 +48,7 @@ Triple: TypeAlias = tuple[TypeKey, str, Any]  # (owner, field, ids): a Wanted, o
 
 
 def read_wanted(schema: Schema, wanted: Sequence[Triple]) -> list[Wanted]:
-    """Return the requests, checked; raise ConfigError for an unknown name, or ids that are not integers in range."""
+    """Check requests and return them as Wanted; raise ConfigError for an unknown name, or an id that is invalid."""
     checked = []
     for want in wanted:
         if not isinstance(want, tuple) or len(want) != 3:
@@ -72,7 +72,7 @@ def read_wanted(schema: Schema, wanted: Sequence[Triple]) -> list[Wanted]:
 
 
 class Tier(IntEnum):
-    """The storage that holds the rows of a shard, slowest first."""
+    """The kinds of storage that can hold the rows of a shard, slowest first."""
 
     REMOTE = 0  # another process
     DISK = 1
@@ -80,7 +80,7 @@ class Tier(IntEnum):
 
 
 class CachedPositions(NamedTuple):
-    """Cache hits of a lookup: for each p in `positions`, the row of ids[p] is tables[field][rows[p]]."""
+    """Cache hits among the `ids` of a lookup: for p in `positions`, the row of ids[p] is tables[field][rows[p]]."""
 
     tables: Mapping[str, Tensor]  # field -> [rows, ...]
     rows: Tensor  # [ids] int64, valid at the positions
@@ -135,7 +135,7 @@ class Shard(Protocol):
     def tier(self) -> Tier: ...
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
-        """Begin to sample one hop of nodes in this range; the returned function returns what GraphStore.sample does."""
+        """Begin to sample one hop of nodes in this range; the returned function returns the picks by relation."""
 
     def begin_gather(
         self, wanted: Sequence[Wanted], positions: Sequence[Tensor], outs: Sequence[Tensor]
@@ -157,7 +157,7 @@ class Shard(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """The deployment of a store without servers or a GPU. hoploom.connect and hoploom.place use subclasses."""
+    """Settings and hooks of a store on servers or a GPU. This base class, for a store without these, does nothing."""
 
     homes: tuple[tuple[int, ...], ...] = ()  # the parts that each rank has, if a context has gathered them
     look_ahead: int | None = None  # default number of batches whose missing rows a loader fetches together
@@ -295,7 +295,7 @@ class Part(InMemory):
 
 @dataclass(frozen=True)
 class Absent(InMemory):
-    """A stand-in for an unopened part, so that others keep their numbers. Requests for its nodes raise StoreError."""
+    """A stand-in, in a list of all parts, for a part that was not opened. Requests for its nodes raise StoreError."""
 
     schema: Schema
     number: int
@@ -328,7 +328,7 @@ class Absent(InMemory):
 
 
 def range_of(part: Part) -> PartRange:
-    """Return the entry of a part in store.json."""
+    """Return the id ranges and split sizes of a part, which store.json records."""
     splits: dict[str, dict[str, int]] = {t.name: {} for t in part.schema.node_types}
     for (node_type, split), ids in part.splits.items():
         splits[node_type][split] = ids.numel()
@@ -423,7 +423,7 @@ class Loops(NamedTuple):
 
 
 def loops_of(parts: Sequence[Part], key: RelationName) -> Loops:
-    """Return the self-loops of a relation in these parts; reads all edges if both ends have one type."""
+    """Return the self-loops of a relation in these parts; reads all edges if both ends have the same node type."""
     found = [torch.empty(0, dtype=torch.int64)]
     for part in parts if key[0] == key[2] else ():
         for sources, ends in scan_edges(part.lists[part.schema.relation_index[key]], key):

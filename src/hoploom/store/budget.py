@@ -1,7 +1,7 @@
 """A budget of memory for a store: which rows and edge lists are mapped, and which are read from the disk when needed.
 
 The budget is spent on the offsets of edge lists, then on the lists, small fields, and the first rows of all other
-fields; `partition` puts the rows that are used most first. A share is kept for the rows of coming steps. The speed of
+fields; `partition` puts the rows that are used most first. A share is kept for rows fetched ahead. The speed of
 the disk is measured (0.6 s): a gap between two rows is read too if that takes less time than another request. Thus a
 slow disk is read in long runs, and a fast one in single blocks.
 """
@@ -89,7 +89,7 @@ def little_idle(window: int) -> Iterator[None]:
 
 
 def warm_up(tensors: Iterable[Tensor]) -> None:
-    """Start a thread that reads mapped tensors into the page cache, as the first use of a page waits for the disk."""
+    """Start a thread that reads mapped tensors into the page cache, so that batches do not wait for the disk."""
 
     def read() -> None:
         for tensor in tensors:

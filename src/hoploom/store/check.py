@@ -111,7 +111,7 @@ def _list_problems(number: int, part: Part, index: int, store: Sharded) -> Itera
 
 
 def _difference(file: str, begin: int, values: Tensor, rows: Tensor, name: str | None) -> str | None:
-    """Return a message about the first of `values` that differs from its field `rows`; None if all are equal."""
+    """Compare a column with the field it was copied from; return a message about the first difference, or None."""
     rows = rows.reshape(-1)
     bad = rows.to(values.dtype) != values
     if not bad.any():
@@ -150,7 +150,7 @@ def _split_problems(number: int, part: Part) -> Iterator[str]:
 
 
 def _edge_id_problems(parts: Sequence[Part], index: int) -> Iterator[str]:
-    """Yield the first edge id that is out of range, or else duplicated. Large relations are read several times."""
+    """Yield a message about the first edge id that is out of range or a duplicate. Reads large relations repeatedly."""
     relation = parts[0].schema.relations[index]
     columns = [part.tables[relation.key, EDGE_ID].rows for part in parts if EDGE_ID in relation.fields]
     files = [layout.edge_file(number, relation, EDGE_ID) for number in range(len(columns))]
@@ -178,7 +178,7 @@ def _first(bad: Tensor) -> int:
 
 
 def _chunks(column: Tensor, overlap: int = 0) -> Iterator[tuple[int, Tensor]]:
-    """Yield the first position and the values of each chunk of a mapped column; chunks share `overlap` values."""
+    """Yield the first position and the values of each chunk of a mapped column; chunks overlap by `overlap` values."""
     for begin in range(0, column.numel(), CHUNK_EDGES):
         some = column[begin : begin + CHUNK_EDGES + overlap]
         ops.read_soon(some)

@@ -112,7 +112,7 @@ def manifest_at(source: StoragePath) -> tuple[bytes, Manifest]:
 
 
 def _begin(folder: Path, written: bytes, source: StoragePath) -> bool:
-    """Return whether the folder already has this store.json; raise StoreError if it has that of another store."""
+    """Return whether the folder has this store.json; if not, write IN_FLIGHT. Raise StoreError for another store's."""
     for name in (STORE_FILE, IN_FLIGHT):
         try:
             found = regular(folder / name).read_bytes()
@@ -127,7 +127,7 @@ def _begin(folder: Path, written: bytes, source: StoragePath) -> bool:
 
 
 def _find_missing(folder: Path, wanted: Mapping[str, FileEntry], show: Show, *, trusts: bool) -> dict[str, FileEntry]:
-    """Return the files that the folder lacks; remove damaged ones. With `trusts`, only sizes are checked."""
+    """Remove damaged files; return the files that the folder now lacks. With `trusts`, only their sizes are checked."""
 
     def is_here(name: str, entry: FileEntry) -> bool:
         path = inside(folder, name)

@@ -225,7 +225,7 @@ _hints = cache(get_type_hints)
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dict; raise ValueError for a repeated key, as JSON parsers differ in its meaning."""
+    """Return a JSON object as a dict; raise ValueError for a repeated key, on whose value JSON parsers disagree."""
     contents = dict(pairs)
     if len(contents) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -234,7 +234,7 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def regular(path: Path) -> Path:
-    """Return the path; raise StoreError unless it is a regular file, as opening a pipe may block for ever."""
+    """Return the path; raise StoreError unless it is a regular file, because opening a pipe may block for ever."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise StoreError(f"{path} is a directory, pipe, socket or device, not a file; copy the store again")
     return path

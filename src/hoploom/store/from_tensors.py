@@ -77,7 +77,7 @@ def build_store(
     weight_attr: str | None,
     time_attr: str | None,
 ) -> Store:
-    """Make a store from tensors by type; raise DataError for anything on which sampling would fail later."""
+    """Make a store from tensors by node type and relation; raise DataError if sampling would fail on them later."""
     _check_types(nodes, edges, {"num_nodes": num_nodes, "splits": splits})
     nodes = {t: {f: _read_tensor(f"{t}.{f}", rows) for f, rows in fields.items()} for t, fields in nodes.items()}
     counts = {name: _num_nodes(name, fields, num_nodes) for name, fields in nodes.items()}
@@ -137,7 +137,7 @@ def _read_tensor(what: str, given: Any) -> Tensor:
 
 
 def _read_split(what: str, given: Any, num_nodes: int) -> Tensor:
-    """Return the ids of a split, given as ids or mask, sorted: their order must not depend on the partitioning."""
+    """Return the ids of a split, given as ids or a mask, sorted: partitioning must not change their order."""
     return torch.sort(read_members(what, _read_tensor(what, given), num_nodes)).values
 
 
@@ -198,7 +198,7 @@ def _build_relation(
 def _times(
     key: RelationName, fields: Fields, sources: Fields, time_attr: str | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the times of the edges [e] int64, and those of the source nodes [n] int64; at least one is None."""
+    """Return the times of the edges, [e] int64, and of the source nodes, [n] int64; one or both of these are None."""
     if time_attr is None:
         return None, None
     edge_time, source_time = fields.get(time_attr), sources.get(time_attr)

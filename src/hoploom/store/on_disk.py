@@ -1,7 +1,7 @@
 """A part that does not fit in memory: its first rows are mapped, and the others are read from the disk when needed.
 
-The mapped rows stay in the page cache, which the processes of a host share, because the reads bypass it. A hop reads
-only the picked edges; weighted, temporal and LABOR sampling, and fanout -1, read the whole edge lists of its nodes.
+The mapped rows stay in the page cache, which the processes of a host share: reads of other rows bypass this cache. To
+sample a hop, only the picked edges are read, but whole edge lists for weights, times, LABOR and fanout -1.
 """
 
 import mmap
@@ -42,7 +42,7 @@ class DiskRows(NamedTuple):
 
 @dataclass(frozen=True)
 class ListScratch:
-    """Sparse buffers as long as all edge lists of a relation, into which one hop reads the lists that it needs."""
+    """Buffers as long as all edge lists of a relation. Only the lists that a hop reads into them take memory."""
 
     lists: EdgeLists
     arrays: Mapping[str, SparseArray]
@@ -59,7 +59,7 @@ class DiskLists:
 
     @contextmanager
     def scratch(self, names: Sequence[str]) -> Iterator[ListScratch]:
-        """Lend a scratch buffer for a `with` block, and clear its columns `names` at the end."""
+        """Lend a ListScratch to a `with` block; at the end, free the memory of the columns `names`."""
         try:
             lent = self.idle.pop()
         except IndexError:
@@ -99,7 +99,7 @@ class OnDisk:
         return self.part.split(node_type, name)
 
     def mapped_tensors(self) -> Iterator[Tensor]:
-        """Yield the mapped tensors that fit the budget; of a tensor that does not fit, its first rows."""
+        """Yield the mapped tensors that fit the budget, and the first rows of those that fit only in part."""
         for index, lists in enumerate(self.part.lists):
             on_disk = self.lists.get(index)
             yield from (
@@ -233,7 +233,7 @@ class ScratchRows(NamedTuple):
 
 
 class ScratchFile:
-    """An unnamed file in scratch space, so that nothing is left behind. Writes bypass the page cache if possible."""
+    """An unnamed file in scratch space, which disappears with the process. Writes bypass the page cache if possible."""
 
     def __init__(self, folder: Path, num_bytes: int) -> None:
         self.num_bytes = -(-num_bytes // BLOCK) * BLOCK
@@ -275,7 +275,7 @@ class ScratchFile:
 
 
 def cut(ids: Sequence[Ids], num_rows: int) -> NDArray[np.int64]:
-    """Cut arrays of ascending ids into pieces, all at the same ids; a piece has about `num_rows` ids over all arrays.
+    """Cut arrays of ascending ids into pieces, all at the same id bounds; a piece has about `num_rows` ids in total.
 
     Return the position in each array at which each piece begins: [pieces + 1, arrays] int64.
     """

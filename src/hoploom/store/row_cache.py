@@ -110,7 +110,7 @@ def cached(store: Store, size: float | str, counts: Mapping[str, Tensor]) -> Sto
 
     `size` is a share of the remote rows (0.2 or "20%") or bytes ("4GB", or an int); `counts` has, by node type, the
     number of batches that need each node: [num_nodes] int64. Batches stay the same. A store without remote rows is
-    returned unchanged. Look-ahead keeps rows that nearly all batches need; with `count_visits`, others are cached.
+    returned unchanged. With counts from `count_visits`, rows that look-ahead would keep anyway are cached last.
 
     >>> counts = count_visits(store, [15, 10, 5], "train")
     >>> store = cached(store, "20%", counts)
@@ -160,7 +160,7 @@ class RemoteType:
         return sum(end - first for first, end in self.spans)
 
     def levels(self, most: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield, for each remote range of ids, its first id and the visits of each of its nodes, capped at `most`."""
+        """Yield, for each remote range of ids, its first id and the visits of each node in it, capped at `most`."""
         for first, end in self.spans:
             counts = torch.zeros(end - first).long() if self.counts is None else self.counts[first:end]
             yield first, counts.clamp(max=most)
@@ -184,7 +184,7 @@ def _remote_types(store: Store, counts: Mapping[str, Tensor]) -> list[RemoteType
 
 
 def _spared(counts: Mapping[str, Tensor], look_ahead: int) -> Tensor | None:
-    """Return how many fetches per batch are saved by caching a row with n visits, for every n: [num_batches + 1].
+    """Return, for every n, how many fetches per batch are saved by caching a row with n visits: [num_batches + 1].
 
     Look-ahead fetches once per group of batches, and keeps the rows that the previous group needed. None if `counts`
     does not tell the number of batches.
@@ -200,7 +200,7 @@ def _spared(counts: Mapping[str, Tensor], look_ahead: int) -> Tensor | None:
 
 
 def _choose(remote: Sequence[RemoteType], budget: int, ranks: Tensor) -> dict[str, Tensor]:
-    """Return the ids to cache, ascending, by node type: the nodes with the highest ranks[visits]; on a tie, low ids."""
+    """Return the ids to cache, ascending, by node type: those with the highest ranks[visits]; low ids win ties."""
     num_levels = len(ranks)
     costs = torch.zeros(num_levels, dtype=torch.int64)  # bytes, by rank
     for of_type in remote:

@@ -42,7 +42,7 @@ class Sharded:
         return other
 
     def route(self, owner: TypeKey, ids: Tensor, positions: Tensor | None = None) -> list[Tensor]:
-        """Return, for each shard, the positions in `ids` of its ids; only those among `positions`, if given."""
+        """Return, for each shard, the positions in `ids` (only those in `positions`, if given) of the ids it has."""
         return ops.route(ids, self._cuts[owner], positions)
 
     def look_up(self, owner: TypeKey, ids: Tensor) -> RowLookup:
@@ -89,7 +89,7 @@ class Sharded:
         return outs
 
     def gather_at(self, wanted: Sequence[Wanted], positions: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
-        """Write rows to outs[i]: those of wanted[i].ids at positions[i], or all if positions[i] is None."""
+        """Write the rows of wanted[i] to outs[i], only those at positions[i], or all if positions[i] is None."""
         routed: dict[tuple[TypeKey, int, int], list[Tensor]] = {}  # once for all fields of the same ids
         keys = [(w.owner, id(w.ids), id(own)) for w, own in zip(wanted, positions, strict=True)]
         for key, want, own in zip(keys, wanted, positions, strict=True):
@@ -129,7 +129,7 @@ class Sharded:
 
 
 def select_frontier(frontier: Frontier | None, positions: Tensor | None) -> Frontier | None:
-    """Return the nodes of a frontier at `positions`; None if there are none."""
+    """Return the part of a frontier at `positions`; None if there are no positions."""
     if frontier is None or positions is None or positions.numel() == 0:
         return None
     if _are_all(positions, frontier):
@@ -210,7 +210,7 @@ class ShardWrapper:
 
 @dataclass(frozen=True)
 class LocalEdgeFields(ShardWrapper):
-    """A remote shard whose edge `fields` are read from this host, which has its topology too."""
+    """A remote shard whose edges are on this host too, in the shard `local`: the edge `fields` are read from there."""
 
     local: Shard
     fields: Collection[tuple[TypeKey, str]]  # edge fields that `local` has
@@ -236,7 +236,7 @@ MOST = 1 << 31  # ids of a range that fit into int32
 
 
 class IdRange(NamedTuple):
-    """A range of ids, which encodes them for messages."""
+    """A range of ids, with the encoding of its ids in messages."""
 
     first: int
     size: int
@@ -269,7 +269,7 @@ class IdEncoding:
         return [ids.encode(column) for ids, column in zip(self._columns[relation], picks, strict=True)]
 
     def decode_picks(self, relation: int, columns: Sequence[Any]) -> Picks | None:
-        """Decode received picks to int64; return None if the columns cannot be picks."""
+        """Decode received picks to int64; return None if a column has a wrong dtype or shape."""
         for column in columns:
             if column.dtype not in (torch.int32, torch.int64) or column.dim() != 1:
                 return None

@@ -86,7 +86,7 @@ class StoragePath:
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
-        """Write a file, or replace it. It appears when the block ends, and not at all after an error in the block."""
+        """Open a file for writing in a `with` block. The file appears under its name only if the block has no error."""
         make = self._create_local if self.path is not None else self._create_object
         yield from make(name)
 
@@ -119,7 +119,7 @@ class StoragePath:
         yield from sorted((one.path.removeprefix(base), int(one.size)) for one in listed if one.is_file)
 
     def remove(self, prefix: str) -> None:
-        """Remove a file, or a folder with its contents; do nothing if there is none."""
+        """Remove a file, or a folder with its contents; do nothing if it does not exist."""
         if not prefix.strip("/"):
             raise ConfigError(f"a whole place is never removed; name what to remove in {self.url}")
         with self._explained("remove", prefix):
@@ -217,7 +217,7 @@ class StoragePath:
 
 
 class _ExplainedFile(io.RawIOBase):
-    """A file whose errors get a hint. Closing a writer leaves the file itself open: its creator finishes it."""
+    """A file object whose errors have hints. close() does not close a written file: `create` completes or drops it."""
 
     def __init__(self, file: Any, explained: Callable[[], Any], *, reads: bool) -> None:
         self._file, self._explained, self._reads = file, explained, reads

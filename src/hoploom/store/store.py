@@ -143,7 +143,7 @@ class Store(Explored):
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def aggregate(self, want: Wanted, edges: InEdges, reduce: Literal["sum", "mean"]) -> Tensor:
-        """Aggregate the wanted rows, one per source, at each destination of `edges`; rows in memory are not copied."""
+        """Return the sum or mean, at each destination, of the wanted rows, one per source. Copies no rows in memory."""
         tables = [part.tables.get((want.owner, want.field)) for part in self.parts]
         found = [(table.rows, table.first) for table in tables if table is not None and table.rows.shape[0]]
         is_here = self.reads is None and covers(self.schema, self.parts, str(want.owner)) and found
@@ -155,7 +155,7 @@ class Store(Explored):
     def in_degrees(self, key: RelationName, nodes: Tensor) -> Tensor:
         """Return the number of in-edges of each node in a relation, without self-loops: [n] int64.
 
-        The edges must be on this host. If both ends have one node type, the first call reads all edges for self-loops.
+        The edges must be on this host. If both ends have the same node type, the first call reads all edges once.
         """
         if not covers(self.schema, self.topology, key[2]):
             raise ConfigError(f"the in-degrees of {key[2]!r} are not in reach of this process; leave degrees out")
@@ -409,7 +409,7 @@ def open_part(folder: Path, manifest: Manifest, part: int, *, scattered: bool = 
 
 
 def open_topology(folder: Path, manifest: Manifest, part: int, *, scattered: bool = False) -> Part:
-    """Map the topology of one part, and those of its edge fields that have files, but no node fields or splits."""
+    """Map the topology of one part, and the edge fields whose files are in the folder, but no node fields or splits."""
     try:
         return _open_edges(folder, manifest, part, needs_fields=False, scattered=scattered)
     except StoreError as error:

@@ -100,7 +100,7 @@ class FieldRows(Uncopied):
         return np.asarray(self[:].numpy(), dtype=dtype)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Return all rows as a DLPack capsule: without it, torch.as_tensor would read the rows one by one."""
+        """Return all rows as a DLPack capsule. Without this method, torch.as_tensor would read the rows one by one."""
         return self[:].__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
@@ -123,7 +123,7 @@ class FieldRows(Uncopied):
         return f"read the rows first: store.{self.name}{then}"
 
     def _ids(self, index: Any) -> Tensor:
-        """Return the ids of an index; negative ones count from the end."""
+        """Return the ids that an index selects; negative ids count from the end."""
         if isinstance(index, FieldRows):
             index = index[:]
         if index is Ellipsis:
@@ -176,7 +176,7 @@ class TypeView(Uncopied):
         return [name for name in self.described.fields if name != EDGE_ID]
 
     def neighbors(self, node: int) -> Any:
-        """Return the sources of a node's in-edges, [n] int64, in the store's order; of a node type, by relation."""
+        """Return the sources of a node's in-edges, [n] int64, in the store's order; for a node type, by relation."""
         schema = self.features.schema
         if isinstance(self.owner, str):
             keys = [relation.key for relation in schema.relations if relation.destination == self.owner]
@@ -391,7 +391,7 @@ class Explored(Uncopied, ABC):
         return next(iter(counts.values())) if self.schema.homogeneous else counts
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a view of a node type or relation (also by its two end types), or a field of a homogeneous store."""
+        """Return a view of a node type or relation (two node types may name it), or a field of a homogeneous store."""
         schema = self.schema
         if isinstance(key, str) and schema.homogeneous and key not in schema.type_index:
             return self._with_field(key)[key]
@@ -446,7 +446,7 @@ class Explored(Uncopied, ABC):
         return self[of].neighbors(node)
 
     def subgraph(self, subset: Any) -> "Data | HeteroData":
-        """Return these nodes, the edges between them and all fields, in memory; `n_id` has the store's ids.
+        """Return the nodes of `subset`, the edges between them and all fields, in memory; `n_id` has the store's ids.
 
         `subset` is a list of ids, a tensor, a mask or a split's name; with several node types, these by node type.
 
@@ -489,12 +489,12 @@ def _node_bytes(store: Explored, nodes: Mapping[str, Tensor]) -> int:
 
 
 def _edge_bytes(relation: Relation) -> int:
-    """Return the peak bytes per edge: ends and position three times (found, joined, sorted), fields twice."""
+    """Return the peak bytes per edge: three copies of ends and position (found, joined, sorted), two of the fields."""
     return 24 + 24 + 24 + 2 * sum(field.row_bytes for field in relation.fields.values())
 
 
 def _members(store: Explored, node_type: NodeType, given: Any) -> Tensor:
-    """Return the node ids of a split's name, a list, a tensor or a mask; raise ConfigError for duplicates."""
+    """Return the node ids that a split's name, a list, a tensor or a mask selects; raise ConfigError for duplicates."""
     if isinstance(given, str):
         return store.split(given, node_type.name)
     what = f"ids of {node_type.name!r}"

@@ -67,7 +67,7 @@ class ArrayWriter:
 
 
 class StoreWriter:
-    """A writer of a new store. At the end of its block the store is complete; after an error, it does not exist.
+    """A writer of a new store. At the end of its `with` block the store is complete; after an error, it does not exist.
 
     >>> with StoreWriter("out.store") as writer:
     ...     writer.write("part-00000/nodes/node/x.npy", "float32", (n, 100), chunks)
@@ -127,14 +127,14 @@ class StoreWriter:
         self._files[name] = entry
 
     def append(self, name: str, field: Field, rows: Tensor) -> None:
-        """Append rows to an array that stays open until it is finished."""
+        """Append rows to an array, a new one at first; `finish` completes it."""
         with self._explaining():
             if name not in self._open:
                 self._open[name] = ArrayWriter(layout.inside(self._folder, name), field)
             self._open[name].append(rows)
 
     def finish(self, name: str, field: Field) -> int:
-        """Complete an array, empty if nothing was appended; return its number of rows."""
+        """Complete an array (an empty one if nothing was appended); return its number of rows."""
         self.append(name, field, torch.empty((0, *field.shape), dtype=DTYPES[field.dtype]))
         with self._explaining():
             array = self._open[name]
@@ -230,7 +230,7 @@ def _write_rows(writer: StoreWriter, name: str, rows: Tensor, order: Tensor | No
 
 
 def _chunks(rows: Tensor, order: Tensor | None = None) -> Iterator[Tensor]:
-    """Yield the rows in chunks of CHUNK_BYTES, in their own order, or as rows[order]."""
+    """Yield the rows, or rows[order] if `order` is given, in chunks of about CHUNK_BYTES."""
     count = rows.shape[0]
     row_bytes = max(1, rows[0].numel() * rows.element_size()) if count else 1
     step = max(1, CHUNK_BYTES // row_bytes)
@@ -257,7 +257,7 @@ def combine(first: int, second: int, second_bytes: int) -> int:
 
 
 def _product(one: int, other: int) -> int:
-    """Return the product of two polynomials over GF(2), modulo that of the CRC; the highest bit is the power 0."""
+    """Return the product of two polynomials over GF(2), modulo the CRC's polynomial; the highest bit is the power 0."""
     out = 0
     for bit in range(31, -1, -1):
         if one >> bit & 1:
