@@ -50,7 +50,7 @@ def assign(
     `store` is an opened store, a path, or an s3:// or gs:// URL. Only "stream" uses `seeds` (as for NeighborLoader, or
     ids by type), `passes` and `imbalance`: a part has at most `1 + imbalance` times the mean of each type's nodes, of
     in-edges and of seeds, as far as single nodes allow. If `store` is a path or URL, edges that do not fit `memory`
-    bytes are read from its files several times. In addition to the edges, it takes at most 24 bytes of memory a node.
+    bytes are read from its files several times. Besides the edges, assigning takes at most 24 bytes of memory a node.
 
     >>> parts = assign(store, 4, seeds="train")
     >>> sum(edge_cut(store, parts).values())
@@ -97,7 +97,7 @@ def edge_cut(
 
 @contextmanager
 def topology_of(source: Store | StoreFiles, memory: int = MEMORY) -> Iterator[core.Topology]:
-    """Yield all edges of a store. Edges in files are read into memory if `memory` also suffices to assign the nodes."""
+    """Yield all edges of a store. Edges are read into memory if this leaves enough of `memory` to assign the nodes."""
     if isinstance(source, StoreFiles):
         taken = resident_bytes() + FIXED_BYTES + source.bounds[-1] * NODE_BYTES
         with source.topology(memory - taken) as topology:
@@ -139,7 +139,7 @@ def _threads(topology: core.Topology, threads: int | None) -> int:
 
 
 def _parts_by_hash(schema: Schema, index: int, num_parts: int) -> Tensor:
-    """Return the part of each node of a type. Shuffled nodes go to the parts in turn, continued from type to type."""
+    """Return the part of each node of a type. Shuffled nodes go to parts in turn; the next type goes on from there."""
     first = sum(t.num_nodes for t in schema.node_types[:index])
     num_nodes = schema.node_types[index].num_nodes
     order = ops.permute(keys.mix(KEY, index), num_nodes, 0, num_nodes)
@@ -147,7 +147,7 @@ def _parts_by_hash(schema: Schema, index: int, num_parts: int) -> Tensor:
 
 
 def _parts_by_range(schema: Schema, index: int, num_parts: int) -> Tensor:
-    """Return the part of each node of a type: equal ranges of ids. Types smaller than `num_parts` are cut together."""
+    """Return the part of each node of a type: equal ranges of ids. Types of fewer nodes than parts are cut as one."""
     small = [t.num_nodes if t.num_nodes < num_parts else 0 for t in schema.node_types]
     num_nodes = schema.node_types[index].num_nodes
     before, total = (sum(small[:index]), sum(small)) if small[index] else (0, num_nodes)
@@ -159,7 +159,7 @@ def _parts_by_range(schema: Schema, index: int, num_parts: int) -> Tensor:
 
 
 class Usual:
-    """Class of USUAL, the default of `seeds`: its repr explains the default in signatures."""
+    """Class of USUAL, the default value of `seeds`. Its repr explains in signatures which seeds this stands for."""
 
     def __repr__(self) -> str:
         return f"<{USUAL_SPLIT!r}, where exactly one node type has members of it; else none>"
@@ -169,7 +169,7 @@ USUAL: Final = Usual()
 
 
 def named_seeds(schema: Schema, seeds: Any) -> Any:
-    """Return `seeds`, with USUAL replaced by its split or None, and without the type if the graph is homogeneous."""
+    """Return `seeds`: the default becomes the only train split, or None; the type is dropped if there is only one."""
     if isinstance(seeds, Usual):
         having = [node_type.name for node_type in schema.node_types if node_type.splits.get(USUAL_SPLIT)]
         if len(having) != 1:
@@ -183,7 +183,7 @@ def named_seeds(schema: Schema, seeds: Any) -> Any:
 
 
 def split_of(schema: Schema, seeds: Any) -> tuple[str, str]:
-    """Return the node type and the split that `seeds` name; raise ConfigError if they name none."""
+    """Return the node type and the split that `seeds` name; raise ConfigError if `seeds` are not a split."""
     node_type, split = (schema.node_types[0].name, seeds) if isinstance(seeds, str) else seeds
     if not isinstance(split, str) or split not in schema.node_type(node_type).splits:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """A store that is read and sampled within a limit of memory: mapped pages are dropped after reading.
 
-Dropped pages stay in the page cache, so this costs little. A store that the caller has opened keeps its pages: dropping
-them would lose writes to its tensors.
+Dropped pages stay in the page cache, so this costs little. A store that the caller has opened keeps its pages, because
+dropping them would lose writes to its tensors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ SMALL = 1 << 30  # bytes: with less memory batches are made one at a time
 
 
 class EdgeSpan(NamedTuple):
-    """Consecutive edges of one relation in one part: their positions [begin, end) in the part, and their two ends."""
+    """The edges [begin, end) of one relation in one part, with their sources and destinations."""
 
     begin: int
     end: int
@@ -42,7 +42,7 @@ class EdgeSpan(NamedTuple):
 class BoundedStore:
     """A store, opened if given as a path, that is read and sampled within a memory limit of the process.
 
-    Its `store` samples through this object, which samples a limited number of nodes at a time and checks the ids.
+    Its attribute `store` is for samplers: it samples few nodes at a time, through `sample`, and checks the ids.
     """
 
     def __init__(self, given: Store | str | Path, memory: int) -> None:
@@ -65,12 +65,12 @@ class BoundedStore:
         self.store = Store(store.schema, self, store.features, store.parts)
 
     def drop(self) -> None:
-        """Drop mapped pages if the process holds too much memory."""
+        """Drop the mapped pages of the store if the process holds too much memory."""
         if resident_bytes() > self._enough:
             drop_pages(self._maps)
 
     def batches(self, fanouts: Fanouts, seeds: Any, plan: Presampling) -> Iterator[list[Tensor]]:
-        """Yield, for each batch that training would make, its nodes by type; see load.presample.visited."""
+        """Yield, for each batch that training would make, its distinct nodes: one [n] int64 per node type."""
         threads = 0 if self.memory < SMALL else plan.num_threads
         for nodes in visited(self.store, fanouts, seeds, replace(plan, num_threads=threads)):
             yield nodes
@@ -79,7 +79,7 @@ class BoundedStore:
                 pool_trim()
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """Sample frontiers in pieces, to limit memory. The picks do not depend on how the frontiers are split."""
+        """Return each relation's picks. Long frontiers are sampled in pieces to limit memory; the picks are equal."""
         longest = max((f.nodes.numel() for f in frontiers if f is not None), default=0)
         if self._piece is None or longest <= self._piece:
             return self._picks(frontiers, draw)
@@ -118,7 +118,7 @@ class BoundedStore:
         return picked
 
     def _failing(self, frontiers: Sequence[Frontier | None], draw: Draw) -> str:
-        """Return the first relation whose sampling fails, for an error message: each is sampled alone."""
+        """Return the name of the first relation that cannot be sampled, for an error message. Samples each alone."""
         for index, (relation, fanout) in enumerate(zip(self.schema.relations, draw.fanouts, strict=True)):
             try:
                 alone = [fanout if other == index else 0 for other in range(len(draw.fanouts))]
@@ -138,7 +138,7 @@ class BoundedStore:
         return rows
 
     def edge_spans(self, part: int, relation: int, edge_bytes: int) -> Iterator[EdgeSpan]:
-        """Yield a part's edges of a relation, in order, in chunks; `edge_bytes` is the size of an edge's fields."""
+        """Yield a part's edges of a relation in chunks, in stored order; an edge's fields take `edge_bytes` bytes."""
         lists, step = self.parts[part].lists[relation], max(1, CHUNK_BYTES // (edge_bytes + 16))
         for first, last in pieces(lists.indptr.numel() - 1, 8):
             indptr = self._copied(lists.indptr, first, last + 1)
@@ -160,7 +160,7 @@ class BoundedStore:
 
 
 def opened_parts(store: Store) -> Sequence[Part]:
-    """Return the store's parts; raise ConfigError unless all nodes are in them."""
+    """Return the store's parts; raise ConfigError if nodes are in parts that are not open."""
     for index, node_type in enumerate(store.schema.node_types):
         held = sum(part.num_nodes[index] for part in store.parts)
         if held != node_type.num_nodes:

@@ -27,7 +27,7 @@ def expected_visits(
 ) -> Tensor:
     """Return each node's expected visits in an epoch with these seeds: [num_nodes] int64, in units of 1 / ONE.
 
-    The seeds are the members of `split`. `fanouts[hop][relation]` are resolved. Edges stay in memory if they fit.
+    The seeds are the members of `split`. `fanouts` has a number per hop and relation. Edges stay in memory if they fit.
     """
     first, num_nodes = files.bounds[files.schema.type_index[node_type]], files.bounds[-1]
     visits, before = torch.zeros(num_nodes, dtype=torch.int64), torch.zeros(num_nodes, dtype=torch.int64)
@@ -55,7 +55,7 @@ def _reached(visits: Tensor, num_batches: int) -> Tensor:
 
 
 def visit_classes(visits: Tensor) -> Tensor:
-    """Return a class per node: 0 without visits, else PER_DOUBLING higher for twice the visits: [n] int16."""
+    """Return each node's visit class, [n] int16: 0 for no visits; twice the visits give a class PER_DOUBLING higher."""
     classes = torch.empty(visits.shape, dtype=torch.int16)
     for chunk, found in zip(torch.split(visits, CHUNK_NODES), torch.split(classes, CHUNK_NODES), strict=True):
         share, doublings = torch.frexp(chunk.double())

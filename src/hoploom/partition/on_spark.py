@@ -126,7 +126,7 @@ def partition_on_spark(
 
 
 def _report(written: StoreFiles, inside: Sequence[int], split: tuple[str, str] | None) -> PartitionReport:
-    """Return a report without sampling. `inside` counts, by relation, the edges with both ends in one part."""
+    """Return a report of exact counts only. `inside` counts, by relation, the edges with both ends in one part."""
     schema = written.schema
     cuts = tuple(
         Cut(" ".join(relation.key), relation.num_edges, relation.num_edges - count)
@@ -145,14 +145,14 @@ def _report(written: StoreFiles, inside: Sequence[int], split: tuple[str, str] |
 
 @dataclass(frozen=True)
 class NewIds:
-    """A store, and files that map its nodes to their new ids (within their types): one file per bucket of nodes."""
+    """A store, and files with the new ids of its nodes (counted by type): one file per bucket, a range of nodes."""
 
     store: StoreFiles
     buckets: Ranges
     staging: StoragePath
 
     def save(self, orders: Sequence[NewOrder]) -> None:
-        """Write the new ids of all nodes, one file per bucket."""
+        """Write the new ids in `orders` (one per node type), one file per bucket of nodes."""
         for bucket in range(self.buckets.count):
             begin, end = self.buckets.limits(bucket)
             found = [
@@ -163,7 +163,7 @@ class NewIds:
                 np.lib.format.write_array(file, torch.cat(found).numpy(), allow_pickle=False)
 
     def nodes_of(self, bucket: int, type_index: int) -> tuple[int, int, Array]:
-        """Return the nodes [begin, end) of a type that are in a bucket, and their new ids: [end - begin] int64."""
+        """Return begin and end of a type's nodes in a bucket, and the new ids of these nodes: [end - begin] int64."""
         first, end = self.buckets.limits(bucket)
         type_first, type_end = self.store.bounds[type_index : type_index + 2]
         low = max(first, type_first)
@@ -181,7 +181,7 @@ def spark_node_streams(
 ) -> list[NodeStream]:
     """Return, for each node type, a stream of its nodes with new ids, read by Spark tasks.
 
-    `bounds[type]` are the parts' bounds. If `changed[type]`, old ids become field `original_id`, unless that exists.
+    `bounds[type]` are the parts' bounds. If `changed[type]`, old ids become `original_id`, unless this field exists.
     """
     streams = []
     for index, node_type in enumerate(to.store.schema.node_types):
@@ -217,7 +217,7 @@ def spark_edge_streams(session: SparkSession, to: NewIds) -> list[EdgeStream]:
 
 
 def count_inside(to: NewIds, bucket: int, batches: Batches) -> list[int]:
-    """Return, by relation, how many in-edges of a bucket's nodes start in the same part. Runs in a Spark task."""
+    """Return, by relation, how many in-edges of a bucket's nodes come from the node's part. Runs in a Spark task."""
     inside = [0] * len(to.store.schema.relations)
     for lists in to.store.in_lists(*to.buckets.limits(bucket)):
         part, source = to.store.parts[lists.part], to.store.schema.sources[lists.relation]

@@ -1,6 +1,6 @@
 """Renumber nodes by part, most visited first, and stream a store with the new ids.
 
-The hottest nodes of a part then have its first ids. Memory holds one number per node, one part, and a few chunks.
+The most visited nodes of a part get its lowest ids. Memory holds a few numbers per node, and chunks of rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ ID_BYTES = 8
 
 @dataclass(frozen=True)
 class NewOrder:
-    """The new ids of one type's nodes."""
+    """The new ids of one type's nodes, and the range of new ids that each part holds."""
 
     new_of_old: Tensor  # [num_nodes] int64
     bounds: tuple[int, ...]  # part p holds the new ids bounds[p] to bounds[p + 1] - 1
@@ -36,7 +36,7 @@ def order_nodes(
 ) -> dict[str, NewOrder]:
     """Return new ids by node type: ordered by part, then by visits (most first), then by old id.
 
-    By type, `parts` [num_nodes] has each node's part, `visits` [num_nodes] its number (or class) of visits.
+    By node type, `parts` [num_nodes] holds each node's part, and `visits` [num_nodes] its visits or visit class.
     """
     return {name: _order_type(of, num_parts, None if visits is None else visits[name]) for name, of in parts.items()}
 
@@ -66,7 +66,7 @@ def _order_type(parts: Tensor, num_parts: int, visits: Tensor | None) -> NewOrde
 
 
 def node_streams(opened: BoundedStore, orders: Mapping[str, NewOrder]) -> list[NodeStream]:
-    """Return a stream per node type with new ids; old ids become the field `original_id`, unless it exists."""
+    """Return a stream per node type with new ids; old ids become `original_id`, unless this field exists."""
     streams = []
     for node_type in opened.schema.node_types:
         order = orders[node_type.name]

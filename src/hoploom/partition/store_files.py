@@ -1,6 +1,6 @@
 """Read the files of a store in pieces, from a shared path or an object store.
 
-The nodes of all types have consecutive ids here: first those of the first type, then those of the second, and so on.
+Node ids in this module are consecutive over all types: the nodes of the second type follow those of the first.
 """
 
 import threading
@@ -86,7 +86,7 @@ class InLists(NamedTuple):
     num_sources: int  # of the source type
 
     def sources(self, begin: int, end: int) -> Array:
-        """Return the sources of edges [begin, end) as int64 ids in their type; raise StoreError if out of range."""
+        """Return the sources of the lists' edges [begin, end), [n] int64; raise StoreError if one is out of range."""
         sources = self.indices.read(self.first + begin, self.first + end).astype(np.int64)
         if sources.size and not 0 <= sources.min() <= sources.max() < self.num_sources:
             raise StoreError(f"a source in {self.indices.name} is out of range; run hoploom check on the store")
@@ -113,7 +113,7 @@ class ArrayReader:
         self._idle: list[tuple[int, BinaryIO, int]] = []  # array, its file, where its values begin
 
     def read(self, array: int, begin: int, memory: memoryview) -> None:
-        """Fill `memory` with bytes of the array of index `array`, from byte `begin` of its values on."""
+        """Fill `memory` with bytes of the array of index `array`, starting at byte `begin` of the array's values."""
         name, field, num_rows = self._arrays[array]
         with self._lock:
             found = next((i for i, (number, _, _) in enumerate(self._idle) if number == array), None)
@@ -148,7 +148,7 @@ class ArrayReader:
 
 @dataclass(frozen=True)
 class StoreFiles:
-    """A store whose files are read, not mapped."""
+    """A store whose arrays are read from their files piece by piece, not mapped into memory."""
 
     place: StoragePath
     schema: Schema
@@ -182,7 +182,7 @@ class StoreFiles:
                     yield NodeSpan(number, type_index, low - first, high - low, low - begin)
 
     def in_lists(self, begin: int, end: int) -> Iterator[InLists]:
-        """Yield the in-edges of nodes [begin, end) by type, part and relation; its file is open until the next."""
+        """Yield the in-edges of nodes [begin, end) by type, part and relation; each is readable until the next one."""
         for span in self.spans(begin, end):
             for index, relation in enumerate(self.schema.relations):
                 if self.schema.destinations[index] != span.type:
@@ -201,7 +201,7 @@ class StoreFiles:
 
     @contextmanager
     def topology(self, free: int) -> Iterator[Topology]:
-        """Yield all edges: in memory if they fit `free` bytes, else with a function that reads pieces from files."""
+        """Yield all edges: in memory if they fit `free` bytes, else as files from which pieces are read when needed."""
         relations, arrays = [], list[ArrayFile]()
         for index, relation in enumerate(self.schema.relations):
             source, destination = self.schema.sources[index], self.schema.destinations[index]
@@ -250,7 +250,7 @@ class StoreFiles:
 
 
 def _bisect(column: Column, size: int, wanted: int) -> int:
-    """Return how many ids of a file of ascending ids are below `wanted`."""
+    """Return how many of the `size` ascending ids in `column` are below `wanted`."""
     low, high = 0, size
     while high - low > CHUNK_NODES:
         middle = (low + high) // 2
