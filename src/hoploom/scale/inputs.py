@@ -64,7 +64,7 @@ def parse_cut(what: str, text: str) -> float | str:
 
 
 def option(read: Callable[[str, str], Any], rule: KeyRule, default: str | None, help: str) -> Any:
-    """Return a dataclass field whose default `read` parses from text; "" means None, None a required field."""
+    """Return a dataclass field whose `default` is text that `read` parses: "" gives None, and None a required field."""
     value = MISSING if default is None else read(help, default) if default else None
     shown = f"{help} (default: {default})" if default else help
     return field(default=value, metadata={"read": read, "rule": rule, "help": shown})
@@ -168,7 +168,7 @@ REMEDY = "run `hoploom bench --out bench.json` again"
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """Rates of a machine, per second: of one thread, unless the comment says all cores."""
+    """Measured rates of a machine, per second. They are those of one thread unless the comment says all cores."""
 
     machine: str
     cores: int  # in use; torch had as many threads
@@ -200,7 +200,7 @@ def to_json(constants: Constants) -> str:
 
 
 def read_constants(path: str | Path) -> Constants:
-    """Read and check bench.json. Users may edit its figures, for a machine that they do not have yet."""
+    """Read and check bench.json. Users may edit the file's figures to plan for a machine that they do not have yet."""
     try:
         contents = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

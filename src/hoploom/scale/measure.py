@@ -90,7 +90,7 @@ def seconds_of(work: Callable[[], object], budget: float, least: int = 3) -> flo
 
 
 def _disk(here: Path, effort: Effort) -> Rates:
-    """Measure writing and flushing a file of random, so incompressible, bytes, and reading it from the disk."""
+    """Measure the disk: write and flush a file of random bytes, which cannot be compressed, and read the file."""
     path, piece = here / "rows", bytearray(random.Random(0).randbytes(PIECE))
     begin = time.perf_counter()
     with path.open("wb") as file:
@@ -156,7 +156,7 @@ def draw_edges(num_nodes: int, num_edges: int) -> Tensor:
 
 
 def _picks(store: Store, budget: float, *, hashed: bool) -> float:
-    """Return the picks per second of one thread, including the relabelling of the batch's nodes."""
+    """Return how many neighbours one thread samples and relabels per second, with a hash table of ids if `hashed`."""
     workspace, steps = Workspace(store.schema), iter(range(1 << 30))
     num_nodes = store.schema.node_types[0].num_nodes
     if hashed:

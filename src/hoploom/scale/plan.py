@@ -44,7 +44,7 @@ class ScalePlan:
 
     @cached_property
     def store(self) -> list[Item]:
-        """Disk and memory use of one host's copy of the data, item by item."""
+        """The data of one host: an Item with disk and memory use for each kind of data, such as the topology."""
         return sizes.host_items(self.question, everywhere=self.everywhere)
 
     @cached_property
@@ -96,7 +96,7 @@ class ScalePlan:
 
     @property
     def build(self) -> dict[str, float]:
-        """Seconds of each stage from tables to a store, on one machine like the one measured."""
+        """Seconds of each stage of building the store from tables, on one machine with the measured rates."""
         question, constants = self.question, self.constants
         return {
             "read the tables": _table_bytes(question) / constants.disk_read,
@@ -107,7 +107,7 @@ class ScalePlan:
 
     @property
     def partition(self) -> dict[str, float]:
-        """Seconds of each stage from a store to its parts."""
+        """Seconds of each stage of cutting the store into parts, on one machine with the measured rates."""
         question, constants = self.question, self.constants
         edges = question.edges if question.edge_cut == "stream" else 0
         return {
@@ -119,7 +119,7 @@ class ScalePlan:
 
     @property
     def disk(self) -> float:
-        """Bytes on a host's disk."""
+        """Bytes that the data of a host takes on its disk."""
         return sum(item.disk for item in self.store)
 
     @property
@@ -133,7 +133,7 @@ class ScalePlan:
 
     @property
     def private(self) -> float:
-        """Bytes of a host's trainers and its cache. No file backs them, so they must fit in the host's memory."""
+        """Bytes of a host's trainers and cache in memory. No file backs these, so they must fit in the memory."""
         return self.cached + self.question.ranks_per_host * sum(self.process.values())
 
     @property
@@ -204,13 +204,13 @@ def hosts_needed(question: Question, constants: Constants) -> int | None:
 
 
 def gather_seconds(question: Question, constants: Constants) -> float:
-    """Return the seconds to gather one node's rows: each field is a separate table."""
+    """Return the seconds to gather one node's rows, one row from the table of each field."""
     rows = sizes.node_fields(question).values()
     return sum(1 / constants.gather_rows + max(0, row - SHORT_ROW) / constants.gather_bytes for row in rows)
 
 
 def _ordering(question: Question, constants: Constants) -> dict[str, float]:
-    """Return the seconds of each stage of sorting. Tables above a quarter of memory go through temporary files."""
+    """Return the seconds per stage of sorting edges. Tables above a quarter of memory go through temporary files."""
     waiting = _table_bytes(question)
     spilled = waiting if waiting > question.memory_per_host / 4 else 0.0
     return {
@@ -286,7 +286,7 @@ def as_text(answer: ScalePlan) -> str:
 
 
 def _columns(lines: Sequence[Line]) -> str:
-    """Return a table as text: names left, figures right-aligned, then remarks."""
+    """Return lines of (name, figures, remark) as a text table, with the figures right-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = []
     for name, *cells, remark in lines:

@@ -44,7 +44,7 @@ def topology_bytes(question: Question, num_hosts: float) -> float:
 
 
 def node_fields(question: Question) -> dict[str, int]:
-    """Return, by field name, the bytes of one node in the field's file."""
+    """Return, by field name, the bytes that one node takes in the field's file."""
     features = 0 if question.features is None else question.features.row_bytes
     rows = {"features": features, "labels": 8, "original ids": question.original_id_bytes}
     return {name: row for name, row in rows.items() if row}
@@ -56,7 +56,7 @@ def node_bytes(question: Question) -> int:
 
 
 def host_items(question: Question, *, everywhere: bool) -> list[Item]:
-    """Return the disk and memory use of one host, item by item; with `everywhere`, it holds the whole topology."""
+    """Return the disk and memory use of a host, item by item. If `everywhere`, the host has the whole topology."""
     nodes, edges = question.nodes / question.hosts, question.edges / question.hosts
     topology = topology_bytes(question, question.hosts if everywhere else 1)
     items = [Item("topology", topology, topology)]
@@ -87,7 +87,7 @@ class Popularity:
     skew: float = 0.5
 
     def distinct(self, seeds: float, draws: float, among: float = 1.0) -> float:
-        """Return the expected number of distinct nodes, with seeds, among the `among` share of most popular nodes."""
+        """Return how many distinct nodes of the most popular share `among` are expected among these seeds and draws."""
         missed = math.log1p(-seeds / self.num_nodes) if seeds < self.num_nodes else -math.inf
         total = 0.0
         for point in RANKS:
@@ -96,7 +96,7 @@ class Popularity:
         return self.num_nodes * among * total / len(RANKS)
 
     def hit_rate(self, seeds: float, draws: float, cached: float) -> float:
-        """Return the share of a batch's distinct nodes that a cache of the most popular share `cached` holds."""
+        """Return the share of a batch's distinct nodes in a cache that holds the most popular share `cached` of all."""
         return min(1.0, self.distinct(seeds, draws, min(1.0, cached)) / self.distinct(seeds, draws))
 
 
@@ -196,7 +196,7 @@ def _shares_away(question: Question) -> list[float]:
 
 
 def traffic(question: Question, size: BatchSize) -> dict[str, float]:
-    """Return, by purpose, the bytes of a rank's step in each direction: a host serves as much as it requests."""
+    """Return, by purpose, the bytes that a rank's step receives; it sends as many, as all hosts serve each other."""
     ring = 2 * (question.hosts - 1) / question.hosts * 4 * num_parameters(question)  # over a host's link
     return {
         "hops": (size.remote_frontier + size.remote_picks) * 2 * ID,  # ids, counts; sources, positions
