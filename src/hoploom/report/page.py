@@ -1,7 +1,7 @@
 """Make one HTML page from cards, with its scripts and styles inside and all text escaped.
 
-The page asks the browser to forbid every request (Content-Security-Policy), so a mistake here could send nothing.
-Curves are drawn by uPlot, which is in the page too: 51 kB, for zooming and for reading values.
+The page asks the browser to forbid every request (Content-Security-Policy), so even a mistake cannot send data out.
+The page contains uPlot (51 kB), which draws the curves and lets the reader zoom in and read values.
 """
 
 import json
@@ -34,7 +34,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure with curves over steps. Its `unit` is number or bytes."""
+    """A chart of curves over training steps. `unit` is "number" or "bytes"."""
 
     key: str
     title: str
@@ -57,7 +57,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Card:
-    """A titled piece of a page. `body` is markup, made by the functions below."""
+    """A titled section of a page. `body` is HTML, made by functions such as `table_markup` and `charts`."""
 
     title: str
     body: str
@@ -128,7 +128,7 @@ def _asset(name: str) -> str:
 
 
 def key_figures(shown: Sequence[tuple[str, str, str]]) -> str:
-    """Return the HTML of large figures side by side; `shown` has the name, value and remark of each."""
+    """Return the HTML of key numbers in large type, side by side; `shown` has the name, value and remark of each."""
     cells = (
         f"<div><dt>{escape(what)}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
         for what, value, remark in shown
@@ -172,7 +172,7 @@ def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[s
 
 
 def charts(shown: Sequence[Figure]) -> str:
-    """Return the HTML of charts that the page's script draws; text labels are for screen readers."""
+    """Return the HTML elements in which the page's script draws charts, with a text label for screen readers."""
     figures = ""
     for chart in shown:
         ends = []
@@ -194,7 +194,7 @@ def notices(texts: Sequence[str]) -> str:
 
 
 def listing(title: str, text: str) -> str:
-    """Return the text of a file as HTML that is collapsed; the page's script adds a button that copies the text."""
+    """Return the HTML of a file's text, collapsed at first; the page's script adds a button that copies the text."""
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
 
 
@@ -202,7 +202,7 @@ def listing(title: str, text: str) -> str:
 
 
 def partition_page(costs: "PartitionReport", title: str) -> Page:
-    """Return the page of a partitioned store."""
+    """Return the page that shows what training on a partitioned store costs."""
     shown = [
         ("parts", str(len(costs.parts)), ""),
         ("edge cut", as_share(costs.edge_cut), "edges from another part"),

@@ -1,6 +1,6 @@
 """Read the files in a run's folder: during the run, after its end, or after it was killed.
 
-A file is read on from the end of the last reading. A line that a crash cut short is no error: the page mentions it.
+Each `refresh` reads only what a file has gained. A line that a crash cut short is no error: the page mentions it.
 """
 
 import json
@@ -56,7 +56,7 @@ class JsonLines:
 
     @property
     def is_rewritten(self) -> bool:
-        """Whether the line read last is gone, because a resumed run takes some steps again."""
+        """Whether the last line read has left the file, because a resumed run repeats steps and rewrites lines."""
         if not self._offset:
             return False
         try:
@@ -135,18 +135,18 @@ class RunReader:
 
     @property
     def written_at(self) -> float:
-        """The time of the last write, in seconds since 1970."""
+        """The time of the last write to the run's files, in seconds since 1970."""
         return max((found.st_mtime for tail in self._tails() for found in _stats(tail.path)), default=0.0)
 
     @property
     def num_bytes(self) -> int:
-        """The size of all files in bytes; if it has changed, there is something new to read."""
+        """The total bytes of the run's files; a change of this number means that there is something new to read."""
         written = (path for path in self.folder.iterdir() if path.suffix in (".jsonl", ".json", ".toml"))
         return sum(found.st_size for path in written for found in _stats(path))
 
     @property
     def state(self) -> str:
-        """The run's state: done, early, asked, failed, running, or silent (no new line for a while, and no end)."""
+        """The state: running, done, early (stopped early), asked (to stop), failed, silent (no new lines, no end)."""
         if self.result:
             return str(self.result.get("stopped", "done"))
         last = self.events[-1] if self.events else {}
@@ -156,19 +156,19 @@ class RunReader:
 
     @property
     def silence(self) -> float:
-        """Seconds since the last write."""
+        """Seconds since the last write to the run's files."""
         return max(0.0, time.time() - self.written_at)
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The keys of run.toml by full names, such as loader.fanouts."""
+        """The settings in run.toml by full name, such as loader.fanouts; empty if the file is not valid TOML."""
         with suppress(tomllib.TOMLDecodeError):
             return _flat(tomllib.loads(self.recipe))
         return {}
 
     @property
     def seconds(self) -> float:
-        """Total seconds over all sessions of the run, including a running one."""
+        """Total seconds of all sessions of the run (from a start or resumption to its end), including a running one."""
         spans, began = 0.0, None
         for event in self.events:
             if event.get("event") == "start":
@@ -182,13 +182,13 @@ class RunReader:
         return spans or float(self.result.get("seconds") or 0) or float(np.nansum(self.columns["seconds"]))
 
     def _last_line(self, since: float, before: float) -> float:
-        """Return the time of the last line in [since, before); `since` if there is no such line."""
+        """Return the time of the last line written from `since` to `before`; `since` if there is no such line."""
         lines = [*self.events, *(line for lines in self.times.values() for line in lines)]
         return max((at for line in lines if since <= (at := _number(line.get("at"))) < before), default=since)
 
     @property
     def steps_per_epoch(self) -> float:
-        """The steps of an epoch; 0 if neither the start of the run nor a validation has written them."""
+        """The number of steps in an epoch; 0 as long as no start of the run and no validation has recorded it."""
         known = [_number(start.get("steps_per_epoch")) for start in self.starts]
         known += [line["step"] / _number(line.get("epoch")) for line in self.epochs[-1:] if _number(line.get("epoch"))]
         return next(filter(None, known), 0.0)
@@ -201,12 +201,12 @@ class RunReader:
 
     @property
     def machines(self) -> list[Line]:
-        """The machines of the newest session's ranks."""
+        """A description of each rank's machine, from the latest start of the run."""
         return list(self.starts[-1].get("machines", ())) if self.starts else []
 
     @property
     def measured(self) -> dict[int, list[Line]]:
-        """The lines of the times files by rank, written since the number of processes last changed."""
+        """The lines of each rank's times file, by rank; only those since the number of processes last changed."""
         if not self.starts:
             return self.times
         counts = [len(start.get("machines", ())) for start in self.starts]
@@ -222,7 +222,7 @@ Labelled: TypeAlias = Sequence[tuple[str, RunReader]]  # runs with the names the
 
 
 def totals(lines: Iterable[Line], kind: str) -> dict[str, float]:
-    """Return sums by name over lines of a times file; `kind` is a field: seconds, loader, traffic, disk or reads."""
+    """Return sums, by name, of the numbers in field `kind` (seconds, loader, traffic, disk or reads) of `lines`."""
     found: dict[str, float] = {}
     for line in lines:
         for name, value in line.get(kind, {}).items():

@@ -112,7 +112,7 @@ def _ranks_left_out(runs: Labelled) -> str:
 
 
 def disk_use_of(run: RunReader, lines: Sequence[Line] | None = None) -> DiskUse | None:
-    """Return the use of the disk from lines of times files, by default of all ranks; None if the disk was not read."""
+    """Return the disk use that `lines` of times files record (default: all ranks' lines); None if nothing was read."""
     if lines is None:
         lines = [line for of_rank in run.measured.values() for line in of_rank]
     steps = sum(line.get("steps", 0) for line in lines)
@@ -122,7 +122,7 @@ def disk_use_of(run: RunReader, lines: Sequence[Line] | None = None) -> DiskUse 
 
 
 def disk_card(runs: Labelled) -> list[Card]:
-    """Return a card with a table of disk reads; no card unless a store is larger than its memory budget."""
+    """Return one card, with a table of disk reads; no card if no store was larger than its memory budget."""
     rows = []
     for name, run in runs:
         uses = [(rank, disk_use_of(run, lines)) for rank, lines in sorted(run.measured.items())]

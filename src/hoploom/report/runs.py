@@ -41,7 +41,7 @@ SETTLED = 100  # steps; in a shorter run, most steps wait for the first batches 
 
 
 def run_page(runs: Sequence[RunReader]) -> Page:
-    """Return the page of a run in full, or of several runs compared."""
+    """Return the page of one run with all details, or a page that compares several runs."""
     names = _names(runs)
     labelled = list(zip(names, runs, strict=True))
     drawn = run_charts(labelled)
@@ -240,7 +240,7 @@ def _recipe_card(runs: Labelled) -> list[Card]:
 def thinned(x: Numbers, y: Numbers, weights: Numbers | None = None, most: int = MOST) -> Mapping[str, list[Any]]:
     """Return a curve thinned to at most `most` points: x, y and, if a point stands for several steps, low and high.
 
-    y is the mean of a point's steps, weighted by `weights`, without values that are not finite; None if all are.
+    y is the mean, weighted by `weights`, of the finite values among a point's steps; None if there are none.
 
     >>> thinned(range(6), [1, 9, 2, 3, 4, 5], most=2)["high"]
     [9.0, 5.0]
@@ -261,7 +261,7 @@ def thinned(x: Numbers, y: Numbers, weights: Numbers | None = None, most: int = 
 
 
 def _listed(values: Values) -> list[float | None]:
-    """Return values rounded to six digits, None if not finite. More digits are not seen, and would double the page."""
+    """Return values rounded to six digits, None if not finite. More digits would not be visible."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
@@ -298,7 +298,7 @@ def _curve(what: str, number: int, runs: Labelled, x: Numbers, y: Numbers, weigh
 
 
 def _speed(number: int, runs: Labelled) -> Curve:
-    """Return the curve of seeds per second, weighted by time: a point is its steps' seeds divided by their seconds."""
+    """Return the curve of seeds per second. A point for several steps is their sum of seeds per sum of seconds."""
     columns = runs[number][1].columns
     seconds = np.asarray(columns["seconds"])
     rates = np.asarray(columns["seeds"]) / np.where(seconds > 0, seconds, math.nan)
@@ -315,7 +315,7 @@ def _validations(name: str, what: str, runs: Labelled) -> list[Curve]:
 
 
 def _memory_curves(number: int, runs: Labelled) -> Iterator[Curve]:
-    """Yield a curve for each kind of memory; at each step, its value is that of the rank with the most."""
+    """Yield a curve for each kind of memory; its value at a step is that of the rank that used most."""
     names = {"private": "private"} | ({"gpu": "GPU"} if len(runs) == 1 else {})
     for kind, what in names.items():
         most: dict[float, float] = {}

@@ -62,7 +62,7 @@ class LivePage(Closing):
         return f"http://{join_address(str(host), port)}/?token={self._token}"
 
     def wait(self) -> None:
-        """Wait while the server answers, or until a KeyboardInterrupt."""
+        """Wait until the server is closed; Ctrl-C ends the wait with a KeyboardInterrupt."""
         while self._thread.is_alive():
             self._thread.join(POLL_SECONDS)
 
@@ -74,7 +74,7 @@ class LivePage(Closing):
 
 
 class _Live:
-    """The current page of the runs, whose files are read only when a request comes."""
+    """A maker of the current page of runs, which reads the runs' files only when a request arrives."""
 
     def __init__(self, runs: Sequence[RunReader]) -> None:
         self._runs, self._lock = runs, threading.Lock()
@@ -87,7 +87,7 @@ class _Live:
             return encoded(run_page(self._runs), is_live=True)
 
     def content(self, seen: str) -> bytes | None:
-        """Return the page if it has another version than `seen`; else None."""
+        """Return the page's content as JSON; None if `seen` is its version, so that the browser has it already."""
         with self._lock:
             self._read()
             return None if seen == str(self._version) else self._content
@@ -120,14 +120,14 @@ class _Server(http.server.ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        """Bind without HTTPServer's look-up of this host's name, which a broken resolver would block."""
+        """Bind the socket, but do not look up this host's name as HTTPServer does: a broken resolver would block."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an earlier server's port is free at once
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print a line on stderr, unless a browser has closed its connection."""
+        """Print the error of a request in a line on stderr, unless the browser has only closed the connection."""
         error = sys.exc_info()[1]
         if not isinstance(error, ConnectionError | TimeoutError):
             print(f"hoploom: the page could not be made: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -170,4 +170,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing: an address holds the token."""
+        """Log nothing, because the address of a request holds the token."""
