@@ -1,4 +1,4 @@
-"""The `hoploom` command. A subcommand is an entry of COMMANDS here and in its module: its arguments, and a function.
+"""The `hoploom` command. Each subcommand has an entry in COMMANDS here (module, help) and in its module.
 
 The modules that define arguments do not import torch, so that help appears at once.
 Exit codes: 0 done, 1 a check found problems or training failed, 2 the user's mistake (one line, no traceback),
@@ -137,7 +137,7 @@ def _run(words: list[str], *, is_process: bool) -> int:
 def _import_permanently() -> Iterator[None]:
     """Disable garbage collection and PyG's FutureWarning in this block, then freeze the imported objects.
 
-    To collect the imported objects would take a quarter of a short command's time.
+    Collecting the imported objects would take a quarter of a short command's time.
     """
     gc.disable()
     sys.warnoptions.append(PYG_SPEAKS)  # spawned ranks inherit it
@@ -153,7 +153,7 @@ def _import_permanently() -> Iterator[None]:
 
 
 def _open_streams() -> None:
-    """Replace streams that the shell has closed (`>&-`) by the null device."""
+    """Replace standard streams that the shell has closed (`>&-`) by the null device."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115  (to the end of the process)
@@ -222,7 +222,7 @@ def _unknown(parser: argparse.ArgumentParser, words: Sequence[str], unknown: Seq
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split the words of `launch` at --, behind which is the command to launch."""
+    """Return the words before and behind --, if the command is `launch`: its arguments, and the command to launch."""
     if words[0] != "launch":
         return words, []
     at = words.index("--") if "--" in words else len(words)
@@ -232,7 +232,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Turn `--fanouts -1,5` into `--fanouts=-1,5`, or argparse takes -1 for an option; replace _ in options by -."""
+    """Turn `--fanouts -1,5` into `--fanouts=-1,5`, so that -1 is no option for argparse, and _ in options into -."""
     joined: list[str] = []
     for given in words:
         word = re.sub(r"^--[a-z_]+(?=$|=)", lambda flag: flag[0].replace("_", "-"), given)
@@ -279,7 +279,7 @@ class _Parser(argparse.ArgumentParser):
         return found, []
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise ConfigError for an unknown choice; the message of argparse has no hint."""
+        """Raise ConfigError with a hint for an unknown choice; the message of argparse has no hint."""
         if action.choices is not None and value not in action.choices:
             raise ConfigError(f"{_shown(action)} is {value!r}; give one of {', '.join(map(str, action.choices))}")
 
@@ -290,7 +290,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _shown(action: argparse.Action) -> str:
-    """Return the name of an option or an argument in messages."""
+    """Return the name under which messages show an option or an argument: --out, STORE."""
     return action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest).upper()
 
 
@@ -323,7 +323,7 @@ class _Overview(_Parser):
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: its arguments, the function that runs it, and what to show and import before that."""
+    """A subcommand: its arguments, the function that runs it, and what to show and import before the run."""
 
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Arguments], int]
@@ -333,7 +333,7 @@ class Command:
 
 
 class _Reading(argparse.Action):
-    """An action that reads an option's text. argparse's own `type` would hide the message of a ConfigError."""
+    """An argparse action that parses an option's text with `read`; `type` would hide the message of a ConfigError."""
 
     def __init__(self, *, read: Read, appends: bool = False, **described: Any) -> None:
         super().__init__(**described)
@@ -347,18 +347,18 @@ class _Reading(argparse.Action):
 def add_option(
     parser: argparse.ArgumentParser, flag: str, read: Read, *, default: str | None = None, **described: Any
 ) -> None:
-    """Add an option; `read` converts and checks its text, and that of its default, as the command line is parsed."""
+    """Add an option to `parser`. `read(flag, text)` converts and checks the text that users give, and `default`."""
     value = default if default in (None, argparse.SUPPRESS) else read(flag, str(default))
     parser.add_argument(flag, action=_Reading, read=read, default=value, **described)
 
 
 def read_positive(flag: str, text: str) -> int:
-    """Return a count of at least 1, written as 3, 10k, 1.5M or 1e6."""
+    """Return the count, at least 1, in a text such as 3, 10k, 1.5M or 1e6; raise ConfigError for other text."""
     return parse_count(flag, text, 1)
 
 
 def read_up_to(most: int) -> Read:
-    """Return a reader of counts from 1 to `most`."""
+    """Return a function for `add_option` that reads a count from 1 to `most`."""
 
     def read(flag: str, text: str) -> int:
         with suppress(ConfigError):
@@ -370,7 +370,7 @@ def read_up_to(most: int) -> Read:
 
 
 def read_seconds(flag: str, text: str) -> float:
-    """Return a number of seconds, 0 or more."""
+    """Return the number of seconds in a text; raise ConfigError unless it is a number of 0 or more."""
     return as_number(flag, parse_number(flag, text), "give a number of seconds, 0 or more")
 
 
@@ -388,7 +388,7 @@ def fanouts_or_none(flag: str, text: str) -> list[int] | None:
 
 
 def seeds_of(schema: "Schema", text: str | None) -> str | tuple[str, str] | None:
-    """Return SPLIT, TYPE:SPLIT or none as `input_nodes` of a loader. The default is train, if only one type has it."""
+    """Return the loader's `input_nodes` for SPLIT, TYPE:SPLIT or none. The default is train, if one type has it."""
     if text == NONE:
         return None
     known = {
@@ -408,7 +408,7 @@ def seeds_of(schema: "Schema", text: str | None) -> str | tuple[str, str] | None
 
 
 def check_writable(flag: str, path: Path | None, *suffixes: str) -> None:
-    """Raise ConfigError if a file cannot be written, before the work for it begins."""
+    """Raise ConfigError if a file cannot be written. Commands check this before long work, not at its end."""
     if path is None:
         return
     folder = path.absolute().parent
@@ -425,12 +425,12 @@ def check_writable(flag: str, path: Path | None, *suffixes: str) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add --json, for commands whose output programs read."""
+    """Add the option --json, with which a command prints one JSON object for programs."""
     parser.add_argument("--json", action="store_true", help="print one JSON object; text for people goes to stderr")
 
 
 def for_people(arguments: Arguments) -> TextIO:
-    """Return the stream of text for people: stdout, unless --json is given."""
+    """Return the stream for text that people read: stdout, or stderr if --json is given."""
     return sys.stderr if arguments.json else sys.stdout
 
 

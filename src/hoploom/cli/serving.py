@@ -80,7 +80,7 @@ def batch_options(arguments: Arguments, security: ServerSecurity) -> BatchOption
 
 
 def _cache(arguments: Arguments) -> str:
-    """Return the text of --cache, empty for no cache; raise ConfigError if it is no size, or there are no peers."""
+    """Return the text of --cache, empty for no cache; raise ConfigError if it is no size, or if --peers is missing."""
     size = str(arguments.cache)
     if not size:
         return ""

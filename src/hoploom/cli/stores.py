@@ -1,4 +1,4 @@
-"""The commands about stores: build, import, generate and partition write, fetch copies, info and check read one."""
+"""The commands build, import, generate and partition write stores; fetch copies a store; info and check read one."""
 
 import argparse
 import json
@@ -310,7 +310,7 @@ def _size(size: int) -> str:
 
 @contextmanager
 def _bytes_shown() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows bandwidth and time left, as a bar on a terminal, else as a line now and then."""
+    """Yield a function that shows bandwidth and time left, as a bar on a terminal, else as a line at intervals."""
     from tqdm import tqdm
 
     with tqdm(unit="B", unit_scale=True, disable=None) as bar:
@@ -377,7 +377,7 @@ def _contents(manifest: "Manifest") -> dict[str, Any]:
 
 
 def _description(path: Path, manifest: "Manifest") -> Iterator[str]:
-    """Yield the headline, and tables of node types, relations and parts."""
+    """Yield the blocks of text that `hoploom info` prints: the headline, and tables of types, relations and parts."""
     schema = manifest.schema
     named = (("weights", schema.weight), ("times", schema.time))
     yield "\n".join([_headline(path, manifest), *(f"{what} are in field {name!r}" for what, name in named if name)])
@@ -400,7 +400,7 @@ def _fields(fields: "Iterable[tuple[str, Field]]") -> str:
 
 
 def _num_bytes(manifest: "Manifest", part: int | None = None) -> int:
-    """Return the size of all files, or of those of one part."""
+    """Return the total bytes of all files of a store, or of the files of part number `part`."""
     from hoploom.store.format import part_folder
 
     folder = "" if part is None else part_folder(part) + "/"

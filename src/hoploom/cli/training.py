@@ -1,4 +1,4 @@
-"""The commands train, evaluate and infer, and init, which writes a file to start from.
+"""The commands train, evaluate and infer, and init, which writes a run.toml or graph.toml to start from.
 
 Modules that import torch are imported by the functions that run, so that help appears at once.
 """
@@ -77,7 +77,7 @@ def _infer_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def train(arguments: Arguments) -> int:
-    """Train as run.toml describes."""
+    """Run `hoploom train`: train as run.toml describes, on one or several processes. Return the exit code."""
     from hoploom.train.runs.run import RESULT_FILE
     from hoploom.train.runs.run_file import check_run, read_run_file
 
@@ -191,7 +191,7 @@ def infer_run(arguments: Arguments) -> int:
 def infer_rank(
     context: "Context", run_file: "RunFile", checkpoint: Path, out: str, options: dict[str, Any], as_object: bool
 ) -> None:
-    """Write this rank's share of the rows; rank 0 prints where they are."""
+    """Write this rank's share of the output rows; rank 0 prints the folder of the output."""
     from hoploom.inference.infer import Inference, folder_of, infer
     from hoploom.nn.models import GNN
     from hoploom.ranks.context import unwrap
@@ -224,7 +224,7 @@ def _on_ranks_of_run(
 
 
 def _num_processes(arguments: Arguments, run_file: "RunFile", started: RankInfo) -> int:
-    """Return the number of processes: that of the launcher, if any, else of the command or run.toml."""
+    """Return the number of processes that a launcher started; without a launcher, that of --processes or run.toml."""
     wanted: int | None = arguments.processes
     if started.source == "single":
         return wanted or run_file.train.processes
