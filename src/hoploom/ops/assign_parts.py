@@ -23,7 +23,7 @@ ReadArray = Callable[[int, int, memoryview], None]
 
 
 class FileLists(NamedTuple):
-    """The sizes of in-edge arrays that are in files; `Topology.read` reads the arrays."""
+    """The sizes of a range of in-edges whose arrays are in files; `Topology.read` reads the arrays."""
 
     num_lists: int
     num_edges: int
@@ -79,9 +79,9 @@ def count_cut(topology: Topology, parts: Tensor, threads: int) -> Tensor:
 
 
 def spread_visits(topology: Topology, new_visits: Tensor, fanouts: Sequence[int], visits: Tensor, threads: int) -> None:
-    """Add to `visits` [num_nodes] int64 the visits to each node that one more hop of sampling is expected to make.
+    """Add to `visits` [num_nodes] int64 how often one more hop of sampling is expected to visit each node.
 
-    A node passes its `new_visits` [num_nodes] float32 to in-neighbours, times the share of edges that its fanout picks.
+    Each node passes `new_visits` [num_nodes] float32, times the share of edges that a fanout picks, to in-neighbours.
     """
     hop = torch.tensor(fanouts, dtype=torch.int64).numpy()
     _run(_core.spread_visits, *_arrays(topology), new_visits.numpy(), hop, threads, visits.numpy())

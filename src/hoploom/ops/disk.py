@@ -43,7 +43,7 @@ class RowRequest(NamedTuple):
 
 
 class ListColumn(NamedTuple):
-    """One column of edge lists (sources, weights or times) in a file, and the sparse array to read it into."""
+    """One column of edge lists (sources, weights or times) in a file, and the array into which lists of it are read."""
 
     file: DiskFile
     offset: int
@@ -55,7 +55,7 @@ class ListColumn(NamedTuple):
 class Reads:
     """Options for reads from a disk, and counts of the reads of all threads."""
 
-    gap: int = 0  # most bytes between two rows that one request reads: faster than two requests
+    gap: int = 0  # rows with at most this many bytes between them are read by one request, which is faster than two
     bytes_per_second: float = 1e9  # that the disk delivers in long reads
     by_threads: bool = False  # read with threads even if io_uring is allowed
     requests: int = 0
@@ -64,7 +64,7 @@ class Reads:
     wanted_bytes: int = 0  # of the requested rows and entries; other bytes are gaps and the ends of disk blocks
     asked: int = 0  # requested rows and entries of tables and lists that are partly on disk
     found: int = 0  # rows and entries counted in `asked` that were in memory
-    _busy_seconds: float = field(default=0.0, init=False, repr=False)  # with reads in flight, until these last ended
+    _busy_seconds: float = field(default=0.0, init=False, repr=False)  # of periods with reads in flight that have ended
     _num_in_flight: int = field(default=0, init=False, repr=False)
     _busy_since: float = field(default=0.0, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
@@ -80,7 +80,7 @@ class Reads:
             self._count(wanted_bytes, *_core.read_rows(wants, self.gap, DEPTH, self.by_threads))
 
     def lists(self, columns: Sequence[ListColumn], lists: EdgeLists, nodes: Tensor) -> None:
-        """Read the edge lists of `nodes` into the sparse array of every column."""
+        """For every column, read the edge lists of `nodes` from its file to their positions in its sparse array."""
         own = nodes - lists.first_node
         num_entries = int((lists.indptr[own + 1] - lists.indptr[own]).sum())
         with self._in_flight():
@@ -97,7 +97,7 @@ class Reads:
             self.asked += of
 
     def so_far(self) -> dict[str, float]:
-        """Return all counts; reads in flight add to `busy_seconds` only."""
+        """Return all counts so far, by name; reads that have not ended count in `busy_seconds` only."""
         with self._lock:
             current = time.perf_counter() - self._busy_since if self._num_in_flight else 0.0
             return {
@@ -121,7 +121,7 @@ class Reads:
 
     @contextmanager
     def _in_flight(self) -> Iterator[None]:
-        """Count this `with` block as a request in flight. Time in which requests overlap is busy time only once."""
+        """Count this `with` block as a request in flight; the time in which requests overlap is busy only once."""
         with self._lock:
             if not self._num_in_flight:
                 self._busy_since = time.perf_counter()

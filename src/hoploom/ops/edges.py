@@ -239,21 +239,21 @@ class InEdges:
 
     @cached_property
     def _kept_before(self) -> Tensor:
-        """Number of edges before each entry that are no self-loops: [num_edges + 1] int64."""
+        """For each entry, the number of earlier edges that are no self-loops: [num_edges + 1] int64."""
         before = torch.zeros(self.num_edges + 1, dtype=torch.int64, device=self.indptr.device)
         torch.cumsum(self._are_kept, 0, out=before[1:])
         return before
 
 
 def _sorted(keys: Tensor, num_lists: int) -> tuple[Tensor, Tensor]:
-    """Sort entries by key; return the offset of each key's entries, and the order. Keys >= num_lists come last."""
+    """Sort `keys`; return the offset of each key in the result, and the permutation. Keys >= num_lists come last."""
     narrow = torch.int32 if num_lists < INT32_MAX else torch.int64
     ordered, order = torch.sort(keys.to(narrow), stable=True)
     return _offsets(ordered, num_lists), order
 
 
 def _offsets(ordered: Tensor, num_lists: int) -> Tensor:
-    """Return the index of the first entry of each key in `ordered`, which ascends: [num_lists + 1] int64."""
+    """Return, for each k from 0 to num_lists, the index of the first key >= k in the ascending `ordered`: int64."""
     return torch.searchsorted(ordered, torch.arange(num_lists + 1, dtype=ordered.dtype, device=ordered.device))
 
 
@@ -307,7 +307,7 @@ def softmax(scores: Tensor, edges: InEdges) -> Tensor:
 
 
 def add_ends(of_sources: Tensor, of_destinations: Tensor, edges: InEdges) -> Tensor:
-    """Return, for every edge, the sum of its source's and its destination's row: [num_edges, width]."""
+    """Return, for every edge, its source's row plus its destination's row: [num_edges, width]."""
     return _apply(_Ends, of_sources, of_destinations, edges)
 
 
@@ -388,7 +388,7 @@ class _Sum(Function):
 
 
 def _spread(grad: Tensor, edges: InEdges, weights: Tensor | None, share: Tensor | None) -> Tensor:
-    """Return, per source, the sum of its destinations' gradients, times `weights` per edge, `share` per destination."""
+    """Return, per source, the sum of `grad` over its destinations, scaled by edge `weights` and destination `share`."""
     indptr, destinations, places = edges.transposed
     if share is not None and weights is None:
         weights, places = share.index_select(0, destinations).unsqueeze(1), None

@@ -97,7 +97,7 @@ def _array(rows: Tensor) -> Any:
 
 
 def route(ids: Tensor, bounds: Tensor, places: Tensor | None = None) -> list[Tensor]:
-    """Return, per part p, the positions in `ids` (only those in `places`) of ids in [bounds[p - 1], bounds[p])."""
+    """Return, for each part p, the positions (if given, only from `places`) of ids in [bounds[p - 1], bounds[p])."""
     routed, counts = _core.route(ids.numpy(), bounds.numpy(), None if places is None else places.numpy())
     positions, begin, owned = tensor_of(routed), 0, []
     for count in memoryview(counts).cast("q"):
@@ -157,7 +157,7 @@ def sum_rows(
 
 
 def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, per list and column, the maximum and the index in the list of the first entry with it (-1 if empty)."""
+    """Return, per list and column, the maximum, and the index within the list of its first entry (-1 if empty)."""
     out = empty((indptr.numel() - 1, x.shape[1]), x.dtype)
     winners = empty((indptr.numel() - 1, x.shape[1]), torch.int32)
     lists = (indptr.numpy(), rows[: int(indptr[-1])].numpy())
@@ -168,7 +168,7 @@ def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def max_rows_backward(
     indptr: Tensor, rows: Tensor, places: Tensor | None, starts: Tensor, grad: Tensor, winners: Tensor
 ) -> Tensor:
-    """Return the gradient of x in `max_rows`. The lists are the transposed ones; `starts` is the original indptr."""
+    """Return the gradient of x in `max_rows`. Lists are transposed (one per row of x); `starts` is max_rows' indptr."""
     length = int(indptr[-1])
     out = empty((indptr.numel() - 1, grad.shape[1]), grad.dtype)
     at = None if places is None else places[:length].numpy()
@@ -178,7 +178,7 @@ def max_rows_backward(
 
 
 def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tensor, heads: int) -> Tensor:
-    """Return, per entry and head, the dot product of the entry's row in x and its list's row in y (`lists_of`)."""
+    """Return, per entry and head, the dot product of the entry's row of x and row lists_of[entry] of y."""
     length = int(indptr[-1])
     out = empty((rows.numel(), heads), x.dtype)
     lists = (indptr.numpy(), rows[:length].numpy())
@@ -188,7 +188,7 @@ def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tenso
 
 
 def softmax_lists(indptr: Tensor, scores: Tensor, grad: Tensor | None) -> Tensor:
-    """Return the softmax of scores per list, [num_entries, heads]; or, given that result and `grad`, their gradient."""
+    """Return each list's softmax of `scores`; with `grad`, `scores` are that softmax, and its gradient is returned."""
     length = int(indptr[-1])
     out = empty(tuple(scores.shape), scores.dtype)
     given = None if grad is None else grad[:length].contiguous().numpy()

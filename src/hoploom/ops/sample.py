@@ -26,7 +26,7 @@ class Frontier(NamedTuple):
 
     nodes: Tensor  # [n] int64
     trees: Tensor | None = None  # [n] int64, disjoint sampling only: the number of the seed that led to each node
-    times: Tensor | None = None  # [n] int64: temporal sampling only
+    times: Tensor | None = None  # [n] int64, temporal sampling only: edges after a node's time are not sampled
 
 
 class Picks(NamedTuple):
@@ -114,13 +114,13 @@ def stitch(parts: Sequence[tuple[Tensor, Picks]], frontier_size: int) -> Picks:
 
 
 class NodeBudget:
-    """The budget of HGT sampling: weights of one type's nodes that are neighbours of the batch but not in it yet."""
+    """The budget of HGT sampling for one node type: the weight of each node that may be drawn next into the batch."""
 
     def __init__(self) -> None:
         self._core = _core.NodeBudget()
 
     def add(self, picks: Picks, local: Tensor) -> None:
-        """Add 1 / counts[i] to the weights of node i's picked sources that are not in the batch yet (`local` is -1)."""
+        """For each frontier node, add 1 / (its picks) to the weight of its sources not in the batch (`local` is -1)."""
         self._core.add(picks.sources.numpy(), local.numpy(), picks.counts.numpy())
 
     def draw(self, key: int, stream: int, count: int) -> Tensor:
@@ -162,7 +162,7 @@ class NodeMap:
         self._core.add_seeds(nodes.numpy(), None if trees is None else trees.numpy())
 
     def add(self, sources: Tensor, counts: Tensor, trees: Tensor | None = None) -> Tensor:
-        """Append new sources; return all local ids, [n] int32. `counts` and `trees` have an entry per frontier node."""
+        """Append new sources; return each source's local id, [n] int32. `counts` and `trees` are per frontier node."""
         buffer = self._core.add(sources.numpy(), counts.numpy(), None if trees is None else trees.numpy())
         return tensor_of(buffer, torch.int32)
 
@@ -255,14 +255,14 @@ class IdRanks(_Numbered):
 
 
 class SlotMap:
-    """A map from ids to row slots of a table, for one thread. A slot whose id two rounds did not use is reused."""
+    """Assigns ids to rows (slots) of a table, for one thread. A slot is reused once two rounds have not used its id."""
 
     def __init__(self, num_ids: int, budget: int = SLOT_BUDGET) -> None:
         """Allocate an array of 4 bytes for each id below `num_ids` if it fits the budget, else a hash table."""
         self._core = _core.SlotMap(num_ids if 4 * num_ids <= budget else 0)
 
     def begin(self) -> None:
-        """Begin a round, which frees the slots of ids that neither this round nor the previous one uses."""
+        """Begin a round, such as a batch: slots of ids that neither it nor the round before looks up become free."""
         self._core.begin()
 
     def find(self, ids: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,7 +271,7 @@ class SlotMap:
         return tensor_of(slots), tensor_of(misses)
 
     def add(self, ids: Tensor, places: Tensor, slots: Tensor) -> Tensor:
-        """Give a slot to each id of ids[places] without one; write all their slots to `slots`; return the new ones.
+        """Give a slot to each of ids[places] that has none; write all slots to slots[places]; return those newly given.
 
         Call it after all lookups of a round: else an id that the round still needs could lose its slot.
         """

@@ -26,7 +26,7 @@ class Packed(NamedTuple):
 
 class Ordered(NamedTuple):
     indptr: Tensor  # [num_lists + 1] int64
-    order: Tensor  # [num_edges] uint32: the record of each entry
+    order: Tensor  # [num_edges] uint32: the index of each entry's record
 
 
 def pack(keys: Tensor, columns: Sequence[Tensor], bounds: Tensor) -> Packed:
@@ -44,7 +44,7 @@ def pack(keys: Tensor, columns: Sequence[Tensor], bounds: Tensor) -> Packed:
 
 
 def place_column(records: Tensor, offset: int, out: Tensor) -> None:
-    """Copy the bytes at `offset` of each record to out[key]; raise DataError unless every key occurs once."""
+    """Copy bytes from `offset` of each record on to out[record's key]; raise DataError unless each key occurs once."""
     try:
         _core.place_column(records.numpy(), offset, out.numpy())
     except IndexError as error:

@@ -1,7 +1,7 @@
 """Reductions over lists of rows on a device: the functions of hoploom.ops.rows, as Triton kernels.
 
-Rows of any dtype are summed in float32 (float64 rows in float64), without atomics, so results are reproducible. Lists
-longer than a window of entries take two more kernels. These start whenever one list could be that long.
+Rows of any dtype are summed in float32 (float64 rows in float64), without atomics, so results are reproducible. A
+list longer than a window (WINDOW entries or more) takes two more kernels, which start if a list could be so long.
 """
 
 import math
@@ -51,7 +51,7 @@ def tiles_of(heads: int, *matrices: Tensor) -> Tiles:
 
 
 class Windows(NamedTuple):
-    """Windows of equal length over the entries of all lists; none if no list can be longer than a window."""
+    """The division of all lists' entries into windows of equal length; none if no list can be longer than a window."""
 
     length: int
     number: int

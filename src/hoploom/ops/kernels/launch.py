@@ -1,4 +1,4 @@
-"""Declare and launch Triton kernels. Their arrays, defined below, have a fixed capacity; sizes are on the device.
+"""Declare and launch Triton kernels on arrays of fixed capacity (defined below); sizes in use are on the device.
 
 The host never waits for a size: it starts programs for the largest size, and those beyond the actual size do nothing.
 """
@@ -22,7 +22,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """Declare a kernel that is not recompiled if an argument is 1 or changes alignment, as sizes do between batches."""
+    """Declare a kernel that Triton does not recompile when a size becomes 1 or changes alignment between batches."""
     parameters = inspect.signature(function).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.annotation is not tl.constexpr]
     return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)(function)
@@ -41,7 +41,7 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, device: torch.device, **con
 
 
 def blocks_of(size: int, block: int) -> Grid:
-    """Return the grid for `size` elements if each program takes `block` of them."""
+    """Return the grid of programs for `size` elements if each program takes `block` elements."""
     return (triton.cdiv(size, block),)
 
 

@@ -34,7 +34,7 @@ def philox(key, c0, c1, c2, c3):
 
 @triton.jit
 def block_of(key, ids, stream, number):
-    """Return the four random words of block `number` of each id's stream."""
+    """Return four random 32-bit words per id: block `number` of the id's random stream `stream`."""
     low = ids.to(tl.uint32)
     none = low ^ low
     return philox(key, low, (ids >> 32).to(tl.uint32), none + stream, none + number.to(tl.uint32))

@@ -44,7 +44,7 @@ def key_of(key_at, trees, place, is_row):
 
 @triton.jit
 def put(out, position, place, is_pick, indices, sources, edges, destinations, capacity):
-    """Store sampled edges at indices `out`; skip those beyond `capacity`."""
+    """Store the edges at `position` in the store as picks number `out`; skip picks beyond `capacity`."""
     fits = is_pick & (out < capacity)
     source = tl.load(indices + position, mask=fits, other=0).to(tl.int64)
     tl.store(sources + out, source, mask=fits)
@@ -59,7 +59,7 @@ def locate(
     fanout, starts, populations, counts, faults,
     REPLACE: tl.constexpr, LAST: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write each row's list to `starts` and `populations`, row r's number of picks to counts[r + 1], 0 to counts[0]."""
+    """Write each row's list offset to `starts`, list length to `populations`, number of picks to counts[row + 1]."""
     row = rows_of(ROWS)
     place = tl.load(begin_at) + row
     is_row = (row < rows) & (place < tl.minimum(tl.load(end_at), num_places))
@@ -123,7 +123,7 @@ def count_weighing(
     starts, populations, weight, fanout, counts,
     REPLACE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Correct a row's number of picks for weighted sampling, where only edges of positive weight can be picked."""
+    """Correct a row's number of picks for weighted sampling, which picks only edges of positive weight."""
     row = tl.program_id(0).to(tl.int64)
     start, population = tl.load(starts + row), tl.load(populations + row)
     enough = tl.where(fanout < 0, population, 1 if REPLACE else fanout)
@@ -142,7 +142,7 @@ def settle(
     bounds, rows, begin_at, end_at, num_places, picks_begin, picks_end, indptr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the end of all picks to `picks_end` and, with `indptr`, the offset of every frontier node's picks."""
+    """Write the index after the last pick to `picks_end` and, with `indptr`, where each frontier node's picks begin."""
     row = rows_of(ROWS)
     first = tl.load(picks_begin)
     if tl.program_id(0) == 0:

@@ -15,7 +15,7 @@ SIZES = ["num_lists", "num_edges", "longest", "steps", "share_units", "stride_un
 
 @triton.jit
 def columns_of(share, COLUMNS: tl.constexpr):
-    """Return a program's head, its columns [1, COLUMNS] and their mask; every head has `share` columns."""
+    """Return the head and columns [1, COLUMNS] that a program reduces, and their mask; a head has `share` columns."""
     blocks = tl.cdiv(share, COLUMNS)
     block = tl.program_id(1)
     offset = block % blocks * COLUMNS + tl.arange(0, COLUMNS)
@@ -69,8 +69,8 @@ def list_of(indptr, entry, num_lists, steps):
 def long_list(indptr, num_lists, steps, window, begins_here):
     """Find the long list that begins in this program's window of entries (`begins_here`), or that continues into it.
 
-    Return its index, whether it exists, its first and end entry, and those of its part in the window. As long lists are
-    longer than a window, a list that begins in a window has its last entry, and one that continues has its first.
+    Return its index, whether it exists, its first and end entry, and those of its part in the window. A long list is
+    longer than a window: if it begins in one, it has the window's last entry; if it continues into one, the first.
     """
     first = tl.program_id(0).to(tl.int64) * window
     last = tl.minimum(first + window, tl.load(indptr + num_lists))
@@ -89,7 +89,7 @@ def add_entries(
     total, begin, end, rows, places, x, stride, weights, heads, head, winners, starts, width, columns, inside,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Return total [lists, columns] plus the rows of entries begin to end; with `winners`, only in columns they won."""
+    """Return `total` [lists, columns] plus the lists' rows; with `winners`, plus only values that were the maximum."""
     for step in range(0, most_of(end - begin), AHEAD):
         first = begin + step
         picked = ()
@@ -163,7 +163,7 @@ def sum_windows(
     stride_units, UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write window w's sums: pieces[0, w] of the long list that continues into w, pieces[1, w] of one begun in w."""
+    """Write a long list's sum within window w to pieces[0, w] if it continues into w, to [1, w] if it begins in w."""
     share, stride = share_units * UNIT, stride_units * UNIT
     width = share * heads
     begins_here = tl.program_id(2)
@@ -208,9 +208,9 @@ def sum_pieces(
 
 @triton.jit
 def take_entries(best, winner, begin, end, origin, rows, x, stride, winners, columns, inside, AHEAD: tl.constexpr):
-    """Return the maxima of best [lists, columns] and the entries begin to end, with the winning entries (-1: none yet).
+    """Return `best` [lists, columns], raised to the maxima of the lists' rows, and the winning entries (-1: none yet).
 
-    Winning entries count from `origin`. With `winners`, an entry is a window, and `winners` has its winning entry.
+    Winning entries are numbered from `origin`. With `winners`, a row has the maxima of a window, won by these entries.
     """
     for step in range(0, most_of(end - begin), AHEAD):
         first = begin + step
@@ -307,7 +307,7 @@ def dot_edges(
     indptr, sources, destinations, x, y, out, num_lists, num_edges, heads, share_units, x_units, y_units,
     UNIT: tl.constexpr, EDGES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Write out[edge, head]: the dot product of both ends' rows over the head's columns; 0 after the last list."""
+    """Write out[edge, head]: the dot product of both ends' rows over the head's columns; 0 after the last edge."""
     share, x_stride, y_stride = share_units * UNIT, x_units * UNIT, y_units * UNIT
     edge = tl.program_id(0).to(tl.int64) * EDGES + tl.arange(0, EDGES)
     head = tl.program_id(1)
@@ -341,7 +341,7 @@ def soften(
     indptr, scores, out, num_lists, heads, longest,
     SUM: tl.constexpr, LISTS: tl.constexpr, ENTRIES: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Write the softmax of every list's scores: exp(score - the list's maximum) / the list's total."""
+    """Write the softmax of every list's scores: exp(score - the list's maximum), divided by the list's sum of these."""
     _, _, begin, end = short_lists(indptr, num_lists, longest, LISTS)
     most = most_of(end - begin)
     greatest = tl.full([LISTS, HEADS], -float("inf"), SUM)

@@ -1,10 +1,10 @@
 """Map global ids to batch-local ids on the device, by first occurrence. Costs memory, but the host never waits.
 
-Results equal those of hoploom.ops.NodeMap, in whatever order programs run. A slot holds the local id of a node or,
-during a hop, the claim of a pick: the batch's size + the pick's index. Claims are greater than all local ids, so an
-atomic minimum keeps the node's first pick. All state is in tensors with fixed addresses: once one batch has sized the
-map, a batch can be captured in a CUDA graph and replayed. If a batch exceeds its capacity, only its size is valid:
-make the batch again with more capacity.
+Results equal those of hoploom.ops.NodeMap, in whatever order programs run. A map is a table in which each node has a
+slot. This holds the local id or, during a hop, the claim of a pick of the node: the batch's size + the pick's index.
+Claims are greater than all local ids, so an atomic minimum keeps the first pick. All state is in tensors with fixed
+addresses: once one batch has sized the map, a batch can be captured in a CUDA graph and replayed. If a batch exceeds
+its capacity, only its size is valid: make the batch again with more capacity. Trees: seed numbers (disjoint sampling).
 """
 
 import torch
@@ -31,7 +31,7 @@ FIRST_TABLE = 1024
 
 
 class Slots:
-    """A table of slots, indexed by id or by hash, with a record of the slots that the last batch used."""
+    """The slots of a map, found by node id or by hash. Those that a batch uses are recorded, to be emptied later."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self.device = device
@@ -57,7 +57,7 @@ class Slots:
 
 
 class DeviceNodeMap:
-    """A map from the node ids of one type to local ids in a batch, for one stream. The next batch reuses its memory."""
+    """A map from the node ids of one type to local ids in a batch, on one CUDA stream. Each batch reuses its memory."""
 
     def __init__(self, num_nodes: int, device: torch.device, budget: int = MAP_BUDGET) -> None:
         self.num_nodes, self.device = num_nodes, device
@@ -66,7 +66,7 @@ class DeviceNodeMap:
         self._hashed: Slots | None = None
         self._slots = self._direct
         self._zero = torch.zeros((), dtype=torch.int64, device=device)
-        # [capacity] each, with the size on the device; trees if the batch has them.
+        # The batch's nodes and, in disjoint sampling, their trees: [capacity] each, with the size in use on the device.
         self.nodes = torch.empty(0, dtype=torch.int64, device=device)
         self.trees: Tensor | None = None
 
@@ -128,7 +128,7 @@ class DeviceNodeMap:
         slots.is_torn = False
 
     def _claim(self, found: Tensor, sources: Tensor, span: tuple[Tensor, ...], keys: tuple[Tensor | None, ...]) -> None:
-        """Claim a slot per pick; write it to `found`. `keys`: the picks' trees, then the batch's nodes and trees."""
+        """Start the kernel that claims slots for picks. `keys`: claim_hashed's arguments destinations to node_trees."""
         slots, most = self._begun(), found.numel()
         slots.is_torn = True
         read = slots.slots, found, sources, *span
@@ -164,7 +164,7 @@ BAD_SOURCE = tl.constexpr(SOURCE_OUT_OF_RANGE)
 
 @triton.jit
 def picks_of_block(sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK: tl.constexpr):
-    """Return a program's picks, sources, mask of valid picks (none in a batch that is too large), `begin`, `before`."""
+    """Return a program's picks, their sources, the mask of valid picks, and the values of `begin` and `before`."""
     pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(begin)
     size = tl.load(before)
@@ -190,7 +190,7 @@ def claim_direct(
 
 @triton.jit
 def tree_of(trees, destinations, place, live):
-    """Return the seed number of pick `place`: trees[destinations[place]], trees[place] if picks are seeds, else 0."""
+    """Return the tree of pick `place`: trees[destinations[place]], or trees[place] for seeds; 0 without `trees`."""
     tree = place ^ place
     if trees is not None:
         if destinations is not None:
@@ -204,7 +204,7 @@ def claim_hashed(
     slots, found, sources, begin, end, before, faults, num_places, most, capacity, num_nodes,
     slot_mask, destinations, trees, nodes, node_trees, lost, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Claim a slot for every pick's (source, seed number) in a hash table; set `lost` if PROBES slots were taken."""
+    """Claim a slot for every pick's (source, tree) in a hash table; set `lost` if PROBES slots tried were all taken."""
     pick, source, live, first, size = picks_of_block(
         sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK
     )  # fmt: skip
@@ -245,7 +245,7 @@ def claim_hashed(
 
 @kernel
 def settle(slots, found, before, claims, is_first, most, BLOCK: tl.constexpr):
-    """Write the claim left in every pick's slot, and whether it is the pick's own: then the pick is a node's first."""
+    """Copy each pick's slot to `claims`; set `is_first` if it has the pick's own claim: a new node's first pick."""
     pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = pick < most
     home = tl.load(found + pick, mask=live, other=-1)
@@ -259,7 +259,7 @@ def assign(
     slots, found, claims, ranks, sources, begin, end, before, after, used, lost, homes, nodes, local,
     num_places, most, capacity, num_noted, destinations, trees, node_trees, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write every pick's local id; the first pick of a node appends it. `ranks` are inclusive sums of `is_first`.
+    """Write each pick's local id; append the node of each first pick. `ranks` is the running sum of `is_first`.
 
     Nodes beyond the capacity are counted but not written; local ids are limited to the capacity - 1.
     """

@@ -37,7 +37,7 @@ def unit(key, ids, stream, draw):
 
 @triton.jit
 def scores(key, node, stream, start, population, begin, indices, weight, CHUNK: tl.constexpr):
-    """Return the uint64 scores of a list's next CHUNK edges, and the mask of the edges that can be picked."""
+    """Return the uint64 scores of a list's CHUNK edges from `begin` on, and the mask of edges that can be picked."""
     offset = begin + tl.arange(0, CHUNK)
     is_edge = offset < population
     if weight is None:
@@ -53,7 +53,7 @@ def scores(key, node, stream, start, population, begin, indices, weight, CHUNK: 
 
 @triton.jit
 def divide(key, node, stream, start, population, wanted, indices, weight, CHUNK: tl.constexpr):
-    """Return (prefix, shift, missing): pick edges with score >> shift < prefix, and the first `missing` with ==."""
+    """Return (prefix, shift, missing): pick all edges with score >> shift < prefix, and the first `missing` with =="""
     prefix = (wanted * 0).to(tl.uint64)
     shift = prefix + 64
     missing = wanted

@@ -14,7 +14,7 @@ def draw_few(
     picks_begin, sources, edges, destinations, capacity,
     REPLACE: tl.constexpr, ROWS: tl.constexpr, FANOUT: tl.constexpr,
 ):  # fmt: skip
-    """Sample a tile [rows, fanout] with Floyd's algorithm, in all rows at once. Rows of few edges take all of them."""
+    """Draw the picks of ROWS rows at once (Floyd's algorithm, unless REPLACE). A row of few edges takes all of them."""
     row = rows_of(ROWS)
     first, count, place, node, start, population = row_at(row, rows, bounds, begin_at, nodes, starts, populations)
     if tl.max(count, 0) == 0:
@@ -46,7 +46,7 @@ def draw_many(
     picks_begin, sources, edges, destinations, capacity,
     REPLACE: tl.constexpr, LANES: tl.constexpr, DRAWS: tl.constexpr,
 ):  # fmt: skip
-    """Draw LANES picks of one row, for any fanout. Each lane finds out by itself if its draw repeats an earlier one."""
+    """Draw LANES picks of one row, for any fanout. Each lane checks by itself if its draw repeats an earlier draw."""
     chunks = tl.cdiv(fanout, LANES)
     program = tl.program_id(0)
     row = (program // chunks).to(tl.int64)
@@ -67,10 +67,10 @@ def draw_many(
 
 @triton.jit
 def floyd(key, node, stream, population, fanout, turn, count, DRAWS: tl.constexpr):
-    """Return the offsets that Floyd's algorithm picks in the given turns.
+    """Return the list offsets that Floyd's algorithm picks in the given turns.
 
-    A draw is a repeat if an earlier draw is equal, or if it equals the newest offset of an earlier turn whose own draw
-    was a repeat. A lane follows this chain of turns to its end, which takes about log(fanout) steps.
+    Turn t draws from [0, oldest + t], and picks oldest + t if its draw was picked before: if an earlier turn s drew it,
+    or if it is oldest + s and turn s picked that. A lane follows this chain of turns, in about log(fanout) steps.
     """
     oldest = population - fanout
     drawn = draw_at(key, node, stream, population, oldest, turn)
@@ -106,7 +106,7 @@ def copy_lists(
     picks_begin, sources, edges, destinations, capacity,
     PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Write PLACES picks if rows take all their edges. Each pick searches for its row, so programs share long lists."""
+    """Write PLACES picks of rows that take whole lists. Picks search for their rows, so programs share long lists."""
     pick = rows_of(PLACES)
     total = tl.load(bounds + rows)
     if tl.min(pick, 0) >= total:
