@@ -41,7 +41,7 @@ class NewConnection:
         self.steps, self.event = admit(self), READ  # the event that `steps` waits for
 
     def retry(self, event: int, call: Callable[..., Value], *arguments: object) -> Steps[Value]:
-        """Repeat `call` until the socket is ready for it; return its result. Yield the event to wait for in between."""
+        """Repeat `call` until it does not block; return its result. Yield the socket event to wait for meanwhile."""
         while True:
             try:
                 return call(*arguments)
@@ -54,7 +54,7 @@ class NewConnection:
             yield event
 
     def take(self, count: int) -> Steps[bytes]:
-        """Return the next `count` bytes and read no further; raise EOFError if the connection ends before."""
+        """Return the next `count` bytes and read no further; raise EOFError if the connection ends first."""
         taken = b""
         while len(taken) < count:
             some: bytes = yield from self.retry(READ, self.socket.recv, count - len(taken))
@@ -76,7 +76,7 @@ class NewConnection:
             raise
 
     def hang_up(self, content: bytes = b"") -> Steps[None]:
-        """Send a last message, then read until the client closes: unread bytes would discard the message."""
+        """Send a last message, then read until the client closes: closing with unread bytes could lose the message."""
         yield from self.send(content)
         self.socket.shutdown(socket.SHUT_WR)  # also ends TLS
         while (yield from self.retry(READ, self.socket.recv, DISCARDED)):
@@ -84,7 +84,7 @@ class NewConnection:
 
 
 class Acceptor(Closing):
-    """A thread that polls new connections. `admit` has `seconds` for each connection; at most `most` wait at once."""
+    """A thread that runs the generator `admit` for each new connection, which has `seconds`; at most `most` wait."""
 
     def __init__(
         self,

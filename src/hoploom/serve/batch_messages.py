@@ -63,7 +63,7 @@ class Description:
 
 
 class BatchRequest(NamedTuple):
-    """Everything that one batch depends on, besides the store."""
+    """The options, seeds and random key of one batch: all that it depends on, besides the store."""
 
     description: Description
     seeds: Mapping[str, Tensor]  # "nodes", or "sources" and "destinations"; "times" and "labels", if any
@@ -153,7 +153,7 @@ def read_batch_request(header: Mapping[str, Any], tensors: Sequence[Tensor], sch
 
 
 def _check_seeds(columns: dict[str, Tensor], description: Description, schema: Schema) -> dict[str, Tensor]:
-    """Return the seed columns; raise ConfigError if one is missing, has no effect, or lacks an entry for a seed."""
+    """Return the seed columns; raise ConfigError if a column is missing, has no effect, or differs in length."""
     owner, negatives = description.owner, description.negatives
     needed, optional = NODE_COLUMNS if isinstance(owner, str) else LINK_COLUMNS
     fits = set(needed) <= set(columns) <= {*needed, *optional}
@@ -236,7 +236,7 @@ def decode_batch(message: Message, *, pinned: bool = False) -> Batch:
 
 
 def _decode(plain: Any, tensors: Sequence[Any], *, pinned: bool) -> Any:
-    """Return the value that `_encode` has encoded."""
+    """Return a field's value from `plain`, the JSON values that `_encode` makes, and the message's tensors."""
     if isinstance(plain, list):
         return [_decode(entry, tensors, pinned=pinned) for entry in plain]
     if not isinstance(plain, dict):
@@ -255,7 +255,7 @@ def _decode(plain: Any, tensors: Sequence[Any], *, pinned: bool) -> Any:
 
 
 def _narrowed(tensor: Tensor) -> Tensor | None:
-    """Return an int32 copy of an int64 tensor; None if a value is negative or too large, or the dtype is another."""
+    """Return an int32 copy of a contiguous int64 tensor; None for other tensors, or if a value is not in [0, 2^31)."""
     if tensor.dtype != torch.int64 or not tensor.is_contiguous():
         return None
     values = tensor.numpy()

@@ -72,7 +72,7 @@ class BatchService:
 
 
 class MeteredStore:
-    """A wrapper of a store that counts the memory of picks and rows against the batch that the calling thread makes."""
+    """A wrapper of a store that reserves memory for the picks and rows of the batch that the calling thread makes."""
 
     def __init__(self, store: Store, budget: MemoryBudget) -> None:
         self.schema: Schema = store.schema
@@ -84,7 +84,7 @@ class MeteredStore:
 
     @contextmanager
     def batch(self, context: RequestContext = NO_CLIENT) -> Iterator[Reservation]:
-        """Yield a memory reservation for the batch that this thread makes inside the block."""
+        """Yield a memory reservation for the batch that this thread makes in the `with` block."""
         with Reservation(self._budget, context) as reservation:
             self._of_thread.reservation = reservation
             yield reservation

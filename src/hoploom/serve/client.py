@@ -1,4 +1,4 @@
-"""Connections to one peer, each with one request in flight at a time.
+"""Connections to one peer, which is a graph server. Each connection has one request in flight at a time.
 
 A server that sends nothing for too long counts as lost; while it makes a response, it sends heartbeats. Idle
 connections are kept for later requests; a connection that failed is never used again.
@@ -49,7 +49,7 @@ def error_from(header: Mapping[str, Any], address: str) -> HoploomError:
 
 
 def read_message(incoming: IncomingMessage, *, pinned: bool = False) -> Message:
-    """Read the tensors of a response: into pinned memory if `pinned`, else recycled memory, or in place if shared."""
+    """Return a response with all tensors: in pinned memory if `pinned`, else in shared, recycled or new memory."""
     return incoming.into(partial(ops.empty, pinned=True) if pinned else None)
 
 
@@ -130,7 +130,7 @@ class Peer(Closing):
         return pooled
 
     def read(self, pooled: PooledConnection, reader: Reader[Read], deadline: float = math.inf) -> Read:
-        """Return `reader`'s result for a response. Raise the server's error, or LostError if it is cut off or late."""
+        """Return what `reader` makes of a response. Raise the server's error; LostError if it is late or cut off."""
         keep, incoming = False, None
         pooled.connection.deadline = deadline
         began = time.perf_counter()

@@ -1,7 +1,7 @@
 """Stores whose parts are held by graph servers. Loaders use them like any other store.
 
-With a `path` (worker mode), this host's parts are mapped, and batches are made in this process: a hop costs one round
-trip, all rows another. Without a `path` (server-client mode), this process holds no graph, and servers make batches.
+With a `path` (worker mode), this process maps this host's parts and makes the batches: each hop takes one round trip
+to the servers, all rows one more. Without a `path` (server-client mode), it holds no graph, and servers make batches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +60,7 @@ def connect(
     `topology="local"` maps the edges of all parts, so this host needs all their files; with "parted", servers also
     sample hops. `memory` limits the bytes of the files that this process holds, e.g. "6GB"; other bytes are read from
     disk when needed, as by `hoploom.open`. `token_file`, `ca`, `cert` and `key` are paths of files for a token and TLS.
-    With `made="here"`, this process makes the batches even without a `path`. `look_ahead` batches fetch rows together.
+    With `made="here"`, this process makes batches even without a `path`. Rows of `look_ahead` batches come together.
     """
     ops.keep_freed_memory()  # responses are freed soon: new pages for the next one take a fifth longer
     addresses = read_addresses(servers)
@@ -87,9 +87,9 @@ def connect(
 
 
 def join(peers: Peers, mapped: Store | None, own: Sequence[int] | None, *, look_ahead: int | None = None) -> Store:
-    """Return a store of all parts: those of `mapped`, this process's store, if given, and the other parts on `peers`.
+    """Return a store of all parts: the parts of `mapped`, a store of this process, if any, and the others from `peers`.
 
-    `own` lists the parts that need no peer; None if the peers make the batches. An error closes `peers`.
+    `own` lists the parts that need no peer, or is None if the peers make the batches. If this fails, `peers` is closed.
     """
     try:
         if mapped is None:
@@ -114,7 +114,7 @@ def join(peers: Peers, mapped: Store | None, own: Sequence[int] | None, *, look_
 
 @dataclass(frozen=True, kw_only=True)
 class Connected(Deployment):
-    """The connections of a store to graph servers, which hold some or all parts and, if `by_servers`, make batches."""
+    """The deployment of a store over graph servers: they hold parts of it and, if `by_servers`, make the batches."""
 
     peers: Peers
     by_servers: bool  # servers make the batches, otherwise this process
@@ -138,7 +138,7 @@ class Connected(Deployment):
 
 
 class IdColumn(NamedTuple):
-    """One column of ids in a request, ids[positions], and the indices `wants` of the fields whose rows are wanted."""
+    """The ids of one type in a request, ids[positions]; `wants` are the indices of the fields whose rows are needed."""
 
     ids: Tensor  # [n] int64
     positions: Tensor  # [m] int64
@@ -148,7 +148,7 @@ class IdColumn(NamedTuple):
 class RemotePart:
     """One part on graph servers, used like a local shard. Servers of another store refuse its requests.
 
-    One request samples a hop, and one gathers all rows, or several if these have more than `max_ids` ids.
+    One request samples a hop. One request gathers all rows, but more than `max_ids` ids are split into several.
     """
 
     tier: ClassVar[Tier] = Tier.REMOTE
@@ -205,7 +205,7 @@ class RemotePart:
     def begin_gather(
         self, wanted: Sequence[Wanted], positions: Sequence[Tensor], outs: Sequence[Tensor]
     ) -> Callable[[], None]:
-        """Send a request for rows. The returned function writes rows to `outs`, and sends further requests if any."""
+        """Send a request for rows. Return a function that writes rows to `outs`, and sends further requests if any."""
         columns: dict[tuple[int, int], IdColumn] = {}
         for index, (want, own) in enumerate(zip(wanted, positions, strict=True)):
             if own.numel():
@@ -256,7 +256,7 @@ class RemotePart:
         return {"ask": kind, "identity": self._peers.identity, "part": self.number}
 
     def _scatter(self, incoming: IncomingMessage, targets: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Write the rows of a response to their targets, piece by piece while they arrive."""
+        """Write the rows of a response to `targets`, one (positions, out) per field, while the rows arrive."""
         if incoming.specs != [(out.dtype, (positions.numel(), *out.shape[1:])) for positions, out in targets]:
             raise self._wrong("rows of another dtype or shape")
         for index, row, rows in incoming.pieces():
@@ -310,7 +310,7 @@ class ServedBatches(Maker):
 
 
 def served_batches(maker: LocalMaker, peers: Peers) -> ServedBatches:
-    """Return a maker that lets servers make `maker`'s batches; raise ConfigError for options that cannot be sent."""
+    """Return a maker that requests batches from servers. Raise ConfigError for `maker` options that cannot be sent."""
     if maker.sampler.sample_frontier is not None:
         raise ConfigError(
             "sample_frontier is a function, which cannot go to the servers; use connect(..., made='here'), "

@@ -1,7 +1,7 @@
 """One connected socket: TCP, TLS or a Unix socket. Buffers are sent and received without copies.
 
-Inside a message, every wait is bounded: the next bytes must come within the idle timeout, and all of it at SLOWEST
-bytes a second or faster. A small message costs one system call on either side. Other threads run while a call waits.
+Inside a message, every wait is bounded: the next bytes must come within the idle timeout, and the whole message at
+SLOWEST bytes a second or faster. A small message costs one system call per side. Other threads run while a call waits.
 """
 
 import array
@@ -60,7 +60,7 @@ class Connection(Closing):
         return self._socket.fileno()
 
     def begin(self, num_bytes: int, idle_timeout: float | None = None) -> None:
-        """Set the timeouts for a message of `num_bytes` bytes, in either direction."""
+        """Set the timeouts for sending or receiving a message of `num_bytes` bytes."""
         now = time.monotonic()
         timeout = self.idle_timeout if idle_timeout is None else idle_timeout
         timeout = max(MIN_TIMEOUT, min(timeout, self.deadline - now))
@@ -176,7 +176,7 @@ class Connection(Closing):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
     def _read_ahead(self) -> None:
-        """Wait for at least one byte, and append all that has arrived and fits to the buffer."""
+        """Wait for at least one byte, then read all bytes that have arrived, as far as they fit into the buffer."""
         if self._begin == self._end:
             self._begin = self._end = 0
         elif self._end == BUFFERED:
@@ -206,12 +206,12 @@ class Connection(Closing):
         return received
 
     def cut(self) -> None:
-        """End the connection at once, from any thread: a thread that waits for it to read or write gets an error."""
+        """End the connection at once, from any thread. A thread that waits to read or write gets an error."""
         with suppress(OSError):
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS's own shutdown needs the reading thread
 
     def hang_up(self) -> None:
-        """Send no more, read until the other side closes, then close: unread bytes would discard the last message."""
+        """Stop sending, read until the peer closes, then close: unread bytes could make the last message be lost."""
         if isinstance(self._socket, ssl.SSLSocket):
             self._socket = socket.socket(fileno=self._socket.detach())
         end = time.monotonic() + LINGER
@@ -222,7 +222,7 @@ class Connection(Closing):
                 pass
 
     def close(self) -> None:
-        """Close the socket and untaken descriptors. No other thread may still read or write."""
+        """Close the socket and all received descriptors not taken. No other thread may still read or write."""
         self.cut()
         self._socket.close()
         while self.files:

@@ -1,4 +1,4 @@
-"""One server process: it answers for the parts that it holds and, with its peers, makes whole batches.
+"""One server process. It answers requests for the parts that it holds and, with its peers, makes whole batches.
 
 Servers may start in any order, because a server looks for its peers after it has begun to listen. The code that makes
 batches is imported when it is needed: the import of PyG takes seconds.

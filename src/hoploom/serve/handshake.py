@@ -45,7 +45,7 @@ class RefusedError(PeerError):
 
 
 class LostError(PeerError):
-    """The peer did not answer. Another peer may, or this peer later; after other kinds of PeerError, do not retry."""
+    """The peer did not answer. Try another peer, or this one later; after other kinds of PeerError, do not retry."""
 
 
 class NoGraphServerError(PeerError):
@@ -67,7 +67,7 @@ def boot_id() -> str:
 
 
 def encode_greeting(content: dict[str, Any]) -> bytes:
-    """Return a greeting as bytes. They end with a newline, so that an HTTP server answers, too, and is detected."""
+    """Return a greeting as bytes. Its last newline makes an HTTP server answer, too, so that the client detects it."""
     text = json.dumps(content).encode() + b"\n"
     return OPENING + PREFIX.pack(HELLO, len(text)) + text
 
@@ -156,7 +156,7 @@ def refuse(connection: NewConnection, error: RefusedError) -> Steps[None]:
 
 
 class _ReplyError(Exception):
-    """The reply to a greeting refuses this client, or comes from another program. `first` has its first bytes."""
+    """The reply to a greeting refuses this client, or is from another program. `first` has the reply's first bytes."""
 
     def __init__(self, first: bytes, refusal: dict[str, Any] | None = None) -> None:
         super().__init__(str({} if refusal is None else refusal.get("message", "")))
@@ -166,7 +166,7 @@ class _ReplyError(Exception):
 def connect_tcp(
     address: str, security: Reloading[ClientSecurity], idle_timeout: float
 ) -> tuple[Connection, UnixEndpoint | None]:
-    """Return a connection to a server, and its Unix socket, or None if unusable. Raise PeerError if it fails."""
+    """Return a connection to a server, and its UnixEndpoint (None if unusable here). Raise PeerError on failure."""
     shown, context = security.now()
     host, port = split_address(address)
     try:
@@ -207,7 +207,7 @@ def connect_unix(endpoint: UnixEndpoint, idle_timeout: float) -> Connection | No
 
 
 def _greet(connection: Connection, token: str | None) -> dict[str, Any]:
-    """Greet a server; return its welcome. If it asks for a token, prove to have the token without sending it."""
+    """Greet a server; return its last reply. If the server asks for a token, send a proof, not the token itself."""
     reply = _exchange_greeting(connection, {})
     if "challenge" not in reply:
         return reply

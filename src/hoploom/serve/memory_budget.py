@@ -73,12 +73,12 @@ class MemoryBudget:
 
 
 class Reservation:
-    """The bytes of a budget that one request or response holds, until `close`, or an error in its `with` block."""
+    """The bytes of a budget that one request or response holds. `close`, or an error in a `with` block, frees them."""
 
     def __init__(
         self, budget: MemoryBudget, request: RequestContext = NO_CLIENT, *, of: str = "a batch", beside: int = 0
     ) -> None:
-        """`of` describes the holder in errors; `beside` counts other bytes of the budget that its request has taken."""
+        """Begin with no bytes. `of` names the holder in errors; `beside` is what its request has taken already."""
         self._budget, self.taken, self.request, self._of, self._beside = budget, 0, request, of, beside
 
     @property
@@ -109,7 +109,7 @@ class Reservation:
         return taken
 
     def resize(self, amount: int) -> None:
-        """Take or give back bytes, so that the reservation holds `amount`, the size that the response has now."""
+        """Take or give back bytes, so that the reservation holds `amount` bytes in total."""
         if amount > self.taken:
             self.take(amount - self.taken)
         self._budget.give(self.taken - amount)

@@ -1,7 +1,7 @@
 """Counts of a server's requests, and an HTTP endpoint with two pages: /metrics for Prometheus and /health for probes.
 
-/metrics asks for the server's token and client certificates; /health does not, because probes carry neither. On
-loopback neither page asks, like the server. prometheus_client's own endpoint has no token and no limit of connections.
+/metrics requires the server's token and client certificates; /health does not, because probes carry neither. On
+loopback, neither page requires them. prometheus_client's own endpoint has no token and no limit of connections.
 """
 
 import bisect
@@ -51,9 +51,9 @@ class RequestCount:
 
 
 class Metrics(Collector):
-    """The counts of one server; thread-safe. `held_bytes` and `cache_rows` (hits, misses) are called by `collect`.
+    """The counts of one server; thread-safe. `collect` calls `held_bytes`, and `cache_rows` for (hits, misses).
 
-    Prometheus's own counters each take a lock and microseconds, together half the time of a small request.
+    These counts replace Prometheus's counters, whose locks together take half the time of a small request.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Metrics(Collector):
 
     @contextmanager
     def request(self, kind: str) -> Iterator[RequestCount]:
-        """Count and time one request, which is answered inside the block; count it as failed if the block raises."""
+        """Count and time the request that is answered in the `with` block; count it as failed if the block raises."""
         kind, count = kind if kind in KINDS else OTHER, RequestCount()
         with self._changed:
             self.in_flight += 1
@@ -104,7 +104,7 @@ class Metrics(Collector):
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Count a client's connection as open inside the block."""
+        """Count a client's connection as open while the `with` block runs."""
         with self._changed:
             self._streams += 1
         try:
@@ -155,7 +155,7 @@ class Metrics(Collector):
 
 
 class MetricsEndpoint(Closing):
-    """An HTTP server for both pages, until it is closed. Its attribute `address` is the HOST:PORT it listens on."""
+    """An HTTP server for /metrics and /health, until it is closed. Its `address` is the HOST:PORT it listens on."""
 
     def __init__(
         self,

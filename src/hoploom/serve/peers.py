@@ -39,7 +39,7 @@ TICK = 0.05  # seconds between two checks for a peer that may be asked again
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """A server's response to `info`."""
+    """A server's response to the request `info`: its store, its parts, and the kinds of requests that it answers."""
 
     address: str
     identity: str
@@ -48,7 +48,7 @@ class ServerInfo:
     answers: tuple[str, ...]  # kinds of requests
 
     def holds(self, part: int | None) -> bool:
-        """Return whether the server holds a part; for None, whether it makes whole batches."""
+        """Return whether the server holds `part`; if `part` is None, whether it makes whole batches."""
         return BATCH in self.answers if part is None else part in self.parts
 
 
@@ -82,7 +82,7 @@ class Peers(Closing):
         *,
         own: Sequence[int] | None = None,
     ) -> None:
-        """Wait until peers hold all parts but `own`; if `own` is None, until one peer makes whole batches."""
+        """Connect; wait for peers that hold all parts but `own`; if `own` is None, for one that makes whole batches."""
         self._timeout, self._own = timeout, own
         idle_timeout = timeout / 3 if len(addresses) > 1 else timeout / 2  # leaves time for another attempt
         reloading = Reloading(security)
@@ -179,7 +179,7 @@ class Peers(Closing):
         return None
 
     def _look_for(self, peer: Peer) -> None:
-        """Choose this peer for no requests until it answers `info`; start a thread that repeats `info`."""
+        """Send no other requests to this peer until it answers `info`, which a new thread repeats."""
         with self._changed:
             if peer in self._away or self._closed.is_set():
                 return
@@ -223,7 +223,7 @@ class Peers(Closing):
         return self.begin(request, part, partial(read_message, pinned=pinned))()
 
     def begin(self, request: Message, part: int | None, reader: Reader[Read]) -> Callable[[], Read]:
-        """Send a request now. The returned function reads the response; if that fails, it asks other peers."""
+        """Send a request now. Return a function that reads the response or, if this peer fails, asks other peers."""
         if self._closed.is_set():
             raise self._lost(part)
         sent: tuple[Peer, PooledConnection] | None = None
@@ -264,7 +264,7 @@ class Peers(Closing):
         return finish
 
     def _next_peer(self, part: int | None, unreadable: Collection[Peer], deadline: float) -> Peer | None:
-        """Return a peer for a request for `part`, waiting for one; None if there will be none before `deadline`."""
+        """Wait for a peer that can be asked for `part`, and return it; None if there will be none before `deadline`."""
         with self._changed:
             while not self._closed.is_set() and (left := deadline - time.monotonic()) > 0:
                 able = any(info.holds(part) and peer not in unreadable for peer, info in self._known.items())
@@ -276,7 +276,7 @@ class Peers(Closing):
             return None
 
     def _choose(self, part: int | None, excluded: Collection[Peer] = ()) -> Peer | None:
-        """Return the peer with the fewest requests in flight among those that hold `part` and do not rest, or None."""
+        """Return the peer with the fewest requests in flight that holds `part` and is not paused; None if none is."""
         now, able = time.monotonic(), [peer for peer, info in self._present.items() if info.holds(part)]
         ready = [peer for peer in able if self._rests_until[peer] <= now and peer not in excluded]
         if len(ready) <= 1:
@@ -284,7 +284,7 @@ class Peers(Closing):
         return min(ready, key=lambda peer: (peer.in_flight, random.random()))
 
     def _note_loss(self, peer: Peer, error: LostError) -> None:
-        """Let a busy peer rest for a while; try to reach a lost peer again in the background."""
+        """Pause requests to a busy peer for a while; try to reach a lost peer again in the background."""
         peer.last_loss = str(error)
         if not isinstance(error, UnavailableError):
             self._look_for(peer)

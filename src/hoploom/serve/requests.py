@@ -62,7 +62,7 @@ def read_draw(header: Mapping[str, Any], num_relations: int) -> Draw:
 
 
 def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
-    """Return a request's ids, [n] int64; int32 ids count from `first`. Raise ConfigError if the part lacks an id."""
+    """Return a request's ids, [n] int64; int32 ids are relative to `first`. Raise ConfigError for ids out of range."""
     shown = (ids.dtype, tuple(ids.shape))
     fits = ids.dtype in (torch.int32, torch.int64) and ids.dim() == 1
     require(fits, f"ids of {what}", shown, "int32 or int64 [n]")
@@ -73,7 +73,7 @@ def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
 
 
 def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:
-    """Return the frontier of each node type, or None. The header lists the types with a frontier, and its columns."""
+    """Return a frontier or None for each node type, from the list in the header and the tensors of the request."""
     schema, listed = part.schema, request.header.get("frontiers")
     fits = isinstance(listed, list) and len(listed) <= len(schema.node_types)
     require(fits, "frontiers", listed, "a list of [type, trees, times], each type once")
@@ -99,7 +99,7 @@ def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:
 
 
 def most_picks(graph: GraphStore, frontiers: Sequence[Frontier | None], draw: Draw, enough: int) -> int:
-    """Return an upper bound of a hop's picks: by the fanouts if at most `enough`, else by counting in-degrees."""
+    """Return an upper bound of the edges that a hop picks: from fanouts if at most `enough`, else from in-degrees."""
     if draw.counts_only:
         return 0
     sizes = [0 if (frontier := frontiers[end]) is None else len(frontier.nodes) for end in graph.schema.destinations]
@@ -120,7 +120,7 @@ def most_picks(graph: GraphStore, frontiers: Sequence[Frontier | None], draw: Dr
 
 
 def read_row_requests(request: Message, part: Part) -> list[Wanted]:
-    """Return the requested fields and ids. The header lists [owner, field, index of the tensor with the ids]."""
+    """Return the fields and ids to gather. The header lists [type or relation, field, index of the tensor of ids]."""
     listed, columns = request.header.get("wanted"), request.whole_tensors
     needed = f"[owner, field, ids], at most {MAX_WANTED}"
     require(isinstance(listed, list) and len(listed) <= MAX_WANTED, "wanted", listed, needed)

@@ -187,7 +187,7 @@ def read_ca(path: PathLike | None) -> bytes | None:
 
 
 def _read_file(path: PathLike, named: str, *, secret: bool = False) -> bytes:
-    """Return the content of a small file; raise ConfigError if it is unusable, or `secret` and open to other users."""
+    """Return the content of a small file; raise ConfigError if it is unusable, or if a `secret` is open to others."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())  # of the opened file, which cannot be replaced meanwhile

@@ -71,7 +71,7 @@ class ClientConnection:
 
     @contextlib.contextmanager
     def making(self, num_bytes: int) -> Iterator[RequestContext]:
-        """Yield the context of a request that holds `num_bytes` of the budget; inside, the client gets heartbeats."""
+        """Yield the context of a request that has taken `num_bytes`. In the block, the client gets heartbeats."""
         self._last_beat = time.monotonic()
         self.context = RequestContext(self.empty, is_shared=self.segments is not None, num_bytes=num_bytes)
         try:
@@ -81,7 +81,7 @@ class ClientConnection:
                 self.context = None
 
     def beat(self, seconds: float) -> None:
-        """Send a heartbeat if the client waits for a response and got the last one at least `seconds` ago."""
+        """Send a heartbeat if the client waits for a response, but at most one every `seconds`."""
         with self._lock, contextlib.suppress(OSError):
             if self.context is not None and time.monotonic() - self._last_beat >= seconds:
                 self._last_beat = time.monotonic()
@@ -197,7 +197,7 @@ class Server(Closing):
             self._clients.discard(client)
 
     def _watch_clients(self) -> None:
-        """Send heartbeats to clients that wait, cancel the work for those that have left, and return unused memory."""
+        """Send heartbeats to waiting clients, cancel the work for clients that left, and free unused memory."""
         while not self._closed.wait(min(TICK, self._limits.beat)):
             if self._trim_at <= time.monotonic():
                 self._trim_at = math.inf

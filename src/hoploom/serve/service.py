@@ -38,7 +38,7 @@ class Service:
 
     Requests, and picks that are not sent yet, take at most `memory` bytes; a request waits `wait` seconds for memory.
     Rows read from disk are limited by the window of the store's budget. `more` maps further kinds of requests to their
-    handlers: that of "batch" needs all parts of the store.
+    handlers; the handler of "batch" needs all parts of the store.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Service:
         return self._handlers[kind](request, context)
 
     def _info(self, request: Message, context: RequestContext) -> Message:
-        """Return a description of the server. The manifest's text is a tensor: it may be too long for a header."""
+        """Return a description of the server. The manifest is sent as a tensor, as it may be too long for a header."""
         manifest = manifest_to_json(Manifest(self.store.schema, self.store.ranges, {})).encode()
         header = {
             "protocol": PROTOCOL,
@@ -128,9 +128,9 @@ class Service:
     def _gather(self, request: Message, context: RequestContext) -> Message:
         """Return rows of many fields of a part.
 
-        If the rows on disk fit the response's share of the window, they are read before the response begins: sorted,
-        each disk block once. Otherwise they are read while they are sent, in pieces that fit the free memory. This
-        never waits for memory: a client may need this response before it frees the memory of another one.
+        If the rows on disk fit the response's share of the window, they are read before it begins, in sorted order, so
+        that each disk block is read once. Otherwise they are read while they are sent, in pieces that fit the free
+        memory. This never waits for memory: a client may need this response before it frees another one's memory.
         """
         part, shard = self._part(request.header)
         wanted = requests.read_row_requests(request, part)

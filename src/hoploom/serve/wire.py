@@ -79,7 +79,7 @@ class Message(NamedTuple):
 
 
 class MalformedError(ValueError):
-    """The received bytes are no message; the connection cannot be used again."""
+    """The received bytes are not a message; the connection cannot be used again."""
 
 
 class TooLargeError(MalformedError):
@@ -108,7 +108,7 @@ def decode_json(text: str) -> Any:
 
 
 def array_of(tensor: Tensor) -> Any:
-    """Return a tensor's memory as a NumPy array; bfloat16 as int16. Few calls of torch are made, as each takes long."""
+    """Return a tensor's memory as a NumPy array; bfloat16 as int16. Uses few torch calls, because each takes long."""
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     return (tensor if tensor.dtype is not torch.bfloat16 else tensor.view(torch.int16)).numpy()
@@ -120,14 +120,14 @@ def bytes_of(tensor: Tensor) -> Any:
 
 
 class _Production(NamedTuple):
-    """A streamed tensor to send, and its memory in a shared segment; None if its bytes go through the socket."""
+    """A streamed tensor to send. `memory` is its memory in a shared segment; None if the socket carries its bytes."""
 
     streamed: StreamedTensor
     memory: Tensor | None
 
 
 class PreparedMessage(NamedTuple):
-    """An encoded message that was not sent yet. Pass it to `send_message`, which also closes descriptors."""
+    """An encoded message to pass to `send_message`, which sends it and closes the descriptors of `segments`."""
 
     header: bytes
     contents: list[Any]  # arrays and productions, in the order of the tensors
@@ -194,7 +194,7 @@ def write_message(connection: Connection, message: Message, segments: ServerSegm
 def _encode_tensor(tensor: Tensor | StreamedTensor, segments: ServerSegments | None) -> tuple[list[Any], Any, int]:
     """Return a tensor's entry in the header, the content to send after the header, if any, and its number of bytes.
 
-    Large tensors are copied to a shared segment if there is one, because sending costs two copies.
+    Large tensors are copied to a shared segment if possible, because sending through the socket costs two copies.
     """
     if isinstance(tensor, StreamedTensor):
         spec = tensor.spec
@@ -262,9 +262,9 @@ class IncomingMessage:
         segments: ClientSegments | None = None,
         reserve_header: Callable[[int], None] = lambda length: None,
     ) -> None:
-        """Wait for the header, through any number of heartbeats.
+        """Read the header of a message, after any number of heartbeats.
 
-        Tensors may have `limit` bytes in total. `reserve_header` gets the header's length before the header is read.
+        Tensors may have `limit` bytes in total. `reserve_header(length)` is called before the header is read.
         """
         self._connection, self._segments = connection, segments
         kind, length = PREFIX.unpack(connection.take(PREFIX.size))
@@ -308,12 +308,12 @@ class IncomingMessage:
 
     @property
     def widened_bytes(self) -> int:
-        """The bytes of all tensors, and of 64-bit copies of the narrower ones, which decoding may need."""
+        """The bytes of all tensors, plus those of 64-bit copies of narrower tensors, which decoding may need."""
         widths = [tensor.spec.dtype.itemsize for tensor in self._tensors]
         return sum(one.num_bytes * (1 + (8 // n if n < 8 else 0)) for one, n in zip(self._tensors, widths, strict=True))
 
     def into(self, allocate: Allocate | None = None) -> Message:
-        """Read all tensors into memory from `allocate`; if None, in place if shared, else recycled or new memory."""
+        """Return the message with all tensors, in memory from `allocate`; if None, shared, recycled or new memory."""
         return Message(self.header, [self._read_tensor(tensor, allocate) for tensor in self._tensors])
 
     def pieces(self) -> Iterator[tuple[int, int, Tensor]]:
@@ -370,7 +370,7 @@ class IncomingMessage:
         return result
 
     def _spans(self, tensor: _Announced) -> Iterator[tuple[int, int]]:
-        """Yield the first byte and the length of each piece of a tensor. If it is sent in pieces, read the lengths."""
+        """Yield (first byte, length) of each piece of a tensor. If the sender chose the pieces, read their lengths."""
         spec, num_bytes, in_pieces, segment = tensor
         row_bytes, begin = spec.row_bytes, 0
         step = num_bytes if segment is not None else max(1, PIECE // max(1, row_bytes)) * row_bytes
