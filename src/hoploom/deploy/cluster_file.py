@@ -1,6 +1,6 @@
 """The keys of a cluster file, cluster.toml or cluster.yaml, and the cluster that it describes.
 
-A field made by `key` is a key of the file. The reader and the documentation take its name, rule and help from here.
+A field made by `key` declares a key of the file: the reader and the documentation use its name, rule and help text.
 """
 
 # ruff: noqa: RUF009  (key() is dataclasses.field)
@@ -184,7 +184,7 @@ HEADINGS: Headings = {"": TopKeys, **SECTIONS, f"{HOSTS}.NAME": Host}
 
 @dataclass(frozen=True)
 class ParsedClusterFile:
-    """The keys of a cluster file. Each key was checked by itself; resolve.py checks how they fit together."""
+    """The keys of a cluster file. Each key was checked alone; resolve.py checks whether they fit together."""
 
     document: Document
     top: TopKeys
@@ -200,7 +200,7 @@ def keys_of(document: Document) -> ParsedClusterFile:
 
 
 def _hosts(document: Document) -> tuple[Host, ...]:
-    """Return the hosts that the key `hosts` gives, as a number of hosts, a list of names, or a section for each."""
+    """Return the hosts from the key `hosts`: a number of hosts, a list of names, or a section for each host."""
     given = document.parsed.get(HOSTS)
     way_out = 'give their names, e.g. hosts = ["gpu1", "gpu2"], or a section [hosts.NAME] for each'
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
@@ -236,7 +236,7 @@ def _host(document: Document, name: str) -> Host:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster file with all values filled in."""
+    """The cluster that a cluster file describes, with values for all keys that the file leaves out."""
 
     hosts: tuple[Host, ...]
     store: str | None  # absolute path, for hosts without their own; None: the command names a store

@@ -65,7 +65,7 @@ def keys_of_glt(document: Document) -> ParsedClusterFile:
 
 
 def _host(given: GltKeys, node: int) -> Host:
-    """Return a node as a host. Its name is its address; if two nodes have the address, ADDRESS-INDEX."""
+    """Return the host of a node. It is named by its address, or ADDRESS-INDEX if several nodes have the address."""
     address, devices = given.nodes[node], given.visible_devices[node]
     return Host(
         address if given.nodes.count(address) == 1 else f"{address}-{node}",

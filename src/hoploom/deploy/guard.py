@@ -29,7 +29,7 @@ MISTAKE = 2  # exit code if the program cannot be started
 
 
 class ProcessGuard:
-    """One program, from its start to the end of its last descendant."""
+    """Runs one program, sends it the signals named on stdin, and ends the descendants that it leaves behind."""
 
     def __init__(self, words: list[str], folder: str, silence: float | None) -> None:
         self.silence = silence  # seconds without a line, after which the launcher counts as gone; None: no limit
@@ -48,7 +48,7 @@ class ProcessGuard:
         )
 
     def _wake_on_signals(self) -> int:
-        """Return a pipe's file descriptor that becomes readable at each signal, so that `select` misses none."""
+        """Install signal handlers. Return a file descriptor that becomes readable at each signal, for `select`."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         os.set_blocking(reader, False)
@@ -60,7 +60,7 @@ class ProcessGuard:
         return reader
 
     def run(self) -> int:
-        """Wait for the program; return its exit code, or 128 and the number of the signal that killed it."""
+        """Wait for the program, then end its descendants; return its exit code, or 128 plus the number of a signal."""
         sources = [0, self.wake]
         while self.code is None:
             pause = 0.2 if self.kill_at is not None else min(5.0, self.silence or 5.0)
@@ -126,7 +126,7 @@ class ProcessGuard:
 
 
 def kill_all(number: int, group: int) -> int:
-    """Send a signal (0: none) to all descendants of this process, or to `group` off Linux; return their number."""
+    """Send signal `number` (0: only count) to all descendants of this process, off Linux to `group`; count them."""
     if not IS_LINUX:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
@@ -154,7 +154,7 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def guard(job: dict[str, Any]) -> int:
-    """Run a job; return its exit code. Variables come with the job, because `ps` would show them on a command line."""
+    """Run the command of a job; return its exit code. Variables are in the job: `ps` would show them in a command."""
     words, folder = job["words"], job["folder"]
     if IS_LINUX:
         ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1)

@@ -1,6 +1,6 @@
-"""The start and supervision of a cluster's programs, each of which runs under a ProcessGuard on its host.
+"""Start and supervise the programs of a cluster, each of which runs under a ProcessGuard on its host.
 
-A guard passes signals on to its program, and ends the program when this process is gone, however this process ended.
+A guard passes signals on to its program, and ends the program when this process ends, for whatever reason.
 """
 
 import json
@@ -104,7 +104,7 @@ class ProcessEvent(NamedTuple):
 
 
 class GuardedProcess:
-    """One process and its guard. `close` leaves neither running."""
+    """A program that runs under a guard, and the pipes to that guard. After `close`, neither is running."""
 
     def __init__(
         self, process: Process, executor: Executor, show: ShowLine, report: Callable[[ProcessEvent], None]
@@ -140,7 +140,7 @@ class GuardedProcess:
         self._write(b"\n" if name == "HEARTBEAT" else f"{name}\n".encode())
 
     def close(self) -> None:
-        """End the process at once, if it still runs: a guard stops its program when stdin is closed."""
+        """End the process at once, if it still runs: a guard whose stdin is closed stops its program."""
         with suppress(OSError):
             self._stdin.close()
         self._popen.kill()
@@ -153,7 +153,7 @@ class GuardedProcess:
         return self._popen.stdin
 
     def _write(self, words: bytes) -> None:
-        """Write what the pipe to the guard takes. A guard that does not read is stuck or gone: a deadline passes."""
+        """Write as much as the pipe to the guard takes now. If the guard does not read, a deadline will show it."""
         with suppress(OSError, ValueError):
             os.write(self._stdin.fileno(), words)
 
@@ -180,7 +180,7 @@ class GuardedProcess:
 
 
 class Supervisor:
-    """A group of guarded processes, whose events `handle` gets in one thread. After `close`, none is running."""
+    """A group of guarded processes. `until` calls `handle` with their events. After `close`, none is running."""
 
     def __init__(self, handle: Callable[[ProcessEvent], None] = lambda event: None) -> None:
         self.events: queue.SimpleQueue[ProcessEvent] = queue.SimpleQueue()
@@ -194,7 +194,7 @@ class Supervisor:
         return child
 
     def living(self, labels: Iterable[str] | None = None) -> list[GuardedProcess]:
-        """Return the children that have not ended: all, or those of `labels` that were started."""
+        """Return the children that have not ended; if `labels` is given, only those with such a label."""
         found = self.children.values() if labels is None else map(self.children.get, labels)
         return [child for child in found if child is not None and not child.ended]
 

@@ -88,7 +88,7 @@ def as_yaml(values: Sequence[Manifest]) -> str:
 
 
 def _inside(cluster: Cluster) -> Cluster:
-    """Return the cluster with the addresses of pods, and without `devices`, because a pod sees only its own GPUs."""
+    """Return the cluster as pods see it: with their addresses, without `devices`, as a pod sees only its own GPUs."""
     options, name = cluster.kubernetes, _set_name(cluster)
     ordinals = {host.name: i for i, host in enumerate(cluster.servers)}
     in_pods_of_trainers = cluster.mode == "worker"
@@ -116,7 +116,7 @@ def _inside(cluster: Cluster) -> Cluster:
 
 
 def _service(cluster: Cluster) -> Manifest:
-    """Return the Service, which names each server even before it is ready: servers connect to each other at start."""
+    """Return the Service. It gives servers names before they are ready, because they connect to each other at start."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -182,7 +182,7 @@ def _ports(cluster: Cluster) -> dict[str, int]:
 
 
 def _training_runtime(cluster: Cluster) -> Manifest:
-    """Return the template of the TrainJob's pods. Kubeflow Trainer looks for the name "node" and for the label."""
+    """Return the template of the TrainJob's pods. Kubeflow Trainer requires the name "node" and the label."""
     options, host = cluster.kubernetes, cluster.trainers[0]
     container: Manifest = {
         "name": "node",
@@ -254,7 +254,7 @@ def _pod(cluster: Cluster) -> Manifest:
 
 
 def _resources(cluster: Cluster, gpus: int, name: str) -> Manifest:
-    """Return a pod's requests and limits. The memory limit is the request, so that no pod is evicted for another."""
+    """Return a pod's resources, below key `name`. Memory's limit equals its request, so that no pod is evicted."""
     options = cluster.kubernetes
     requests = {"cpu": options.cpu, "memory": options.memory}
     limits = {"memory": options.memory, GPU: str(gpus) if gpus else None}
@@ -276,7 +276,7 @@ def _literal(text: str) -> str:
 
 
 def _volumes(cluster: Cluster) -> list[Manifest]:
-    """Return the volumes of a pod. Only root can read the Secret's files, and in pods of another user, its group."""
+    """Return a pod's volumes. Only root can read the Secret's files; in pods of another user, the group can, too."""
     options = cluster.kubernetes
     mode = 0o400 if options.user is None else 0o440
     store = {"name": "store", "persistentVolumeClaim": {"claimName": options.claim}}

@@ -118,7 +118,7 @@ class Launch(Closing):
     # --- starting: each of these returns False once a failure or a signal has come ---------------
 
     def _start_servers(self) -> bool:
-        """Start the servers and wait until all are ready."""
+        """Start the servers and wait until all are ready; return False after a failure or a signal."""
         if not self._start(self._servers):
             return False
         servers = self._supervisor.living(self._servers)
@@ -129,7 +129,7 @@ class Launch(Closing):
         return not self._is_over
 
     def _start(self, planned: dict[str, Process]) -> bool:
-        """Start processes and wait until the guard of each has begun."""
+        """Start processes and wait until all guards have begun; return False after a failure or a signal."""
         report = self._supervisor.events.put
         started = [
             self._supervisor.add(GuardedProcess(process, self._executor, self._view.show, report))
@@ -182,12 +182,12 @@ class Launch(Closing):
             self._supervisor.stop("TERM", timeouts.after_terminate, running, hurried=self._hurry())
 
     def _hurry(self) -> Callable[[], bool]:
-        """Return a function that tells if another signal has come since this call: a second Ctrl-C kills at once."""
+        """Return a function that returns whether a signal has come since this call: a second Ctrl-C kills at once."""
         num_signals = len(self._signals)
         return lambda: len(self._signals) > num_signals
 
     def __enter__(self) -> "Launch":
-        """Start to handle signals. If SIGINT is ignored, as in a shell's background job, it stays ignored."""
+        """Install signal handlers. If SIGINT is ignored, as in a shell's background job, it stays ignored."""
         self._before = take_over(self._signal)
         return self
 
@@ -216,9 +216,9 @@ class Tail:
 
 
 def cause(tails: Sequence[Tail], own: str) -> Tail | None:
-    """Return the lines of the speaker that failed first, with an error that no other process has caused, or None.
+    """Return the tail of the speaker that failed first, if possible by its own error; None if no speaker failed.
 
-    Errors of ranks count before those of torchrun itself, whose speaker is the process' `own` label. torchrun's lines
+    Errors of ranks count before those of torchrun, whose speaker is `own`, the label of its process. torchrun's lines
     count if a rank was killed, or if no rank has printed an error.
     """
     failed = sorted((tail for tail in tails if tail.error_at is not None), key=lambda tail: tail.error_at or 0)
@@ -229,12 +229,12 @@ def cause(tails: Sequence[Tail], own: str) -> Tail | None:
 
 
 def first_of(failures: Sequence[Failure]) -> Failure:
-    """Return the first failure that no other process has caused."""
+    """Return the first failure that no other process has caused; if there is none, the first failure."""
     return next((failure for failure in failures if not failure.is_consequence), failures[0])
 
 
 def without_noise(tail: Sequence[str]) -> tuple[str, ...]:
-    """Return the lines without torchrun's, which are long: without its banner, and all from its first log line on."""
+    """Return the lines without torchrun's long ones: its banner, and everything from its first log line on."""
     own = next((i for i, line in enumerate(tail) if TORCHRUN_NOISE.search(line)), len(tail))
     begin = next((i for i, line in enumerate(tail[:own]) if not TORCHRUN_BANNER.match(line)), own)
     return tuple(tail[begin:own] or tail)

@@ -160,7 +160,7 @@ def _open_deployed(context: Context, settings: LaunchSettings, opening: Opening)
 
 
 def _connected(context: Context, opening: Opening, token: str | None = None) -> Store:
-    """Return a store over the servers of `opening`; `token` is that of servers that this run has started."""
+    """Return a store that uses the servers of `opening`. Pass their `token` if this run has started them."""
     from hoploom.serve.connect import connect  # takes time to import
     from hoploom.serve.security import read_client_security
 
@@ -179,7 +179,7 @@ def _connected(context: Context, opening: Opening, token: str | None = None) -> 
 
 
 def _with_layout(context: Context, store: Store) -> Store:
-    """Return the store with the parts that each rank has on its host, which loaders with locality=True use."""
+    """Return the store with a list of each rank's parts on its host, which loaders with locality=True use."""
     own = [number for number, shard in enumerate(store.shards) if isinstance(shard, Part | OnDisk)]
     homes = tuple(tuple(parts) for parts in gather_json(context, own))
     return replace(store, deployment=replace(store.deployment, homes=homes if any(homes) else ()))
@@ -229,8 +229,8 @@ class LocalServer(Closing):
     """A running `hoploom serve` beside the trainers of this host, under a guard that ends it with this process.
 
     The server's token is known only to this run, and is in no file. Ctrl-C in the terminal does not reach the server,
-    because trainers may still need rows for their last step. Its errors and warnings are shown unchanged. If this rank
-    has not failed, `before_close` is called before the end, to wait until other hosts need no more rows.
+    because trainers may still need rows for their last step. Its errors and warnings are shown unchanged. If the
+    `with` block ends without an error, `before_close` is called first, to wait until other hosts need no more rows.
     """
 
     def __init__(

@@ -104,7 +104,7 @@ def server_command(cluster: Cluster, host: Host) -> ServerCommand:
 
 
 def trainer_words(cluster: Cluster, node_rank: int, script: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line of torchrun on host number `node_rank` of the hosts that train."""
+    """Return the command line of torchrun on the host with this `node_rank`; `script` has torchrun's last arguments."""
     host = cluster.trainers[node_rank]
     address, port = split_address(cluster.rendezvous)
     options = {
@@ -126,7 +126,7 @@ def trainer_words(cluster: Cluster, node_rank: int, script: Sequence[str]) -> tu
 
 
 def trainer_environment(cluster: Cluster, host: Host) -> dict[str, str]:
-    """Return the environment of a host's trainers; hoploom.ranks.environment reads the variables of the graph."""
+    """Return the environment of a host's trainers; hoploom.ranks.environment reads the HOPLOOM_ variables."""
     security = cluster.security
     devices = None if host.devices is None else ",".join(map(str, host.devices))
     shows_certificate = security.mutual or not cluster.servers  # trainers that start servers pass it to them

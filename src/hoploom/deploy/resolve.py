@@ -84,7 +84,7 @@ def _resolve(parsed: ParsedClusterFile, overrides: Overrides) -> Cluster:
 
 
 def _counted(parsed: ParsedClusterFile) -> tuple[Host, ...]:
-    """Return the hosts; if the file has only their number, graph servers run on the first `servers` hosts."""
+    """Return the hosts. If the file has only their number, the first `servers` of them get a graph server."""
     hosts, servers = parsed.hosts, parsed.top.servers
     if servers is None:
         return hosts
@@ -129,7 +129,7 @@ def _host(parsed: ParsedClusterFile, host: Host, executor: str, mode: str) -> Ho
 
 
 def _with_ports(parsed: ParsedClusterFile, hosts: tuple[Host, ...], executor: str) -> tuple[Host, ...]:
-    """Return the hosts with a port for each server: the file's, else the next one of its address, or 0 for any free."""
+    """Return the hosts with a port per server: the file's, else the next free number at its address, or 0: any."""
     is_given = "server.port" in parsed.document.where
     base = 0 if executor in FINDS_PORTS and not is_given else parsed.sections["server"].port
     taken: dict[tuple[str, int], str] = {}  # (address, port) -> host name
@@ -179,7 +179,7 @@ def _rendezvous(parsed: ParsedClusterFile, cluster: Cluster, overrides: Override
 
 
 def _with_absolute(options: Any, names: Sequence[str], folder: Path) -> Any:
-    """Return the options with absolute paths; in the file, paths are relative to its folder."""
+    """Return `options` with the paths `names` made absolute; in the file, they are relative to `folder`."""
     paths = {name: getattr(options, name) for name in names}
     return replace(options, **{name: str(absolute(folder, path)) for name, path in paths.items() if path is not None})
 
@@ -238,7 +238,7 @@ def _name(host: Host, key: str) -> str:
 
 
 def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield mistakes: keys of servers in mode "none", or on Kubernetes in mode "worker", where they have no effect."""
+    """Yield (key, error text) for keys of servers without effect: mode is "none", or "worker" on Kubernetes."""
     where, keys = 'in mode "none", where no server is started', ["serves", "parts", "port"]
     if cluster.mode == "worker":
         where, keys = 'on Kubernetes in mode "worker", where trainers start the servers', ["parts", "port"]
@@ -251,7 +251,7 @@ def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[s
 
 
 def _about_roles(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield mistakes: hosts with parts but no server, trainers without a server in mode "worker", no server at all."""
+    """Yield (key, error text) for parts without a server, trainers without one in mode "worker", and no server."""
     for host in cluster.hosts:
         if host.parts and not host.serves:
             yield _name(host, "parts"), f"{host.name} has parts, but serves is false; leave one of them out"
@@ -265,7 +265,7 @@ def _about_roles(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def _about_store(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield mistakes: servers without a store, store paths without effect, paths that do not exist on this host."""
+    """Yield (key, error text) for servers without a store, and store paths that have no effect or do not exist."""
     for host in (host for host in cluster.servers if not (host.store or cluster.store)):
         what = f'mode is "{cluster.mode}", but there is no store to serve on {host.name}'
         yield "mode", f'{what}; add a line such as store = "graph.store"'
@@ -280,7 +280,7 @@ def _about_store(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def _about_parts(cluster: Cluster, num_parts: int | None) -> Iterator[tuple[str, str]]:
-    """Yield mistakes: parts that do not exist or that no host has, and servers that are open to the network."""
+    """Yield (key, error text) for parts that do not exist or that no host has, and for unprotected servers."""
     with_parts = [host for host in cluster.servers if host.parts]
     without = [host.name for host in cluster.servers if not host.parts]
     if with_parts and without:

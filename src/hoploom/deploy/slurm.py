@@ -190,7 +190,7 @@ def _sbatch(cluster: Cluster) -> Iterator[str]:
 
 
 def _step(options: SlurmOptions) -> Iterator[str]:
-    """Yield the srun command of every step. Steps share their nodes, and each may use all the job's cores there."""
+    """Yield the words of the srun command for a step. Steps share their nodes; each may use all the job's cores."""
     yield from ("srun", "--overlap", "--export=ALL", "--cpu-bind=quiet,none", "--input=none", "--ntasks-per-node=1")
     yield from map(shlex.quote, options.srun)
 
@@ -200,7 +200,7 @@ def _node(cluster: Cluster, process: Process) -> str:
 
 
 def _started(cluster: Cluster, process: Process) -> str:
-    """Return the line that starts a server, in the host's folder unless it runs in a container."""
+    """Return the script's line that starts a server, in the host's folder unless it runs in a container."""
     folder = [] if cluster.slurm.in_container else [f"--chdir={shlex.quote(process.folder)}"]
     return " ".join(["serve", _node(cluster, process), *folder, *map(_quoted, process.words)])
 
@@ -226,7 +226,7 @@ def _assigned(variables: Mapping[str, str]) -> list[str]:
 
 
 def _quoted(word: str) -> str:
-    """Quote a word for the shell; where a value is only known in the job, refer to its shell variable."""
+    """Quote a word for the shell; values that only the job knows become references to shell variables."""
     quoted, end = "", 0
     for found in KNOWN_INSIDE.finditer(word):
         port = ":${server_port}" if found[2] else ""
