@@ -19,7 +19,7 @@ def main() -> int:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End the process at once: imports leave nothing to close, and may swallow a KeyboardInterrupt in a callback."""
+    """End the process at once. During imports, nothing needs closing, and a KeyboardInterrupt could be swallowed."""
     os.write(2, b"hoploom: interrupted\n")
     if "--json" in sys.argv:
         os.write(1, b'{"error": "interrupted", "exit_status": 130}\n')

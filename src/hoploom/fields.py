@@ -18,7 +18,7 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class Field:
-    """A field with one row per node or edge."""
+    """The dtype and row shape of a field, which has one row per node or edge."""
 
     dtype: str
     shape: tuple[int, ...] = ()

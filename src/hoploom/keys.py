@@ -1,4 +1,4 @@
-"""The keys of all random numbers: 64-bit mixes of seed, epoch and step."""
+"""The keys from which all random numbers derive: 64-bit mixes of seed, epoch and step."""
 
 MASK = (1 << 64) - 1
 
@@ -31,7 +31,7 @@ def batch_key(seed: int, epoch: int, step: int) -> BatchKey:
 
 
 def hook_key(key: int, layer: int, call: int) -> int:
-    """Return the key of one call for random numbers: call number `call` of a frontier hook in `layer`."""
+    """Return the key of the random numbers that a frontier hook gets in a layer by its call number `call`."""
     return mix(mix(mix(key, HOOK), layer), call)
 
 

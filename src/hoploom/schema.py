@@ -68,7 +68,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class Schema:
-    """The node types and relations of a graph. Lists by type or by relation have the order given here.
+    """The node types and relations of a graph. All lists by node type or by relation have the order of these.
 
     `weight` and `time` name the fields that weighted and temporal sampling read; if `time` is set,
     the edge list of every node is sorted by time.
@@ -104,7 +104,7 @@ class Schema:
         return self.time is not None and any(self.time in r.fields for r in self.relations)
 
     def described(self, owner: TypeKey) -> NodeType | Relation:
-        """Return the node type or relation of this key; raise ConfigError if the graph has none."""
+        """Return the node type or relation that `owner` names; raise ConfigError if the graph has none of this name."""
         return self.node_type(owner) if isinstance(owner, str) else self.relation(owner)
 
     def node_type(self, name: str) -> NodeType:

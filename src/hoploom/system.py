@@ -1,4 +1,4 @@
-"""Helpers for the whole process: closing objects, missing or frozen imports, and the limits on cores and memory.
+"""Helpers for the whole process: closing objects, missing libraries, garbage collection, limits on cores and memory.
 
 Limits come from the host and from control groups, version 1 or 2. A group is also bounded by
 its parents. If no group can be read, the limits of the host apply.
@@ -25,7 +25,7 @@ MEMBERSHIP, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 def group_files(
     controller: str, first: str, second: str, membership: Path = MEMBERSHIP, mounted: Path = MOUNTED
 ) -> Iterator[Path]:
-    """Yield the paths of a control file (`first` in version 1, `second` in 2) in this process's groups and parents."""
+    """Yield the paths of a control file (`first` in version 1, `second` in 2) in this process's groups and above."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -57,7 +57,7 @@ class Closing:
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Wrap imports of an extra's libraries; raise ConfigError if one is not installed.
+    """Turn an ImportError in a `with` block into a ConfigError that tells how to install the libraries of `extra`.
 
     >>> with needs("tables"):
     ...     import duckdb
@@ -77,13 +77,13 @@ def check_installed(package: str, what: str) -> None:
 
 
 def keep_imports() -> None:
-    """Exclude imported objects from garbage collection, at exit too: this makes both faster."""
+    """Exclude the objects that exist now from garbage collection, which makes collections and the exit faster."""
     gc.freeze()
     atexit.register(_thaw)
 
 
 def _thaw() -> None:
-    """Unfreeze objects if Triton 3.8 or newer is loaded, which reports frozen ones as leaks at exit."""
+    """Undo `keep_imports` if Triton 3.8 or newer is loaded, which reports frozen objects as leaks at exit."""
     version = str(getattr(sys.modules.get("triton"), "__version__", "0.0")).split(".")
     if "triton._C.libtriton" in sys.modules and [int(number) for number in version[:2]] >= [3, 8]:
         gc.unfreeze()
@@ -107,7 +107,7 @@ def num_cores(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> int:
 
 
 def _quota(path: Path) -> float | None:
-    """Return a CPU quota in cores; None if there is none, or if the container sees other paths."""
+    """Return the CPU quota, in cores, that the control file `path` sets; None if it sets none or does not exist."""
     try:
         words = path.read_text().split()
         if path.name != "cpu.max":
@@ -139,7 +139,7 @@ def available_memory(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> 
 
 
 def _private_bytes(path: Path) -> int:
-    """Return the bytes of a group's processes that are in no file on disk, so that the kernel cannot evict them."""
+    """Return the bytes of a group's memory that are in no file on disk, so that the kernel cannot evict them."""
     held = dict(line.split()[:2] for line in path.read_text().splitlines())
     names = ("total_rss", "total_shmem") if "total_rss" in held else ("anon", "shmem")  # in version 1; in version 2
     return sum(int(held.get(name, 0)) for name in names)
@@ -157,7 +157,7 @@ def resident_bytes() -> int:
 
 
 def _kilobytes(path: str, name: str) -> int:
-    """Return the value of the line `name` of a kernel file, in bytes; 0 if file or line is missing."""
+    """Return the value of the line `name` of a kernel file, converted to bytes; 0 if file or line is missing."""
     try:
         lines = Path(path).read_text(encoding="ascii").splitlines()
     except OSError:

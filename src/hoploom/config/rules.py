@@ -144,7 +144,7 @@ def number(least: float = 0.0, most: float = math.inf, *, open_ends: bool = Fals
 def parsed(
     expects: str, parse: Callable[[Any], Any], *, kinds: Any = str, words: tuple[str, ...] = (), is_text: bool = False
 ) -> KeyRule:
-    """Return a rule that parses values of these types; `parse` rejects a value by ConfigError or by returning None."""
+    """Return a rule that parses values of type `kinds`; `parse` rejects a value by ConfigError or by returning None."""
 
     def read(value: Any) -> Any:
         try:
@@ -156,19 +156,19 @@ def parsed(
 
 
 def accepted(expects: str, check: Callable[[Any], Any], *, kinds: Any = str, words: tuple[str, ...] = ()) -> KeyRule:
-    """Return a rule that keeps values of these types; `check` rejects a value by ConfigError or by returning False."""
+    """Return a rule that keeps values of type `kinds`; `check` rejects a value by ConfigError or by returning False."""
     is_text = kinds is str
     return parsed(expects, lambda v: v if check(v) is not False else None, kinds=kinds, words=words, is_text=is_text)
 
 
 def choice(*words: str) -> KeyRule:
-    """Return a rule for one of these words."""
+    """Return a rule that accepts exactly one of the words given as arguments."""
     listed = ", ".join(f'"{word}"' for word in words)
     return accepted(f"one of {listed}", lambda value: value in words, words=words)
 
 
 def choices(*words: str) -> KeyRule:
-    """Return a rule for a list of some of these words, each once, or for one word."""
+    """Return a rule that accepts one of the words given as arguments, or a list of several, without repetition."""
     one, listed_words = choice(*words), ", ".join(f'"{word}"' for word in words)
 
     def read(value: Any) -> tuple[str, ...] | None:
@@ -211,7 +211,7 @@ def ids(what: str, *, least: int = 0) -> KeyRule:
 
 
 def table_of(entry: KeyRule, expects: str) -> KeyRule:
-    """Return a rule for a table whose values follow the rule `entry`."""
+    """Return a rule for a table in which every value follows the rule `entry`."""
 
     def read(value: Any) -> dict[str, Any] | None:
         entries = {name: entry.read(given) for name, given in value.items()} if isinstance(value, dict) else {"": None}
@@ -325,7 +325,7 @@ class Document:
     def section(
         self, path: KeyPath, *, owner: type[Any], tables: Sequence[str] = (), optional: Collection[str] = ()
     ) -> dict[str, Any]:
-        """Return the values of all keys of a section, defaults included.
+        """Return the values of all keys of a section, which are the keys in the dataclass `owner`; defaults included.
 
         `tables` names subtables that are read separately; `optional` names required keys that may be missing.
         """
@@ -449,7 +449,7 @@ def _parse_toml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, 
 
 
 def lines_of(text: str) -> Mapping[KeyPath, int]:
-    """Return the line number, from 1, of each table header and each key outside of lists, as tomllib drops them."""
+    """Return the line number, from 1, of each table header and each key outside of lists: tomllib drops them."""
     lines: dict[KeyPath, int] = {}
     table: KeyPath = ()
     line, depth, statement = 1, 0, ""
@@ -529,7 +529,7 @@ def _parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, 
 
 
 def _note_lines(node: Any, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:
-    """Add the line of every key of nested mappings to `lines`; raise ConfigError for a repeated key, legal in YAML."""
+    """Add the line of every key of nested mappings to `lines`; raise ConfigError for a repeated key (legal in YAML)."""
     if node.id != "mapping":
         return
     for key, value in node.value:

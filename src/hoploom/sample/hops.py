@@ -93,7 +93,7 @@ def make_sampling(
     subgraph_type: str = "directional",
     mode: str = "subgraph",
 ) -> Sampling:
-    """Return a loader's options, checked against each other and against the graph."""
+    """Return the sampling options of a loader, checked against each other and against the graph."""
     subgraph = _choice("subgraph_type", subgraph_type, Subgraph.__args__)  # type: ignore[attr-defined]
     _choice("mode", mode, Mode.__args__)  # type: ignore[attr-defined]
     temporal = _choice("temporal_strategy", temporal_strategy, Temporal.__args__)  # type: ignore[attr-defined]
@@ -121,7 +121,7 @@ def make_sampling(
 
 
 def make_hgt_sampling(schema: Schema, num_samples: NumSamples) -> Sampling:
-    """Return the options of HGT, with checked numbers of nodes to draw per layer and node type."""
+    """Return the sampling options of HGT, with the checked numbers of nodes to draw per layer and node type."""
     if schema.homogeneous:
         raise ConfigError("HGTLoader draws nodes by their type, but this graph has one; use NeighborLoader")
     names = list(schema.type_index)
@@ -207,7 +207,7 @@ def make_draw(sampling: Sampling, key: int, hop: int) -> Draw:
 
 
 def frontier_of(node_map: NodeMap, begin: int, seeds: Seeds, disjoint: bool) -> Frontier | None:
-    """Return a frontier of the nodes with local ids from `begin` on; None if there are none."""
+    """Return the nodes with local ids from `begin` on as a frontier (nodes to sample for); None if there are none."""
     if len(node_map) == begin:
         return None
     nodes = node_map.nodes(begin)
@@ -301,7 +301,7 @@ def _block(
     ends: Sequence[int],
     data: Mapping[RelationName, EdgeData],
 ) -> Block:
-    """Return the block of one layer: its sources are all nodes so far, its destinations the first `ends` of them."""
+    """Return one layer's block: its sources are all nodes so far, its destinations the first `ends` of each type."""
     names = [node_type.name for node_type in schema.node_types]
     keys = [relation.key for relation in schema.relations]
     positions = {key: one.edges() for key, one in zip(keys, edges, strict=True)}
@@ -321,7 +321,7 @@ def _induced(
     trees: list[Tensor] | None,
     key: int,
 ) -> Sampled:
-    """Return all edges between nodes of the batch (of one seed, if disjoint), but none later than the seed's time."""
+    """Return the subgraph with all edges between its nodes (if disjoint, within a tree) up to the time of the seed."""
     schema, maps = graph.schema, workspace.maps
     answers = graph.sample(frontiers, Draw(key, 0, [-1] * len(schema.relations)))
     edge_index, edges = [], []
@@ -343,7 +343,7 @@ def _induced(
 
 
 def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
-    """Return the subgraph with the reverse of each edge, every edge once, sorted by destination, then source."""
+    """Return the subgraph with the reverse of each edge added, no edge twice, sorted by destination, then source."""
     edge_index, edges = list(sampled.edge_index), list(sampled.edges)
     for index, relation in enumerate(schema.relations):
         if not schema.homogeneous and relation.name.startswith(REVERSE):
@@ -370,7 +370,7 @@ def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
 
 
 def _reverse_of(schema: Schema, index: int, relation: Relation) -> tuple[int | None, bool]:
-    """Return the index of the relation with the reverse edges, or None; and whether that relation is completed too."""
+    """Return the index of the relation with the reverse edges, or None; and whether its missing edges are added too."""
     named = (relation.destination, REVERSE + relation.name, relation.source)
     if named in schema.relation_index:
         return schema.relation_index[named], True

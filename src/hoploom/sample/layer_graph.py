@@ -242,7 +242,7 @@ class LayerGraph:
 
 
 def _numbered(size: Size) -> tuple[Tensor, tuple[int, ...]]:
-    """Return a distinct number per entry, from which its random number derives, and the shape of the result."""
+    """Return a distinct number for each random number, which is derived from it, and the shape of the result."""
     if isinstance(size, Tensor):
         if size.dim() != 1 or size.is_floating_point() or size.dtype == torch.bool:
             raise ConfigError(f"ids have dtype {size.dtype} and shape {tuple(size.shape)}; give a list of integer ids")
@@ -274,14 +274,14 @@ def apart(ids: Tensor) -> Tensor:
 
 
 def relation_index(schema: Schema, what: str, relation: RelationName | None) -> int:
-    """Return the index of a relation; None means the only one."""
+    """Return the index of a relation; None means the only one of the graph, and is an error if there are several."""
     if relation is None and len(schema.relations) > 1:
         raise ConfigError(f"{what} is missing; choose from {list(schema.relation_index)}")
     return 0 if relation is None else schema.relation_index[schema.relation(relation).key]
 
 
 def read_path(schema: Schema, path: Sequence[RelationName] | None, length: int, restart: float) -> list[int]:
-    """Return the relation index of each step of a path, after checking that they connect."""
+    """Check a random walk's path, `length` and `restart`; return the relation index of each step of the path."""
     as_int("length", length, 0, "give a count of steps")
     way_out = "give a probability, from 0 to 1"
     if as_number("restart", restart, way_out) > 1:
@@ -303,7 +303,7 @@ def read_path(schema: Schema, path: Sequence[RelationName] | None, length: int, 
 
 
 def walk(graph: GraphStore, key: int, steps: Sequence[int], starts: Tensor, length: int, restart: float) -> Tensor:
-    """Return random walks [n, length + 1] int64 against the edges of `steps`, relations in turn; -1 after the end."""
+    """Return random walks [n, length + 1] int64 against edges of the relations `steps`, in turn; -1 after the end."""
     schema, walkers = graph.schema, apart(starts)
     trace = torch.full((length + 1, starts.numel()), -1)
     trace[0] = starts
@@ -437,7 +437,7 @@ class LayerSeeds:
 
 
 def _by_relation(answer: Any, schema: Schema, who: str) -> Mapping[RelationName, Edges]:
-    """Return the edges of a hook by relation."""
+    """Return the result of a hook as Edges by relation; raise ConfigError for any other result."""
     if isinstance(answer, Edges):
         if len(schema.relations) > 1:
             raise ConfigError(

@@ -131,7 +131,7 @@ def _owners(links: Links, amount: float) -> tuple[Tensor, Tensor]:
 
 
 def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNodes, Tensor | None]:
-    """Return a function that draws nodes for one end, and the times of all nodes; None if times do not matter."""
+    """Return a function that draws nodes for one end of links, and the times of all nodes of that type, or None."""
     schema = graph.schema
     node_type = schema.type_index[task.key[0 if end == SOURCE else 2]]
     weight = task.weights[end]
@@ -199,7 +199,7 @@ def _too_late(node_times: Tensor | None, times: Tensor | None) -> IsBad:
 
 
 def _unique_seeds(schema: Schema, types: tuple[int, int], ends: Ends) -> tuple[Seeds, Tensor, Tensor]:
-    """Return the distinct ends, ascending as in PyG, and the local ids of the links' sources and destinations."""
+    """Return the distinct ends as seeds, ascending as in PyG, and the local ids of all sources and destinations."""
     nodes: list[Tensor | None] = [None] * len(schema.node_types)
     no_trees = (None,) * len(nodes)
     if types[0] == types[1]:
@@ -214,7 +214,7 @@ def _unique_seeds(schema: Schema, types: tuple[int, int], ends: Ends) -> tuple[S
 def _seeds_with_trees(
     schema: Schema, types: tuple[int, int], ends: Ends, first_link: int
 ) -> tuple[Seeds, Tensor, Tensor]:
-    """Return every end of a link as a seed with a tree number, unique over all ranks, and the ends' local ids."""
+    """Return every link end as the seed of a tree, with a number unique over all ranks, and the ends' local ids."""
     nodes: list[Tensor | None] = [None] * len(schema.node_types)
     trees: list[Tensor | None] = [None] * len(nodes)
     num_sources, num_destinations = ends.sources.numel(), ends.destinations.numel()
@@ -280,7 +280,7 @@ def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, 
 
 
 def draw_until(draw: DrawNodes, is_bad: IsBad, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw a node per slot, and redraw bad ones up to ROUNDS times; return the nodes and the indices still bad."""
+    """Draw a node per entry of `slots`, bad ones up to ROUNDS times; return the nodes and the indices still bad."""
     drawn = draw(slots, 0)
     bad = torch.nonzero(is_bad(drawn, torch.arange(slots.numel()))).view(-1)
     for attempt in range(1, ROUNDS):
@@ -292,7 +292,7 @@ def draw_until(draw: DrawNodes, is_bad: IsBad, slots: Tensor) -> tuple[Tensor, T
 
 
 def are_edges(graph: GraphStore, relation: int, sources: Tensor, destinations: Tensor) -> Tensor:
-    """Return a mask of the pairs that are edges of a relation. Reads the destinations' complete lists."""
+    """Return a mask of the pairs that are edges of a relation. Reads all in-edges of the destinations."""
     unique, place = torch.unique(destinations, return_inverse=True)
     picks = in_edges(graph, relation, unique)
     stride = graph.schema.node_types[graph.schema.sources[relation]].num_nodes
