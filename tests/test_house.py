@@ -37,7 +37,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "store": 4200,
     "sample": 1210,
     "ranks": 2000,
-    "load": 3070,
+    "load": 3080,
     "nn": 900,
     "serve": 4200,
     "train": 4200,
@@ -46,7 +46,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "ingest": 6900,
     "partition": 1500,
     "scale": 1000,
-    "deploy": 2630,
+    "deploy": 2620,
     "report": 1200,
     "cli": 1900,
 }

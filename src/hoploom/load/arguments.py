@@ -208,7 +208,11 @@ def taking(
                     raise TypeError(f"{loader}() got an unexpected argument {name!r}{hint}")
                 if value is not None and not (isinstance(value, bool | str) and value == DEFAULTS.get(name)):
                     raise ConfigError(f"{loader} does not support {name}=; {UNSUPPORTED[name]}")
-            signature.bind(*args, **given)
+            try:
+                signature.bind(*args, **given)
+            except TypeError as error:
+                way_out = "; name the arguments after seeds and times, e.g. replace=True" * ("positional" in str(error))
+                raise TypeError(f"{loader}(): {error}{way_out}") from error
             init(self, arguments(*args, **given))
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)

@@ -30,6 +30,7 @@ from hoploom.store import Sharded
 from hoploom.store.base import Tier
 from hoploom.store.from_pyg import PygGraph
 
+FIXED = ("rank", "world_size", "batch_size", "drop_last", "dataset")  # attributes that decide the batches
 CALLS = -1  # the step number in the random key of loader([ids]), which no epoch has
 
 
@@ -94,15 +95,16 @@ class _WatchedData:
             replaced = [name for name, (old, version) in known.items() if not _is_as_read(storage, name, old, version)]
             for key in ((owner, name) for owner in owners for name in known):
                 (deleted.discard if key[1] in storage else deleted.add)(key)
+            before, added = dict[str, Any](), dict[str, Any]()
             if owners and isinstance(owners[0], str):
                 before, shape = frames.get(owners[0], {}), (self._graph.store.schema.node_type(owners[0]).num_nodes,)
                 new = {name: rows for name, rows in storage.items() if name not in known}
                 added = {name: rows for name, rows in new.items() if _is_dense(rows) and rows.shape[:1] == shape}
                 replaced += [name for name in new if name in before and name not in added]
-                if before or added:
-                    frames[owners[0]] = {name: rows for name, rows in before.items() if name in known} | added
             for name in replaced:
                 raise ConfigError(f"{name} of the data was replaced after the loader was made; make the loader again")
+            if before or added:
+                frames[owners[0]] = {name: rows for name, rows in before.items() if name in known} | added
 
 
 def _is_dense(rows: Any) -> bool:
@@ -120,11 +122,24 @@ def _is_as_read(storage: Any, name: str, old: Any, version: int) -> bool:
         return _version(now) == version
     if now is None or not isinstance(old, Tensor | TensorFrame) or getattr(now, "device", None) != old.device:
         return True
-    return _is_dense(now) and _is_dense(old) and now.dtype == old.dtype and torch.equal(now, old)
+    if not (_is_dense(now) and _is_dense(old) and (now.dtype, now.shape) == (old.dtype, old.shape)):
+        return False
+    return bool(((now == old) | ((now != now) & (old != old))).all())  # NaN, as of missing labels, equals NaN
 
 
 class Loader:
     """The base class of the loaders: each loop over a loader yields the batches of one epoch."""
+
+    rank: int
+    world_size: int
+    batch_size: int
+    drop_last: bool
+    dataset: range  # positions of the seeds, as PyG names them
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in FIXED:
+            raise AttributeError(f"{name} of a loader cannot be changed; make another loader")
+        super().__setattr__(name, value)
 
     def __init__(self, given: LoaderArguments, graph: PygGraph, maker: LocalMaker) -> None:
         """Take the arguments, the graph read from their `data`, and a maker of batches in this process."""
@@ -169,8 +184,7 @@ class Loader:
         order.check()
         is_divided = isinstance(order, DividedOrder)
         self.share = Share(share.rank, share.world_size, DIVIDED) if is_divided else share  # that this rank reads
-        self.rank, self.world_size, self.batch_size = order.rank, order.world_size, order.batch_size
-        self.drop_last, self.dataset = order.drop_last, order.dataset  # positions of the seeds, as PyG names them
+        vars(self).update({name: getattr(order, name) for name in FIXED})
         self._order = self._looping = order  # _looping is the order of the newest loop
         self._is_compared, self._looped = False, -1  # whether with other ranks' loaders; the newest loop's epoch
 

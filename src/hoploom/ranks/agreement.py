@@ -39,6 +39,7 @@ LAUNCHERS = {"torchrun": "from torchrun's environment", "slurm": "from Slurm's e
 
 PATIENCE = 2.0  # seconds of waiting after which a rank posts its status
 INTERVAL = 1.0  # seconds between two looks at the posted statuses, and at this rank's main thread
+PER_RANK = 0.002  # seconds more for each rank, to spare the process that holds the store
 STILL = 3  # looks in a row at the same call until the main thread counts as blocked in it
 AGAIN = 2  # further looks at it until another rank trusts the status, which may be old
 INSIDE = ("hoploom", "torch", "contextlib", "functools")  # packages that are not the user's script
@@ -55,6 +56,7 @@ NOTICE = 10.0  # seconds of waiting for other ranks after which a line is printe
 WHOLE = 2.0  # seconds to wait for other ranks if this rank may be the only one that reads the loader
 READ = 5.0  # seconds to wait until all ranks have read an error, before this rank raises it
 REPLY = 5.0  # seconds for a reply of the process that holds the store
+GOODBYE = 2.0  # seconds to post that a rank leaves; the rendezvous ends the whole farewell after 3
 ONE_RANK = "if only one rank reads a loader, pass rank=0, world_size=1"
 HINTS = {
     "seeds": "give all ranks the same seeds in the same order, and the loader divides them; or give each rank seeds of "
@@ -207,7 +209,7 @@ class DeadlockDetector:
         self._watching.join(INTERVAL)
         if is_first and is_reachable(self.store):
             status = Status(dict(self.begun), has_left=True)  # only the first counts: later ones may have begun more
-            with_timeout(REPLY, lambda: self.store.compare_set("left", "", self._post(status)))
+            with_timeout(GOODBYE, lambda: self.store.compare_set("left", "", self._post(status)))
         self.store = PrefixStore("", HashStore())  # releases the rendezvous store
 
     def _watch(self, is_open: Callable[[], bool]) -> None:
@@ -216,7 +218,7 @@ class DeadlockDetector:
         looks, posted = 0, Status()
         with suppress(RuntimeError):
             self._post(posted)
-            while not self._over.wait(INTERVAL) and is_open():
+            while not self._over.wait(INTERVAL + (PER_RANK * self.size if posted.channel else 0.0)) and is_open():
                 here = _blocking_call()
                 looks = looks + 1 if here == seen and here[1] else 0
                 seen, waiting = here, self._waiting  # read before the counts: they may only be newer
@@ -451,7 +453,7 @@ def agree(
     else:  # this rank may be the only one that reads the loader
         outcome = with_timeout(WHOLE + REPLY, lambda: poll(loop.outcome, WHOLE)) or AGREED
     if outcome is None:
-        for name in ("log", "posted"):
+        for name in ("log", "posted", f"settings/{here.rank}"):
             with_timeout(REPLY, partial(loop.posts.delete_key, name))
         here.begun[channel] -= 1  # the next loop takes this loop's number
         return ALONE
@@ -469,7 +471,10 @@ class _Loop(_Round):
         here = self.here
         limit = max(16, min(MOST_HASHES, MOST_IN_ALL // here.size))
         hashes = reading.seed_hashes(limit) if reading.is_divided or not is_dealt else []
-        self.post(hashes=hashes, **({"share": share.rank, "settings": dict(reading.settings)} if is_dealt else {}))
+        settings = json.dumps(dict(reading.settings))
+        self.posts.set(f"settings/{here.rank}", settings)  # not in the log, which every rank reads each second
+        digest = hashlib.sha256(settings.encode()).hexdigest()[:16]
+        self.post(hashes=hashes, **({"share": share.rank, "digest": digest} if is_dealt else {}))
         if self._difference():
             self.posts.add("posted", here.size)
 
@@ -490,9 +495,10 @@ class _Loop(_Round):
         may_repeat: set[int] = set()  # ranks whose seeds repeat, as links of a multigraph do
         for entry in entries:
             rank, first, hashes = entry["rank"], entries[0], {*entry["hashes"]}
-            if entry.get("settings") != first.get("settings"):
-                low, high = sorted((first, entry), key=lambda entry: int(entry["rank"]))
-                return difference_of((low["rank"], low["settings"]), (high["rank"], high["settings"]), size)
+            if entry.get("digest") != first.get("digest"):
+                ranks = sorted((first["rank"], rank))
+                one, another = (json.loads(self.posts.get(f"settings/{rank}")) for rank in ranks)
+                return difference_of((ranks[0], one), (ranks[1], another), size)
             if "share" in entry and (holder := of_share.setdefault(entry["share"], rank)) != rank:
                 given = f"rank={entry['share']}, world_size={size}"
                 return (

@@ -141,8 +141,9 @@ class _Ranks:
 
     def kill(self) -> None:
         """Kill the ranks that still run."""
-        for pipe, (_, process) in self._running.items():
+        for _, process in self._running.values():  # all, before a wait that Ctrl-C may interrupt
             process.kill()
+        for pipe, (_, process) in self._running.items():
             process.join(REAP_TIMEOUT)
             pipe.close()
 

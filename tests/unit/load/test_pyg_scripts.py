@@ -146,6 +146,11 @@ def attributes() -> None:
     assert (loader.batch_size, loader.num_workers, loader.drop_last) == (2, 0, True)
     assert not isinstance(loader, DataLoader)  # which Lightning and Accelerate take apart
     assert loader(torch.tensor([2, 0])).input_id.tolist() == [2, 0]
+    for name in ("rank", "world_size", "batch_size", "drop_last", "dataset"):  # their batches are drawn already
+        with pytest.raises(AttributeError, match=f"{name} of a loader cannot be changed; make another loader"):
+            setattr(loader, name, 5)
+    with pytest.raises(TypeError, match=r"name the arguments after seeds and times, e\.g\. replace=True"):
+        NeighborLoader(data, [2], None, None, True)
 
 
 def changes_in_place() -> None:
@@ -175,6 +180,16 @@ def new_fields() -> None:
             way(loader)
             data[name] = torch.full_like(data[name], 3)
             assert_refused(lambda way=way, loader=loader: way(loader), name, *said)
+    data = ring(12)
+    data.y = torch.full((12,), torch.nan)  # labels that are missing
+    loader = NeighborLoader(data, [2], batch_size=12)
+    data.y = data.y.clone()
+    assert len(list(loader)) == 1
+    data.added = torch.ones(12)
+    assert len(list(loader)) == 1
+    data.added = torch.ones(7)
+    for _ in range(2):
+        assert_refused(lambda loader=loader: list(loader), "added", *said)
     for rows in (torch.ones(7, 4), torch.ones(12, 1).to_sparse()):
         data = ring(12)
         loader = NeighborLoader(data, [2], batch_size=12)
