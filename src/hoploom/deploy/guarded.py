@@ -80,7 +80,7 @@ class Executor:
         return by_hand(process)
 
     def refusal(self, process: Process, code: int, tail: Sequence[str]) -> Failure:
-        """Return the failure to report for a process that ended before its guard began."""
+        """Return the failure to report if a process ended before its guard began to run."""
         message = f"{process.host.python} ended with exit code {code} before it ran anything; give a working Python"
         return Failure(process.label, message, tuple(tail), 1)
 
@@ -189,7 +189,7 @@ class Supervisor:
         self._next_heartbeat = 0.0
 
     def add(self, child: GuardedProcess) -> GuardedProcess:
-        """Supervise a child that reports to `events`, and return it."""
+        """Add `child`, which reports to `events`, to the supervised processes; return it."""
         self.children[child.label] = child
         return child
 

@@ -84,7 +84,7 @@ class NewConnection:
 
 
 class Acceptor(Closing):
-    """A thread that runs the generator `admit` for each new connection, which has `seconds`; at most `most` wait."""
+    """A thread that runs the generator `admit` for each new connection. Each has `seconds`; at most `most` wait."""
 
     def __init__(
         self,

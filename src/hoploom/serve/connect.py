@@ -60,7 +60,7 @@ def connect(
     `topology="local"` maps the edges of all parts, so this host needs all their files; with "parted", servers also
     sample hops. `memory` limits the bytes of the files that this process holds, e.g. "6GB"; other bytes are read from
     disk when needed, as by `hoploom.open`. `token_file`, `ca`, `cert` and `key` are paths of files for a token and TLS.
-    With `made="here"`, this process makes batches even without a `path`. Rows of `look_ahead` batches come together.
+    With `made="here"`, this process makes batches even without a `path`. Rows of `look_ahead` batches are read at once.
     """
     ops.keep_freed_memory()  # responses are freed soon: new pages for the next one take a fifth longer
     addresses = read_addresses(servers)

@@ -330,7 +330,7 @@ def _tls_failed(error: ssl.SSLError, address: str) -> PeerError:
 
 
 def _without_tls(address: str) -> PeerError:
-    """Return the error for a port that does not speak TLS. Connect without TLS to see if a graph server listens."""
+    """Return the error for a port without TLS. Connects once more, without TLS, to see if a graph server listens."""
     try:
         connect_tcp(address, Reloading(ClientSecurity()), CONNECT_TIMEOUT)[0].close()
     except (NoGraphServerError, LostError) as error:  # the server is full, say, or about to end

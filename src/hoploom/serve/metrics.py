@@ -114,7 +114,7 @@ class Metrics(Collector):
                 self._streams -= 1
 
     def collect(self) -> Iterable[Metric]:
-        """Return all metrics, as prometheus_client's registry asks for them."""
+        """Return all metrics, in the form that prometheus_client's registry expects."""
         outcomes = "Requests answered; refused: a mistake of the client, failed: of the server."
         requests = CounterMetricFamily("hoploom_requests", outcomes, labels=("kind", "outcome"))
         text = "Seconds from a request to its answer."

@@ -164,7 +164,7 @@ def _spec(part: Part, want: Wanted) -> TensorSpec:
 
 
 def _gathered(part: Part, wanted: Sequence[Wanted], context: RequestContext) -> Sequence[Tensor | StreamedTensor]:
-    """Return rows from memory: few rows are gathered now, many rows while they are sent."""
+    """Return rows that are in memory: few rows are gathered now, many rows while they are sent."""
     tables = [part.tables[want.owner, want.field] for want in wanted]  # few calls of torch, as each takes long
     sizes = [want.ids.numel() for want in wanted]
     if sum(table.raw.shape[1] * size for table, size in zip(tables, sizes, strict=True)) > PIECE:
