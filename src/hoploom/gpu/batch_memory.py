@@ -1,9 +1,9 @@
 """A side stream that makes batches on a device, and a memory pool for these batches that is reused and does not grow.
 
-Memory blocks come from a private pool and belong to the consumer's stream: a block is free once Python drops the last
-tensor over it. Before the side stream reuses blocks, it waits, on the device, for the consumer's work enqueued so far,
-which includes their last use. If the side stream owned blocks (record_stream), a host that runs ahead would allocate
-more and more. The i-th tensor of every batch gets the size of the largest i-th tensor so far, plus a margin: so sizes
+Memory blocks come from a private pool and belong to the consumer's stream, which trains: a block is free once Python
+drops the last tensor over it. Before the side stream reuses blocks, it waits, on the device, for the consumer's work
+enqueued so far, which includes their last use. If the side stream owned blocks (record_stream), a host that runs ahead
+would allocate more and more. The i-th tensor of all batches gets the size of the largest so far plus a margin: sizes
 repeat. The first batch reserves memory for all batches alive at once. The side stream is at most one step ahead.
 """
 
@@ -80,7 +80,7 @@ class Pool:
             self.consumer = torch.cuda.current_stream(self.device)
 
     def block_size(self, number: int, size: int) -> int:
-        """Return the bytes to allocate for tensor `number` of a batch, which needs `size` bytes."""
+        """Return the bytes to allocate for tensor `number` of a batch: `size`, or more if an earlier batch had more."""
         with self._lock:
             self._sizes += [0] * (number + 1 - len(self._sizes))
             if size > self._sizes[number]:
@@ -95,7 +95,7 @@ class Pool:
         return self.blocks(sizes, consumer)
 
     def reserve(self, most: int, consumer: Any) -> None:
-        """Reserve memory for `most` batches, all that are alive at once. Only the first call has an effect."""
+        """Reserve memory for `most` batches, the number alive at once. Only the first call has an effect."""
         with self._lock:
             missing = 0 if self._is_reserved else most - self._num_begun
             self._is_reserved = True
@@ -103,9 +103,9 @@ class Pool:
         self.blocks(sizes * max(0, missing), consumer)  # dropped, and kept by the private pool
 
     def blocks(self, sizes: Sequence[int], consumer: Any) -> deque[Tensor]:
-        """Return memory blocks of `sizes` bytes, [size] uint8 each, that the side stream may write to from now on.
+        """Return a uint8 tensor of each size in `sizes`, for the side stream to write to and stream `consumer` to read.
 
-        Allocates many blocks at once, because waiting and switching pools take longer than allocating.
+        Ask for many in one call: a call's wait and its switch of memory pools take longer than its allocations.
         """
         if not self.is_cuda or not sizes:
             return deque(torch.empty(size, dtype=torch.uint8) for size in sizes)
@@ -133,7 +133,7 @@ class Pool:
         return staged
 
     def read_async(self, sizes: Tensor) -> "PendingRead":
-        """Start to copy `sizes` from the device to the host."""
+        """Start to copy `sizes` from the device to the host; return a handle that waits for the values."""
         if not self.is_cuda:
             return PendingRead(sizes, None, self.deadline)
         host = torch.empty(sizes.shape, dtype=sizes.dtype, pin_memory=True)
@@ -145,7 +145,7 @@ class Pool:
         return self._stream.record_event() if self.is_cuda else None
 
     def hand_over(self, arrived: Any, batch: Any, memory: "BatchMemory") -> Any:
-        """Make the current stream wait for the event `arrived`, and return the batch. For the consumer's thread."""
+        """Make the current stream wait for `arrived`, the event of the finished batch. For the consumer's thread."""
         if self.is_cuda:
             self.use_current_stream()
             stream = self.consumer

@@ -2,7 +2,7 @@
 
 A loader's buffers grow with the batches seen. The buffers of a whole step have fixed sizes: the largest sizes of some
 sampled batches plus a margin, at most the largest possible. Batches of one loader differ little in size; a batch that
-does not fit is trained on without fixed buffers.
+does not fit is trained on without fixed buffers. Totals: the device's array of sizes. Slot: the index of a size in it.
 """
 
 import itertools
@@ -27,7 +27,7 @@ Running = tuple[tuple[int, ...], ...]
 
 
 class RelationHop(NamedTuple):
-    """One relation in one hop, and the slots of its sizes: their indices in the totals on the device."""
+    """A relation that one hop samples, and the slots of its sizes: their indices in the totals on the device."""
 
     relation: int
     begin: int  # slot of the first pick's index
@@ -62,7 +62,7 @@ class HopPlan:
         return self.sampling.num_hops if self.is_blocks else 1
 
     def frontier(self, hop: int, node_type: int) -> tuple[int, int]:
-        """Return the slots of the range of nodes that a hop expands: nodes new in the last hop; with blocks, all."""
+        """Return the slots of the first and end node that a hop expands: those new in the last hop; in blocks, all."""
         sizes = self.nodes[node_type]
         return ZERO if self.is_blocks else sizes[hop], sizes[hop + 1]
 
@@ -73,10 +73,10 @@ class Capacity(NamedTuple):
     nodes: Running  # per type: nodes within 0, 1, ... hops of the seeds
     edges: Running  # per relation: edges up to the first, the second, ... hop; with blocks, edges of each hop
     rows: Running  # per hop and type: nodes of the frontier
-    picks: Running  # per hop and relation
+    picks: Running  # per hop and relation: sampled edges
 
     def holds(self, other: "Capacity") -> bool:
-        """Return whether a batch of the sizes `other` fits: none is larger than the size here."""
+        """Return whether a batch of the sizes `other` fits: no size is larger than that of this capacity."""
         return self.combine(other, max) == self
 
     def combine(self, other: "Capacity", function: Callable[[int, int], int]) -> "Capacity":
@@ -159,7 +159,7 @@ def used_capacity(plan: HopPlan, sizes: Sequence[int]) -> Capacity:
 
 
 def grow_capacity(capacity: Capacity, seen: Capacity) -> Capacity:
-    """Return the capacity with every size that `seen` exceeds raised to the size seen plus a margin."""
+    """Return the capacity, with each size that is less than in `seen` raised to the size seen plus a margin."""
     return capacity.combine(seen, lambda have, need: have if need <= have else need + need // MARGIN + 1)
 
 
@@ -172,7 +172,7 @@ def probe(maker: NodeMaker, order: Order, batch_size: int, most: int = PROBED) -
 def sizes_of_probes(
     plan: HopPlan, batches: Sequence[Sampled], num_seeds: Sequence[int], margin: float, rounded: int = ROUNDED
 ) -> Capacity:
-    """Return the largest sizes of the batches plus a margin, rounded up to multiples, at most the largest possible."""
+    """Return the largest sizes of the batches plus a margin, in multiples of `rounded`, up to the largest possible."""
 
     def enough(seen: int, most: int) -> int:
         return min(-(-int(min(seen * (1 + margin), most)) // rounded) * rounded, most)

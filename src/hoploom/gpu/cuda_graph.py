@@ -120,7 +120,7 @@ class Recording:
         self._work = self._graph = None
 
     def _run(self, work: Callable[[], None]) -> None:
-        """Run the work on the recording's stream, after earlier and before later work of the stream of replays."""
+        """Run the work on the recording's stream, between earlier and later work of the stream that replays it."""
         stream, queue = self._stream.stream, self._stream._queue
         stream.wait_stream(queue)
         with torch.cuda.stream(stream):
@@ -128,7 +128,7 @@ class Recording:
         queue.wait_stream(stream)
 
     def _capture(self, work: Callable[[], None]) -> Any:
-        """Return the work as a CUDA graph. Waits for the device. Other threads may make calls that graphs forbid."""
+        """Return the work as a CUDA graph. Waits for the device. Other threads may call what a capture forbids."""
         own, graph = self._stream, torch.cuda.CUDAGraph()
         with torch.cuda.device(own.device), without_gc():
             before = torch.cuda.current_stream(own.device)
@@ -173,7 +173,7 @@ def without_gc() -> Iterator[None]:
 
 
 def check_optimizer(optimizer: Optimizer, device: torch.device, *, scheduled: bool) -> None:
-    """Raise ConfigError if the optimizer needs a closure or, on this device, cannot be recorded."""
+    """Raise ConfigError if the optimizer needs a closure, or cannot be recorded on `device` (with a schedule)."""
     check_closure(optimizer)
     name = type(optimizer).__name__
     if device.type != "cuda":
@@ -190,17 +190,17 @@ def check_optimizer(optimizer: Optimizer, device: torch.device, *, scheduled: bo
 
 
 def _takes_tensor(group: dict[str, Any]) -> bool:
-    """Return whether the learning rate may be a tensor that is read on the device."""
+    """Return whether a parameter group's learning rate may be a tensor, which the optimizer reads on the device."""
     return bool(group.get("capturable") or group.get("fused"))
 
 
 def not_recordable(why: str) -> ConfigError:
-    """Return the error for a step that cannot be recorded."""
+    """Return the error for a step that cannot be recorded; its text is "whole steps " and `why`."""
     return ConfigError(f"whole steps {why}, or leave whole steps off")
 
 
 def prepare_optimizer(optimizer: Optimizer, *, recorded: bool) -> None:
-    """Set an optimizer's options for recorded steps, or for steps without recordings; a checkpoint may hold the others.
+    """Set the optimizer's options for steps with or without recordings; a restored checkpoint may have changed them.
 
     >>> prepare_optimizer(optimizer, recorded=True)
     """

@@ -60,7 +60,7 @@ class DeviceBuffers:
     totals: Tensor  # [slots, 2] int64, sizes in column 0: 16 bytes apart, so that all pointers are equally aligned
 
     def total(self, slot: int) -> Tensor:
-        """Return the size at a slot of the totals: [] int64, on the device."""
+        """Return a 0-dim view of the size in slot `slot` of the totals, such as a number of nodes, on the device."""
         return self.totals[slot, 0]
 
     @property
@@ -89,7 +89,7 @@ def make_buffers(plan: HopPlan, capacity: Capacity, device: torch.device) -> Dev
 
 
 def make_maps(plan: HopPlan, device: torch.device) -> tuple[DeviceNodeMap, ...]:
-    """Return a node map per type, for one batch at a time."""
+    """Return one map from node ids to local ids for each node type; the maps serve one batch at a time."""
     return tuple(DeviceNodeMap(node_type.num_nodes, device) for node_type in plan.schema.node_types)
 
 
@@ -101,7 +101,7 @@ def sample_on_device(
     key: Tensor,
     into: DeviceBuffers,
 ) -> None:
-    """Sample a batch into the buffers `into`: the batch that `sample_hops` samples. The seeds are on the device.
+    """Sample a batch into the buffers `into`, equal to that of `sample_hops`. The seeds are on the device.
 
     `key` [] int64 holds the bits of the batch's random key.
     """
@@ -128,7 +128,7 @@ def _expand(
     into: DeviceBuffers,
     at: tuple[int, RelationHop],
 ) -> None:
-    """Sample one relation in one hop, then give the sources local ids."""
+    """Sample in-edges of one relation in one hop, then give their sources local ids. `at`: the hop and the relation."""
     lists, maps = graph
     hop, ask = at
     relation = ask.relation
@@ -148,7 +148,7 @@ def _expand(
 
 
 def sampled_of(plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], first_tree: int, copy: Copy) -> Sampled:
-    """Return the batch that fills the buffers, with tensors copied by `copy`. `sizes` are the totals by slot."""
+    """Return the batch in the buffers `filled`, with tensors copied by `copy`. `sizes` are the totals by slot."""
     nodes = [copy(own[: sizes[slots[-1]]]) for own, slots in zip(filled.nodes, plan.nodes, strict=True)]
     trees = None
     if plan.sampling.disjoint:

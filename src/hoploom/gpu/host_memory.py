@@ -104,7 +104,7 @@ class HostMemory(Closing):
         )
 
     def _ready(self, descriptor: int, fill: Fill) -> bool:
-        """Write the file if it is incomplete and unused; return whether it is complete and this process locks it."""
+        """Write the file if it is incomplete and unused; return whether it is complete and locked by this process."""
         if not _lock(descriptor, fcntl.LOCK_SH) or not _is_at(self.path, descriptor):
             return False
         if self._is_whole(descriptor):

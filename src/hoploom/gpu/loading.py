@@ -134,7 +134,7 @@ class DeviceSampling:
         return Enqueued(seeds, staged, block, idle, self._pool.read_async(idle.into.totals))
 
     def finish(self, begun: Enqueued, memory: BatchMemory) -> Sampled:
-        """Wait for the batch's sizes, sample again while it does not fit, and return it copied out of its buffers."""
+        """Wait for the batch's sizes, sample again while it does not fit the buffers, then copy it to `memory`."""
         plan, seeds = self._plan, begun.seeds
         assert plan is not None
         while True:
@@ -198,7 +198,7 @@ class DeviceLoading(Maker):
 
     @contextmanager
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Arriving]]:
-        """Yield the stages `begin` and `finish` of a loop's steps; wait for the device when the `with` block ends."""
+        """Yield the stages `begin` and `finish` that make a loop's batches; wait for the device when the block ends."""
         window = pipeline.num_ahead + 2  # batches alive: those ahead, one being made, and the consumer's
         idle = threading.BoundedSemaphore(BEGUN if self.samples_on_device else window)  # sets of sampling buffers
 
@@ -286,7 +286,7 @@ def _assembler(host: Assembler, placed: PlacedStore, memory: BatchMemory) -> Dev
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice(Deployment):
-    """The deployment of a placed store: its placement, and the deployment that it had before."""
+    """The deployment of a placed store, which makes batches on the device; `before` is what it was until then."""
 
     placed: PlacedStore
     before: Deployment
@@ -298,7 +298,7 @@ class OnDevice(Deployment):
     def producer(
         self, maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float
     ) -> Maker | None:
-        """Return a maker on the device, or that of `before` if batches go to another device or servers make them."""
+        """Return a maker of batches on the device; if they go elsewhere or servers make them, that of `before`."""
         if self.makes_batches or not is_there(device, self.placed.device):
             return self.before.producer(maker, device, look_ahead, deadline)  # type: ignore[no-any-return]
         if isinstance(local_producer(maker, look_ahead or 1), LookAhead):

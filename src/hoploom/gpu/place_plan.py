@@ -120,7 +120,7 @@ def _fill_edges(out: Tensor, pieces: Sequence[Tensor], begin: int = 0, added: Se
 
 @dataclass(frozen=True)
 class FieldColumn:
-    """The rows of one field over all parts."""
+    """The rows of one field of a node type or relation, over all parts of the store."""
 
     owner: TypeKey
     name: str
@@ -292,7 +292,7 @@ def host_key() -> list[str | int]:
 def free_memory_of_ranks(device: torch.device, among: Ranks | None) -> tuple[int, int]:
     """Return the bytes of device memory free for this rank, and the number of ranks that share the device.
 
-    Returns the least of this host's ranks, because these must choose alike to share files in host memory. Collective.
+    All ranks of a host get the smallest of their results, because they must choose alike to share files. Collective.
     """
     if among is None:
         return free_memory(device), 1
@@ -422,7 +422,7 @@ def _place_topology(store: Store, plan: PlacePlan, lease: Lease) -> Iterator[Dev
 
 
 def _place_rows(column: FieldColumn, plan: PlacePlan, lease: Lease) -> Segments:
-    """Copy a field's rows, the first of every part to device memory, the rest to host memory; return the segments."""
+    """Copy a field's first rows of every part to device memory, the rest to host memory; return them as segments."""
     hot, rest = plan.spans(column)
     (on_device,) = _on_device(column.block(hot), plan.device)
     runs = _runs_of(hot, on_device)

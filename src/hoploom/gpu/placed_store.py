@@ -30,7 +30,7 @@ class Lease:
     closed: bool = False
 
     def close(self) -> None:
-        """Close the shared memory; raise StoreError if the device may still read it, and never free it then."""
+        """Close the shared memory. If the device may still read it, keep it for good and raise StoreError."""
         closes, self.closes, self.closed = self.closes, [], True
         if not closes:
             return

@@ -62,7 +62,7 @@ def read_topology(value: object) -> Topology | None:
 
 
 def read_features(value: object) -> Features | None:
-    """Return the kind of memory that `features` names, or the device's share as a float, or its bytes as an int."""
+    """Return the kind of memory that `features` names, or the share (float) or bytes (int) of rows for the device."""
     if value is None or (isinstance(value, str) and value in ("host", "auto")):
         return value  # type: ignore[return-value]
     if _is_device(value):

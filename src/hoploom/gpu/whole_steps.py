@@ -185,8 +185,8 @@ def padded_views(
 ) -> list[LayerView]:
     """Return one view per layer, from the input layer on, like `views_of` for an unpadded batch.
 
-    `hops` begin at the seeds: each has the edges of all hops up to it or, for blocks, of this hop only. `most_nodes`
-    has the limits of a type's nodes within 0, 1, ... hops; the batch must fit.
+    `hops` begin at the seeds: an entry has the edges of all hops so far or, with `are_blocks`, of its hop only.
+    `most_nodes` has, by node type, the largest number of nodes within 0, 1, ... hops; the batch must fit.
     """
     wholes: dict[RelationName, InEdges] = {}
     if not are_blocks:
@@ -335,7 +335,7 @@ class WholeStep:
             raise TimeoutError(doing)
 
     def fill_next(self, indices: Tensor, key: int) -> FixedBatch | None:
-        """Start to fill the batch used longest ago, and return it; None if there are not `batch_size` seeds."""
+        """Start to make the batch of these seeds in the buffers used longest ago; None unless they are `batch_size`."""
         if indices.numel() != self.batch_size:
             return None
         if not self._slots:
@@ -358,7 +358,7 @@ class WholeStep:
         self.learn_stream.record(slot.learned)
 
     def learn_from(self, slot: FixedBatch) -> None:
-        """Run forward, backward and optimizer on a batch; `slot.learn` records this. The next step drops gradients."""
+        """Run forward, backward and optimizer on a batch; `slot.learn` records this. The next step resets gradients."""
         learner, task = self.learner, self.learner.task
         learner.optimizer.zero_grad(set_to_none=True)
         # no cache of casts: a later step would use those of the recording as values
