@@ -110,13 +110,13 @@ class NodeDraws:
         return np.arange(ids.start, ids.stop) % self.num_classes
 
     def _words(self, ids: range) -> Words:
-        """Return random words [n, 4]: for whether the label is noise, for the noise label, for the split, unused."""
+        """Return random words [n, 4], which decide if a label is noise, the noise label, the split; one is unused."""
         return _words(self.key, NODE, self.type_index, ids)
 
 
 @dataclass(frozen=True)
 class EdgeRun:
-    """The in-edges of consecutive nodes."""
+    """The in-edges of consecutive destination nodes: in-degrees, and the range of edge ids."""
 
     nodes: range
     degrees: Integers  # [n]
@@ -156,7 +156,7 @@ class RelationDraws:
             first_edge = run.edges.stop
 
     def sources(self, run: EdgeRun) -> NDArray[np.signedinteger[Any]]:
-        """Return source ids [num_edges], mostly of the destination's community; a few nodes in each are popular."""
+        """Return source ids [num_edges], mostly of the destination's community, where a few nodes are popular."""
         words = self._words(run)
         own = np.repeat(np.arange(run.nodes.start, run.nodes.stop) % self.num_classes, run.degrees)
         outside = int(self.homophily * 2**32)  # words from here on lead out of the community
@@ -187,7 +187,7 @@ class RelationDraws:
 
 
 def _words(key: int, purpose: int, index: int, ids: range) -> Words:
-    """Return random uint32 words [n, 4] for ids of the node type or relation `index`; purposes are independent."""
+    """Return random uint32 words [n, 4] for ids of node type or relation `index`; each `purpose` has its own words."""
     counters = torch.from_numpy(np.arange(ids.start, ids.stop))  # torch's arange would wake a pool of threads
     return ops.draw_words(key, counters, purpose << 16 | index).numpy()
 
@@ -343,7 +343,7 @@ def _write(path: str | Path, graph: SyntheticGraph, progress: Progress | None) -
 def _write_edges(
     writer: StoreWriter, graph: SyntheticGraph, edges: RelationDraws, part: int, first_edge: int, advance: Advance
 ) -> int:
-    """Write a part's edges of a relation; return their number. Weights and times are written twice."""
+    """Write a part's edges of a relation; return their number. Weights and times go to two files each."""
     fields, relation = graph.edge_fields(), Relation(*edges.name, 0)
     columns: list[tuple[str, Field, Callable[[EdgeRun], NDArray[Any]]]] = [
         (layout.topology_file(part, relation, "indices"), Field(id_dtype(edges.num_sources)), edges.sources)

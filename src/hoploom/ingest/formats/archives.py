@@ -51,7 +51,7 @@ WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}  # dtypes that
 
 @dataclass(frozen=True)
 class NpzArray:
-    """The header of an array in an archive, from which the values can be read later."""
+    """The header of an array in an .npz archive. Functions such as `npz_table` read the values later."""
 
     path: Path
     name: str
@@ -129,7 +129,7 @@ def import_archive(
 
 
 def _take_splits(left: dict[str, NpzArray], nodes: Count) -> dict[str, Members]:
-    """Remove the arrays of splits from `left`, masks or lists of ids; return the members by split."""
+    """Remove the arrays of splits (masks or ids) from `left`; return functions that yield each split's node ids."""
     found: dict[str, Members] = {}
     for theirs, ours in SPLITS.items():
         if (mask := left.pop(f"{theirs}_mask", None)) is not None:
@@ -151,7 +151,7 @@ def _marked(mask: NpzArray) -> Iterator[Tensor]:
 
 
 def _take_ends(path: str | Path, left: dict[str, NpzArray]) -> EdgeSource:
-    """Remove the arrays of edges from `left` and return them: edge_index [2, e], edges [e, 2], or two arrays [e]."""
+    """Remove the ends of edges from `left` and return them: edge_index [2, e], edges [e, 2], or two arrays [e]."""
     if "edge_index" in left:
         array = left.pop("edge_index")
         return EdgeSource(npz_pairs(array), Count("edges", array.shape[1], array.name))
@@ -168,9 +168,9 @@ def _take_ends(path: str | Path, left: dict[str, NpzArray]) -> EdgeSource:
 def _take_rest(
     left: dict[str, NpzArray], nodes: Count, edges: Count, edge_fields: dict[str, RowSource]
 ) -> dict[str, RowSource]:
-    """Return the remaining arrays that have a row per node; add arrays with a row per edge to `edge_fields`.
+    """Return the arrays in `left` that have a row per node; add those with a row per edge to `edge_fields`.
 
-    Text is left out. If there are as many edges as nodes, an array's name must begin with node_ or edge_.
+    Arrays of text are ignored. If nodes and edges are equally many, names must begin with node_ or edge_.
     """
     fields: dict[str, RowSource] = {}
     owners = {"node": (nodes, fields), "edge": (edges, edge_fields)}
@@ -203,7 +203,7 @@ def read_arrays(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Mapping[str, NpzA
 
 
 def npz_table(array: NpzArray) -> RowSource:
-    """Return an array as a source that reads its rows in chunks."""
+    """Return a RowSource that reads the rows of an array in chunks."""
     _check_numeric(array)
     if not array.shape:
         raise DataError(f"{array.label} is a single value; rows were expected")
@@ -212,7 +212,7 @@ def npz_table(array: NpzArray) -> RowSource:
 
 
 def npz_pairs(array: NpzArray) -> tuple[RowSource, ...]:
-    """Return an array [2, n] as two sources of rows [n], or as one of rows [n, 2] if it is stored in Fortran order."""
+    """Return an array [2, n] as two RowSources of [n] values; if it is in Fortran order, as one RowSource of [n, 2]."""
     _check_numeric(array)
     if len(array.shape) != 2 or array.shape[0] != 2:
         raise DataError(f"{array.label} has shape {array.shape}; give [2, number of edges]")
@@ -228,7 +228,7 @@ def npz_pairs(array: NpzArray) -> tuple[RowSource, ...]:
 
 
 def npz_values(array: NpzArray) -> NDArray[Any]:
-    """Return all values of an array, read at once: only for arrays that fit in memory."""
+    """Return all values of an array. They are read at once, so use this only for arrays that fit in memory."""
     with _opened(array.path), np.load(array.path, allow_pickle=False) as archive:
         values: NDArray[Any] = archive[array.name]
     return values

@@ -1,7 +1,7 @@
 """Import partition folders of GraphLearn-for-PyTorch (GLT) as stores with the same number of parts.
 
 The nodes of a part get consecutive ids, and GLT's ids are kept in the field original_id. Renumbering takes one integer
-per node in memory, and two for a while. The file META, a pickle, is not read: the names of files give types and
+per node in memory, and two at the peak. The file META, a pickle, is not read: the names of files give types and
 parts. Tensors are loaded with weights_only, so that nothing is unpickled.
 """
 
@@ -77,7 +77,7 @@ def import_glt(
 
 @dataclass(frozen=True)
 class _GltFolder:
-    """The partition folder, its number of parts, and its types."""
+    """The content of a GLT partition folder: the number of parts, the part of each node, and the types."""
 
     root: Path
     num_parts: int
@@ -86,12 +86,12 @@ class _GltFolder:
     homogeneous: bool
 
     def folders(self, kind: str, owner: str | RelationName) -> list[Path]:
-        """Return the folder of a type in each part; `kind` is graph, node_feat or edge_feat."""
+        """Return, for each part, the folder with the `kind` (graph, node_feat or edge_feat) of data of type `owner`."""
         name = "" if self.homogeneous else owner if isinstance(owner, str) else "__".join(owner)
         return [self.root / f"part{number}" / kind / name for number in range(self.num_parts)]
 
     def features(self, kind: str, owner: str | RelationName, num_rows: Sequence[int]) -> list[Features]:
-        """Return folder, features and ids for each part that has rows; an empty list if the type has no features."""
+        """Return (folder, features, ids) of each part that has rows of a type; [] if the type has no features."""
         folders = [path for path, rows in zip(self.folders(kind, owner), num_rows, strict=True) if rows]
         if not any(folder.is_dir() for folder in folders):
             return []
@@ -109,7 +109,7 @@ class _GltFolder:
 
 
 def _read_folder(root: Path) -> _GltFolder:
-    """Return the types and parts of a folder; raise DataError if files are missing."""
+    """Return what a GLT partition folder contains; raise DataError if files are missing."""
     homogeneous = not (root / "node_pb").is_dir()
     if homogeneous:
         require_files([root / "node_pb.pt"], str(root))
@@ -133,7 +133,7 @@ def _read_folder(root: Path) -> _GltFolder:
 
 
 def _relation(root: Path, name: str, types: Sequence[str]) -> RelationName:
-    """Return the relation named source__name__destination, where all three may contain underscores."""
+    """Return (source, name, destination) from a folder's name source__name__destination; each may have underscores."""
     found = [
         (source, name[len(source) + 2 : -len(destination) - 2], destination)
         for source in types
@@ -218,7 +218,7 @@ def _nodes(layout: _GltFolder, name: str, new: Renumbering, labels: Any, splits:
 
 
 def _in_order(name: str, field: Field, new: Renumbering, values: Tensor | None = None) -> NodeFields:
-    """Return a field whose rows come in store order, without a spool: `values` by GLT id, or GLT's ids if None."""
+    """Return a field whose rows are in the order of store ids: `values`, given by GLT id, or GLT's ids if None."""
 
     def rows() -> Iterator[Rows]:
         originals = torch.empty_like(new.store_ids)
@@ -302,7 +302,7 @@ def _edges(layout: _GltFolder, key: RelationName, sources: Renumbering, destinat
 
 
 def _edge_columns(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of a part's edges by name: rows, cols, and edge ids and weights if the folder has them."""
+    """Return a part's edges as named tensors: rows, cols, and edge ids and weights if `folder` has them."""
     names = {"rows": "rows.pt", "cols": "cols.pt", EDGE_ID: "eids.pt", "weight": "weights.pt"}
     columns = {
         ours: (_read_tensor if ours == "weight" else _read_ids)(folder / file)

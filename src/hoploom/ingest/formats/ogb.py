@@ -148,7 +148,7 @@ def _split_files(folder: Path) -> dict[str, Path]:
 
 
 def _read_mag(dataset: Dataset, root: Path, undirected: bool) -> Streams:
-    """Return the streams of ogbn-mag: papers with features, labels, years and splits, and other types without fields.
+    """Return ogbn-mag as streams of nodes and edges. Only papers have features, labels, years and splits.
 
     The field edge_reltype is left out: it numbers the relations, which are separate in a store.
     """
@@ -212,7 +212,7 @@ DAMAGE = (OSError, EOFError, zlib.error, UnicodeError, csv.Error)
 
 
 def csv_table(path: Path, dtype: str, block: int = BLOCK_BYTES) -> RowSource:
-    """Return the rows [n, columns] of a CSV file. Empty fields and NA are NaN in floats and errors in integers."""
+    """Return a RowSource of a CSV file's rows [n, columns]. Empty fields and NA become NaN, or fail in integers."""
     with _reading(path), gzip.open(path, "rb") as file:
         line = file.readline()
     columns = line.count(b",") + 1
@@ -230,7 +230,7 @@ def small_csv(path: Path) -> list[list[str]]:
 
 
 def _count(of: str, path: Path) -> Count:
-    """Return the number of nodes or edges, from a file with one number per graph; there must be exactly one graph."""
+    """Return the number of nodes or edges (`of`) in a file that lists it per graph; raise DataError for many graphs."""
     rows = small_csv(path)
     if len(rows) != 1 or not rows[0][0].strip().isdigit():
         raise DataError(f"{path} holds {rows[:2]}; one number was expected, the size of the one graph")

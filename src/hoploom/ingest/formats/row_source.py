@@ -1,6 +1,6 @@
 """Stream the rows of files into stores, and check them on the way: the common part of all importers.
 
-Rows are read once, in the order of the file. Memory holds a chunk, and errors name the row.
+Rows are read once, in the order of the file. Memory holds one chunk, and errors name the row.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ class RowSource:
 
 @dataclass(frozen=True)
 class Count:
-    """The number of rows that a file must have, and the source of this number."""
+    """The number of nodes or edges that files must have rows for, and which array or file gave this number."""
 
     of: str  # nodes or edges
     rows: int
@@ -67,7 +67,7 @@ class EdgeSource:
 
 
 def require_files(paths: Sequence[Path], what: str) -> None:
-    """Raise DataError unless all files exist."""
+    """Raise DataError that lists the missing files, unless all `paths` exist; `what` is what needs them."""
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
         raise DataError(f"{what} is incomplete; these files are missing: {', '.join(missing)}")
@@ -77,7 +77,7 @@ def require_files(paths: Sequence[Path], what: str) -> None:
 
 
 def in_step(tables: Sequence[RowSource], count: Count) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield an index and, of each table, some rows from this index on; raise DataError unless all have `count` rows."""
+    """Yield (index, rows of each table from this index on); raise DataError if a table does not have `count` rows."""
     for table in tables:
         if table.num_rows not in (None, count.rows):
             raise _miscounted(table, str(table.num_rows), count)
@@ -125,7 +125,7 @@ def check_values(rows: Tensor, limit: int, name: str, first: int, what: str) -> 
 
 
 def node_stream(name: str, fields: Mapping[str, RowSource], count: Count, splits: Mapping[str, Members]) -> NodeStream:
-    """Return the stream of a node type with one part; row i of every field belongs to node i."""
+    """Return the NodeStream of a node type, all in one part; row i of every field belongs to node i."""
 
     def rows(field: str, table: RowSource) -> Iterator[Rows]:
         for first, (chunk,) in in_step([table], count):
@@ -136,14 +136,14 @@ def node_stream(name: str, fields: Mapping[str, RowSource], count: Count, splits
 
 
 def flat(table: RowSource) -> RowSource:
-    """Return a table of rows [n] or [n, 1] as rows [n]; raise DataError for other shapes."""
+    """Return a table of rows with one value, [n] or [n, 1], as [n]; raise DataError for other shapes."""
     if table.field.shape in ((), (1,)):
         return table.mapped(Field(table.field.dtype), lambda rows: rows.view(-1))
     raise DataError(f"{table.name} has rows of shape {table.field.shape}; give one value each")
 
 
 def labels(table: RowSource, num_classes: int | None) -> RowSource:
-    """Return labels as int64; unknown labels (NaN or -1) become -1, and labels that are no class raise DataError."""
+    """Return labels as int64. Unknown labels (NaN or -1) become -1; other values that are no class raise DataError."""
     plain = flat(table)
 
     def chunks() -> Iterator[Tensor]:
@@ -163,7 +163,7 @@ def labels(table: RowSource, num_classes: int | None) -> RowSource:
 
 
 def members(table: RowSource, num_nodes: int) -> Members:
-    """Return a function that yields the node ids of a split. Repeated ids are found later, when they are written."""
+    """Return a function that yields the node ids of a split. Repeated ids raise an error only when they are written."""
     plain = flat(integers(table, "ids of nodes"))
 
     def chunks() -> Iterator[Tensor]:
@@ -180,7 +180,7 @@ def members(table: RowSource, num_nodes: int) -> Members:
 
 
 def edge_stream(key: RelationName, ends: EdgeSource, sizes: tuple[int, int], rule: EdgeRule) -> EdgeStream:
-    """Return the stream of a relation; `sizes` are the numbers of source and of destination nodes."""
+    """Return the EdgeStream of a relation; `sizes` are the numbers of source and of destination nodes."""
     for table in ends.tables:
         integers(table, "ends of edges")
         if table.field.shape != ((2,) if len(ends.tables) == 1 else ()):

@@ -1,4 +1,4 @@
-"""Write a store on Spark: rows are shuffled into ranges of store ids, and executors write a range as pieces of files.
+"""Write a store on Spark: rows are shuffled into ranges of store ids, and executors write ranges as pieces of files.
 
 The driver plans, and writes store.json last. No row passes through the driver.
 """

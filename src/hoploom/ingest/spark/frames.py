@@ -1,4 +1,4 @@
-"""Run a task on each partition of a frame, after rows are shuffled into ranges of store ids, and collect the results.
+"""Shuffle a frame's rows into ranges of store ids, run a task on each range, and collect the results.
 
 Each range of ids is a partition, so the partition's number tells a task its ids. Spark assigns a row to a partition by
 the hash of a column. For each range, this column has an integer whose hash selects the range's partition.
@@ -62,16 +62,16 @@ class Ranges:
         return -(-self.num_ids // self.span)
 
     def limits(self, number: int) -> tuple[int, int]:
-        """Return the first id of range `number`, and the id after its last."""
+        """Return begin and end of range `number`: its first id, and one more than its last."""
         return number * self.span, min(self.num_ids, (number + 1) * self.span)
 
     def number_of(self, column: str) -> Column:
-        """Return an expression for the range of each id in `column`; unknown ids, which are negative, give range 0."""
+        """Return a Spark expression for the number of the range of ids in `column`; negative (unknown) ids give 0."""
         return sql.expr(f"cast(greatest({column}, 0) div {self.span} as int)")
 
 
 def ranges_for(num_ids: int, num_rows: int, row_bytes: int, memory: int, tasks: int, step: int = 1) -> Ranges:
-    """Return ranges of a multiple of `step` ids: enough that each fits a task's memory and that all tasks have work."""
+    """Return ranges of a multiple of `step` ids. Each fits the memory of a task, and there are enough for `tasks`."""
     fitting = -(-num_rows * row_bytes // max(1, memory // 8))
     wanted = max(fitting, min(2 * tasks, -(-num_rows // LEAST_ROWS)), 1)
     span = max(1, -(-num_ids // min(wanted, MOST_RANGES)))
@@ -79,7 +79,7 @@ def ranges_for(num_ids: int, num_rows: int, row_bytes: int, memory: int, tasks: 
 
 
 def shuffled(frame: DataFrame, number: Column, count: int, order: Sequence[str] = ()) -> DataFrame:
-    """Return `frame` in `count` partitions: each row in partition `number`, each partition sorted by `order`."""
+    """Return `frame` in `count` partitions: a row goes to partition `number`; each partition is sorted by `order`."""
     columns = frame.columns
     leading = sql.expr(f"array({','.join(map(str, leading_there(count)))})")
     moved = frame.withColumn("range", sql.element_at(leading, number + 1)).repartition(count, "range")
@@ -87,12 +87,12 @@ def shuffled(frame: DataFrame, number: Column, count: int, order: Sequence[str] 
 
 
 def one_row_each(session: SparkSession, count: int) -> DataFrame:
-    """Return a frame with one row in each of `count` partitions."""
+    """Return a frame of `count` partitions of one row, for tasks that need no rows."""
     return session.range(0, count, 1, count)
 
 
 def run_tasks(frame: DataFrame, count: int, task: Task, row_bytes: int = 16) -> list[Any]:
-    """Run `task` on each of `count` partitions, on the executors; return the results by partition."""
+    """Run `task` on the executors, on each of the `count` partitions of `frame`; return results by partition."""
     set_batch_rows(frame.sparkSession, row_bytes)
     with explained("Spark cannot write the store", DataError):
         found = frame.mapInArrow(partial(_run, task), RETURNED).collect()
@@ -103,7 +103,7 @@ def run_tasks(frame: DataFrame, count: int, task: Task, row_bytes: int = 16) -> 
 
 
 def set_join_tasks(session: SparkSession, num_rows: int) -> None:
-    """Set the number of tasks for the largest join, of `num_rows`: Spark may merge tasks, but never splits one."""
+    """Set as many join tasks as a join of `num_rows` rows needs. Spark may merge tasks later, but never splits one."""
     wanted, now = min(MOST_RANGES, num_rows * JOINED_BYTES // JOIN_BYTES), session.conf.get(JOIN_TASKS, "200")
     if str(now).isdecimal() and wanted > int(str(now)):
         session.conf.set(JOIN_TASKS, str(wanted))
@@ -116,7 +116,7 @@ def set_batch_rows(session: SparkSession, row_bytes: int) -> None:
 
 
 def freeze_imports() -> None:
-    """Exclude imported objects from garbage collection, which pyspark runs after every task; saves 0.15 s a task."""
+    """Exclude imported objects from the garbage collection that pyspark runs after each task; saves 0.15 s a task."""
     if not gc.get_freeze_count():
         gc.freeze()
 
@@ -160,7 +160,7 @@ def rows_of_binary(column: pa.Array, field: Field) -> Tensor:
 
 @cache
 def leading_there(count: int) -> list[int]:
-    """Return, for each of `count` partitions, an integer that Spark's hash assigns to it."""
+    """Return, for each of `count` partitions, an integer that Spark's hash partitioning sends to this partition."""
     found = np.full(count, -1)
     begin, step = 0, 1 << 16
     while (found < 0).any():

@@ -1,7 +1,7 @@
 """Write pieces of a store's files, one for each range of ids, and join the pieces of each file.
 
-A joining task writes one large file or several small ones, each from its beginning to its end, as an object store needs
-it. A task that runs twice writes the same bytes to the same files.
+A joining task writes one large file or several small ones, each from beginning to end, because object stores allow no
+other way. A task that runs twice writes the same bytes to the same files.
 """
 
 import io
@@ -33,7 +33,7 @@ NUMBER = 8  # bytes of an int64
 
 
 class Piece(NamedTuple):
-    """Consecutive rows of a file, without a header."""
+    """A temporary file with consecutive rows of one file of the store, without a header."""
 
     name: str  # in the staging place
     rows: int
@@ -69,7 +69,7 @@ class PieceWriter:
         self._open[name] = file, stack, Piece(piece.name, num_rows, num_bytes, zlib.crc32(values, piece.crc32))
 
     def finish(self, name: str, field: Field) -> int:
-        """Complete the piece of a file, empty if nothing was appended; return its number of rows."""
+        """Complete this range's piece of the file `name` (without rows if none came); return its number of rows."""
         self.append(name, field, torch.empty((0, *field.shape), dtype=DTYPES[field.dtype]))
         _, stack, self.pieces[name] = self._open.pop(name)
         stack.close()
@@ -90,7 +90,7 @@ class PieceSlice(NamedTuple):
 
 
 class FileSlices(NamedTuple):
-    """The contents of a file: a head, then slices of pieces."""
+    """The contents of a file of the store: its first bytes (`head`), then slices of pieces."""
 
     name: str
     head: str  # bytes as latin-1 text, because plans are JSON
@@ -103,7 +103,7 @@ class FileSlices(NamedTuple):
 
 @dataclass(frozen=True)
 class WholeFile:
-    """A file of the store, and its pieces in order."""
+    """A file of the store, and the pieces from which it is joined, in order."""
 
     name: str
     field: Field
@@ -128,7 +128,7 @@ class WholeFile:
 
     @property
     def contents(self) -> FileSlices:
-        """The head and all pieces. Each piece of an indptr begins with a 0, which is kept in the first piece only."""
+        """The head, then all pieces. Pieces of an indptr begin with a 0, which is left out of all but the first."""
         slices = [
             PieceSlice(piece.name, NUMBER if self.is_indptr and index else 0, piece.bytes, edges)
             for index, (piece, edges) in enumerate(zip(self.pieces, self.before or repeat(0), strict=False))
@@ -142,7 +142,7 @@ Tasks = Sequence[Sequence[FileSlices]]
 
 
 def join_tasks(files: Sequence[WholeFile], cores: int) -> Tasks:
-    """Return the files that each task writes: a large file, or small files together, so that every core has work."""
+    """Return the files that each task writes, one large or several small ones, such that all cores have work."""
     total = sum(piece.bytes for file in files for piece in file.pieces)
     most = min(TASK_BYTES, -(-total // cores))
     tasks: list[list[FileSlices]] = []
@@ -159,7 +159,7 @@ def join_tasks(files: Sequence[WholeFile], cores: int) -> Tasks:
 
 
 def write_plan(staging: StoragePath, name: str, tasks: Tasks) -> None:
-    """Write the plan: the files of each task, as JSON. A table of offsets lets a task read its entry alone."""
+    """Write the files of each task as JSON to the file `name`. It begins with offsets, so a task reads only its own."""
     lines = [json.dumps(task).encode() for task in tasks]
     ends = np.cumsum([NUMBER * (len(lines) + 1), *map(len, lines)], dtype=np.int64)
     with staging.create(name) as file:
@@ -170,14 +170,14 @@ def write_plan(staging: StoragePath, name: str, tasks: Tasks) -> None:
 
 @dataclass(frozen=True)
 class JoinTask:
-    """A Spark task that joins pieces into the files that the plan lists for its number."""
+    """A Spark task that joins pieces into files. The file `plan` (see `write_plan`) lists the files of each task."""
 
     staging: StoragePath
     target: StoragePath
     plan: str
 
     def write(self, number: int, batches: Any) -> list[tuple[int, list[int]]]:
-        """Write the files of a task; return the checksum of each file, and of the bytes read from its pieces."""
+        """Write the files of task `number`; return (its checksum, checksums of the slices as read) for each file."""
         with self.staging.open(self.plan) as file:
             file.seek(NUMBER * number)
             begin, end = np.frombuffer(file.read(2 * NUMBER), np.int64)
@@ -199,7 +199,7 @@ class JoinTask:
 
 
 def _copy(staging: StoragePath, part: PieceSlice, out: BinaryIO) -> tuple[int, int]:
-    """Copy a slice to `out`; return the checksum of the bytes read, and of the bytes written."""
+    """Copy a slice of a piece to `out`; return the checksums of the bytes read and of the bytes written."""
     given, made, left = 0, 0, part.bytes
     with staging.open(part.piece) as file:
         file.seek(part.begin)
@@ -218,7 +218,7 @@ def _copy(staging: StoragePath, part: PieceSlice, out: BinaryIO) -> tuple[int, i
 def joined_files(
     staging: StoragePath, files: Sequence[WholeFile], tasks: Tasks, answers: Sequence[Any]
 ) -> Mapping[str, FileEntry]:
-    """Return the manifest entry of each file; raise StoreError if a piece was not read as it was written."""
+    """Return each file's manifest entry; raise StoreError if a piece read by a task differs from the piece written."""
     made: dict[str, FileEntry] = {}
     written = {piece.name: piece.crc32 for file in files for piece in file.pieces}
     for task, answer in zip(tasks, answers, strict=True):

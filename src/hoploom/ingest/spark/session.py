@@ -78,7 +78,7 @@ def active_session() -> SparkSession | None:
 
 @contextmanager
 def spark_session(folder: Path, memory: int, master: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Yield a session with the settings that make stores identical. `folder` is for Spark's files on this host."""
+    """Yield a Spark session, set up such that all clusters build equal stores. Spark's local files go to `folder`."""
     active = active_session()
     if active is None:
         check_java()
@@ -194,7 +194,7 @@ def check_executors(session: SparkSession) -> None:
 
 
 def _reported() -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return a task that reports its Python and Hoploom. It is nested, so that Spark sends its code, not its name."""
+    """Return a task that reports the executor's Python and Hoploom. A nested function is sent as code, not by name."""
 
     def report(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow
@@ -219,7 +219,7 @@ def _reported() -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 @contextmanager
 def explained(what: str, kind: type[HoploomError]) -> Iterator[None]:
-    """Raise Spark's errors in this block as Hoploom's: the error that an executor sent, a known problem, or `kind`."""
+    """Turn Spark's errors in this block into the error that an executor sent, a known problem's, or else `kind`."""
     try:
         yield
     except HoploomError:
@@ -265,7 +265,7 @@ def python_problem(error: Exception) -> ConfigError | None:
 
 
 def _unreadable_file(error: Exception) -> DataError | None:
-    """Return an error with the file that Spark could not read; None if something else went wrong."""
+    """Return an error that names the file that Spark could not read; None if something else went wrong."""
     texts, cause = [str(error)], getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     while cause is not None:  # from the outermost exception of Java's to the first
         texts.append(str(cause.toString()))

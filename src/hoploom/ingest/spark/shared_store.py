@@ -77,7 +77,7 @@ def write_shared(
     *,
     progress: Progress = lambda stage: None,
 ) -> tuple[Schema, tuple[PartRange, ...]]:
-    """Write streams into a store that is open for writing; return its schema and the ranges of its parts.
+    """Write streams of nodes and edges into the store `target`; return its schema and the ranges of its parts.
 
     `frames` turns a stream's `rows` into SharedRows. `options.memory` is the memory of a task.
     """
@@ -126,7 +126,7 @@ class _SharedStore:
     # --- nodes --------------------------------------------------------------------------------------
 
     def _nodes(self, stream: NodeStream) -> dict[str, list[int]]:
-        """Write a node type; return the number of members by split and part."""
+        """Write the fields and splits of a node type; return, by split, the number of members in each part."""
         self._begin(stream.name)
         parts, sizes = range(len(stream.bounds) - 1), dict[str, list[int]]()
         for block in stream.blocks:
@@ -144,7 +144,7 @@ class _SharedStore:
         return sizes
 
     def _block(self, stream: NodeStream, block: NodeFields) -> list[Any]:
-        """Write the pieces of a block of fields; return, for each task, its pieces by file."""
+        """Write a block (fields that arrive in the same rows) as pieces; return, for each task, its pieces by file."""
         rows, width = self._frames(block.rows), sum(field.row_bytes for field in block.fields.values())
         step = chunk_rows(self._options.chunk_rows, width) if block.finish is not None else 1
         ranges = self._ranges(stream.num_nodes, stream.num_nodes, width + KEY_BYTES, step)
@@ -174,7 +174,7 @@ class _SharedStore:
     def _edges(
         self, stream: EdgeStream, written: Sequence[WrittenRelation], nodes: Sequence[NodeStream]
     ) -> list[list[int]]:
-        """Write a relation, and its reverse if it has one; return, for each, the number of edges by part."""
+        """Write a relation, and its reverse if it has one; return, for each of the two, the number of edges by part."""
         rows = self._timed(self._frames(stream.rows), stream, written, nodes)
         assert rows.num_rows is not None
         ranges = []
@@ -242,7 +242,7 @@ class _SharedStore:
     # --- files --------------------------------------------------------------------------------------
 
     def _join(self, files: Sequence[WholeFile]) -> None:
-        """Join the pieces of files into the files, and remove the pieces."""
+        """Let executors join pieces into `files`, and remove the pieces."""
         if self._target.place.path is None and any(sum(p.bytes for p in file.pieces) > MOST_OBJECT for file in files):
             raise ConfigError(TOO_LARGE)
         place, staging, plan = self._target.place, self._target.staging, f"{PIECES}/plan-{next(self._plans)}"
@@ -262,7 +262,7 @@ def pieces_of(made: Sequence[Mapping[str, Any]], name: str) -> tuple[Piece, ...]
 
 
 def _directed(rows: SharedRows, stream: EdgeStream, ranges: Sequence[Ranges]) -> tuple[Any, Any]:
-    """Return the frame, with a row for each direction that is written, and an expression for the range of a row."""
+    """Return the frame with a row for each edge and direction to write, and an expression for the range of a row."""
     frame, rule = rows.frame, stream.rule
     if not rule.undirected and rule.reverse is None:
         return frame, ranges[0].number_of("destination")
@@ -333,7 +333,7 @@ class NodeRangeTask:
             return writer.pieces
 
     def measure(self, number: int, batches: Batches) -> Any:
-        """Write the measures of the range's chunks, which the block's `finish` needs; return the name of their file."""
+        """Write the measures of the range's chunks to a file for the block's `finish`; return the file's name."""
         assert self.block is not None
         stream, rows = self._within(number, batches)
         name = f"{PIECES}/measures/{number:06d}-{secrets.token_hex(8)}"
@@ -368,7 +368,7 @@ def _parts_within(bounds: Sequence[int], first: int, end: int) -> tuple[tuple[in
 
 @dataclass(frozen=True)
 class EdgeRangeTask:
-    """A Spark task that writes the adjacency lists of a range. Ranges of the relation precede those of its reverse."""
+    """A Spark task that writes the in-edges of a range of nodes. The reverse's ranges follow the relation's."""
 
     options: TaskOptions
     ranges: tuple[Ranges, ...]  # of destinations

@@ -34,7 +34,7 @@ class StoreTarget:
         self.described: tuple[Schema, tuple[PartRange, ...]] | None = None  # set before the block ends
 
     def local_scratch(self, name: str) -> Path:
-        """Return a new folder for this process. Executors can reach it if the store is on a path that they share."""
+        """Return a new folder for this process's files. Executors reach it only if they share the store's path."""
         folder = self._scratch / name
         folder.mkdir()
         return folder

@@ -1,6 +1,6 @@
 """Write the rows of nodes in the order of their ids: fields part by part, members of splits ascending.
 
-Works on all nodes of a type, or on a range of them: the first bound need not be 0.
+Works on all nodes of a type, or on a range of ids: the first bound of a stream need not be 0.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,10 +35,10 @@ class ArraySink(Protocol):
     """The interface of a writer of a store's files, which writes whole files or pieces of files."""
 
     def append(self, name: str, field: Field, rows: Tensor) -> None:
-        """Append rows to a file."""
+        """Append rows of `field` to the file `name`."""
 
     def finish(self, name: str, field: Field) -> int:
-        """Complete a file; return its number of rows."""
+        """Complete the file `name`; return its number of rows."""
 
 
 def write_fields(writer: ArraySink, stream: NodeStream, block: NodeFields, budget: SpillBudget) -> None:
@@ -70,7 +70,7 @@ def write_fields(writer: ArraySink, stream: NodeStream, block: NodeFields, budge
 
 
 def measured_chunks(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Measures]:
-    """Yield the measures of each chunk, which `block.finish` computes from the rows."""
+    """Yield the measures (statistics such as sums) that `block.finish` computes from each chunk of rows."""
     assert block.finish is not None
     with _spooled(stream, block, budget, stream.bounds[0], block.rows()) as chunks:
         yield from map(block.finish.measure, chunks())
@@ -79,7 +79,7 @@ def measured_chunks(stream: NodeStream, block: NodeFields, budget: SpillBudget) 
 def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Chunk]:
     """Yield the block's fields in the order of the ids, after its `finish` if it has one.
 
-    Rows are passed on at once as long as they arrive in order. Later rows, or all if there is a `finish`, are spooled.
+    Rows are passed on at once as long as they arrive in order. Later rows, or all if it has a `finish`, are spooled.
     """
     position, arriving = stream.bounds[0], block.rows()
     for rows in arriving if block.finish is None else ():
@@ -104,7 +104,7 @@ def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Ite
 def _spooled(
     stream: NodeStream, block: NodeFields, budget: SpillBudget, position: int, arriving: Iterator[Rows]
 ) -> Iterator[Callable[[], Iterator[Chunk]]]:
-    """Yield a function that reads the `arriving` rows, all from `position` on, in order; it may be called again."""
+    """Spool the `arriving` rows, all from id `position` on; yield a function that reads them in order, repeatedly."""
     width = sum(field.row_bytes for field in block.fields.values())
     bounds = [position, stream.bounds[-1]]
     wanted = -(-(bounds[1] - position) * (width + KEY_BYTES) * 8 // budget.bytes)  # buckets of an eighth of the budget

@@ -1,4 +1,4 @@
-"""Keep records by bucket: in memory while they fit, then in a file for each bucket.
+"""Keep records by bucket (a range of keys): in memory while they fit, then in a file for each bucket.
 
 A bucket that is too large for memory is written and read once more, as smaller buckets.
 """
@@ -45,7 +45,7 @@ class SpillBudget:
 class Spool:
     """Takes rows in any order and returns them bucket by bucket; within a bucket, rows keep the order of arrival.
 
-    A quarter of the memory is for waiting records, an eighth for a returned bucket. A larger bucket is split, but
+    A quarter of the memory is for records not in files, an eighth for a returned bucket. A larger bucket is split, but
     groups of `step` keys stay together.
     """
 
@@ -95,7 +95,7 @@ class Spool:
         return self._folder / f"{bucket:03d}"
 
     def _flush(self) -> None:
-        """Append all waiting records to their files: few large writes instead of many small ones."""
+        """Append all records in memory to the files of their buckets: few large writes instead of many small ones."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for bucket, waiting in enumerate(self._waiting):
             if waiting:
@@ -150,7 +150,7 @@ def bucket_bounds(bounds: Sequence[int], wanted: int, step: int = 1) -> list[int
 
 
 def by_part(bounds: Sequence[int], buckets: Iterator[Bucket]) -> Iterator[tuple[int, Iterator[Bucket]]]:
-    """Yield the number of each part and an iterator of its buckets, which may be empty."""
+    """Yield, for each part, its number and an iterator of its buckets; a part without buckets has an empty one."""
     grouped = groupby(buckets, key=lambda bucket: min(bisect_right(bounds, bucket.first), len(bounds) - 1) - 1)
     done = 0
     for part, some in grouped:

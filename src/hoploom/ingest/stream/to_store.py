@@ -42,7 +42,7 @@ INDPTR, WEIGHT, TIME = Field("int64"), Field("float32"), Field("int64")
 
 @dataclass(frozen=True)
 class WrittenRelation:
-    """A relation to write: its ids, its fields, and the order of the edges in its in-edge lists."""
+    """The layout of a relation to write: ranges of ids, fields, and the order of edges within in-edge lists."""
 
     relation: Relation  # its number of edges is not known yet
     num_sources: int
@@ -140,7 +140,7 @@ def _budget(writer: StoreWriter, options: StoreOptions) -> SpillBudget:
 def written_relations(
     stream: EdgeStream, nodes: Sequence[NodeStream], options: StoreOptions, source_times: Sequence[Tensor | None]
 ) -> list[WrittenRelation]:
-    """Return the relation of a stream, and its reverse if it has one; `source_times` has an entry for each."""
+    """Return the layout of a stream's relation, and of its reverse if any; `source_times` has an entry for each."""
     by_name = {s.name: s for s in nodes}
     return [
         WrittenRelation(

@@ -75,7 +75,7 @@ class CsvFile:
     # --- errors ---------------------------------------------------------------------------------
 
     def _with_row(self, types: Mapping[str, Any], error: Exception) -> DataError:
-        """Return pyarrow's error with the row. Reads the file again in one thread, as only then rows are counted."""
+        """Return pyarrow's error with the row. Reads the file again in one thread, as pyarrow counts rows only then."""
         refused: list[Any] = []
 
         def refuse(row: Any) -> str:
@@ -131,7 +131,7 @@ def rewrite_csv(files: Sequence[CsvFile], used: Sequence[str], paths: Sequence[s
 
 
 def _typed_rows(file: CsvFile, types: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the rows of a file in these types. Ids are read as text first, to check how integers are written."""
+    """Yield the rows of a file as columns of `types`. Ids are read as text first, to check how integers are written."""
     ids = set(file.table.id_columns.values())
     first, last = 1, None
     for batch in file.batches({name: pa.string() if name in ids else kind for name, kind in types.items()}):
@@ -179,7 +179,7 @@ def _integers(column: Any, file: CsvFile, name: str, first: int) -> Any:
 
 
 def _types(files: Sequence[CsvFile], used: Sequence[str]) -> dict[str, Any]:
-    """Return the type of every `used` column, from casts and from the first block of each file."""
+    """Return the type of every `used` column: that of its cast, else inferred from the first block of each file."""
     table = files[0].table
     ids = set(table.id_columns.values())
     casts = {name: cast for name in used if (cast := rule_of(table, name).cast)}

@@ -28,7 +28,7 @@ def nulls(source: TableSource, column: str, count: int, way_out: str) -> DataErr
 
 
 def zero_bytes(source: TableSource, value: str) -> DataError:
-    """Return the error about the id `value`, which has a zero byte: in a store, it would end the text."""
+    """Return the error about the id `value`, which contains a zero byte: this byte would end the text in a store."""
     column = source.id_column
     return _at(source, column, source.locate(column, [value]).get(value), f"holds {value!r}; remove its zero byte")
 
@@ -60,7 +60,7 @@ def duplicate_ids(engine: Engine, source: TableSource, pairs: ir.Table) -> DataE
 
 
 def dangling(engine: Engine, source: TableSource, role: str, nodes: str, ends: ir.Table) -> DataError | None:
-    """Return the error about edges whose `role` end is unknown; `ends` has the ids. None if there are no such edges."""
+    """Return the error about edges whose `role` end is unknown; None if there are none. `ends` has the unknown ids."""
     (found,) = result_rows(engine, ends.aggregate(rows=ends.count()))
     if not found["rows"]:
         return None
@@ -115,7 +115,7 @@ def _at(source: TableSource, column: str, place: str | None, message: str) -> Da
 
 
 def _listed(engine: Engine, source: TableSource, column: str, ids: ir.Table, skip: int = 0) -> tuple[int, str]:
-    """Return the number of distinct ids, and text that lists the first with file and row; skip=1: their second row."""
+    """Return the number of distinct ids, and a list of the first few with file and row (the second row if skip=1)."""
     distinct = ids.distinct()
     (count,) = result_rows(engine, distinct.aggregate(ids=distinct.count()))
     with naming_texts(source, column):

@@ -149,7 +149,7 @@ class _Draft:
         return bool({*_words(column)} & {*ID_WORDS}) or _stem(column) in self.types
 
     def own_id(self, table: _Section) -> str | None:
-        """Return a node table's id column: named like the table or `id`, without repeats; None if there is none."""
+        """Return a node table's id column: named like the table or `id`, without repeated values; else None."""
         named = [name for name in table.id_typed if self.refers(name)]
         own = [name for name in named if _stem(name) == table.node_type] if len(named) < 3 else []
         general = [name for name in named if not _stem(name)]
@@ -160,7 +160,7 @@ class _Draft:
         return None
 
     def add_edges(self, table: _Section) -> None:
-        """Add an edge table's relation. Its ends are two columns named as END_WORDS, or like ids, or the only two."""
+        """Add an edge table's relation. Its ends are columns named as in END_WORDS, or like ids, or the only two."""
         named = [name for name in table.id_typed if self.refers(name)]
         ends = _named_ends(table) or (named[:2] if len(named) > 1 else table.id_typed)
         if len(ends) != 2:
@@ -223,13 +223,13 @@ class _Draft:
 
 
 def _named_ends(table: _Section) -> list[str]:
-    """Return the columns named source and destination, or with words of END_WORDS; [] unless there is one of each."""
+    """Return the columns of sources and destinations, by the names in END_WORDS; [] unless there is one of each."""
     found = [name for words in END_WORDS.values() for name in table.id_typed if _stem(name) in words]
     return found if len(found) == 2 else []
 
 
 def _add_columns(table: _Section, ids: Sequence[str]) -> None:
-    """Add the key `features`, and to node tables `label` and `split`; `ids` are columns that cannot be any of these."""
+    """Add the key `features`, and to node tables `label` and `split`. Columns in `ids` are not used for these."""
     left = [name for name in table.types if name not in (*table.keys.values(), *ids)]
     numbers = [name for name in left if table.is_number(name) and name.lower() not in NO_FEATURES]
     repeated = [  # words that stand for classes or splits

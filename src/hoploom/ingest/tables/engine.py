@@ -1,6 +1,6 @@
 """Run Ibis expressions over tables: the interface of engines, and the engine that runs DuckDB in this process.
 
-Results that an engine must keep are Parquet files in its folder, where DuckDB also spills. DuckDB's own tables would be
+Results that DuckDB must keep are Parquet files in its folder, to which it also spills. DuckDB's own tables would be
 slightly faster; files behave alike on every engine.
 """
 
@@ -89,7 +89,7 @@ class Engine(Protocol):
         """Yield the rows of an expression, sorted if the expression sorts; `as_read` prefers the order of the files."""
 
     def fold(self, table: ir.Table, task: Fold, row_bytes: int = 16) -> list[dict[str, Any]]:
-        """Return the results of `task`, dicts of numbers and texts: one for all rows, or one per partition of rows."""
+        """Run `task` on all rows, or on each partition of the rows; return the results, dicts of numbers and texts."""
 
     def number(self, ids: ir.Table, num_rows: int, name: str) -> tuple[ir.Table, IdCounts]:
         """Number the ids of a table [id, part]: return the map [id, node, again], and the counts of the ids.
@@ -133,7 +133,7 @@ def sql_of(table: ir.Table, dialect: str) -> str:
 
 
 class DuckEngine:
-    """The engine for one machine; threads=None takes all cores."""
+    """The engine that runs DuckDB in this process; threads=None uses all cores."""
 
     def __init__(self, folder: Path, memory: int, threads: int | None = None) -> None:
         self._folder, self._views = folder, 0
@@ -149,7 +149,7 @@ class DuckEngine:
         return self._view(f"SELECT range AS id FROM range({count})")
 
     def _view(self, statement: str) -> ir.Table:
-        """Create a view of the database, not of the connection, because each stream opens a connection."""
+        """Create a view that all connections to the database see, because each stream opens a connection."""
         self._views += 1
         with _explained():
             self._connection.con.execute(f"CREATE VIEW rows_{self._views} AS {statement}")

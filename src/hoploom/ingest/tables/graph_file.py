@@ -110,12 +110,12 @@ class NodeTable:
 
     @property
     def owner(self) -> str:
-        """The name of the section: nodes.paper."""
+        """The name of the section, such as nodes.paper."""
         return f"nodes.{as_key(self.name)}"
 
     @property
     def id_columns(self) -> dict[str, str]:
-        """The column with ids, by the key that names it; empty without files."""
+        """The name of the id column, as {"id": name}; empty if the section has no files."""
         return {} if self.id is None else {"id": self.id}
 
 
@@ -147,12 +147,12 @@ class EdgeTable:
 
     @property
     def owner(self) -> str:
-        """The name of the section: edges."author writes paper"."""
+        """The name of the section, such as edges."author writes paper"."""
         return f"edges.{as_key(' '.join(self.relation))}"
 
     @property
     def id_columns(self) -> dict[str, str]:
-        """The columns with ids, by the key that names each."""
+        """The names of the id columns, as {"source": name, "destination": name}."""
         return {"source": self.source, "destination": self.destination}
 
 

@@ -113,7 +113,7 @@ class GraphTables:
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
-        """Read all files again if the engine cannot read a table in this block, to raise an error with the file."""
+        """Read all files again if the engine cannot read a table in this block; raise an error that names the file."""
         try:
             yield
         except UnreadableError:
@@ -162,7 +162,7 @@ class NodeRows:
         return EngineRows(self.engine, given, partial(_node_rows, planned), planned.row_bytes, as_read=in_order)
 
     def _with_nodes(self, columns: Mapping[str, str]) -> ir.Table:
-        """Return the table with store ids as `node`, the user's ids as `id`, and `columns` under their aliases."""
+        """Return the table's store ids as `node`, the user's ids as `id`, and `columns`, a dict from name to alias."""
         rows, column = self.engine.read(self.source.paths), self.source.id_column
         ids = cast_ids(rows[column], self.source, column)
         chosen = rows.select(id=ids, **{alias: rows[name] for name, alias in columns.items()})
@@ -183,7 +183,7 @@ class NodeRows:
         return {word: EngineRows(self.engine, table, _members) for word, table in members.items()}
 
     def _drawn_splits(self, shares: Mapping[str, float], label: TableFields | None) -> Splits:
-        """Return random splits of these shares, from node ids and the seed alone; with `label`, of labelled nodes."""
+        """Return random splits of these shares, drawn by node id and seed; if `label`, among labelled nodes only."""
         ends = [0.0, *accumulate(shares.values())]
         ends[-1] = 1.0 if abs(ends[-1] - 1) < 1e-9 else ends[-1]
         ids = self.numbering.original(self.engine)
@@ -294,7 +294,7 @@ class _EdgeTables:
         return EdgeStream(table.relation, {field.name: field.field for field in planned.fields}, known, rule)
 
     def _joined(self, columns: dict[str, str]) -> ir.Table:
-        """Return the edges with store ids (source, destination), the user's ids (*_given), and aliased `columns`."""
+        """Return edges as columns source, destination (store ids), *_given (the user's ids) and aliased `columns`."""
         rows = self.engine.read(self.source.paths)
         given = {
             f"{end}_given": cast_ids(rows[column], self.source, column)
@@ -352,7 +352,7 @@ class KnownEdges:
 
 
 def known_edges(drop_dangling: bool, edges: EdgeRows) -> EdgeRows:
-    """Return the edges with known ends. Raise UnknownEndError for null ids, and for unknown ids unless dropped."""
+    """Return the edges with known ends. Raise UnknownEndError for null ids and, unless `drop_dangling`, unknown ids."""
     least = min((int(ends.numpy().min()) for ends in edges[:2] if ends.numel()), default=0)  # torch wakes threads
     if least >= 0:
         return edges

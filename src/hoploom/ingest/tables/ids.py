@@ -58,7 +58,7 @@ class Numbering:
         return joined.select(*table.columns, **{name: found})
 
     def original(self, engine: Engine) -> EngineRows[NodeIds] | IdRows[NodeIds]:
-        """Return rows of (store ids, the user's ids) of all nodes."""
+        """Return a stream of all nodes' ids, as pairs of tensors (store ids, the user's ids)."""
         if self.pairs is None:
             return IdRows(self.num_nodes, partial(_shifted, self.first))
         return EngineRows(engine, self.pairs.select("node", "id"), partial(read_node_ids, self.width), 16 + self.width)
@@ -113,7 +113,7 @@ def number_nodes(engine: Engine, table: NodeTable, source: TableSource | None, p
 
 
 def _without_gaps(engine: Engine, source: TableSource, ids: ir.Table) -> Numbering | None:
-    """Return a numbering without a map, id minus the smallest id; None if the integers have gaps or repeats."""
+    """Return a numbering that subtracts the smallest id, without a map; None if the ids have gaps or repeats."""
     (found,) = result_rows(engine, ids.aggregate(rows=ids["id"].count(), low=ids["id"].min(), high=ids["id"].max()))
     if found["rows"] != source.num_rows or found["high"] - found["low"] + 1 != found["rows"]:
         return None

@@ -51,7 +51,7 @@ class ReadLimits:
 
 @dataclass(frozen=True)
 class TableSource:
-    """A table as the engine reads it."""
+    """A table of graph.toml as engines read it: its Parquet files, schema and number of rows."""
 
     graph: GraphFile
     table: Table  # its section in graph.toml
@@ -73,7 +73,7 @@ class TableSource:
         return column
 
     def has_text(self, column: str) -> bool:
-        """Return whether the ids in a column are text, after its cast; if not, they are integers."""
+        """Return whether the ids in a column are text, in the file or by the column's cast. Else they are integers."""
         return bool(pa.types.is_string(self.schema.field(column).type)) or rule_of(self.table, column).cast == "string"
 
     def problem(self, key: str, message: str) -> ConfigError:
@@ -81,7 +81,7 @@ class TableSource:
         return self.graph.problem(f"{self.owner}.{key}", message)
 
     def scan(self, column: str, most_rows: int = BATCH) -> Iterator[tuple[str, int, pa.Array]]:
-        """Yield a column's values in the order of the files, with the user's file and the number of its rows before."""
+        """Yield (the user's file, number of rows before, values) of a column, in batches, in the order of the files."""
         for path, origin in zip(self.paths, self.origins, strict=True):
             row = 0
             for batch in parquet_batches(TableFile(path, origin, "parquet"), [column], most_rows):
@@ -89,7 +89,7 @@ class TableSource:
                 row += batch.num_rows
 
     def locate(self, column: str, values: Sequence[Any], *, skip: int = 0, most_rows: int = BATCH) -> dict[Any, str]:
-        """Return, by value, the file and row (from 1) where each of `values` first occurs; skip=1: occurs again.
+        """Return, by value, the file and row (from 1) where each of `values` first occurs, or again if skip=1.
 
         The value None finds nulls. Text is also found among integers. Values that are not found are left out. Reads the
         table from its start, so use it only for error messages.
@@ -176,7 +176,7 @@ def column_names(file: TableFile, csv_block: int = CSV_BLOCK) -> list[str]:
 
 
 def _linked(file: TableFile, scratch: Path) -> str:
-    """Return the path for the engine: the Parquet file, a link if its name looks like a pattern, or `scratch`."""
+    """Return the path that engines read: a Parquet file's own, or `scratch`: a link for odd names, or a new file."""
     if file.kind == "parquet":
         is_plain = PLAIN_PATH.fullmatch(file.path) and Path(file.path).name[0] not in "_."  # Spark skips these
         if is_url(file.path) or is_plain:
@@ -205,14 +205,14 @@ def _check_alike(found: Sequence[TableFile], schemas: Sequence[pa.Schema]) -> No
 
 
 def _single_columns(table: Table) -> dict[str, str]:
-    """Return the columns that a key names one by one, by key: ids, label, weight, time, split and fields."""
+    """Return the columns of keys that name one column, by key: ids, label, weight, time, split and fields."""
     given = {role: getattr(table, role, None) for role in ("label", "weight", "time", "split")}
     found = table.id_columns | {role: column for role, column in given.items() if isinstance(column, str)}
     return found | {f"fields.{as_key(field)}": column for field, column in table.fields.items()}
 
 
 def _features(graph: GraphFile, table: Table, names: Sequence[str], shown: str) -> tuple[str, ...]:
-    """Return the feature columns in order. A glob leaves out columns with another role."""
+    """Return the feature columns in order. A glob does not match columns that another key names."""
     at = f"{table.owner}.features"
     others = set(_single_columns(table).values())
     found: list[str] = []
@@ -242,7 +242,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the same values without dictionaries, views and 64-bit offsets."""
+    """Return the plain type of values of type `kind`: no dictionary encoding, no views, no 64-bit offsets."""
     types = pa.types
     if types.is_dictionary(kind):
         return plain_type(kind.value_type)
@@ -258,7 +258,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def plain_schema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """Return columns of a schema, in this order, with their plain types."""
+    """Return a schema of the columns `names`, in this order, with their plain types."""
     return pa.schema([(name, plain_type(schema.field(name).type)) for name in names])
 
 

@@ -3,7 +3,7 @@
 Expressions run on Spark. Kept rows stay with the executors; only small results come to this process.
 
 Ids are numbered after one shuffle into ranges: a task sorts a range, numbers its ids from 0, and appends a row with
-their counts. Spark chooses the bounds of ranges by a small sample. The driver adds up the counts, which gives the
+counts of the ids. Spark chooses the bounds of ranges by a small sample. The driver adds up the counts, which gives the
 first number of each range, so the numbers do not depend on these bounds.
 """
 

@@ -182,7 +182,7 @@ def largest_value(path: str, column: str) -> int:
 
 
 def parquet_batches(file: TableFile, columns: Sequence[str], most_rows: int = BATCH) -> Iterator[pa.RecordBatch]:
-    """Yield batches of some columns of a Parquet file, in order; a batch has about 16 BUFFERs at most."""
+    """Yield batches of some columns of a Parquet file, in order, each of at most about 16 * BUFFER bytes."""
     what = f": column {columns[0]!r} cannot be read" if len(columns) == 1 else " cannot be read"
     with opened(file, what) as parquet:
         found = parquet.metadata

@@ -54,7 +54,7 @@ class SourceColumn:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the column's part of a row: () for one number."""
+        """The shape of what the column adds to each row of the field: () for one number."""
         if self.rule.categories == "one-hot":
             assert self.words is not None
             return (len(self.words),)
@@ -62,13 +62,13 @@ class SourceColumn:
 
     @property
     def extent(self) -> int:
-        """The number of values that the column gives a row."""
+        """The number of values that the column adds to each row of the field."""
         return self.shape[0] if self.shape else 1
 
 
 @dataclass(frozen=True)
 class FieldColumns:
-    """A field, and the columns that make it."""
+    """A field of the store, and the columns from which its values are made."""
 
     name: str
     field: Field  # as it is stored
@@ -158,7 +158,7 @@ def signed(values: Values) -> Values:
 
 
 def prepared(column: SourceColumn, given: pa.Array) -> pa.Array:
-    """Return values in their type in the user's file, then filled and cast as the column's rule says."""
+    """Return `given` with the type of the user's file, then filled and cast as the column's rule says."""
     given = _typed(given, column.type)
     if column.rule.categories is not None:
         given = _comparable(given)
@@ -484,7 +484,7 @@ class TableFields:
 
     @property
     def label(self) -> "TableFields | None":
-        """The label as the only field, if it is one number for each node: labels may be missing. Else None."""
+        """A copy with the label as the only field, if labels can be missing (one number per node); else None."""
         found = [field for field in self.fields if field.columns[0].null is not None]
         return replace(self, fields=found) if found else None
 
