@@ -77,7 +77,7 @@ DEFAULTS = {"pin_memory_device": "", "in_order": True, "use_ddp": False}  # of t
 
 @dataclass(kw_only=True)
 class LoaderArguments:
-    """The arguments that all loaders have, with those of their checks that need no graph."""
+    """The arguments that all loaders have. Checks that need no graph are made when the object is made."""
 
     loader: ClassVar[str]  # the name in error messages
     data: Any = field(init=False)
@@ -193,7 +193,7 @@ def taking(
 ) -> Callable[[Callable[[Any, Given], None]], Callable[Concatenate[Any, Parameters], None]]:
     """Return a decorator for __init__ methods: callers pass the fields of a dataclass, __init__ gets the dataclass.
 
-    The method raises ConfigError for an argument of another library that no loader supports, unless it is a default.
+    The method raises ConfigError for an unsupported argument of another library, unless its value is the default there.
     """
     signature, loader = inspect.signature(arguments), arguments.loader  # type: ignore[attr-defined]
 
@@ -339,7 +339,7 @@ def read_tensor(what: str, values: Any) -> Tensor:
 
 
 def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tensor | None]:
-    """Return the seeds' node type, their ids [n] int64, and their input ids: the ids if given as a mask, else None.
+    """Return the seeds' node type, their ids [n] int64, and the batch field `input_id`: the ids of a mask, else None.
 
     `input_nodes` is None (all nodes), a split, ids or a mask; with several types, also a type, or (type, one of these).
     """
@@ -396,7 +396,7 @@ def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[Relation
 
 
 def canonical(schema: Schema, name: Sequence[str], *, known: bool = True) -> RelationName:
-    """Return a relation's full name from this name, or from its two node types if one relation joins them.
+    """Return a relation's full name (three words) from this name, or from two node types that one relation joins.
 
     If `known` is false, the relation may be new, between known node types; as in PyG, its default name is "to".
     """

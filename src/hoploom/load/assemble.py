@@ -51,7 +51,7 @@ class Assembler:
     deleted: Collection[tuple[TypeKey, str]] = ()  # fields that the user has deleted from the data
 
     def assemble(self, sampled: Sampled) -> Batch:
-        """Return a batch with edges, features, ids and the fields of the seeds; None removes a field, as in PyG."""
+        """Return a batch with edges, features, ids and the fields of the seeds; fields that are None are left out."""
         schema = self.store.schema
         wanted = self._wanted(sampled)
         rows = dict(zip(wanted, self.gather(list(wanted.values())), strict=True))
@@ -109,7 +109,7 @@ class Assembler:
         return named
 
     def _chosen(self, owner: NodeType | Relation) -> Sequence[str]:
-        """Return the names of the fields of a node type or relation that batches have."""
+        """Return the names of those fields of a node type or relation that batches have."""
         if self.fields is None and not self.deleted:
             return tuple(owner.fields)
         key = owner.name if isinstance(owner, NodeType) else owner.key
@@ -117,7 +117,7 @@ class Assembler:
         return tuple(n for n in owner.fields if n == EDGE_ID or (n in chosen and (key, n) not in self.deleted))
 
     def _aggregated(self, sampled: Sampled) -> dict[tuple[TypeKey, str], Tensor]:
-        """Return the first layer's aggregated neighbour features, computed without rows of neighbours in the batch."""
+        """Return, by relation, neighbours' features aggregated for layer one; the batch then needs no rows of them."""
         schema = self.store.schema
         if any("weight" in data for block in sampled.blocks[:1] for data in block.data.values()):
             raise ConfigError("aggregate= adds rows up without the weights that sample_frontier gives; leave it out")
@@ -179,13 +179,13 @@ class Assembler:
         return {name: frame[ids] for name, frame in named.items() if self.fields is None or name in self.fields[owner]}
 
     def _set(self, added: dict[str, Any]) -> dict[str, Any]:
-        """Return `added`, without None if heterogeneous; in a homogeneous batch, None removes a field, as in PyG."""
+        """Return `added`, in heterogeneous graphs without None values; else None removes a field, as in PyG."""
         keep_none = self.store.schema.homogeneous
         return {name: value for name, value in added.items() if keep_none or value is not None}
 
 
 def note_edges(sampled: Sampled, schema: Schema) -> None:
-    """Note for `ops` which edge indices sampling has grouped by destination, so that layers need not sort them."""
+    """Record in `ops` which edge indices sampling has grouped by destination, so that layers need not sort them."""
     for block in sampled.blocks:
         for edge_index in block.edge_index.values():
             note_grouped(edge_index, {})
@@ -264,14 +264,14 @@ def of_blocks(batch: Batch) -> Batch:
 
 
 class Arriving(NamedTuple):
-    """A batch that a side stream is still making; `receive` returns it for the calling thread's current stream."""
+    """A batch that a side stream is still making. `receive` makes the current stream wait for it, and returns it."""
 
     receive: Callable[[], Any]
     batch: Any  # kept until then, as the side stream uses its memory
 
 
 def is_there(device: torch.device | None, placed: torch.device) -> bool:
-    """Return whether batches for `device` are made on the device of a placed store, which is the default."""
+    """Return whether `device` is `placed`, the device where a placed store's batches are made; None stands for it."""
     if device is None or device == placed:
         return True
     return device.type == placed.type == "cuda" and device.index is None and torch.cuda.current_device() == placed.index

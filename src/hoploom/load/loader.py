@@ -45,7 +45,7 @@ class Position:
 
 @dataclass(frozen=True)
 class EpochSteps:
-    """The steps of one loop, for a caller that makes the batches and calls `done(step)`."""
+    """The steps of one loop over a loader, for a caller that makes the batches itself and calls `done(step)`."""
 
     order: Order
     make: Callable[[int], Batch]  # returns the batch that the loop would have yielded
@@ -89,7 +89,7 @@ class _WatchedData:
         ]
 
     def check(self) -> None:
-        """Note the fields that were deleted or added since; raise ConfigError for a field whose rows were replaced."""
+        """Record which fields of the data were deleted or added; raise ConfigError if a field's rows were replaced."""
         frames, deleted = self._graph.frames, self._graph.deleted
         for owners, storage, known in self._storages:
             replaced = [name for name, (old, version) in known.items() if not _is_as_read(storage, name, old, version)]
@@ -164,7 +164,7 @@ class Loader:
         self._meet()
 
     def _order_of(self, share: Share) -> Order:
-        """Return the order in which a rank with this share reads the seeds."""
+        """Return the order in which a rank reads the seeds; `share` has the rank and the world size."""
         given, (node_type, nodes) = self._given, self.maker.seed_nodes
         order = Order(
             nodes.numel(),
@@ -302,14 +302,14 @@ class Loader:
                 yield batch
 
     def _pass(self, order: Order, loop: int, step: int) -> None:
-        """Move the loader's position behind a step that is done, if `loop` is the newest loop."""
+        """Move the loader's position behind `step`, which is done, unless a loop newer than `loop` has begun."""
         if loop == self._num_loops:
             at_end = step == order.num_steps - 1
             after = Position(order.epoch, step + 1, order.step_span(step)[1])
             self._consumed = Position(order.epoch + 1) if at_end else after
 
     def reading(self, order: Order | None = None) -> Fingerprint:
-        """Return the settings and seeds that ranks compare, for `order`; None: if ranks take whole steps in turn."""
+        """Return the settings and seeds that ranks must share to read `order`; None: to take whole steps in turn."""
         if order is None:
             order = self._order if isinstance(self._order, DividedOrder) else self._order.for_one_rank()
             order = order.at_epoch(0)
@@ -365,7 +365,7 @@ class Loader:
         return received(made)
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
-        """Return a batch of the seeds at these positions: `loader([0, 1, 2])`."""
+        """Return a batch of the seeds at these positions among all seeds: `loader([0, 1, 2])`."""
         self._watched.check()
         indices = torch.as_tensor(index)
         if indices.dim() != 1 or indices.dtype not in ID_DTYPES:
@@ -443,7 +443,7 @@ class Loader:
         self._looped = -1
 
     def shown(self) -> dict[str, str]:
-        """Return the facts that `repr` shows of the loader."""
+        """Return, by name, the facts about the loader that `repr` shows."""
         order, name = self._order, seeds_name(self._given)
         shown = {"seeds of": name} if name else {}
         shown |= {"seeds": f"{order.num_seeds:,}", "steps": f"{order.num_steps:,}, of {order.batch_size:,} seeds each"}

@@ -60,8 +60,8 @@ def _key_of(owner: TypeKey, ids: Tensor) -> Ids:
 class Window:
     """The fetched rows of one node type or relation that the last two groups of steps need.
 
-    A row keeps its slot while a step needs the row; then another row gets the slot. So nothing is copied from group to
-    group. With `little_memory`, ids are hashed.
+    A row keeps its slot (its index in the tables) while a step needs the row; then another row gets the slot. So no row
+    is copied from group to group. With `little_memory`, a hash table finds slots, not an array over all ids.
     """
 
     def __init__(self, schema: Schema, owner: TypeKey, fields: Collection[str], *, little_memory: bool) -> None:
@@ -71,7 +71,7 @@ class Window:
         self.tables = {name: empty_rows(schema, owner, name, 0) for name in fields}
 
     def find(self, lookups: Sequence[RowLookup]) -> tuple[list[CachedPositions], Tensor]:
-        """Begin the next group: return the positions of each lookup's rows, and the slots to be filled, [n] int64."""
+        """Begin the next group: return each lookup's rows that were missing, and the slots to be filled, [n] int64."""
         self.slots.begin()  # rows that only the group before the last needed may be replaced
         found = [self.slots.find(one.ids, one.missing) for one in lookups]
         fresh = [self.slots.add(one.ids, new, slots) for one, (slots, new) in zip(lookups, found, strict=True)]
@@ -119,7 +119,7 @@ class PrefetchedRows:
 
 
 class PackedRows(NamedTuple):
-    """The rows of one list of ids in a scratch file, in the order of the ids, but in separate pieces."""
+    """The rows of one list of ids in a scratch file, in the order of the ids, but in several pieces that lie apart."""
 
     rows: FileRows
     ids: SortedIds  # ascending
@@ -192,7 +192,7 @@ Packed = Mapping[tuple[TypeKey, int], Mapping[str, PackedRows]]  # rows of a ste
 
 
 class StepRows(NamedTuple):
-    """Rows of one lookup and one shard that are in scratch space; takes the place of a CachedPositions."""
+    """The rows that one lookup needs of one shard, in scratch space. Used in the place of a CachedPositions."""
 
     tables: Mapping[str, PackedRows]
     reads: Reads
@@ -215,7 +215,7 @@ def _id_dtype(schema: Schema, owner: TypeKey) -> np.dtype[Any]:
 class LookAhead(Maker):
     """A maker that fetches rows for a group of steps at a time.
 
-    A group has `num_steps` steps; None: as many as fit in `window` bytes of memory, or in the folder `scratch`.
+    A group has `num_steps` steps; if None, as many as fit in `window` bytes of memory, or in the folder `scratch`.
     """
 
     def __init__(
@@ -239,9 +239,9 @@ class LookAhead(Maker):
 
     @contextmanager
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Batch]]:
-        """Yield the stages of a loop. Two groups are in flight, the delivered one and the next; without threads, one.
+        """Yield the Stages of a loop over `order`: sample a group of steps, fetch its rows, and make its batches.
 
-        All ranks together use half of the free scratch space. The ids of two groups take at most half of the window.
+        Threads prepare the next group meanwhile. Scratch files of all ranks take at most half of the free space.
         """
         num_groups, num_ahead = (2 if pipeline.num_threads else 1), pipeline.num_ahead
         is_packed = False
@@ -284,7 +284,7 @@ class LookAhead(Maker):
             )
 
     def _measured(self, order: Order) -> tuple[int, int]:
-        """Return the largest bytes of missing rows, and of their ids, in three steps of the first loop."""
+        """Return the bytes of a step's missing rows, and of their ids: the most in three steps of the first loop."""
         if self._step_size is None:
             sizes, left, schema = [(1, 0)], order.steps, self._features.schema
             for step in sorted({left[0], (left[0] + left[-1]) // 2, left[-1]}) if left else ():
@@ -427,7 +427,7 @@ class LookAhead(Maker):
     def _planned(
         self, ids: Mapping[TypeKey, Mapping[int, SortedIds]], fields: Fields
     ) -> list[tuple[TypeKey, int, str, RowLists]]:
-        """Return the id lists to pack: node type or relation, shard number, field, and lists of each table."""
+        """Return, for each table to copy from: node type or relation, shard number, field name, and ids by step."""
         plans = []
         for number, shard in enumerate(self._features.shards):
             on_disk = {of: table.rows for (of, _), table in shard.tables.items()} if isinstance(shard, OnDisk) else {}

@@ -81,10 +81,10 @@ class Maker(ABC):
 
     @abstractmethod
     def make(self, indices: Tensor, first: int, key: int) -> Batch | Arriving:
-        """Return the batch of the seeds at these positions; `first` is the index of the first one in its step."""
+        """Return the batch of the seeds at positions `indices`; `first` is the index, within the step, of the first."""
 
     def stages(self, order: Order, pipeline: Pipeline) -> AbstractContextManager[Stages[Batch | Arriving]]:
-        """Return a context manager that gives the stages of a loop; it exits after the loop's threads have ended."""
+        """Return a context manager for the Stages of one loop. It exits after the loop's threads have ended."""
 
         def finish(step: int, begun: None, fetched: None) -> Batch | Arriving:
             return self.make(*order.step(step))
@@ -134,7 +134,7 @@ class LocalMaker(Maker):
 
 @dataclass(frozen=True)
 class NodeMaker(LocalMaker):
-    """Makes batches of nodes."""
+    """Makes batches whose seeds are nodes."""
 
     node_type: str
     nodes: Tensor  # [n] int64
@@ -174,7 +174,7 @@ def one_type_seeds(sampler: Sampler, node_type: str, nodes: Tensor, times: Tenso
 
 
 class NodeTimes:
-    """The times of nodes, for temporal negatives. Those of a type are read when first needed, then kept."""
+    """The times of nodes, for temporal negatives. The times of a node type are read when first needed, then kept."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._lock = store, threading.Lock()
@@ -198,7 +198,7 @@ class NodeTimes:
 
 @dataclass(frozen=True)
 class LinkMaker(LocalMaker):
-    """Makes batches of links."""
+    """Makes batches whose seeds are the ends of links and of negative links."""
 
     task: LinkTask
     ends: Tensor  # [2, n] int64

@@ -84,7 +84,7 @@ class Order:
 
     @property
     def layout(self) -> int:
-        """Hash of the settings under which a mid-epoch position is valid; 0 if there are none."""
+        """Hash of the settings under which a mid-epoch position is valid; 0 if it is valid under all."""
         return 0
 
     @property
@@ -135,7 +135,7 @@ class Order:
 
     @contextmanager
     def naming(self, step: int) -> Iterator[None]:
-        """Name the step in a StoreError of this block; turn an error that is not Hoploom's into a BatchError."""
+        """Add the step to a StoreError's message in this block; turn errors that are not Hoploom's into BatchErrors."""
         of_step = f"step {step} of epoch {self.epoch} on rank {self.rank}"
         try:
             yield
@@ -214,7 +214,7 @@ class DividedOrder(Order):
 
 
 def divided(order: Order, counts: Sequence[int], origin: str) -> DividedOrder:
-    """Return the order of ranks that were given `counts` seeds; `order` would distribute this rank's over all ranks."""
+    """Return the order of ranks that each read only the seeds they were given; `counts` has the number by rank."""
     own = order.for_one_rank()
     own = replace(own, seed=keys.mix(own.seed, order.rank))  # ranks with equally many seeds shuffle them differently
     hashed = hashlib.sha256(origin.encode()).hexdigest()
@@ -371,7 +371,7 @@ class DrawnOrder(ListedOrder):
     """An order that a torch sampler draws: `num_seeds` positions per epoch, which may repeat or leave out some.
 
     The sampler's random numbers are seeded for every epoch, so that all ranks draw the same positions, and a resumed
-    run draws them again. `at_epoch` draws.
+    run draws them again. `at_epoch` draws them.
     """
 
     sampler: Any

@@ -1,4 +1,4 @@
-"""The one scheduler of batches: begin -> fetch -> finish over a window of steps, delivered in order.
+"""The scheduler of all loops: threads run begin, fetch and finish for several steps; batches come in order.
 
 Makers of batches define the stages; threads, order, deadlines and errors are handled here for all of them. No thread
 outlives the loop that reads the batches. A ThreadPoolExecutor would not do: at interpreter exit, it waits for a stuck
@@ -30,7 +30,7 @@ LEAD = 2  # groups of steps that are begun before the first one is finished, so 
 
 @dataclass(frozen=True)
 class Stages(Generic[Made]):
-    """The stages in which a loop's batches are made. Without `begin` or `fetch`, `finish` is given None for it."""
+    """The stages in which a loop's batches are made. Without `begin` or `fetch`, `finish` gets None for its result."""
 
     finish: Callable[[int, Any, Any], Made]  # (step, result of `begin`, result of `fetch` for its group)
     window: int  # the most steps in flight
@@ -73,7 +73,7 @@ class Pipeline:
 
 
 class _Run(Generic[Made]):
-    """The steps in flight in one loop."""
+    """The steps of one loop that are being made, and their results in order."""
 
     def __init__(
         self,

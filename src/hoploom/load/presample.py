@@ -1,4 +1,4 @@
-"""Counts of the batches of a training run that need each node, by sampling them as a loader does, without features.
+"""Count, for each node, the batches of a training run that need it, by sampling these batches without features.
 
 Costs as much as sampling. A node counts once per batch, however often it is picked, as its row is fetched once.
 """
@@ -26,7 +26,7 @@ BATCH_SIZE = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Presampling:
-    """Options of the batches that are sampled: those of a shuffled NeighborLoader with the same seed."""
+    """Options of the sampled batches, which are those that a shuffled NeighborLoader with the same seed makes."""
 
     batch_size: int = BATCH_SIZE  # of each rank
     rank: int = 0
