@@ -218,7 +218,7 @@ class Loader:
             self._set_order(divided(self._order, counts, repr(seeds)), self.share)
 
     def _read_all(self) -> None:
-        """Switch to reading all seeds, as the other ranks do not read this loader but wait for this rank."""
+        """Switch to reading all seeds, because the other ranks do not read this loader but wait for this rank."""
         self._set_order(self._order.for_one_rank(), Share(0, 1, LONE))
         if self._meeting is not None:
             self._meeting.note_lone()
@@ -292,7 +292,7 @@ class Loader:
         return EpochSteps(order, partial(self._make_step, order), partial(self._pass, order, self._num_loops))
 
     def rehearsal(self) -> Order:
-        """Return the order of epoch 0, without moving the loader's position."""
+        """Return the order of epoch 0, for trying out steps without moving the loader's position."""
         return self._order.at_epoch(0)
 
     def _epoch(self, epoch: EpochSteps) -> Iterator[Batch]:

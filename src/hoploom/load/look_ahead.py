@@ -1,7 +1,7 @@
 """Look-ahead: the rows that coming batches need, and that are not in memory, are fetched together, each row once.
 
 All batches of a group of steps are sampled first. Rows that neither a cache nor the previous group has are then fetched
-by one request per peer, and each batch is assembled. A row is looked up only once. Costs memory for the rows of two
+by one request per peer, and each batch is assembled. Each id is looked up only once. Costs memory for the rows of two
 groups, and the first batch waits for its group. With scratch space, rows of more steps than fit in memory are copied
 there, those of each step together; then every step is sampled twice, for its ids and for its batch. The copies are
 unnamed files, so nothing is left behind, however the process ends.
@@ -71,7 +71,7 @@ class Window:
         self.tables = {name: empty_rows(schema, owner, name, 0) for name in fields}
 
     def find(self, lookups: Sequence[RowLookup]) -> tuple[list[CachedPositions], Tensor]:
-        """Begin the next group: return each lookup's rows that were missing, and the slots to be filled, [n] int64."""
+        """Begin the next group: return where each lookup's missing rows are in the tables, and the slots to fill."""
         self.slots.begin()  # rows that only the group before the last needed may be replaced
         found = [self.slots.find(one.ids, one.missing) for one in lookups]
         fresh = [self.slots.add(one.ids, new, slots) for one, (slots, new) in zip(lookups, found, strict=True)]
@@ -119,7 +119,7 @@ class PrefetchedRows:
 
 
 class PackedRows(NamedTuple):
-    """The rows of one list of ids in a scratch file, in the order of the ids, but in several pieces that lie apart."""
+    """The rows of one list of ids in a scratch file, in the order of the ids, but cut into separate pieces."""
 
     rows: FileRows
     ids: SortedIds  # ascending

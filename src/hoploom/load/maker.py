@@ -72,7 +72,7 @@ class StageSeconds:
 
 
 class Maker(ABC):
-    """Base of makers of batches. `make` makes one batch; `stages` splits its work, so that a loop overlaps several."""
+    """Base of makers of batches. `make` makes one batch; `stages` splits its work, so that loops overlap several."""
 
     @property
     def least_threads(self) -> int:

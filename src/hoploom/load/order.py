@@ -108,7 +108,7 @@ class Order:
         return replace(self, rank=0, world_size=1, extra_seeds=0)
 
     def step(self, step: int) -> tuple[Tensor, int, int]:
-        """Return the positions of this rank's seeds in a step, the index of the first one, and the random key."""
+        """Return this rank's seeds in a step as indices [n] int64, the first one's index in the step, and the key."""
         begin, end = self.rank_span(step)
         return self.indices(begin, end), begin - self.step_span(step)[0], self._key(step)
 

@@ -99,9 +99,9 @@ class Store(Explored):
     def reading(self) -> dict[str, float]:
         """Return counts of the disk reads so far; {} without a budget, or if everything is in memory.
 
-        `requests` and `bytes` are those read, `wanted_bytes` the bytes that batches needed, `seconds` the sum over all
-        threads, `busy_seconds` the time with a read in flight. Of tables and edge lists partly on disk, `asked` counts
-        the rows and edges that batches needed, `found` those among them that were in memory.
+        `requests` and `bytes` count the reads, `wanted_bytes` the bytes that batches needed. `seconds` is the sum over
+        all threads, `busy_seconds` the time with a read in flight. For tables and edge lists that are partly on disk,
+        `asked` counts the rows and edges that batches needed, `found` those of them that were in memory.
         """
         return {} if self.reads is None else self.reads.so_far()
 
