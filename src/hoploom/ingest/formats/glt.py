@@ -86,7 +86,7 @@ class _GltFolder:
     homogeneous: bool
 
     def folders(self, kind: str, owner: str | RelationName) -> list[Path]:
-        """Return, for each part, the folder with the `kind` (graph, node_feat or edge_feat) of data of type `owner`."""
+        """Return each part's folder of `kind` (graph, node_feat or edge_feat) for the node type or relation `owner`."""
         name = "" if self.homogeneous else owner if isinstance(owner, str) else "__".join(owner)
         return [self.root / f"part{number}" / kind / name for number in range(self.num_parts)]
 

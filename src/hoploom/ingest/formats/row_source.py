@@ -67,7 +67,7 @@ class EdgeSource:
 
 
 def require_files(paths: Sequence[Path], what: str) -> None:
-    """Raise DataError that lists the missing files, unless all `paths` exist; `what` is what needs them."""
+    """Raise DataError that lists the missing files, unless all `paths` exist; `what` is what they are part of."""
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
         raise DataError(f"{what} is incomplete; these files are missing: {', '.join(missing)}")

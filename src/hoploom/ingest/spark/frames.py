@@ -71,7 +71,7 @@ class Ranges:
 
 
 def ranges_for(num_ids: int, num_rows: int, row_bytes: int, memory: int, tasks: int, step: int = 1) -> Ranges:
-    """Return ranges of a multiple of `step` ids. Each fits the memory of a task, and there are enough for `tasks`."""
+    """Return ranges of a multiple of `step` ids: small enough for a task's memory, and enough to keep `tasks` busy."""
     fitting = -(-num_rows * row_bytes // max(1, memory // 8))
     wanted = max(fitting, min(2 * tasks, -(-num_rows // LEAST_ROWS)), 1)
     span = max(1, -(-num_ids // min(wanted, MOST_RANGES)))

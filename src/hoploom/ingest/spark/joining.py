@@ -159,7 +159,7 @@ def join_tasks(files: Sequence[WholeFile], cores: int) -> Tasks:
 
 
 def write_plan(staging: StoragePath, name: str, tasks: Tasks) -> None:
-    """Write the files of each task as JSON to the file `name`. It begins with offsets, so a task reads only its own."""
+    """Write the list of each task's files to `name`, as JSON. Offsets at its start let a task read its list alone."""
     lines = [json.dumps(task).encode() for task in tasks]
     ends = np.cumsum([NUMBER * (len(lines) + 1), *map(len, lines)], dtype=np.int64)
     with staging.create(name) as file:

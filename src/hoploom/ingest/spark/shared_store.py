@@ -333,7 +333,7 @@ class NodeRangeTask:
             return writer.pieces
 
     def measure(self, number: int, batches: Batches) -> Any:
-        """Write the measures of the range's chunks to a file for the block's `finish`; return the file's name."""
+        """Write statistics of the range's chunks, which the block's `finish` needs, to a file; return its name."""
         assert self.block is not None
         stream, rows = self._within(number, batches)
         name = f"{PIECES}/measures/{number:06d}-{secrets.token_hex(8)}"
@@ -354,7 +354,7 @@ class NodeRangeTask:
 
 
 def measures_in(staging: StoragePath, names: Sequence[str]) -> Iterator[Measures]:
-    """Yield the measures of all chunks, from the files that tasks have written, in the order of `names`."""
+    """Yield the statistics of all chunks that tasks have written to the files `names`, in this order."""
     for name in names:
         with staging.open(name) as file:
             yield from map(json.loads, file)
@@ -368,7 +368,7 @@ def _parts_within(bounds: Sequence[int], first: int, end: int) -> tuple[tuple[in
 
 @dataclass(frozen=True)
 class EdgeRangeTask:
-    """A Spark task that writes the in-edges of a range of nodes. The reverse's ranges follow the relation's."""
+    """A Spark task that writes the in-edges of a range of nodes. Ranges of the reverse relation are numbered last."""
 
     options: TaskOptions
     ranges: tuple[Ranges, ...]  # of destinations

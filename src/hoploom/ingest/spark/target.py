@@ -26,7 +26,7 @@ SETTLE = 1.0  # seconds in which the marker of a second writer would appear
 
 
 class StoreTarget:
-    """A store that executors write: where its files and their pieces go, and the entries of the finished files."""
+    """A store that executors write: where its files and pieces go, and the manifest entries of the finished files."""
 
     def __init__(self, place: StoragePath, staging: StoragePath, scratch: Path) -> None:
         self.place, self.staging, self._scratch = place, staging, scratch

@@ -42,7 +42,7 @@ class ArraySink(Protocol):
 
 
 def write_fields(writer: ArraySink, stream: NodeStream, block: NodeFields, budget: SpillBudget) -> None:
-    """Write the fields of a block; finish a part's files as soon as they are complete, so that few are open."""
+    """Write the fields in `block`; finish the files of a part as soon as they are complete, so that few are open."""
     bounds, position, part = stream.bounds, stream.bounds[0], 0
 
     def finish_part() -> None:

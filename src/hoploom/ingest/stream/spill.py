@@ -114,7 +114,7 @@ class Spool:
         return records
 
     def _from_file(self, bucket: int, first: int, out: Tensor) -> int:
-        """Fill `out` with the file's records from index `first` on; return how many there were."""
+        """Fill `out` with the records in a bucket's file, from index `first` on; return how many there were."""
         if bucket not in self._in_files or not out.numel():
             return 0
         with self._path(bucket).open("rb") as file:

@@ -77,8 +77,8 @@ Measures = Mapping[str, Sequence[Sequence[float]]]  # statistics of a chunk by f
 class Finish:
     """A last step on the rows of a node type that needs all of them first, such as a division by a column's mean.
 
-    All chunks of the type are measured; then `prepare` gets the measures, in order, and returns a function that is
-    applied to each chunk. Chunks do not depend on the memory, so sums over chunks are the same to the last bit.
+    First, `measure` returns statistics of each chunk; then `prepare` gets them all, in order, and returns a function
+    that is applied to each chunk. Chunks do not depend on the memory, so sums over chunks are the same to the last bit.
     """
 
     fields: Mapping[str, Field]  # as stored
@@ -149,7 +149,7 @@ class EdgeStream:
 
     @property
     def reverses(self) -> list[str | None]:
-        """For each relation of `keys`, the name of its reverse; None if it has no reverse."""
+        """For each relation of `keys`, the name of its reverse (its own if undirected); None if it has no reverse."""
         if self.rule.undirected:
             return [self.key[1]]
         return [None] if self.rule.reverse is None else [self.rule.reverse, self.key[1]]

@@ -105,6 +105,6 @@ def engine_share(memory: int) -> int:
 
 
 def _give_back() -> None:
-    """Give freed memory back to the system, so that it does not count as taken."""
+    """Give freed memory back to the system, so that it no longer counts as memory of this process."""
     pa.default_memory_pool().release_unused()
     give_back_freed_memory()

@@ -122,7 +122,7 @@ def _without_gaps(engine: Engine, source: TableSource, ids: ir.Table) -> Numberi
 
 
 def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> Numbering:
-    """Return a numbering with a map, from ids [id, part], or [id, part, bucket] for texts; raise if ids are unfit."""
+    """Return a numbering with a map of ids [id, part] (texts: [id, part, bucket]); raise DataError for unfit ids."""
     pairs, counts = engine.number(ids, source.num_rows, file_name(source.owner))
     column = source.id_column
     if not counts.is_utf8:

@@ -81,7 +81,7 @@ class TableSource:
         return self.graph.problem(f"{self.owner}.{key}", message)
 
     def scan(self, column: str, most_rows: int = BATCH) -> Iterator[tuple[str, int, pa.Array]]:
-        """Yield (the user's file, number of rows before, values) of a column, in batches, in the order of the files."""
+        """Yield a column in batches, in the order of the files: (user's file, its rows before the batch, values)."""
         for path, origin in zip(self.paths, self.origins, strict=True):
             row = 0
             for batch in parquet_batches(TableFile(path, origin, "parquet"), [column], most_rows):
