@@ -159,7 +159,7 @@ def _parts_by_range(schema: Schema, index: int, num_parts: int) -> Tensor:
 
 
 class Usual:
-    """Class of USUAL, the default value of `seeds`. Its repr explains in signatures which seeds this stands for."""
+    """Class of USUAL, the default value of `seeds`. Its repr explains in signatures which seeds USUAL means."""
 
     def __repr__(self) -> str:
         return f"<{USUAL_SPLIT!r}, where exactly one node type has members of it; else none>"
@@ -169,7 +169,7 @@ USUAL: Final = Usual()
 
 
 def named_seeds(schema: Schema, seeds: Any) -> Any:
-    """Return `seeds`: the default becomes the only train split, or None; the type is dropped if there is only one."""
+    """Return `seeds`; the default becomes the only train split, or None. A homogeneous graph's type is left out."""
     if isinstance(seeds, Usual):
         having = [node_type.name for node_type in schema.node_types if node_type.splits.get(USUAL_SPLIT)]
         if len(having) != 1:

@@ -145,7 +145,7 @@ def _report(written: StoreFiles, inside: Sequence[int], split: tuple[str, str] |
 
 @dataclass(frozen=True)
 class NewIds:
-    """A store, and files with the new ids of its nodes (counted by type): one file per bucket, a range of nodes."""
+    """A store, and files with its nodes' new ids within their types: one file per bucket, which is a range of nodes."""
 
     store: StoreFiles
     buckets: Ranges
