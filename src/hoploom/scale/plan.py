@@ -161,7 +161,7 @@ def plan(question: Question, constants: Constants | None = None) -> ScalePlan:
 
 
 def findings(answer: ScalePlan) -> list[Finding]:
-    """Return the limits of a plan, worst first: too little memory, then loading or a network that slows training."""
+    """Return a plan's limits, worst first: too little memory, then loading or a network slower than the model."""
     question, times, found = answer.question, answer.times, []
     has, waiting = as_bytes(question.memory_per_host), 1 - times["model"] / answer.step
     enough = hosts_needed(question, answer.constants) if answer.wanted > question.memory_per_host else None

@@ -196,7 +196,7 @@ def _shares_away(question: Question) -> list[float]:
 
 
 def traffic(question: Question, size: BatchSize) -> dict[str, float]:
-    """Return, by purpose, the bytes that a rank's step receives; it sends as many, as all hosts serve each other."""
+    """Return, by purpose, the bytes that a rank's step receives. A host sends as many, because it serves others."""
     ring = 2 * (question.hosts - 1) / question.hosts * 4 * num_parameters(question)  # over a host's link
     return {
         "hops": (size.remote_frontier + size.remote_picks) * 2 * ID,  # ids, counts; sources, positions
