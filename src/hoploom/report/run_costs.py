@@ -122,7 +122,7 @@ def disk_use_of(run: RunReader, lines: Sequence[Line] | None = None) -> DiskUse 
 
 
 def disk_card(runs: Labelled) -> list[Card]:
-    """Return one card, with a table of disk reads; no card if no store was larger than its memory budget."""
+    """Return one card, with a table of disk reads, if a store is larger than its memory budget; else an empty list."""
     rows = []
     for name, run in runs:
         uses = [(rank, disk_use_of(run, lines)) for rank, lines in sorted(run.measured.items())]
