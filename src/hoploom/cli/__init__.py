@@ -1,4 +1,4 @@
-"""The `hoploom` command. Each subcommand has an entry in COMMANDS here (module, help) and in its module.
+"""The `hoploom` command. COMMANDS gives the module of each subcommand; COMMANDS in that module, what it runs.
 
 The modules that define arguments do not import torch, so that help appears at once.
 Exit codes: 0 done, 1 a check found problems or training failed, 2 the user's mistake (one line, no traceback),
@@ -295,7 +295,7 @@ def _shown(action: argparse.Action) -> str:
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
-    """Return the usage of a command with its required arguments; its options are listed below it."""
+    """Return the usage line of a command, with its required arguments; the help lists options below this line."""
     words = [parser.prog]
     for action in parser._actions:
         shown = str(action.metavar or action.dest).upper()
@@ -388,7 +388,7 @@ def fanouts_or_none(flag: str, text: str) -> list[int] | None:
 
 
 def seeds_of(schema: "Schema", text: str | None) -> str | tuple[str, str] | None:
-    """Return the loader's `input_nodes` for SPLIT, TYPE:SPLIT or none. The default is train, if one type has it."""
+    """Return the loader's `input_nodes` for SPLIT, TYPE:SPLIT or none. Default: train, if only one type has it."""
     if text == NONE:
         return None
     known = {
