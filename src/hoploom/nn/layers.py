@@ -84,7 +84,7 @@ def views_of(batch: Data | HeteroData, num_layers: int) -> list[LayerView]:
 
 
 def one_per_layer(hops: Sequence[Any], num_layers: int) -> Sequence[Any]:
-    """Return `hops` unchanged; raise ConfigError unless there is one per layer."""
+    """Return `hops`, one entry per hop of the batch, unchanged; raise ConfigError unless there are `num_layers`."""
     if len(hops) != num_layers:
         raise ConfigError(
             f"the batch was sampled with {len(hops)} fanouts, the model has {num_layers} layers; give num_neighbors "
@@ -119,7 +119,7 @@ def _weighted(edges: InEdges, data: Mapping[str, Tensor]) -> InEdges:
 def _of_subgraph(
     edge_index: Mapping[RelationName, Tensor], running: Mapping[str, list[int]], num_layers: int
 ) -> list[LayerView]:
-    """Return one view per layer. Edges are grouped once; each layer takes a prefix of the destinations."""
+    """Return one view per layer. Edges are grouped once; each layer takes those of the first few destinations."""
     within = [
         {name: counts[min(hops, len(counts) - 1)] for name, counts in running.items()}
         for hops in range(num_layers, -1, -1)
@@ -137,7 +137,7 @@ def _of_subgraph(
 
 
 def eager(function: Function) -> Function:
-    """Exclude a function from torch.compile: its kernels are compiled already, and its shapes depend on values."""
+    """Exclude a function from torch.compile: its kernels are compiled already, and output shapes depend on values."""
     excluded: Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return excluded
 
@@ -150,7 +150,7 @@ with_loops: Callable[[InEdges], InEdges] = eager(lambda edges: edges.with_loops)
 
 
 class Conv(nn.Module):
-    """The base class of all convolutions."""
+    """The base class of convolutions. Implement `propagate`; override `project` to change rows before aggregation."""
 
     reduce: ops.Reduce | None = None  # of `propagate`; None if `propagate` cannot take aggregated rows
     needs_degrees = False  # uses the sources' in-degrees in the whole graph if they are given
@@ -188,7 +188,7 @@ class Conv(nn.Module):
 
     @property
     def projects(self) -> bool:
-        """Whether `project` is overridden, so that sources are not aggregated as they are."""
+        """Whether `project` is overridden, so that it changes the sources' rows before they are aggregated."""
         return type(self).project is not Conv.project
 
     def project(self, x: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class Conv(nn.Module):
         return x
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
-        """Return the output rows of the destinations, which aggregate the projected sources z."""
+        """Return the destinations' output rows; each aggregates the rows z of its sources, which `project` returned."""
         raise NotImplementedError
 
 

@@ -348,14 +348,14 @@ class GNN(nn.Module):
         return self.layers[depth]  # type: ignore[return-value]
 
     def enter(self, depth: int, x: Rows) -> Rows:
-        """Return the input rows of a layer's convolutions: x without jumping knowledge's columns, then normalised."""
+        """Return the rows that a layer's convolutions read: x without jumping knowledge's columns, normalised."""
         if self.shape.jk is not None and depth:
             x = {name: rows[:, -self.shape.hidden :] for name, rows in x.items()}
         norms: Any = self.norms[depth]
         return {name: norms[_module_name(name)](rows) for name, rows in x.items()} if norms else x
 
     def close(self, depth: int, rows: Rows, own: Rows) -> dict[str, Tensor]:
-        """Return a layer's output from its convolutions' rows; `own` are the destinations' rows before the layer."""
+        """Return a layer's output from its convolutions' `rows`; `own` are the destinations' rows before the layer."""
         if self.shape.residual:
             added = {name: self._dropped(F.gelu(value)) for name, value in rows.items()}
             kept = {name: value for name, value in own.items() if name in self.types[depth + 1]}
@@ -369,7 +369,7 @@ class GNN(nn.Module):
         return done
 
     def _join(self, rows: Mapping[str, Tensor], own: Rows) -> dict[str, Tensor]:
-        """Return a layer's rows, preceded by the columns that jumping knowledge keeps of earlier layers."""
+        """Return a layer's rows, preceded by the columns of earlier layers (in `own`) that jumping knowledge keeps."""
         if self.shape.jk == "cat":
             return {name: torch.cat([own[name], value], dim=1) for name, value in rows.items()}
         if self.shape.jk == "max":
