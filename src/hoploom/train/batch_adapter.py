@@ -77,7 +77,7 @@ class BatchAdapter(nn.Module):
         self._is_new = True
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """Return the model's output for a batch; arguments other than one batch go to the model unchanged."""
+        """Return the model's output for a batch; arguments other than a single batch go to the model unchanged."""
         if named or len(given) != 1 or not isinstance(given[0], (Data, HeteroData)):
             return self.called_model(*given, **named)
         batch: Batch = given[0]
@@ -153,7 +153,7 @@ def without_ddp(model: nn.Module) -> nn.Module:
 
 
 def _arguments_of(model: nn.Module) -> list[Argument]:
-    """Return the named arguments of forward; empty if it has *args and **kwargs only."""
+    """Return the named arguments of the model's forward; empty if forward has *args and **kwargs only."""
     if isinstance(model, Sequential):
         return [Argument(name) for name in model.signature.param_dict]
     forward: Any = model.forward
@@ -172,7 +172,7 @@ def _field_of(batch: Batch, field: str) -> Any:
 
 
 def _counts_hold(batch: Batch) -> bool:
-    """Return whether the counts per hop add up to the batch's rows and edges, which a transform may have changed."""
+    """Return whether the sampled counts per hop add up to the batch's rows and edges; a transform may change these."""
     rows = [(NODES, FEATURES, 0, storage) for storage in batch.node_stores]
     edges = [(EDGES, "edge_index", 1, storage) for storage in batch.edge_stores]
     return all(

@@ -66,7 +66,7 @@ class Checkpoint:
     def save(self, name: str | tuple[str, str], parts: Mapping[str, Stateful], **extra: Any) -> None:
         """Save the state of the parts, and `extra`. All ranks call. The old file stays until the new one is ready.
 
-        With a pair of names, two files get the same content, the second first: damage to one leaves the other.
+        If `name` is a pair, two files get the same content, the second one first: damage to one leaves the other.
         """
         path, *second = map(self.path, (name,) if isinstance(name, str) else name)
         random = {"cpu": self._context.gather(torch.get_rng_state())}
@@ -133,7 +133,7 @@ class Checkpoint:
 
 
 def last_good(path: Path | None) -> str:
-    """Return a text for error messages: the checkpoint that training can continue from, with its epoch and step."""
+    """Return a text for error messages that names the checkpoint to continue from, with its epoch and step."""
     if path is None:
         return "there is no checkpoint"
     with suppress(OSError, HoploomError, SafetensorError, *MALFORMED), safe_open(regular(path), "pt") as file:
@@ -145,9 +145,9 @@ def last_good(path: Path | None) -> str:
 
 
 class SaveClock:
-    """A clock for the checkpoints within an epoch: after the first step, then every `minutes`; never if that is 0.
+    """A clock for checkpoints within an epoch: due after the first step, then every `minutes`; never if that is 0.
 
-    The pause grows if writing a checkpoint takes more than 1 % of it.
+    The time between two is longer if writing a checkpoint takes more than 1 % of it.
     """
 
     def __init__(self, minutes: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -173,7 +173,7 @@ def _unwrapped(part: Any) -> Any:
 
 
 def _kind(part: Any) -> str:
-    """Return the class name that a part must have to be restored; empty for a model: its parameters are compared."""
+    """Return the class name of a part, by which `restore` recognises it; empty for a model, known by its parameters."""
     name = type(part).__name__
     return "" if isinstance(part, nn.Module) else SAVED_KINDS.get(name, name)
 
@@ -248,7 +248,7 @@ def read_state(path: Path) -> Any:
 
 
 def _entries(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the header's entries for tensors stored one after another."""
+    """Return the header's entries for tensors stored one after another: dtype, shape and byte range of each."""
     entries, offset = {}, 0
     for name, tensor in tensors.items():
         end = offset + tensor.nbytes
@@ -309,7 +309,7 @@ def _key(key: Any, at: str) -> Any:
 
 
 def _decoded(node: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the state that `_encoded` was given."""
+    """Return the state from its JSON values and its tensors by name: the inverse of `_encoded`."""
     if isinstance(node, list):
         return [_decoded(entry, tensors) for entry in node]
     if not isinstance(node, dict):

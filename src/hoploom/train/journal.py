@@ -1,6 +1,6 @@
 """The journal of a run: files about its steps, epochs and machines, and the loggers that get a copy of the metrics.
 
-It has a JSON line per step and rank, one per epoch, and about every second one on the use of time and memory; a power
+It has a JSON line per step and rank, one per epoch, and one about once a second on time and memory used; a power
 cut may lose the newest lines. Each logger runs in a thread of its own, so that a slow network delays no step. A logger
 that fails is dropped for the rest of the run, with one warning.
 """
@@ -110,11 +110,11 @@ class Journal:
             self.close()
 
     def ended(self, ending: str, *, step: int) -> None:
-        """Note how training ended. The event is written when the journal closes, because a test may follow and fail."""
+        """Store how training ended, to write it as an event when the journal closes: a test may follow, and fail."""
         self._outcome = {"stopped": ending, "step": step}
 
     def _end(self, error: BaseException | None = None) -> None:
-        """Write the event of how training ended, unless training has not begun or the event is written already."""
+        """Write the event of how training ended, only once and only if training has begun; `error` is what ended it."""
         outcome, self._outcome = self._outcome, None
         if outcome is None or (error is None and "stopped" not in outcome):
             return
@@ -128,7 +128,7 @@ class Journal:
             self._append(self._folder / EVENTS, {"event": kind, "at": round(time.time(), 3), **content})
 
     def rewind(self, steps: int, epochs: int) -> None:
-        """Remove the lines after step `steps` and epoch `epochs`, to be repeated; begin the loggers at that step."""
+        """Remove the lines of later steps and epochs, because these are repeated; begin the loggers at `steps`."""
         self.close()
         paths = {self.steps_file, self._times_file}
         if self._context.is_main:  # also files of ranks that no longer exist
@@ -221,7 +221,7 @@ def versions() -> dict[str, str]:
 
 
 def _shorten(path: Path, counted: str | None, last: int) -> None:
-    """Truncate a file after its lines with line[counted] <= last, or after `last` lines; drop an incomplete line."""
+    """Keep a file's first lines with line[counted] <= last or, without `counted`, `last` lines; none incomplete."""
     try:
         with path.open("rb+") as file:
             kept = 0
@@ -277,7 +277,7 @@ class Times:
         self._step, self._num_steps, self._since = 0, 0, 0.0
 
     def watch(self, sources: Mapping[str, Callable[[], Counts]], step: int) -> None:
-        """Begin to read these counts for each line; `step` is the number of steps that training has taken."""
+        """Begin to write what these sources count in each line; `step` is the number of steps taken so far."""
         self._sources, self._step = sources, step
         self._before = {name: read() for name, read in sources.items()}
 
@@ -292,7 +292,7 @@ class Times:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the seconds of this block under `name`. Sources do not count in a validation: it belongs to no step."""
+        """Add the seconds of this block under `name`; for "validation", leave out what the sources count meanwhile."""
         began = time.perf_counter()
         held = {source: read() for source, read in self._sources.items()} if name == "validation" else {}
         try:
@@ -365,7 +365,7 @@ def disk_use(
 ) -> DiskUse | None:
     """Return the use of the disk in `num_steps` steps; None if the steps requested nothing from the disk.
 
-    `seconds` has those of `step` and of `wait` for batches; `stages`, and `waits` for servers, are sums over threads.
+    `seconds` are those of `step` and of `wait` (for batches); `stages` and `waits` (for servers) are sums over threads.
     """
     if not reads.get("asked") or not num_steps or not seconds.get("step"):
         return None
@@ -472,7 +472,7 @@ class LoggerThread:
             self._warn()
 
     def close(self, *, failed: bool = False) -> None:
-        """Close the logger; wait at most CLOSE_SECONDS for it to take all values, and not at all if it never began."""
+        """Close the logger. Wait for it to take all values, at most CLOSE_SECONDS, or not at all if it never began."""
         if self._thread is None:
             return
         thread, self._thread = self._thread, None
@@ -541,7 +541,7 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """A logger to a run of W&B, which is configured by W&B's own variables: WANDB_PROJECT, WANDB_MODE, ..."""
+    """A logger to a run of W&B, configured by W&B's own environment variables: WANDB_PROJECT, WANDB_MODE, ..."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self._id_file, self._settings = folder / "wandb.id", settings

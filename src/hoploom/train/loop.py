@@ -205,7 +205,7 @@ class _Loop:
         return "asked"
 
     def _epoch_is_taken(self) -> bool:
-        """Return whether all steps of the epoch are taken; its validation may be missing."""
+        """Return whether all steps of the current epoch are taken; it may still have to be validated."""
         return self.progress.rows > 0 and self.learner.loader.epoch > self.progress.epoch
 
     def _take_steps(self) -> bool:
@@ -391,7 +391,7 @@ class ProgressLine:
             self._bar.refresh()
 
     def epoch(self, metrics: Mapping[str, float], *, is_best: bool, note: str = "") -> None:
-        """Print an epoch's metrics and a note as a row of a table, which is not overwritten."""
+        """Print an epoch's metrics and a note as a row of a table, which stays on the terminal."""
         if not self._shown:
             return
         columns = tuple(name for name in metrics if name != "epoch" and "/" not in name)  # no entries of a matrix
@@ -492,7 +492,7 @@ def _steps(loader: Loader, context: Context) -> range:
 
 
 def _shares_steps(loader: Loader) -> bool:
-    """Return whether ranks take whole steps of the loader in turn; else each reads its share of every step."""
+    """Return whether ranks take whole steps of the loader in turn; otherwise each takes a share of every step."""
     return loader.world_size == 1 or not loader.share.is_given
 
 

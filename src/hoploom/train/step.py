@@ -92,7 +92,7 @@ class TrainingProgress:
     epoch: int = 0  # epochs that are complete, their validation included
     steps: int = 0
     loss_sum: float = 0.0  # of the current epoch, over all ranks
-    rows: int = 0  # that loss_sum adds up
+    rows: int = 0  # whose losses loss_sum adds up
     best: float | None = None
     best_epoch: int | None = None
     stale: int = 0  # epochs since the best
@@ -114,7 +114,7 @@ class TrainingProgress:
         return "done" if out_of_steps or self.epoch >= training.epochs else None
 
     def update_best(self, value: float, mode: Mode) -> bool:
-        """Note an epoch's value of the monitored metric, and return whether it is the best so far."""
+        """Compare an epoch's value of the monitored metric with the best so far; return whether it is better."""
         better = self.best is None or (value > self.best if mode == "max" else value < self.best)
         if better and not math.isnan(value):
             self.best, self.best_epoch, self.stale = value, self.epoch, 0
@@ -251,7 +251,7 @@ class StepTimer:
         self._last = now
 
     def parts(self, averaging: float) -> dict[str, float]:
-        """Return the seconds by activity, except waits and rest; move `averaging` from `backward` to `all-reduce`."""
+        """Return the seconds by activity, without waits and rest; count `averaging` of `backward` as `all-reduce`."""
         parts = {name: spent for name, spent in self.seconds.items() if name not in ("wait", "rest")}
         if averaging > 0:
             parts["all-reduce"] = averaging
@@ -260,7 +260,7 @@ class StepTimer:
 
 
 class _HostScalar:
-    """A scalar copied to the host asynchronously; `wait` does not wait for later work on the stream."""
+    """A number that is copied to the host asynchronously; `wait` returns it, without waiting for later work."""
 
     def __init__(self, number: Tensor) -> None:
         self._host = number
@@ -296,7 +296,7 @@ class Stepper:
         return EagerSteps(self, self._learner.loader, self._training.accumulate)
 
     def take(self, batches: StepBatches, expected: int, requests: StopRequests, *, is_due: bool = False) -> StepResult:
-        """Take the next step with `batches`. `expected` is an estimate of its number of seeds over all ranks.
+        """Take the next step with `batches`. `expected` is an estimate of the step's number of seeds over all ranks.
 
         The gradients are rescaled to the true number. All ranks learn whether some rank was asked to stop, and whether
         rank 0 wants a checkpoint.

@@ -88,7 +88,7 @@ class MonitoredTask:
 
 
 def _collection(device: torch.device, **metrics: Any) -> "MetricCollection":
-    """Return metrics that sum in float64, without torchmetrics' groups of equal states: they may differ by rank."""
+    """Return metrics that sum in float64, without torchmetrics' compute groups, which may differ from rank to rank."""
     from torchmetrics import MetricCollection
 
     collection = MetricCollection(metrics, compute_groups=False).to(device)
@@ -132,11 +132,11 @@ class NodeTask(MonitoredTask):
 
     @property
     def columns(self) -> tuple[int, str]:
-        """The number of outputs per seed, and the word that messages use for them, such as "classes"."""
+        """The number of outputs per seed, and what messages call these, such as "classes"."""
         raise NotImplementedError
 
     def judge(self, labels: Tensor) -> tuple[Tensor, Tensor, str]:
-        """Return labels as targets, a mask of the invalid labels, and a text on valid labels for messages."""
+        """Return labels as targets, a mask of the invalid ones, and a text that says which labels are valid."""
         raise NotImplementedError
 
     def read(self, labels: Tensor, nodes: Tensor) -> Tensor:

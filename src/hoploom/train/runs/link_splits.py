@@ -56,7 +56,7 @@ class LinkShares:
     test: float
 
     def splits(self, sources: Tensor, destinations: Tensor, *, undirected: bool) -> Tensor:
-        """Return the split of every edge, TRAIN, VAL or TEST: [n] uint8. `undirected`: equal for both directions."""
+        """Return the split of every edge, TRAIN, VAL or TEST: [n] uint8. If `undirected`, both directions share one."""
         first, second = _words(sources), _words(destinations)
         if undirected:
             first, second = np.minimum(first, second), np.maximum(first, second)
@@ -76,7 +76,7 @@ class GivenLinks:
     num_destinations: int
 
     def splits(self, sources: Tensor, destinations: Tensor, *, undirected: bool) -> Tensor:
-        """Return the split of every edge, TEST if it is held out, else TRAIN: [n] uint8."""
+        """Return the split of every edge: [n] uint8. It is TEST if the edge is held out, else TRAIN."""
         found = self._holds(sources, destinations)
         if undirected:
             found |= self._holds(destinations, sources)
@@ -132,7 +132,7 @@ def hold_out(
 
 
 def _within(store: Store, left: Store, changed: set[RelationName]) -> Store:
-    """Return `left` with the memory budget of `store`; tables and edge lists that did not change stay on disk."""
+    """Return the store `left` with the memory budget of `store`; tables and lists not in `changed` stay on disk."""
     if store.reads is None:
         return left
     shards = []
@@ -147,7 +147,7 @@ def _within(store: Store, left: Store, changed: set[RelationName]) -> Store:
 
 
 def _splits(part: Part, key: RelationName, shares: LinkShares | GivenLinks, *, turned: bool = False) -> Tensor:
-    """Return the split of every edge: [n] uint8; `turned` hashes the destination as the first end."""
+    """Return the split of every edge of a part's relation: [n] uint8. `turned` swaps each edge's two ends first."""
     found = [torch.empty(0, dtype=torch.uint8)]
     for sources, nodes in scan_edges(part.lists[part.schema.relation_index[key]], key, AT_ONCE):
         first, second = (nodes, sources) if turned else (sources, nodes)
@@ -156,7 +156,7 @@ def _splits(part: Part, key: RelationName, shares: LinkShares | GivenLinks, *, t
 
 
 def _links(parts: Sequence[Part], key: RelationName, chosen: Tensor) -> Tensor:
-    """Return the chosen edges of a relation: [2, n] int64."""
+    """Return the edges of a relation that the mask `chosen`, over all parts, selects: [2, n] int64."""
     links, begin, found = torch.empty(2, int(chosen.sum()), dtype=torch.int64), 0, 0
     for part in parts:
         for ends in scan_edges(part.lists[part.schema.relation_index[key]], key, AT_ONCE):
@@ -168,7 +168,7 @@ def _links(parts: Sequence[Part], key: RelationName, chosen: Tensor) -> Tensor:
 
 
 def _without(parts: Sequence[Part], schema: Schema, kept: Mapping[RelationName, Sequence[Tensor]]) -> list[Part]:
-    """Return the parts without the edges that the masks in `kept`, by relation and part, leave out."""
+    """Return the parts with only those edges that the masks in `kept`, one per relation and part, select."""
     out = []
     first_edges = dict.fromkeys(kept, 0)
     for number, part in enumerate(parts):
@@ -200,7 +200,7 @@ def _without(parts: Sequence[Part], schema: Schema, kept: Mapping[RelationName, 
 
 
 def link_seeds(run_file: RunFile, store: Store) -> tuple[RelationName, Store, dict[str, Tensor], tuple[str, ...]]:
-    """Return the relation that a run learns, the graph without held-out links, the links of each split, and notes."""
+    """Return the relation to learn, the graph without held-out links, the links of each split, and notes to print."""
     schema, graph, links, notes = store.schema, store, dict[str, Tensor](), list[str]()
     if run_file.task.relation is not None:
         key = relation_of(run_file, "task.relation", schema, run_file.task.relation)
@@ -339,7 +339,7 @@ def _checked_columns(names: list[str]) -> list[str]:
 
 
 def write_links(folder: Path, store: Store, seeds: Mapping[str, Any], *, keep: bool = False) -> None:
-    """Write val.csv and test.csv with the user's ids, for `task.links`: all edges that are not in them train.
+    """Write val.csv and test.csv with the user's ids, for `task.links`: all edges in neither file are for training.
 
     `keep` leaves files that exist unchanged.
     """

@@ -427,7 +427,7 @@ def _loader(
     fanouts: Fanouts,
     given: Mapping[str, Any] | None = None,
 ) -> Loader:
-    """Return a loader of a split; by default, for evaluation, with all seeds of the split on every rank."""
+    """Return a loader of a split with options `given`; without these, every rank has all seeds, for evaluation."""
     section, task, schema = run_file.loader, run_file.task, setup.store.schema
     whole = {"rank": 0, "world_size": 1, "batch_size": section.eval_batch_size or section.batch_size}
     options: dict[str, Any] = dict(whole if given is None else given) | {
@@ -461,7 +461,7 @@ def _loader(
 
 
 def per_relation(run_file: RunFile, setup: TrainingSetup) -> Fanouts:
-    """Return one list of fanouts for all relations, or one for each if run.toml has `relation_fanouts`."""
+    """Return one list of fanouts for all relations, or one for each relation if run.toml has `relation_fanouts`."""
     fanouts, others, schema = run_file.loader.fanouts, run_file.loader.relation_fanouts, setup.store.schema
     if not others:
         return list(fanouts)
@@ -482,7 +482,7 @@ def make_optimizer(run_file: RunFile, model: nn.Module) -> Optimizer:
 def make_scheduler(
     run_file: RunFile, optimizer: Optimizer, num_batches: int, mode: Mode
 ) -> LRScheduler | ReduceLROnPlateau | None:
-    """Return the scheduler, or None; `mode` is "max" or "min", the better direction of the metric of a plateau."""
+    """Return the scheduler, None if run.toml has none. `mode`: whether a "max" or "min" of plateau's metric is best."""
     section = run_file.scheduler
     if section.name == "none":
         return None
@@ -574,7 +574,7 @@ def load_run(
 
 
 def read_finished(folder: str | Path, overrides: Sequence[str], checkpoint: str | None) -> tuple[RunFile, Path]:
-    """Return the settings in a run's output folder, and the path of `checkpoint`; None: of the best, else the last."""
+    """Return a run's settings, from its output folder, and the path of `checkpoint` (None: "best", else "last")."""
     folder = Path(folder)
     path = folder / RUN_FILE
     if not path.exists():

@@ -393,7 +393,7 @@ def _run_file(document: Document) -> RunFile:
 
 
 def applies(name: str, values: Values) -> bool:
-    """Return whether a key has an effect under these values."""
+    """Return whether the key `name` has an effect, given the values of all keys."""
     only = KEYS[name].only
     return only is None or (applies(only.selector, values) and only.allows(values[only.selector]))
 
@@ -492,7 +492,7 @@ def check_run(run_file: RunFile, world_size: int, *, resume: bool) -> None:
 
 
 def values_of(run_file: RunFile) -> dict[str, Any]:
-    """Return every key's value by its full name."""
+    """Return the value of every key by the key's full name, such as "optimizer.lr"."""
     return {name: reduce(getattr, name.split("."), run_file) for name in FIELDS}
 
 
@@ -544,7 +544,7 @@ def template(known: Values | None = None, notes: Mapping[str, str] | None = None
 
 
 def template_for(folder: Path, *, beside: Path) -> tuple[str, str]:
-    """Return the template filled in for the store in `folder`, and why it has this task. Paths start at `beside`."""
+    """Return the template for the store in `folder`, given relative to `beside`, and a line that explains its task."""
     schema = open_store(folder).schema
     known: dict[str, Any] = {"store": os.path.relpath(folder, beside)}
     notes: dict[str, str] = {}
