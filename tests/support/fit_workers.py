@@ -107,13 +107,8 @@ def learner_of(
     if context is not None:
         model = context.wrap(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
-    return Learner(
-        model,
-        optimizer,
-        NodeClassification(NUM_CLASSES),
-        train_loader(context=context) if loader is None else loader,
-        torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.8),
-    )
+    loader, task = train_loader(context=context) if loader is None else loader, NodeClassification(NUM_CLASSES)
+    return Learner(model, optimizer, task, loader, torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.8))
 
 
 def resumed(folder: Path, **options: Any) -> Learner:

@@ -31,6 +31,12 @@ def assert_refused(call: Call, *said: str, also: type[Exception] = ValueError) -
     assert len(message) < 600
 
 
+def assert_raises(kind: type[Exception], match: str, call: Callable[..., Any], *given: Any, **options: Any) -> None:
+    """The call, with what it is given, raises such an error, whose message matches."""
+    with pytest.raises(kind, match=match):
+        call(*given, **options)
+
+
 def table(cases: dict[str, tuple[Any, ...]]) -> Any:
     """A test's rows: its name -> (call or arguments, what the message holds...)."""
     return pytest.mark.parametrize(("given", "said"), [(row[0], row[1:]) for row in cases.values()], ids=cases.keys())

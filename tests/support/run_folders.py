@@ -18,15 +18,7 @@ name = "sage"
 lr = 0.01
 """
 STEPS_PER_EPOCH = 10
-MACHINE = {
-    "rank": 0,
-    "host": "node7",
-    "cpu": "Some CPU",
-    "cores": 4,
-    "host_cores": 8,
-    "memory": 64 << 30,
-    "device": "cpu",
-}
+MACHINE = {"rank": 0, "host": "node7", "cpu": "Some CPU", "cores": 4, "host_cores": 8, "device": "cpu", "memory": 2**36}
 
 
 def step_line(step: int, **changes: Any) -> dict[str, Any]:
@@ -41,13 +33,8 @@ def epoch_line(epoch: int, **changes: Any) -> dict[str, Any]:
 
 def times_line(step: int, **changes: Any) -> dict[str, Any]:
     seconds = {"step": 0.2, "wait": 0.01, "forward": 0.08, "backward": 0.06, "optimizer": 0.02}
-    line = {
-        "at": 1000.0 + step,
-        "step": step,
-        "steps": 10,
-        "seconds": seconds,
-        "loader": {"sample": 0.03, "gather": 0.02},
-    }
+    line = {"at": 1000.0 + step, "step": step, "steps": 10, "seconds": seconds}
+    line |= {"loader": {"sample": 0.03, "gather": 0.02}}
     return line | {"memory": {"private": (300 + step) << 20, "mapped": 200 << 20}} | changes
 
 
@@ -78,15 +65,10 @@ def write_run(folder: Path, num_steps: int = 30, **changes: Any) -> Path:
         "result": result | {"num_parameters": 1234, "seconds": 60.0},
     } | changes
     folder.mkdir(parents=True, exist_ok=True)
-    names = {
-        "steps": "steps-rank0.jsonl",
-        "epochs": "metrics.jsonl",
-        "times": "times-rank0.jsonl",
-        "events": "events.jsonl",
-    }
+    names = {"steps": "steps-rank0", "epochs": "metrics", "times": "times-rank0", "events": "events"}
     for name, file in names.items():
         if files[name] is not None:
-            write_lines(folder / file, files[name])
+            write_lines(folder / f"{file}.jsonl", files[name])
     if files["recipe"] is not None:
         (folder / "run.toml").write_text(files["recipe"])
     if files["result"] is not None:

@@ -23,6 +23,7 @@ from support.damage import (
     set_value,
 )
 from support.graphs import random_graph, save_in_parts
+from support.refusals import assert_raises
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -47,8 +48,7 @@ def test_a_damaged_indptr_is_found_and_sampling_raises(
 ) -> None:
     set_value(ring_folder, INDPTR, position, value)
     assert list(problems(ring_folder)) == [f"{INDPTR}: {message}"]
-    with pytest.raises(BatchError, match="indptr is damaged at node"):
-        sample_all(ring_folder, **mode)
+    assert_raises(BatchError, "indptr is damaged at node", sample_all, ring_folder, **mode)
 
 
 def test_an_indptr_whose_steps_overflow_is_found_and_raises(ring_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,8 +56,7 @@ def test_an_indptr_whose_steps_overflow_is_found_and_raises(ring_folder: Path, m
     for position, value in enumerate([0, 2**62, -(2**63), -(2**62), 0, 6, 12]):
         set_value(ring_folder, INDPTR, position, value)
     assert list(problems(ring_folder)) == [f"{INDPTR}: decreases at node 7"]
-    with pytest.raises(BatchError, match="indptr is damaged at node"):
-        sample_all(ring_folder)
+    assert_raises(BatchError, "indptr is damaged at node", sample_all, ring_folder)
     repeat = torch.repeat_interleave
 
     def repeat_unless_it_crashes(nodes: Tensor, counts: Tensor) -> Tensor:
@@ -65,15 +64,13 @@ def test_an_indptr_whose_steps_overflow_is_found_and_raises(ring_folder: Path, m
         return repeat(nodes, counts)
 
     monkeypatch.setattr(torch, "repeat_interleave", repeat_unless_it_crashes)
-    with pytest.raises(HoploomError, match="indptr"):
-        LinkNeighborLoader(hoploom.open(ring_folder), [2])
+    assert_raises(HoploomError, "indptr", lambda: LinkNeighborLoader(hoploom.open(ring_folder), [2]))
 
 
 @pytest.mark.parametrize(("position", "value"), [(0, 1), (0, -1), (6, 11), (6, 13), (6, 2**62)])
 def test_an_indptr_with_wrong_ends_is_refused(position: int, value: int, ring_folder: Path) -> None:
     set_value(ring_folder, INDPTR, position, value)
-    with pytest.raises(StoreError, match=f"{re.escape(INDPTR)} runs from"):
-        hoploom.open(ring_folder)
+    assert_raises(StoreError, f"{re.escape(INDPTR)} runs from", hoploom.open, ring_folder)
     (problem,) = problems(ring_folder)
     assert problem.startswith(f"{INDPTR} runs from")
 
@@ -87,8 +84,7 @@ def test_an_index_out_of_range_is_found_and_sampling_raises(
     assert list(problems(ring_folder)) == [f"{INDICES}: position 5 is {value}, out of range [0, 12)"]
     if mode.get("num_neighbors") == [-1, -1] or mode.get("mode") == "blocks":
         mode = {**mode, "num_neighbors": [-1, -1]}
-    with pytest.raises(BatchError, match=f"node id {value} is out of range"):
-        sample_all(ring_folder, **mode)
+    assert_raises(BatchError, f"node id {value} is out of range", sample_all, ring_folder, **mode)
 
 
 @pytest.mark.parametrize("value", [12, -(2**63)])
@@ -104,8 +100,7 @@ def test_a_split_out_of_range_is_found_and_sampling_raises(value: int, ring_fold
 @pytest.mark.parametrize("value", [24, -1, 2**62])
 def test_an_edge_id_that_is_none_is_found_and_links_are_refused(value: int, ring_folder: Path) -> None:
     set_value(ring_folder, EDGE_IDS, 3, value)
-    with pytest.raises(HoploomError, match="edge_id"):
-        LinkNeighborLoader(hoploom.open(ring_folder), [2])
+    assert_raises(HoploomError, "edge_id", lambda: LinkNeighborLoader(hoploom.open(ring_folder), [2]))
     (problem,) = problems(ring_folder)
     assert problem.startswith(f"{EDGE_IDS}: ")
 
@@ -179,8 +174,7 @@ def test_times_that_differ_from_their_source_node_are_found(tmp_path: Path) -> N
     assert list(problems(folder)) == []
     sources = np.load(folder / INDICES)
     position = int(np.flatnonzero(sources < 10)[0])  # of the first part
-    file = "part-00000/nodes/node/node_time.npy"
-    set_value(folder, file, int(sources[position]), 1000)
+    set_value(folder, "part-00000/nodes/node/node_time.npy", int(sources[position]), 1000)
     found = list(problems(folder))
     assert any(problem.startswith(f"{RELATION}/csc.time.npy: position {position} is ") for problem in found)
     assert all("but field 'node_time' says 1000" in problem for problem in found)
@@ -209,18 +203,16 @@ def test_times_out_of_order_are_found(events_folder: Path) -> None:
     assert problem.startswith(f"{RELATION}/csc.time.npy: ")
 
 
-TIMED_MODES: list[dict[str, Any]] = [
-    {"weight_attr": "weight"},
-    {"weight_attr": "weight", "replace": True},
-    {"time_attr": "edge_time", "input_time": torch.full((20,), 50)},
-    {"time_attr": "edge_time", "input_time": torch.full((20,), 50), "temporal_strategy": "last"},
-    {"time_attr": "edge_time", "input_time": torch.full((20,), 50), "weight_attr": "weight"},
-]
+TIMED_MODES: dict[str, dict[str, Any]] = {
+    "weight": {"weight_attr": "weight"},
+    "sums": {"weight_attr": "weight", "replace": True},
+    "time": {"time_attr": "edge_time", "input_time": torch.full((20,), 50)},
+    "last": {"time_attr": "edge_time", "input_time": torch.full((20,), 50), "temporal_strategy": "last"},
+    "both": {"time_attr": "edge_time", "input_time": torch.full((20,), 50), "weight_attr": "weight"},
+}
 
 
-@pytest.mark.parametrize(
-    "mode", [*MODES.values(), *TIMED_MODES], ids=[*MODES, "weight", "sums", "time", "last", "both"]
-)
+@pytest.mark.parametrize("mode", (MODES | TIMED_MODES).values(), ids=MODES | TIMED_MODES)
 def test_whatever_a_file_holds_sampling_gives_batches_or_a_hoploom_error(
     mode: dict[str, Any], events_folder: Path
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from support.graphs import random_graph, save_in_parts
 from support.object_store import ObjectStore, object_store
 from support.ports import free_ports
+from support.refusals import assert_raises
 from support.stores import contents
 from support.until import until
 
@@ -90,8 +91,7 @@ def test_a_folder_or_a_file_is_removed(place: StoragePath) -> None:
     place.remove("c")
     place.remove("nowhere")
     assert list(place.names()) == [("ab", 1)]
-    with pytest.raises(ConfigError, match="a whole place is never removed"):
-        place.remove("")
+    assert_raises(ConfigError, "a whole place is never removed", place.remove, "")
 
 
 def test_a_folder_that_is_removed_leaves_no_object(s3: ObjectStore) -> None:
@@ -165,17 +165,13 @@ def test_a_folder_that_has_been_removed_is_not_made_again(tmp_path: Path) -> Non
 
 
 def test_a_missing_file_is_named(place: StoragePath) -> None:
-    with pytest.raises(StoreError, match=f"cannot read {place}/nothing: there is no such file"):
-        place.open("nothing")
+    assert_raises(StoreError, f"cannot read {place}/nothing: there is no such file", place.open, "nothing")
 
 
 def test_a_missing_bucket_is_named(s3: ObjectStore) -> None:
     place = StoragePath("s3://nobody-made-this-one/graphs")
     for use in (lambda: place.open("x"), lambda: write(place, "x", b"1"), lambda: list(place.names())):
-        with pytest.raises(
-            StoreError, match="there is no bucket 'nobody-made-this-one'; create it, or correct the URL"
-        ):
-            use()
+        assert_raises(StoreError, "there is no bucket 'nobody-made-this-one'; create it, or correct the URL", use)
 
 
 def test_an_account_that_may_not_is_told_which_variables_to_set(
@@ -186,8 +182,7 @@ def test_an_account_that_may_not_is_told_which_variables_to_set(
         for name, value in server.variables.items():
             monkeypatch.setenv(name, value)
         for use in (lambda: place.open("x"), lambda: write(place, "x", b"1"), lambda: place.size("x")):
-            with pytest.raises(StoreError, match=r"access was denied .*set AWS_ACCESS_KEY_ID"):
-                use()
+            assert_raises(StoreError, r"access was denied .*set AWS_ACCESS_KEY_ID", use)
 
 
 @pytest.mark.slow  # pyarrow asks three times
@@ -208,8 +203,7 @@ def test_a_full_disk_leaves_nothing(small_disk) -> None:  # type: ignore[no-unty
 
 @pytest.mark.parametrize("url", ["hdfs://name/graphs", "dbfs:/graphs", "http://host/graphs"])
 def test_a_url_of_another_kind_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="give a shared path, s3://… or gs://…"):
-        StoragePath(url)
+    assert_raises(ConfigError, "give a shared path, s3://… or gs://…", StoragePath, url)
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3://key:secret@bucket/x", "s3://bucket?region=eu/x"])
@@ -307,7 +301,6 @@ def kill_in_the_middle(source: StoragePath, folder: Path) -> int:
     """Bytes that had come."""
     command = [sys.executable, "-c", STOPPED, source.url, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         done = int(process.stdout.readline())
         process.send_signal(signal.SIGKILL)
     return done
@@ -317,8 +310,7 @@ def test_a_killed_fetch_is_no_store_and_the_next_one_goes_on(s3: ObjectStore, st
     source, here = uploaded(store, s3), tmp_path / "here"
     done = kill_in_the_middle(source, here)
     assert list(here.rglob(".*.npy.partial"))  # in the middle of a file
-    with pytest.raises(StoreError, match=r"is no store: it has no store.json"):
-        hoploom.open(here)
+    assert_raises(StoreError, r"is no store: it has no store.json", hoploom.open, here)
     seen: list[str] = []
     resumed = fetch(source, here, show=lambda what, *_: seen.append(what))
     assert resumed.bytes - done <= resumed.transferred < resumed.bytes  # complete files are kept
@@ -344,8 +336,7 @@ def test_more_parts_that_stop_leave_the_store_as_it_was(source: StoragePath, sto
     fetch(source, here, [0])
     with source.create(last) as file:
         file.write(bytes((store / last).stat().st_size))
-    with pytest.raises(StoreError, match=f"{last} has checksum"):
-        fetch(source, here, [1])
+    assert_raises(StoreError, f"{last} has checksum", fetch, source, here, [1])
     assert held_parts(here) == [0]
     with source.create(last) as file:
         file.write((store / last).read_bytes())
@@ -364,8 +355,7 @@ def test_another_store_is_refused(source: StoragePath, tmp_path: Path) -> None:
     here = tmp_path / "here"
     save_in_parts(hoploom.from_pyg(random_graph(300, 900, 2)), here, 3)
     before = contents(here)
-    with pytest.raises(StoreError, match=r"here holds another store, not that of .*; give another folder"):
-        fetch(source, here)
+    assert_raises(StoreError, r"here holds another store, not that of .*; give another folder", fetch, source, here)
     assert contents(here) == before
 
 
@@ -376,8 +366,7 @@ def test_what_is_left_of_a_fetch_of_another_store_is_refused(source: StoragePath
     (broken / X).unlink()
     with pytest.raises(StoreError, match=f"cannot read {broken}/{X}: there is no such file"):
         fetch(StoragePath(str(broken)), here)
-    with pytest.raises(StoreError, match="here holds a fetch of another store that was stopped"):
-        fetch(source, here)
+    assert_raises(StoreError, "here holds a fetch of another store that was stopped", fetch, source, here)
 
 
 def test_a_build_that_has_not_finished_is_named(source: StoragePath, tmp_path: Path) -> None:
@@ -388,15 +377,13 @@ def test_a_build_that_has_not_finished_is_named(source: StoragePath, tmp_path: P
 
 
 def test_a_part_that_there_is_not_is_named(source: StoragePath, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no part 3: .* has parts 0 to 2"):
-        fetch(source, tmp_path / "here", [0, 3])
+    assert_raises(ConfigError, r"there is no part 3: .* has parts 0 to 2", fetch, source, tmp_path / "here", [0, 3])
 
 
 def test_a_file_that_ends_too_early_is_named(source: StoragePath, store: Path, tmp_path: Path) -> None:
     with source.create(X) as file:
         file.write((store / X).read_bytes()[:-1])
-    with pytest.raises(StoreError, match=f"{X} ends after .*; write the store there again"):
-        fetch(source, tmp_path / "here")
+    assert_raises(StoreError, f"{X} ends after .*; write the store there again", fetch, source, tmp_path / "here")
 
 
 def test_a_disk_without_the_space_is_named_at_once(
@@ -412,8 +399,7 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_came(
     disk, source = small_disk("size=24k"), StoragePath(str(store))
     with monkeypatch.context() as patched:
         patched.setattr(fetch_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 30))
-        with pytest.raises(StoreError, match=r"the disk is full writing .* run the same command again"):
-            fetch(source, disk)
+        assert_raises(StoreError, r"the disk is full writing .* run the same command again", fetch, source, disk)
     subprocess.run(["mount", "-o", "remount,size=16m", disk], check=True)
     resumed = fetch(source, disk)
     assert 0 < resumed.transferred < resumed.bytes

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.graphs import library, ring, save_in_parts
+from support.refusals import assert_raises
 from support.shards import elsewhere_of, spread
 from support.stores import assert_same, fields_of
 from torch import Tensor
@@ -62,8 +63,7 @@ def test_a_disk_is_read_while_peers_work(ring_store: Store, monkeypatch: pytest.
     x = DiskRows(None, 0, 4)  # type: ignore[arg-type]
     disk = OnDisk(store.parts[0], {("node", "x"): x}, {}, Reads())
     monkeypatch.setattr(OnDisk, "_gather", lambda *asked: away.log.append("disk"))
-    features = Sharded(store.schema, [disk, away], store.ranges)
-    features.gather([Wanted("node", "x", torch.arange(12))])
+    Sharded(store.schema, [disk, away], store.ranges).gather([Wanted("node", "x", torch.arange(12))])
     assert away.log == ["begin 1", "disk", "finish 1"]
 
 
@@ -71,8 +71,7 @@ def test_an_error_of_one_shard_leaves_no_other_unread(ring_store: Store) -> None
     store = spread(ring_store, 3, here=[0])
     _, last = elsewhere_of(store)
     last.error = StoreError("part 2 is lost")
-    with pytest.raises(StoreError, match="part 2 is lost"):
-        store.features.gather([Wanted("node", "x", torch.arange(12))])
+    assert_raises(StoreError, "part 2 is lost", lambda: store.features.gather([Wanted("node", "x", torch.arange(12))]))
     assert last.log == ["begin 1", "begin 2", "finish 2", "finish 1"]
 
 
@@ -113,13 +112,10 @@ def test_with_the_topology_of_all_parts_sampling_is_whole_and_features_are_not(t
     for ours, theirs in zip(
         store.graph.sample(frontiers, Draw(1, 0, every)), whole.graph.sample(frontiers, Draw(1, 0, every)), strict=True
     ):
-        assert ours is not None
-        assert theirs is not None
         assert all(map(torch.equal, ours, theirs))
     (paper,) = (i for i, t in enumerate(whole.schema.node_types) if t.name == "paper")
     first, count = store.ranges[1].first_nodes[paper], store.ranges[1].num_nodes[paper]
-    own = torch.arange(first, first + count)
-    assert store.features.gather([Wanted("paper", "x", own)])[0].shape[0] == count
+    assert store.features.gather([Wanted("paper", "x", torch.arange(first, first + count))])[0].shape[0] == count
     with pytest.raises(StoreError, match=r"reading 'x' of node .* needs part 2"):
         store.features.gather([Wanted("paper", "x", torch.tensor([first + count]))])
     assert len(store.parts) == 1
@@ -139,8 +135,7 @@ def test_in_degrees_need_the_topology_alone(ring_store: Store) -> None:
     key, nodes = ring_store.schema.relations[0].key, torch.arange(12)
     away = spread(ring_store, 3, here=[0], whole_topology=True)
     assert away.in_degrees(key, nodes).tolist() == ring_store.in_degrees(key, nodes).tolist() == [2] * 12
-    with pytest.raises(ConfigError, match="not in reach"):
-        spread(ring_store, 3, here=[0]).in_degrees(key, nodes)
+    assert_raises(ConfigError, "not in reach", lambda: spread(ring_store, 3, here=[0]).in_degrees(key, nodes))
 
 
 def test_topology_that_a_job_has_no_memory_for_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,8 +174,6 @@ def test_one_part_answers_for_its_nodes_by_their_ids_in_the_whole(whole: Store, 
         (rows,) = store.features.gather([Wanted("node", "x", nodes)])
         assert rows[:, 0].tolist() == [7.0, 4.0, 5.0]
     (asked,), (expected,) = (store.graph.sample([Frontier(nodes)], EVERY) for store in (second, whole))
-    assert asked is not None
-    assert expected is not None
     assert all(map(torch.equal, asked, expected))
     assert asked.sources.tolist() == [8, 9, 5, 6, 6, 7]
 
@@ -196,13 +189,11 @@ def test_loaders_work_where_all_they_touch_is_at_hand(whole: Store, second: Stor
 
 def test_what_lies_elsewhere_is_an_error_that_names_the_part(second: Store) -> None:
     message = "reading 'x' of node 9 of 'node' needs part 2, but only part 1 is open; open part 2 too"
-    with pytest.raises(StoreError, match=message):
-        second.features.gather([Wanted("node", "x", torch.tensor([5, 9]))])
+    assert_raises(StoreError, message, lambda: second.features.gather([Wanted("node", "x", torch.tensor([5, 9]))]))
     with pytest.raises(StoreError, match="reading the in-edges of node 3 of 'node' needs part 0"):
         second.graph.sample([Frontier(torch.tensor([3]))], EVERY)
     loader = NeighborLoader(second, [-1, -1], input_nodes=torch.tensor([6]), num_workers=1)
-    with pytest.raises(StoreError, match="part 2"):
-        next(iter(loader))
+    assert_raises(StoreError, "part 2", lambda: next(iter(loader)))
     edge = torch.tensor([0])
     with pytest.raises(StoreError, match=r"reading 'edge_attr' of edge 0 of .* needs part 0"):
         second.features.gather([Wanted(("node", "to", "node"), "edge_attr", edge)])
@@ -233,14 +224,10 @@ def test_parts_that_are_not_there_are_refused(whole: Store, second: Store, tmp_p
         (0, "parts are 0, not a list; give numbers below 3"),
     ]
     for parts, message in bad:
-        with pytest.raises(ConfigError, match=message):
-            hoploom.open(tmp_path / "ring", parts=parts)
-        with pytest.raises(ConfigError, match=message):
-            hoploom.connect("127.0.0.1:9", tmp_path / "ring", parts=parts)
-    with pytest.raises(StoreError, match=r"part-00000.* is missing"):
-        hoploom.open(tmp_path / "copy")
-    with pytest.raises(StoreError, match=r"part-00002.* is missing"):
-        hoploom.open(tmp_path / "copy", parts=[1, 2])
+        assert_raises(ConfigError, message, hoploom.open, tmp_path / "ring", parts=parts)
+        assert_raises(ConfigError, message, hoploom.connect, "127.0.0.1:9", tmp_path / "ring", parts=parts)
+    assert_raises(StoreError, r"part-00000.* is missing", hoploom.open, tmp_path / "copy")
+    assert_raises(StoreError, r"part-00002.* is missing", hoploom.open, tmp_path / "copy", parts=[1, 2])
 
 
 def _ring(num_nodes: int = 40) -> Store:
@@ -270,7 +257,6 @@ def test_the_rows_asked_for_most_are_held_each_fetched_once() -> None:
     assert _x(held, [15, 3, 16, 39, 15, 10])[:, 0].tolist() == [15.0, 3.0, 16.0, 39.0, 15.0, 10.0]
     assert _asked(held) == [16, 39]
     found = report(held)
-    assert found is not None
     assert (found.num_rows, found.hits, found.misses, found.hit_rate) == (6, 3, 2, 0.6)
     assert str(found).startswith("6 rows held in ")
     assert report(store) is None
@@ -288,7 +274,6 @@ def test_of_equal_counts_the_lowest_ids_are_held() -> None:
 def test_sizes_are_shares_or_bytes(size: Any, rows: int | None) -> None:
     held = cached(_ring(), size, {})
     found, row_bytes = report(held), sum(f.row_bytes for f in held.schema.node_types[0].fields.values())
-    assert found is not None
     assert found.num_rows == (1000 // (row_bytes + 24) if rows is None else rows)
     if rows is None:
         assert found.num_bytes <= 1000
@@ -296,8 +281,7 @@ def test_sizes_are_shares_or_bytes(size: Any, rows: int | None) -> None:
 
 @pytest.mark.parametrize("size", ["120%", 1.5, -1, "20 %%", "many", True, None, -0.1, float("nan"), "-3%"])
 def test_sizes_that_mean_nothing_are_refused(size: Any) -> None:
-    with pytest.raises(ConfigError, match="the cache's size"):
-        cached(_ring(), size, {})
+    assert_raises(ConfigError, "the cache's size", lambda: cached(_ring(), size, {}))
 
 
 def test_counts_that_do_not_fit_are_refused() -> None:
@@ -311,8 +295,7 @@ def test_counts_that_do_not_fit_are_refused() -> None:
 def test_types_share_the_bytes_by_how_often_their_rows_are_asked_for(library_store: Store) -> None:
     store = spread(library_store, 3, here=[])
     counts = {t.name: torch.full((t.num_nodes,), n) for t, n in zip(store.schema.node_types, (1, 3, 2), strict=True)}
-    held = cached(store, 10 * (_row_bytes(store, "paper") + 24), counts)
-    (shard, *_) = held.shards
+    (shard, *_) = cached(store, 10 * (_row_bytes(store, "paper") + 24), counts).shards
     assert isinstance(shard, Cached)
     assert {name: ids.ids.tolist() for name, ids in shard.cache.ids.items()} == {"paper": list(range(10))}
 
@@ -337,7 +320,6 @@ def test_rows_of_edges_pass_by_the_cache(ring_store: Store) -> None:
     ours, theirs = (s.features.gather([Wanted(key, "edge_attr", edges)])[0] for s in (held, ring_store))
     assert torch.equal(ours, theirs)
     found = report(held)
-    assert found is not None
     assert found.hits + found.misses == 0
 
 
@@ -347,7 +329,6 @@ def test_hits_and_misses_are_counted_over_all_threads() -> None:
         rows = list(pool.map(lambda _: _x(held, [5, 12, 30, 24]), range(200)))
     assert all(of_call[:, 0].tolist() == [5.0, 12.0, 30.0, 24.0] for of_call in rows)
     found = report(held)
-    assert found is not None
     assert (found.hits, found.misses) == (400, 200)
 
 
@@ -356,8 +337,7 @@ def test_with_look_ahead_rows_are_held_that_the_window_loses() -> None:
     counts[10], counts[20:] = 64, 1  # of 64 batches
     visits = Visits(node=counts)
     visits.num_batches = 64
-    store = replace(_ring(), deployment=Deployment(look_ahead=4))
-    assert _asked(cached(store, 0.5, visits)) == list(range(20, 35))
+    assert _asked(cached(replace(_ring(), deployment=Deployment(look_ahead=4)), 0.5, visits)) == list(range(20, 35))
     assert _asked(cached(_ring(), 0.5, visits)) == [10, *range(20, 34)]
 
 

@@ -65,15 +65,12 @@ def test_some_parts_have_a_budget_too(path: Path, tmp_path: Path, topology: str)
     opened = [hoploom.open(cut, parts=[1], topology=topology, memory=m) for m in (None, 60_000)]  # type: ignore[arg-type]
     seeds = torch.arange(opened[0].ranges[1].first_nodes[0], opened[0].ranges[2].first_nodes[0], 9)
     fanouts = [0] if topology == "own" else [4]
-    drawn = [
-        [batch.n_id for batch in NeighborLoader(store, fanouts, seeds, batch_size=50, fields=[])] for store in opened
-    ]
-    assert opened[1].budget is not None
+    options: dict[str, Any] = {"batch_size": 50, "fields": []}
+    drawn = [[batch.n_id for batch in NeighborLoader(store, fanouts, seeds, **options)] for store in opened]
     assert not opened[1].budget.holds_all
     for ours, theirs in zip(*drawn, strict=True):
         assert torch.equal(ours, theirs)
-    rows = [store.features.gather([("node", "x", seeds)])[0] for store in opened]
-    assert torch.equal(*rows)
+    assert torch.equal(*[store.features.gather([("node", "x", seeds)])[0] for store in opened])
 
 
 def test_an_epoch_without_steps_is_empty(path: Path) -> None:
@@ -106,7 +103,6 @@ def test_an_epoch_goes_on_at_another_world_size(path: Path, tmp_path: Path, opti
 
 def test_a_budget_that_holds_all_changes_nothing(path: Path) -> None:
     store = hoploom.open(path, memory="1GB")
-    assert store.budget is not None
     assert store.budget.holds_all
     assert store.shards == store.parts
     assert "all edges, small fields and all rows in memory, 0 B on disk" in repr(store)
@@ -126,15 +122,6 @@ def test_a_wrong_budget_is_refused_with_the_way_out(path: Path, memory: str | in
         hoploom.open(path, memory=memory)
 
 
-@pytest.mark.parametrize("by_threads", [False, True])
-def test_rows_come_from_the_disk_by_io_uring_and_by_threads(path: Path, by_threads: bool) -> None:
-    store = hoploom.open(path, memory=_sizes(path)[0] + 1000)
-    assert store.reads is not None
-    store.reads.by_threads = by_threads
-    assert_same_batches(loaded(hoploom.open(path)), loaded(store))
-    assert store.reads.requests > 0
-
-
 def test_batches_larger_than_the_window_are_made_one_at_a_time(path: Path) -> None:
     """Whatever the loader's threads: what is made and not yet asked for takes memory too."""
     begins, lists, _ = _sizes(path)
@@ -145,9 +132,7 @@ def test_batches_larger_than_the_window_are_made_one_at_a_time(path: Path) -> No
         made[0] += 1
         return batch
 
-    seeds = torch.arange(NUM_NODES)
-    loader = NeighborLoader(store, [5, 3], seeds, batch_size=400, num_workers=2, transform=count)
-    assert store.budget is not None
+    loader = NeighborLoader(store, [5, 3], torch.arange(NUM_NODES), batch_size=400, num_workers=2, transform=count)
     ops.pool_trim()
     num_had = 0
     for batch in loader:
@@ -172,7 +157,6 @@ def test_what_fits_is_read_in_the_background(path: Path, tmp_path: Path) -> None
     if _resident(file):
         pytest.skip("this file system keeps its pages")
     store = hoploom.open(copy, memory=2 * (begins + lists) + rows // 2)
-    assert store.budget is not None
     wanted = int(store.budget.rows * rows) // mmap.PAGESIZE
     assert 0 < wanted < rows // mmap.PAGESIZE
     end = time.monotonic() + 20
@@ -229,7 +213,6 @@ def opened(path: Path, share_of_rows: float = 0.0, **options: bool) -> Store:
     lists = part.lists[0].indices.nbytes + labels
     held = lists + int(share_of_rows * rows) if share_of_rows else 6000
     store = hoploom.open(path, memory=begins + int(held / 0.75) + 8)
-    assert store.reads is not None
     store.reads.gap, store.reads.by_threads = 0, options.get("by_threads", False)
     return store
 
@@ -273,8 +256,7 @@ def test_bytes_and_hits_are_those_of_the_batches_rows(path: Path, by_threads: bo
 def test_edges_that_are_read_count_too(path: Path) -> None:
     store = opened(path)
     near = shard_of(store).lists[0].indices.num_in_memory
-    batches = loaded(store, fields=[], look_ahead=1)
-    edges = torch.cat([batch.e_id for batch in batches])
+    edges = torch.cat([batch.e_id for batch in loaded(store, fields=[], look_ahead=1)])
     said = store.reading()
     assert 0 < near < store.num_edges
     assert (said["asked"], said["found"]) == (len(edges), int((edges < near).sum()))
@@ -285,8 +267,7 @@ def test_whole_lists_count_all_their_edges(path: Path) -> None:
     store = opened(path)
     seeds = torch.arange(0, NUM_NODES, 7)
     list(NeighborLoader(store, [-1], seeds, batch_size=100, fields=[], look_ahead=1))
-    num_edges = int(store.parts[0].lists[0].indptr.diff()[seeds].sum())
-    assert store.reading()["wanted_bytes"] == 4 * num_edges
+    assert store.reading()["wanted_bytes"] == 4 * int(store.parts[0].lists[0].indptr.diff()[seeds].sum())
 
 
 def test_rows_that_are_aggregated_are_read_too(path: Path) -> None:
@@ -295,9 +276,8 @@ def test_rows_that_are_aggregated_are_read_too(path: Path) -> None:
     options = {"mode": "blocks", "aggregate": "mean", "look_ahead": STEPS}
     batches = loaded(store, **options)
     rows = torch.cat([batch.n_id for batch in batches]).unique()
-    assert store.reading()["wanted_bytes"] == ROW * int(
-        (rows >= shard_of(store).tables["node", "x"].num_in_memory).sum()
-    )
+    near = shard_of(store).tables["node", "x"].num_in_memory
+    assert store.reading()["wanted_bytes"] == ROW * int((rows >= near).sum())
     asked = sum(len(batch.n_id) + len(batch.x) for batch in batches)  # aggregated, and inner nodes' own rows
     assert store.reading()["asked"] == asked
     assert_same_batches(loaded(hoploom.open(path), **options), batches)
