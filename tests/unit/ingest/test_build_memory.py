@@ -55,9 +55,8 @@ def write_papers(folder: Path, scale: float, files: int = 4) -> int:
         for number in range(files):
             path = folder / name / f"{number:03d}.parquet"
             spans = range(bounds[number], bounds[number + 1], ROWS)
-            with pq.ParquetWriter(
-                path, chunk(0, 1, num_nodes).schema, compression="none", use_dictionary=False
-            ) as file:
+            schema = chunk(0, 1, num_nodes).schema
+            with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as file:
                 for begin in spans:
                     file.write_table(chunk(begin, min(begin + ROWS, bounds[number + 1]), num_nodes))
     (folder / "graph.toml").write_text(RECIPE)
@@ -117,8 +116,7 @@ def check_papers(store: hoploom.Store, num_nodes: int) -> None:
     assert torch.equal(y, torch.where(labelled, places % NUM_CLASSES, -1))
     assert torch.equal(store.split("val"), torch.nonzero(labelled & (places % 3 == 1)).view(-1))
     degrees = torch.cat([part.lists[0].indptr.diff() for part in store.parts])
-    cited = cited_by(np.arange(store.schema.relations[0].num_edges), num_nodes)
-    expected = np.bincount(cited, minlength=num_nodes)
+    expected = np.bincount(cited_by(np.arange(store.schema.relations[0].num_edges), num_nodes), minlength=num_nodes)
     assert np.array_equal(degrees.numpy(), expected[places.numpy()])
 
 
@@ -183,7 +181,6 @@ def least_memory(folder: Path) -> int:
     """Return the least that a build takes here: how much the libraries hold differs from machine to machine."""
     command = [sys.executable, "-m", "hoploom", "build", "graph.toml", "-o", "out.store", "--memory", "64MB"]
     least = re.search(r"give at least (\d+) MB", watched(command, folder).said)
-    assert least is not None
     return (int(least[1]) + 5) * 10**6  # another process may take a little more
 
 

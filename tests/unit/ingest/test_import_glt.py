@@ -110,8 +110,7 @@ def test_edges_keep_their_ids_ends_and_features(tmp_path: Path, order: str) -> N
     store = import_glt(folder, tmp_path / "out")
     assert edges_of(store, RING) == dict(enumerate(map(tuple, ring_edges().T.tolist())))
     for part in store.parts:
-        attributes = part.tables[RING, "edge_attr"].rows.view(-1)
-        assert torch.equal(attributes, part.tables[RING, EDGE_ID].rows.float())
+        assert torch.equal(part.tables[RING, "edge_attr"].rows.view(-1), part.tables[RING, EDGE_ID].rows.float())
 
 
 def test_types_and_relations_are_told_from_the_names_of_files(tmp_path: Path, labels: Path, train: Path) -> None:

@@ -43,8 +43,7 @@ def homogeneous(edge_index: Tensor, *, year: bool, labelled: int = NUM_NODES) ->
 
 
 def test_arxiv_is_what_ogb_reads(tmp_path: Path) -> None:
-    folder = ogb_csv(tmp_path / "ogbn_arxiv", "time", year=True)
-    store = import_ogb("ogbn-arxiv", folder, tmp_path / "out")
+    store = import_ogb("ogbn-arxiv", ogb_csv(tmp_path / "ogbn_arxiv", "time", year=True), tmp_path / "out")
     assert_same(store, homogeneous(torch.from_numpy(ring_edges()), year=True))
     assert list(problems(tmp_path / "out")) == []
 
@@ -84,15 +83,11 @@ def mag() -> HeteroData:
     return data
 
 
-def with_splits(data: HeteroData) -> hoploom.Store:
-    edges = {key: data[key].edge_index for key in data.edge_types}
-    fields = {"author": {}, "institution": {}, "paper": nodes(year=True)}
-    return hoploom.from_tensors(fields, edges, num_nodes={"author": 4, "institution": 2}, splits={"paper": SPLITS})
-
-
 def test_mag_has_its_types_and_relations_in_ogbs_order(tmp_path: Path) -> None:
-    store = import_ogb("ogbn-mag", ogb_mag(tmp_path / "mag"), tmp_path / "out")
-    assert_same(store, with_splits(mag()))
+    edges, counts = {key: mag()[key].edge_index for key in mag().edge_types}, {"author": 4, "institution": 2}
+    fields = {"author": {}, "institution": {}, "paper": nodes(year=True)}
+    expected = hoploom.from_tensors(fields, edges, num_nodes=counts, splits={"paper": SPLITS})
+    assert_same(import_ogb("ogbn-mag", ogb_mag(tmp_path / "mag"), tmp_path / "out"), expected)
 
 
 def test_undirected_adds_the_edges_that_pygs_to_undirected_adds(tmp_path: Path) -> None:
@@ -134,12 +129,11 @@ def test_rows_are_counted_over_chunks(tmp_path: Path) -> None:
     table = csv_table(tmp_path / "rows.csv.gz", "int64", block=256)
     with pytest.raises(DataError, match=r"rows\.csv\.gz, row 1000: node 5 is not in \[0, 5\)"):
         list(members(table, 5)())
+    stream = edge_stream(
+        ("a", "to", "b"), EdgeSource([flat(table)] * 2, Count("edges", 1000, "it")), (6, 5), EdgeRule()
+    )
     with pytest.raises(DataError, match=r"row 1000: destination 5 is not in \[0, 5\)"):
-        list(
-            edge_stream(
-                ("a", "to", "b"), EdgeSource([flat(table)] * 2, Count("edges", 1000, "it")), (6, 5), EdgeRule()
-            ).rows()
-        )
+        list(stream.rows())
 
 
 def test_arrays_are_read_in_chunks_from_the_zip(tmp_path: Path) -> None:
@@ -227,9 +221,8 @@ def test_a_file_cut_short_is_named(tmp_path: Path, file: str) -> None:
 def test_a_file_that_is_not_gzipped_is_named(tmp_path: Path) -> None:
     path = ogb_csv(tmp_path / "raw", "time", year=True) / "raw" / "edge.csv.gz"
     path.write_text("0,1\n" * 20)
-    assert refused("ogbn-arxiv", tmp_path / "raw", tmp_path).startswith(
-        f"{path} is cut short or damaged (Not a gzipped"
-    )
+    said = refused("ogbn-arxiv", tmp_path / "raw", tmp_path)
+    assert said.startswith(f"{path} is cut short or damaged (Not a gzipped")
 
 
 def test_mag_without_a_file_of_a_relation_is_refused(tmp_path: Path) -> None:

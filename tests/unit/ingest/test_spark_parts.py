@@ -76,16 +76,11 @@ def test_every_partition_has_a_number_whose_hash_leads_there() -> None:
     hashes = [933211791, -559580957, 29417773]  # Spark: SELECT hash(…)
     assert murmur3(np.array([0, 1, 42], np.int32)).tolist() == hashes
     for count in (1, 2, 7, 300):
-        leading = np.array(leading_there(count), np.int32)
-        assert np.remainder(murmur3(leading), count).tolist() == list(range(count))
+        assert np.remainder(murmur3(np.array(leading_there(count), np.int32)), count).tolist() == list(range(count))
 
 
 def test_ranges_cover_all_ids_in_whole_steps() -> None:
-    for num_ids, num_rows, memory, tasks, step in (
-        (1000, 10**6, 1 << 20, 4, 64),
-        (7, 3, 1 << 30, 2, 1),
-        (1, 0, 1, 1, 8),
-    ):
+    for num_ids, num_rows, memory, tasks, step in ((1000, 10**6, 2**20, 4, 64), (7, 3, 2**30, 2, 1), (1, 0, 1, 1, 8)):
         ranges = ranges_for(num_ids, num_rows, 16, memory, tasks, step)
         limits = [ranges.limits(number) for number in range(ranges.count)]
         assert limits[0][0] == 0

@@ -61,9 +61,8 @@ def edges(seed: int = 0) -> list[tuple[int, int, float, int]]:
 def edge_rows(given: Sequence[tuple[int, int, float, int]], size: int) -> Iterator[EdgeRows]:
     for begin in range(0, len(given), size):
         source, destination, weight, time = zip(*given[begin : begin + size], strict=True)
-        yield EdgeRows(
-            torch.tensor(source), torch.tensor(destination), {"w": torch.tensor(weight), "t": torch.tensor(time)}
-        )
+        source, destination, weight, time = map(torch.tensor, (source, destination, weight, time))
+        yield EdgeRows(source, destination, {"w": weight, "t": time})
 
 
 def bought(given: Sequence[tuple[int, int, float, int]], rule: EdgeRule, size: int = 300) -> EdgeStream:
@@ -75,10 +74,8 @@ def node_streams(parts: int = 1, order: Tensor | None = None) -> list[NodeStream
     bounds = [[count * part // parts for part in range(parts + 1)] for count in (NUM_USERS, NUM_ITEMS)]
     block = NodeFields({"x": X, "when": TIME}, lambda: in_chunks(users, 9))
     train = torch.tensor([5, 99, 0, 42])
-    return [
-        NodeStream("user", bounds[0], [block], {"train": lambda: iter(train.split(3))}),
-        NodeStream("item", bounds[1]),
-    ]
+    splits = {"train": lambda: iter(train.split(3))}
+    return [NodeStream("user", bounds[0], [block], splits), NodeStream("item", bounds[1])]
 
 
 def build(path: Path, nodes: Sequence[NodeStream], relations: Sequence[EdgeStream], **options: object) -> hoploom.Store:
@@ -143,9 +140,8 @@ def test_lists_in_order_keep_the_order_in_which_edges_come(tmp_path: Path) -> No
 def test_of_edges_with_the_same_ends_the_first_of_the_list_stays(tmp_path: Path, in_order: bool) -> None:
     given = edges()
     kept = build(tmp_path / "s", node_streams(), [bought(given, EdgeRule(in_order=in_order))], time="t")
-    once = build(
-        tmp_path / "d", node_streams(), [bought(given, EdgeRule(in_order=in_order, deduplicate=True))], time="t"
-    )
+    first = [bought(given, EdgeRule(in_order=in_order, deduplicate=True))]
+    once = build(tmp_path / "d", node_streams(), first, time="t")
     expected = []
     for found in lists_of(kept):
         first: dict[int, tuple[int, float, int]] = {}
@@ -174,9 +170,8 @@ def test_undirected_edges_lead_both_ways_and_loops_once(tmp_path: Path, drop: bo
 def test_times_of_source_nodes_order_the_lists(tmp_path: Path) -> None:
     given = [(s, d, w, 0) for s, d, w, _ in edges()]
     nodes = node_streams(2)
-    late_first = NodeFields(
-        {"when": TIME}, lambda: iter([Rows(torch.arange(NUM_USERS), {"when": -torch.arange(NUM_USERS)})])
-    )
+    ids = torch.arange(NUM_USERS)
+    late_first = NodeFields({"when": TIME}, lambda: iter([Rows(ids, {"when": -ids})]))
     nodes[0] = NodeStream("user", nodes[0].bounds, [late_first])
     store = build(tmp_path / "s", nodes, [bought(given, EdgeRule())], time="when")
     sources = [[row[0] for row in rows] for rows in lists_of(store)]
@@ -263,9 +258,7 @@ def test_a_spool_splits_a_bucket_that_is_too_large(tmp_path: Path) -> None:
             spool.add(piece, [(piece * 3).view(-1, 1).view(torch.uint8)])
         buckets = list(spool.buckets())
         assert max(bucket.records.numel() for bucket in buckets) <= 1 << 12
-        found = torch.cat(
-            [bucket.records[:, :4].contiguous().view(torch.int32).view(-1) + bucket.first for bucket in buckets]
-        )
+        found = torch.cat([one.records[:, :4].contiguous().view(torch.int32).view(-1) + one.first for one in buckets])
         values = torch.cat([bucket.records[:, 4:].contiguous().view(torch.int64).view(-1) for bucket in buckets])
         assert torch.equal(values, found.to(torch.int64) * 3)
         assert torch.equal(torch.sort(found).values, torch.arange(5000, dtype=torch.int32).repeat_interleave(3))
@@ -283,8 +276,7 @@ def test_rows_of_another_dtype_or_number_are_refused_in_any_order(tmp_path: Path
 
 def test_many_parts_take_few_open_files(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    in_use = len(list(Path("/proc/self/fd").iterdir()))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 24, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 24, hard))
     try:
         nodes, stream = node_streams(40, shuffled(NUM_USERS, 1)), bought(edges(), EdgeRule(reverse="rev"))
         store = build(tmp_path / "s", nodes, [stream], weight="w", time="t", memory=1, least_memory=4096)

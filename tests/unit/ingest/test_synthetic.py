@@ -153,8 +153,6 @@ def test_weights_and_times_reach_the_sampler_and_the_user(tmp_path: Path) -> Non
     part, relation = store.parts[0], store.schema.relations[0].key
     lists = part.lists[0]
     weight, time = part.tables[relation, "weight"].rows, part.tables[relation, "time"].rows
-    assert lists.weight is not None
-    assert lists.edge_time is not None
     assert torch.equal(weight, lists.weight)
     assert torch.equal(time, lists.edge_time)
     assert 0 < float(weight.min()) < 0.01 < 0.99 < float(weight.max()) <= 1

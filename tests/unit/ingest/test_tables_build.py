@@ -1,7 +1,8 @@
-"""Stores from tables hold what the tables say, whatever the ids are; checked against plain dictionaries."""
+"""Stores from tables hold what the tables say, whatever the ids; bad tables are refused with file, row and value."""
 
 import datetime
 import math
+import re
 from collections import Counter
 from hashlib import md5
 from pathlib import Path
@@ -27,7 +28,7 @@ from support.tables import (
     write_table,
 )
 
-from hoploom.errors import DataError
+from hoploom.errors import DataError, HoploomError
 from hoploom.ingest.tables.build import BuildOptions, build
 from hoploom.ingest.tables.graph_file import parse_graph
 from hoploom.ingest.tables.ids import padded
@@ -137,9 +138,8 @@ def test_shares_are_drawn_by_id_and_seed_alone(tmp_path: Path, name: str) -> Non
         ids = shuffled({"id": [IDS[name](v) for v in range(count)]}, way)["id"]
         write_table(tmp_path / "nodes.parquet", {"id": ids})
         write_table(tmp_path / "edges.parquet", {"src": ids[:1], "dst": ids[1:2]})
-        text = (
-            f"[graph]\nseed = {seed}\n" + NODES.split("features")[0] + "split = { train = 0.6, val = 0.1, rest = 0.3 }"
-        )
+        split = "split = { train = 0.6, val = 0.1, rest = 0.3 }"
+        text = f"[graph]\nseed = {seed}\n" + NODES.split("features")[0] + split
         store, _ = build_here(tmp_path, text + EDGES, out=f"{way}.store", parts=parts)
         members = [set(store.split(split).tolist()) for split in ("train", "val", "rest")]
         assert sum(map(len, members)) == count == len(set.union(*members))
@@ -188,15 +188,10 @@ def test_columns_are_filled_cast_and_put_into_categories(tmp_path: Path) -> None
     label = "venue"
     fields = { list = "list" }
     columns.list.fill = 9
-    [nodes.node.columns.size]
-    fill = 7
-    [nodes.node.columns.colour]
-    fill = "red"
-    categories = "one-hot"
-    [nodes.node.columns.grade]
-    cast = "float32"
-    [nodes.node.columns.venue]
-    categories = "codes"
+    columns.size.fill = 7
+    columns.colour = { fill = "red", categories = "one-hot" }
+    columns.grade.cast = "float32"
+    columns.venue.categories = "codes"
     """
     nodes = {
         "id": [30, 10, 20],
@@ -221,12 +216,7 @@ def test_standardised_columns_have_mean_0_and_deviation_1(tmp_path: Path) -> Non
     id = "id"
     features = ["plain", "big", "same"]
     fields = { list = "list" }
-    [nodes.node.columns.big]
-    standardise = true
-    [nodes.node.columns.same]
-    standardise = true
-    [nodes.node.columns.list]
-    standardise = true
+    columns = { big.standardise = true, same.standardise = true, list.standardise = true }
     """
     values = [10**12 + (v * 7919) % 1000 for v in range(500)]
     nodes = {
@@ -282,11 +272,9 @@ def test_times_and_dates_are_integers(tmp_path: Path) -> None:
 
 def test_dangling_edges_are_dropped_and_counted(tmp_path: Path) -> None:
     write_table(tmp_path / "nodes.parquet", {"id": ["a", "b"]})
-    write_table(
-        tmp_path / "edges.parquet", {"src": ["a", "x", "b", "a"], "dst": ["b", "a", "y", "a"], "f": [1, 2, 3, 4]}
-    )
-    text = NODES.split("features")[0]
-    store, report = build_here(tmp_path, text + EDGES + 'features = "f"', drop_dangling=True)
+    edges = {"src": ["a", "x", "b", "a"], "dst": ["b", "a", "y", "a"], "f": [1, 2, 3, 4]}
+    write_table(tmp_path / "edges.parquet", edges)
+    store, report = build_here(tmp_path, NODES.split("features")[0] + EDGES + 'features = "f"', drop_dangling=True)
     assert sorted(edges_of(store)) == [("a", "a"), ("a", "b")]
     assert sorted(field(store, ("node", "to", "node"), "edge_attr").flatten().tolist()) == [1, 4]
     assert list(report.dropped.values()) == [2]
@@ -329,3 +317,160 @@ def test_ids_that_are_store_ids_are_not_stored_again(tmp_path: Path) -> None:
         write_graph(tmp_path / name, IDS[name])
         store, _ = build_here(tmp_path / name, NODES)
         assert (ORIGINAL_ID in store.schema.node_types[0].fields) == kept
+
+
+IDS_ALONE = {"id": ["a", "b", "c"]}
+ENDS = {"src": ["a", "b", "c"], "dst": ["b", "c", "a"]}
+
+
+def text(nodes: str = "", edges: str = "", more: str = "") -> str:
+    return f"""
+[nodes.node]
+files = ["n-0.parquet", "n-1.parquet"]
+id = "id"
+{nodes}
+[edges."node to node"]
+files = "e.parquet"
+source = "src"
+destination = "dst"
+{edges}
+{more}
+"""
+
+
+def refused(folder: Path, graph: str, nodes: Any, edges: Any = ENDS, **options: Any) -> str:
+    write_table(folder / "n.parquet", nodes, files=2 if len(nodes["id"]) else 1)
+    write_table(folder / "e.parquet", edges)
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(HoploomError) as caught:
+        build_here(folder, graph, **options)
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert "\n" not in str(caught.value)
+    return str(caught.value).replace(f"{folder}/", "")
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_null_ids(tmp_path: Path, drop: bool) -> None:
+    message = refused(tmp_path, text(), {"id": ["a", "b", "c", None]}, drop_dangling=drop)
+    assert message == "n-1.parquet, row 2: column 'id' of nodes.node has a null; give every node an id"
+    message = refused(tmp_path, text(), {"id": [1, None, None, 4]}, {"src": [1], "dst": [4]})
+    where = "n-0.parquet, row 2: column 'id' of nodes.node"
+    assert message == f"{where} has 2 nulls, this is the first; give every node an id"
+    message = refused(tmp_path, text(), IDS_ALONE, {"src": ["a", "a"], "dst": ["a", None]}, drop_dangling=drop)
+    assert message.startswith("e.parquet, row 2: column 'dst' of edges.\"node to node\" has a null; give every edge")
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_duplicate_ids(tmp_path: Path, as_text: bool) -> None:
+    def of(values: list[int]) -> list[Any]:
+        return [f"v{value}" for value in values] if as_text else values
+
+    ids = of([1, 2, 5, 2, 9, 1])
+    message = refused(tmp_path, text(), {"id": ids}, {"src": ids, "dst": ids})
+    listed = f"{ids[0]!r} (again in n-1.parquet, row 3), {ids[1]!r} (again in n-1.parquet, row 1)"
+    assert message == f"column 'id' of nodes.node: 2 ids have more than one row: {listed}; keep one row each"
+    dense = of([0, 1, 2, 2, 4])  # as many rows as an unbroken range would have
+    message = refused(tmp_path, text(), {"id": dense}, {"src": ids[:2], "dst": ids[:2]})
+    assert "an id has more than one row" in message
+
+
+@pytest.mark.parametrize("of", [lambda v: v, lambda v: v * v * 7, lambda v: f"v{v}"], ids=["dense", "sparse", "text"])
+def test_edges_of_unknown_nodes(tmp_path: Path, of: Any) -> None:
+    nodes = [of(v) for v in range(4)]
+    unknown = [of(v) for v in range(4, 11)]
+    edges = {"src": [nodes[0]] * 9, "dst": [nodes[1], *reversed(unknown), unknown[0]]}
+    message = refused(tmp_path, text(), {"id": nodes}, edges)
+    ascending = sorted(unknown)
+    rows = {value: edges["dst"].index(value) + 1 for value in unknown}
+    listed = ", ".join(f"{value!r} (e.parquet, row {rows[value]})" for value in ascending[:5])
+    what = "edges.\"node to node\": 8 edges end at ids that nodes.node does not have: column 'dst' holds"
+    assert message == f"{what} {listed} and 2 more; add them to nodes.node, or pass --drop-dangling"
+    message = refused(tmp_path, text(), {"id": nodes}, {"src": [unknown[0]], "dst": [nodes[0]]})
+    assert "1 edge begins at ids that nodes.node does not have" in message
+
+
+def test_ids_of_other_types(tmp_path: Path) -> None:
+    message = refused(tmp_path, text(), {"id": [1, 2, 3]}, ENDS)
+    assert all(part in message for part in ("string", "int64", "e.parquet"))
+
+
+F, THREE = 'features = "f"\n', 'label = "f"\nnum_classes = 3'
+AT_0, AT_1 = (f"^n-{file}.parquet, row {row}: column 'f' of nodes.node" for file, row in ((0, 2), (1, 1)))
+NULL = f"{AT_1} is null; give a value, or fill nulls with columns.f.fill$"
+TEXT = "^graph.toml:5: nodes.node.features: column 'f' is string, not a number: n-1.parquet, row 1 holds 'z'; correct"
+BAD_COLUMNS = [  # keys, values of f, what is said between ^ and $
+    (F, [1, 2, None], NULL),
+    (F, [[1, 2], [3, 4], None], NULL),
+    (F, [[1, 2], [3], [5, 6]], f"{AT_0} has a list of 1 values, others have 2; give lists of one length$"),
+    (F, pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2)), "n-0.parquet, row 2"),
+    (THREE, [0, 2, 3], f"{AT_1} holds 3, not in [0, 3)"),
+    (THREE, [0, -2, 1], f"{AT_0} holds -2, not in [0, 3)"),
+    (F + 'dtype = "int8"', [1, 2, 300], f"{AT_1} holds 300, which does not fit int8"),
+    (F + 'dtype = "float16"', [1.0, 1e6, 2.0], f"{AT_0} holds 1000000.0, too large for float16"),
+    (F + 'columns.f.cast = "float32"', ["1", "2", "three"], f"{AT_1} cannot be cast to float"),
+    (F, ["1", None, "z"], f'{TEXT} it, or give columns.f.categories = "one-hot"$'),
+    ('label = "f"', ["1", "2", "3"], 'not a number; but its text reads as one; give columns.f.cast = "float32"$'),
+    (F, [datetime.time(1)] * 3, "n-0.parquet, row 1 holds datetime.time(1, 0); write numbers, or leave it out$"),
+    ('time = "f"', [0.5, 1, 2], "times are integers or timestamps"),
+    (F + 'columns.f.fill = "none"', [1, 2, None], "'none' is no value of a column of int64"),
+]
+
+
+@pytest.mark.parametrize(("keys", "values", "said"), BAD_COLUMNS, ids=[row[2].strip("^$")[-40:] for row in BAD_COLUMNS])
+def test_a_value_that_its_column_cannot_have_is_named(tmp_path: Path, keys: str, values: Any, said: str) -> None:
+    message = refused(tmp_path, text(keys), IDS_ALONE | {"f": values})
+    assert said in f"^{message}$"
+
+
+def test_edge_features_that_are_null(tmp_path: Path) -> None:
+    message = refused(tmp_path, text(edges='weight = "w"'), IDS_ALONE, ENDS | {"w": [1.0, None, 2.0]})
+    assert message.startswith("e.parquet, row 2: column 'w' of edges.\"node to node\" is null")
+
+
+def test_more_parts_than_nodes(tmp_path: Path) -> None:
+    assert refused(tmp_path, text(), IDS_ALONE, parts=4) == "parts is 4, but nodes.node has 3 nodes; give at most 3"
+    message = refused(tmp_path, text(), {"id": [1, 2, 3]}, {"src": [1], "dst": [2]}, parts=4)
+    assert message == "parts is 4, but nodes.node has 3 nodes; give at most 3"
+    assert "give 1 to 65536" in refused(tmp_path, text(), IDS_ALONE, parts=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory": 64 << 20}, "memory is 67 MB"),
+        ({"engine": "polars"}, "engine is 'polars'; give one of"),
+        ({"threads": 0}, "threads is 0"),
+    ],
+)
+def test_options_are_looked_at_before_tables(tmp_path: Path, options: Any, message: str) -> None:
+    with pytest.raises(HoploomError, match=re.escape(message)):
+        build_here(tmp_path, text(), **options)  # no table is there
+
+
+def test_ids_with_a_zero_byte(tmp_path: Path) -> None:
+    message = refused(tmp_path, text(), {"id": ["a", "b", "c\0d"]})
+    assert message.startswith("n-1.parquet, row 1: column 'id' of nodes.node holds 'c\\x00d'")
+
+
+def test_standardised_edge_features(tmp_path: Path) -> None:
+    more = '[edges."node to node".columns.w]\nstandardise = true'
+    message = refused(tmp_path, text(edges='features = "w"', more=more), IDS_ALONE, ENDS | {"w": [1.0, 2.0, 3.0]})
+    assert "only columns of nodes are standardised" in message
+
+
+def test_tables_without_rows(tmp_path: Path) -> None:
+    empty = {"id": pa.array([], pa.string())}
+    assert "no rows" in refused(tmp_path, text().replace('["n-0.parquet", "n-1.parquet"]', '"n.parquet"'), empty)
+
+
+@pytest.mark.parametrize("name", ["n-1.parquet", "e.parquet"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+    ids = [f"node-{v * 7919 % 1000:010d}" for v in range(1000)]
+    write_table(tmp_path / "n.parquet", {"id": ids}, files=2)
+    write_table(tmp_path / "e.parquet", {"src": ids, "dst": ids})
+    content = bytearray((tmp_path / name).read_bytes())
+    content[1000:1400] = b"\xff" * 400
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"{name}: column '\w+' cannot be read: .*; write it again"):
+        build_here(tmp_path, text())
+    assert not (tmp_path / "out.store").exists()

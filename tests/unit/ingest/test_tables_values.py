@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from support.refusals import assert_raises
 from support.tables import build_here, by_id, field, write_table
 
 from hoploom import ConfigError, DataError, HoploomError
@@ -40,8 +41,7 @@ def _sources(folder: Path, text: str = TABLES, **columns: Any) -> dict[str, Tabl
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int16(), pa.uint32(), pa.int64(), pa.uint64()], ids=str)
 def test_integers_of_any_width_are_ids(tmp_path: Path, kind: pa.DataType) -> None:
-    sources = _sources(tmp_path, id=pa.array([1, 2], kind))
-    assert list(sources) == ["nodes.a", 'edges."a to b"']  # a count has no file
+    assert list(_sources(tmp_path, id=pa.array([1, 2], kind))) == ["nodes.a", 'edges."a to b"']  # a count has no file
 
 
 TEXT = pa.array(["1"])
@@ -51,14 +51,7 @@ BEYOND = pa.array([1, 2**63], pa.uint64())
 REFUSED = {  # claim: columns, keys at the end, error, what is said
     "fractions": ({"id": [1.5]}, "", ConfigError, "graph.toml:3: nodes.a.id: column id of ", " is double; ids are"),
     "truths": ({"d": [True]}, "", ConfigError, 'edges."a to b".destination: column d of ', " is bool; ids are"),
-    "text at edges": (
-        {"s": TEXT},
-        "",
-        ConfigError,
-        "s of ",
-        "e.parquet is string, but for nodes.a column id of ",
-        *AT_NODES,
-    ),
+    "edges": ({"s": TEXT}, "", ConfigError, "s of ", "e.parquet is string, but for nodes.a column id of ", *AT_NODES),
     "text at the nodes": ({"id": TEXT}, "", ConfigError, "e.parquet is int64", "is string", AT_EDGES),
     "text at a count": ({"d": TEXT}, "", ConfigError, "but nodes.b has a count, so its ids are integers"),
     "some text": ({"id": ["1", "x"]}, "", ConfigError, "a.parquet is string (", "a.parquet, row 2 holds 'x'); cast"),
@@ -77,8 +70,7 @@ def test_ids_of_other_kinds_are_refused(tmp_path: Path, row: tuple[Any, ...]) ->
 
 
 def test_a_cast_makes_ids_the_same(tmp_path: Path) -> None:
-    text = TABLES + "[nodes.a.columns]\nid.cast = 'string'\n"
-    sources = _sources(tmp_path, text, s=TEXT)
+    sources = _sources(tmp_path, TABLES + "[nodes.a.columns]\nid.cast = 'string'\n", s=TEXT)
     assert sources["nodes.a"].has_text("id")
     assert sources['edges."a to b"'].has_text("s")
 
@@ -100,10 +92,8 @@ def test_a_value_is_located_where_it_first_stands_or_comes_again(tmp_path: Path)
         None: "second.csv, row 1",
         "c": "second.csv, row 3",
     }
-    assert source.locate("v", ["b", "a", "c"], skip=1, most_rows=2) == {
-        "a": "first.csv, row 3",
-        "b": "second.csv, row 2",
-    }
+    again = source.locate("v", ["b", "a", "c"], skip=1, most_rows=2)
+    assert again == {"a": "first.csv, row 3", "b": "second.csv, row 2"}
     assert source.locate("n", [4]) == {4: "second.csv, row 2"}
     assert source.locate("n", ["4"]) == {"4": "second.csv, row 2"}
 
@@ -127,8 +117,7 @@ def test_ids_are_not_read_where_the_footer_tells_that_they_fit(tmp_path: Path) -
     edges = '[edges."n to n"]\nfiles = "n.parquet"\nsource = "id"\ndestination = "id"\n'
     source = read_sources(parse_graph(nodes + edges, folder=tmp_path), tmp_path)["nodes.n"]
     assert source.num_rows == 1 << 20
-    with pytest.raises(DataError, match="cannot be read"):
-        next(source.scan("id"))
+    assert_raises(DataError, "cannot be read", lambda: next(source.scan("id")))
 
 
 FEATURE, LABEL, FIELD = 'features = "v"', 'label = "v"', 'fields = { v = "v" }'
@@ -226,19 +215,13 @@ def test_values_are_stored_as(stored: Any, number: int) -> None:
         (BIG.fill_null(0), LABEL, "", "row 3: .* holds 9.22\\S+, which does not fit int64"),
         (MOMENTS, FEATURE, "", 'graph.toml:4: .* is timestamp.us., whose microseconds float32 rounds; .* "float64"'),
         ([d.date() for d in MOMENTS], FEATURE, "", "is date32.day., whose microseconds float32 rounds"),
-        (
-            NULLS,
-            FEATURE,
-            "",
-            "column 'v' is null, not a number; it holds nulls only; leave it out, or give columns.v a f",
-        ),
+        (NULLS, FEATURE, "", "column 'v' is null, not a number; it holds nulls only; leave it out, or give columns.v"),
         ([None, None, nan], LABEL, CODES, "holds nulls only, so there are no categories"),
         ([[1], [2], [3]], LABEL, CODES, "holds lists, which have no categories"),
     ],
 )
 def test_values_are_refused(tmp_path: Path, values: Any, role: str, rule: str, message: str) -> None:
-    with pytest.raises(HoploomError, match=message):
-        build(tmp_path, f"{role}\n{rule}", values)
+    assert_raises(HoploomError, message, build, tmp_path, f"{role}\n{rule}", values)
 
 
 @pytest.mark.parametrize(
@@ -251,8 +234,7 @@ def test_values_are_refused(tmp_path: Path, values: Any, role: str, rule: str, m
     ],
 )
 def test_weights_are_finite_and_none_is_negative(tmp_path: Path, weights: Any, message: str) -> None:
-    with pytest.raises(HoploomError, match=message):
-        build(tmp_path, "", [0, 1, 2], 'weight = "w"', w=weights)
+    assert_raises(HoploomError, message, build, tmp_path, "", [0, 1, 2], 'weight = "w"', w=weights)
 
 
 def test_codes_do_not_depend_on_the_order_of_rows(tmp_path: Path) -> None:
@@ -269,10 +251,8 @@ def test_categories_have_a_bound(tmp_path: Path) -> None:
     source = source_of(tmp_path, f"{LABEL}\n{CODES}", ["a" * 20, "b", "c"])
     with open_engine(tmp_path, 256 << 20) as engine:
         for limits in {"most_codes": 2}, {"most_bytes": 20}:
-            with pytest.raises(
-                ConfigError, match=r"columns\.v: it has more than \d+ .*values; use numbers in the table"
-            ):
-                Planner(engine, source, **limits).fields()
+            said = r"columns\.v: it has more than \d+ .*values; use numbers in the table"
+            assert_raises(ConfigError, said, Planner(engine, source, **limits).fields)
 
 
 def test_a_split_column_has_few_words(tmp_path: Path) -> None:
