@@ -124,8 +124,7 @@ def test_no_link_that_is_asked_about_is_a_message_edge(example: Callable[[str], 
 
 
 def test_links_are_predicted_far_better_than_by_chance(run: Run) -> None:
-    out = run("link_prediction", "--nodes", 3000, "--epochs", 4, "--processes", 1)
-    assert number(out, "AUROC") > 0.75
+    assert number(run("link_prediction", "--nodes", 3000, "--epochs", 4, "--processes", 1), "AUROC") > 0.75
 
 
 def test_papers_are_classified_and_every_prediction_is_written(run: Run, tmp_path: Path) -> None:

@@ -58,9 +58,8 @@ def ratings() -> HeteroData:
 class SAGE(torch.nn.Module):
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
         super().__init__()
-        self.convs = torch.nn.ModuleList(
-            [SAGEConv(in_channels, hidden_channels), SAGEConv(hidden_channels, out_channels)]
-        )
+        convs = [SAGEConv(in_channels, hidden_channels), SAGEConv(hidden_channels, out_channels)]
+        self.convs = torch.nn.ModuleList(convs)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         for i, conv in enumerate(self.convs):
@@ -157,18 +156,11 @@ def link_pred() -> Losses:
     data = one_graph()
     split = T.RandomLinkSplit(num_val=0.1, num_test=0.1, is_undirected=False, add_negative_train_samples=False)
     train_data, val_data, _ = split(data)
-    train_loader = LinkNeighborLoader(
-        train_data,
-        num_neighbors=[10, 5],
-        edge_label_index=train_data.edge_label_index,
-        edge_label=train_data.edge_label,
-        neg_sampling_ratio=1.0,
-        batch_size=128,
-        shuffle=True,
-    )
-    val_loader = LinkNeighborLoader(
-        val_data, [10, 5], edge_label_index=val_data.edge_label_index, edge_label=val_data.edge_label, batch_size=256
-    )
+    kwargs: Any = {"edge_label_index": train_data.edge_label_index, "edge_label": train_data.edge_label}
+    kwargs |= {"neg_sampling_ratio": 1.0, "batch_size": 128, "shuffle": True}
+    train_loader = LinkNeighborLoader(train_data, num_neighbors=[10, 5], **kwargs)
+    kwargs = {"edge_label_index": val_data.edge_label_index, "edge_label": val_data.edge_label, "batch_size": 256}
+    val_loader = LinkNeighborLoader(val_data, [10, 5], **kwargs)
     assert {0, 1} == {int(label) for batch in val_loader for label in batch.edge_label}
     model = GCN(16, 32, 2, 16)
 
@@ -206,25 +198,14 @@ def trained_on_ratings(data: HeteroData, loader: Any) -> Losses:
 @script
 def bipartite_link_pred() -> Losses:
     """The split keeps supervision apart from messages; ends name the relation, as there is one."""
-    train_data, _, _ = T.RandomLinkSplit(
-        num_val=0.1,
-        num_test=0.1,
-        disjoint_train_ratio=0.3,
-        neg_sampling_ratio=0.0,
-        edge_types=[("user", "rates", "movie")],
-        rev_edge_types=[("movie", "rev_rates", "user")],
-    )(ratings())
+    kwargs: Any = {"num_val": 0.1, "num_test": 0.1, "disjoint_train_ratio": 0.3, "neg_sampling_ratio": 0.0}
+    kwargs |= {"edge_types": [("user", "rates", "movie")], "rev_edge_types": [("movie", "rev_rates", "user")]}
+    train_data, _, _ = T.RandomLinkSplit(**kwargs)(ratings())
     edge_label_index = train_data["user", "rates", "movie"].edge_label_index
-    loader = LinkNeighborLoader(
-        data=train_data,
-        num_neighbors=[20, 10],
-        neg_sampling={"mode": "binary", "amount": 2},
-        edge_label_index=(("user", "movie"), edge_label_index),
-        edge_label=train_data["user", "rates", "movie"].edge_label,
-        batch_size=64,
-        shuffle=True,
-    )
-    return trained_on_ratings(train_data, loader)
+    kwargs = {"neg_sampling": {"mode": "binary", "amount": 2}, "batch_size": 64, "shuffle": True}
+    kwargs |= {"edge_label_index": (("user", "movie"), edge_label_index)}
+    kwargs |= {"edge_label": train_data["user", "rates", "movie"].edge_label}
+    return trained_on_ratings(train_data, LinkNeighborLoader(data=train_data, num_neighbors=[20, 10], **kwargs))
 
 
 @script
@@ -237,20 +218,11 @@ def temporal_link_pred() -> Losses:
     data["movie"].time[20:] = 300
     index = data[edge_type].edge_index
     time = torch.full((index.size(1),), 100) + 400 * (index[1] >= 20)
-    loader = LinkNeighborLoader(
-        data,
-        num_neighbors=[8, 4],
-        edge_label_index=(edge_type, index),
-        edge_label_time=time - 1,
-        time_attr="time",
-        temporal_strategy="last",
-        neg_sampling_ratio=0.5,
-        batch_size=128,
-        shuffle=True,
-    )
+    kwargs: Any = {"edge_label_index": (edge_type, index), "edge_label_time": time - 1, "time_attr": "time"}
+    kwargs |= {"temporal_strategy": "last", "neg_sampling_ratio": 0.5, "batch_size": 128, "shuffle": True}
+    loader = LinkNeighborLoader(data, num_neighbors=[8, 4], **kwargs)
     for batch in loader:
-        seed_time = batch[edge_type].edge_label_time
-        assert (batch["movie"].time <= seed_time[batch["movie"].batch]).all()
+        assert (batch["movie"].time <= batch[edge_type].edge_label_time[batch["movie"].batch]).all()
     return trained_on_ratings(data, loader)
 
 

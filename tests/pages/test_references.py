@@ -155,8 +155,7 @@ def test_papers100M_is_read_from_the_files_that_ogb_downloads(  # noqa: N802
 ) -> None:
     store = tmp_path / "papers100M.store"
     assert cli.main(["import", "ogb", "ogbn-papers100M", str(graphs / "papers100M"), "-o", str(store)]) == 0
-    out = alone(MULTI_NODE, "--store", store, "--epochs", 2)
-    assert last("Loss", out) < 1.0  # log(5) is 1.6
+    assert last("Loss", alone(MULTI_NODE, "--store", store, "--epochs", 2)) < 1.0  # log(5) is 1.6
 
 
 @slow
@@ -204,8 +203,7 @@ def test_srun_starts_the_script_on_two_nodes(slurm: Slurm, tmp_path: Path) -> No
 
 def test_products_is_learned_with_the_tutorials_sampler(graphs: Path, tmp_path: Path, alone: Run) -> None:
     root = shutil.copytree(graphs / "products", tmp_path / "products")
-    out = alone(CUSTOM_SAMPLER, "--root", root, "--epochs", 3)
-    assert last("Validation Accuracy", out) > 0.6
+    assert last("Validation Accuracy", alone(CUSTOM_SAMPLER, "--root", root, "--epochs", 3)) > 0.6
     assert (root / "model.safetensors").exists()
 
 
@@ -267,8 +265,7 @@ def test_servers_and_clients_are_started_by_hand(checkout: Path) -> None:
     with ExitStack() as stack:
         for part in range(2):
             words = (part, "--listen", addresses[part], "--peers", addresses[1 - part])
-            server = started(*serve, *words, folder=checkout)
-            stack.callback(ended, server)
+            stack.callback(ended, started(*serve, *words, folder=checkout))
         command = (sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--master_addr=localhost")
         command += (f"--master_port={ports[2]}",)
         words = ("train_sage.py", "--servers", ",".join(addresses[:2]), "--epochs", 3)

@@ -127,9 +127,8 @@ def test_the_search_finds_the_page_of_each_question(built: Path, site: str, brow
         page.fill(".md-search__input", question[:-1])  # no key is heard yet
         page.press(".md-search__input", question[-1])
         page.wait_for_function(NUM_FOUND)
-        hits = page.eval_on_selector_all(
-            ".md-search-result__item > a", "links => links.map(link => new URL(link.href).pathname)"
-        )
+        links = "links => links.map(link => new URL(link.href).pathname)"
+        hits = page.eval_on_selector_all(".md-search-result__item > a", links)
         found[question] = list(dict.fromkeys(Path(hit).stem for hit in hits))[:3]
     page.close()
     assert not {question: hits for question, hits in found.items() if QUESTIONS[question] not in hits}

@@ -17,6 +17,7 @@ from hoploom.ingest.synthetic import generate
 from hoploom.ranks.environment import wants_colour
 
 pytestmark = pytest.mark.usefixtures("no_sync")
+Captured, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 
 
 @pytest.fixture
@@ -25,14 +26,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "graph"
 
 
-def assert_fails(argv: list[str], capsys: pytest.CaptureFixture[str], message: str) -> None:
+def assert_fails(argv: list[str], capsys: Captured, message: str) -> None:
     assert main(argv) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert re.fullmatch(rf"hoploom: .*{message}.*\n", err)
 
 
-def test_what_a_command_imports_is_left_to_no_collection(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_command_imports_is_left_to_no_collection(folder: Path, monkeypatch: Patch) -> None:
     """In a process of its own, that is: where a program calls it, its garbage is its caller's matter."""
     collecting: list[bool] = []
     monkeypatch.setattr(gc, "freeze", lambda: collecting.append(gc.isenabled()))
@@ -62,7 +63,7 @@ def test_what_needs_no_torch_does_not_import_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_overview_lists_every_command_once_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_overview_lists_every_command_once_in_its_group(capsys: Captured) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out.splitlines()
@@ -73,9 +74,7 @@ def test_the_overview_lists_every_command_once_in_its_group(capsys: pytest.Captu
     assert max(map(len, shown)) <= 80
 
 
-def test_a_terminal_reads_at_once_what_is_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_reads_at_once_what_is_done(tmp_path: Path, capsys: Captured, monkeypatch: Patch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
     seen: list[str] = []
@@ -105,7 +104,7 @@ def test_a_terminal_reads_at_once_what_is_done(
     ],
 )
 def test_a_wrong_command_line_is_answered_with_its_usage_and_the_way_out(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: Captured
 ) -> None:
     assert main(words) == 2
     out, err = capsys.readouterr()
@@ -131,7 +130,7 @@ FAILING = {  # a failure of every command that has --json
 }
 
 
-def test_every_command_with_json_is_known_to_fail_as_an_object(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_with_json_is_known_to_fail_as_an_object(capsys: Captured) -> None:
     found = set()
     for name in COMMANDS:
         with pytest.raises(SystemExit):
@@ -143,7 +142,7 @@ def test_every_command_with_json_is_known_to_fail_as_an_object(capsys: pytest.Ca
 
 @pytest.mark.parametrize("name", FAILING)
 def test_a_failure_is_one_object_for_programs_and_the_same_line_for_people(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, capsys: Captured, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [name, *FAILING[name].split()]
@@ -156,9 +155,7 @@ def test_a_failure_is_one_object_for_programs_and_the_same_line_for_people(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_command_and_a_rank_say_who_prints_the_object(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_command_and_a_rank_say_who_prints_the_object(capsys: Captured, monkeypatch: Patch) -> None:
     def interrupt(arguments: object) -> int:
         raise KeyboardInterrupt
 
@@ -171,7 +168,7 @@ def test_an_interrupted_command_and_a_rank_say_who_prints_the_object(
     assert capsys.readouterr().out == ""
 
 
-def test_a_message_that_is_wider_than_the_terminal_breaks_between_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_is_wider_than_the_terminal_breaks_between_its_parts(monkeypatch: Patch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     said = "a.toml does not exist; `hoploom init a.toml` writes one to start from"
     assert complaint(said) == f"hoploom: {said}"
@@ -194,7 +191,7 @@ def test_colours_are_for_terminals_and_for_those_who_ask() -> None:
     assert not wants_colour(True, {"TERM": "dumb"})
 
 
-def test_info_shows_types_fields_splits_and_parts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_shows_types_fields_splits_and_parts(folder: Path, capsys: Captured) -> None:
     store = hoploom.open(folder)
     assert main(["info", str(folder)]) == 0
     out = capsys.readouterr().out
@@ -208,7 +205,7 @@ def test_info_shows_types_fields_splits_and_parts(folder: Path, capsys: pytest.C
     assert [line.split()[:2] for line in lines[-2:]] == [["0", "100"], ["1", "100"]]
 
 
-def test_info_as_json_agrees_with_the_store(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_as_json_agrees_with_the_store(folder: Path, capsys: Captured) -> None:
     assert main(["info", "--json", str(folder)]) == 0
     shown = json.loads(capsys.readouterr().out)
     arrays = list(folder.rglob("*.npy"))
@@ -219,7 +216,7 @@ def test_info_as_json_agrees_with_the_store(folder: Path, capsys: pytest.Capture
     assert shown["relations"][0]["num_edges"] == hoploom.open(folder).schema.relations[0].num_edges
 
 
-def test_check_and_generate_as_json_are_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_generate_as_json_are_one_object(tmp_path: Path, capsys: Captured) -> None:
     assert main(["generate", str(tmp_path / "g"), "--nodes", "0.2k", "--features", "2", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["store"]["node_types"][0]["num_nodes"] == 200
@@ -234,36 +231,25 @@ def test_check_and_generate_as_json_are_one_object(tmp_path: Path, capsys: pytes
     assert len(told["problems"]) == 1
 
 
-def test_generate_writes_what_the_library_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = "--nodes 300 --degree 5 --features 3 --classes 4 --seed 7 --homophily 0.5 --parts 2"
-    options += " --feature-dtype float16 --heterogeneous --weights --times"
-    assert main(["generate", str(tmp_path / "graph"), *options.split()]) == 0
+def test_generate_writes_what_the_library_would(tmp_path: Path, capsys: Captured) -> None:
+    numbers = {"nodes": 300, "degree": 5, "features": 3, "classes": 4, "seed": 7, "homophily": 0.5, "parts": 2}
+    options = [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
+    options += ["--feature-dtype", "float16", "--heterogeneous", "--weights", "--times"]
+    assert main(["generate", str(tmp_path / "graph"), *options]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(f"{tmp_path / 'graph'}: ")
     assert err == ""
-    generate(
-        tmp_path / "same",
-        num_nodes=300,
-        avg_degree=5,
-        num_features=3,
-        num_classes=4,
-        seed=7,
-        homophily=0.5,
-        num_parts=2,
-        feature_dtype="float16",
-        heterogeneous=True,
-        weights=True,
-        times=True,
-    )
+    called = {"nodes": "num_nodes", "degree": "avg_degree", "features": "num_features"}
+    called |= {"classes": "num_classes", "parts": "num_parts"}
+    given = {called.get(name, name): value for name, value in numbers.items()}
+    generate(tmp_path / "same", **given, feature_dtype="float16", heterogeneous=True, weights=True, times=True)
     assert_fails(["generate", str(tmp_path / "graph"), "--nodes", "300"], capsys, "graph exists; give another path")
     for path in (tmp_path / "same").rglob("*.npy"):
         assert path.read_bytes() == (tmp_path / "graph" / path.relative_to(tmp_path / "same")).read_bytes()
     assert (tmp_path / "graph" / "store.json").read_text() == (tmp_path / "same" / "store.json").read_text()
 
 
-def test_the_bar_is_drawn_on_a_terminal_only(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bar_is_drawn_on_a_terminal_only(capsys: Captured, monkeypatch: Patch) -> None:
     for shown in (False, True):
         monkeypatch.setattr(sys.stderr, "isatty", lambda shown=shown: shown)
         with node_progress() as show:
@@ -276,7 +262,7 @@ def test_the_bar_is_drawn_on_a_terminal_only(
         assert shown or not err
 
 
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: Captured) -> None:
     nowhere = str(tmp_path / "nowhere")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.toml").touch()
@@ -286,32 +272,28 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.Ca
     assert_fails(["info", "s3://bucket/papers.store"], capsys, "bring it to this host with `hoploom fetch`")
     assert_fails(["train", "run.toml", "--processes", "0"], capsys, "is '0'; give a whole number from 1 to 4096")
     assert_fails(["check", nowhere], capsys, "nowhere does not exist")
-    assert_fails(
-        ["launch", nowhere, "--master_port", "1e9", "--", "a.py"], capsys, "--master-port is '1e9'; give a whole"
-    )
+    launch = ["launch", nowhere, "--master_port", "1e9", "--", "a.py"]
+    assert_fails(launch, capsys, "--master-port is '1e9'; give a whole")
     for command in ("serve", "watch"):
         assert_fails([command, nowhere, "--listen", "here"], capsys, "--listen is 'here'; give HOST:PORT")
     assert_fails(["evaluate", nowhere, "--split", "tset"], capsys, "--split is 'tset'; give one of train, val, test")
-    assert_fails(
-        ["generate", nowhere, "--nodes", "many"],
-        capsys,
-        "--nodes is 'many'; give a whole number of at least 1, such as",
-    )
-    assert_fails(["generate", nowhere, "--nodes", "100", "--degree", "0.5"], capsys, "--degree is 0.5")
-    assert_fails(
-        ["generate", nowhere, "--nodes", "100", "--feature-dtype", "int3"], capsys, "--feature-dtype is 'int3'"
-    )
+    for words, message in (
+        ("--nodes many", "--nodes is 'many'; give a whole number of at least 1, such as"),
+        ("--nodes 100 --degree 0.5", "--degree is 0.5"),
+        ("--nodes 100 --feature-dtype int3", "--feature-dtype is 'int3'"),
+    ):
+        assert_fails(["generate", nowhere, *words.split()], capsys, message)
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]
 
 
-def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_the_packages(capsys: Captured) -> None:
     with pytest.raises(SystemExit) as exited:
         main(["--version"])
     assert exited.value.code == 0
     assert capsys.readouterr().out == f"hoploom {hoploom.__version__}\n"
 
 
-def test_the_checks_are_the_same_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_checks_are_the_same_for_people_and_for_programs(capsys: Captured) -> None:
     code = main(["doctor", "--json"])
     out, err = capsys.readouterr()
     told = json.loads(out)
@@ -336,7 +318,7 @@ def refuse(*_: Any) -> NoReturn:
     ],
 )
 def test_what_is_wrong_is_told_with_what_to_type(
-    name: str, value: Any, look: Any, fix: str, monkeypatch: pytest.MonkeyPatch
+    name: str, value: Any, look: Any, fix: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(reporting, name, value)
     found = look()
@@ -344,7 +326,7 @@ def test_what_is_wrong_is_told_with_what_to_type(
     assert [fix in check.fix for check in wrong] == [True]
 
 
-def test_what_cannot_be_imported_is_one_line_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_imported_is_one_line_that_is_wrong(monkeypatch: Patch) -> None:
     for name, look in (("torch", reporting._gpus), ("packaging.requirements", reporting._packages)):
         monkeypatch.setitem(sys.modules, name, None)
         (check,) = look()
@@ -353,7 +335,7 @@ def test_what_cannot_be_imported_is_one_line_that_is_wrong(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("hidden", ["", "-1"])
-def test_gpus_that_are_hidden_are_named_so(hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_are_hidden_are_named_so(hidden: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     (check,) = reporting._gpus()
@@ -361,9 +343,7 @@ def test_gpus_that_are_hidden_are_named_so(hidden: str, monkeypatch: pytest.Monk
     assert f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}" in check.found
 
 
-def test_a_package_that_is_missing_is_wrong_and_exits_with_1(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_is_missing_is_wrong_and_exits_with_1(capsys: Captured, monkeypatch: Patch) -> None:
     known = reporting._version
     monkeypatch.setattr(reporting, "_version", lambda name: None if name in ("tqdm", "pyspark") else known(name))
     assert main(["doctor"]) == 1

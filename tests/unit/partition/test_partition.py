@@ -1,5 +1,6 @@
-"""A partitioned store is the same graph under other numbers: whatever the method, however often it is cut again."""
+"""A partitioned store is the same graph under other numbers, however often it is cut, and its report is arithmetic."""
 
+import json
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -7,22 +8,26 @@ from typing import Any
 
 import pytest
 import torch
-from support.graphs import library, ring, save_in_parts
+from support.graphs import in_parts, library, ring, save_in_parts
+from support.refusals import assert_raises
 from support.stores import GRAPHS, bits, contents, rows_of
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import hoploom
 from hoploom import ConfigError, NeighborLoader, Store, StoreError
+from hoploom.load.presample import Presampling
 from hoploom.ops import Frontier
 from hoploom.partition import bounded_store
 from hoploom.partition.partition import partition
 from hoploom.partition.renumber import order_nodes
-from hoploom.schema import ORIGINAL_ID, Schema
+from hoploom.partition.report import Cut, PartCost, PartitionReport, report, report_as_json
+from hoploom.schema import ORIGINAL_ID, RelationName, Schema
 from hoploom.store import Draw
 from hoploom.store.check import problems
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
+
 
 module = import_module("hoploom.partition.partition")  # the package has a function of this name
 METHODS = ["hash", "range", "stream", "any"]
@@ -81,7 +86,6 @@ def in_lists(store: Store) -> dict[str, list[tuple[Tensor, Tensor]]]:
     for relation, picks in zip(
         schema.relations, store.graph.sample(frontiers, Draw(0, 0, [-1] * len(schema.relations))), strict=True
     ):
-        assert picks is not None
         ends = picks.counts.tolist()
         lists[str(relation.key)] = list(zip(picks.sources.split(ends), picks.edges.split(ends), strict=True))
     return lists
@@ -134,9 +138,8 @@ def test_a_partitioned_store_opened_whole_is_the_same_graph(
     make: Callable[[], Any], method: str, num_parts: int, tmp_path: Path
 ) -> None:
     homogeneous = make is ring60
-    original = (
-        hoploom.from_pyg(ring(60)) if homogeneous else hoploom.from_pyg(shop(), weight_attr="weight", time_attr="at")
-    )
+    weighed = hoploom.from_pyg(shop(), weight_attr="weight", time_attr="at")
+    original = hoploom.from_pyg(ring(60)) if homogeneous else weighed
     seeds = "train" if homogeneous else ("user", "train")
     partition(original, tmp_path / "parts", num_parts, method=method, seeds=seeds, fanouts=[2, 2])
     found = hoploom.open(tmp_path / "parts")
@@ -224,10 +227,8 @@ def test_text_ids_of_the_user_are_carried_along(tmp_path: Path) -> None:
 
 def test_nodes_are_ordered_by_part_then_visits_then_age() -> None:
     parts = {"node": torch.tensor([1, 0, 1, 0, 1, 0, 1])}
-    visits = {"node": torch.tensor([0, 4, 9, 0, 2, 4, 2])}
-    order = order_nodes(parts, 2, visits)["node"]
-    old_of_new = order.new_of_old.argsort().tolist()
-    assert old_of_new == [1, 5, 3, 2, 4, 6, 0]
+    order = order_nodes(parts, 2, {"node": torch.tensor([0, 4, 9, 0, 2, 4, 2])})["node"]
+    assert order.new_of_old.argsort().tolist() == [1, 5, 3, 2, 4, 6, 0]
     assert order.bounds == (0, 3, 7)
     plain = order_nodes(parts, 3)["node"]
     assert plain.new_of_old.argsort().tolist() == [1, 3, 5, 0, 2, 4, 6]
@@ -254,12 +255,10 @@ def test_what_cannot_be_partitioned_is_refused_and_nothing_written(ring_store: S
         ({"num_parts": 2, "method": "best"}, "'best'"),
         ({"num_parts": 2, "fanouts": "5"}, "fanouts are '5'"),
     ):
-        with pytest.raises(ConfigError, match=message):
-            partition(ring_store, out, **options)
+        assert_raises(ConfigError, message, partition, ring_store, out, **options)
         assert list(tmp_path.iterdir()) == []
     out.mkdir()
-    with pytest.raises(StoreError, match="exists; give another path"):
-        partition(ring_store, out, 2)
+    assert_raises(StoreError, "exists; give another path", partition, ring_store, out, 2)
     assert list(out.iterdir()) == []
 
 
@@ -294,7 +293,107 @@ def test_a_damaged_indptr_names_its_relation(tmp_path: Path) -> None:
     store.save(tmp_path / "store")
     write_99(tmp_path / "store", "*past*/csc.indptr.npy", slice(-64, -56))
     relation = r"sampling \('node', 'past', 'node'\) fails: "
-    with pytest.raises(
-        hoploom.StoreError, match=rf"{relation}indptr is damaged at node \d+; the store is damaged, run hoploom check"
-    ):
+    said = rf"{relation}indptr is damaged at node \d+; the store is damaged, run hoploom check"
+    with pytest.raises(StoreError, match=said):
         partition(tmp_path / "store", tmp_path / "parts", 2, method="hash", fanouts=[2])
+
+
+def made_up(num_parts: int, *, sampled: bool = True) -> PartitionReport:
+    """Part p has p + 1 times a hundred nodes; a batch has ten times as many rows, a quarter of them remote."""
+    parts = []
+    for part in range(num_parts):
+        count = 100 * (part + 1)
+        rows = (10.0 * count, 2.5 * count, 1e4 * count) if sampled else ()
+        parts.append(PartCost({"node": count}, 7 * count, 50, *rows))
+    sampling = {"seeds": "train", "fanouts": [15, 10], "batch_size": 64}
+    cuts = (Cut("node to node", 1000, 125),)
+    return PartitionReport(cuts, tuple(parts), sampling) if sampled else PartitionReport(cuts, tuple(parts))
+
+
+def test_cut_and_balance_of_the_ring_are_those_of_arithmetic(tmp_path: Path) -> None:
+    store = hoploom.from_pyg(ring(12))
+    for given in (in_parts(store, 2), save_in_parts(store, tmp_path / "ring", 2), tmp_path / "ring"):
+        costs = report(given, fanouts=None)
+        assert costs.cuts == (Cut("node to node", 24, 6),)  # of 4, 5, 10 and 11: one, two, one and two
+        assert costs.edge_cut == 0.25
+        assert [part.num_nodes for part in costs.parts] == [{"node": 6}] * 2
+        assert [part.num_edges for part in costs.parts] == [12, 12]
+        assert [part.num_seeds for part in costs.parts] == [6, 0]
+        assert costs.remote_share is None
+
+
+def test_cut_of_every_relation_by_part_of_its_own_types() -> None:
+    store = hoploom.from_pyg(library())
+    costs = report(in_parts(store, 2), seeds=None)
+    edges = {relation.key: 0 for relation in store.schema.relations}
+    middle = {"author": 3, "paper": 5, "venue": 1}  # where the second part begins
+
+    def across(key: RelationName, source: int, destination: int) -> bool:
+        return (source >= middle[key[0]]) != (destination >= middle[key[2]])
+
+    data = library()
+    for key in edges:
+        edges[key] = sum(across(key, *ends) for ends in data[key].edge_index.t().tolist())
+    assert {cut.relation: cut.num_cut for cut in costs.cuts} == {" ".join(key): n for key, n in edges.items()}
+    assert costs.parts[1].num_nodes == {"author": 4, "paper": 5, "venue": 2}
+
+
+def test_remote_rows_of_the_ring_are_those_of_arithmetic() -> None:
+    costs = report(in_parts(hoploom.from_pyg(ring(12)), 2), [-1])
+    first, second = costs.parts
+    assert (first.batch_rows, first.remote_rows) == (8.0, 2.0)  # seeds 0 to 5 reach 7
+    assert first.remote_bytes == 2 * (16 + 8 + 3)  # x, y and three masks
+    assert (second.num_seeds, second.batch_rows, second.remote_rows) == (0, 0.0, 0.0)
+    assert costs.remote_share == 0.25
+
+
+def test_the_batches_measured_are_not_those_that_found_the_most_used_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, range]] = []
+    visited = bounded_store.visited
+
+    def watched(store: Store, fanouts: object, seeds: object, plan: Presampling) -> object:
+        seen.append((plan.seed, plan.batches))
+        return visited(store, [1], seeds, plan)
+
+    monkeypatch.setattr(bounded_store, "visited", watched)
+    report(in_parts(hoploom.from_pyg(ring(12)), 2), [1], sampling=Presampling(seed=5))
+    assert seen == [(6, range(32))]
+
+
+def test_a_report_is_the_same_every_time_whatever_the_threads() -> None:
+    store = in_parts(hoploom.from_pyg(library()), 3)
+    seeds = ("paper", "train")
+    one, other = (report(store, [2, 1], seeds, sampling=Presampling(num_threads=n, batch_size=2)) for n in (1, 3))
+    assert one == other
+    assert one.sampling == {"seeds": "paper train", "fanouts": [2, 1], "batch_size": 2}
+
+
+def test_a_report_of_what_is_not_there_is_refused(ring_store: Store) -> None:
+    assert_raises(ConfigError, "unknown split 'valid'", report, ring_store, [1], "valid")
+    assert_raises(ConfigError, "fanouts are empty", report, ring_store, [])
+
+
+def test_the_table_says_what_the_figures_say() -> None:
+    assert str(made_up(2)).splitlines() == [
+        "part  nodes  edges  seeds  rows a batch  remote  remote MB",
+        "0       100    700     50         1,000  25.0 %        1.0",
+        "1       200  1,400     50         2,000  25.0 %        2.0",
+        "",
+        "edges from another part: 12.5 %",
+        "rows of a batch from another part: 25.0 %",
+        "sampled: batches of 64, seeds train, fanouts [15, 10]",
+    ]
+    assert str(made_up(1, sampled=False)).splitlines() == [
+        "part  nodes  edges  seeds",
+        "0       100    700     50",
+        "",
+        "edges from another part: 12.5 %",
+    ]
+
+
+def test_the_json_holds_every_figure() -> None:
+    contents = json.loads(report_as_json(made_up(3)))
+    assert contents["edge_cut"] == 0.125
+    assert contents["remote_share"] == 0.25
+    assert contents["parts"][2]["num_nodes"] == {"node": 300}
+    assert contents["cuts"] == [{"relation": "node to node", "num_edges": 1000, "num_cut": 125}]

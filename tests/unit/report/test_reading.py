@@ -147,11 +147,8 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
 
 
 def test_a_resumed_and_a_failed_run_say_so(tmp_path: Path) -> None:
-    events = [
-        start_line(),
-        start_line(10, at=1100.0),
-        end_line(1160.0, stopped=None, error="TrainError: the loss is nan"),
-    ]
+    failed = end_line(1160.0, stopped=None, error="TrainError: the loss is nan")
+    events = [start_line(), start_line(10, at=1100.0), failed]
     text = shown(write_run(tmp_path, result=None, events=events))
     assert "It was resumed at step 10." in text
     assert "TrainError: the loss is nan" in text
@@ -379,7 +376,6 @@ def test_it_listens_on_this_host_only(folder: Path) -> None:
 def test_the_command_stops_cleanly(folder: Path, number: int) -> None:
     command = [sys.executable, "-m", "hoploom", "watch", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert get(process.stdout.readline().strip())[0] == 200
         os.kill(process.pid, number)
         _, errors = process.communicate(timeout=60)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.refusals import assert_raises
 
 import hoploom
 from hoploom import NeighborLoader, ops
@@ -69,23 +70,15 @@ def test_sizes_are_those_of_a_store_to_the_byte(tmp_path: Path) -> None:
 def test_each_of_two_hosts_holds_half_of_a_store_within_two_percent(tmp_path: Path) -> None:
     store = generate(tmp_path / "s", num_nodes=1000, avg_degree=10, num_features=4, num_parts=2)
     num_edges = store.schema.relations[0].num_edges
-    question = Question(
-        nodes=1000,
-        edges=num_edges,
-        features=Field("float32", (4,)),
-        hosts=2,
-        original_id_bytes=0,
-        train_share=1.0,  # its three splits together
-        topology="parts",
-    )
+    graph = {"nodes": 1000, "edges": num_edges, "features": Field("float32", (4,)), "original_id_bytes": 0}
+    question = Question(**graph, hosts=2, train_share=1.0, topology="parts")  # its three splits together
     for part in ("part-00000", "part-00001"):
         held = bytes_of(tmp_path / "s" / part)
         own_edges = np.load(next((tmp_path / "s" / part).rglob("csc.indptr.npy")))[-1]
         splits = 2 * 128  # two headers more: the plan has one split
         expected = plan(question).disk + splits + 4 * (int(own_edges) - num_edges / 2)
         assert held == pytest.approx(expected, rel=0.02)
-    whole = plan(question).disk * 2 + 2 * 2 * 128
-    assert bytes_of(tmp_path / "s") == pytest.approx(whole, abs=1)
+    assert bytes_of(tmp_path / "s") == pytest.approx(plan(question).disk * 2 + 2 * 2 * 128, abs=1)
 
 
 def test_topology_takes_the_whole_on_every_host_where_it_fits() -> None:
@@ -104,8 +97,7 @@ def test_limits_are_those_of_the_sampler_and_of_the_store() -> None:
 
 def test_ids_are_wide_from_two_to_the_31_nodes_on() -> None:
     for nodes, width in ((2**31 - 1, 4), (2**31, 8)):
-        lists = topology_bytes(Question(nodes=nodes, edges=2**33), 1)
-        assert lists == 8 * nodes + width * 2**33 + 2 * 128 + 8
+        assert topology_bytes(Question(nodes=nodes, edges=2**33), 1) == 8 * nodes + width * 2**33 + 2 * 128 + 8
 
 
 def test_distinct_nodes_without_skew_are_the_closed_form() -> None:
@@ -134,8 +126,7 @@ def test_picks_per_node_are_the_mean_of_degrees_cut_off(fanout: int, limit: floa
 def test_a_batch_is_as_large_as_a_real_one_within_two_percent(tmp_path: Path) -> None:
     store = generate(tmp_path / "s", num_nodes=20_000, avg_degree=20, num_features=2)
     num_edges = store.schema.relations[0].num_edges
-    seeds = ops.permute(0, 20_000, 0, 400)
-    loader = NeighborLoader(store, [10, 5], seeds, batch_size=400, mode="blocks")
+    loader = NeighborLoader(store, [10, 5], ops.permute(0, 20_000, 0, 400), batch_size=400, mode="blocks")
     batch = next(iter(loader))
     picks = sum(block.edge_index.shape[1] for block in batch.blocks)
     hops = grow(Popularity(20_000), num_edges / 20_000, 400, [10, 5])
@@ -159,8 +150,7 @@ def test_with_seeds_from_anywhere_half_of_all_comes_from_the_other_host() -> Non
 
 
 def test_with_local_seeds_only_cut_edges_lead_away() -> None:
-    question = without_overlap(edge_cut=0.2, local_seeds=True, fanouts=(2, 3))
-    size = batch_size(question, everywhere=False)
+    size = batch_size(without_overlap(edge_cut=0.2, local_seeds=True, fanouts=(2, 3)), everywhere=False)
     away = 0.8 * 0.2 + 0.2 * 0.8  # of the second hop: left at last, or left before and not come back
     again = 10 * (picks_per_node(20, 2, 3) - 2)  # the lists of the ten seeds are drawn from twice
     assert size.remote_rows == pytest.approx(20 * 0.2 + (again + 20 * 3) * away, rel=1e-3)
@@ -215,7 +205,6 @@ def test_the_bottleneck_is_what_takes_longest() -> None:
 def test_the_hosts_it_names_are_the_fewest_that_fit() -> None:
     crowded = replace(LARGE, hosts=8, memory_per_host=256 * 10**9)
     enough = hosts_needed(crowded, default_constants())
-    assert enough is not None
     fits = [plan(replace(crowded, hosts=hosts)).wanted <= crowded.memory_per_host for hosts in (enough - 1, enough)]
     assert fits == [False, True]
     (slow,) = [f for f in findings(plan(crowded)) if "do not fit" in f.what]
@@ -240,9 +229,8 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], level: str, what: st
 
 def test_assigning_by_stream_takes_as_long_as_was_measured_for_each_edge_and_core() -> None:
     own = replace(default_constants(), partition_edges=1e7, cores=4)
-    assigning = [
-        plan(replace(LARGE, edge_cut=cut), own).partition["assign the nodes"] for cut in ("stream", "hash", 0.2)
-    ]
+    plans = [plan(replace(LARGE, edge_cut=cut), own) for cut in ("stream", "hash", 0.2)]
+    assigning = [made.partition["assign the nodes"] for made in plans]
     assert assigning == pytest.approx([10**12 / (4 * 1e7), 0, 0])
 
 
@@ -290,8 +278,7 @@ def test_features_and_cuts_are_read_as_people_write_them() -> None:
     ],
 )
 def test_bad_features_and_cuts_are_refused_with_the_way_out(read: Any, text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read("--x", text)
+    assert_raises(ConfigError, message, read, "--x", text)
 
 
 @pytest.mark.parametrize(
@@ -318,8 +305,7 @@ def test_bad_features_and_cuts_are_refused_with_the_way_out(read: Any, text: str
     ],
 )
 def test_a_bad_question_is_refused_when_it_is_made(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        replace(LARGE, **change)
+    assert_raises(ConfigError, message, replace, LARGE, **change)
 
 
 @pytest.mark.parametrize(
@@ -338,19 +324,15 @@ def test_a_bad_question_is_refused_when_it_is_made(change: dict[str, Any], messa
 def test_a_wrong_bench_file_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "bench.json"
     path.write_text(json.dumps(json.loads(to_json(default_constants())) | change))
-    with pytest.raises(ConfigError, match=message):
-        read_constants(path)
+    assert_raises(ConfigError, message, read_constants, path)
 
 
 def test_a_bench_file_that_is_missing_or_cut_short_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    with pytest.raises(
-        ConfigError, match=r"cannot be read: No such file.*`hoploom bench --out .*bench.json` writes one"
-    ):
-        read_constants(path)
+    said = "cannot be read: No such file.*`hoploom bench --out .*bench.json` writes one"
+    assert_raises(ConfigError, said, read_constants, path)
     path.write_text(to_json(default_constants())[:100])
-    with pytest.raises(ConfigError, match="is no JSON"):
-        read_constants(path)
+    assert_raises(ConfigError, "is no JSON", read_constants, path)
 
 
 def test_measuring_yields_constants_that_plans_take(tmp_path: Path) -> None:
@@ -366,5 +348,4 @@ def test_measuring_yields_constants_that_plans_take(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no directory; give one on the disk"):
-        measure.measure(tmp_path / "absent")
+    assert_raises(ConfigError, "is no directory; give one on the disk", measure.measure, tmp_path / "absent")

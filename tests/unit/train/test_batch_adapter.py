@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from support.fit_workers import NUM_CLASSES, QUIET, Sage, alone, labelled, learner_of, link_loader, run
+from support.refusals import assert_raises
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 
@@ -165,11 +166,9 @@ def test_edge_features_that_a_built_in_model_leaves_unused_are_named(capsys: pyt
 def assert_refused(model: nn.Module, loader: NeighborLoader, said: str) -> None:
     """Both evaluate and fit say this."""
     learner = learner_of(loader=loader)
-    with pytest.raises(ConfigError, match=said):
-        evaluate(model, loader, learner.task, alone())
+    assert_raises(ConfigError, said, lambda: evaluate(model, loader, learner.task, alone()))
     learner.model = model
-    with pytest.raises(ConfigError, match=said):
-        run(learner)
+    assert_raises(ConfigError, said, run, learner)
 
 
 class Curious(Plain):
@@ -195,10 +194,7 @@ def test_a_forward_that_cannot_be_served_is_told_at_once(model: Any, data: Any, 
     ("model", "said"),
     [
         (lambda: pyg.GraphSAGE(64, 8, 2, NUM_CLASSES), r"in_channels=64 for features x of 6; give it in_channels=6"),
-        (
-            lambda: hnn.GraphSAGE(64, 8, 2, NUM_CLASSES),
-            r"x of 'node' has 6 features, but the model expects 64; .*in_channels",
-        ),
+        (lambda: hnn.GraphSAGE(64, 8, 2, 3), r"x of 'node' has 6 features, but the model expects 64; .*in_channels"),
         (lambda: Plain(64), r"layer 'first.lin' of Plain takes rows of 64 and got rows of 6; x has 6"),
         (lambda: pyg.GraphSAGE(6, 8, 2, 2), r"out_channels=2 for 3 classes; give it out_channels=3"),
         (lambda: hnn.GraphSAGE(6, 8, 2, 2), r"out_channels=2 for 3 classes; give it out_channels=3"),
@@ -215,8 +211,7 @@ def test_the_older_way_to_shard_is_refused_with_the_newer() -> None:
 
     learner = learner_of(loader=loader_of("train"))
     learner.model = FullyShardedDataParallel(Plain())
-    with pytest.raises(ConfigError, match=r"cut over the ranks, .* use context.wrap\(model\)"):
-        run(learner)
+    assert_raises(ConfigError, r"cut over the ranks, .* use context.wrap\(model\)", run, learner)
 
 
 TASK = NodeClassification(NUM_CLASSES)
@@ -229,9 +224,7 @@ class OwnCall(NodeClassification):
 
 def test_a_task_may_call_the_model_itself() -> None:
     model = Scripted()
-    ours, theirs = (
-        evaluate(model, loader_of("train"), task(NUM_CLASSES), alone()) for task in (NodeClassification, OwnCall)
-    )
+    ours, theirs = (evaluate(model, loader_of("train"), task, alone()) for task in (TASK, OwnCall(NUM_CLASSES)))
     assert ours == theirs
 
 
@@ -241,41 +234,26 @@ class Defaulted(Scripted):
         return super().forward(x, edge_index)
 
 
-class ByPosition(Scripted):
-    def forward(self, x: Tensor, edge_index: Tensor, /) -> Tensor:
-        return super().forward(x, edge_index)
+def shaped(name: str, base: type[nn.Module], forward: Callable[..., Any]) -> type[nn.Module]:
+    """Return a class of models with such a forward, which hands on to that of the base."""
+    return type(name, (base,), {"forward": forward})
 
 
-class Anything(Sage):
-    def forward(self, *args: Any) -> Tensor:
-        return super().forward(*args)
+FORMS = [
+    Defaulted,
+    shaped("ByPosition", Scripted, lambda self, x, edge_index, /: Scripted.forward(self, x, edge_index)),
+    shaped("Anything", Sage, lambda self, *args: Sage.forward(self, *args)),
+    shaped("BatchAndMore", Sage, lambda self, batch, edge_weight=None: Sage.forward(self, batch)),
+]
+Named = shaped("Named", Scripted, lambda self, **given: Scripted.forward(self, **given))
+Unpacked = shaped("Unpacked", Scripted, lambda self, *given: Scripted.forward(self, *given))
+Twofold = shaped("Twofold", Scripted, lambda self, x, edge_index: (Scripted.forward(self, x, edge_index), x))
 
 
-class BatchAndMore(Sage):
-    def forward(self, batch: Any, edge_weight: Any = None) -> Tensor:
-        return super().forward(batch)
-
-
-@pytest.mark.parametrize("made", [Defaulted, ByPosition, Anything, BatchAndMore])
+@pytest.mark.parametrize("made", FORMS)
 def test_a_forward_of_any_shape_is_called_with_what_it_names(made: Callable[[], nn.Module]) -> None:
     loader, model = loader_of("train"), made()
     assert adapted(model)(next(iter(loader))).shape[1] == NUM_CLASSES
-
-
-class Named(Scripted):
-    def forward(self, **given: Any) -> Tensor:  # type: ignore[override]
-        return super().forward(**given)
-
-
-class Unpacked(Scripted):
-    def forward(self, *given: Any) -> Tensor:
-        x, edge_index = given
-        return super().forward(x, edge_index)
-
-
-class Twofold(Scripted):
-    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
-        return super().forward(x, edge_index), x
 
 
 @pytest.mark.parametrize(
@@ -290,8 +268,7 @@ class Twofold(Scripted):
     ids=["names", "positions", "Linear", "Sequential", "tuple"],
 )
 def test_a_forward_that_cannot_be_called_is_told_what_it_was_given(made: Callable[[], nn.Module], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        evaluate(made(), loader_of("train"), TASK, alone())
+    assert_raises(ConfigError, said, lambda: evaluate(made(), loader_of("train"), TASK, alone()))
 
 
 def test_a_forward_that_takes_links_returns_their_scores() -> None:

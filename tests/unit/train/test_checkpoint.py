@@ -18,7 +18,9 @@ from support.fit_workers import (
     learner_of,
     run,
 )
+from support.refusals import assert_raises
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 
 from hoploom import ConfigError, HoploomError, StoreError
 from hoploom.train import checkpoint as checkpoints
@@ -36,18 +38,13 @@ OPTIMIZERS = {
     "groups": lambda parameters: torch.optim.Adam([{"params": [p], "lr": 0.01 * i} for i, p in enumerate(parameters)]),
 }
 SCHEDULERS = {
-    "step": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
-    "milestones": lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4, 4]),
-    "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3),
-    "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=20),
-    "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
-    "sequence": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
-        optimizer,
-        [
-            torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3),
-            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
-        ],
-        [3],
+    "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 2),
+    "milestones": lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 4, 4]),
+    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3),
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=20),
+    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "sequence": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.LinearLR(optimizer, total_iters=3), lr_scheduler.ExponentialLR(optimizer, 0.9)], [3]
     ),
 }
 
@@ -117,9 +114,8 @@ def test_a_checkpoint_whose_parameters_have_another_order_is_refused(tmp_path: P
     first, second = nn.Linear(2, 3), nn.Linear(2, 3)
     checkpoint = Checkpoint(tmp_path, alone())
     checkpoint.save("last", {"model": nn.ModuleDict({"a": first, "b": second})})
-    with pytest.raises(
-        ConfigError, match=r"lists 'a.weight' where this model has 'b.weight'; build its parts in the same order"
-    ):
+    said = r"lists 'a.weight' where this model has 'b.weight'; build its parts in the same order"
+    with pytest.raises(ConfigError, match=said):
         checkpoint.restore("last", {"model": nn.ModuleDict({"b": second, "a": first})})
 
 
@@ -150,10 +146,9 @@ def test_parts_that_do_not_fit_are_named(tmp_path: Path) -> None:
     for parts, said in (
         ({"optimizer": sgd}, "holds a Adam as 'optimizer', this run has a SGD"),
         ({"optimizer": fewer}, "does not fit this run's optimizer: .*parameter group"),
-        ({"scheduler": torch.optim.lr_scheduler.StepLR(sgd, 1)}, r"no 'scheduler', only \['model', 'optimizer'\]"),
+        ({"scheduler": lr_scheduler.StepLR(sgd, 1)}, r"no 'scheduler', only \['model', 'optimizer'\]"),
     ):
-        with pytest.raises(ConfigError, match=said):
-            checkpoint.restore("last", parts)
+        assert_raises(ConfigError, said, checkpoint.restore, "last", parts)
 
 
 @pytest.mark.parametrize(
@@ -166,14 +161,12 @@ def test_parts_that_do_not_fit_are_named(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_no_checkpoint_is_refused(state: Any, said: str, tmp_path: Path) -> None:
     write_state(tmp_path / "last.safetensors", state)
-    with pytest.raises(StoreError, match=said):
-        Checkpoint(tmp_path, alone()).restore("last", {})
+    assert_raises(StoreError, said, lambda: Checkpoint(tmp_path, alone()).restore("last", {}))
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "/etc/x"])
 def test_a_name_that_leads_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="give a plain name"):
-        Checkpoint(tmp_path, alone()).path(name)
+    assert_raises(ConfigError, "give a plain name", lambda: Checkpoint(tmp_path, alone()).path(name))
 
 
 WRONG: list[Any] = [None, -1, 2**70, float("nan"), "x", [], {"x": 1}, torch.zeros(2)]
@@ -287,16 +280,14 @@ def test_the_file_has_the_layout_of_safetensors(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_saved_is_named_and_nothing_is_written(state: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
-        write_state(tmp_path / "f", state)
+    assert_raises(ConfigError, said, write_state, tmp_path / "f", state)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_state_that_holds_itself_is_refused(tmp_path: Path) -> None:
     state: list[Any] = []
     state.append(state)
-    with pytest.raises(ConfigError, match="nested more than 64 deep"):
-        write_state(tmp_path / "f", state)
+    assert_raises(ConfigError, "nested more than 64 deep", write_state, tmp_path / "f", state)
 
 
 def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
@@ -305,8 +296,7 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
     raw = path.read_bytes()
     for size in (*range(0, len(raw), 7), len(raw) - 1):
         path.write_bytes(raw[:size])
-        with pytest.raises(StoreError, match=r"/f is damaged: .*; take another"):
-            read_state(path)
+        assert_raises(StoreError, r"/f is damaged: .*; take another", read_state, path)
 
 
 def test_any_changed_byte_is_noticed(tmp_path: Path) -> None:
@@ -346,8 +336,7 @@ def write_raw(path: Path, header: bytes, raw: bytes = b"\0" * 4) -> None:
 def test_a_header_that_lies_is_refused(entries: Any, said: str, tmp_path: Path) -> None:
     header = {"__metadata__": {"tree": "null", "crc32": "0"}} | entries
     write_raw(tmp_path / "f", json.dumps(header).encode(), b"\0" * 4 if "a" in entries else b"")
-    with pytest.raises(StoreError, match=rf"/f is damaged: .*{said}.*; take another"):
-        read_state(tmp_path / "f")
+    assert_raises(StoreError, rf"/f is damaged: .*{said}.*; take another", read_state, tmp_path / "f")
 
 
 @pytest.mark.parametrize(
@@ -360,13 +349,11 @@ def test_a_header_that_lies_is_refused(entries: Any, said: str, tmp_path: Path) 
 def test_a_structure_that_nobody_wrote_is_refused(tree: str, tmp_path: Path) -> None:
     metadata = {"tree": tree, "crc32": _checksum(tree, {}, ())}
     write_raw(tmp_path / "f", json.dumps({"__metadata__": metadata}).encode(), b"")
-    with pytest.raises(StoreError, match=r"is damaged: .*; take another"):
-        read_state(tmp_path / "f")
+    assert_raises(StoreError, r"is damaged: .*; take another", read_state, tmp_path / "f")
 
 
 def test_a_missing_file_is_a_store_error(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"cannot read .*/f: .*No such file"):
-        read_state(tmp_path / "f")
+    assert_raises(StoreError, r"cannot read .*/f: .*No such file", read_state, tmp_path / "f")
 
 
 def test_two_names_are_two_files_and_a_damage_to_one_leaves_the_other(
@@ -380,8 +367,7 @@ def test_two_names_are_two_files_and_a_damage_to_one_leaves_the_other(
         write_state(tmp_path / "last", STATE, first=tmp_path / "best")
         with (tmp_path / damaged).open("r+b") as file:
             file.truncate(100)
-        with pytest.raises(StoreError, match=f"{damaged} is damaged"):
-            read_state(tmp_path / damaged)
+        assert_raises(StoreError, f"{damaged} is damaged", read_state, tmp_path / damaged)
         assert read_state(tmp_path / other).keys() == STATE.keys()
     assert named == ["best", "last"] * 2
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["best", "last"]
@@ -423,8 +409,7 @@ def test_without_an_interval_epochs_alone_are_saved(tmp_path: Path) -> None:
     with pytest.raises(StopIteration):
         run(learner, folder=tmp_path, checkpoint_minutes=0.0)
     assert not (tmp_path / "last.safetensors").exists()
-    with pytest.raises(ConfigError, match=r"checkpoint_minutes is -1; give minutes, or 0"):
-        Training(1, checkpoint_minutes=-1)
+    assert_raises(ConfigError, r"checkpoint_minutes is -1; give minutes, or 0", Training, 1, checkpoint_minutes=-1)
 
 
 def test_where_training_stood_is_in_a_checkpoints_header(tmp_path: Path) -> None:
@@ -449,11 +434,8 @@ def test_a_checkpoint_that_cannot_be_written_says_what_there_is_to_go_on_from(
         whole(path, state, **also)
 
     monkeypatch.setattr(checkpoints, "write_state", full_at_the_second)
-    said = (
-        r"after step 2: cannot write .*another folder.*last good checkpoint is .*last.safetensors, of epoch 1, step 1"
-    )
-    with pytest.raises(StoreError, match=said):
-        run(learner_of(), folder=tmp_path, checkpoint_every=1)
+    said = "after step 2: cannot write .*another folder.*last good checkpoint is .*last.safetensors, of epoch 1, step 1"
+    assert_raises(StoreError, said, lambda: run(learner_of(), folder=tmp_path, checkpoint_every=1))
 
 
 def test_the_best_and_the_last_state_are_two_files_also_when_they_are_the_same(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support import ROOT
 from support.key_tables import condition_of, key_table
+from support.refusals import assert_raises
 
 from hoploom import ConfigError
 from hoploom.config.rules import REQUIRED, default_of, key_of, keys_in
@@ -66,11 +67,7 @@ MISTAKES = [  # text, line, what the message says
     (STORE + "[optimizer]\nmomentum = 0.9\n", 3, 'optimizer.momentum is for optimizer.name = "sgd"'),
     # keys that disagree
     (STORE + "[model]\nname = 'gat'\nhidden = 30\n", 4, "model.hidden is 30, no multiple of model.heads = 4"),
-    (
-        STORE + "[model]\nlayers = 3\n[loader]\nfanouts = [5, 4]\n",
-        5,
-        r"has 2 entries for 3 layers \(.*:3\).*\[5, 4, 4\]",
-    ),
+    (STORE + "[model]\nlayers = 3\n[loader]\nfanouts = [5, 4]\n", 5, r"has 2 entries for 3 layers \(.*:3\).*\[5, 4, 4"),
     (STORE + "[model]\nlayers = 3\n", 3, "loader.fanouts has 2 entries for 3 layers"),
     (STORE + "[loader]\nfanouts = [5]\neval_fanouts = [5, 5]\n", 4, "loader.eval_fanouts has 2 entries"),
     (STORE + "[loader.relation_fanouts]\n'a b c' = [5]\n", 2, "'a b c', has 1 entry, loader.fanouts 2"),
@@ -88,11 +85,7 @@ MISTAKES = [  # text, line, what the message says
     (STORE + "[placement]\ntopology = ' host'\n", 3, 'placement.topology is . host.; give .* did you mean "host"'),
     (STORE + "[placement]\nfeatures = '0.2'\n", 3, 'is .0.2.; give .* a share such as "20%" or 0.2, or a size'),
     (STORE + "[placement]\nfeatures = 1.2\n", 3, "placement.features is 1.2; give"),
-    (
-        "[cluster]\nservers = ['a:1']\n[placement]\ntopology = 'cuda'\n",
-        4,
-        "placement.topology has no effect without store",
-    ),
+    ("[cluster]\nservers=['a:1']\n[placement]\ntopology='cuda'\n", 4, "placement.topology has no effect without store"),
     (STORE + "[cluster]\nkey = 'k'\n", 3, "cluster.key is given alone; give cluster.cert and cluster.key"),
     (STORE + "[cluster]\nkey = 'k'\ncert = 'c'\n", 4, "cluster.cert is given without cluster.ca; give the CA"),
     ("[cluster]\nservers = ['a:1']\ncache = '4GB'\n", 3, "no effect where servers make the .* start them with --cache"),
@@ -118,20 +111,15 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         read_run_file(tmp_path / "run.toml")
     (tmp_path / "graph.store").mkdir()
     (tmp_path / "graph.store" / "store.json").touch()
-    with pytest.raises(
-        ConfigError, match=r"is a store; .* run\.toml that `hoploom init --store .*graph\.store` writes"
-    ):
+    with pytest.raises(ConfigError, match=r"is a store; .* run\.toml that `hoploom init --store .*graph.store` writes"):
         read_run_file(tmp_path / "graph.store")
     with pytest.raises(ConfigError, match=r"is a folder; give a file: `hoploom init .*` writes one to start from"):
         read_run_file(tmp_path)
     (tmp_path / "run.toml").touch()
-    with pytest.raises(
-        ConfigError, match=r"is the folder of a run; continue it with `hoploom train .*run.toml --resume"
-    ):
-        read_run_file(tmp_path)
+    said = "is the folder of a run; continue it with `hoploom train .*run.toml --resume"
+    assert_raises(ConfigError, said, read_run_file, tmp_path)
     (tmp_path / "run.toml").write_bytes(b'store = "s"\n# caf\xe9\n')
-    with pytest.raises(ConfigError, match=r"run.toml:2: byte 0xe9 is not UTF-8"):
-        read_run_file(tmp_path / "run.toml")
+    assert_raises(ConfigError, r"run.toml:2: byte 0xe9 is not UTF-8", read_run_file, tmp_path / "run.toml")
 
 
 DEEP = ".".join("a" * 1500)
@@ -151,26 +139,14 @@ def test_an_override_whose_key_is_nested_too_deep_is_named() -> None:
 @pytest.mark.parametrize("mark", ["﻿", ""], ids=["with", "without"])
 def test_files_of_other_systems_are_read(tmp_path: Path, mark: str) -> None:
     (tmp_path / "run.toml").write_bytes((mark + 'store = "s"\r\n[train]\r\nepoch = 3\r\n').encode())
-    with pytest.raises(ConfigError, match=r"run.toml:3: unknown key epoch"):
-        read_run_file(tmp_path / "run.toml")
+    assert_raises(ConfigError, r"run.toml:3: unknown key epoch", read_run_file, tmp_path / "run.toml")
 
 
 def test_set_overrides_the_file() -> None:
     text = STORE + "[train]\nepochs = 3\n[model]\nfactory = 'a:b'\noptions = { width = 1, depth = 2 }\n"
-    run_file = parse_run_file(
-        text,
-        [
-            "train.epochs=5",
-            "train.epochs = 7",
-            "task.label=12",
-            "loader.fanouts=[4, 3]",
-            "model.options.width=9",
-            'loader.relation_fanouts."a b c"=[1, 2]',
-            "optimizer={lr=0.5}",
-            "output.folder=runs/a",
-        ],
-        folder=Path("/elsewhere"),
-    )
+    overrides = ["train.epochs=5", "train.epochs = 7", "task.label=12", "loader.fanouts=[4, 3]", "optimizer={lr=0.5}"]
+    overrides += ["model.options.width=9", 'loader.relation_fanouts."a b c"=[1, 2]', "output.folder=runs/a"]
+    run_file = parse_run_file(text, overrides, folder=Path("/elsewhere"))
     assert (run_file.train.epochs, run_file.task.label, run_file.loader.fanouts) == (7, "12", (4, 3))
     assert run_file.model.options == {"width": 9, "depth": 2}
     assert run_file.loader.relation_fanouts == {"a b c": (1, 2)}
@@ -314,8 +290,7 @@ def test_a_step_gives_every_process_a_seed_or_is_refused() -> None:
     for world_size in (1, 3, 10):
         check_run(run_file, world_size, resume=False)
     message = r"^run.toml:3: loader.batch_size is 10 for 11 processes; give at least 11$"
-    with pytest.raises(ConfigError, match=message):
-        check_run(run_file, 11, resume=False)
+    assert_raises(ConfigError, message, check_run, run_file, 11, resume=False)
 
 
 def test_a_file_of_another_kind_is_recognised_by_its_sections(tmp_path: Path) -> None:
@@ -327,8 +302,7 @@ def test_a_file_of_another_kind_is_recognised_by_its_sections(tmp_path: Path) ->
     said[cluster] = "this is a cluster file.*`hoploom launch`"
     for read, own in ((read_run_file, run), (read_graph, graph), (read_cluster, cluster)):
         for path in said.keys() - {own}:
-            with pytest.raises(ConfigError, match=said[path]):
-                read(path)
+            assert_raises(ConfigError, said[path], read, path)
 
 
 @pytest.mark.parametrize(

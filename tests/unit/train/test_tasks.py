@@ -20,6 +20,7 @@ from support.fit_workers import (
     val_loader,
 )
 from support.graphs import library
+from support.refusals import assert_raises
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -85,8 +86,7 @@ def test_losses_are_those_of_torch_one_per_seed() -> None:
         losses = task.losses(logits, targets)
         assert losses.shape == (5,)
         torch.testing.assert_close(losses.mean(), mean)
-        half = task.losses(logits.bfloat16(), targets)
-        assert half.dtype == torch.float32
+        assert task.losses(logits.bfloat16(), targets).dtype == torch.float32
 
 
 def test_a_column_of_outputs_meets_a_row_of_numbers() -> None:
@@ -116,8 +116,7 @@ def test_a_column_of_classes_counts_as_classes() -> None:
     ],
 )
 def test_outputs_that_do_not_fit_are_refused(task: Any, rows: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        task.outputs(Rows(rows), first_batch())
+    assert_raises(ConfigError, said, lambda: task.outputs(Rows(rows), first_batch()))
 
 
 def with_label(node: int, value: Any, like: Tensor) -> hoploom.Store:
@@ -149,12 +148,10 @@ def test_a_seed_without_a_label_is_named_before_training_and_in_its_batch(
 ) -> None:
     graph = with_label(21, value, like)
     message = rf"^node 21 is a seed with the label {said}.*, or leave it out of the split$"
-    with pytest.raises(DataError, match=message):
-        task.check(graph, graph.split("train"))
+    assert_raises(DataError, message, lambda: task.check(graph, graph.split("train")))
     batches = list(NeighborLoader(graph, [2], "train", batch_size=16))
     task.targets(batches[0])
-    with pytest.raises(DataError, match=message):
-        task.targets(batches[1])
+    assert_raises(DataError, message, task.targets, batches[1])
     task.check(graph, graph.split("val"))
 
 
@@ -168,18 +165,15 @@ def test_the_check_before_training_counts_wrong_labels_and_names_the_users_id(as
     graph = hoploom.from_pyg(data)
     mine = "'p021'" if as_text else "147"
     said = f"node 21 (your id {mine}) is a seed with the label bad=3, the first of 2 such labels; classes are 0 to 2"
-    with pytest.raises(DataError, match=re.escape(said)):
-        NodeClassification(3, label="bad").check(graph, torch.arange(40))
+    assert_raises(DataError, re.escape(said), lambda: NodeClassification(3, label="bad").check(graph, torch.arange(40)))
     NodeClassification(3, label="bad").check(graph, torch.arange(0))
 
 
 def test_a_label_that_is_not_there_is_refused_with_those_that_are() -> None:
     task = NodeClassification(3, label="class")
     said = r"type 'node' has no field 'class' to learn; it has \['amount', 'labels', .*'x', 'y'"
-    with pytest.raises(ConfigError, match=said):
-        task.check(store(), torch.arange(3))
-    with pytest.raises(ConfigError, match=r"has no field 'class' to learn; it has \[.*'y'"):
-        task.targets(first_batch())
+    assert_raises(ConfigError, said, lambda: task.check(store(), torch.arange(3)))
+    assert_raises(ConfigError, r"has no field 'class' to learn; it has \[.*'y'", lambda: task.targets(first_batch()))
 
 
 def test_check_finds_the_type_that_has_the_label() -> None:
@@ -202,8 +196,7 @@ def test_check_finds_the_type_that_has_the_label() -> None:
     ],
 )
 def test_labels_of_another_width_are_refused(task: NodeTask, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        task.check(store(), torch.arange(3))
+    assert_raises(ConfigError, said, lambda: task.check(store(), torch.arange(3)))
 
 
 @pytest.mark.parametrize("mode", ["blocks", "subgraph"])
@@ -225,8 +218,7 @@ def test_links_between_two_types_take_each_end_from_its_own() -> None:
     batch = next(iter(LinkNeighborLoader(library(), [2], links, neg_sampling="binary", batch_size=3)))
     z = {name: torch.randn(batch[name].num_nodes, 4) for name in ("author", "paper")}
     ends = batch["author", "writes", "paper"].edge_label_index
-    expected = (z["author"][ends[0]] * z["paper"][ends[1]]).sum(dim=1)
-    assert LinkPrediction().outputs(Rows(z), batch).equal(expected)
+    assert LinkPrediction().outputs(Rows(z), batch).equal((z["author"][ends[0]] * z["paper"][ends[1]]).sum(dim=1))
     assert LinkPrediction().targets(batch).tolist() == [1] * 3 + [0] * 3
 
 
@@ -236,8 +228,7 @@ def test_links_without_labels_or_with_others_are_refused() -> None:
     with pytest.raises(ConfigError, match="no labelled links; use LinkNeighborLoader with neg_sampling='binary'"):
         LinkPrediction().targets(unlabelled)
     rated = next(iter(LinkNeighborLoader(labelled(), [2], links, edge_label=torch.arange(8), batch_size=4)))
-    with pytest.raises(DataError, match=r"has the label 2; links are 1, or 0"):
-        LinkPrediction().targets(rated)
+    assert_raises(DataError, r"has the label 2; links are 1, or 0", lambda: LinkPrediction().targets(rated))
 
 
 @pytest.mark.parametrize(
@@ -268,8 +259,7 @@ def test_a_task_has_metrics_and_knows_which_is_best(task: Any, names: list[str],
     ],
 )
 def test_a_metric_that_the_task_does_not_have_is_named_with_those_it_has(make: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make()
+    assert_raises(ConfigError, message, make)
 
 
 def test_scores_rank_as_outputs_do_even_where_float32_would_round() -> None:
@@ -428,7 +418,5 @@ def test_other_fanouts_than_layers_are_told(mode: str) -> None:
     loader, task = NeighborLoader(store, [2, 2], "train", batch_size=16, mode=mode), NodeClassification(NUM_CLASSES)
     learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), task, loader)
     message = "with 2 fanouts, the model has 3 layers; give num_neighbors one fanout per"
-    with pytest.raises(ConfigError, match=message):
-        fit(learner, Training(1, progress=False), alone())
-    with pytest.raises(ConfigError, match=message):
-        evaluate(model, loader, task, alone())
+    assert_raises(ConfigError, message, lambda: fit(learner, Training(1, progress=False), alone()))
+    assert_raises(ConfigError, message, lambda: evaluate(model, loader, task, alone()))

@@ -24,8 +24,10 @@ from hoploom.train.runs.run import eval_loader, make_model, run, training_setup
 from hoploom.train.runs.run_file import parse_run_file, read_run_file, template_for
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
+Captured, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 
 LIMIT = 110  # seconds that a command may take
+LABELS, TRAIN = torch.zeros(3).long(), {"train": torch.arange(3)}
 RUN = """
 store = "graph.store"
 seed = 3
@@ -79,9 +81,8 @@ def make(store, num_outputs, hidden=16):
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small homogeneous and a small heterogeneous graph."""
     folder = tmp_path_factory.mktemp("graphs")
-    generate(
-        folder / "graph.store", num_nodes=2000, avg_degree=8, num_features=8, num_classes=4, num_parts=2, weights=True
-    )
+    given: dict[str, Any] = {"num_features": 8, "num_classes": 4}
+    generate(folder / "graph.store", num_nodes=2000, avg_degree=8, num_parts=2, weights=True, **given)
     generate(folder / "papers.store", num_nodes=600, avg_degree=6, num_features=8, num_classes=4, heterogeneous=True)
     return folder
 
@@ -112,7 +113,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_run_learns_and_leaves_all_it_did(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_learns_and_leaves_all_it_did(here: Path, capsys: Captured) -> None:
     assert train(here) == 0
     out, err = capsys.readouterr()
     found, num_train = result(here), hoploom.open(here / "graph.store").split("train").numel()
@@ -150,9 +151,7 @@ def test_the_test_split_is_evaluated_with_the_best_checkpoint(here: Path) -> Non
     assert found.outcome.best == val["accuracy"] == max(epoch["accuracy"] for epoch in found.outcome.history)
 
 
-def test_a_best_checkpoint_that_is_gone_is_not_replaced_by_the_last_model(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_best_checkpoint_that_is_gone_is_not_replaced_by_the_last_model(here: Path, capsys: Captured) -> None:
     assert train(here, "--set", "train.epochs=1") == 0
     (here / "run" / "best.safetensors").unlink()
     capsys.readouterr()
@@ -161,23 +160,21 @@ def test_a_best_checkpoint_that_is_gone_is_not_replaced_by_the_last_model(
     assert not (here / "run" / "result.json").exists()
 
 
-def refusal(capsys: pytest.CaptureFixture[str], code: int, expected: int = 2) -> str:
+def refusal(capsys: Captured, code: int, expected: int = 2) -> str:
     """The one line on stderr."""
     err = capsys.readouterr().err.splitlines()
     assert (code, len(err)) == (expected, 1), err
     return str(err[0])
 
 
-def test_without_validation_and_test_a_run_only_trains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_validation_and_test_a_run_only_trains(here: Path, capsys: Captured) -> None:
     assert train(here, "--set", "task.val=", "--set", "task.test=", "--set", "train.max_steps=2") == 0
     assert result(here)["test"] == {}
     assert result(here)["best"] is None
     assert re.fullmatch("trained for less than an epoch, 2 steps, .*\nwritten to .*\n", capsys.readouterr().out)
 
 
-def test_ctrl_c_is_a_clean_end_and_resume_gives_the_same_numbers(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_is_a_clean_end_and_resume_gives_the_same_numbers(here: Path, capsys: Captured) -> None:
     (here / "trap").write_text("0 7 self SIGINT")
     assert train(here, "--set", "model.options.hidden=8") == 130
     out, err = capsys.readouterr()
@@ -196,9 +193,7 @@ def test_ctrl_c_is_a_clean_end_and_resume_gives_the_same_numbers(
     ]
 
 
-def test_ranks_that_were_asked_to_stop_are_no_complete_run(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_were_asked_to_stop_are_no_complete_run(here: Path, capsys: Captured, monkeypatch: Patch) -> None:
     """Ranks return as if all were well; here the first one runs in this process."""
 
     def spawn(fn: Any, num_processes: int, work: Any, *, device: str | None) -> None:
@@ -217,9 +212,7 @@ def test_ranks_that_were_asked_to_stop_are_no_complete_run(
 
 @pytest.mark.slow  # test_fit_ranks.py has a signal for one of two ranks, test_spawn.py one for their parent
 @pytest.mark.parametrize("told", ["parent SIGINT", "self SIGTERM"])
-def test_two_ranks_end_when_told_and_one_goes_on_as_if_nothing_had_been(
-    told: str, here: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_two_ranks_end_when_told_and_one_goes_on_as_if_nothing_had_been(told: str, here: Path, capfd: Captured) -> None:
     (here / "run.toml").write_text(RUN.replace("[model]", "[model]\noptions = { hidden = 12 }"))
     (here / "trapped.py").write_text(MODEL.replace("dropout=0.1", "dropout=0.0"))  # ranks drop for themselves
     (here / "trap").write_text(f"1 7 {told}")
@@ -233,7 +226,7 @@ def test_two_ranks_end_when_told_and_one_goes_on_as_if_nothing_had_been(
     assert (mine["steps"], mine["epochs"]) == (other["steps"], other["epochs"])
 
 
-def test_a_run_may_be_made_longer(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_may_be_made_longer(here: Path, capsys: Captured) -> None:
     assert train(here, "--set", "train.epochs=1") == 0
     assert train(here, "--set", "train.epochs=2", "--resume") == 0
     assert train(here, "--set", "train.epochs=2", output="other") == 0
@@ -254,15 +247,12 @@ def test_a_killed_rank_is_restarted_by_torchrun_from_the_last_checkpoint(here: P
     assert not (here / "trap").exists()
     assert train(here, output="other") == 0
     assert result(here)["test"] == pytest.approx(result(here, "other")["test"], abs=2e-3)
-    assert [step["step"] for step in lines(here / "run" / "steps-rank1.jsonl")] == [
-        *range(1, result(here)["steps"] + 1)
-    ]
+    steps = [step["step"] for step in lines(here / "run" / "steps-rank1.jsonl")]
+    assert steps == [*range(1, result(here)["steps"] + 1)]
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_the_others_and_the_command_that_it_names_goes_on(
-    here: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_rank_ends_the_others_and_the_command_that_it_names_goes_on(here: Path, capfd: Captured) -> None:
     (here / "trapped.py").write_text(MODEL.replace("dropout=0.1", "dropout=0.0"))
     (here / "trap").write_text("1 3 self SIGKILL")
     assert train(here, "--processes", "2") == 1
@@ -275,12 +265,11 @@ def test_a_killed_rank_ends_the_others_and_the_command_that_it_names_goes_on(
     assert main(said.partition("continue with: hoploom ")[2].split()) == 0
     assert train(here, output="other") == 0
     assert result(here)["test"] == pytest.approx(result(here, "other")["test"], abs=2e-3)
-    assert [step["step"] for step in lines(here / "run" / "steps-rank1.jsonl")] == [
-        *range(1, result(here)["steps"] + 1)
-    ]
+    steps = [step["step"] for step in lines(here / "run" / "steps-rank1.jsonl")]
+    assert steps == [*range(1, result(here)["steps"] + 1)]
 
 
-def test_a_loss_that_is_not_finite_ends_with_its_step_and_rank(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_that_is_not_finite_ends_with_its_step_and_rank(here: Path, capsys: Captured) -> None:
     assert train(here, "--set", "optimizer.lr=1e30", "--set", "optimizer.name=sgd") == 1
     assert re.match("hoploom: the loss is .*step .*on rank 0", capsys.readouterr().err.splitlines()[-1])
 
@@ -313,15 +302,11 @@ def test_every_model_finds_the_communities_of_a_graph(here: Path, graph: str, ki
 
 
 def test_links_between_types_are_learned(here: Path) -> None:
-    run_file = (
-        'store = "papers.store"\n[task]\nkind = "link-prediction"\nrelation = "writes"\n[model]\nname = "rsage"\n'
-    )
+    run_file = 'store = "papers.store"\n[task]\nkind = "link-prediction"\nrelation = "writes"\n[model]\nname = "rsage"'
     assert learned(here, run_file, "optimizer.lr=0.02")["auroc"] > 0.6
 
 
-def test_init_writes_what_trains(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_init_writes_what_trains(here: Path, capsys: Captured, monkeypatch: Patch) -> None:
     monkeypatch.chdir(here)
     assert main(["init", "new.toml", "--store", "graph.store"]) == 0
     assert "then: hoploom train new.toml" in capsys.readouterr().out
@@ -350,21 +335,13 @@ def test_init_fills_in_what_the_store_knows(here: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "splits", "said"),
     [
-        ({"y": torch.zeros(3).long()}, {"train": torch.arange(3)}, "node-classification, because 'node' has splits"),
-        (
-            {"y": torch.zeros(3).long()},
-            {},
-            "link-prediction, because 'node' has the label 'y', but no split; .*add split",
-        ),
-        (
-            {"original_id": torch.zeros(3, 4).byte()},
-            {"train": torch.arange(3)},
-            "link-prediction, .*has no label field",
-        ),
+        ({"y": LABELS}, TRAIN, "node-classification, because 'node' has splits"),
+        ({"y": LABELS}, {}, "link-prediction, because 'node' has the label 'y', but no split; .*add split"),
+        ({"original_id": torch.zeros(3, 4).byte()}, TRAIN, "link-prediction, .*has no label field"),
     ],
 )
 def test_init_says_which_task_it_chose_and_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: Any, splits: Any, said: str
+    tmp_path: Path, capsys: Captured, fields: Any, splits: Any, said: str
 ) -> None:
     edges = torch.zeros(2, 4, dtype=torch.int64)
     hoploom.from_tensors({"x": torch.randn(3, 3), **fields}, edges, splits=splits).save(tmp_path / "a.store")
