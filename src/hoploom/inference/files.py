@@ -40,7 +40,7 @@ class RowFile(Closing):
         self._file = path.open("r+b", buffering=0)
 
     def write(self, first: int, rows: Tensor) -> None:
-        """Write `rows` over those of the file that begin at row `first`."""
+        """Write `rows` to the file, from row number `first` on."""
         assert tuple(rows.shape[1:]) == self._shape[1:], f"rows of shape {tuple(rows.shape[1:])}, not {self._shape[1:]}"
         values = rows.detach().to(self._dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data
         written, at = 0, first * self._row_bytes
@@ -115,7 +115,7 @@ class _PeerFailedError(Exception):
 
 @dataclass(frozen=True)
 class SharedFolder:
-    """A temporary folder that all ranks share, and a scratch folder for rows between layers, perhaps the same one."""
+    """A temporary folder that all ranks share, and a scratch folder for rows between layers (may be the same)."""
 
     target: Path  # where the result goes
     path: Path
@@ -124,7 +124,7 @@ class SharedFolder:
 
     @contextmanager
     def together(self, doing: str) -> Iterator[None]:
-        """Run a block on all ranks; wait until all have finished, and raise an error of one rank on all."""
+        """Run this block on all ranks and wait until all have finished it; raise one rank's error on all of them."""
         with all_or_none(self.context, doing, stops=True):
             try:
                 yield
@@ -142,7 +142,7 @@ class SharedFolder:
                 raise StoreError(f"cannot write {self.target}: {error}") from error
 
     def check_peers(self) -> None:
-        """Raise the error that leaves the block of `together`, if another rank has failed."""
+        """If another rank has failed, raise an error that ends this rank's block of `together`."""
         if any(self._note(rank).exists() for rank in range(self.context.world_size) if rank != self.context.rank):
             raise _PeerFailedError
 

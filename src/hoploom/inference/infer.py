@@ -181,7 +181,7 @@ def _write(
 
 
 def folder_of(node_type: str) -> str:
-    """Return the name of the folder for a node type, which is its name in a store, too."""
+    """Return the folder name for a node type's results, which is also its folder name in a store."""
     return Path(node_file(0, node_type, FEATURES)).parent.name
 
 
@@ -245,7 +245,7 @@ def _loaders(model: nn.Module, store: Store, inference: Inference, columns: Sequ
 def _in_batches(
     model: nn.Module, loaders: Mapping[str, Loader], task: Task | None, folder: SharedFolder, progress: Progress
 ) -> Iterator[Group]:
-    """Yield node type, node ids and outputs of each batch of this rank, whose share of the batches is consecutive."""
+    """Yield node type, node ids and outputs of each of this rank's batches, which are consecutive batches of all."""
     rank, world_size = folder.context.rank, folder.context.world_size
     fanouts = "; ".join(dict.fromkeys(loader.shown()["fanouts"] for loader in loaders.values()))
     if folder.context.is_main:

@@ -53,13 +53,13 @@ class Slices:
     """The division of all nodes into slices; each node is in one slice, and each slice belongs to one rank."""
 
     store: Store
-    relations: Sequence[RelationName]  # whose edges count
-    memory: int  # bytes of a slice
+    relations: Sequence[RelationName]  # those whose in-edges a slice needs
+    memory: int  # most bytes of a slice's rows and in-edges
     row_bytes: Mapping[str, int]  # by node type
     edge_bytes: int
 
     def borders(self, node_type: str, world_size: int) -> Tensor:
-        """Return where the ranks' shares of a type begin and end: [world_size + 1] int64, equally many bytes apart."""
+        """Return the bounds of the ranks' shares of a type, as ids: [world_size + 1] int64. Shares have equal bytes."""
         index = self.store.schema.type_index[node_type]
         nodes, cost = range(self.store.schema.node_types[index].num_nodes), partial(self._cost, index)
         total = cost(len(nodes))
@@ -98,7 +98,7 @@ class Slices:
 
     @cached_property
     def _is_mapped(self) -> list[bool]:
-        """Whether the mapped parts have all nodes of a type, by the index of the type."""
+        """For each node type, whether the mapped parts have all its nodes."""
         schema, parts = self.store.schema, self.store.parts
         return [bool(parts) and covers(schema, parts, node_type.name) for node_type in schema.node_types]
 
@@ -151,7 +151,7 @@ def _sampled(store: Store, some: Slice, keys: Sequence[RelationName]) -> dict[Re
 def gather_sources(
     key: RelationName, rows: Tensor, gather: Gather, some: Slice, edges: InEdges
 ) -> tuple[Tensor, InEdges]:
-    """Read the rows of a slice's sources with `gather`; return them, and the edges with sources as indices into them.
+    """Read the rows of a slice's sources with `gather`; return these, and the edges with indices into these as sources.
 
     This is for `rows` that exceed memory: only their shape is used. If source and destination type are equal, the
     slice's own nodes come first; then come the other sources in the order of their ids.
@@ -329,7 +329,7 @@ def _widths(x: Mapping[Any, Tensor]) -> dict[Any, int]:
 
 
 class LayerWise:
-    """The layer-by-layer computation of a model's rows for a store, and this rank's share of it."""
+    """Computes a model's rows for all nodes of a store, layer by layer; each rank computes its share of the nodes."""
 
     def __init__(
         self, model: GNN, plan: ModelPlan, store: Store, memory: int, folder: SharedFolder, progress: Progress
@@ -409,7 +409,7 @@ class LayerWise:
         types: Iterable[str],
         compute: Callable[[Slice], Mapping[Any, Tensor]],
     ) -> dict[Any, RowFile]:
-        """Write a file with a row per node for each key of `widths`; ranks compute their slices of `types`."""
+        """Write and return a file for each key of `widths`, with a row per node; ranks compute slices of `types`."""
         files = {}
         with self._folder.together(doing), ExitStack() as opened:
             for number, (owner, width) in enumerate(widths.items()):
