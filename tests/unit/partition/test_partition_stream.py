@@ -22,7 +22,7 @@ from hoploom.ops.assign_parts import FIXED_BYTES, NODE_BYTES, PartitionRule, ass
 from hoploom.partition import METHODS, assign, edge_cut
 from hoploom.partition.assign import topology_of
 from hoploom.partition.bounded_store import BoundedStore, pieces
-from hoploom.partition.hotness import ONE, expected_visits, visit_classes
+from hoploom.partition.on_spark import ONE, expected_visits, visit_classes
 from hoploom.partition.partition import partition
 from hoploom.partition.report import report
 from hoploom.partition.store_files import StoreFiles
