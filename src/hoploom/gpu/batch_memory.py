@@ -88,7 +88,7 @@ class Pool:
             return self._sizes[number]
 
     def begin(self, consumer: Any) -> deque[Tensor]:
-        """Return memory blocks for the tensors of one more batch, as many as earlier batches had."""
+        """Return memory blocks for one more batch: one for each tensor, in the sizes of earlier batches."""
         with self._lock:
             self._num_begun += 1
             sizes = list(self._sizes)
@@ -145,7 +145,7 @@ class Pool:
         return self._stream.record_event() if self.is_cuda else None
 
     def hand_over(self, arrived: Any, batch: Any, memory: "BatchMemory") -> Any:
-        """Make the current stream wait for `arrived`, the event of the finished batch. For the consumer's thread."""
+        """Make the current stream wait for event `arrived`, then return the batch. Call it on the consumer's thread."""
         if self.is_cuda:
             self.use_current_stream()
             stream = self.consumer

@@ -62,7 +62,7 @@ class HopPlan:
         return self.sampling.num_hops if self.is_blocks else 1
 
     def frontier(self, hop: int, node_type: int) -> tuple[int, int]:
-        """Return the slots of the first and end node that a hop expands: those new in the last hop; in blocks, all."""
+        """Return the slots of the begin and end index of the nodes that a hop expands (new ones; with blocks, all)."""
         sizes = self.nodes[node_type]
         return ZERO if self.is_blocks else sizes[hop], sizes[hop + 1]
 
@@ -183,7 +183,7 @@ def sizes_of_probes(
 
 
 def _totals(plan: HopPlan, batch: Sampled) -> list[int]:
-    """Return the sizes of a batch by slot, in the layout in which a device writes them."""
+    """Return the sizes of a batch by slot, in the layout of the totals on a device."""
     names = [node_type.name for node_type in plan.schema.node_types]
     keys = [relation.key for relation in plan.schema.relations]
     if plan.is_blocks:

@@ -98,7 +98,7 @@ class Recording:
 
     @property
     def is_warm(self) -> bool:
-        """Whether the next call is a replay; on the CPU, whether it would be one."""
+        """Whether the first calls are done, so that the next call is a replay if this is a GPU."""
         return self._calls >= WARM_UP
 
     def __call__(self) -> None:
@@ -128,7 +128,7 @@ class Recording:
         queue.wait_stream(stream)
 
     def _capture(self, work: Callable[[], None]) -> Any:
-        """Return the work as a CUDA graph. Waits for the device. Other threads may call what a capture forbids."""
+        """Return the work as a CUDA graph; wait for the device. Other threads may make calls that this one must not."""
         own, graph = self._stream, torch.cuda.CUDAGraph()
         with torch.cuda.device(own.device), without_gc():
             before = torch.cuda.current_stream(own.device)
@@ -173,7 +173,7 @@ def without_gc() -> Iterator[None]:
 
 
 def check_optimizer(optimizer: Optimizer, device: torch.device, *, scheduled: bool) -> None:
-    """Raise ConfigError if the optimizer needs a closure, or cannot be recorded on `device` (with a schedule)."""
+    """Raise ConfigError if the optimizer needs a closure, or if its steps cannot be recorded on the device."""
     check_closure(optimizer)
     name = type(optimizer).__name__
     if device.type != "cuda":

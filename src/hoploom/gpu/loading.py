@@ -160,7 +160,7 @@ class DeviceSampling:
         return sampled
 
     def _grow(self, seeds: Seeds) -> None:
-        """Raise the capacity, if necessary, to the number of these seeds, which is known before sampling."""
+        """Raise the capacity, if it is too small for the number of these seeds, which is known before sampling."""
         num_seeds = [0 if nodes is None else nodes.numel() for nodes in seeds.nodes]
         with self._lock:
             if self._plan is None:

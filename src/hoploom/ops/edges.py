@@ -192,7 +192,7 @@ class InEdges:
         return InEdges(indptr, self.sources[:num_edges], num_sources, permutation, self.first, whole=whole)
 
     def _num_edges_of(self, indptr: Tensor) -> int:
-        """Return the length of `sources` for `indptr`, the offsets of the first few destinations."""
+        """Return how many entries of `sources` to keep for the first few destinations, whose offsets are `indptr`."""
         if rows.runs_in_core(indptr):
             return int(indptr[-1])
         known = (self.num_edges_below or {}).get(indptr.numel() - 1)

@@ -92,7 +92,7 @@ def gather(table: Tensor, ids: Tensor, out: Tensor, first: int = 0, places: Tens
 
 
 def _array(rows: Tensor) -> Any:
-    """Return rows as a NumPy array for the core, which copies bytes."""
+    """Return rows as a NumPy array for the core, which copies bytes: bfloat16, which NumPy lacks, as int16."""
     return (rows if rows.dtype is not torch.bfloat16 else rows.view(torch.int16)).numpy()
 
 

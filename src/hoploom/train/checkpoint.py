@@ -211,7 +211,7 @@ def check_whole(model: nn.Module) -> None:
 
 
 def write_state(path: Path, state: Any, *, first: Path | None = None) -> None:
-    """Write a nested state with tensors; the old file stays until the new one is whole and on the disk.
+    """Write a nested state with tensors; the old file stays until the new one is complete and on the disk.
 
     `first` is a second file with the same bytes, written before `path`. It is no link: damage to one leaves the other.
     """

@@ -175,7 +175,7 @@ def _print_once(line: str) -> None:
 
 @dataclass
 class _Loop:
-    """The state of one call of `fit`, which repeats steps, validation and checkpoint until training ends."""
+    """The state of one call of `fit`: takes steps, validates and saves checkpoints until training ends."""
 
     learner: Learner
     training: Training

@@ -58,7 +58,7 @@ def wide(key, ids, stream, draw):
 
 @triton.jit
 def bounded(key, ids, stream, draw, bound, population):
-    """Return a random integer in [0, bound) per id, all int64. A population above 2^16 takes 64 random bits, not 32."""
+    """Return a random integer in [0, bound) per id, all int64; from 64 random bits if the population exceeds 2^16."""
     narrow = (word(key, ids, stream, draw).to(tl.uint64) * bound.to(tl.uint64)) >> 32
     is_wide = population > NARROW_LIMIT
     out = narrow

@@ -25,7 +25,7 @@ def columns_of(share, COLUMNS: tl.constexpr):
 
 @triton.jit
 def short_lists(indptr, num_lists, window, LISTS: tl.constexpr):
-    """Return a program's lists, the mask of lists no longer than a window, and their first and end entry (else 0, 0).
+    """Return a program's lists, the mask of lists no longer than a window, and their first and end entries.
 
     All are [LISTS, 1]: with one dimension, Triton 3.7 failed to broadcast some numbers of lists against columns.
     """
@@ -330,7 +330,7 @@ def dot_edges(
 
 @triton.jit
 def _tile(begin, end, step, heads, ENTRIES: tl.constexpr, HEADS: tl.constexpr):
-    """Return the indices and the mask of the values of ENTRIES entries per list: [lists, ENTRIES, HEADS]."""
+    """Return indices and mask of the values of each list's ENTRIES entries from `step` on: [lists, ENTRIES, HEADS]."""
     entry = begin + step + tl.arange(0, ENTRIES)[None, :]
     head = tl.arange(0, HEADS)[None, None, :]
     return (entry * heads)[:, :, None] + head, (entry < end)[:, :, None] & (head < heads)

@@ -113,7 +113,7 @@ def keep_lowest(
 
 @triton.jit
 def weigh(weight, start, population, offset):
-    """Return the weight of each row's edge at `offset` as float64; 0 if it is not positive or beyond the list."""
+    """Return the weight of each row's edge at `offset`, float64; 0 for weights below 0 and offsets beyond the list."""
     heavy = tl.load(weight + start + offset, mask=offset < population, other=0.0)
     return tl.where(heavy > 0, heavy, 0.0).to(tl.float64)
 
@@ -152,7 +152,7 @@ def invert_sums(
 
 @triton.jit
 def find_sum(weight, start, population, longest, target, total, UNROLL: tl.constexpr):
-    """Return the first offset whose running weight sum exceeds `target`, at most the first that reaches `total`."""
+    """Return the first offset at which the running sum of weights exceeds `target`, or at most reaches `total`."""
     found = (target < 0).to(tl.int64)
     final = (total < 0).to(tl.int64)
     reached = tl.zeros_like(total)
