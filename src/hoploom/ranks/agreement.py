@@ -85,7 +85,7 @@ class Share:
 
     @property
     def is_given(self) -> bool:
-        """Whether the script decided the share: by rank= and world_size=, or by giving each rank other seeds."""
+        """Whether the script chose the share: by rank= and world_size=, or by giving each rank different seeds."""
         return self.origin in (GIVEN, DIVIDED, LONE)
 
     def __str__(self) -> str:
@@ -94,14 +94,14 @@ class Share:
 
 @cache
 def print_share(share: Share) -> None:
-    """Print one line on rank 0, once per share, if a loader distributes its seeds and the script did not ask for it."""
+    """Print a line, once and on rank 0, if a loader distributes its seeds over ranks without being asked to."""
     if share.world_size > 1 and share.rank == 0 and not share.is_given:
         line = f"a loader shares its seeds among {share.world_size} ranks ({share.origin})"
         print(f"hoploom: {line}; rank=0, world_size=1 reads all on each rank", file=sys.stderr, flush=True)
 
 
 def read_share(rank: Any, world_size: Any) -> Share:
-    """Return the share that a loader's arguments give, else that of the process group, else of the environment."""
+    """Return a loader's share from its arguments; if not given, from the process group, else from the environment."""
     if rank is not None or world_size is not None:
         return Share(
             as_int("rank", rank, 0, "give this process's number among world_size, 0 for the first, or neither"),
@@ -119,7 +119,7 @@ def read_share(rank: Any, world_size: Any) -> Share:
 
 @dataclass(frozen=True)
 class Status:
-    """The calls that a rank has begun, and the call that it waits for; posted for the other ranks."""
+    """The calls that a rank has begun and the call that it waits for. Ranks post their status for each other."""
 
     begun: Mapping[str, int] = field(default_factory=dict)  # number of calls, by channel
     channel: str = ""  # of the call that the rank waits for; empty if it waits for none
@@ -132,12 +132,12 @@ class Status:
     has_left: bool = False
 
     def waits_for(self, other: "Status") -> bool:
-        """Return whether the rank waits for a call that the other rank has yet to begin."""
+        """Return whether this rank waits for a call that the rank with status `other` has not begun yet."""
         return bool(self.channel) and other.begun.get(self.channel, 0) < self.number
 
 
 def detector_here() -> "DeadlockDetector | None":
-    """Return the detector of this process, or None if no process group makes it one of several ranks."""
+    """Return the detector of this process, or None unless it is in a process group of several ranks."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return None
     return _of_group(dist.group.WORLD)
@@ -152,7 +152,7 @@ def _of_group(group: dist.ProcessGroup) -> "DeadlockDetector":
 
 
 class DeadlockDetector:
-    """Finds ranks that wait for each other forever. A thread posts this rank's status; that of rank 0 compares all."""
+    """Finds ranks that wait for each other forever. A thread posts this rank's status; on rank 0 it compares all."""
 
     def __init__(self, store: Store, rank: int, size: int, is_open: Callable[[], bool] = lambda: True) -> None:
         own = store.clone() if hasattr(store, "clone") else store  # older versions of torch have no clone
@@ -169,12 +169,12 @@ class DeadlockDetector:
         self._watching.start()
 
     def begin(self, channel: str) -> int:
-        """Count one more call in `channel` that this rank begins; return its number, from 1."""
+        """Count a call in `channel` that this rank begins; return the call's number, from 1."""
         self.begun[channel] += 1
         return self.begun[channel]
 
     def wait(self, channel: str, doing: str, waited: Callable[[float], bool], *, is_firm: bool = True) -> None:
-        """Repeat `waited(seconds)` until it returns True, which means that the last call of `channel` is over.
+        """Repeat `waited(seconds)` until it returns True: the call in `channel` that this rank began last is over.
 
         Raise ConfigError if all ranks wait and none can go on, DistError if a rank has left without this call.
         """
@@ -201,7 +201,7 @@ class DeadlockDetector:
         return [Status(**json.loads(text)) for text in self.store.multi_get(keys)] if self.store.check(keys) else []
 
     def leave(self) -> None:
-        """Post that this rank has left, for ranks that wait for calls it will never begin; release the store."""
+        """Post that this rank leaves, as other ranks may wait for calls it will never begin; release the store."""
         atexit.unregister(self.leave)
         _of_group.cache_clear()
         is_first = not self._over.is_set()
@@ -213,7 +213,7 @@ class DeadlockDetector:
         self.store = PrefixStore("", HashStore())  # releases the rendezvous store
 
     def _watch(self, is_open: Callable[[], bool]) -> None:
-        """Post the main thread's status and read verdicts, until the process group or the holder of the store ends."""
+        """Post the main thread's status and read verdicts, until the process group or the store's process ends."""
         seen: tuple[FrameType | None, str] = (None, "")
         looks, posted = 0, Status()
         with suppress(RuntimeError):
@@ -237,7 +237,7 @@ class DeadlockDetector:
         return text
 
     def _read_verdict(self, status: Status) -> None:
-        """Note an error for the wait in `status` if rank 0 has posted one, or a rank has left without the call."""
+        """Keep an error for `wait` to raise if rank 0 has posted a verdict, or a rank has left without the call."""
         verdict = f"verdict/{self.rank}/{status.serial}"
         if self.store.check([verdict]):
             self._errors[status.serial] = ConfigError(self.store.get(verdict).decode())
@@ -249,7 +249,7 @@ class DeadlockDetector:
             self._errors[status.serial] = dist.DistError("it left before its part")
 
     def _judge(self) -> None:
-        """Post an error for all ranks if none can go on. Then pause: rank 0 may hold the store, so it must end last."""
+        """Post an error for all ranks if none can go on. Then pause: rank 0 may hold the store, and must end last."""
         waits = self.statuses()
         serials, one_goes_on = [wait.serial for wait in waits], sum(not wait.is_firm for wait in waits) == 1
         is_known = any(serial == before for serial, before in zip(serials, self._judged, strict=False))
@@ -293,7 +293,7 @@ def call_chain() -> list[str]:
 
 
 def _blocking_call() -> tuple[FrameType | None, str]:
-    """Return the frame and the name of the call of torch in which the main thread waits; (None, "") if in none."""
+    """Return the frame and the name of the torch call that blocks the main thread; (None, "") if there is none."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     call, name = None, ""  # the frame is kept between two looks, so that no other call gets the same identity
     while frame is not None and _module(frame) in ("threading", TORCH, GRADIENTS):
@@ -329,7 +329,7 @@ class LoaderReading(Protocol):
 
 
 class _Round:
-    """One comparison of a loader by all ranks: a call of a channel, with a log in the store to which ranks post."""
+    """One comparison of a loader on all ranks, which post entries to a log in the store; a call of `channel`."""
 
     def __init__(self, here: DeadlockDetector, channel: str, doing: str, *, trains: bool) -> None:
         self.here, self.channel, self.doing, self._trains = here, channel, doing, trains
@@ -351,9 +351,9 @@ class _Round:
         return self.entries() if self.posts.add("posted", 0) >= self.here.size else None
 
     def wait(self, look: Callable[[], Found | None], *, may_be_alone: bool) -> Found | None:
-        """Repeat `look` until it finds something; return it, or None if `may_be_alone` and all others await this rank.
+        """Repeat `look` until it has a result; return it, or None if `may_be_alone` and all others await this rank.
 
-        Raise ConfigError if a rank will never post its entry, PeerError if one has not within the group's timeout.
+        Raise ConfigError if a rank will never post its entry, PeerError if a rank has not after the group's timeout.
         """
         here, deadline = self.here, time.monotonic() + self.here.seconds
         found, notice, why, is_alone = None, "", "", False
@@ -383,7 +383,7 @@ class _Round:
         raise PeerError(f"{notice or says}, and {here.seconds:g} seconds have passed; {ONE_RANK}")
 
     def _lost(self) -> tuple[list[str], str, bool]:
-        """Return the ranks that have not posted, why none ever will, and whether all others ended or await this one."""
+        """Return ranks that have not posted, why none of them will, and whether all others ended or await this rank."""
         here, posted = self.here, {self.here.rank, *(entry["rank"] for entry in self.entries())}
         missing, whys, num_waiting = [rank for rank in range(here.size) if rank not in posted], [], 0
         for rank, status in enumerate(here.statuses()):
@@ -415,7 +415,7 @@ class Meeting(_Round):
         with_timeout(REPLY, lambda: self.post(seeds=f"{num_seeds} {reading.settings['seeds']}"))
 
     def seeds(self, *, may_be_lone: bool) -> list[str]:
-        """Return a text per rank, in order, with the number of its seeds and their fingerprint.
+        """Return a text per rank, in the order of ranks: the number of its seeds and their fingerprint.
 
         Return [] if this rank `may_be_lone`, and all other ranks wait for it without having made the loader.
         """
@@ -423,7 +423,7 @@ class Meeting(_Round):
         return [entry["seeds"] for entry in sorted(entries, key=lambda entry: int(entry["rank"]))]
 
     def note_lone(self) -> None:
-        """Post, for the other ranks, that this rank has read the loader alone."""
+        """Post in the store that this rank has read the loader alone."""
         with_timeout(REPLY, lambda: self.posts.set("lone", str(self.here.rank)))
 
     def lone_reader(self) -> int | None:
@@ -435,7 +435,7 @@ class Meeting(_Round):
 def agree(
     share: Share, read: Callable[[], LoaderReading], detector: Callable[[], DeadlockDetector | None] = detector_here
 ) -> str:
-    """Compare the loader with those of the other ranks before a loop over it. Raise ConfigError if they do not fit.
+    """Compare a loader with the other ranks' loaders before a loop over it. Raise ConfigError if they do not fit.
 
     Return AGREED, or ALONE if no other rank begins the loop, or "" if there is no process group of several ranks.
     """
@@ -467,7 +467,7 @@ class _Loop(_Round):
     """The comparison of the ranks' loaders before a loop over them."""
 
     def compare(self, share: Share, reading: LoaderReading, *, is_dealt: bool) -> None:
-        """Post this rank's settings and hashes; if they do not fit those of another rank, end the wait of all."""
+        """Post this rank's settings and seed hashes; if they do not fit another rank's, end the wait of all ranks."""
         here = self.here
         limit = max(16, min(MOST_HASHES, MOST_IN_ALL // here.size))
         hashes = reading.seed_hashes(limit) if reading.is_divided or not is_dealt else []
@@ -489,7 +489,7 @@ class _Loop(_Round):
         poll(lambda: self.posts.add("read", 0) >= self.here.size, seconds)
 
     def _difference(self) -> str:
-        """Return the error text about the first entry that does not fit an earlier one, or "". All find the same."""
+        """Return an error text about the first entry that does not fit an earlier one, or ""; equal on all ranks."""
         entries, size = self.entries(), self.here.size
         of_share, of_hash = dict[int, int](), defaultdict[int, list[int]](list)  # the ranks that posted them
         may_repeat: set[int] = set()  # ranks whose seeds repeat, as links of a multigraph do

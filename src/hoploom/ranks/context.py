@@ -4,8 +4,8 @@ All calls go through torch.distributed: gradients by NCCL or Gloo, all others by
 so that counts are exact. Nothing is pickled. A single process has no process group at all. Every wait has a deadline.
 If a rank ended or hangs, a PeerError names it; finding it takes a second.
 
-Shared calls use a separate Gloo group, so they never pair with calls of DDP or of the user. Each begins with a label,
-and different labels are an error. The label and up to 64 bytes of content travel in one all-gather of 256 bytes per
+Shared calls use a separate Gloo group, so they never pair with calls of DDP or of the user. Each shared call sends a
+label; different labels are an error. The label and up to 64 bytes of content travel in one all-gather of 256 bytes per
 rank, so numbers and small tensors need no second all-gather.
 """
 
@@ -92,7 +92,7 @@ def init(
 
 
 def read_timeout(timeout: float) -> float:
-    """Return `timeout`, the seconds that a rank may wait for another, as a float; raise ConfigError unless above 0."""
+    """Return `timeout`, the seconds that a rank may wait for another, as a float; raise ConfigError if not above 0."""
     seconds = as_number("timeout", timeout, "give the seconds that a rank may wait for another")
     if seconds == 0:
         raise ConfigError("timeout is 0; give the seconds that a rank may wait for another")
@@ -100,7 +100,7 @@ def read_timeout(timeout: float) -> float:
 
 
 def chosen_device(wanted: str | torch.device | None, info: RankInfo) -> torch.device:
-    """Return the device that the user wants, else this rank's GPU, else the CPU."""
+    """Return the device `wanted`; if None, this rank's GPU, or the CPU if there is none."""
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted is None else wanted)
     except (RuntimeError, TypeError) as error:
@@ -283,7 +283,7 @@ class Context:
 
     @contextmanager
     def guard(self, doing: str, *, way_out: str = LEFT) -> Iterator[None]:
-        """Raise one PeerError, which says what this rank was doing, if another rank is lost inside this block.
+        """Raise a PeerError that says what this rank was doing if another rank is lost in the `with` block.
 
         >>> with context.guard("averaging gradients"):
         ...     loss.backward()
@@ -341,7 +341,7 @@ class Context:
             peers.leave(otherwise if error is None else error, self._leave_group)
 
     def _leave_at_exit(self) -> None:
-        """Leave when a script ends without closing its context, and post its error; after sys.exit, none is known."""
+        """Leave when a script ends without closing its context; post its error (after sys.exit, none is known)."""
         self._leave(getattr(sys, "last_value", None), UNCLOSED)
 
     def _leave_group(self) -> None:
@@ -353,7 +353,7 @@ class Context:
             dist.destroy_process_group(group)
 
     def _reduce(self, value: Any, operation: dist.ReduceOp.RedOpType) -> Any:
-        """Reduce a tensor or a number over all ranks; numbers give an int if all are integers, else a float."""
+        """Reduce a tensor or a number over all ranks; the result of numbers is an int if all are ints, else a float."""
         if isinstance(value, Tensor):
             exact = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64, copy=True)
             says, rows = self._small(DOING[operation], exact)
@@ -371,7 +371,7 @@ class Context:
         return sum(numbers) if operation == SUM else max(numbers)
 
     def _small(self, doing: str, tensor: Tensor) -> tuple[str, list[Tensor] | None]:
-        """Compare a call on all ranks; return it in words, and the tensors of all ranks if small, else None."""
+        """Check that all ranks make this call. Return it in words, and all ranks' tensors, None if they are large."""
         if self._here is None:
             return doing, [tensor.detach().clone()]
         is_small = tensor.nbytes <= CONTENT
@@ -381,7 +381,7 @@ class Context:
         return says, [_tensor_of(row, tensor) for row in rows] if is_small else None
 
     def _agree(self, doing: str, value: str = "", content: bytes = b"") -> tuple[str, list[bytes]]:
-        """Return the call in words, and every rank's `content`; raise ConfigError on all ranks if calls differ."""
+        """Return this call in words, and all ranks' `content`; raise ConfigError on all ranks if their calls differ."""
         if self._here is None:
             return doing, [content]
         number, (function, line) = self._here.begin(CHANNEL), calling(doing)
@@ -494,7 +494,7 @@ class Ranks(Protocol):
 
 
 def gather_json(ranks: Ranks, value: Any) -> list[Any]:
-    """Return the values of all ranks, in the order of ranks. All ranks must call this, with values fit for JSON."""
+    """Return the JSON values of all ranks, in the order of ranks. All ranks must call this."""
     content = json.dumps(value).encode()
     size = max(int(size) for size in ranks.gather(torch.tensor(len(content))))
     padded = torch.tensor(list(content.ljust(size)), dtype=torch.uint8)
@@ -509,7 +509,7 @@ def all_or_none(ranks: Ranks, doing: str, *, stops: bool = False) -> Iterator[No
     ...     write(path)
 
     Ctrl-C and SystemExit do not wait for the other ranks, which then report this rank as lost. With `stops`, they wait
-    too: it states that the block ends soon on all ranks once one rank fails.
+    too: give it only if the block ends soon on all ranks once one rank fails.
     """
     failure: BaseException | None = None
     try:

@@ -76,7 +76,7 @@ def read_started() -> RankInfo:
 
 
 def in_group(rank: int, world_size: int) -> RankInfo:
-    """Return the info of a rank of an existing process group; from the variables, if they name the same rank."""
+    """Return the info of a rank of an existing process group, from the variables if they name the same rank."""
     with suppress(ConfigError):  # a script that makes the group itself may set MASTER_ADDR alone
         info = read_started()
         if (info.rank, info.world_size) == (rank, world_size):
@@ -150,7 +150,7 @@ def listening_on(interface: str | None) -> AbstractContextManager[None]:
 
 
 def quiet() -> AbstractContextManager[None]:
-    """Return a context manager in which this process and its children print no line about cores and threads."""
+    """Return a context manager in which this process and its children print no messages about cores and threads."""
     return _set({QUIET: "1"})
 
 
@@ -217,7 +217,7 @@ def _from_torchrun(variables: Variables, present: str) -> RankInfo:
 
 
 def _in_slurm_step(variables: Variables) -> bool:
-    """Return whether srun started this process. SLURM_PROCID alone does not tell: batch scripts have it, too."""
+    """Return whether srun started this process. SLURM_PROCID does not prove it: batch scripts have this, too."""
     in_batch_script = variables.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in variables
     return "SLURM_PROCID" in variables and not in_batch_script
 
@@ -263,7 +263,7 @@ def first_host(node_list: str) -> str:
 
 
 def names_threads() -> bool:
-    """Return whether the user, or torchrun, which sets 1, has set the number of torch's threads."""
+    """Return whether the user has set the number of torch's threads, or torchrun, which sets it to 1."""
     return "OMP_NUM_THREADS" in os.environ
 
 
@@ -316,7 +316,7 @@ def wants_colour(is_terminal: bool, variables: Variables = os.environ) -> bool:
 
 @dataclass(frozen=True)
 class EndTimeouts:
-    """Seconds that processes get to end by themselves."""
+    """The seconds that processes get to end by themselves before they are stopped or killed."""
 
     after_failure: float = 5.0  # after another process failed
     after_interrupt: float = 30.0  # to write a checkpoint, say; a second Ctrl-C ends them

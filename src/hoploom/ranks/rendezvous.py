@@ -1,4 +1,4 @@
-"""The rendezvous of ranks: they find each other in a key-value store, and post there why each of them ended.
+"""The rendezvous of ranks: they meet in a key-value store, in which each rank also posts why it ends.
 
 The store is torch's TCPStore, which rank 0 or the launcher holds. No request waits longer than its timeout.
 """
@@ -39,7 +39,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Rendezvous:
-    """The rendezvous store, as one rank uses it: to meet the others, to post why it ends, and to find lost ranks."""
+    """One rank's access to the rendezvous store: to meet the other ranks, post why it ends, and find lost ranks."""
 
     def __init__(self, info: RankInfo, store: PrefixStore) -> None:
         self.store = store
@@ -76,9 +76,9 @@ class Rendezvous:
         return [text.decode() for text in self.store.multi_get([f"here/{i}" for i in range(self._world_size)])]
 
     def own_address(self, info: RankInfo) -> str:
-        """Return the address of this host in the network to the other hosts. All ranks must call this.
+        """Return this host's address in the network that leads to the other hosts. All ranks must call this.
 
-        On the first host, its own name may mean loopback, as on Debian: then the route to another host counts.
+        The name of the first host may resolve there to loopback, as on Debian: then the route to another host counts.
         """
         own = address_towards(info.address, info.port)
         self.store.set(f"address/{self._rank}", own)
@@ -91,7 +91,7 @@ class Rendezvous:
     def leave(
         self, why: str | BaseException, close: Callable[[], object] = lambda: None, *, stays: bool = False
     ) -> None:
-        """Post why this rank ends, unless it has lost another rank; then call `close`, which ends its connections.
+        """Post why this rank ends, unless it has lost another rank; then call `close` to end this rank's connections.
 
         If this rank holds the store, and `stays` is true or a rank was lost, wait a moment until others have read it.
         """
@@ -108,7 +108,7 @@ class Rendezvous:
             self.wait_for_the_others(FAREWELL)
 
     def missing(self) -> str:
-        """Return a text that names the rank that ended, or else the ranks that give no sign of life within a moment."""
+        """Return a text that names a rank that has ended; if none has, the ranks that do not respond in a second."""
         self.has_lost = True
         return with_timeout(FAREWELL, self._roll_call) or f"{self._holder} does not answer"
 
@@ -139,14 +139,14 @@ class Rendezvous:
         threading.Event().wait(2 * LOOK)  # for the thread: if it still asks when Python ends, the process aborts
 
     def _has(self, kind: str, rank: int) -> bool:
-        """Return whether a rank has posted "here", "ended" or "lost"."""
+        """Return whether `rank` has posted `kind`: "here", "ended" or "lost"."""
         return bool(self.store.check([f"{kind}/{rank}"]))
 
 
 def meet(info: RankInfo, seconds: float) -> Rendezvous:
-    """Wait until all ranks have arrived, in the store of the user's process group or in a new one; return it.
+    """Wait until all ranks have met in a store, a new one or that of the user's process group. Return the Rendezvous.
 
-    A process may close its context and make another. Rank 0 may still hold the previous store: then try again.
+    If processes close a context and make another, rank 0 may still hold the previous store: then try again.
     """
     deadline, is_group = time.monotonic() + seconds, info.source == "group"
     while True:
@@ -198,7 +198,7 @@ def host_identity() -> str:
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return this host's address in the network to `host`, from which packets would leave. Nothing is sent."""
+    """Return the address of this host from which packets to `host` would leave. Nothing is sent."""
     try:
         family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -209,7 +209,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of this host's network interface with an IPv4 address, or None if there is none."""
+    """Return the name of this host's network interface that has the IPv4 address `address`, or None."""
     names = [name for _, name in socket.if_nameindex()]
     if is_loopback(address):
         return next((name for name in LOOPBACK_INTERFACES if name in names), None)
@@ -246,7 +246,7 @@ def poll(look: Callable[[], Answer | None], seconds: float) -> Answer | None:
 
 
 def is_reachable(store: Store) -> bool:
-    """Return whether the holder of the store listens. If not, a request would make torch print a page of warnings."""
+    """Return whether the store's process listens. If not, a request would make torch print a page of warnings."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return not isinstance(store, TCPStore) or _listens(store.host, store.port)
@@ -265,7 +265,7 @@ def hold_local_store(port: int, wait: timedelta) -> TCPStore:
 
 
 def rendezvous_store(info: RankInfo, wait: timedelta) -> TCPStore:
-    """Return the store of all ranks: a new one if this rank is to hold it, else a connection to its holder."""
+    """Return the store of all ranks: a new one if this rank is to hold it, else a connection to that of the holder."""
     holds = info.rank == 0 and not info.hosted
     is_local = (info.on_one_host or is_loopback(info.address)) and not info.hosted
     address = LOOPBACK if is_local else info.address
@@ -303,7 +303,7 @@ def rendezvous_store(info: RankInfo, wait: timedelta) -> TCPStore:
 
 
 def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPStore:
-    """Make a store if `holds`, else connect once something listens there: earlier, torch prints a page of warnings."""
+    """Make a store if `holds`; else connect once its port is open, as torch prints a page of warnings if it is not."""
     deadline = time.monotonic() + wait.total_seconds()
     if not holds:
         poll(lambda: _listens(address, port), wait.total_seconds())

@@ -91,7 +91,7 @@ class _Ranks:
         self._running: dict[Any, tuple[int, SpawnProcess]] = {}  # rank and process, by the pipe
 
     def start(self, place: RankInfo, *work: Any) -> None:
-        """Start the rank `place`, which reports an error before it ends. `work` is fn, its arguments, and init's."""
+        """Start the process of rank `place`. `work` is fn, its arguments, and the arguments of `init`."""
         pipe, errors = multiprocessing.Pipe(duplex=False)
         process = SpawnProcess(target=_run_rank, args=(place, os.getpid(), errors, *work))
         resource_tracker.ensure_running()  # now, because it unblocks SIGINT when it starts
@@ -110,7 +110,7 @@ class _Ranks:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def wait(self, seconds: float | None, *, until_failure: bool = False) -> None:
-        """Wait until all ranks have ended, or with `until_failure`, one has failed; at most `seconds`, if given."""
+        """Wait until all ranks have ended or, if `until_failure`, one has failed; at most `seconds`, if given."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while self._running and not (until_failure and self.failures):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -132,7 +132,7 @@ class _Ranks:
                 pipe.close()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to all ranks. Ranks that still import cannot handle SIGINT: end them by SIGTERM instead."""
+        """Send a signal to all ranks. A rank that is still importing cannot handle SIGINT: it gets SIGTERM."""
         for _, process in self._running.values():
             pid = process.pid or 0
             with suppress(ProcessLookupError):
@@ -149,7 +149,7 @@ class _Ranks:
 
 
 def _run_rank(place: RankInfo, parent: int, report: Connection, *work: Any) -> None:
-    """Run fn in the child, outside the terminal's process group: the parent alone decides how to end on Ctrl-C."""
+    """Run fn in a child process. It leaves the terminal's process group: only the parent receives Ctrl-C."""
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with SIGINT ignored
     die_with(parent)
@@ -173,7 +173,7 @@ def _run_rank(place: RankInfo, parent: int, report: Connection, *work: Any) -> N
 
 
 def _rebuild(rank: int, failure: dict[str, str]) -> Exception:
-    """Rebuild a rank's error: with its type if that is Hoploom's or a builtin of one message, else as TrainError."""
+    """Return a rank's error: of its own type if that is Hoploom's or a builtin with one argument, else a TrainError."""
     message, name = failure["message"], failure["type"]
     if name == "KeyboardInterrupt":
         return TrainError(f"rank {rank} was interrupted by SIGINT")
