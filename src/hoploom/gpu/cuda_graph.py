@@ -98,7 +98,7 @@ class Recording:
 
     @property
     def is_warm(self) -> bool:
-        """Whether the first calls are done, so that the next call is a replay if this is a GPU."""
+        """Whether the first calls are done, so that the next call is a replay (on a GPU)."""
         return self._calls >= WARM_UP
 
     def __call__(self) -> None:

@@ -4,7 +4,7 @@ Any safetensors reader sees the tensors; the structure around them is JSON in th
 type, tuples, NaN and infinity survive, aliased tensors are written twice. A checksum covers the whole state, which
 costs one more pass over the bytes.
 
-This module imports no PyG, which takes seconds: a program that only saves checkpoints does without it.
+This module does not import PyG, because that takes seconds and a program may only save checkpoints.
 """
 
 import json

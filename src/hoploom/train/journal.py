@@ -304,7 +304,7 @@ class Times:
                 self._before[source] = {key: before.get(key, 0) + now[key] - counts.get(key, 0) for key in now}
 
     def flush(self) -> None:
-        """Write a line with the sums since the last line, unless nothing was timed."""
+        """Write a line with the sums since the last line, if anything was timed."""
         if not self._seconds:
             return
         line: dict[str, Any] = {"at": round(time.time(), 3), "step": self._step, "steps": self._num_steps}

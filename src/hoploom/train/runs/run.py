@@ -251,7 +251,7 @@ class TrainingSetup:
 
 
 def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
-    """Return a run's task, graph and seeds; raise ConfigError, with its line, if run.toml does not fit `store`."""
+    """Return a run's task, graph and seeds; raise ConfigError with the line of run.toml that does not fit `store`."""
     schema = store.schema
     for option, attribute in (("weighted", "weight"), ("temporal", "time")):
         if getattr(run_file.loader, option) and getattr(schema, attribute) is None:

@@ -497,7 +497,7 @@ def values_of(run_file: RunFile) -> dict[str, Any]:
 
 
 def to_toml(run_file: RunFile) -> str:
-    """Return a run.toml with every key that has an effect; it reads back as an equal RunFile. A run saves it."""
+    """Return the text of a run.toml with every key that has an effect, which reads back as an equal RunFile."""
     values = values_of(run_file)
     lines: list[str] = []
     for section, owner in HEADINGS.items():
