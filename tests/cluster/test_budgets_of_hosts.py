@@ -38,10 +38,6 @@ def _loader(store: Store, **options: Any) -> NeighborLoader:
     return NeighborLoader(store, [3, 2], torch.arange(0, NUM_NODES, 50), **given)
 
 
-def _copied(path: Path, to: Path) -> Path:
-    return Path(shutil.copytree(path, to / "copied"))
-
-
 @pytest.fixture(scope="module")
 def address(path: Path, server_process: OneProcess) -> str:
     return server_process.serve(path, [[]], store_memory=within(path, 0.1))[0]
@@ -78,15 +74,13 @@ def test_a_rank_on_a_disk_is_at_home_in_its_parts(path: Path, address: str) -> N
             assert store.deployment.homes == ((1,),)
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"servers": "127.0.0.1:1"}, {"path": "s", "parts": [], "servers": "127.0.0.1:1"}]
-)
-def test_a_budget_without_parts_is_refused_with_the_way_out(arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("given", [{"servers": "127.0.0.1:1"}, {"path": "s", "parts": [], "servers": "127.0.0.1:1"}])
+def test_a_budget_without_parts_is_refused_with_the_way_out(given: dict[str, Any]) -> None:
     message = (
         r"memory limits what this process holds of the parts .*; give path and parts, .* hoploom serve --store-memory"
     )
     with hoploom.init(device="cpu") as context, pytest.raises(ConfigError, match=message):
-        hoploom.open(context=context, **arguments, memory="6GB")
+        hoploom.open(context=context, **given, memory="6GB")
     with pytest.raises(ConfigError, match=message):
         hoploom.connect("127.0.0.1:1", memory="6GB")
 
@@ -100,7 +94,7 @@ def test_a_cache_is_of_the_rows_of_other_hosts(path: Path, address: str) -> None
 
 @pytest.fixture
 def damaged(path: Path, tmp_path: Path, server_process: OneProcess) -> tuple[str, Path]:
-    folder = _copied(path, tmp_path)
+    folder = Path(shutil.copytree(path, tmp_path / "copied"))
     return server_process.serve(folder, [[]], store_memory=within(path, 0.1))[0], folder
 
 

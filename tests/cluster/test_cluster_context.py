@@ -115,9 +115,7 @@ def test_rank_0_alone_says_that_locality_changes_nothing_where_servers_make_the_
         assert len(notes) == 1
 
 
-def test_what_launch_says_wins_over_the_scripts_path(
-    graph: Path, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_launch_says_wins_over_a_scripts_path(graph: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with init() as context:
         monkeypatch.setenv("HOPLOOM_SERVERS", address)
         store = hoploom.open("nowhere.store", context=context)  # server-client mode: no path means anything here
@@ -297,9 +295,7 @@ def test_a_server_is_killed_where_its_end_is_interrupted(stand_in: str, monkeypa
     until(lambda: not any(map(runs, started)), "the end of the server")
 
 
-def test_a_servers_line_is_written_whole_or_left(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_is_written_whole_or_left(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     write = os.write
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", lambda number, content: write(number, content[:3]))

@@ -164,12 +164,8 @@ def test_an_interrupt_reaches_every_process(tmp_path: Path, number: signal.Signa
 
 def test_a_second_interrupt_kills_at_once(tmp_path: Path) -> None:
     deaf = ["ignore:SIGINT", "ignore:SIGTERM"]
-    programs = {
-        "a/server": [*deaf, *SERVER[1:]],
-        "a/trainers": [*deaf, FOREVER],
-        "b/trainers": ["note:SIGINT", FOREVER],
-    }
-    with launching(tmp_path, programs) as started:
+    plan = {"a/server": [*deaf, *SERVER[1:]], "a/trainers": [*deaf, FOREVER], "b/trainers": ["note:SIGINT", FOREVER]}
+    with launching(tmp_path, plan) as started:
         await_programs(tmp_path, "a-trainers", "b-trainers")
         interrupt(started)
         until((tmp_path / "b-trainers.SIGINT").exists, "the first interrupt")
@@ -284,10 +280,7 @@ def test_a_dry_run_prints_every_command_and_starts_nothing(
         (["cluster.toml", "train", "run.toml"], "there is no -- with a command behind it"),
         (["cluster.toml", "--"], "there is no command behind --"),
         (["gone.toml", "--", "train", "run.toml"], "gone.toml does not exist"),
-        (
-            ["cluster.toml", "--master-port", "0", "--", "train", "run.toml"],
-            "--master-port is '0'; give a whole number from 1",
-        ),
+        (["cluster.toml", "--master-port", "0", "--", "x.py"], "--master-port is '0'; give a whole number from 1"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_two(

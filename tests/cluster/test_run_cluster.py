@@ -77,9 +77,7 @@ def test_without_a_store_servers_make_the_batches(here: Path, alone: Result, ser
     assert again.outcome.epochs == 2
 
 
-def test_with_a_store_its_parts_are_mapped_and_the_rest_is_asked_for(
-    here: Path, alone: Result, servers: list[str]
-) -> None:
+def test_with_a_store_parts_are_mapped_and_the_rest_is_asked_for(here: Path, alone: Result, servers: list[str]) -> None:
     cluster = [f"cluster.servers={servers[1]}", "cluster.parts=[0]", "cluster.topology=parted"]
     result = _run(_run_file(here, "worker", *cluster, "cluster.look_ahead=2"))
     kept = _run(_run_file(here, "cached", *cluster, "cluster.look_ahead=1", "cluster.cache=50%"))

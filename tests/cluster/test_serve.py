@@ -70,10 +70,6 @@ SAMPLE = {
 }
 
 
-def without(header: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in header.items() if name != key}
-
-
 @pytest.mark.parametrize(
     ("header", "tensors", "said"),
     [
@@ -105,7 +101,7 @@ def without(header: dict[str, Any], key: str) -> dict[str, Any]:
         (SAMPLE | {"frontiers": [0]}, [IDS], "frontiers of a request"),
         (SAMPLE | {"key": -1}, [IDS], "key of a request is -1"),
         (SAMPLE | {"hop": None}, [IDS], "hop of a request is None"),
-        (without(SAMPLE, "labor"), [IDS], "labor of a request is None"),
+        ({name: SAMPLE[name] for name in SAMPLE if name != "labor"}, [IDS], "labor of a request is None"),
         (SAMPLE, [torch.tensor([10**12])], "ids of 'node': id 1000000000000 is"),
     ],
 )

@@ -65,16 +65,14 @@ SILENT = (
     "takes connections and does not answer: the server is busy or stopped, or another program has this port; see its "
     "own output, or give the port of `hoploom serve`"
 )
-HANGING_UP = (
-    "is no graph server: it takes connections and closes them without an answer; give the port of `hoploom serve`"
-)
+CLOSES = "is no graph server: it takes connections and closes them without an answer; give the port of `hoploom serve`"
 HTTP = "is no graph server: it answers with '<!DOCTYPE HTML>'; give the port of `hoploom serve`"
 
 
 @pytest.mark.parametrize("secured", [False, True], ids=["plainly", "token and certificate"])
 @pytest.mark.parametrize(
     ("listener", "said"),
-    [(nothing, ABSENT), (silence, SILENT), (hanging_up, HANGING_UP), (http, HTTP)],
+    [(nothing, ABSENT), (silence, SILENT), (hanging_up, CLOSES), (http, HTTP)],
     ids=["nothing", "silence", "hanging up", "http"],
 )
 def test_a_port_without_a_graph_server_is_told_first(
@@ -97,9 +95,7 @@ def _secured(secured: bool, folder: Path) -> dict[str, Any]:
     return {"token_file": token_file(folder / "token"), "ca": write(folder / "certs", certificates()) / "ca.pem"}
 
 
-def test_who_waits_is_told_for_what_before_the_time_is_over(
-    closing: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_is_told_for_what_before_time_is_over(closing: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hoploom.serve.peers.WARN_AFTER", 0.5)
     address = f"127.0.0.1:{nothing(closing)}"
     said = f"still waiting for graph servers, 1 seconds at most: peer {address} does not listen"

@@ -300,8 +300,7 @@ class HungEvent(WorkEvent):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a stream of a GPU has a stream of its own")
 @pytest.mark.parametrize(
-    ("left", "step", "doing"),
-    [(0, 1, "sampled"), (1, 1, "sampled"), (3, 2, "sampled"), (6, 1, "learned")],
+    ("left", "step", "doing"), [(0, 1, "sampled"), (1, 1, "sampled"), (3, 2, "sampled"), (6, 1, "learned")]
 )
 def test_a_whole_step_that_is_never_done_is_named(
     left: int, step: int, doing: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -316,9 +315,7 @@ def test_a_whole_step_that_is_never_done_is_named(
         list(whole.epoch())
 
 
-def test_a_stream_is_closed_in_bounded_time_and_drops_what_it_has(
-    release: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_closes_in_time_and_drops_its_work(release: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hoploom.gpu.cuda_graph.CLOSE_DEADLINE", SHORT)
     stream, dropped = WorkStream(CPU, own_stream=False), []
 

@@ -31,16 +31,14 @@ from torch import nn
 import hoploom
 from hoploom import ConfigError, PeerError, Store, StoreError
 from hoploom.inference import Inference, files, infer
-from hoploom.nn import GNN, Shape
+from hoploom.nn import GNN, GraphSAGE, Shape
 from hoploom.ranks.spawn import spawn
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 
 
 @pytest.mark.parametrize("kind", ["sage", "gcn"])
-def test_ranks_on_several_hosts_see_each_others_rows(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_on_hosts_see_each_others_rows(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shared disks promise: what one host has synced is there for another that opens the file afterwards."""
     store = hoploom.from_pyg(graph_with_loops())
     models = [model_of(store, kind) for _ in range(3)]
@@ -69,9 +67,7 @@ def test_ranks_on_several_hosts_see_each_others_rows(
     for name, patch in (("pwrite", pwrite), ("fsync", fsync)):
         monkeypatch.setattr(os, name, patch)
     monkeypatch.setattr(files, "MappedFile", map_)
-    raised = in_threads(
-        3, lambda context: infer(models[context.rank], store, tmp_path / "out", context, inference=EVERYTHING)
-    )
+    raised = in_threads(3, lambda own: infer(models[own.rank], store, tmp_path / "out", own, inference=EVERYTHING))
     assert (raised, unsynced) == ([None] * 3, set())
     assert {f"rows-{depth}-0.rows" for depth in range(2)} <= set(mapped)
 
@@ -236,24 +232,14 @@ def test_wrong_options_are_refused_when_they_are_made(name: str) -> None:
 
 
 def test_models_that_do_not_fit_are_refused_before_anything_is_written(library_store: Store, tmp_path: Path) -> None:
-    ring_store = hoploom.from_pyg(ring(12))
-    sage = model_of(ring_store)
+    rings = hoploom.from_pyg(ring(12))
+    sage = model_of(rings)
     refused: list[tuple[nn.Module, Store, dict[str, Any], str]] = [
-        (
-            nn.Linear(4, 4),
-            ring_store,
-            {},
-            "Linear cannot run layer by layer and has no num_layers, .* set model.num_layers",
-        ),
+        (nn.Linear(4, 4), rings, {}, "Linear cannot run layer by layer and has no num_layers, .* set model.num_layers"),
         (sage, library_store, {}, r"no outputs for any node type of \['author', 'paper', 'venue'\]; make it with"),
-        (
-            hoploom.nn.GraphSAGE(5, 8, 2, 3),
-            ring_store,
-            {},
-            "x of 'node' has 4 features, but the model expects 5; make it with",
-        ),
-        (model_of(ring_store).half(), ring_store, {}, r"the model computes in \['torch.float16'\]; .* model.float\(\)"),
-        (sage, ring_store, {"node_types": ["paper"]}, r"no outputs for \['paper'\]; it has some for \['node'\]"),
+        (GraphSAGE(5, 8, 2, 3), rings, {}, "x of 'node' has 4 features, but the model expects 5; make it with"),
+        (model_of(rings).half(), rings, {}, r"the model computes in \['torch.float16'\]; .* model.float\(\)"),
+        (sage, rings, {"node_types": ["paper"]}, r"no outputs for \['paper'\]; it has some for \['node'\]"),
     ]
     for model, store, options, message in refused:
         with pytest.raises(ConfigError, match=message):

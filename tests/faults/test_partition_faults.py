@@ -26,9 +26,7 @@ PARTITION = "import sys, hoploom; hoploom.partition.partition(sys.argv[1], sys.a
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("file", "place", "wrong"), [("indices", 37, -7), ("indices", 3, 60), ("indptr", 5, 10**9)])
-def test_a_damaged_store_is_an_error_that_names_the_relation(
-    method: str, file: str, place: int, wrong: int, tmp_path: Path
-) -> None:
+def test_damage_is_an_error_naming_the_relation(method: str, file: str, place: int, wrong: int, tmp_path: Path) -> None:
     hoploom.from_pyg(ring(60)).save(tmp_path / "store")
     path = next((tmp_path / "store").rglob(f"csc.{file}.npy"))
     width = 4 if file == "indices" else 8

@@ -138,9 +138,7 @@ def test_a_client_that_stops_in_the_middle_is_cut_off(ring_path: Path, monkeypat
         for begun in (b"", handshake.encode_greeting({})):
             talking = stack.enter_context(plain(server.address))
             talking.sendall(begun)
-            thread = threading.Thread(
-                target=drip, args=[talking, handshake.encode_greeting({}) if not begun else request]
-            )
+            thread = threading.Thread(target=drip, args=[talking, request if begun else handshake.encode_greeting({})])
             thread.start()
             stack.callback(thread.join)
             stack.callback(over.set)

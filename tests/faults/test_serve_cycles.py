@@ -64,9 +64,7 @@ def _run(path: Path, cycles: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_hundred_kills_and_restarts_change_no_batch_and_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hundred_restarts_change_no_batch_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, temporary = save(tmp_path), tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))  # the servers'

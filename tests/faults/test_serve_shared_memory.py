@@ -137,9 +137,7 @@ def test_a_tensor_that_is_sent_twice_is_held_by_both(path: Path) -> None:
     [(ServerLimits(shared=600_000), 600_000), (ServerLimits(), 64 * 400_000)],
     ids=["bytes", "segments"],
 )
-def test_a_client_that_keeps_every_batch_gets_the_same_ones_over_the_socket(
-    path: Path, limits: ServerLimits, most: int
-) -> None:
+def test_a_client_that_keeps_batches_gets_the_same_over_the_socket(path: Path, limits: ServerLimits, most: int) -> None:
     """Once its share of the memory is used up."""
     options = {"batch_size": 400 if most < 1_000_000 else 40}
     expected = list(loader(hoploom.open(path), **options))
@@ -181,18 +179,16 @@ def test_a_client_with_too_many_files_open_is_told_so(server: Server) -> None:
     with Peer(server.address, Reloading(ClientSecurity()), 30.0) as peer, ExitStack() as held:
         assert rows_of(peer, torch.arange(2)).shape == (2, WIDTH)
         try:
-            pending = peer.send(Message(GATHER, [torch.arange(1000)]))
+            asked = Message(GATHER, [torch.arange(1000)])
+            pending = peer.send(asked)
             resource.setrlimit(resource.RLIMIT_NOFILE, (files() - 1, limits[1]))  # files() has one itself
-            with suppress(OSError):
-                while True:
-                    held.callback(os.close, os.dup(0))
-            with pytest.raises(LostError, match="cannot be asked: this process has too many files open; raise `ulimit"):
-                peer.read(pending, read_message)
-            with suppress(OSError):
-                while True:
-                    held.callback(os.close, os.dup(0))
-            with pytest.raises(LostError, match="cannot be asked: this process has too many files open; raise `ulimit"):
-                peer.send(Message(GATHER, [torch.arange(1000)]))
+            said = "cannot be asked: this process has too many files open; raise `ulimit"
+            for ask in (lambda: peer.read(pending, read_message), lambda: peer.send(asked)):
+                with suppress(OSError):
+                    while True:
+                        held.callback(os.close, os.dup(0))
+                with pytest.raises(LostError, match=said):
+                    ask()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         held.close()
@@ -201,9 +197,7 @@ def test_a_client_with_too_many_files_open_is_told_so(server: Server) -> None:
 
 @pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("near", [True, False], ids=["nearby", "over TCP"])
-def test_descriptors_and_memory_stay_flat(
-    count: int, near: bool, server: Server, request: pytest.FixtureRequest
-) -> None:
+def test_files_and_memory_stay_flat(count: int, near: bool, server: Server, request: pytest.FixtureRequest) -> None:
     if not near:
         request.getfixturevalue("tcp_alone")
     pid = server.process.pid

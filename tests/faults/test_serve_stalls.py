@@ -95,15 +95,10 @@ def test_a_client_that_stops_reading_does_not_keep_others_waiting(path: Path) ->
         batches = list(hoploom.NeighborLoader(store, [1], everything, batch_size=NODES))
         request = request_of(store, NODES, NODES)
         for _ in range(3):
-            _unread(server.address, request, stack)
+            wire.write_message(stack.enter_context(over_tcp(server.address)), request)  # the answer is never read
         until(lambda: server.metrics.value("hoploom_held_bytes") > MEMORY / 2)  # so that another has no room
         again = list(hoploom.NeighborLoader(store, [1], everything, batch_size=NODES))
         assert_same_batches(batches, again)
-
-
-def _unread(address: str, request: Message, stack: ExitStack) -> None:
-    """Ask, and never read the answer."""
-    wire.write_message(stack.enter_context(over_tcp(address)), request)
 
 
 def test_many_parts_and_threads_do_not_wait_for_each_other(tmp_path: Path, server_process: OneProcess) -> None:

@@ -25,7 +25,6 @@ from support.until import until
 from support.wires import frame, over_tcp, plain, said_by, send
 
 import hoploom
-from hoploom import Store
 from hoploom.serve import handshake, wire
 from hoploom.serve.batch_messages import decode_batch
 from hoploom.serve.wire import IncomingMessage, Message
@@ -69,10 +68,6 @@ def _whole_batch(server: Server, size: int) -> Message:
 
     with hoploom.connect([server.address]) as store:
         return request_of(store, NODES, size)
-
-
-def _large(store: Store, size: int) -> hoploom.NeighborLoader:
-    return hoploom.NeighborLoader(store, [1], torch.arange(NODES), batch_size=size, num_workers=0)
 
 
 def _is_served(server: Server, expected: list[Any]) -> None:
@@ -140,13 +135,8 @@ HELLO = handshake.encode_greeting({})
 
 
 def test_bytes_that_are_no_conversation_do_no_harm(server: Server, expected: list[Any]) -> None:
-    said = [
-        b"",
-        NOISE,
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"\x16\x03\x01" + NOISE,
-    ]
+    said = [b"", NOISE, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
+    said.append(b"\x16\x03\x01" + NOISE)
     said += [HELLO[:9], HELLO, HELLO + NOISE, HELLO + wire.PREFIX.pack(wire.MESSAGE, 1 << 31), HELLO + frame(b"{")]
     with ExitStack() as stack:
         for one in said * 5:
@@ -215,9 +205,7 @@ def test_frames_and_pieces_that_are_none_are_refused(sent: bytes, said: str, ser
     until(lambda: _is_free(server))
 
 
-def test_a_server_that_is_asked_to_stop_delivers_what_it_has_begun(
-    pair: list[Server], path: Path, expected: list[Any]
-) -> None:
+def test_a_server_asked_to_stop_delivers_what_it_has_begun(pair: list[Server], path: Path, expected: list[Any]) -> None:
     stopped = pair[1]
     with hoploom.connect(addresses_of(pair), timeout=60) as store, over_tcp(stopped.address) as slow:
         assert_same_batches(expected, loader(store))
@@ -226,7 +214,7 @@ def test_a_server_that_is_asked_to_stop_delivers_what_it_has_begun(
         stopped.process.send_signal(signal.SIGTERM)
         assert "stopping: 1 requests under way, new ones are refused" in _next_line(stopped)
         assert_same_batches(expected, loader(store))  # by the other one
-        (local,) = list(_large(hoploom.open(path), 18_000))[:1]
+        local = next(iter(hoploom.NeighborLoader(path, [1], torch.arange(NODES), batch_size=18_000)))
         assert_same(local, decode_batch(incoming.into(lambda shape, dtype: torch.empty(shape, dtype=dtype))))
         assert _next_line(stopped) == "stopped\n"
     assert stopped.process.wait(60) == 0

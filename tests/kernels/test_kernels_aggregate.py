@@ -48,9 +48,7 @@ class Wide(TorchDispatchMode):
         return out
 
 
-def test_rows_of_half_precision_are_nowhere_widened_in_memory(
-    device: torch.device, by_kernels: Callable[[], None]
-) -> None:
+def test_half_precision_rows_are_never_widened_in_memory(device: torch.device, by_kernels: Callable[[], None]) -> None:
     by_kernels()
     edges = InEdges.of(torch.randint(7, (2, 40), device=device), 9, 7)
     for reduce, heads in CASES:

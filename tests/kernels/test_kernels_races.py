@@ -138,10 +138,6 @@ class Way(NamedTuple):
     is_stale: bool = False  # a plain load shows, at random, what was there when the launch began
 
 
-def backwards(size: int) -> list[int]:
-    return list(reversed(range(size)))
-
-
 def shuffled(size: int) -> list[int]:
     return random.Random(size).sample(range(size), size)
 
@@ -198,9 +194,7 @@ class Watch:
 
     def _launch(self, executor: Any, *args: Any, **named: Any) -> None:
         kernel = executor.fn
-        given = inspect.getcallargs(
-            kernel, *args, **{name: named[name] for name in named if name in executor.arg_names}
-        )
+        given = inspect.getcallargs(kernel, *args, **{one: named[one] for one in named if one in executor.arg_names})
         label = f"{kernel.__module__.split('.')[-1]}.{kernel.__name__}"
         self.kernels.add(label)
         ranges = {name: _range_of(value) for name, value in given.items() if isinstance(value, Tensor)}
@@ -322,7 +316,7 @@ class Turns:
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="watches Triton's interpreter")
 
 HERE = torch.device("cpu")
-IN_ORDER, REVERSED, MIXED = Way(), Way(backwards), Way(shuffled, under_way=4, is_stale=True)
+IN_ORDER, REVERSED, MIXED = Way(), Way(lambda size: range(size)[::-1]), Way(shuffled, under_way=4, is_stale=True)
 
 # Accesses that meet, and why that is well.
 BENIGN = {

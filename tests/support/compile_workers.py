@@ -18,15 +18,11 @@ import pytest
 import torch
 import triton
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
+from triton.backends.compiler import GPUTarget as Target
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-TARGETS = {
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-}
+TARGETS = {"sm_90": Target("cuda", 90, 32), "sm_80": Target("cuda", 80, 32), "gfx942": Target("hip", "gfx942", 64)}
 RUN = JITFunction.run  # before it is replaced
 
 
@@ -44,10 +40,10 @@ class Launch(NamedTuple):
 class Driver:
     """Stands where Triton's driver does; there is no device to load a kernel on."""
 
-    def __init__(self, target: GPUTarget) -> None:
+    def __init__(self, target: Target) -> None:
         self.target = target
 
-    def get_current_target(self) -> GPUTarget:
+    def get_current_target(self) -> Target:
         return self.target
 
     def get_current_device(self) -> int:

@@ -140,12 +140,10 @@ def assert_same_state(left: Mapping[str, Any], right: Mapping[str, Any]) -> None
         assert Path(folder, "0").read_bytes() == Path(folder, "1").read_bytes()
 
 
-def run(
-    learner: Learner, epochs: int = 2, *, folder: Path | None = None, validate: Any = None, **options: Any
-) -> Outcome:
+def run(learner: Learner, epochs: int = 2, *, folder: Path | None = None, validate: Any = None, **more: Any) -> Outcome:
     context = alone()
     checkpoint = None if folder is None else Checkpoint(folder, context)
-    training = Training(epochs, **QUIET | options)
+    training = Training(epochs, **QUIET | more)
     return fit(learner, training, context, validate=validate, checkpoint=checkpoint)
 
 

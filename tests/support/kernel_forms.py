@@ -74,9 +74,7 @@ def picks_of(capacity: int, device: torch.device, num_places: int | None = None,
 
 def written(picks: DevicePicks) -> tuple[list[int], list[int], list[int]]:
     begin, end = int(picks.span.begin), int(picks.span.end)
-    sources, edges, destinations = (
-        places[begin:end].tolist() for places in (picks.sources, picks.edges, picks.destinations)
-    )
+    sources, edges, destinations = (one[begin:end].tolist() for one in (picks.sources, picks.edges, picks.destinations))
     return sources, edges, destinations
 
 

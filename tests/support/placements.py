@@ -320,17 +320,10 @@ PLACEMENTS: dict[str, Placement] = {
         quick=["uniform"],
     ),
     "device, parts": Placement(
-        lambda case, site: (site.placed(in_parts(case.store, 3)), {}),
-        made_by.the_device,
-        ends,
-        only=THREE,
+        lambda case, site: (site.placed(in_parts(case.store, 3)), {}), made_by.the_device, ends, only=THREE
     ),
     "device, restored": Placement(
-        lambda case, site: (site.placed(case.store), THREADS),
-        made_by.the_device,
-        restored,
-        only=THREE,
-        quick=(),
+        lambda case, site: (site.placed(case.store), THREADS), made_by.the_device, restored, only=THREE, quick=()
     ),
     "device, made again": Placement(
         lambda case, site: (site.placed(case.store), {}),

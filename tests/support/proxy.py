@@ -3,7 +3,6 @@
 import socket
 import threading
 from contextlib import suppress
-from types import TracebackType
 
 from hoploom.config.values import split_address
 
@@ -95,7 +94,5 @@ class Proxy:
     def __enter__(self) -> "Proxy":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.cut()

@@ -1,7 +1,6 @@
 """Inside of this no operation is begun that would make the host wait for a GPU, wherever the tensors are."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -35,10 +34,8 @@ class NoWaiting(TorchDispatchMode):
             torch.cuda.set_sync_debug_mode("error")
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         if torch.cuda.is_available():
             torch.cuda.set_sync_debug_mode(self._mode)
 

@@ -188,15 +188,10 @@ def test_where_trainers_meet_is_refused_where_somebody_else_says(
 
 
 def test_without_servers_trainers_are_told_what_secures_those_they_start(write: Write) -> None:
-    files = 'ca = "/c/ca"\ncert = "/c/cert"\nprivate_key = "/c/key"\ntoken_file = "/c/token"'
+    files = 'ca = "/ca"\ncert = "/cert"\nprivate_key = "/key"\ntoken_file = "/token"'
     (process,) = processes(read_cluster(write(f'hosts = ["gpu1"]\n[security]\n{files}')), ["train", "run.toml"])
     told = {name: value for name, value in process.environment.items() if name.startswith("HOPLOOM_")}
-    assert told == {
-        "HOPLOOM_TOKEN_FILE": "/c/token",
-        "HOPLOOM_CA": "/c/ca",
-        "HOPLOOM_CERT": "/c/cert",
-        "HOPLOOM_KEY": "/c/key",
-    }
+    assert told == {"HOPLOOM_TOKEN_FILE": "/token", "HOPLOOM_CA": "/ca", "HOPLOOM_CERT": "/cert", "HOPLOOM_KEY": "/key"}
 
 
 def test_worker_mode_has_a_server_beside_the_trainers_of_each_host(write: Write) -> None:
@@ -207,12 +202,10 @@ def test_worker_mode_has_a_server_beside_the_trainers_of_each_host(write: Write)
         "/opt/venv/bin/python -m hoploom serve /stores/papers.store --part 1 --listen gpu2:7700 --peers gpu1:7700 "
         "--token-file /etc/hoploom/token"
     )
-    train = " ".join(planned[3].words)
-    assert train.startswith(
-        "/opt/venv/bin/python -m torch.distributed.run --nnodes 2 --node-rank 1 --nproc-per-node 4 "
-    )
-    assert "--master-addr gpu1 --master-port 29500 --max-restarts 0 " in train
-    assert train.endswith(" -m hoploom train run.toml")
+    line = " ".join(planned[3].words)
+    assert line.startswith("/opt/venv/bin/python -m torch.distributed.run --nnodes 2 --node-rank 1 --nproc-per-node 4 ")
+    assert "--master-addr gpu1 --master-port 29500 --max-restarts 0 " in line
+    assert line.endswith(" -m hoploom train run.toml")
     told = planned[2].environment
     assert told["HOPLOOM_SERVERS"] == "gpu1:7700,gpu2:7700"
     assert (told["HOPLOOM_STORE"], told["HOPLOOM_PARTS"]) == ("/stores/papers.store", "0")
@@ -268,6 +261,7 @@ def test_a_command_that_trains_nothing_is_refused(command: str) -> None:
         script_words(command.split())
 
 
+HOST = 'hosts = ["a"]\n'
 MISTAKES = [
     ("", "cluster.toml: there are no hosts; give their names"),
     ("hosts = 0", "cluster.toml:1: hosts is 0; give their names"),
@@ -275,7 +269,7 @@ MISTAKES = [
     ('hosts = ["a", "a"]', 'cluster.toml:1: hosts has "a" 2 times; name each once'),
     ("[hosts.a]\nproceses = 2", "cluster.toml:2: unknown key proceses in [hosts.a]; did you mean processes?"),
     ('token_file = "x"\nhosts = ["a"]', "unknown key token_file; did you mean token_file in [security]?"),
-    ('hosts = ["a"]\n[slurm]\nport = 3', "cluster.toml:3: unknown key port in [slurm]; did you mean port in [server]?"),
+    (f"{HOST}[slurm]\nport = 3", "cluster.toml:3: unknown key port in [slurm]; did you mean port in [server]?"),
     ("[hosts.10.0.0.1]\nprocesses = 2", 'put a name with dots in quotes: [hosts."10.0'),
     ("[hosts.a]\nprocesses = -1", "cluster.toml:2: hosts.a.processes is -1; give a whole number from 0 to 4096"),
     ("[hosts.a]\nprocesses = 0", "cluster.toml:1: no host trains: processes is 0 on all of them"),
@@ -283,37 +277,25 @@ MISTAKES = [
     ("[hosts.a]\nport = 70000", "cluster.toml:2: hosts.a.port is 70000; give a whole number from 1 to 65535"),
     ('[hosts.a]\nssh = "-oX=y"', 'hosts.a.ssh is \'-oX=y\'; give "host" or "user@host"'),
     ("hosts.a = 3", "cluster.toml:1: hosts.a is 3; it is a section, write [hosts.a] and its keys"),
-    ('hosts = ["a"]\nsecurity = "x"', "cluster.toml:2: security is 'x'; it is a section, write [security]"),
-    (
-        'hosts = ["a"]\nmode = "workers"',
-        'mode is \'workers\'; give one of "worker", "server-client", "none"; did you mean',
-    ),
-    ('hosts = ["a"]\nfolder = "~/work"', "folder is '~/work'; give a path in quotes, written out without ~"),
+    (f'{HOST}security = "x"', "cluster.toml:2: security is 'x'; it is a section, write [security]"),
+    (f'{HOST}mode = "workers"', 'mode is \'workers\'; give one of "worker", "server-client", "none"; did you mean'),
+    (f'{HOST}folder = "~/work"', "folder is '~/work'; give a path in quotes, written out without ~"),
     ('hosts = ["a"]\nenvironment = { "A B" = "x" }', "environment is {'A B': 'x'}; give a table of variables"),
-    ('hosts = ["a"]\nmode = "worker"', 'cluster.toml:2: mode is "worker", but there is no store to serve'),
-    ('hosts = ["a"]\nservers = 1', "cluster.toml:2: servers is 1, but hosts have names; write serves = true"),
+    (f'{HOST}mode = "worker"', 'cluster.toml:2: mode is "worker", but there is no store to serve'),
+    (f"{HOST}servers = 1", "cluster.toml:2: servers is 1, but hosts have names; write serves = true"),
     ("hosts = 2\nservers = 1", 'servers is 1, which is for mode = "server-client"; leave it out'),
     ('hosts = 2\nservers = 2\nmode = "server-client"', "servers is 2 of 2 hosts; leave some to train"),
     ('hosts = 2\nexecutor = "ssh"', "hosts is 2, but executor ssh has to know which they are"),
     ("[hosts.a]\nparts = [0]", 'cluster.toml:2: hosts.a.parts has no effect in mode "none", where no server'),
-    ('hosts = ["a"]\nstore = "/s"', "servers listen on a, which others reach, without a token or a certificate"),
-    ('hosts = ["a"]\nstore = "/s"\nsecurity.cert = "c"', "security.cert is given without security.private_key"),
-    (
-        'hosts = ["a"]\nstore = "/s"\n[security]\nmutual = true\ntoken_file = "t"',
-        "cluster.toml:4: security.mutual needs",
-    ),
-    (
-        'hosts = ["a"]\nstore = "/s"\nmode = "server-client"',
-        'cluster.toml:3: mode is "server-client", but no host serves',
-    ),
+    (f'{HOST}store = "/s"', "servers listen on a, which others reach, without a token or a certificate"),
+    (f'{HOST}store = "/s"\nsecurity.cert = "c"', "security.cert is given without security.private_key"),
+    (f'{HOST}store = "/s"\n[security]\nmutual = true\ntoken_file = "t"', "cluster.toml:4: security.mutual needs"),
+    (f'{HOST}store = "/s"\nmode = "server-client"', 'cluster.toml:3: mode is "server-client", but no host serves'),
     ('hosts = ["localhost"]\nstore = "gone.store"', "gone.store, which does not exist; `hoploom partition` writes one"),
     ("hosts = [", "cluster.toml:1: not TOML"),
     ('hosts = 2\nmode = "server-client"\nstore = "/s"', "but no host serves; say how many: servers = 1"),
-    (
-        'hosts = ["a"]\nmode = "none"\nstore = "/s"',
-        'cluster.toml:3: store has no effect in mode "none", where no server',
-    ),
-    ('hosts = ["a"]\n[server]\ncache = "20%"', 'cluster.toml:3: server.cache has no effect in mode "none"'),
+    (f'{HOST}mode = "none"\nstore = "/s"', 'cluster.toml:3: store has no effect in mode "none", where no server'),
+    (f'{HOST}[server]\ncache = "20%"', 'cluster.toml:3: server.cache has no effect in mode "none"'),
     ('[hosts.a]\nstore = "/n"', 'cluster.toml:2: hosts.a.store has no effect in mode "none"'),
     (
         'store = "s3://bucket/x"\nhosts = ["a"]',
@@ -339,11 +321,8 @@ MISTAKES = [
         'store = "/s"\nexecutor = "kubernetes"\nsecurity.token_file = "/t"\n[hosts.a]\nparts = [0]',
         'cluster.toml:5: hosts.a.parts has no effect on Kubernetes in mode "worker"',
     ),
-    (
-        'hosts = ["gpu1"]\nexecutor = "local"',
-        "executor is local, but gpu1 has the address gpu1, which others reach, too",
-    ),
-    ('hosts = ["a"]\nserver.cache = "120%"', "server.cache is '120%'; give a share or a size in quotes"),
+    (f'{HOST}executor = "local"', "executor is local, but a has the address a, which others reach, too"),
+    (f'{HOST}server.cache = "120%"', "server.cache is '120%'; give a share or a size in quotes"),
     ('hosts = ["a", "b"]\nmax_restarts = 1', "cluster.toml:2: max_restarts is 1, but 2 hosts train"),
     (
         'store = "/s"\nsecurity.insecure = true\n[hosts.a]\nparts = [0]\n[hosts.b]\nparts = [2]',
@@ -368,19 +347,6 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "message"), MISTAKES, ids=[str(i) for i in range(len(MISTAKES))])
-def test_a_mistake_is_named_with_its_line(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(text)
-    with pytest.raises(ConfigError) as raised:
-        read_cluster("cluster.toml")
-    if text:
-        assert message in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
 YAML_MISTAKES = [
     ("hosts: [a\nstore: b", "not YAML"),
     ("just text", "cluster.yaml is 'just text'; give keys and values"),
@@ -392,15 +358,20 @@ YAML_MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "message"), YAML_MISTAKES, ids=[str(i) for i in range(len(YAML_MISTAKES))])
-def test_a_mistake_in_yaml_is_named_with_its_line(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+FILES = [("toml", *row) for row in MISTAKES] + [("yaml", *row) for row in YAML_MISTAKES]
+
+
+@pytest.mark.parametrize(("kind", "text", "message"), FILES, ids=[f"{row[0]} {at}" for at, row in enumerate(FILES)])
+def test_a_mistake_is_named_with_its_line(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, text: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write(text, "cluster.yaml")
+    write(text, f"cluster.{kind}")
     with pytest.raises(ConfigError) as raised:
-        read_cluster("cluster.yaml")
-    assert message in str(raised.value)
+        read_cluster(f"cluster.{kind}")
+    if text:
+        assert message in str(raised.value)
+    assert kind == "yaml" or "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -410,22 +381,14 @@ def test_a_mistake_in_yaml_is_named_with_its_line(
         ("ports: [22, 22]", "ports: 22", "ports is 22; give a list with one entry per node"),
         ("ports: [22, 22]", "ports: [22, ssh]", "glt.yml:8: ports has 'ssh'; give a whole number from 1 to 65535"),
         ("node_ranks: [0, 1]", "node_ranks: [0, 0]", "node_ranks is [0, 0]; give each of 0 to 1 once"),
-        (
-            "dst_paths:",
-            "dst_path:",
-            "unknown key dst_path beside nodes, which GLT's files have; did you mean dst_paths?",
-        ),
+        ("dst_paths", "dst_path", "unknown key dst_path beside nodes, which GLT's files have; did you mean dst_paths?"),
         (
             "in_channel: 100",
             "executor: ssh",
             "glt.yml:23: unknown key executor beside nodes, which GLT's files have; "
             "leave it out, or give hosts instead of nodes",
         ),
-        (
-            "  - 4,5,6,7",
-            "  - all",
-            "glt.yml:34: visible_devices has 'all'; give a list of GPUs, each once, e.g. [0, 1]",
-        ),
+        ("4,5,6,7", "all", "glt.yml:34: visible_devices has 'all'; give a list of GPUs, each once, e.g. [0, 1]"),
         ("usernames:\n  - root\n  - root", "", 'glt.yml: usernames is missing; add a line such as usernames: ["root"]'),
     ],
 )

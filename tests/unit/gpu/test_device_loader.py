@@ -122,9 +122,7 @@ def test_staged_values_come_out_as_they_went_in(device: torch.device) -> None:
     assert same_value(map_tensors(there, Tensor.cpu), value)
 
 
-def test_memory_that_others_have_cached_is_given_back_before_there_is_too_little(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_that_others_have_cached_is_given_back_before_it_is_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a private pool torch does not do so."""
     pool, left, within, said = Pool(torch.device("cpu")), [1], [False], list[str]()
     empty = torch.empty
@@ -372,45 +370,6 @@ def test_one_thread_at_a_time_enqueues_what_is_sampled(device: torch.device) -> 
     for thread in threads:
         thread.join()
     assert most == [1]
-
-
-SEGMENT = 2 << 20  # what torch asks the driver for, for small tensors
-
-
-@pytest.mark.gpu
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_memory_is_flat_over_10000_steps(num_workers: int, device: torch.device) -> None:
-    """With threads, in which order blocks are cut out of a segment is chance, and may cost one more of them."""
-    store = placed(hoploom.from_pyg(random_graph(20_000, 200_000, seed=1)), device)
-    loader = nodes(store, num_neighbors=[5, 5], batch_size=256, num_workers=num_workers)
-    weight = torch.randn(5, 64, device=device)
-    reserved = 0
-    step = 0
-    while step < 10_000:
-        for batch in loader:
-            (batch.x @ weight).relu().sum()
-            step += 1
-            if step == 100:
-                reserved = torch.cuda.memory_reserved(device)
-    assert torch.cuda.memory_reserved(device) <= reserved + (SEGMENT if num_workers > 1 else 0)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_pool_has_memory_for_all_batches_after_the_first(num_workers: int, device: torch.device) -> None:
-    store = placed(hoploom.from_pyg(random_graph(20_000, 200_000, seed=1)), device)
-    loader = nodes(store, num_neighbors=[5, 5], batch_size=256, num_workers=num_workers)
-    made = iter(loader)
-    held = [next(made)]
-    torch.cuda.synchronize()
-    pool = loading(loader).pool
-    rooms, alive = sum(pool._sizes), loader._pipeline.num_ahead + 2
-    assert sum(segment["total_size"] for segment in pool._blocks.snapshot()) >= alive * rooms
-    held.append(next(made))
-    made.close()  # type: ignore[attr-defined]
-    assert pool._stream.query()
-    del held
 
 
 def test_no_kernel_reads_a_closed_store(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,27 +23,19 @@ without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """benchmarks/gpu_check.py"""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import gpu_check
-
-    return gpu_check
+    return import_module("gpu_check")
 
 
 @pytest.fixture
 def tests(check: ModuleType) -> ModuleType:
-    """benchmarks/gpu_tests.py"""
-    found: ModuleType = check.gpu_tests
-    return found
+    return check.gpu_tests  # type: ignore[no-any-return]
 
 
 @pytest.fixture
 def profile(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """benchmarks/gpu_profile.py"""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import gpu_profile
-
-    return gpu_profile
+    return import_module("gpu_profile")
 
 
 def asked(path: Path, **more: Any) -> argparse.Namespace:
@@ -147,15 +140,9 @@ UNFINISHED = {"unfinished": "stopped after 9 s"}
     ("found", "faults"),
     [
         ({}, []),
-        (
-            {"tests": {"a (gpu)": {"failed": 0}, "b (gpu)": {"failed": 2}, "c (gpu)": UNFINISHED}},
-            ["b (gpu)", "c (gpu)"],
-        ),
+        ({"tests": {"a": {"failed": 0}, "b": {"failed": 2}, "c": UNFINISHED}}, ["b", "c"]),
         ({"sanitizer": {"absent": {"said": "compute-sanitizer is not on this machine"}}}, []),
-        (
-            {"sanitizer": {"memcheck": {"exit": 0, "clean": True}, "racecheck": UNFINISHED}},
-            ["compute-sanitizer racecheck"],
-        ),
+        ({"sanitizer": {"memcheck": {"exit": 0, "clean": True}, "race": UNFINISHED}}, ["compute-sanitizer race"]),
         ({"sanitizer": {"memcheck": {"exit": 86, "clean": False}}}, ["compute-sanitizer memcheck"]),
         ({"benchmarks": {"fast": {"rows": [{"met": True}]}, "slow": {"rows": [{"met": False}]}}}, []),
         ({"benchmarks": {"crashed": UNFINISHED}}, ["crashed"]),
@@ -221,10 +208,8 @@ def test_every_gpu_benchmark_can_be_rehearsed(name: str, tmp_path: Path) -> None
 @pytest.mark.slow
 @without_a_gpu
 def test_without_a_gpu_the_check_refuses_and_says_how_to_try_it_out() -> None:
-    environment = os.environ | {"PYTHON": sys.executable}
-    done = subprocess.run(
-        [ROOT / "scripts" / "gpu_check.sh"], env=environment, capture_output=True, text=True, timeout=120
-    )
+    given = os.environ | {"PYTHON": sys.executable}
+    done = subprocess.run([ROOT / "scripts" / "gpu_check.sh"], env=given, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "sees no CUDA device" in done.stderr
     assert "--rehearse" in done.stderr

@@ -132,9 +132,7 @@ def _less(room: Capacity, what: str) -> Capacity:
         *(pytest.param(what, {"disjoint": True}, marks=pytest.mark.slow) for what in ("nodes", "edges")),
     ],
 )
-def test_a_batch_that_does_not_fit_is_noticed_and_made_again(
-    options: dict[str, Any], what: str, device: torch.device
-) -> None:
+def test_a_batch_too_large_is_noticed_and_made_again(options: dict[str, Any], what: str, device: torch.device) -> None:
     store = hoploom.from_pyg(ring(40))
     sampling = make_sampling(store.schema, [2, 2], **options)
     seeds = seeds_for(store, "node", [0, 20, 7], disjoint=sampling.disjoint)

@@ -40,12 +40,8 @@ def padded(batch: Data | HeteroData, num_layers: int, spare: int = 3) -> Data | 
     ]
     out = batch.__class__()
     out.views = padded_views(hops, most_nodes, num_layers)
-    for name, rows in (
-        ("x", by_type(batch, "x")),
-        ("n_id", by_type(batch, "n_id")),
-        ("in_degree", by_type(batch, "in_degree")),
-    ):
-        for node_type, own in rows.items():
+    for name in ("x", "n_id", "in_degree"):
+        for node_type, own in by_type(batch, name).items():
             storage = out if isinstance(out, Data) else out[node_type]
             storage[name] = filled(own, most_nodes[node_type][-1])
     return out

@@ -131,9 +131,7 @@ def test_ids_are_looked_at_once_after_all_rows(ring_store: Store) -> None:
     with hoploom.place(ring_store, features="50%", device=ON_DEVICE) as store:
         placed = placed_of(store)
         outs = [placed.empty("node", name, 1).fill_(7) for name in ("y", "x")]
-        wanted = [
-            Wanted("node", name, torch.tensor([row], device=placed.device)) for name, row in (("y", 99), ("x", 5))
-        ]
+        wanted = [Wanted("node", name, torch.tensor([at], device=placed.device)) for name, at in (("y", 99), ("x", 5))]
         with pytest.raises(IndexError, match=r"id 99 is out of range .* of 'y'"):
             placed.gather(wanted, outs=outs)
         assert outs[1].tolist() == [[5] * 4]
@@ -159,10 +157,7 @@ def test_bytes_are_not_exceeded_by_more_than_alignment(budget: int, num_parts: i
     store = in_parts(hoploom.from_pyg(library()), num_parts)
     plan = place_plan.plan_placement(store, None, budget, torch.device("cpu"), None)
     taken = sum(
-        end - begin
-        for column in plan.columns
-        for begin, end in plan.spans(column)[0]
-        for _ in range(column.field.row_bytes)
+        (end - begin) * column.field.row_bytes for column in plan.columns for begin, end in plan.spans(column)[0]
     )
     total = sum(column.num_rows * column.field.row_bytes for column in plan.columns)
     most = sum(column.field.row_bytes for column in plan.columns) * num_parts  # a row of every part is left out
@@ -200,9 +195,7 @@ def test_auto_takes_topology_first_and_leaves_room(
 
 
 @pytest.mark.parametrize(("topology", "features"), [("auto", "20%"), (ON_DEVICE, "auto")])
-def test_auto_says_what_it_went_by(
-    monkeypatch: pytest.MonkeyPatch, ring_store: Store, topology: str, features: str
-) -> None:
+def test_auto_says_its_reason(monkeypatch: pytest.MonkeyPatch, ring_store: Store, topology: str, features: str) -> None:
     monkeypatch.setattr(place_plan, "free_memory", lambda device: 120 * 10**9)
     with hoploom.place(ring_store, topology, features, device=ON_DEVICE) as store:
         last = str(store.placed).splitlines()[-1]

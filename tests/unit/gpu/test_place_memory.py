@@ -187,9 +187,7 @@ def test_memory_that_is_dropped_and_still_read_stays_too(runtime: Runtime, busy:
 
 
 @pytest.mark.parametrize("of", ["store", "placed"])
-def test_a_hung_device_does_not_hide_the_first_error(
-    of: str, runtime: Runtime, busy: list[float], folder: Path
-) -> None:
+def test_a_hung_device_does_not_hide_a_first_error(of: str, runtime: Runtime, busy: list[float], folder: Path) -> None:
     def fail(held: AbstractContextManager[object] | None) -> None:
         assert held is not None
         with held:

@@ -99,11 +99,9 @@ def test_bytes_that_hold_no_row_are_refused(num_parts: int) -> None:
 def test_some_of_the_parts_are_not_enough(tmp_path: Path) -> None:
     save_in_parts(hoploom.from_pyg(ring(12)), tmp_path / "ring", 3)
     some = hoploom.open(tmp_path / "ring", parts=[0])
-    way_out = "open all parts of the store on this host, or leave it as it is"
-    assert_refused(lambda: hoploom.place(some, "host", device=ON_DEVICE), "the topology cannot be placed", way_out)
-    assert_refused(
-        lambda: hoploom.place(some, features="host", device=ON_DEVICE), "the features cannot be placed", way_out
-    )
+    way = "open all parts of the store on this host, or leave it as it is"
+    assert_refused(lambda: hoploom.place(some, "host", device=ON_DEVICE), "the topology cannot be placed", way)
+    assert_refused(lambda: hoploom.place(some, features="host", device=ON_DEVICE), "the features cannot be placed", way)
 
 
 def test_all_topology_beside_some_features_can_be_placed(tmp_path: Path) -> None:
@@ -137,9 +135,7 @@ def test_a_closed_store_gathers_nothing(ring_store: Store) -> None:
 
 
 @pytest.mark.parametrize("features", ["50%"])
-@pytest.mark.parametrize(
-    "ids", [torch.tensor([0.0]), torch.tensor([[0]]), torch.tensor([1], dtype=torch.int32)], ids=str
-)
+@pytest.mark.parametrize("ids", [torch.tensor([0.0]), torch.tensor([[0]]), torch.tensor([1]).int()], ids=str)
 def test_ids_are_int64(ring_store: Store, ids: torch.Tensor, features: str | None) -> None:
     with hoploom.place(ring_store, ON_DEVICE, features) as store:
         placed = placed_of(store)

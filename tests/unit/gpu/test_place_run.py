@@ -10,7 +10,7 @@ import torch
 import hoploom
 from hoploom import ConfigError
 from hoploom.ranks.context import init
-from hoploom.train.runs.run import Result, run
+from hoploom.train.runs.run import run
 from hoploom.train.runs.run_file import RunFile, parse_run_file, to_toml
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
@@ -42,11 +42,6 @@ def _run_file(here: Path, name: str, *overrides: str) -> RunFile:
     return parse_run_file(RUN_FILE, [f"output.folder={here / name}", *overrides], folder=here)
 
 
-def _run(here: Path, name: str, *overrides: str) -> Result:
-    with init(device=DEVICE) as context:
-        return run(_run_file(here, name, *overrides), context, progress=False)
-
-
 def test_a_share_of_the_features_is_text_or_a_number() -> None:
     section = RUN_FILE + "[placement]\nfeatures = "
     for text, share in {"0.2": 0.2, "0.0": 0.0, "'20%'": "20%", "'4GB'": "4GB"}.items():
@@ -57,11 +52,9 @@ def test_a_share_of_the_features_is_text_or_a_number() -> None:
 
 
 def test_a_run_file_that_cannot_be_placed_says_where_it_is_wrong(here: Path) -> None:
-    said = (
-        r"--set placement.features=7B: the store cannot be placed: features is 7 bytes, .* or leave \[placement\] out"
-    )
-    with pytest.raises(ConfigError, match=said):
-        _run(here, "refused", "placement.features=7B")
+    why = r"--set placement.features=7B: the store cannot be placed: features is 7 bytes, .* or leave \[placement\] out"
+    with pytest.raises(ConfigError, match=why), init(device=DEVICE) as context:
+        run(_run_file(here, "refused", "placement.features=7B"), context, progress=False)
 
 
 def no_triton() -> bool:

@@ -35,6 +35,7 @@ from hoploom.train.runs.run_file import check_run, parse_run_file
 from hoploom.train.step import Learner, Training
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
+gpu = pytest.mark.gpu
 STEPS = -(-NUM_TRAIN // BATCH)
 FULL = NUM_TRAIN // BATCH
 
@@ -45,11 +46,7 @@ def assert_close(left: Learner, right: Learner, tolerance: float) -> None:
 
 
 def assert_same(
-    make: Callable[..., Learner],
-    device: torch.device,
-    tolerance: float = 1e-5,
-    exact: bool = False,
-    **options: Any,
+    make: Callable[..., Learner], device: torch.device, tolerance: float = 1e-5, exact: bool = False, **options: Any
 ) -> StepCounts:
     """Both ways give the same losses and parameters; how the whole steps were taken."""
     own, whole = make(device, on_host=True), make(device)
@@ -57,7 +54,8 @@ def assert_same(
     losses, step = taken(whole, device, exact=exact, **options)
     assert losses == pytest.approx(expected, rel=tolerance, abs=tolerance)
     assert_close(whole, own, 10 * tolerance)
-    assert (whole.loader.state_dict(), whole.progress) == (own.loader.state_dict(), own.progress)
+    assert whole.loader.state_dict() == own.loader.state_dict()
+    assert (whole.progress, whole.learning_rate) == (own.progress, own.learning_rate)
     return step.counts
 
 
@@ -97,18 +95,21 @@ def test_a_batch_that_does_not_fit_is_taken_at_its_own_size(device: torch.device
     assert counts.replayed + counts.first + counts.overflowed == epochs * FULL
 
 
-def test_a_schedule_s_rates_are_seen(device: torch.device) -> None:
+@pytest.mark.parametrize("optimizer", ["fused adam", *(pytest.param(o, marks=gpu) for o in ("adam", "fused sgd"))])
+def test_a_schedule_s_rates_are_seen(optimizer: str, device: torch.device) -> None:
     """The optimizer is one that takes its rate from the device, also on the CPU."""
+    options = {"fused": optimizer != "adam", "capturable": device.type == "cuda", "lr": 0.02}
+    if optimizer == "fused sgd":
+        options = {"fused": True, "lr": 0.1, "momentum": 0.9}
 
-    def make(*arguments: Any, **options: Any) -> Learner:
-        learner = homogeneous_learner(*arguments, **options)
-        learner.optimizer = torch.optim.Adam(
-            learner.model.parameters(), lr=0.02, fused=True, capturable=device.type == "cuda"
-        )
+    def make(*arguments: Any, **more: Any) -> Learner:
+        learner = homogeneous_learner(*arguments, **more)
+        make_optimizer = torch.optim.SGD if optimizer == "fused sgd" else torch.optim.Adam
+        learner.optimizer = make_optimizer(learner.model.parameters(), **options)
         learner.scheduler = torch.optim.lr_scheduler.LambdaLR(learner.optimizer, lambda step: 1 / (1 + step))
         return learner
 
-    assert_same(make, device, epochs=2 if device.type == "cuda" else 1)
+    assert_same(make, device, epochs=4 if device.type == "cuda" else 1)
 
 
 def fitted(
@@ -145,17 +146,12 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch_either_way(step: int, device: t
     assert all(math.isfinite(line["loss"]) for line in lines)
 
 
-def test_a_run_whose_batches_often_overflow_says_so_once(
-    device: torch.device, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_often_overflows_says_so_once(device: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
     training = Training(2, margin=0.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         outcome = fit(
-            homogeneous_learner(device),
-            training,
-            init(device=device),
-            stepper=partial(WholeStep, probed=1, rounded=1),
+            homogeneous_learner(device), training, init(device=device), stepper=partial(WholeStep, probed=1, rounded=1)
         )
     assert outcome.whole_steps is not None
     (warning,) = (warning for warning in caught if "overflowed" in str(warning.message))
@@ -198,26 +194,24 @@ class Watched(WholeStep):
 
 
 @pytest.mark.parametrize(
-    "ending",
+    "end",
     ["asked to stop within an epoch", *(pytest.param(one, marks=pytest.mark.slow) for one in ("done", "an error"))],
 )
-def test_nothing_of_whole_steps_outlives_fit(
-    ending: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_whole_steps_outlives_fit(end: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a collection: graphs and their memory are given back at once."""
     monkeypatch.setattr(Watched, "left", [], raising=False)
     learner = homogeneous_learner(device)
-    if ending == "an error":
+    if end == "an error":
         calls = iter(range(1, 100))
         learner.model.register_forward_hook(lambda module, given, out: out * math.nan if next(calls) == 2 else None)
     gc.collect()
     gc.disable()
     try:
-        if ending == "an error":
+        if end == "an error":
             with pytest.raises(hoploom.TrainError):
                 fitted(learner, device, stepper=Watched)
         else:
-            fitted(learner, device, stepper=Watched, max_steps=None if ending == "done" else 2)
+            fitted(learner, device, stepper=Watched, max_steps=None if end == "done" else 2)
         found = [type(one()).__name__ for one in Watched.left if one() is not None]
     finally:
         gc.enable()

@@ -14,7 +14,7 @@ from hoploom.gpu.whole_steps import WholeStep
 from hoploom.ranks.context import init
 from hoploom.ranks.environment import StopRequests
 from hoploom.train.loop import fit
-from hoploom.train.step import Learner, Training
+from hoploom.train.step import Training
 
 pytestmark = pytest.mark.gpu
 EPOCHS = 4
@@ -33,23 +33,6 @@ def test_replays_learn_what_eager_steps_learn(kind: str, on_host: bool, device: 
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
     assert step.counts.replayed > 0
     assert step.counts.overflowed == 0
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "fused adam", "fused sgd"])
-def test_a_recording_sees_the_rates_of_a_schedule(optimizer: str, device: torch.device) -> None:
-    def make() -> Learner:
-        learner = homogeneous_learner(device)
-        parameters = learner.model.parameters()
-        if optimizer == "fused sgd":
-            learner.optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True)
-        else:
-            learner.optimizer = torch.optim.Adam(parameters, lr=0.02, capturable=True, fused=optimizer == "fused adam")
-        learner.scheduler = torch.optim.lr_scheduler.LambdaLR(learner.optimizer, lambda step: 1 / (1 + step))
-        return learner
-
-    own, whole = make(), make()
-    assert taken(whole, device, EPOCHS)[0] == pytest.approx(eager(own, device, EPOCHS), rel=1e-5, abs=1e-5)
-    assert whole.learning_rate == own.learning_rate
 
 
 def test_half_precision_replays_like_it_runs(device: torch.device) -> None:
@@ -92,9 +75,7 @@ def test_a_thousand_replays_take_no_more_memory(device: torch.device) -> None:
     assert max(reserved[20:]) == reserved[20]
 
 
-def test_an_overflow_between_replays_changes_nothing_that_follows(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_overflow_between_replays_changes_nothing(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     own, whole = homogeneous_learner(device), homogeneous_learner(device)
     expected = eager(own, device, EPOCHS)
     fits = iter(step % 3 != 2 for step in range(EPOCHS * FULL))

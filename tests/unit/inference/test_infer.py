@@ -48,16 +48,11 @@ HEADS = {"gat": 2, "rgat": 2}
 OWN = ["plain", "norm", "residual", "both"]
 TO = ("node", "to", "node")
 # Those that project rows take every shape.
-ONE_TYPE = [
-    *product(["gcn", "gat"], OWN),
-    *product(["sage", "gin"], ["plain", "both"]),
-    ("sage", "cat"),
-    ("sage", "max"),
-]
+SINGLE = [*product(["gcn", "gat"], OWN), *product(["sage", "gin"], ["plain", "both"]), ("sage", "cat"), ("sage", "max")]
 MANY_TYPES = [*product(["rgat"], OWN), *product(["rsage", "rgcn"], ["plain", "both"])]
 
 
-@pytest.mark.parametrize(("kind", "shape"), ONE_TYPE)
+@pytest.mark.parametrize(("kind", "shape"), SINGLE)
 def test_slices_of_one_type_give_what_the_whole_graph_gives(kind: str, shape: str, tmp_path: Path) -> None:
     graph = graph_with_loops()
     store = hoploom.from_pyg(graph)
@@ -72,9 +67,7 @@ def test_slices_of_one_type_give_what_the_whole_graph_gives(kind: str, shape: st
 @pytest.mark.parametrize(
     ("kind", "shape"), [("sage", "plain"), ("gin", "plain"), ("gcn", "plain"), ("gat", "plain"), ("sage", "norm")]
 )
-def test_features_on_the_disk_give_what_those_in_memory_give(
-    kind: str, shape: str, num_parts: int, tmp_path: Path
-) -> None:
+def test_features_on_disk_give_what_those_in_memory_give(kind: str, shape: str, num_parts: int, tmp_path: Path) -> None:
     graph = graph_with_loops()
     save_in_parts(hoploom.from_pyg(graph), tmp_path / "store", num_parts)
     store = hoploom.open(tmp_path / "store", memory=8 * 62 + 10)
@@ -174,9 +167,7 @@ def test_embeddings_are_what_the_last_learned_step_starts_from(residual: bool, t
 
 
 @pytest.mark.parametrize(("jk", "width"), [("last", 6), ("cat", 18), ("max", 6)])
-def test_embeddings_are_as_wide_as_the_output_layer_takes_them(
-    jk: Any, width: int, ring_store: Store, tmp_path: Path
-) -> None:
+def test_embeddings_are_as_wide_as_the_output_layer(jk: Any, width: int, ring_store: Store, tmp_path: Path) -> None:
     model = GNN("sage", ring_store.schema, Shape(6, 3, 5, jk=jk))
     seen: list[Tensor] = []
     assert model.output is not None
@@ -222,12 +213,7 @@ def test_rows_lie_on_disk_no_longer_than_they_are_needed(kind: str, kept: set[st
     store = hoploom.from_pyg(ring(12))
     model = GNN(kind, store.schema, Shape(hidden=8, num_layers=6, out=4))
     seen: list[list[str]] = []
-    infer(
-        model,
-        store,
-        tmp_path / "out",
-        progress=lambda done, total: seen.append([p.name for p in tmp_path.rglob("*.rows")]),
-    )
+    infer(model, store, tmp_path / "out", progress=lambda *_: seen.append([p.name for p in tmp_path.rglob("*.rows")]))
     assert {name.split("-")[0] for names in seen for name in names} == kept  # features are read where they are
     assert max(map(len, seen)) == len(kept) + 1  # a layer's rows while those of the next are made
 
@@ -247,9 +233,7 @@ def test_types_that_nobody_asks_for_are_not_computed(library_store: Store, tmp_p
 def test_original_ids_are_written_where_the_store_keeps_them(tmp_path: Path) -> None:
     graph = library()
     graph["paper"].original_id = torch.arange(10).flip(0) * 7
-    graph["venue"].original_id = torch.tensor(
-        [list(b"KDD\0\0"), list("Zürs".encode()), list(b"NeurI")], dtype=torch.uint8
-    )
+    graph["venue"].original_id = torch.tensor([list(b"KDD\0\0"), list("Zürs".encode()), list(b"NeurI")]).byte()
     store = hoploom.from_pyg(graph)
     model = GNN("rsage", store.schema, Shape(8, 1, 4))
     out = infer(model, store, tmp_path / "out")
@@ -307,16 +291,11 @@ def test_private_memory_does_not_grow_with_the_graph(tmp_path: Path) -> None:
     chosen = Inference(columns=["output"], memory=memory)
     small = hoploom.from_pyg(ring(12))
     infer(model_of(small), small, tmp_path / "warm", inference=chosen)  # libraries and threads
-    give_back_freed_memory()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else the process keeps what it has freed, and what is taken next does not show
     before, peaks = private_bytes(), [0]
     infer(model, store, tmp_path / "out", inference=chosen, progress=lambda done, total: peaks.append(private_bytes()))
     assert max(peaks) - before < count * width * 4  # 30 MB: what the rows of one layer take
-
-
-def give_back_freed_memory() -> None:
-    """Else the process keeps it, and what is taken next does not show."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
 
 
 def private_bytes() -> int:

@@ -40,11 +40,7 @@ BAD_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "blocks and bidirectional": ({"mode": "blocks", "subgraph_type": "bidirectional"}, "blocks", "bidirectional"),
     "blocks and induced": ({"mode": "blocks", "subgraph_type": "induced"}, "blocks", "induced"),
     "a hook without blocks": ({"sample_frontier": print}, "sample_frontier", "blocks"),
-    "a hook and disjoint": (
-        {"sample_frontier": print, "mode": "blocks", "disjoint": True},
-        "sample_frontier",
-        "disjoint",
-    ),
+    "a hook, disjoint": ({"sample_frontier": print, "mode": "blocks", "disjoint": True}, "sample_frontier", "disjoint"),
     "a hook and labor": ({"sample_frontier": print, "mode": "blocks", "labor": True}, "labor=True", "no effect"),
     "a hook that cannot be called": ({"sample_frontier": 5, "mode": "blocks"}, "sample_frontier", "int"),
     "a transform that cannot be called": ({"transform": 5}, "transform", "int"),
@@ -77,9 +73,7 @@ def test_wrong_combinations_with_columns_are_refused(given: dict[str, Any], said
 
 @both_loaders
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda")], ids=repr)
-def test_a_cuda_device_that_is_not_there_is_refused(
-    device: Any, loader: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_gpu_is_refused(device: Any, loader: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert_refused(lambda: loader(device=device), "device", "CUDA", "leave device out")
 

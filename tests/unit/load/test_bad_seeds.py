@@ -160,11 +160,7 @@ BAD_TIME_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "unknown time_attr": (lambda: nodes(events(), time_attr="when"), "'when'", "edge_time", "node_time"),
     "unknown weight_attr": (lambda: nodes(events(), weight_attr="heavy"), "'heavy'", "weight"),
     "weights of nodes": (lambda: nodes(events(), weight_attr="node_time"), "'node_time'", "weight"),
-    "edge_label_time alone": (
-        lambda: links(edge_label_time=torch.arange(16)),
-        "edge_label_time",
-        "time_attr",
-    ),
+    "edge_label_time alone": (lambda: links(edge_label_time=torch.arange(16)), "edge_label_time", "time_attr"),
     "time_attr alone": (lambda: links(events(), time_attr="node_time"), "edge_label_time", "time_attr"),
     "edge_label_time too short": (
         lambda: links(events(), time_attr="node_time", edge_label_time=torch.arange(59)),
@@ -250,14 +246,7 @@ BAD_LINK_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "a word as label": ({"edge_label": "a"}, "edge_label"),
     "labels of triplets": ({"edge_label": torch.ones(16), "neg_sampling": "triplet"}, "edge_label", "triplet"),
     "strict without negatives": ({"strict_negatives": True}, "strict_negatives", "neg_sampling"),
-    "unknown negatives": (
-        {"neg_sampling": "nope"},
-        "neg_sampling",
-        "'nope'",
-        "binary",
-        "triplet",
-        "or a NegativeSampling",
-    ),
+    "unknown mode": ({"neg_sampling": "nope"}, "neg_sampling", "'nope'", "binary", "triplet", "or a NegativeSampling"),
     "negatives are a number": ({"neg_sampling": 5}, "neg_sampling", "5"),
     "a negative amount": ({"neg_sampling": {"mode": "binary", "amount": -1}}, "neg_sampling", "-1"),
     "half a triplet": ({"neg_sampling": ("triplet", 0.5)}, "neg_sampling", "0.5"),

@@ -335,14 +335,10 @@ def told(**options: Any) -> dict[str, str]:
     return dict(hoploom.NeighborLoader(ring(12), [2], **options).reading().settings)
 
 
-def hook(layer: int, graph: Any, seeds: Any) -> Any:
-    return graph.in_edges(seeds)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "beside"),
     [
-        ("sample_frontier", hook, {"mode": "blocks"}),
+        ("sample_frontier", lambda layer, graph, seeds: graph.in_edges(seeds), {"mode": "blocks"}),
         ("fields", ["x"], {}),
         ("degrees", True, {}),
         ("replace", True, {}),

@@ -112,11 +112,9 @@ def test_links_that_the_ranks_divided_are_read_as_they_are(ended: Ended) -> None
 
 
 def test_a_rank_with_fewer_seeds_than_steps_is_named(ended: Ended) -> None:
+    said = "rank 1 has 2 of them for the 100 steps that the 999 seeds of another rank take"
     for told in ended.told:
-        assert (
-            "rank 1 has 2 of them for the 100 steps that the 999 seeds of another rank take"
-            in (told["divided"]["too uneven"])
-        )
+        assert said in told["divided"]["too uneven"]
 
 
 @pytest.mark.parametrize("name", SILENT)

@@ -58,9 +58,7 @@ def test_every_seed_comes_once_over_all_ranks_in_equal_steps(ranks: list[LocalOr
 
 
 @given(orders(), st.integers(0, 2))
-def test_no_seed_is_away_from_home_while_a_place_at_home_goes_to_a_stranger(
-    ranks: list[LocalOrder], epoch: int
-) -> None:
+def test_no_seed_is_away_from_home_while_a_place_at_home_goes_to_strangers(ranks: list[LocalOrder], epoch: int) -> None:
     """Where each part has one host, the number of local seeds is the largest there can be."""
     homes = ranks[0]
     if len({part for host in homes.hosts for part in host}) != sum(map(len, homes.hosts)):
@@ -143,15 +141,13 @@ def test_the_owner_of_a_link_is_its_destinations_part(rings: Path) -> None:
 
 def test_seeds_of_one_type_go_by_that_types_cuts(tmp_path: Path) -> None:
     store = save_in_parts(hoploom.from_pyg(library()), tmp_path / "s", 2)
-    for index, node_type in enumerate(store.schema.node_types):
+    for index, kind in enumerate(store.schema.node_types):
         cut = store.ranges[1].first_nodes[index]
-        if not 0 < cut * 2 == node_type.num_nodes:
+        if not 0 < cut * 2 == kind.num_nodes:
             continue
-        loader = hoploom.NeighborLoader(
-            store, [2], node_type.name, batch_size=1, rank=1, world_size=2, locality=[[0], [1]]
-        )
-        found = [int(batch[node_type.name].n_id[0]) for batch in loader]
-        assert found == list(range(cut, node_type.num_nodes))
+        loader = hoploom.NeighborLoader(store, [2], kind.name, batch_size=1, rank=1, world_size=2, locality=[[0], [1]])
+        found = [int(batch[kind.name].n_id[0]) for batch in loader]
+        assert found == list(range(cut, kind.num_nodes))
 
 
 @pytest.mark.parametrize("change", [{"locality": [[1], [0]]}, {"locality": False}, {"batch_size": 5}])

@@ -115,9 +115,7 @@ def _use_up(batches: Iterator[Any], file: Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_file_that_shrinks_while_it_is_packed_is_one_error_that_names_it(
-    path: Path, tmp_path: Path, num_workers: int
-) -> None:
+def test_a_file_that_shrinks_while_packed_is_one_error_naming_it(path: Path, tmp_path: Path, num_workers: int) -> None:
     copy = shutil.copytree(path, tmp_path / "graph.store")
     loader = _loader(hoploom.open(copy, memory="1MB", scratch=tmp_path), num_workers=num_workers)
     batches = iter(loader)

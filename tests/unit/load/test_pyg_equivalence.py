@@ -86,12 +86,7 @@ CASES: dict[str, tuple[Any, ...]] = {  # data, input_nodes, options of the sampl
     "disjoint": (every_kind(), None, {"disjoint": True}),
     "bidirectional": (every_kind(), None, {"subgraph_type": "bidirectional"}),
     "induced": (every_kind(), None, {"subgraph_type": SubgraphType.induced}),
-    "induced, input times": (
-        dated,
-        some,
-        {"time_attr": "node_time", "subgraph_type": "induced"},
-        {"input_time": some_times},
-    ),
+    "induced, times": (dated, some, {"time_attr": "node_time", "subgraph_type": "induced"}, {"input_time": some_times}),
     "weights": (dated, None, {"weight_attr": "weight"}),
     "node times": (dated, None, {"time_attr": "node_time"}),
     "last": (dated, None, {"time_attr": "node_time", "temporal_strategy": "last"}),
@@ -210,16 +205,11 @@ class Layers(nn.Module):
         return x
 
 
-def heterogeneous_model(convolution: type[nn.Module], data: HeteroData) -> Layers:
-    torch.manual_seed(0)
-    widths = [5, 8]
-    return Layers([HeteroConv({key: convolution((w, w), 8) for key in data.edge_types}) for w in widths])
-
-
 @pytest.mark.parametrize("fanouts", [[-1, -1], [2, 1]])
 def test_of_all_types_the_seeds_have_what_the_full_graph_gives_also_if_trimmed(fanouts: list[int]) -> None:
     data = catalogue()
-    model = heterogeneous_model(SAGEConv, data)
+    torch.manual_seed(0)
+    model = Layers([HeteroConv({key: SAGEConv((w, w), 8) for key in data.edge_types}) for w in (5, 8)])
     full = model(data.x_dict, data.edge_index_dict)
     for node_type in ("paper", "author", "venue"):
         for batch in NeighborLoader(data, fanouts, node_type, batch_size=4):

@@ -210,9 +210,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize(("given", "said"), [(case[0], case[1:]) for case in WRONG.values()], ids=WRONG)
-def test_a_sampler_that_cannot_work_is_refused_when_the_loader_is_made(
-    given: dict[str, Any], said: tuple[str, ...]
-) -> None:
+def test_a_sampler_that_fails_is_refused_when_the_loader_is_made(given: dict[str, Any], said: tuple[str, ...]) -> None:
     assert_refused(lambda: hoploom.NeighborLoader(ring(16), [2], batch_size=4, **given), *said)
 
 

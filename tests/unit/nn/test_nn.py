@@ -106,8 +106,7 @@ def test_unknown_aggregation_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "jk"),
-    [("relu", None), ("elu", "last"), (torch.tanh, "cat"), (nn.LeakyReLU(0.3), "max"), (None, None)],
+    ("act", "jk"), [("relu", None), ("elu", "last"), (torch.tanh, "cat"), (nn.LeakyReLU(0.3), "max"), (None, None)]
 )
 @pytest.mark.parametrize("name", ["GraphSAGE", "GCN", "GAT"])
 def test_a_model_is_pygs_on_a_sampled_batch_though_it_computes_less(name: str, act: Any, jk: Any) -> None:
@@ -166,12 +165,10 @@ def test_widths_may_be_integers_of_numpy_and_pairs_lists() -> None:
             wrong()
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: hnn.GIN(-1, 12, 2, 5), lambda: hnn.GCNConv(-1, 5), lambda: hnn.SAGEConv(0, 5)]
-)
-def test_widths_are_given_when_a_model_is_made(make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("new", [lambda: hnn.GIN(-1, 12, 2, 5), lambda: hnn.GCNConv(-1, 5), lambda: hnn.SAGEConv(0, 5)])
+def test_widths_are_given_when_a_model_is_made(new: Callable[[], Any]) -> None:
     with pytest.raises(hoploom.ConfigError, match=r"in_channels is (-1|0); .*x.shape\[1\]"):
-        make()
+        new()
 
 
 @pytest.mark.parametrize(

@@ -42,24 +42,19 @@ def _stable(edge_index: Tensor) -> Tensor:
 
 
 @settings(deadline=None, max_examples=80)
-@given(
-    num_sources=st.integers(1, 9),
-    num_destinations=st.integers(1, 9),
-    num_edges=st.integers(0, 60),
-    seed=st.integers(0, 2**31),
-)
+@given(num_sources=st.integers(1, 9), num_ends=st.integers(1, 9), num_edges=st.integers(0, 60), seed=st.integers(0, 99))
 def test_lists_hold_the_edges_of_each_destination_in_their_order(
-    num_sources: int, num_destinations: int, num_edges: int, seed: int
+    num_sources: int, num_ends: int, num_edges: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     sources = torch.randint(num_sources, (num_edges,), generator=generator)
-    destinations = torch.randint(num_destinations, (num_edges,), generator=generator)
+    destinations = torch.randint(num_ends, (num_edges,), generator=generator)
     edge_index = torch.stack([sources, destinations])
-    csc = ops.build_csc(edge_index, num_sources, num_destinations)
+    csc = ops.build_csc(edge_index, num_sources, num_ends)
     order = torch.arange(num_edges) if csc.permutation is None else csc.permutation
     assert torch.equal(order, _stable(edge_index))
     assert torch.equal(csc.indices.long(), sources[order])
-    assert torch.equal(csc.indptr.diff(), torch.bincount(destinations, minlength=num_destinations))
+    assert torch.equal(csc.indptr.diff(), torch.bincount(destinations, minlength=num_ends))
     assert csc.indices.dtype == torch.int32
 
 

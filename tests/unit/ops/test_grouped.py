@@ -152,12 +152,8 @@ def heads_of(batch: Batch, layer: int) -> dict[RelationName, tuple[int, int]]:
     if "blocks" in batch:
         block: Block = batch.blocks[-1 - layer]
         counts = block.num_destinations
-        indices = (
-            block.edge_index if isinstance(block.edge_index, Mapping) else {HOMOGENEOUS_RELATION: block.edge_index}
-        )
-        return {
-            key: (one.shape[1], counts if isinstance(counts, int) else counts[key[2]]) for key, one in indices.items()
-        }
+        ends = block.edge_index if isinstance(block.edge_index, Mapping) else {HOMOGENEOUS_RELATION: block.edge_index}
+        return {key: (one.shape[1], counts if isinstance(counts, int) else counts[key[2]]) for key, one in ends.items()}
     nodes, edges = by_type(batch, "num_sampled_nodes"), by_relation(batch, "num_sampled_edges")
     return {key: (sum(own[: layer + 1]), sum(nodes[key[2]][: layer + 1])) for key, own in edges.items()}
 
@@ -328,9 +324,7 @@ SAME: dict[str, Callable[[Batch], Any]] = {
 
 
 @pytest.mark.parametrize("keep", SAME.values(), ids=SAME.keys())
-def test_edges_that_nobody_touched_are_not(
-    keep: Callable[[Batch], Any], one_batch: Batch, by_kernels: Callable[[], None]
-) -> None:
+def test_untouched_ones_are_not(keep: Callable[[Batch], Any], one_batch: Batch, by_kernels: Callable[[], None]) -> None:
     batch = fresh(one_batch)
     batch = keep(batch) or batch
     by_kernels()

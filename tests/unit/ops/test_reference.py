@@ -101,12 +101,7 @@ def timed_sources(rng: random.Random, degrees: list[int]) -> tuple[list[int], li
 
 @st.composite
 def graphs(
-    draw: st.DrawFn,
-    time: str | None = None,
-    *,
-    weight: bool = False,
-    trees: bool = False,
-    times: bool = False,
+    draw: st.DrawFn, time: str | None = None, *, weight: bool = False, trees: bool = False, times: bool = False
 ) -> Graph:
     """Small graphs with empty lists, repeated edges, repeated frontier nodes and any offsets."""
     degrees = draw(st.lists(st.sampled_from(DEGREES), min_size=1, max_size=8))

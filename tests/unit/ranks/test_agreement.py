@@ -88,9 +88,7 @@ def test_ranks_with_the_same_loader_agree_in_every_loop(ranks: Ranks) -> None:
         ("position", "epoch 3, step 0", "alike on all ranks"),
     ],
 )
-def test_a_difference_is_an_error_of_all_ranks_in_the_same_words(
-    ranks: Ranks, name: str, value: str, hint: str
-) -> None:
+def test_a_difference_is_an_error_of_all_ranks_in_same_words(ranks: Ranks, name: str, value: str, hint: str) -> None:
     other = Read({**SETTINGS, name: value})
     told = together(*(loop(here, other if here.rank == 2 else None) for here in ranks(3)))
     assert len(set(told)) == 1
@@ -114,9 +112,7 @@ def test_ranks_that_cut_their_own_shares_must_not_share_seeds(ranks: Ranks, seed
     assert said in told[0] if said else told[0] == AGREED
 
 
-def test_a_rank_that_trains_on_seeds_of_its_own_waits_for_nobody_for_long(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_with_seeds_of_its_own_waits_for_nobody_for_long(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hoploom.ranks.agreement.WHOLE", 0.05)
     monkeypatch.setattr("hoploom.ranks.agreement.READ", 0.05)
     first, second = ranks(2)

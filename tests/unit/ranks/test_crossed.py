@@ -110,9 +110,7 @@ if context.rank == 1:
         ("raise KeyError('year')", 1, "ended with KeyError: 'year'"),
     ],
 )
-def test_a_script_that_ends_early_is_named_though_it_never_closes_its_context(
-    ending: str, code: int, farewell: str
-) -> None:
+def test_a_script_that_ends_early_is_named_though_it_closes_no_context(ending: str, code: int, farewell: str) -> None:
     meeting = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     meeting |= {"MASTER_PORT": str(free_ports(1)[0])}
     ranks = [meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]

@@ -207,11 +207,9 @@ def test_those_who_came_all_name_the_one_who_did_not() -> None:
         return str(raised.value)
 
     with ThreadPoolExecutor() as pool:
-        first, second = pool.map(reason, range(2))
+        first, other = pool.map(reason, range(2))
     assert first.startswith("rank 0 of 3 was meeting the others, and rank 2 did not connect in time; check that it was")
-    assert second.startswith(
-        "rank 1 of 3 was meeting the others, and rank 0 gave up, as rank 2 did not connect in time"
-    )
+    assert other.startswith("rank 1 of 3 was meeting the others, and rank 0 gave up, as rank 2 did not connect in time")
 
 
 def test_a_rank_that_fails_before_all_have_met_ends_the_waiting_of_all() -> None:
@@ -244,12 +242,10 @@ def test_processes_that_count_different_ranks_are_told_so() -> None:
 def test_two_hosts_whose_own_names_are_loopback_meet() -> None:
     code = "import hoploom\nwith hoploom.init(device='cpu', timeout=60) as context:\n    assert context.sum(1) == 2"
     with hosts(2) as found:
-        variables = {"WORLD_SIZE": "2", "MASTER_ADDR": found[0].name, "MASTER_PORT": "29500"}
-        variables |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        given = {"WORLD_SIZE": "2", "MASTER_ADDR": found[0].name, "MASTER_PORT": "29500"}
+        given |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         started = [
-            subprocess.Popen(
-                host.command([sys.executable, "-c", code]), env=os.environ | variables | {"RANK": str(rank)}
-            )
+            subprocess.Popen(host.command([sys.executable, "-c", code]), env=os.environ | given | {"RANK": str(rank)})
             for rank, host in enumerate(found)
         ]
         assert [process.wait(timeout=90) for process in started] == [0, 0]

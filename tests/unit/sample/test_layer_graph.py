@@ -169,9 +169,7 @@ def test_a_walk_that_restarts_goes_on_from_its_start() -> None:
 
 def test_a_walk_follows_a_path_of_relations() -> None:
     books = library()
-    [trace] = ask(
-        books, lambda graph: graph.walk(torch.tensor([0, 4]), 4, path=[PRINTS, APPEARS]), seeds=("paper", [1])
-    )
+    [trace] = ask(books, lambda own: own.walk(torch.tensor([0, 4]), 4, path=[PRINTS, APPEARS]), seeds=("paper", [1]))
     venues, papers = trace[:, 1::2], trace[:, 0::2]
     assert (papers % 3 == venues[:, [0, 0, 1]]).all()  # venue v prints the papers with p % 3 == v
     assert papers.max() < 9
@@ -306,10 +304,8 @@ def test_layers_of_both_libraries_take_the_weights() -> None:
     x_dst, weight = batch.x[: block.num_destinations], block.data["weight"]
     expected = theirs((batch.x, x_dst), block.edge_index, weight)
     torch.testing.assert_close(ours(batch.x, block.edge_index, x_dst, edge_weight=weight), expected)
-    shuffled = torch.randperm(block.edge_index.shape[1])
-    torch.testing.assert_close(
-        ours(batch.x, block.edge_index[:, shuffled], x_dst, edge_weight=weight[shuffled]), expected
-    )
+    mixed = torch.randperm(block.edge_index.shape[1])
+    torch.testing.assert_close(ours(batch.x, block.edge_index[:, mixed], x_dst, edge_weight=weight[mixed]), expected)
 
 
 @pytest.mark.parametrize("kind", ["sage", "gin"])

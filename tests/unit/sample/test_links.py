@@ -106,11 +106,7 @@ def test_a_batch_is_what_pygs_link_loader_makes_of_the_same_sample(case: tuple[A
 
 
 KEYS = pytest.mark.parametrize("key", [None, WRITES, CITES], ids=["one type", "two ends", "same ends"])
-MODES: dict[str, NegativeSampling | None] = {
-    "none": None,
-    "binary": BINARY,
-    "binary of 2": NegativeSampling("binary", 2),
-}
+MODES: dict[str, NegativeSampling | None] = {"none": None, "binary": BINARY, "binary, 2": NegativeSampling("binary", 2)}
 MODES |= {"half": NegativeSampling("binary", 0.5), "triplet": TRIPLET, "triplet of 3": NegativeSampling("triplet", 3)}
 
 
@@ -263,9 +259,7 @@ def of_ranks(data: Data, world_size: int, **options: Any) -> Iterator[tuple[int,
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("negatives", [NegativeSampling("binary", 2), NegativeSampling("triplet", 2)], ids=BOTH)
-def test_a_link_has_the_same_negatives_however_many_ranks_share_the_step(
-    negatives: NegativeSampling, strict: bool
-) -> None:
+def test_a_link_has_equal_negatives_however_many_ranks_share_a_step(negatives: NegativeSampling, strict: bool) -> None:
     data = random_graph(40, 100, 5)
 
     def by_step(world_size: int) -> list[dict[int, list[Any]]]:

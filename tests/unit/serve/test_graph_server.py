@@ -39,14 +39,11 @@ def node(path: Path) -> Iterator[GraphServer]:
         yield node
 
 
-def _batch_request(node: GraphServer) -> Message:
+def test_what_is_held_and_made_is_told(node: GraphServer) -> None:
     trainer, servers = without_graph(hoploom.from_pyg(random_graph(60, 500, seed=1)))
     next(iter(hoploom.NeighborLoader(trainer, [2], torch.arange(4), batch_size=4)))
-    return Message(servers.requests[0] | {"identity": node.store.identity}, [torch.arange(4)])
-
-
-def test_what_is_held_and_made_is_told(node: GraphServer) -> None:
-    answer = node.service.answer(_batch_request(node))
+    asked = servers.requests[0] | {"identity": node.store.identity}
+    answer = node.service.answer(Message(asked, [torch.arange(4)]))
     size = sum(tensor.nbytes for tensor in answer.tensors if isinstance(tensor, torch.Tensor))
     assert node.metrics.value("hoploom_held_bytes") == size > 0
     assert answer.done is not None
@@ -97,9 +94,7 @@ def test_in_degrees_are_told_without_any_edge_however_many_there_are(whole: Stor
     assert len(sources) == len(edges) == 0  # type: ignore[arg-type]
 
 
-def test_many_picks_take_memory_until_they_are_sent_and_few_do_not(
-    whole: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_picks_take_memory_until_sent_and_few_do_not(whole: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     serving = _service(whole, 500 * PICK_BYTES)
     free = serving.answer(_sample(whole, -1))  # under a megabyte
     assert serving.budget.taken == 0

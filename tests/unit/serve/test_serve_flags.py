@@ -39,10 +39,8 @@ def _parsed(*words: str) -> Arguments:
 
 def test_what_a_cluster_file_says_of_a_server_is_what_the_server_reads(path: Path) -> None:
     security = Security(token_file="token", cert="cert", private_key="key", ca="ca", mutual=True, insecure=True)
-    options = ServerOptions(threads=3, memory="2GB", store_memory="6GB", cache="20%", fanouts=(4, 2), seeds="train")
-    command = ServerCommand(
-        str(path), [0], "host1:7700", ["host2:7700", "host3:7700"], security, options, "host1:9400", 7
-    )
+    more = ServerOptions(threads=3, memory="2GB", store_memory="6GB", cache="20%", fanouts=(4, 2), seeds="train")
+    command = ServerCommand(str(path), [0], "host1:7700", ["host2:7700", "host3:7700"], security, more, "host1:9400", 7)
     python, *module, serve = command.words("python3")[:4]
     assert (python, module, serve) == ("python3", ["-m", "hoploom"], "serve")
     read = _parsed(*command.words("python3")[4:])
