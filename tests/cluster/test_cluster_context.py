@@ -255,8 +255,7 @@ def test_a_server_outlives_the_thread_that_opened_it(stand_in: str) -> None:
         tasks.append(Path(f"/proc/self/task/{threading.get_native_id()}"))
         opened.append(LocalServer(ServerCommand("graph.store", (), "127.0.0.1:0"), 60, stand_in))
 
-    before = set(descendants(os.getpid()))
-    thread = threading.Thread(target=open_server)
+    before, thread = set(descendants(os.getpid())), threading.Thread(target=open_server)
     thread.start()
     thread.join(60)
     with opened[0]:

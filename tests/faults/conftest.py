@@ -10,7 +10,6 @@ import hoploom
 
 @pytest.fixture(scope="session")
 def ring_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved ring of twelve nodes."""
     path = tmp_path_factory.mktemp("ring") / "store"
     hoploom.from_pyg(ring(12)).save(path)
     return path

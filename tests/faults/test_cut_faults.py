@@ -35,7 +35,6 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wanted(graph: Path, cluster: SparkCluster) -> dict[str, bytes]:
-    """By a cut that nobody disturbs."""
     with spark_cut(cluster, graph.parent, NUM_PARTS) as cutting:
         (ended,) = cutting.finish()
     assert ended["edge_cut"] < 0.5
@@ -45,7 +44,6 @@ def wanted(graph: Path, cluster: SparkCluster) -> dict[str, bytes]:
 
 @pytest.fixture
 def folder(graph: Path, tmp_path: Path) -> Path:
-    """The store in a folder of its own."""
     shutil.copytree(graph, tmp_path / "here" / "graph.store", copy_function=os.link)
     return tmp_path / "here"
 

@@ -238,7 +238,6 @@ def context_of(device: torch.device) -> Context:
 
 
 def lose_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on none arrives."""
     begin = _HostScalar.__init__
 
     def late(number: _HostScalar, value: torch.Tensor) -> None:

@@ -75,8 +75,7 @@ def test_ranks_on_hosts_see_each_others_rows(kind: str, tmp_path: Path, monkeypa
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_what_stops_one_rank_stops_all_within_a_slice(failing: int, tmp_path: Path) -> None:
     store = hoploom.from_pyg(graph_with_loops())
-    models = [model_of(store) for _ in range(3)]
-    calls = [0] * 3
+    models, calls = [model_of(store) for _ in range(3)], [0] * 3
 
     def run(context: Any) -> None:
         def progress(done: int, total: int) -> None:
@@ -131,8 +130,7 @@ def test_whenever_it_is_stopped_nothing_is_left_and_the_model_is_as_it_was(
     model = model_of(store, "gcn").train()
     model.layers[1].eval()
     modes = [module.training for module in model.modules()]
-    num_descriptors = len(os.listdir("/proc/self/fd"))
-    scratch = tmp_path / "scratch"
+    num_descriptors, scratch = len(os.listdir("/proc/self/fd")), tmp_path / "scratch"
     chosen = Inference(memory=SMALL, scratch=scratch)
     calls: list[tuple[int, int]] = []
     infer(model, store, tmp_path / "sound", inference=chosen, progress=lambda done, total: calls.append((done, total)))

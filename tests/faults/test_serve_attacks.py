@@ -28,7 +28,6 @@ MOST = 1024  # connections that are not admitted yet
 
 @pytest.fixture(scope="module")
 def guarded(ring_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that asks for a token."""
     token = token_file(tmp_path_factory.mktemp("token") / "token")
     with serving(ring_path, [[]], "--token-file", str(token), "--metrics", "127.0.0.1:0") as (server,):
         yield server
@@ -39,7 +38,6 @@ def num_files(server: Server) -> int:
 
 
 def is_served(server: Server, security: ClientSecurity = GUARDED) -> None:
-    """A client with the token is answered."""
     with hoploom.connect(server.address, security=security, timeout=60, made="here") as store:
         assert store.split("train").tolist() == list(range(6))
 
@@ -169,7 +167,6 @@ GATHER = {"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}
 
 @pytest.fixture(scope="module")
 def small(ring_path: Path) -> Iterator[Server]:
-    """A server with little memory."""
     with serving(ring_path, [[]], "--memory", "10MB") as (server,):
         yield server
 

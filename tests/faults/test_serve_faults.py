@@ -41,7 +41,6 @@ def undisturbed(path: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the servers put what is temporary."""
     return tmp_path_factory.mktemp("temporary")
 
 
@@ -56,7 +55,6 @@ def fleet(path: Path, temporary: Path) -> Iterator[list[Server]]:
 
 @pytest.fixture
 def servers(fleet: list[Server]) -> Iterator[list[Server]]:
-    """The fleet, whole again."""
     restart_dead(fleet)
     yield fleet
     for server in fleet:

@@ -20,8 +20,7 @@ SILENCE = 1.5  # seconds
 def ends() -> Iterator[tuple[socket.socket, Connection]]:
     """Who sends, and who reads."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        far = socket.create_connection(listener.getsockname())
-        near = listener.accept()[0]
+        far, near = socket.create_connection(listener.getsockname()), listener.accept()[0]
     with far, Connection(near, SILENCE) as reading:
         yield far, reading
 

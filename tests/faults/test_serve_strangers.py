@@ -64,8 +64,6 @@ GATHER = Message({"ask": "gather", "part": 0, "wanted": [["node", "x", 0]]}, [to
 
 
 def _whole_batch(server: Server, size: int) -> Message:
-    """What a loader asks for a batch of the first nodes."""
-
     with hoploom.connect([server.address]) as store:
         return request_of(store, NODES, size)
 

@@ -32,7 +32,6 @@ def wanted(tables: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def folder(tables: Path, tmp_path: Path) -> Path:
-    """The tables in a folder of their own."""
     folder = tmp_path / "graph"
     folder.mkdir()
     for path in (*tables.glob("*.parquet"), tables / "graph.toml"):

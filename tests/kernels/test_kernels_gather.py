@@ -100,8 +100,7 @@ def test_rows_are_those_that_torch_indexes(device: torch.device, dtype: torch.dt
     found, fault = gathered(segments, wanted.ids, device, wanted.size)
     places = wanted.ids.long()[: wanted.size] - wanted.first
     has_row = (places >= 0) & (places < len(rows))
-    own = rows[places[has_row]]
-    expected = untouched(found.shape, dtype)
+    own, expected = rows[places[has_row]], untouched(found.shape, dtype)
     expected[: len(places)][has_row] = own
     assert torch.equal(bits(found), bits(expected))
     assert fault == (0 if has_row.all() else SOURCE_OUT_OF_RANGE)

@@ -438,7 +438,6 @@ WORK = [
 
 
 def bits(made: Any) -> Any:
-    """What compares by bits."""
     tensors = [one.contiguous().view(-1).view(torch.uint8).tolist() for one in made or () if isinstance(one, Tensor)]
     return tensors or made
 

@@ -201,8 +201,7 @@ def test_a_node_out_of_range_or_a_damaged_list_has_no_picks_and_is_reported(
     weight, indices = torch.ones(9), torch.arange(9)
     faulty, sound = picks_of(700, device), picks_of(700, device)
     for picks, nodes in ((faulty, [1, bad, good]), (sound, [1, good])):
-        faults = no_faults(device)
-        lists = lists_of(indptr, indices, device, weight)
+        faults, lists = no_faults(device), lists_of(indptr, indices, device, weight)
         sample(lists, frontier_of(nodes, device), rule_of(picked, device), picks, faults)
         assert int(faults) == (code if picks is faulty else 0)
     sources, edges, destinations = written(faulty)

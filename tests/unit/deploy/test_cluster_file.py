@@ -50,6 +50,15 @@ security = { token_file = "/etc/hoploom/token" }
 """
 
 
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def at(text: str, name: str = "cluster.toml") -> Path:
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return at
+
+
 def test_a_host_has_what_all_have_and_its_own(write: Write) -> None:
     cluster = read_cluster(write(TWO_HOSTS))
     assert (cluster.executor, cluster.mode, cluster.rendezvous) == ("ssh", "worker", "gpu1:29500")

@@ -97,8 +97,7 @@ def test_a_batch_is_read_about_once(graph: Store, device: torch.device, monkeypa
 
     monkeypatch.setattr(PendingRead, "wait", counted)
     loader = nodes(placed(graph, device))
-    there = loading(loader)
-    begun = []
+    there, begun = loading(loader), []
     for step in range(3):
         place = torch.arange(7 * step, 7 * step + 7), 0, step
         with NoWaiting():  # type: ignore[no-untyped-call]
@@ -211,8 +210,7 @@ def test_a_step_that_a_busy_device_holds_up_may_be_the_devices_fault(
         return assembled(there, *given)
 
     monkeypatch.setattr(DeviceLoading, "_assembled", late)
-    made = iter(nodes(placed(graph, device), num_workers=1, timeout=0.02))
-    close = Workers.close
+    made, close = iter(nodes(placed(graph, device), num_workers=1, timeout=0.02)), Workers.close
 
     def let_go(workers: Workers[Any]) -> None:
         go_on.set()
@@ -248,8 +246,7 @@ def test_the_consumer_never_reads_a_batch_before_or_after_its_time(device: torch
 
 
 def test_memory_has_the_size_of_the_largest_so_far(device: torch.device) -> None:
-    pool = Pool(device)
-    bytes_held = []
+    pool, bytes_held = Pool(device), []
     for rows in (100, 90, 110, 500, 480):
         memory = BatchMemory(pool)
         first, second = memory.empty((rows, 4), torch.float32), memory.empty((3,), torch.int64)

@@ -157,8 +157,7 @@ def on_host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def trained(store: Store, size: Size, device: torch.device, *, whole: bool = False) -> tuple[float, list[float]]:
     """The accuracy on the test nodes, and the loss of every epoch."""
     with init(device=device) as context:
-        learner = learner_of(store, size, context)
-        training = Training(size.epochs, progress=False)
+        learner, training = learner_of(store, size, context), Training(size.epochs, progress=False)
         outcome = fitted(learner, training, context, whole=whole)
         if outcome.whole_steps is not None:
             assert outcome.whole_steps.replayed > 0
@@ -186,8 +185,7 @@ def test_training_takes_no_more_memory_from_step_100_on(num_workers: int, device
     torch.cuda.empty_cache()  # what other tests left would hide what this one takes
     with init(device=device) as context, placed(hoploom.open(size.write(tmp_path / "store")), device) as store:
         learner = learner_of(store, size, context, num_workers=num_workers)
-        meter = Meter(context.device)
-        epochs = -(-500 // len(learner.loader))
+        meter, epochs = Meter(context.device), -(-500 // len(learner.loader))
         fitted(learner, Training(epochs, progress=False), context, meter)
     assert len(meter.reserved) >= 500
     assert meter.reserved[99] > 0

@@ -32,8 +32,7 @@ Make = Callable[[Capacity | None], tuple[HopPlan, DeviceBuffers, list[int]]]
 
 
 def seeds_for(store: Store, node_type: str, nodes: list[int], *, disjoint: bool, first: int = 0) -> Seeds:
-    index = store.schema.type_index[node_type]
-    ids = torch.tensor(nodes)
+    index, ids = store.schema.type_index[node_type], torch.tensor(nodes)
     own = [ids if at == index else None for at in range(len(store.schema.node_types))]
     trees = [torch.arange(first, first + len(nodes)) if disjoint and at == index else None for at in range(len(own))]
     return Seeds(tuple(own), tuple(trees), None, first)

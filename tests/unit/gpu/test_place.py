@@ -33,7 +33,6 @@ FEATURES = {"device": ON_DEVICE, "host": "host", "share": "30%", "number": 0.5, 
 
 @pytest.fixture(autouse=True)
 def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Host memory of this test alone."""
     with place_workers.own_folder() as folder:
         monkeypatch.setattr(hostmemory, "FOLDER", folder)
         yield
@@ -63,8 +62,7 @@ def test_lists_and_rows_hold_all_of_all_parts(graph: Graph, num_parts: int, topo
             assert (lists.indices.dtype, lists.indices.tolist()) == (torch.int32, sources.tolist())
             parts = [part.lists[index] for part in store.parts]
             for name in ("weight", "edge_time"):
-                columns = [getattr(part, name) for part in parts]
-                column = getattr(lists, name)
+                columns, column = [getattr(part, name) for part in parts], getattr(lists, name)
                 assert (column is None) == (columns[0] is None)
                 assert column is None or torch.equal(column.cpu(), torch.cat(columns))
             times = parts[0].source_time
@@ -75,8 +73,7 @@ def test_lists_and_rows_hold_all_of_all_parts(graph: Graph, num_parts: int, topo
 def test_edge_ids_are_the_users_own(ring_store: Store) -> None:
     """Position p of the ring is edge p // 2 + p % 2 * 12."""
     with hoploom.place(ring_store, features="50%", device=ON_DEVICE) as store:
-        positions = torch.tensor([0, 1, 2, 23, 22])
-        key = ring_store.schema.relations[0].key
+        positions, key = torch.tensor([0, 1, 2, 23, 22]), ring_store.schema.relations[0].key
         assert place_workers.placed_rows(store, key, EDGE_ID, positions).tolist() == [0, 12, 1, 23, 11]
         assert place_workers.placed_rows(store, key, "edge_attr", positions).view(-1).tolist() == [0, 12, 1, 23, 11]
 

@@ -27,7 +27,6 @@ from hoploom.gpu.placed_store import Lease
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where files of host memory lie; none is left."""
     with place_workers.own_folder() as own:
         monkeypatch.setattr(hostmemory, "FOLDER", own)
         yield own

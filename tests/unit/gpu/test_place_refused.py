@@ -86,8 +86,7 @@ def test_too_little_device_memory_is_said_with_the_numbers(
 def test_bytes_that_hold_no_row_are_refused(num_parts: int) -> None:
     """10 rows of 16 bytes: one row is 16, and a share that is one row of each of two parts is 32."""
     whole = hoploom.from_tensors({"x": torch.ones(10, 4)}, torch.empty(2, 0, dtype=torch.int64))
-    store = in_parts(whole, num_parts)
-    least = 16 * num_parts
+    store, least = in_parts(whole, num_parts), 16 * num_parts
     for few in (1, least - 1):
         said = f"features is {few} bytes, which hold no row of this store; give '{least}B' or more"
         assert_refused(lambda few=few: hoploom.place(store, features=few, device=ON_DEVICE), said)  # type: ignore[misc]

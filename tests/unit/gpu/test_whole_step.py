@@ -172,8 +172,7 @@ def test_few_overflows_are_no_reason_to_warn() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_found_and_nothing_is_saved(device: torch.device, tmp_path: Path) -> None:
-    learner = homogeneous_learner(device)
-    calls = iter(range(1, 100))
+    learner, calls = homogeneous_learner(device), iter(range(1, 100))
     learner.model.register_forward_hook(lambda module, given, out: out * math.nan if next(calls) == 2 else None)
     with pytest.raises(hoploom.TrainError, match=r"the loss is nan at epoch 1 step 2 on rank 0; .*no checkpoint"):
         fitted(learner, device, tmp_path, WholeStep, checkpoint_every=3, checkpoint_minutes=0.0)

@@ -57,8 +57,7 @@ def test_nothing_of_a_step_waits_for_the_device(kind: str, unwaiting: Callable[[
     learner = library_learner(CPU, kind) if kind == "rgat" else homogeneous_learner(CPU, kind)
     learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=0.1)
     whole = WholeStep(learner, Training(1, clip_norm=1.0), init(device="cpu"))
-    place = learner.loader.rehearsal().step
-    slot = whole._slots[0]
+    place, slot = learner.loader.rehearsal().step, whole._slots[0]
     with unwaiting():  # type: ignore[no-untyped-call]
         slot._make()
     slot.fill(*place(0)[::2])
@@ -144,7 +143,6 @@ class Capture:
 
 @pytest.fixture
 def capturing(monkeypatch: pytest.MonkeyPatch) -> WorkStream:
-    """A stream of a GPU that is not there."""
     stream = WorkStream(CPU, own_stream=False)
     stream.is_cuda, stream.stream = True, "the stream's"
     monkeypatch.setattr(Capture, "stream", "the consumer's")
@@ -331,8 +329,7 @@ def test_what_cannot_be_a_whole_step_is_refused_with_the_way_out(change: dict[st
         store = hoploom.place(homogeneous_learner(CPU, on_host=True).loader.store, topology="cpu")
         learner.loader = NeighborLoader(store, [3, 2], input_nodes="train", batch_size=BATCH)
     if "loader" in change:
-        given = change["loader"]
-        store = learner.loader.store
+        given, store = change["loader"], learner.loader.store
         learner.loader = LinkNeighborLoader(store, [3, 2]) if given is None else with_loader(learner, **given)
     with pytest.raises(hoploom.ConfigError, match=rf"{said}.*leave whole steps off"):
         WholeStep(learner, Training(1, **options), init(device="cpu"))

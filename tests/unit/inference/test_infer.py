@@ -196,8 +196,7 @@ def test_embeddings_alone_do_not_compute_the_last_layer(ring_store: Store, tmp_p
 
 @pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
 def test_no_row_is_projected_twice(kind: str, ring_store: Store, tmp_path: Path, monkeypatch: Any) -> None:
-    model = model_of(ring_store, kind)
-    projected = []
+    model, projected = model_of(ring_store, kind), []
     stage = type(model.stage(0))
     project = stage.project
     monkeypatch.setattr(stage, "project", lambda self, key, x: projected.append(len(x)) or project(self, key, x))
@@ -272,8 +271,7 @@ def test_a_slice_takes_what_the_rows_of_its_nodes_take(tmp_path: Path) -> None:
 def test_rows_between_layers_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
     with RowFile(tmp_path / "rows", (4000, 2), torch.float32) as file:
         file.write(0, torch.arange(8000.0).view(4000, 2))
-        gather = file.gatherer(Reads())
-        outs = [torch.empty(2, 2), torch.empty(1, 2)]
+        gather, outs = file.gatherer(Reads()), [torch.empty(2, 2), torch.empty(1, 2)]
         gather([torch.tensor([1, 3999]), torch.tensor([3])], outs)
         assert [out.tolist() for out in outs] == [[[2, 3], [7998, 7999]], [[6, 7]]]
         os.truncate(tmp_path / "rows", 4096)
@@ -288,8 +286,7 @@ def test_private_memory_does_not_grow_with_the_graph(tmp_path: Path) -> None:
     store = hoploom.from_tensors({"x": torch.rand(count, width)}, edges).save(tmp_path / "store")
     model = GNN("gcn", store.schema, Shape(width, 3, width))
     del edges
-    chosen = Inference(columns=["output"], memory=memory)
-    small = hoploom.from_pyg(ring(12))
+    chosen, small = Inference(columns=["output"], memory=memory), hoploom.from_pyg(ring(12))
     infer(model_of(small), small, tmp_path / "warm", inference=chosen)  # libraries and threads
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # else the process keeps what it has freed, and what is taken next does not show

@@ -65,7 +65,6 @@ def graph_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(store: Path, kind: str) -> Path:
-    """The folder of a tiny run."""
     sections = {"task": {"kind": kind}, "model": {"hidden": 8}, "loader": {"fanouts": [3, 2], "batch_size": 32}}
     if kind in LABELS:
         sections["task"]["label"] = LABELS[kind]
@@ -85,8 +84,7 @@ def test_the_command_and_python_write_what_the_task_of_the_run_predicts(
 ) -> None:
     folder = trained(graph_store, kind)
     assert main(["infer", str(folder)]) == 0
-    by_command = pq.read_table(folder / "nodes" / "node")
-    run = hoploom.load_run(folder)
+    by_command, run = pq.read_table(folder / "nodes" / "node"), hoploom.load_run(folder)
     assert pq.read_table(infer(run.model, run.store, folder / "again", inference=Inference(task=run.task))).equals(
         by_command
     )

@@ -51,8 +51,7 @@ def test_what_is_not_chosen_is_not_asked_for(store: Store) -> None:
 
 
 def test_fields_are_chosen_by_type() -> None:
-    data = library()
-    chosen = {"paper": ["year"], WRITES: ["weight"]}
+    data, chosen = library(), {"paper": ["year"], WRITES: ["weight"]}
     for batch in NeighborLoader(data, [2, 2], ("paper", None), batch_size=4, fields=chosen):
         assert torch.equal(batch["paper"].year, 2000 + batch["paper"].n_id)
         assert not {"x", "y", "train_mask"} & set(batch["paper"].keys())

@@ -47,8 +47,7 @@ def n_ids(batch: HeteroData) -> list[list[int]]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_nodes_of_a_batch_are_those_that_the_reference_draws(seed: int) -> None:
-    data = papers(seed)
-    counts = {"author": [9, 0, 4], "topic": [1, 2, 9], "paper": [5, 6, 7]}
+    data, counts = papers(seed), {"author": [9, 0, 4], "topic": [1, 2, 9], "paper": [5, 6, 7]}
     loader = batches(data, counts, seed=seed)
     schema = loader.store.schema
     lists = [(one.indptr.tolist(), one.indices.tolist()) for one in loader.store.parts[0].lists]

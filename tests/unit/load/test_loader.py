@@ -124,8 +124,7 @@ def test_set_epoch_keeps_a_restored_position_inside_that_epoch() -> None:
     loader.set_epoch(5)
     batches = iter(loader)
     next(batches)
-    rest = list(batches)
-    fresh = _loader()
+    rest, fresh = list(batches), _loader()
     fresh.load_state_dict({**loader.state_dict(), "epoch": 5, "step": 1, "consumed_seeds": 4})
     fresh.set_epoch(5)
     assert_same_batches(rest, fresh)
@@ -274,8 +273,7 @@ def test_a_loader_is_called_with_positions_among_the_seeds(index: Any, said: str
 
 
 def test_ranks_that_share_out_steps_see_the_batches_of_one_process() -> None:
-    loader = _loader()
-    whole = list(_loader())
+    loader, whole = _loader(), list(_loader())
     shared = [list(loader.steps(range(rank, len(loader), 3))) for rank in range(3)]
     for rank in range(3):
         assert_same_batches(shared[rank], whole[rank::3])

@@ -38,8 +38,7 @@ class Ended(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    folder = tmp_path_factory.mktemp("ranks")
-    env = os.environ | {"PYTHONPATH": str(TESTS)}
+    folder, env = tmp_path_factory.mktemp("ranks"), os.environ | {"PYTHONPATH": str(TESTS)}
     ranks = [
         subprocess.Popen([sys.executable, "-c", SCRIPT, str(rank), str(folder)], env=env, stderr=-1, text=True)
         for rank in range(2)

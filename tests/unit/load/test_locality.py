@@ -117,7 +117,6 @@ def _loader(folder: Path, rank: int = 0, **options: Any) -> hoploom.NeighborLoad
 
 @pytest.fixture(scope="module")
 def rings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ring of 50 nodes in two parts of 25."""
     folder = tmp_path_factory.mktemp("rings") / "ring"
     save_in_parts(hoploom.from_pyg(ring(50)), folder, 2)
     return folder

@@ -56,8 +56,7 @@ def test_a_group_asks_every_peer_once_and_for_every_row_once(num_workers: int) -
 
 
 def test_rows_in_a_cache_are_not_fetched() -> None:
-    store = _ring()
-    counts = torch.zeros(40, dtype=torch.int64)
+    store, counts = _ring(), torch.zeros(40, dtype=torch.int64)
     counts[15:20] = 9
     held = cached(store, 5 / 30, {"node": counts})
     for shard in elsewhere_of(store):
@@ -72,8 +71,7 @@ def test_rows_in_a_cache_are_not_fetched() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_each_row_of_a_batch_is_looked_up_once(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = _ring()
-    counts = torch.zeros(40, dtype=torch.int64)
+    store, counts = _ring(), torch.zeros(40, dtype=torch.int64)
     counts[15:20] = 9
     held = cached(store, 5 / 30, {"node": counts})
     looked_up = {ops.IdMap: 0, ops.IdRanks: 0, ops.SlotMap: 0}

@@ -38,8 +38,7 @@ def test_a_node_is_counted_once_for_every_batch_it_is_in() -> None:
 
 
 def test_a_seed_given_twice_counts_as_one() -> None:
-    store = hoploom.from_pyg(ring(20))
-    given = torch.tensor([7, 3, 7, 3, 3])
+    store, given = hoploom.from_pyg(ring(20)), torch.tensor([7, 3, 7, 3, 3])
     counts = count_visits(store, [-1], given, Presampling(batch_size=1))
     assert counts["node"].nonzero().view(-1).tolist() == [3, 4, 5, 7, 8, 9]
     assert int(counts["node"].sum()) == 6

@@ -105,7 +105,6 @@ CASES: dict[str, tuple[Any, ...]] = {  # data, input_nodes, options of the sampl
 
 
 def by_pyg(data: Any, num_neighbors: Any, input_nodes: Any, options: Options | None = None, **more: Any) -> NodeLoader:
-    """PyG's own loader over our picks: PyG's own code for the rest."""
     picks = NeighborLoader(data, num_neighbors, input_nodes, fields=[], **(options or {}), **more)
     return NodeLoader(data, Replayed(picks), input_nodes, **more)
 

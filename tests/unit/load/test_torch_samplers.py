@@ -117,8 +117,7 @@ def test_epochs_seeds_and_generators_draw_anew() -> None:
 def test_an_epoch_continues_at_every_step(make: Any, num_workers: int) -> None:
     whole = _loader(make(), num_workers=num_workers)
     list(whole)
-    batches = []
-    states = []
+    batches, states = [], []
     for batch in whole:  # epoch 1
         batches.append(batch)
         states.append(whole.state_dict())
@@ -140,8 +139,7 @@ def test_ranks_may_take_whole_steps_of_what_is_drawn() -> None:
 def test_a_sampler_that_draws_differently_again_cannot_resume_and_says_so() -> None:
     loader = _loader(Turning())
     next(iter(loader))
-    state = loader.state_dict()
-    resumed = _loader(Turning())
+    state, resumed = loader.state_dict(), _loader(Turning())
     resumed.set_epoch(3)  # as of now it has turned further
     list(resumed)
     assert_refused(lambda: resumed.load_state_dict(state), "epoch 0", "Turning", "set_epoch(1)")

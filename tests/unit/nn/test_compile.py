@@ -26,8 +26,7 @@ def test_a_compiled_model_gives_what_the_model_gives(kind: str, mode: str, backe
     torch._dynamo.reset()
     counters.clear()
     model = homogeneous(kind)
-    compiled = torch.compile(model, backend=backend)
-    graphs = []
+    compiled, graphs = torch.compile(model, backend=backend), []
     for batch_size in (7, 12, 20):
         batch = next(iter(NeighborLoader(data, [4, 3], batch_size=batch_size, mode=mode)))
         found = []

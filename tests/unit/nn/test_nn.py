@@ -90,8 +90,7 @@ def test_attention_has_the_same_gradients_every_time_with_several_threads() -> N
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     edge_index, x = torch.randint(500, (2, 60_000)), torch.randn(500, 8)
-    conv = hnn.GATConv(8, 16, heads=4)
-    found = []
+    conv, found = hnn.GATConv(8, 16, heads=4), []
     for _ in range(4):
         conv.zero_grad()
         conv(x, edge_index).square().sum().backward()
@@ -335,8 +334,7 @@ def test_a_sampled_gcn_is_right_on_average() -> None:
     assert (data.edge_index[0] == data.edge_index[1]).any()
     conv = hnn.GCN(8, 5, 1, 5)
     whole = conv(Data(x=data.x, edge_index=data.edge_index))
-    loader = NeighborLoader(data, [3], batch_size=30, degrees=True)
-    outs = []
+    loader, outs = NeighborLoader(data, [3], batch_size=30, degrees=True), []
     for epoch in range(100):
         loader.set_epoch(epoch)
         outs += [conv(batch) for batch in loader]

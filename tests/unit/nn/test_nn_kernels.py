@@ -16,7 +16,6 @@ from hoploom.ops.kernels import aggregate as kernels
 
 
 def trained(module: nn.Module, batch: Any) -> list[Tensor]:
-    """What comes out, and the gradients of all parameters that have one."""
     module.zero_grad()
     out = module(batch)
     rows = torch.cat([value.flatten() for value in (out.values() if isinstance(out, dict) else [out])])
@@ -57,8 +56,7 @@ def test_under_autocast_kernels_read_half_precision(
 ) -> None:
     data = random_graph(30, 120, 1)
     data.x = torch.randn(30, 8).to(dtype)
-    batch = next(iter(NeighborLoader(data, [3, 2], batch_size=4)))
-    model = homogeneous(kind)
+    batch, model = next(iter(NeighborLoader(data, [3, 2], batch_size=4))), homogeneous(kind)
     exact = model(batch)
     by_kernels()
     read: list[torch.dtype] = []

@@ -94,8 +94,7 @@ def test_a_model_for_one_type_has_no_parameter_without_a_gradient(kind: str, opt
     data = books()
     del data["venue"].x
     torch.manual_seed(0)
-    schema = hoploom.from_pyg(data).schema
-    shape = Shape(hidden=12, num_layers=2, out=5, **options)
+    schema, shape = hoploom.from_pyg(data).schema, Shape(hidden=12, num_layers=2, out=5, **options)
     model, whole = GNN(kind, schema, shape, ["paper"]), GNN(kind, schema, shape)
     kept = model.state_dict()
     assert set(kept) < set(whole.state_dict())
@@ -136,8 +135,7 @@ def test_a_type_that_the_model_does_not_read_needs_no_features() -> None:
 @pytest.mark.parametrize("aggr", ["sum", "max"])
 def test_a_model_of_sage_layers_aggregates_as_it_is_told(aggr: Any) -> None:
     data = random_graph(60, 400, 1)
-    model = GraphSAGE(5, 12, num_layers=1, out_channels=4, aggr=aggr)
-    layer = SAGEConv(5, 4, aggr)
+    model, layer = GraphSAGE(5, 12, num_layers=1, out_channels=4, aggr=aggr), SAGEConv(5, 4, aggr)
     layer.load_state_dict(model.stage(0).conv(("node", "to", "node")).state_dict())
     torch.testing.assert_close(model(data), layer(data.x, data.edge_index))
     batch = next(iter(NeighborLoader(data, [-1], batch_size=60, aggregate=model.first_reduce)))

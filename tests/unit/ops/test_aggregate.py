@@ -81,8 +81,7 @@ def test_gradients_are_those_of_finite_differences(reduce: str, heads: int) -> N
 
 @pytest.mark.parametrize(("reduce", "heads"), CASES)
 def test_one_thread_and_three_give_the_same_bits(reduce: str, heads: int) -> None:
-    edges = InEdges.of(edge_index_of(3000, 2000, 40_000), 3000, 2000)
-    start = torch.randn(3000, 24)
+    edges, start = InEdges.of(edge_index_of(3000, 2000, 40_000), 3000, 2000), torch.randn(3000, 24)
     found = []
     for threads in (1, 3):
         torch.set_num_threads(threads)
@@ -107,8 +106,7 @@ def test_narrow_floats_come_back_as_they_went_in(dtype: torch.dtype) -> None:
 
 
 def test_rows_may_lie_apart_and_have_heads() -> None:
-    edges = InEdges.of(edge_index_of(10, 5, 30), 10, 5)
-    wide = torch.randn(10, 20)
+    edges, wide = InEdges.of(edge_index_of(10, 5, 30), 10, 5), torch.randn(10, 20)
     torch.testing.assert_close(ops.aggregate(wide[:, :8], edges), ops.aggregate(wide[:, :8].contiguous(), edges))
     torch.testing.assert_close(ops.aggregate(wide.t()[:10].t(), edges), ops.aggregate(wide[:, :10].clone(), edges))
     assert ops.aggregate(wide.view(10, 4, 5), edges, "softmax", torch.zeros(30, 4)).shape == (5, 4, 5)
@@ -234,8 +232,7 @@ def test_no_node_at_one_end_means_no_edge(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(("reduce", "heads"), CASES)
 def test_what_stands_behind_the_lists_changes_nothing(reduce: str, heads: int) -> None:
     exact = InEdges.of(edge_index_of(9, 7, 40), 9, 7)
-    edges = with_rubbish(exact, 5)
-    x = torch.randn(9, 6)
+    edges, x = with_rubbish(exact, 5), torch.randn(9, 6)
     weights = torch.randn(45, heads) if heads else None
     found = []
     for one, length in ((exact, 40), (edges, 45)):

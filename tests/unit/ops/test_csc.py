@@ -63,8 +63,7 @@ def test_lists_of_many_buckets_hold_the_edges_in_their_order(skew: int) -> None:
     generator = torch.Generator().manual_seed(skew)
     num_nodes, num_edges = 100_000, 300_000
     ends = (torch.rand(2, num_edges, generator=generator) ** skew * num_nodes).long().clamp_(max=num_nodes - 1)
-    csc = ops.build_csc(ends, num_nodes, num_nodes)
-    order = _stable(ends)
+    csc, order = ops.build_csc(ends, num_nodes, num_nodes), _stable(ends)
     assert csc.permutation is not None
     assert torch.equal(csc.permutation, order)
     assert torch.equal(csc.indices.long(), ends[0][order])

@@ -64,7 +64,6 @@ def first_batch(data: Any, device: torch.device, **options: Any) -> Batch:
 
 
 def numbers(device: torch.device, **options: Any) -> Batch:
-    """A batch of a homogeneous graph."""
     data = random_graph(30, 120, 1)
     data.x = torch.randn(30, 8)
     return first_batch(data, device, **options)
@@ -139,8 +138,7 @@ def trained(model: nn.Module, batch: Batch) -> tuple[list[Tensor], list[int], li
     """What comes out and the parameters' gradients; and the sorts of the forward and of the backward pass."""
     model.zero_grad()
     with Sorts() as sorts:
-        out = model(batch)
-        forward = sorts.taken()
+        out, forward = model(batch), sorts.taken()
         rows = torch.cat([value.flatten() for value in (out.values() if isinstance(out, dict) else [out])])
         (rows * torch.arange(rows.numel(), device=rows.device).cos()).sum().backward()
     grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -209,8 +207,7 @@ def test_nobody_waits_for_the_device(one_batch: Batch, by_kernels: Callable[[], 
 def test_edges_may_change_between_forward_and_backward(
     one_batch: Batch, device: torch.device, by_kernels: Callable[[], None]
 ) -> None:
-    batch = fresh(one_batch)
-    model = homogeneous("sage").to(device)
+    batch, model = fresh(one_batch), homogeneous("sage").to(device)
     by_kernels()
     expected, _, _ = trained(model, batch)
     model.zero_grad()
@@ -368,8 +365,7 @@ def test_what_is_written_past_torch_is_an_error(by_kernels: Callable[[], None]) 
 
 def test_what_is_noted_goes_with_the_edges(one_batch: Batch) -> None:
     gc.collect()
-    before = len(grouped._NOTES)
-    batch = fresh(one_batch)
+    before, batch = len(grouped._NOTES), fresh(one_batch)
     assert len(grouped._NOTES) == before + 1
     assert not list(tensors_in(list(grouped._NOTES.values())))  # which would keep memory
     del batch

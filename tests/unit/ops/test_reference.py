@@ -315,8 +315,7 @@ def test_relabelling_equals_the_reference(
 def test_relabelling_in_trees_equals_the_reference(
     seeds: list[int], sources: list[int], rng: random.Random, budget: int
 ) -> None:
-    node_map = ops.NodeMap(31, budget)
-    seed_trees = [rng.randrange(3) for _ in seeds]
+    node_map, seed_trees = ops.NodeMap(31, budget), [rng.randrange(3) for _ in seeds]
     trees, counts = [2, 0, 1, 1, 0], runs(len(sources), rng)
     node_map.add_seeds(int64(seeds), int64(seed_trees))
     local = node_map.add(int64(sources), torch.tensor(counts), torch.tensor(trees))

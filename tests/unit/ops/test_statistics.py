@@ -47,7 +47,6 @@ def equal_lists(
 
 
 def num_keys(degree: int) -> int:
-    """More calls where a graph of long lists has few of them."""
     return 1 if degree <= 100 else 10
 
 
@@ -125,8 +124,7 @@ def test_a_budget_draws_one_node_after_another_by_squared_sums() -> None:
 @degrees
 @replaces
 def test_temporal_picks_are_uniform_over_what_the_seed_may_see(degree: int, replace: bool) -> None:
-    population = max(2, degree // 2)
-    fanout = FANOUTS[degree] // 2
+    population, fanout = max(2, degree // 2), FANOUTS[degree] // 2
     lists = equal_lists(degree, timed=True)
     positions = draw(lists, fanout, num_keys(degree), until=population - 1, replace=replace)
     assert_uniform(positions, population, shrink_of(population, fanout, replace=replace))
@@ -185,8 +183,7 @@ NAMESAKES = {
     ],
 )
 def test_picks_are_unrelated_when_anything_differs(differs: str, flags: dict[str, bool]) -> None:
-    lists = equal_lists(10, weight=torch.ones(10))
-    nodes = torch.arange(20_000)
+    lists, nodes = equal_lists(10, weight=torch.ones(10)), torch.arange(20_000)
     first, second = (
         ops.sample(
             lists,

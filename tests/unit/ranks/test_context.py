@@ -267,7 +267,6 @@ def torchrun(code: str, script: Path) -> None:
 
 
 def slurm(code: str, script: Path) -> None:
-    """Two tasks as srun starts them."""
     script.write_text(code)
     common = {"SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "127.0.0.1", "SLURM_JOB_ID": "7"}
     common |= {"MASTER_PORT": str(free_ports(1)[0])}

@@ -51,7 +51,6 @@ def _step(model: nn.Module) -> None:
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks were told, in a file for each call and rank."""
     folder = tmp_path_factory.mktemp("crossed")
     with pytest.raises(TrainError, match="all of them were refused"):
         spawn(cross, 2, [str(folder)], device="cpu")

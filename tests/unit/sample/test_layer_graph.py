@@ -112,8 +112,7 @@ def test_a_hook_knows_its_epoch_step_layer_and_fanout() -> None:
 
 
 def test_picks_are_independent_only_where_that_is_asked_for() -> None:
-    seeds = torch.tensor([5] * 40)
-    data = random_graph(60, 4000, 1)
+    seeds, data = torch.tensor([5] * 40), random_graph(60, 4000, 1)
 
     def both(graph: LayerGraph) -> Any:
         same = [graph.sample_neighbors(seeds, 2).sources for _ in range(2)]
@@ -315,8 +314,7 @@ def test_a_model_multiplies_by_the_weights_of_the_hook(kind: str) -> None:
     (batch,) = loader_of(data, halved, seeds=(0, 3, 7))
     (block,) = batch.blocks
     conv = model.stage(0).conv(("node", "to", "node"))
-    weight = (batch.n_id[block.edge_index[0]] + 1) / 10
-    x_dst = batch.x[: block.num_destinations]
+    weight, x_dst = (batch.n_id[block.edge_index[0]] + 1) / 10, batch.x[: block.num_destinations]
     torch.testing.assert_close(model(batch), conv(batch.x, block.edge_index, x_dst, edge_weight=weight))
     assert not torch.allclose(model(batch), conv(batch.x, block.edge_index, x_dst))
 

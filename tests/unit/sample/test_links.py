@@ -179,8 +179,7 @@ def test_negatives_are_in_proportion_to_their_weights() -> None:
 
 
 def test_strict_negatives_are_uniform_over_what_is_no_edge() -> None:
-    data = dense(12, 0.25)
-    absent = torch.ones(144, dtype=torch.int64)
+    data, absent = dense(12, 0.25), torch.ones(144, dtype=torch.int64)
     absent[data.edge_index[0] * 12 + data.edge_index[1]] = 0
     loose = negatives_of(data, NegativeSampling("binary", 30))
     assert not absent[loose[0] * 12 + loose[1]].all()
@@ -227,8 +226,7 @@ def test_negatives_exist_at_the_time_of_their_link(negatives: NegativeSampling) 
     for batch in LinkNeighborLoader(
         data, [2], None, None, times, time_attr="time", neg_sampling=negatives, batch_size=5
     ):
-        link_times = times[batch.input_id]
-        ends = links_of(batch)
+        link_times, ends = times[batch.input_id], links_of(batch)
         late = data.time[ends[:, len(link_times) :]] > link_times.repeat(2)
         assert not late[1].any()
         assert not late[0].any() or negatives.is_triplet()

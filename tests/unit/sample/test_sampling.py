@@ -17,7 +17,6 @@ CITES, WRITES = ("paper", "cites", "paper"), ("author", "writes", "paper")
 
 
 def sample(data: Any, num_neighbors: Any, input_nodes: Any = None, **options: Any) -> Any:
-    """One batch for all seeds."""
     (batch,) = NeighborLoader(data, num_neighbors, input_nodes, batch_size=1000, **options)
     return batch
 

@@ -124,13 +124,11 @@ def _size(answer: Message) -> int:
 
 def test_a_slow_consumer_holds_no_more_than_the_memory() -> None:
     store = hoploom.from_pyg(random_graph(600, 5000, seed=1))
-    ask = _request(store)
-    roomy = makers_of(store)
+    ask, roomy = _request(store), makers_of(store)
     size = _size(ask(roomy))
     assert roomy.budget.taken == size
     making = 40 * 600 * 3 + 600 * 60  # what making one takes for a while: its picks, and rows of 5 floats and so on
-    makers = makers_of(store, memory=3 * size + making, threads=8, wait=0.02)
-    made = []
+    makers, made = makers_of(store, memory=3 * size + making, threads=8, wait=0.02), []
     for _ in range(12):
         with suppress(BusyError):
             made.append(ask(makers))
@@ -159,8 +157,7 @@ def test_a_batch_waits_for_room_and_is_made_when_another_is_sent() -> None:
 
 def test_no_more_batches_are_made_at_once_than_there_are_threads() -> None:
     store = hoploom.from_pyg(random_graph(60, 500, seed=1))
-    ask = _request(store)
-    makers = makers_of(store, threads=1, wait=0.02)
+    ask, makers = _request(store), makers_of(store, threads=1, wait=0.02)
     makers._threads.acquire()
     with pytest.raises(BusyError, match="all threads are making batches"):
         ask(makers)
@@ -182,8 +179,7 @@ def test_a_batch_that_can_never_fit_is_refused_before_it_is_made(options: dict[s
 
 def test_a_batch_that_fails_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
     store = hoploom.from_pyg(random_graph(60, 500, seed=1))
-    ask = _request(store)
-    makers = makers_of(store)
+    ask, makers = _request(store), makers_of(store)
 
     def fail(*_: Any, **__: Any) -> Any:
         raise HoploomError("on purpose")

@@ -69,8 +69,7 @@ def whole() -> Store:
 def test_the_most_picks_are_those_that_come(fanout: int, replace: bool, whole: Store) -> None:
     asked = _sample(whole, fanout, replace=replace)
     (part,) = whole.parts
-    frontiers = requests.read_frontiers(asked, part)
-    draw = requests.read_draw(asked.header, 1)
+    frontiers, draw = requests.read_frontiers(asked, part), requests.read_draw(asked.header, 1)
     (picks,) = part.sample(frontiers, draw)
     assert picks is not None
     assert picks.sources.numel() == requests.most_picks(part, frontiers, draw, 0)
@@ -195,7 +194,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each call of the core has read."""
     called: list[int] = []
     rows = Reads.rows
 

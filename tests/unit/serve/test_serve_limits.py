@@ -91,8 +91,7 @@ def test_a_whole_stores_edges_times_and_cache_come_in_pieces(limited: tuple[Stor
     key = local.schema.relations[0].key
     assert torch.equal(all_edges(there, key, 100), all_edges(local, key))
     assert torch.equal(NodeTimes(there)(key)[0], NodeTimes(local)(key)[0])
-    held = cached(there, 1.0, {})
-    ids = [Wanted("node", "x", torch.arange(500))]
+    held, ids = cached(there, 1.0, {}), [Wanted("node", "x", torch.arange(500))]
     before = peers.traffic()["requests"]
     assert torch.equal(held.features.gather(ids)[0], local.features.gather(ids)[0])
     assert peers.traffic()["requests"] == before
