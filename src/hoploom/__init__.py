@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _import(room: str) -> ModuleType:
-    """Import a module of Hoploom. Garbage collection is paused in the main thread, which saves a fifth of the time."""
+    """Import hoploom.`room`. Garbage collection is paused in the main thread, which saves a fifth of the time."""
     paused = gc.isenabled() and current_thread() is main_thread()
     if paused:
         gc.disable()

@@ -1,4 +1,4 @@
-"""Every error a user can meet."""
+"""The errors that Hoploom raises."""
 
 
 class HoploomError(Exception):
@@ -18,11 +18,11 @@ class StoreError(HoploomError, OSError):
 
 
 class BatchError(HoploomError, RuntimeError):
-    """A batch could not be made. Names the step; the cause is chained."""
+    """A batch could not be made. The message names the step; the cause is chained."""
 
 
 class TrainError(HoploomError, RuntimeError):
-    """Training cannot go on, for example because the loss is not finite. Names the step and the rank."""
+    """Training cannot go on, for example because the loss is not finite. The message names the step and the rank."""
 
 
 class PeerError(HoploomError, RuntimeError):

@@ -36,7 +36,7 @@ def hook_key(key: int, layer: int, call: int) -> int:
 
 
 def stream(hop: int, relation: int) -> int:
-    """Return the third word of the random generator's counter, which separates hops and relations."""
+    """Return the number that separates random numbers by hop and relation: a word of the generator's counter."""
     return hop << 16 | relation
 
 

@@ -68,10 +68,10 @@ class Relation:
 
 @dataclass(frozen=True)
 class Schema:
-    """The node types and relations of a graph. All lists by node type or by relation have the order of these.
+    """The node types and relations of a graph. Lists with one entry per node type or relation follow their order here.
 
-    `weight` and `time` name the fields that weighted and temporal sampling read; if `time` is set,
-    the edge list of every node is sorted by time.
+    `weight` and `time` name the fields that weighted and temporal sampling read; if `time` is set, the edge list of
+    every node is sorted by time.
     """
 
     node_types: tuple[NodeType, ...]

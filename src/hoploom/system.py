@@ -25,7 +25,10 @@ MEMBERSHIP, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 def group_files(
     controller: str, first: str, second: str, membership: Path = MEMBERSHIP, mounted: Path = MOUNTED
 ) -> Iterator[Path]:
-    """Yield the paths of a control file (`first` in version 1, `second` in 2) in this process's groups and above."""
+    """Yield the paths of a control-group file, first in the groups of this process, then in their parents.
+
+    The file is called `first` in control groups of version 1, `second` in version 2.
+    """
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -57,7 +60,7 @@ class Closing:
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Turn an ImportError in a `with` block into a ConfigError that tells how to install the libraries of `extra`.
+    """Turn an ImportError in a `with` block into a ConfigError with the pip command that installs the extra `extra`.
 
     >>> with needs("tables"):
     ...     import duckdb
@@ -77,7 +80,7 @@ def check_installed(package: str, what: str) -> None:
 
 
 def keep_imports() -> None:
-    """Exclude the objects that exist now from garbage collection, which makes collections and the exit faster."""
+    """Exclude all objects that exist now from garbage collection, which makes later collections and the exit faster."""
     gc.freeze()
     atexit.register(_thaw)
 
@@ -100,7 +103,7 @@ def cpu_model() -> str:
 
 
 def num_cores(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> int:
-    """Return the cores that this process may use: its affinity, or the CPU quota of its container if that is less."""
+    """Return the number of cores that this process may use: its affinity, or its container's CPU quota if less."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [_quota(path) for path in group_files("cpu", "cpu.cfs_quota_us", "cpu.max", membership, mounted)]
     return max(1, int(min([bound, *(quota for quota in quotas if quota is not None)])))

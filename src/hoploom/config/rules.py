@@ -36,7 +36,7 @@ REQUIRED: Any = MISSING  # the default of a key that must be given
 
 @dataclass(frozen=True)
 class KeyRule:
-    """The rule of a key: `read` returns a value converted, or None if it is wrong; messages then show `expects`."""
+    """A check of a key's value. `read` returns the value, converted; if it is wrong, None: messages show `expects`."""
 
     expects: str
     read: Callable[[Any], Any]
@@ -50,7 +50,7 @@ class KeyRule:
 
 @dataclass(frozen=True)
 class KeyCondition:
-    """A condition on another key (the selector) under which a key has an effect."""
+    """A condition under which a key has an effect: another key, `selector`, has a value in `words`, or is absent."""
 
     selector: str  # "task.kind"
     words: tuple[str, ...] = ()  # values of the selector; (): any
@@ -62,7 +62,7 @@ class KeyCondition:
         return value in self.words if self.words else value is not None
 
     def refusal(self, value: Any) -> str:
-        """Return the message for a key that has no effect with this value of the selector."""
+        """Return the error message for a key that has no effect because the selector has this value."""
         if self.absent:
             return f"has no effect with {self.selector}; leave it out"
         if not self.words:
@@ -106,7 +106,7 @@ def default_of(described: "Field[Any]") -> Any:
 
 
 def problem(where: Mapping[str, str], name: str, message: str) -> ConfigError:
-    """Return an error whose message begins with file and line of the key `name`, or with the file if unknown."""
+    """Return an error about the key `name`. Its message begins with the key's file and line, from `where`, if known."""
     place = where.get(name) or where.get("")
     return ConfigError(f"{place}: {message}" if place else message)
 
@@ -144,7 +144,10 @@ def number(least: float = 0.0, most: float = math.inf, *, open_ends: bool = Fals
 def parsed(
     expects: str, parse: Callable[[Any], Any], *, kinds: Any = str, words: tuple[str, ...] = (), is_text: bool = False
 ) -> KeyRule:
-    """Return a rule that parses values of type `kinds`; `parse` rejects a value by ConfigError or by returning None."""
+    """Return a rule that converts values of type `kinds` by `parse`, which rejects a value by ConfigError or None.
+
+    Error messages name `expects` as what to give, and the accepted `words`, if any, as hints.
+    """
 
     def read(value: Any) -> Any:
         try:
@@ -156,7 +159,7 @@ def parsed(
 
 
 def accepted(expects: str, check: Callable[[Any], Any], *, kinds: Any = str, words: tuple[str, ...] = ()) -> KeyRule:
-    """Return a rule that keeps values of type `kinds`; `check` rejects a value by ConfigError or by returning False."""
+    """Return a rule that leaves values of type `kinds` unchanged. `check` rejects a value by ConfigError or False."""
     is_text = kinds is str
     return parsed(expects, lambda v: v if check(v) is not False else None, kinds=kinds, words=words, is_text=is_text)
 
@@ -184,7 +187,7 @@ def matching(expects: str, pattern: str) -> KeyRule:
 
 
 def texts(expects: str, *, single: bool = False) -> KeyRule:
-    """Return a rule for a list of texts; with `single`, one text is allowed too, but no empty list."""
+    """Return a rule for a list of texts. With `single`, one text is accepted too, and an empty list is not."""
 
     def read(value: Any) -> tuple[str, ...] | None:
         listed = [value] if single and not isinstance(value, list) else value
@@ -195,7 +198,7 @@ def texts(expects: str, *, single: bool = False) -> KeyRule:
 
 
 def ids(what: str, *, least: int = 0) -> KeyRule:
-    """Return a rule for a list of at least `least` whole numbers from 0, each once; also for text such as "0,1"."""
+    """Return a rule for a list of at least `least` distinct whole numbers from 0, or for text such as "0,1"."""
     one = whole(0)
 
     def read(value: Any) -> tuple[int, ...] | None:
@@ -211,7 +214,7 @@ def ids(what: str, *, least: int = 0) -> KeyRule:
 
 
 def table_of(entry: KeyRule, expects: str) -> KeyRule:
-    """Return a rule for a table in which every value follows the rule `entry`."""
+    """Return a rule for a table whose values all satisfy the rule `entry`."""
 
     def read(value: Any) -> dict[str, Any] | None:
         entries = {name: entry.read(given) for name, given in value.items()} if isinstance(value, dict) else {"": None}
@@ -293,7 +296,7 @@ KeyPath = tuple[str, ...]
 
 
 def full_name(path: KeyPath) -> str:
-    """Return the dotted name of a key, as in messages: hosts.gpu1.devices, hosts."10.0.0.1".devices."""
+    """Return the dotted name of a key, as messages show it: hosts.gpu1.devices, hosts."10.0.0.1".devices."""
     return ".".join(map(as_key, path))
 
 
@@ -311,7 +314,7 @@ class Document:
         return problem(self.where, name, message)
 
     def table(self, path: KeyPath) -> Mapping[str, Any]:
-        """Return the table at a path of names; {} if the table is missing, or is a YAML section without keys."""
+        """Return the table at a path of names; {} if it is missing, or if it is a YAML section without keys."""
         found: Any = self.parsed
         for depth, name in enumerate(path, 1):
             found = found.get(name)
@@ -390,7 +393,7 @@ class Document:
             raise self.problem(full_name((*path, name)), message)
 
     def _sections(self) -> dict[str, str]:
-        """Return the headings by their first word: {"hosts": "hosts.NAME"}."""
+        """Return the headings by their first word, such as {"hosts": "hosts.NAME"}."""
         return {heading.partition(".")[0]: heading for heading in self.headings if heading}
 
 
@@ -449,7 +452,7 @@ def _parse_toml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, 
 
 
 def lines_of(text: str) -> Mapping[KeyPath, int]:
-    """Return the line number, from 1, of each table header and each key outside of lists: tomllib drops them."""
+    """Return the line number, from 1, of each table header and each key outside of lists; tomllib does not tell it."""
     lines: dict[KeyPath, int] = {}
     table: KeyPath = ()
     line, depth, statement = 1, 0, ""
@@ -473,7 +476,7 @@ def lines_of(text: str) -> Mapping[KeyPath, int]:
 
 
 def _parse_override(override: str) -> tuple[dict[str, Any], Sequence[KeyPath]]:
-    """Parse `key=value`, the value as TOML or else as text; return the nested tables and the paths of all keys."""
+    """Parse `key=value`; the value is TOML, or else text. Return it as nested tables, with the paths of all keys."""
     name, equals, raw = override.partition("=")
     if "\n" in override:
         raise ConfigError(f"{SET}{override.splitlines()[0]}: there is a line end behind it; give one --set per key")
@@ -498,7 +501,7 @@ def _paths(table: Mapping[str, Any]) -> Iterable[KeyPath]:
 
 
 def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `before` with `given` merged in, table by table: --set of one key keeps the other keys of its table."""
+    """Return `before` updated with `given`, table by table: --set of one key keeps the other keys of its table."""
     merged = dict(before)
     for name, value in given.items():
         had = merged.get(name)
@@ -529,7 +532,7 @@ def _parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, 
 
 
 def _note_lines(node: Any, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:
-    """Add the line of every key of nested mappings to `lines`; raise ConfigError for a repeated key (legal in YAML)."""
+    """Add the line of every key of nested mappings to `lines`; raise ConfigError for a repeated key (legal YAML)."""
     if node.id != "mapping":
         return
     for key, value in node.value:

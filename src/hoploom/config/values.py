@@ -166,7 +166,7 @@ def read_addresses(servers: str | Iterable[str]) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is loopback. Names other than localhost are not looked up; their address may change."""
+    """Return whether an address is loopback. Names are not looked up: only localhost counts."""
     bare = host.strip("[]").partition("%")[0].lower().rstrip(".")
     if bare == "localhost":
         return True

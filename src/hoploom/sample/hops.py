@@ -301,7 +301,7 @@ def _block(
     ends: Sequence[int],
     data: Mapping[RelationName, EdgeData],
 ) -> Block:
-    """Return one layer's block: its sources are all nodes so far, its destinations the first `ends` of each type."""
+    """Return one layer's block. Its sources are all nodes so far; its destinations, the first ends[t] of type t."""
     names = [node_type.name for node_type in schema.node_types]
     keys = [relation.key for relation in schema.relations]
     positions = {key: one.edges() for key, one in zip(keys, edges, strict=True)}
@@ -321,7 +321,10 @@ def _induced(
     trees: list[Tensor] | None,
     key: int,
 ) -> Sampled:
-    """Return the subgraph with all edges between its nodes (if disjoint, within a tree) up to the time of the seed."""
+    """Return the subgraph of all edges between the batch's nodes, up to the seed time if sampling is temporal.
+
+    In disjoint sampling, only nodes of the same tree are joined.
+    """
     schema, maps = graph.schema, workspace.maps
     answers = graph.sample(frontiers, Draw(key, 0, [-1] * len(schema.relations)))
     edge_index, edges = [], []
@@ -343,7 +346,7 @@ def _induced(
 
 
 def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
-    """Return the subgraph with the reverse of each edge added, no edge twice, sorted by destination, then source."""
+    """Return the subgraph with all reverse edges added, without duplicates, sorted by destination, then by source."""
     edge_index, edges = list(sampled.edge_index), list(sampled.edges)
     for index, relation in enumerate(schema.relations):
         if not schema.homogeneous and relation.name.startswith(REVERSE):
@@ -370,7 +373,7 @@ def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
 
 
 def _reverse_of(schema: Schema, index: int, relation: Relation) -> tuple[int | None, bool]:
-    """Return the index of the relation with the reverse edges, or None; and whether its missing edges are added too."""
+    """Return the index of the relation with the reverse edges, or None, and whether to complete that relation too."""
     named = (relation.destination, REVERSE + relation.name, relation.source)
     if named in schema.relation_index:
         return schema.relation_index[named], True

@@ -242,7 +242,7 @@ class LayerGraph:
 
 
 def _numbered(size: Size) -> tuple[Tensor, tuple[int, ...]]:
-    """Return a distinct number for each random number, which is derived from it, and the shape of the result."""
+    """Return distinct integers, from each of which one random number will be derived, and the shape of the result."""
     if isinstance(size, Tensor):
         if size.dim() != 1 or size.is_floating_point() or size.dtype == torch.bool:
             raise ConfigError(f"ids have dtype {size.dtype} and shape {tuple(size.shape)}; give a list of integer ids")
@@ -261,7 +261,7 @@ def _kind(value: object) -> str:
 
 
 def apart(ids: Tensor) -> Tensor:
-    """Return the ids, repetitions replaced by unique numbers; the second 7 in `ids` always becomes the same number."""
+    """Return the ids with repetitions replaced by other numbers: the second 7 always becomes the same number."""
     ordered, order = torch.sort(ids, stable=True)
     nth = torch.arange(ids.numel()) - torch.searchsorted(ordered, ordered)
     again = nth > 0
@@ -274,7 +274,7 @@ def apart(ids: Tensor) -> Tensor:
 
 
 def relation_index(schema: Schema, what: str, relation: RelationName | None) -> int:
-    """Return the index of a relation; None means the only one of the graph, and is an error if there are several."""
+    """Return the index of a relation. None means the only relation of the graph; raise an error if it has several."""
     if relation is None and len(schema.relations) > 1:
         raise ConfigError(f"{what} is missing; choose from {list(schema.relation_index)}")
     return 0 if relation is None else schema.relation_index[schema.relation(relation).key]
@@ -357,7 +357,7 @@ EdgeData = Mapping[str, Tensor]  # rows by name, one per edge
 
 
 class Answer(NamedTuple):
-    """The picks of one layer by relation, and the edge data that the hook returned."""
+    """The edges that a hook returned for one layer: picks by relation, and the hook's edge data."""
 
     picks: list[Picks | None]
     data: dict[RelationName, EdgeData]
@@ -411,9 +411,9 @@ class LayerSeeds:
         return LayerSeeds(nodes[in_order], ascending, order, order[inverse])
 
     def grouped(self, destinations: Tensor, who: str) -> tuple[Tensor, Tensor | None]:
-        """Return the number of edges of each seed, and the indices that sort edges by seed; None if they are sorted.
+        """Return the number of edges of each seed, and the indices that sort edges by seed (None if sorted already).
 
-        A repeated seed gets the same edges each time.
+        A repeated seed gets the same edges each time. `who` names the hook in errors.
         """
         runs, run_of_edge, lengths = torch.unique_consecutive(destinations, return_inverse=True, return_counts=True)
         at = torch.searchsorted(self.ascending, runs).clamp_(max=max(0, self.ascending.numel() - 1))

@@ -121,7 +121,7 @@ def _with_negatives(graph: GraphStore, links: Links, task: LinkTask, key: int) -
 def _owners(links: Links, amount: float) -> tuple[Tensor, Tensor]:
     """Return, for each negative, the index of its positive link, and its number among the negatives of that link.
 
-    The fractional part of `amount` is spread over links by their index in the step, so that every rank draws its share.
+    Each link gets `amount` negatives. A fraction is spread over links by their index in the step, alike on all ranks.
     """
     count, full = links.sources.numel(), math.floor(amount)
     places = torch.arange(links.first, links.first + count + 1, dtype=torch.float64)
@@ -141,7 +141,7 @@ def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNo
 
 
 def _in_time(drawn: Tensor, bad: Tensor, node_times: Tensor | None) -> Tensor:
-    """Replace negatives that are still too late after all redraws by the oldest node, as PyG does."""
+    """Return `drawn`, with the nodes at `bad`, still too late after all redraws, replaced by the oldest, as in PyG."""
     if bad.numel() and node_times is not None:
         drawn[bad] = node_times.argmin()
     return drawn
@@ -269,7 +269,7 @@ def weight_sums(weight: Tensor) -> WeightSums:
 
 
 def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, weight: WeightSums | None) -> Tensor:
-    """Return a random node per entry of `slots`: uniform (multiply-shift), or weighted (inverse of running sums)."""
+    """Return one random node for each number in `slots`: uniform, or in proportion to the weights behind `weight`."""
     stream = keys.NEGATIVE_STREAM + end
     if weight is None:
         return ops.draw_bounded(key, slots, stream, attempt, num_nodes)
@@ -280,7 +280,10 @@ def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, 
 
 
 def draw_until(draw: DrawNodes, is_bad: IsBad, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw a node per entry of `slots`, bad ones up to ROUNDS times; return the nodes and the indices still bad."""
+    """Draw one node for each number in `slots`. Draw again where `is_bad`, at most ROUNDS times in all.
+
+    Return the nodes, and the indices of those that are still bad.
+    """
     drawn = draw(slots, 0)
     bad = torch.nonzero(is_bad(drawn, torch.arange(slots.numel()))).view(-1)
     for attempt in range(1, ROUNDS):

@@ -31,13 +31,13 @@ class Draw(NamedTuple):
     counts_only: bool = False  # return the number of in-edges of every node, and no picks
 
     def rule(self, relation: int) -> Rule:
-        """Return the sampling options of one relation, given by its index."""
+        """Return the sampling options of one relation, given as its index in the schema."""
         word = keys.stream(self.hop, relation)
         return Rule(self.key, word, self.fanouts[relation], self.replace, self.last, self.labor, self.weighted)
 
 
 class Wanted(NamedTuple):
-    """A request for rows of one field. `ids` are node ids; if `owner` is a relation, they are edge positions."""
+    """A request for rows of a field of `owner`. `ids` are node ids, or edge positions if `owner` is a relation."""
 
     owner: TypeKey
     field: str
@@ -92,7 +92,7 @@ class CachedPositions(NamedTuple):
 
 
 class RowLookup(NamedTuple):
-    """The result of a lookup: the positions in `ids` whose rows are in memory, cached, or missing (disk, remote)."""
+    """The positions in `ids` of the requested rows, by storage: in memory, cached, or missing (on disk or remote)."""
 
     owner: TypeKey
     ids: Tensor  # [n] int64
@@ -105,13 +105,16 @@ class RowLookup(NamedTuple):
 
 
 class GraphStore(Protocol):
-    """Interface for sampling. `frontiers` has one entry per node type, the returned list one per relation."""
+    """Interface for sampling neighbours. Node types and relations are in the order of `schema`."""
 
     @property
     def schema(self) -> Schema: ...
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """Sample in-edges of the frontiers, by relation; None for a relation whose destination type has no frontier."""
+        """Return the picks among the in-edges of `frontiers` (one per node type), as one entry per relation.
+
+        An entry is None if the destination type of its relation has no frontier.
+        """
 
 
 class FeatureStore(Protocol):
@@ -140,16 +143,16 @@ class Shard(Protocol):
     def begin_gather(
         self, wanted: Sequence[Wanted], positions: Sequence[Tensor], outs: Sequence[Tensor]
     ) -> Callable[[], None]:
-        """Begin to write rows: outs[i][positions[i]] = the rows of wanted[i].ids[positions[i]].
+        """Begin to write requested rows: outs[i][positions[i]] = the rows of wanted[i].ids[positions[i]].
 
-        positions[i] are [n] int64; outs[i] has the field's dtype and one row for each of wanted[i].ids.
+        positions[i] is [n] int64; outs[i] has the field's dtype and one row for each of wanted[i].ids.
         """
 
     def in_memory(self, owner: TypeKey, name: str) -> bool:
         """Return whether all rows of a field are in memory or mapped."""
 
     def look_up(self, owner: TypeKey, ids: Tensor, positions: Tensor) -> RowLookup:
-        """Return which rows of ids[positions] are in memory or cached, for fields that are not all in memory."""
+        """Return which rows of ids[positions] are in memory or cached. Used for fields that are not all in memory."""
 
     def split(self, node_type: str, name: str) -> Tensor:
         """Return the node ids of a split in this range, [n] int64; empty if the type has no such split."""
@@ -328,7 +331,7 @@ class Absent(InMemory):
 
 
 def range_of(part: Part) -> PartRange:
-    """Return the id ranges and split sizes of a part, which store.json records."""
+    """Return the id ranges and split sizes of a part, for store.json."""
     splits: dict[str, dict[str, int]] = {t.name: {} for t in part.schema.node_types}
     for (node_type, split), ids in part.splits.items():
         splits[node_type][split] = ids.numel()
@@ -345,7 +348,7 @@ ROW_BYTES = 4 << 20  # of one piece of rows
 
 
 def covers(schema: Schema, parts: Sequence[Part], node_type: str | None = None) -> bool:
-    """Return whether every node of a type, or of all types, is in these parts."""
+    """Return whether these parts have every node of `node_type`, or of all types if it is None."""
     return all(
         sum(part.num_nodes[index] for part in parts) == of_type.num_nodes
         for index, of_type in enumerate(schema.node_types)
@@ -390,7 +393,7 @@ def sampled_edges(graph: GraphStore, relation: int, at_once: int = NODES) -> Ite
 
 
 def in_edges(graph: GraphStore, relation: int, nodes: Tensor) -> Picks:
-    """Return all in-edges of these nodes in one relation."""
+    """Return all in-edges of these nodes in one relation, as picks."""
     schema = graph.schema
     frontiers: list[Frontier | None] = [None] * len(schema.node_types)
     frontiers[schema.destinations[relation]] = Frontier(nodes)

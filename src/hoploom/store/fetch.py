@@ -112,7 +112,10 @@ def manifest_at(source: StoragePath) -> tuple[bytes, Manifest]:
 
 
 def _begin(folder: Path, written: bytes, source: StoragePath) -> bool:
-    """Return whether the folder has this store.json; if not, write IN_FLIGHT. Raise StoreError for another store's."""
+    """Return whether the folder has a store.json equal to `written`; if not, write `written` to IN_FLIGHT.
+
+    Raise StoreError if the folder has another store, or an unfinished fetch of another store.
+    """
     for name in (STORE_FILE, IN_FLIGHT):
         try:
             found = regular(folder / name).read_bytes()
@@ -127,7 +130,7 @@ def _begin(folder: Path, written: bytes, source: StoragePath) -> bool:
 
 
 def _find_missing(folder: Path, wanted: Mapping[str, FileEntry], show: Show, *, trusts: bool) -> dict[str, FileEntry]:
-    """Remove damaged files; return the files that the folder now lacks. With `trusts`, only their sizes are checked."""
+    """Remove damaged files; return the files that the folder then lacks. If `trusts`, only file sizes are checked."""
 
     def is_here(name: str, entry: FileEntry) -> bool:
         path = inside(folder, name)

@@ -1,6 +1,6 @@
-"""The format on disk: file names, store.json, .npy headers (docs/format.md is its specification).
+"""The format of stores on disk: file names, store.json, .npy headers (docs/format.md is its specification).
 
-Also writes files and folders so that a power cut leaves them complete or absent, which costs waiting for the disk.
+Files and folders are written so that a power cut leaves them complete or absent; each write waits for the disk.
 """
 
 import errno
@@ -40,7 +40,7 @@ PARSING = threading.Lock()  # the parser of Python 3.11 counts its depth wrongly
 
 @dataclass(frozen=True)
 class PartRange:
-    """The contiguous id ranges of one part, by node type and by relation, so that a search finds the part of an id."""
+    """The ranges of ids that one part has, one per node type and relation. They tell which part has an id."""
 
     first_nodes: tuple[int, ...]
     num_nodes: tuple[int, ...]

@@ -84,7 +84,7 @@ def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
 
 
 def _frames(storage: Any, belongs: Callable[[str], bool]) -> dict[str, TensorFrame | Tensor]:
-    """Return, by name, the TensorFrames in PyG's `storage` that pass `belongs` (its is_node_attr or is_edge_attr)."""
+    """Return PyG's TensorFrames by name. `belongs`, a method of `storage`, selects those of nodes or of edges."""
     return {name: value for name, value in storage.items() if isinstance(value, TensorFrame) and belongs(name)}
 
 

@@ -137,7 +137,7 @@ def _read_tensor(what: str, given: Any) -> Tensor:
 
 
 def _read_split(what: str, given: Any, num_nodes: int) -> Tensor:
-    """Return the ids of a split, given as ids or a mask, sorted: partitioning must not change their order."""
+    """Return the sorted ids of a split, which is given as ids or as a mask. Partitioning keeps a sorted order."""
     return torch.sort(read_members(what, _read_tensor(what, given), num_nodes)).values
 
 

@@ -42,7 +42,7 @@ class DiskRows(NamedTuple):
 
 @dataclass(frozen=True)
 class ListScratch:
-    """Buffers as long as all edge lists of a relation. Only the lists that a hop reads into them take memory."""
+    """Buffers with room for all edge lists of a relation. Only the lists that a hop reads into them take memory."""
 
     lists: EdgeLists
     arrays: Mapping[str, SparseArray]
@@ -79,7 +79,7 @@ class DiskLists:
 
 @dataclass(frozen=True)
 class OnDisk:
-    """A shard over a part of which some tables or lists are on disk."""
+    """A shard that reads some of its rows or edge lists from the disk; the others are in memory."""
 
     part: Part
     tables: Mapping[tuple[TypeKey, str], DiskRows]
@@ -191,7 +191,7 @@ class OnDisk:
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
-        """Turn a DiskError in this block into a StoreError that names the file, the row and what to do."""
+        """Turn a DiskError of this `with` block into a StoreError with the name of the file, the row and a hint."""
         try:
             yield
         except ops.DiskError as error:
@@ -201,7 +201,7 @@ class OnDisk:
             ) from error
 
     def _row(self, path: str, byte: int) -> str:
-        """Return the name, for error messages, of the row or edge at offset `byte` of a file."""
+        """Return the name of the row or edge at offset `byte` of a file, for error messages."""
         columns = [("row", of, name, table.rows, table.row_bytes) for (of, name), table in self.tables.items()]
         columns += [
             ("edge", self.part.schema.relations[index].key, name, rows, dtype.itemsize)
@@ -263,7 +263,7 @@ class ScratchFile:
         return ScratchRows(first_row, flat.view(num_rows, row_bytes), blocks)
 
     def append(self, room: ScratchRows) -> None:
-        """Write a buffer that `room_for` has returned to the end of the file."""
+        """Write `room`, a buffer from `room_for`, to the end of the file."""
         blocks = memoryview(room.blocks)
         try:
             while blocks:
@@ -275,7 +275,7 @@ class ScratchFile:
 
 
 def cut(ids: Sequence[Ids], num_rows: int) -> NDArray[np.int64]:
-    """Cut arrays of ascending ids into pieces, all at the same id bounds; a piece has about `num_rows` ids in total.
+    """Cut several arrays of ascending ids into pieces at common ids, each with about `num_rows` ids of all arrays.
 
     Return the position in each array at which each piece begins: [pieces + 1, arrays] int64.
     """

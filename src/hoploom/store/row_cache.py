@@ -1,7 +1,7 @@
 """A cache of the remote rows that batches need most. It is filled once and then only read.
 
-The rows are chosen by the number of batches that need them, not by degree; hoploom.load.presample counts these by
-sampling. Only rows of nodes are cached: an edge is rarely in two batches.
+Rows are chosen by the number of batches that need them, not by degree; hoploom.load.presample samples batches to count
+this number. Only rows of nodes are cached: an edge is rarely in two batches.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -160,7 +160,7 @@ class RemoteType:
         return sum(end - first for first, end in self.spans)
 
     def levels(self, most: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield, for each remote range of ids, its first id and the visits of each node in it, capped at `most`."""
+        """Yield, for each range of remote ids, its first id, and the visits of each node, at most `most`: [n] int64."""
         for first, end in self.spans:
             counts = torch.zeros(end - first).long() if self.counts is None else self.counts[first:end]
             yield first, counts.clamp(max=most)
@@ -184,10 +184,10 @@ def _remote_types(store: Store, counts: Mapping[str, Tensor]) -> list[RemoteType
 
 
 def _spared(counts: Mapping[str, Tensor], look_ahead: int) -> Tensor | None:
-    """Return, for every n, how many fetches per batch are saved by caching a row with n visits: [num_batches + 1].
+    """Return, for every n, how many fetches per batch a cached row saves if n of the batches need it.
 
     Look-ahead fetches once per group of batches, and keeps the rows that the previous group needed. None if `counts`
-    does not tell the number of batches.
+    does not tell the number of batches, else [num_batches + 1].
     """
     num_batches = getattr(counts, "num_batches", 0)
     if not num_batches:
@@ -200,7 +200,10 @@ def _spared(counts: Mapping[str, Tensor], look_ahead: int) -> Tensor | None:
 
 
 def _choose(remote: Sequence[RemoteType], budget: int, ranks: Tensor) -> dict[str, Tensor]:
-    """Return the ids to cache, ascending, by node type: those with the highest ranks[visits]; low ids win ties."""
+    """Return, by node type, the ascending ids of the rows to cache that fit into `budget` bytes.
+
+    A row with n visits has the priority ranks[n]; the highest are cached first, and at equal priority the lowest ids.
+    """
     num_levels = len(ranks)
     costs = torch.zeros(num_levels, dtype=torch.int64)  # bytes, by rank
     for of_type in remote:
@@ -235,7 +238,7 @@ def _fetch(features: Sharded, name: str, ids: Tensor) -> dict[str, Tensor]:
 
 
 def _numbered(ids: Tensor) -> IdMap | IdRanks:
-    """Return a map from ascending ids to 0, 1, 2 ..., which takes at most BYTES_PER_ID bytes per id."""
+    """Return a map from the ascending `ids` to 0, 1, 2 ..., with at most BYTES_PER_ID bytes of memory per id."""
     if IdRanks.bytes_of(ids) <= ids.numel() * BYTES_PER_ID:
         return IdRanks(ids)
     numbered = IdMap(ids.numel())

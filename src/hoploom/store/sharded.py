@@ -24,7 +24,7 @@ Finish: TypeAlias = Callable[[], Answer]
 
 
 class Sharded:
-    """A GraphStore and FeatureStore over shards of any tier."""
+    """A GraphStore and FeatureStore over several shards, which may be in memory, on disk or remote."""
 
     def __init__(self, schema: Schema, shards: Sequence[Shard], ranges: Sequence[PartRange]) -> None:
         self.schema = schema
@@ -42,7 +42,7 @@ class Sharded:
         return other
 
     def route(self, owner: TypeKey, ids: Tensor, positions: Tensor | None = None) -> list[Tensor]:
-        """Return, for each shard, the positions in `ids` (only those in `positions`, if given) of the ids it has."""
+        """Return, for each shard, the positions in `ids` of the ids that it has, or only those among `positions`."""
         return ops.route(ids, self._cuts[owner], positions)
 
     def look_up(self, owner: TypeKey, ids: Tensor) -> RowLookup:
@@ -141,7 +141,7 @@ def select_frontier(frontier: Frontier | None, positions: Tensor | None) -> Fron
 def merge_picks(
     parts: Sequence[Picks | None], positions: Sequence[Tensor], frontier: Frontier, *, counts_only: bool = False
 ) -> Picks | None:
-    """Merge the picks of all parts into the order of the frontier; return None if no part returned picks."""
+    """Merge the picks of all parts, reordered as in the frontier; return None if no part returned picks."""
     answered = [(own, picks) for picks, own in zip(parts, positions, strict=True) if picks is not None]
     if not answered:
         return None
@@ -171,7 +171,7 @@ def empty_rows(schema: Schema, owner: TypeKey, name: str, count: int, empty: Emp
 
 @dataclass(frozen=True)
 class ShardWrapper:
-    """Base of shards with a faster source for some rows; sampling, splits and other rows come from `shard`."""
+    """Base of shards that have some rows of `shard` at hand. They take sampling, splits and other rows from `shard`."""
 
     shard: Shard
 
@@ -194,7 +194,7 @@ class ShardWrapper:
     def _copy_and_gather(
         self, copies: Sequence[Finish[None]], wanted: Sequence[Wanted], rest: Sequence[Tensor], outs: Sequence[Tensor]
     ) -> Finish[None]:
-        """Request the rows at `rest` from `shard`; return a function that runs `copies` and ends the request."""
+        """Request the rows at `rest` from `shard`; the returned function calls `copies` and receives these rows."""
         inner = self.shard.begin_gather(wanted, rest, outs) if any(own.numel() for own in rest) else None
 
         def finish() -> None:
@@ -210,7 +210,7 @@ class ShardWrapper:
 
 @dataclass(frozen=True)
 class LocalEdgeFields(ShardWrapper):
-    """A remote shard whose edges are on this host too, in the shard `local`: the edge `fields` are read from there."""
+    """A remote shard with edge `fields` that this host has too, in the shard `local`; they are read from `local`."""
 
     local: Shard
     fields: Collection[tuple[TypeKey, str]]  # edge fields that `local` has
@@ -236,7 +236,7 @@ MOST = 1 << 31  # ids of a range that fit into int32
 
 
 class IdRange(NamedTuple):
-    """A range of ids, with the encoding of its ids in messages."""
+    """A range of ids of one type, and how these ids are encoded in messages."""
 
     first: int
     size: int

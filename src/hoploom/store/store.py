@@ -120,9 +120,9 @@ class Store(Explored):
             self.deployment.close()
 
     def require_whole(self) -> None:
-        """Raise StoreError if a file of this store can no longer be read, so that tensors over it may be zeros.
+        """Raise StoreError if a mapped file of this store can no longer be read. Its tensors might then show zeros.
 
-        The core checks its own reads; this is for tensors that Python reads.
+        The core checks its own reads; this check is for tensors that Python reads.
         """
         if ops.any_damaged():  # one check per batch: a store may have thousands of parts
             for part in (*self.parts, *self.topology):
@@ -143,7 +143,10 @@ class Store(Explored):
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def aggregate(self, want: Wanted, edges: InEdges, reduce: Literal["sum", "mean"]) -> Tensor:
-        """Return the sum or mean, at each destination, of the wanted rows, one per source. Copies no rows in memory."""
+        """Return the sum or mean of the sources' rows at each destination of `edges`: [destinations, width].
+
+        `want` requests one row per source. If all rows are in memory, they are not copied.
+        """
         tables = [part.tables.get((want.owner, want.field)) for part in self.parts]
         found = [(table.rows, table.first) for table in tables if table is not None and table.rows.shape[0]]
         is_here = self.reads is None and covers(self.schema, self.parts, str(want.owner)) and found
@@ -308,7 +311,7 @@ def open_own(
 
 
 def join_parts(local: Store, own: Sequence[int], remote: Callable[[int], Shard]) -> Store:
-    """Return `local` completed to all parts: its `own` parts, and the shard remote(number) for every other part."""
+    """Return a store of all parts: the parts `own` of the store `local`, and remote(number) for every other part."""
     all_lists = len(local.topology) == len(local.ranges)
     shards: list[Shard] = []
     for number, shard in enumerate(local.shards):

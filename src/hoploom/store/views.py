@@ -286,7 +286,7 @@ class OriginalIds:
         return torch.from_numpy(found)
 
     def _read(self, originals: Any, what: str) -> Ids:
-        """Return your ids in the dtype of the store's column, to compare them: int64, or UTF-8 without padding."""
+        """Return given ids in the dtype of the store's id column, for comparison: int64, or UTF-8 without padding."""
         try:
             given = np.asarray(originals)
             if given.ndim != 1:
@@ -391,7 +391,7 @@ class Explored(Uncopied, ABC):
         return next(iter(counts.values())) if self.schema.homogeneous else counts
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a view of a node type or relation (two node types may name it), or a field of a homogeneous store."""
+        """Return the view of a node type or relation (its two node types may do), or a field of a homogeneous store."""
         schema = self.schema
         if isinstance(key, str) and schema.homogeneous and key not in schema.type_index:
             return self._with_field(key)[key]
@@ -489,7 +489,7 @@ def _node_bytes(store: Explored, nodes: Mapping[str, Tensor]) -> int:
 
 
 def _edge_bytes(relation: Relation) -> int:
-    """Return the peak bytes per edge: three copies of ends and position (found, joined, sorted), two of the fields."""
+    """Return the peak memory per edge in `subgraph`: three copies of ends and position, two of the fields."""
     return 24 + 24 + 24 + 2 * sum(field.row_bytes for field in relation.fields.values())
 
 

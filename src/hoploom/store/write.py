@@ -58,7 +58,7 @@ class ArrayWriter:
         return FileEntry(self._begin + self._bytes, combine(zlib.crc32(header), self._crc, self._bytes))
 
     def close(self) -> None:
-        """Close the file; ignore a full disk, as the unfinished directory is deleted anyway."""
+        """Close the file. A full disk raises no error here, because the unfinished directory is deleted anyway."""
         try:
             self._file.close()
         except OSError as error:
@@ -134,7 +134,7 @@ class StoreWriter:
             self._open[name].append(rows)
 
     def finish(self, name: str, field: Field) -> int:
-        """Complete an array (an empty one if nothing was appended); return its number of rows."""
+        """Complete an array, and return its number of rows. If nothing was appended, the array is empty."""
         self.append(name, field, torch.empty((0, *field.shape), dtype=DTYPES[field.dtype]))
         with self._explaining():
             array = self._open[name]
@@ -243,7 +243,7 @@ def _chunks(rows: Tensor, order: Tensor | None = None) -> Iterator[Tensor]:
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
-    """Return the CRC-32 of the bytes a + b from `first`, the CRC of a, and `second`, the CRC of b.
+    """Return the CRC-32 of two joined byte strings from the CRC-32 of each. The second has `second_bytes` bytes.
 
     >>> combine(zlib.crc32(b"hop"), zlib.crc32(b"loom"), 4) == zlib.crc32(b"hoploom")
     True
@@ -257,7 +257,7 @@ def combine(first: int, second: int, second_bytes: int) -> int:
 
 
 def _product(one: int, other: int) -> int:
-    """Return the product of two polynomials over GF(2), modulo the CRC's polynomial; the highest bit is the power 0."""
+    """Return the product of two polynomials over GF(2), modulo the CRC's polynomial. The highest bit is the power 0."""
     out = 0
     for bit in range(31, -1, -1):
         if one >> bit & 1:
