@@ -272,13 +272,6 @@ def test_a_loader_is_called_with_positions_among_the_seeds(index: Any, said: str
         _loader()(index)
 
 
-def test_ranks_that_share_out_steps_see_the_batches_of_one_process() -> None:
-    loader, whole = _loader(), list(_loader())
-    shared = [list(loader.steps(range(rank, len(loader), 3))) for rank in range(3)]
-    for rank in range(3):
-        assert_same_batches(shared[rank], whole[rank::3])
-
-
 @pytest.mark.parametrize("threads", [0, 2])
 def test_steps_leave_the_position_alone(threads: int) -> None:
     loader = _loader(num_workers=threads)

@@ -55,20 +55,6 @@ def test_a_group_asks_every_peer_once_and_for_every_row_once(num_workers: int) -
     assert sum(shard.samples for shard in elsewhere_of(store)) == 0
 
 
-def test_rows_in_a_cache_are_not_fetched() -> None:
-    store, counts = _ring(), torch.zeros(40, dtype=torch.int64)
-    counts[15:20] = 9
-    held = cached(store, 5 / 30, {"node": counts})
-    for shard in elsewhere_of(store):
-        shard.gathers.clear()
-    list(_loader(held, num_workers=2))
-    asked = {one for shard in elsewhere_of(store) for one in shard.rows_of("node", "x")}
-    assert asked == _reached(0, 8) - set(range(15, 20))
-    found = report(held)
-    assert found is not None
-    assert found.hits > 0
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_each_row_of_a_batch_is_looked_up_once(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     store, counts = _ring(), torch.zeros(40, dtype=torch.int64)
