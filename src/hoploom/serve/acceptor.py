@@ -30,7 +30,7 @@ OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class NewConnection:
-    """A connection before it is admitted. Its methods are generators that never block; the poll loop resumes them."""
+    """A connection not yet admitted. Its methods are generators, which the poll loop resumes instead of blocking."""
 
     def __init__(
         self, accepted: socket.socket, deadline: float, admit: Callable[["NewConnection"], Steps[None]]
@@ -84,7 +84,7 @@ class NewConnection:
 
 
 class Acceptor(Closing):
-    """A thread that runs the generator `admit` for each new connection. Each has `seconds`; at most `most` wait."""
+    """A thread that runs `admit(connection)` for up to `most` new connections at once, each for at most `seconds`."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Acceptor(Closing):
         self._waiting.move_to_end(connection.file)
 
     def _drop(self, connection: NewConnection | None = None) -> None:
-        """Remove a connection (default: the longest idle) from the loop; close its socket unless it was admitted."""
+        """Stop polling a connection, by default the longest idle one; close its socket unless it was admitted."""
         connection = connection or next(iter(self._waiting.values()))
         self._selector.unregister(connection.file)
         del self._waiting[connection.file]

@@ -36,7 +36,7 @@ LINK_COLUMNS = (["sources", "destinations"], ["labels", "times"])
 
 @dataclass(frozen=True)
 class Negatives:
-    """Options for negative links. The weights per node are always None, because they are not sent to servers."""
+    """Options for negative links. Both weights are always None, because servers do not accept weights per node."""
 
     mode: str  # binary or triplet
     amount: float
@@ -63,7 +63,7 @@ class Description:
 
 
 class BatchRequest(NamedTuple):
-    """The options, seeds and random key of one batch: all that it depends on, besides the store."""
+    """The options, seeds and random key of one batch. Together with the store, they determine the batch."""
 
     description: Description
     seeds: Mapping[str, Tensor]  # "nodes", or "sources" and "destinations"; "times" and "labels", if any
@@ -97,7 +97,7 @@ def read_description(given: Any, schema: Schema) -> Description:
 
 
 def _read_object(given: Any, what: str, described: type) -> Mapping[str, Any]:
-    """Return `given` as a dict; raise ConfigError unless it is a JSON object with exactly the fields of `described`."""
+    """Return `given` as a dict; raise ConfigError unless its keys are the field names of the dataclass `described`."""
     names = {field.name for field in fields(described)}
     fits, shown = isinstance(given, dict) and set(given) == names, sorted(given) if isinstance(given, dict) else given
     require(fits, what, shown, f"{sorted(names)}: use the same Hoploom on both sides")
@@ -188,8 +188,8 @@ def _check_seeds(columns: dict[str, Tensor], description: Description, schema: S
 def encode_batch(batch: Batch, narrow_from: int = NARROW_FROM) -> Message:
     """Return a batch as a message. The fields of each PyG storage keep their order.
 
-    int64 tensors of `narrow_from` elements or more are sent as int32 if all values fit: even on loopback, that saves
-    more time than it costs. Sending edges as sources and counts would save another 1 % of a batch, for twice the cost.
+    int64 tensors of `narrow_from` elements or more are sent as int32 if all values fit. The conversion takes less time
+    than sending the other half of the bytes, even on loopback.
     """
     tensors: list[Tensor] = []
     fields = [
@@ -218,7 +218,7 @@ def _encode(value: Any, tensors: list[Tensor], narrow_from: int) -> Any:
 
 
 def decode_batch(message: Message, *, pinned: bool = False) -> Batch:
-    """Return the batch of a message. It shares the message's tensors, except those that are converted to int64."""
+    """Return the batch in a message. Its tensors are those of the message, except those that are converted to int64."""
     try:
         batch = Data() if message.header["homogeneous"] else HeteroData()
         for key, fields in message.header["fields"]:
@@ -236,7 +236,7 @@ def decode_batch(message: Message, *, pinned: bool = False) -> Batch:
 
 
 def _decode(plain: Any, tensors: Sequence[Any], *, pinned: bool) -> Any:
-    """Return a field's value from `plain`, the JSON values that `_encode` makes, and the message's tensors."""
+    """Return a field's value from `plain`, which `_encode` has made, and the tensors of the message."""
     if isinstance(plain, list):
         return [_decode(entry, tensors, pinned=pinned) for entry in plain]
     if not isinstance(plain, dict):

@@ -1,6 +1,6 @@
 """The service that makes whole batches on a server. A request is complete in itself, so any server can answer it.
 
-Between requests, only the times of nodes are kept, once temporal negatives have needed them.
+Only buffers, and the node times that temporal negative links have needed, are kept between requests.
 """
 
 import threading
@@ -55,7 +55,7 @@ class BatchService:
             self._threads.release()
 
     def _maker(self, request: BatchRequest) -> NodeMaker | LinkMaker:
-        """Return the object that makes this batch: the maker of a local loader, with only the seeds of the request."""
+        """Return the object with which a local loader would make this batch; it has only the seeds of the request."""
         store, description, seeds = self._store, request.description, request.seeds
         sampler = Sampler(store.graph, description.sampling, idle=self._idle)
         fields = None if description.fields is None else dict(description.fields)
@@ -90,7 +90,7 @@ class MeteredStore:
             yield reservation
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """Sample one hop. If its fanouts may exceed the memory, count picks first; raise ConfigError for too many."""
+        """Sample one hop. Raise ConfigError before sampling if its picks could never fit the memory budget."""
         reservation: Reservation = self._of_thread.reservation
         reservation.request.check()
         reservation.check(most_picks(self._graph, frontiers, draw, reservation.left // PICK_BYTES) * PICK_BYTES)
@@ -99,7 +99,7 @@ class MeteredStore:
         return picks
 
     def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
-        """Wait for free memory in the budget, then gather rows, into memory shared with the client if possible."""
+        """Wait until the budget has memory for the rows, then gather them; share them with the client if possible."""
         size = sum(ids.numel() * self._row_bytes[owner, name] for owner, name, ids in wanted)
         reservation: Reservation = self._of_thread.reservation
         reservation.take(size)

@@ -49,7 +49,7 @@ def error_from(header: Mapping[str, Any], address: str) -> HoploomError:
 
 
 def read_message(incoming: IncomingMessage, *, pinned: bool = False) -> Message:
-    """Return a response with all tensors: in pinned memory if `pinned`, else in shared, recycled or new memory."""
+    """Read all tensors of a response, into pinned memory if `pinned`; return the message with them."""
     return incoming.into(partial(ops.empty, pinned=True) if pinned else None)
 
 
@@ -73,7 +73,7 @@ class PooledConnection:
         return sent
 
     def receive(self) -> IncomingMessage:
-        """Read the header of the response, which may have arrived before this call. The tensors must be read next."""
+        """Wait for a response and read its header. The caller must next read the tensors of the returned message."""
         timeout, waited = self.connection.idle_timeout, time.monotonic() - self.sent_at
         # settimeout() is a system call: skip it unless the response is read late.
         self.connection.begin(0, None if waited < LATE * timeout else max(timeout - waited, min(timeout, ARRIVED)))
@@ -102,7 +102,7 @@ class Peer(Closing):
         self.last_loss = ""  # the message of the last error
 
     def request(self, message: Message, reader: Reader[Read]) -> Read:
-        """Send a request and return what `reader` makes of its response."""
+        """Send a request; return `reader(response)`."""
         return self.read(self.send(message), reader)
 
     def send(self, request: Message) -> PooledConnection:
@@ -130,7 +130,7 @@ class Peer(Closing):
         return pooled
 
     def read(self, pooled: PooledConnection, reader: Reader[Read], deadline: float = math.inf) -> Read:
-        """Return what `reader` makes of a response. Raise the server's error; LostError if it is late or cut off."""
+        """Return `reader(response)`. Raise the server's error, or LostError if the response is late or incomplete."""
         keep, incoming = False, None
         pooled.connection.deadline = deadline
         began = time.perf_counter()
@@ -159,7 +159,7 @@ class Peer(Closing):
     def _connected(self) -> PooledConnection:
         """Return an idle connection that the server has not closed meanwhile, or a new one.
 
-        A new connection begins with TCP: once a server has ended, other programs can take the name of its Unix socket.
+        Unix sockets are used only after a TCP handshake: once a server has ended, another program can take its name.
         """
         while self._idle:
             with self._lock:

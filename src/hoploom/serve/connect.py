@@ -1,7 +1,7 @@
 """Stores whose parts are held by graph servers. Loaders use them like any other store.
 
-With a `path` (worker mode), this process maps this host's parts and makes the batches: each hop takes one round trip
-to the servers, all rows one more. Without a `path` (server-client mode), it holds no graph, and servers make batches.
+With a `path` (worker mode), this process maps this host's parts and makes the batches. Each hop takes one round trip
+to the servers, and all rows together one. Without a `path` (server-client mode), the servers make the batches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +87,7 @@ def connect(
 
 
 def join(peers: Peers, mapped: Store | None, own: Sequence[int] | None, *, look_ahead: int | None = None) -> Store:
-    """Return a store of all parts: the parts of `mapped`, a store of this process, if any, and the others from `peers`.
+    """Return a store of all parts: those of `mapped`, unless it is None, are read here and the others from `peers`.
 
     `own` lists the parts that need no peer, or is None if the peers make the batches. If this fails, `peers` is closed.
     """
@@ -114,7 +114,7 @@ def join(peers: Peers, mapped: Store | None, own: Sequence[int] | None, *, look_
 
 @dataclass(frozen=True, kw_only=True)
 class Connected(Deployment):
-    """The deployment of a store over graph servers: they hold parts of it and, if `by_servers`, make the batches."""
+    """The connection of a store to graph servers, which hold parts of it and, if `by_servers`, make the batches."""
 
     peers: Peers
     by_servers: bool  # servers make the batches, otherwise this process
@@ -127,7 +127,7 @@ class Connected(Deployment):
     def producer(
         self, maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float
     ) -> Maker | None:
-        """Return a maker that requests batches from the servers; None if this process makes the batches."""
+        """Return an object that gets batches from the servers in place of `maker`; None if this process makes them."""
         return served_batches(maker, self.peers) if self.by_servers else None
 
     def traffic(self) -> dict[str, float]:
@@ -138,7 +138,7 @@ class Connected(Deployment):
 
 
 class IdColumn(NamedTuple):
-    """The ids of one type in a request, ids[positions]; `wants` are the indices of the fields whose rows are needed."""
+    """Ids of one type in a request: `ids[positions]`. `wants` has the indices of the fields whose rows are needed."""
 
     ids: Tensor  # [n] int64
     positions: Tensor  # [m] int64
@@ -148,7 +148,7 @@ class IdColumn(NamedTuple):
 class RemotePart:
     """One part on graph servers, used like a local shard. Servers of another store refuse its requests.
 
-    One request samples a hop. One request gathers all rows, but more than `max_ids` ids are split into several.
+    Each hop takes one request. The rows of several fields take one request for every `max_ids` ids.
     """
 
     tier: ClassVar[Tier] = Tier.REMOTE
@@ -205,7 +205,7 @@ class RemotePart:
     def begin_gather(
         self, wanted: Sequence[Wanted], positions: Sequence[Tensor], outs: Sequence[Tensor]
     ) -> Callable[[], None]:
-        """Send a request for rows. Return a function that writes rows to `outs`, and sends further requests if any."""
+        """Send a request for rows. Return a function that writes rows to `outs`; it may make further requests."""
         columns: dict[tuple[int, int], IdColumn] = {}
         for index, (want, own) in enumerate(zip(wanted, positions, strict=True)):
             if own.numel():
@@ -265,7 +265,7 @@ class RemotePart:
             ops.scatter_rows(rows, positions if num_rows == positions.numel() else positions[row : row + num_rows], out)
 
     def split(self, node_type: str, name: str) -> Tensor:
-        """Return the ids of this part's nodes that are in a split, [n] int64."""
+        """Return the ids of the nodes in split `name` that this part holds, [n] int64."""
         held, index = self._peers.manifest.parts[self.number], self.schema.type_index[node_type]
         count = held.splits.get(node_type, {}).get(name, 0)
         if count == 0:
@@ -285,7 +285,7 @@ class RemotePart:
 
 @dataclass(frozen=True)
 class ServedBatches(Maker):
-    """A maker that requests each batch from a server. This process adds `input_id` and applies the transform."""
+    """Gets each batch of a loader from a server. This process only adds `input_id` and applies the transform."""
 
     peers: Peers
     description: Description
@@ -310,7 +310,7 @@ class ServedBatches(Maker):
 
 
 def served_batches(maker: LocalMaker, peers: Peers) -> ServedBatches:
-    """Return a maker that requests batches from servers. Raise ConfigError for `maker` options that cannot be sent."""
+    """Return the object that gets the batches of `maker` from servers; raise ConfigError if they cannot make them."""
     if maker.sampler.sample_frontier is not None:
         raise ConfigError(
             "sample_frontier is a function, which cannot go to the servers; use connect(..., made='here'), "

@@ -74,7 +74,7 @@ class Connection(Closing):
             raise TimeoutError(f"a message has come or gone at less than {SLOWEST} bytes a second")
 
     def send(self, buffers: Sequence[Any], files: Sequence[int] = ()) -> None:
-        """Send all `buffers` and, over a Unix socket, the descriptors `files`."""
+        """Send all `buffers` and, over a Unix socket, the open file descriptors `files`."""
         sent, ancillary = 0, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
         if not self._is_tls and len(buffers) <= MAX_BUFFERS:
             sent, ancillary = self._socket.sendmsg(buffers, ancillary), []
@@ -108,7 +108,7 @@ class Connection(Closing):
                 self._read_ahead()
 
     def is_idle(self) -> bool:
-        """Return whether the connection is open and no bytes have come, as expected between two requests."""
+        """Return whether the connection is open and has no unread bytes, so that it can be used for a new request."""
         return self._begin == self._end and not ops.wait_readable(self._file, 0)
 
     def take(self, count: int) -> bytearray:
@@ -151,7 +151,7 @@ class Connection(Closing):
         return received
 
     def _receive_large(self, target: memoryview) -> None:
-        """Fill `target`. While bytes arrive quickly, wake up only for many, as a wake-up costs more than the copy."""
+        """Fill `target`. While bytes arrive quickly, let the kernel collect many before it wakes this thread."""
         low_mark = 0
         try:
             while target.nbytes:
@@ -176,7 +176,7 @@ class Connection(Closing):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
     def _read_ahead(self) -> None:
-        """Wait for at least one byte, then read all bytes that have arrived, as far as they fit into the buffer."""
+        """Wait for at least one byte, then read all that have arrived, as many as fit into the read-ahead buffer."""
         if self._begin == self._end:
             self._begin = self._end = 0
         elif self._end == BUFFERED:
@@ -222,7 +222,7 @@ class Connection(Closing):
                 pass
 
     def close(self) -> None:
-        """Close the socket and all received descriptors not taken. No other thread may still read or write."""
+        """Close the socket and the received file descriptors in `files`. No other thread may still use either."""
         self.cut()
         self._socket.close()
         while self.files:

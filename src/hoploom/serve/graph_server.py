@@ -65,7 +65,7 @@ class GraphServer(Closing):
         self.service = Service(self.store, held, options.memory // PICKS, more)
 
     def warm_up(self) -> None:
-        """Connect to the peers and fill the cache in the background. Errors are raised by requests for batches."""
+        """In the background, connect to the peers and fill the cache. After an error, the first request tries again."""
         if not self._options.peers:
             return
 
@@ -95,7 +95,7 @@ class GraphServer(Closing):
             self._lock.release()
 
     def _connect(self) -> Store:
-        """Return a store of all parts: this server's, and those of its peers, whose rows may be cached."""
+        """Return a store of all parts, from this server and its peers. If the options ask for it, rows are cached."""
         from hoploom.load.presample import Presampling, count_visits
         from hoploom.serve.connect import join
         from hoploom.serve.peers import Peers

@@ -67,7 +67,7 @@ def boot_id() -> str:
 
 
 def encode_greeting(content: dict[str, Any]) -> bytes:
-    """Return a greeting as bytes. Its last newline makes an HTTP server answer, too, so that the client detects it."""
+    """Return a greeting as bytes. Its final newline makes an HTTP server reply, too, so that the client detects it."""
     text = json.dumps(content).encode() + b"\n"
     return OPENING + PREFIX.pack(HELLO, len(text)) + text
 
@@ -166,7 +166,7 @@ class _ReplyError(Exception):
 def connect_tcp(
     address: str, security: Reloading[ClientSecurity], idle_timeout: float
 ) -> tuple[Connection, UnixEndpoint | None]:
-    """Return a connection to a server, and its UnixEndpoint (None if unusable here). Raise PeerError on failure."""
+    """Connect to a server; return the connection, and the server's Unix socket or None. Raise PeerError on failure."""
     shown, context = security.now()
     host, port = split_address(address)
     try:

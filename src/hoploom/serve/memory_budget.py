@@ -1,6 +1,6 @@
-"""Limits for the memory of requests before they are read, and of responses (batches, picks, rows) until they are sent.
+"""Limits on a server's memory: for requests, which reserve it before they are read, and for responses until sent.
 
-A request waits a bounded time for memory; then its client must repeat it. A request that could never fit is refused.
+A request waits a limited time for memory, then fails; its client may repeat it. One that can never fit is refused.
 """
 
 import threading
@@ -26,7 +26,7 @@ class CancelledError(PeerError):
 
 
 class RequestContext:
-    """A request in flight: `empty` makes tensors for its response; `is_cancelled` is true if its client has left."""
+    """A request in flight. `empty` allocates tensors for its response; `is_cancelled` is true once the client left."""
 
     def __init__(self, empty: Empty = ops.empty, *, is_shared: bool = False, num_bytes: int = 0) -> None:
         self.empty, self.is_shared = empty, is_shared
@@ -43,7 +43,7 @@ NO_CLIENT = RequestContext()  # never cancelled
 
 
 class MemoryBudget:
-    """A limit of `size` bytes for all requests or responses of one kind; `kind` names them in errors."""
+    """A limit of `size` bytes for all requests or responses of one kind. `kind` is their name in error messages."""
 
     def __init__(self, size: int, wait: float, kind: str = "batches") -> None:
         self.size, self.wait, self.kind = size, wait, kind
@@ -51,7 +51,7 @@ class MemoryBudget:
         self._changed = threading.Condition()
 
     def take(self, amount: int) -> None:
-        """Take `amount` bytes, once they are free; raise BusyError if they are not within `wait` seconds."""
+        """Wait until `amount` bytes are free, and take them; raise BusyError after `wait` seconds."""
         deadline = time.monotonic() + self.wait
         with self._changed:
             while self.taken + amount > self.size:
@@ -78,7 +78,7 @@ class Reservation:
     def __init__(
         self, budget: MemoryBudget, request: RequestContext = NO_CLIENT, *, of: str = "a batch", beside: int = 0
     ) -> None:
-        """Begin with no bytes. `of` names the holder in errors; `beside` is what its request has taken already."""
+        """`of` is a name for error messages; `beside` is the number of bytes that `request` already holds elsewhere."""
         self._budget, self.taken, self.request, self._of, self._beside = budget, 0, request, of, beside
 
     @property

@@ -51,7 +51,7 @@ class RequestCount:
 
 
 class Metrics(Collector):
-    """The counts of one server; thread-safe. `collect` calls `held_bytes`, and `cache_rows` for (hits, misses).
+    """The counts of one server, thread-safe. `collect` also calls `held_bytes()`, and `cache_rows()` for hits, misses.
 
     These counts replace Prometheus's counters, whose locks together take half the time of a small request.
     """

@@ -1,8 +1,8 @@
 """The graph servers of one store: which of them hold which parts, and which one gets a request.
 
-Every request is complete in itself, so any server that holds the part can answer it: first the one with the fewest
-requests in flight, then others, until the deadline. For each server that does not answer, a thread repeats the request
-`info` until it does. All servers must hold the same store.
+Any server that holds a part can answer any request for this part. The server with the fewest requests in flight gets
+it; if that server fails, others get it until the deadline. A thread then repeats the request `info` until the failed
+server answers again. All servers must hold the same store.
 """
 
 import json
@@ -82,7 +82,7 @@ class Peers(Closing):
         *,
         own: Sequence[int] | None = None,
     ) -> None:
-        """Connect; wait for peers that hold all parts but `own`; if `own` is None, for one that makes whole batches."""
+        """Connect; wait for peers that hold all parts not in `own` or, if `own` is None, for one that makes batches."""
         self._timeout, self._own = timeout, own
         idle_timeout = timeout / 3 if len(addresses) > 1 else timeout / 2  # leaves time for another attempt
         reloading = Reloading(security)
@@ -179,7 +179,7 @@ class Peers(Closing):
         return None
 
     def _look_for(self, peer: Peer) -> None:
-        """Send no other requests to this peer until it answers `info`, which a new thread repeats."""
+        """Take a lost peer out of use, and start a thread that repeats the request `info` until it answers."""
         with self._changed:
             if peer in self._away or self._closed.is_set():
                 return
@@ -219,7 +219,7 @@ class Peers(Closing):
             self._changed.notify_all()
 
     def ask(self, request: Message, part: int | None = None, *, pinned: bool = False) -> Message:
-        """Return the response of a peer that holds `part`; if `part` is None, of a peer that makes whole batches."""
+        """Send a request to a peer that holds `part`, or that makes batches if `part` is None; return its response."""
         return self.begin(request, part, partial(read_message, pinned=pinned))()
 
     def begin(self, request: Message, part: int | None, reader: Reader[Read]) -> Callable[[], Read]:
@@ -264,7 +264,7 @@ class Peers(Closing):
         return finish
 
     def _next_peer(self, part: int | None, unreadable: Collection[Peer], deadline: float) -> Peer | None:
-        """Wait for a peer that can be asked for `part`, and return it; None if there will be none before `deadline`."""
+        """Wait for a peer that holds `part` and is not in `unreadable`; return it, or None if there is none in time."""
         with self._changed:
             while not self._closed.is_set() and (left := deadline - time.monotonic()) > 0:
                 able = any(info.holds(part) and peer not in unreadable for peer, info in self._known.items())
@@ -276,7 +276,7 @@ class Peers(Closing):
             return None
 
     def _choose(self, part: int | None, excluded: Collection[Peer] = ()) -> Peer | None:
-        """Return the peer with the fewest requests in flight that holds `part` and is not paused; None if none is."""
+        """Return the peer with the fewest requests in flight that holds `part` and is not paused, or None."""
         now, able = time.monotonic(), [peer for peer, info in self._present.items() if info.holds(part)]
         ready = [peer for peer in able if self._rests_until[peer] <= now and peer not in excluded]
         if len(ready) <= 1:

@@ -33,7 +33,7 @@ def read_text(holder: Mapping[str, Any], key: str) -> str:
 
 
 def read_integer(what: str, value: Any, least: int, limit: int) -> int:
-    """Return `value`; raise ConfigError, which says `what` it is, unless it is an integer in [least, limit)."""
+    """Return `value` if it is an integer in [least, limit); else raise ConfigError, whose message calls it `what`."""
     fits = type(value) is int and least <= value < limit
     require(fits, what, value, f"a whole number from {least} to below {limit}")
     return int(value)
@@ -62,7 +62,7 @@ def read_draw(header: Mapping[str, Any], num_relations: int) -> Draw:
 
 
 def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
-    """Return a request's ids, [n] int64; int32 ids are relative to `first`. Raise ConfigError for ids out of range."""
+    """Return ids of a request as [n] int64; int32 ids count from `first`. Raise ConfigError for ids out of range."""
     shown = (ids.dtype, tuple(ids.shape))
     fits = ids.dtype in (torch.int32, torch.int64) and ids.dim() == 1
     require(fits, f"ids of {what}", shown, "int32 or int64 [n]")
@@ -99,7 +99,7 @@ def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:
 
 
 def most_picks(graph: GraphStore, frontiers: Sequence[Frontier | None], draw: Draw, enough: int) -> int:
-    """Return an upper bound of the edges that a hop picks: from fanouts if at most `enough`, else from in-degrees."""
+    """Return an upper bound on a hop's picks: from the fanouts or, if that exceeds `enough`, from the in-degrees."""
     if draw.counts_only:
         return 0
     sizes = [0 if (frontier := frontiers[end]) is None else len(frontier.nodes) for end in graph.schema.destinations]
@@ -144,7 +144,7 @@ def read_row_requests(request: Message, part: Part) -> list[Wanted]:
 
 
 def read_owner(schema: Schema, given: Any, *, known: bool = True) -> TypeKey:
-    """Return a node type, or a relation as three names. If `known` is false, the relation may be new to the schema."""
+    """Return `given`, a node type or a relation (three names). The relation must be in the schema only if `known`."""
     if isinstance(given, str):
         return schema.node_type(given).name
     names = isinstance(given, list) and len(given) == 3 and all(isinstance(name, str) for name in given)

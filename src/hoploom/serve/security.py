@@ -31,7 +31,7 @@ PathLike = str | os.PathLike[str]
 
 
 class _Secret:
-    """Base of objects whose repr names the fields that are given, without their values."""
+    """Base class whose repr shows which fields are given, but not their values."""
 
     def __repr__(self) -> str:
         given = [f"{name}=..." for name, value in vars(self).items() if name != "files" and value is not None]
@@ -103,7 +103,7 @@ def _check_secrets(security: ServerSecurity | ClientSecurity) -> None:
 
 
 def towards_peers(server: ServerSecurity, ca: bytes | None = None) -> ClientSecurity:
-    """Return the security with which a server connects to its peers. `ca` is the CA of the peers, default client_ca."""
+    """Return the secrets with which a server connects to its peers. `ca` is the peers' CA, by default `client_ca`."""
     trusted = server.client_ca if ca is None else ca
     if server.tls and trusted is None:
         raise ConfigError("peers use TLS, but no CA is given to check their certificates; give --client-ca or --ca")
@@ -234,7 +234,7 @@ class Reloading(Generic[Kind]):
         self._lock = threading.Lock()
 
     def now(self) -> tuple[Kind, ssl.SSLContext | None]:
-        """Return the security for a new connection, and the TLS context, which is None without TLS."""
+        """Return the current security object and its TLS context, which is None without TLS."""
         with self._lock:
             version = self._look()
             if version != self._version and self._files is not None:
@@ -248,7 +248,7 @@ class Reloading(Generic[Kind]):
             return self._security, self._context
 
     def _look(self) -> list[tuple[int, int, int] | None]:
-        """Return, for each file (links are followed), values that change when it is written or replaced."""
+        """Return each file's inode, modification time and size, or None if it is missing. Links are followed."""
         found: list[tuple[int, int, int] | None] = []
         paths = () if self._files is None else self._files.paths
         for path in [path for path in paths if path is not None]:

@@ -71,7 +71,7 @@ class ClientConnection:
 
     @contextlib.contextmanager
     def making(self, num_bytes: int) -> Iterator[RequestContext]:
-        """Yield the context of a request that has taken `num_bytes`. In the block, the client gets heartbeats."""
+        """Yield the context of a request of `num_bytes` bytes. During the `with` block, the client gets heartbeats."""
         self._last_beat = time.monotonic()
         self.context = RequestContext(self.empty, is_shared=self.segments is not None, num_bytes=num_bytes)
         try:
@@ -81,7 +81,7 @@ class ClientConnection:
                 self.context = None
 
     def beat(self, seconds: float) -> None:
-        """Send a heartbeat if the client waits for a response, but at most one every `seconds`."""
+        """Send a heartbeat to a client that waits for a response, at most once every `seconds`."""
         with self._lock, contextlib.suppress(OSError):
             if self.context is not None and time.monotonic() - self._last_beat >= seconds:
                 self._last_beat = time.monotonic()
@@ -105,7 +105,7 @@ class ClientConnection:
 
 
 class Server(Closing):
-    """A server that listens until it is closed, with one thread per admitted client and one that watches them."""
+    """A server that listens until it is closed. Each admitted client has a thread; another one watches all clients."""
 
     def __init__(
         self,

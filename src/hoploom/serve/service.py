@@ -65,7 +65,7 @@ class Service:
         return list(self._handlers)
 
     def answer(self, request: Message, context: RequestContext = NO_CLIENT) -> Message:
-        """Return the response to a request. Raise ConfigError if it is wrong, StoreError if it is for another store."""
+        """Return the response. Raise ConfigError if the request is wrong, StoreError if it is for another store."""
         kind = requests.read_text(request.header, "ask")
         if kind != "info" and "identity" in request.header:
             given, own = requests.read_text(request.header, "identity"), self.store.identity
@@ -128,9 +128,9 @@ class Service:
     def _gather(self, request: Message, context: RequestContext) -> Message:
         """Return rows of many fields of a part.
 
-        If the rows on disk fit the response's share of the window, they are read before it begins, in sorted order, so
-        that each disk block is read once. Otherwise they are read while they are sent, in pieces that fit the free
-        memory. This never waits for memory: a client may need this response before it frees another one's memory.
+        If the rows on disk fit this response's share of memory, they are read before anything is sent, in sorted
+        order, so that each disk block is read once. Otherwise they are read while they are sent, in pieces that fit.
+        This never waits for memory: a client may need this response before it frees another one's memory.
         """
         part, shard = self._part(request.header)
         wanted = requests.read_row_requests(request, part)
@@ -164,7 +164,7 @@ def _spec(part: Part, want: Wanted) -> TensorSpec:
 
 
 def _gathered(part: Part, wanted: Sequence[Wanted], context: RequestContext) -> Sequence[Tensor | StreamedTensor]:
-    """Return rows that are in memory: few rows are gathered now, many rows while they are sent."""
+    """Return rows from fields that are in memory. Few rows are gathered now; many are gathered while they are sent."""
     tables = [part.tables[want.owner, want.field] for want in wanted]  # few calls of torch, as each takes long
     sizes = [want.ids.numel() for want in wanted]
     if sum(table.raw.shape[1] * size for table, size in zip(tables, sizes, strict=True)) > PIECE:
@@ -176,7 +176,7 @@ def _gathered(part: Part, wanted: Sequence[Wanted], context: RequestContext) -> 
 
 
 def _streamed(part: Part, want: Wanted, fill: Fill, piece: int) -> Tensor | StreamedTensor:
-    """Return rows that are gathered while they are sent, about `piece` bytes at a time."""
+    """Return a tensor whose rows `fill` gathers while they are sent, about `piece` bytes at a time."""
     spec = _spec(part, want)
     if spec.num_bytes == 0:
         return ops.empty(spec.shape, spec.dtype)

@@ -74,7 +74,7 @@ class Message(NamedTuple):
 
     @property
     def whole_tensors(self) -> list[Tensor]:
-        """The tensors without the streamed ones. A received message has no streamed tensors."""
+        """The tensors that are not streamed. A received message has only such tensors."""
         return [tensor for tensor in self.tensors if isinstance(tensor, Tensor)]
 
 
@@ -108,19 +108,19 @@ def decode_json(text: str) -> Any:
 
 
 def array_of(tensor: Tensor) -> Any:
-    """Return a tensor's memory as a NumPy array; bfloat16 as int16. Uses few torch calls, because each takes long."""
+    """Return a tensor as a NumPy array, without a copy if it is contiguous. bfloat16 is returned as int16."""
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     return (tensor if tensor.dtype is not torch.bfloat16 else tensor.view(torch.int16)).numpy()
 
 
 def bytes_of(tensor: Tensor) -> Any:
-    """Return a tensor's memory as a flat NumPy array of bytes."""
+    """Return the bytes of a tensor as a flat NumPy array."""
     return array_of(tensor).reshape(-1).view(np.uint8)
 
 
 class _Production(NamedTuple):
-    """A streamed tensor to send. `memory` is its memory in a shared segment; None if the socket carries its bytes."""
+    """A streamed tensor to send, through `memory` in a shared segment or, if that is None, through the socket."""
 
     streamed: StreamedTensor
     memory: Tensor | None
@@ -313,7 +313,7 @@ class IncomingMessage:
         return sum(one.num_bytes * (1 + (8 // n if n < 8 else 0)) for one, n in zip(self._tensors, widths, strict=True))
 
     def into(self, allocate: Allocate | None = None) -> Message:
-        """Return the message with all tensors, in memory from `allocate`; if None, shared, recycled or new memory."""
+        """Read all tensors; return the message with them. `allocate` makes their memory; by default, any is used."""
         return Message(self.header, [self._read_tensor(tensor, allocate) for tensor in self._tensors])
 
     def pieces(self) -> Iterator[tuple[int, int, Tensor]]:
@@ -370,7 +370,7 @@ class IncomingMessage:
         return result
 
     def _spans(self, tensor: _Announced) -> Iterator[tuple[int, int]]:
-        """Yield (first byte, length) of each piece of a tensor. If the sender chose the pieces, read their lengths."""
+        """Yield (first byte, length) of each piece of a tensor. If it was sent in pieces, read each length."""
         spec, num_bytes, in_pieces, segment = tensor
         row_bytes, begin = spec.row_bytes, 0
         step = num_bytes if segment is not None else max(1, PIECE // max(1, row_bytes)) * row_bytes
