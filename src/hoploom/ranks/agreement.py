@@ -1,10 +1,10 @@
 """Checks that ranks fit together: in the calls that they share, and in the seeds that each rank's loader reads.
 
-Each rank counts the shared calls that it begins, by channel: calls of a context, averaged gradients, loaders. A rank
-that waits for long posts its status in the rendezvous store: the call that it waits for, the call of torch that blocks
-its main thread, and its counts. If every rank waits for a rank that has not begun the same call, none can go on: this
-proves a deadlock, however slow a rank or a network is, and all ranks raise one error. Loaders post their settings in
-the same store, when they are made and when a loop begins. They make no collective calls, which could mix with yours.
+Each rank counts the shared calls that it begins, separately for a context, averaged gradients and loaders. A rank that
+waits for long posts its status in the rendezvous store: the call that it waits for, the torch call that blocks its main
+thread, and its counts. If every rank waits for a rank that has not begun the same call, this proves a deadlock, and all
+ranks raise one error. Loaders post their settings in the same store, when they are made and when an iteration begins.
+They make no collective calls, which could mix with yours.
 """
 
 import atexit
@@ -85,7 +85,7 @@ class Share:
 
     @property
     def is_given(self) -> bool:
-        """Whether the script chose the share: by rank= and world_size=, or by giving each rank different seeds."""
+        """Whether the script chose the share, by rank= and world_size= or by giving each rank different seeds."""
         return self.origin in (GIVEN, DIVIDED, LONE)
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ def print_share(share: Share) -> None:
 
 
 def read_share(rank: Any, world_size: Any) -> Share:
-    """Return a loader's share from its arguments; if not given, from the process group, else from the environment."""
+    """Return the share that `rank` and `world_size` give; if both are None, that of the process group or launcher."""
     if rank is not None or world_size is not None:
         return Share(
             as_int("rank", rank, 0, "give this process's number among world_size, 0 for the first, or neither"),
@@ -137,7 +137,7 @@ class Status:
 
 
 def detector_here() -> "DeadlockDetector | None":
-    """Return the detector of this process, or None unless it is in a process group of several ranks."""
+    """Return the DeadlockDetector of this process; None unless it is in a process group of several ranks."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return None
     return _of_group(dist.group.WORLD)
@@ -152,7 +152,7 @@ def _of_group(group: dist.ProcessGroup) -> "DeadlockDetector":
 
 
 class DeadlockDetector:
-    """Finds ranks that wait for each other forever. A thread posts this rank's status; on rank 0 it compares all."""
+    """Finds ranks that wait for each other forever. A thread posts this rank's status; rank 0 compares all statuses."""
 
     def __init__(self, store: Store, rank: int, size: int, is_open: Callable[[], bool] = lambda: True) -> None:
         own = store.clone() if hasattr(store, "clone") else store  # older versions of torch have no clone
@@ -174,7 +174,7 @@ class DeadlockDetector:
         return self.begun[channel]
 
     def wait(self, channel: str, doing: str, waited: Callable[[float], bool], *, is_firm: bool = True) -> None:
-        """Repeat `waited(seconds)` until it returns True: the call in `channel` that this rank began last is over.
+        """Repeat `waited(seconds)` until it returns True, which means that the last call in `channel` is over.
 
         Raise ConfigError if all ranks wait and none can go on, DistError if a rank has left without this call.
         """
@@ -201,7 +201,7 @@ class DeadlockDetector:
         return [Status(**json.loads(text)) for text in self.store.multi_get(keys)] if self.store.check(keys) else []
 
     def leave(self) -> None:
-        """Post that this rank leaves, as other ranks may wait for calls it will never begin; release the store."""
+        """Post that this rank leaves, so that no rank waits for calls that it will never begin; release the store."""
         atexit.unregister(self.leave)
         _of_group.cache_clear()
         is_first = not self._over.is_set()
@@ -213,7 +213,7 @@ class DeadlockDetector:
         self.store = PrefixStore("", HashStore())  # releases the rendezvous store
 
     def _watch(self, is_open: Callable[[], bool]) -> None:
-        """Post the main thread's status and read verdicts, until the process group or the store's process ends."""
+        """Post this rank's status and read what rank 0 found, until the process group or the store's process ends."""
         seen: tuple[FrameType | None, str] = (None, "")
         looks, posted = 0, Status()
         with suppress(RuntimeError):
@@ -237,7 +237,7 @@ class DeadlockDetector:
         return text
 
     def _read_verdict(self, status: Status) -> None:
-        """Keep an error for `wait` to raise if rank 0 has posted a verdict, or a rank has left without the call."""
+        """Keep an error for `wait` to raise if rank 0 has found a deadlock, or a rank has left without the call."""
         verdict = f"verdict/{self.rank}/{status.serial}"
         if self.store.check([verdict]):
             self._errors[status.serial] = ConfigError(self.store.get(verdict).decode())
@@ -249,7 +249,7 @@ class DeadlockDetector:
             self._errors[status.serial] = dist.DistError("it left before its part")
 
     def _judge(self) -> None:
-        """Post an error for all ranks if none can go on. Then pause: rank 0 may hold the store, and must end last."""
+        """Post an error for all ranks if none can go on. Then pause, as rank 0 may hold the store that they read."""
         waits = self.statuses()
         serials, one_goes_on = [wait.serial for wait in waits], sum(not wait.is_firm for wait in waits) == 1
         is_known = any(serial == before for serial, before in zip(serials, self._judged, strict=False))
@@ -265,7 +265,7 @@ class DeadlockDetector:
 
 
 def calling(doing: str) -> tuple[str, str]:
-    """Return the function of Hoploom that the script called, and the script's line: ("evaluate", "train.py:20")."""
+    """Return the Hoploom function that the script called, else `doing`, and the line: ("evaluate", "train.py:20")."""
     function = doing
     for frame, _ in traceback.walk_stack(sys._getframe(1)):
         package = _module(frame).partition(".")[0]
@@ -280,7 +280,7 @@ def calling(doing: str) -> tuple[str, str]:
 def call_chain() -> list[str]:
     """Return the lines of the script that lead to this call. They are equal on ranks that run the same functions.
 
-    The line that calls the first function is left out: one rank may be the process that starts the other ranks.
+    The script's top-level line is left out, because it can differ on a rank that has started the other ranks.
     """
     lines: list[str] = []
     for frame, _ in traceback.walk_stack(sys._getframe(1)):
@@ -329,7 +329,7 @@ class LoaderReading(Protocol):
 
 
 class _Round:
-    """One comparison of a loader on all ranks, which post entries to a log in the store; a call of `channel`."""
+    """One comparison of a loader on all ranks, by a log in the store. It counts as a call in `channel`."""
 
     def __init__(self, here: DeadlockDetector, channel: str, doing: str, *, trains: bool) -> None:
         self.here, self.channel, self.doing, self._trains = here, channel, doing, trains
@@ -351,7 +351,7 @@ class _Round:
         return self.entries() if self.posts.add("posted", 0) >= self.here.size else None
 
     def wait(self, look: Callable[[], Found | None], *, may_be_alone: bool) -> Found | None:
-        """Repeat `look` until it has a result; return it, or None if `may_be_alone` and all others await this rank.
+        """Repeat `look` until it has a result; return it, or None if `may_be_alone` and no other rank can take part.
 
         Raise ConfigError if a rank will never post its entry, PeerError if a rank has not after the group's timeout.
         """
@@ -383,7 +383,7 @@ class _Round:
         raise PeerError(f"{notice or says}, and {here.seconds:g} seconds have passed; {ONE_RANK}")
 
     def _lost(self) -> tuple[list[str], str, bool]:
-        """Return ranks that have not posted, why none of them will, and whether all others ended or await this rank."""
+        """Return (ranks that have not posted, why none of them will or "", whether no other rank can take part)."""
         here, posted = self.here, {self.here.rank, *(entry["rank"] for entry in self.entries())}
         missing, whys, num_waiting = [rank for rank in range(here.size) if rank not in posted], [], 0
         for rank, status in enumerate(here.statuses()):
@@ -415,9 +415,9 @@ class Meeting(_Round):
         with_timeout(REPLY, lambda: self.post(seeds=f"{num_seeds} {reading.settings['seeds']}"))
 
     def seeds(self, *, may_be_lone: bool) -> list[str]:
-        """Return a text per rank, in the order of ranks: the number of its seeds and their fingerprint.
+        """Return one text per rank, in the order of ranks: its number of seeds and the fingerprint of its seeds.
 
-        Return [] if this rank `may_be_lone`, and all other ranks wait for it without having made the loader.
+        Return [] if this rank `may_be_lone` and all others have ended or wait for it, so that none can make the loader.
         """
         entries = self.wait(self.all_entries, may_be_alone=may_be_lone) or []
         return [entry["seeds"] for entry in sorted(entries, key=lambda entry: int(entry["rank"]))]
@@ -435,9 +435,9 @@ class Meeting(_Round):
 def agree(
     share: Share, read: Callable[[], LoaderReading], detector: Callable[[], DeadlockDetector | None] = detector_here
 ) -> str:
-    """Compare a loader with the other ranks' loaders before a loop over it. Raise ConfigError if they do not fit.
+    """Compare a loader with those of other ranks before an iteration; raise ConfigError if they do not fit together.
 
-    Return AGREED, or ALONE if no other rank begins the loop, or "" if there is no process group of several ranks.
+    Return AGREED, ALONE if no other rank iterates over it, or "" if there is no process group of several ranks.
     """
     here = detector()
     if here is None:
@@ -464,10 +464,10 @@ def agree(
 
 
 class _Loop(_Round):
-    """The comparison of the ranks' loaders before a loop over them."""
+    """The comparison of the ranks' loaders before an iteration over them."""
 
     def compare(self, share: Share, reading: LoaderReading, *, is_dealt: bool) -> None:
-        """Post this rank's settings and seed hashes; if they do not fit another rank's, end the wait of all ranks."""
+        """Post this rank's settings and seed hashes. If they do not fit another rank's, no rank waits any longer."""
         here = self.here
         limit = max(16, min(MOST_HASHES, MOST_IN_ALL // here.size))
         hashes = reading.seed_hashes(limit) if reading.is_divided or not is_dealt else []
@@ -479,7 +479,7 @@ class _Loop(_Round):
             self.posts.add("posted", here.size)
 
     def outcome(self) -> str | None:
-        """Return AGREED or the error text for all ranks; None if ranks have yet to post."""
+        """Return AGREED or the error text for all ranks; None if a rank has not posted yet."""
         return (self._difference() or AGREED) if self.posts.add("posted", 0) >= self.here.size else None
 
     def confirm(self, outcome: str) -> None:
@@ -489,7 +489,7 @@ class _Loop(_Round):
         poll(lambda: self.posts.add("read", 0) >= self.here.size, seconds)
 
     def _difference(self) -> str:
-        """Return an error text about the first entry that does not fit an earlier one, or ""; equal on all ranks."""
+        """Return an error text about the first entry that does not fit an earlier one, or "". All ranks agree on it."""
         entries, size = self.entries(), self.here.size
         of_share, of_hash = dict[int, int](), defaultdict[int, list[int]](list)  # the ranks that posted them
         may_repeat: set[int] = set()  # ranks whose seeds repeat, as links of a multigraph do
@@ -520,7 +520,7 @@ class _Loop(_Round):
 
 
 def difference_of(first: tuple[int, Mapping[str, str]], second: tuple[int, Mapping[str, str]], size: int) -> str:
-    """Return the error text for two ranks with different settings, given as (rank, settings), the lower rank first."""
+    """Return the error text for two ranks whose settings differ. `first` and `second` are (rank, settings)."""
     (a, one), (b, other) = first, second
     names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
     values = "; ".join(f"{name}: {one.get(name)} on rank {a}, {other.get(name)} on rank {b}" for name in names)

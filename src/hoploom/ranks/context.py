@@ -137,7 +137,7 @@ def chosen_backend(wanted: str | None, device: torch.device) -> str:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return your own model, without the wrappers of `Context.wrap`, torch.compile and training."""
+    """Return your own model, without the wrappers that `Context.wrap`, torch.compile and Hoploom's training add."""
     names = ("module",) if isinstance(model, DistributedDataParallel) else WRAPPERS
     held = next((inner for name in names if isinstance(inner := getattr(model, name, None), nn.Module)), None)
     return model if held is None else unwrap(held)
@@ -233,11 +233,11 @@ class Context:
                 buffer.copy_(self.broadcast(buffer))
 
     def mean_loss(self, losses: Tensor, total: int | None = None) -> Tensor:
-        """Return the loss to call backward() on: every seed of all ranks has the same weight in its gradient.
+        """Return the loss to call backward() on. Its gradient gives every seed of all ranks the same weight.
 
         `losses` [n] has one entry per seed of this rank. `total` is the number of seeds over all ranks; if you know it
-        (`loader.num_seeds(step)`), the ranks need not exchange it. The value is this rank's share: its mean over the
-        ranks is the mean over all seeds, which `context.sum(loss) / context.world_size` returns if all ranks call it.
+        (`loader.num_seeds(step)`), the ranks need not exchange it. To print the mean loss over all seeds, call
+        `context.sum(loss) / context.world_size` on all ranks.
         """
         if losses.dim() != 1:
             raise ConfigError(
@@ -302,7 +302,7 @@ class Context:
             ) from error
 
     def after_the_others(self) -> Callable[[], None]:
-        """Return a function that waits until all other ranks have left, for a rank that holds something they need."""
+        """Return a function that waits until all other ranks have left. Use it if they need something of this rank."""
         peers, seconds = self._peers, self.timeout
         return lambda: None if peers is None or peers.has_lost else peers.wait_for_the_others(seconds)
 
@@ -341,7 +341,7 @@ class Context:
             peers.leave(otherwise if error is None else error, self._leave_group)
 
     def _leave_at_exit(self) -> None:
-        """Leave when a script ends without closing its context; post its error (after sys.exit, none is known)."""
+        """Leave the other ranks when a script ends without closing its context. Post the script's error, if known."""
         self._leave(getattr(sys, "last_value", None), UNCLOSED)
 
     def _leave_group(self) -> None:
@@ -353,7 +353,7 @@ class Context:
             dist.destroy_process_group(group)
 
     def _reduce(self, value: Any, operation: dist.ReduceOp.RedOpType) -> Any:
-        """Reduce a tensor or a number over all ranks; the result of numbers is an int if all are ints, else a float."""
+        """Reduce a tensor or a number over all ranks. Numbers give an int if all are ints, else a float."""
         if isinstance(value, Tensor):
             exact = value.detach().to("cpu", torch.float64 if value.is_floating_point() else torch.int64, copy=True)
             says, rows = self._small(DOING[operation], exact)
@@ -371,7 +371,7 @@ class Context:
         return sum(numbers) if operation == SUM else max(numbers)
 
     def _small(self, doing: str, tensor: Tensor) -> tuple[str, list[Tensor] | None]:
-        """Check that all ranks make this call. Return it in words, and all ranks' tensors, None if they are large."""
+        """Check that all ranks make the call `doing`; return its full name and, if small, the tensors of all ranks."""
         if self._here is None:
             return doing, [tensor.detach().clone()]
         is_small = tensor.nbytes <= CONTENT
@@ -381,7 +381,7 @@ class Context:
         return says, [_tensor_of(row, tensor) for row in rows] if is_small else None
 
     def _agree(self, doing: str, value: str = "", content: bytes = b"") -> tuple[str, list[bytes]]:
-        """Return this call in words, and all ranks' `content`; raise ConfigError on all ranks if their calls differ."""
+        """Check that all ranks make the call `doing`; return its full name and the `content` of all ranks."""
         if self._here is None:
             return doing, [content]
         number, (function, line) = self._here.begin(CHANNEL), calling(doing)
@@ -405,7 +405,7 @@ class Context:
 
 
 class GradientAveraging:
-    """DDP's communication hook for a model on Gloo. Its waits use the deadlock detector, which notices lost ranks."""
+    """Averages DDP's gradients over Gloo. Meanwhile, the deadlock detector notices ranks that are lost or stuck."""
 
     def __init__(
         self,
@@ -460,7 +460,7 @@ def _is_over(work: dist.Work, seconds: float) -> bool:
 
 
 def _difference(first: bytes, other: bytes, rank: int) -> str:
-    """Return the error text about the messages of rank 0 and of `rank`, whose calls differ."""
+    """Return the error text for messages that name different calls, of rank 0 (`first`) and of `rank` (`other`)."""
     ours, theirs = (_text(message[:LABEL]).split("|") for message in (first, other))
     if [*ours[:2], *ours[3:]] == [*theirs[:2], *theirs[3:]]:
         return f"rank 0 was {ours[1]}: {ours[2]}, but rank {rank} has {theirs[2]}; give all ranks the same"
@@ -484,7 +484,7 @@ def _tensor_of(sent: Tensor, like: Tensor) -> Tensor:
 
 
 class Ranks(Protocol):
-    """The part of a `Context` that gathers over all ranks."""
+    """The methods of a `Context` that `gather_json` and `all_or_none` need."""
 
     @property
     def rank(self) -> int: ...
@@ -494,7 +494,7 @@ class Ranks(Protocol):
 
 
 def gather_json(ranks: Ranks, value: Any) -> list[Any]:
-    """Return the JSON values of all ranks, in the order of ranks. All ranks must call this."""
+    """Gather a JSON `value` from each rank; return the list in the order of ranks. All ranks must call this."""
     content = json.dumps(value).encode()
     size = max(int(size) for size in ranks.gather(torch.tensor(len(content))))
     padded = torch.tensor(list(content.ljust(size)), dtype=torch.uint8)
@@ -508,8 +508,8 @@ def all_or_none(ranks: Ranks, doing: str, *, stops: bool = False) -> Iterator[No
     >>> with all_or_none(context, "writing the checkpoint"):
     ...     write(path)
 
-    Ctrl-C and SystemExit do not wait for the other ranks, which then report this rank as lost. With `stops`, they wait
-    too: give it only if the block ends soon on all ranks once one rank fails.
+    Ctrl-C and SystemExit do not wait for the other ranks, which then report this rank as lost. With `stops`, they do
+    wait: use this only if the block soon ends on all ranks once one rank fails.
     """
     failure: BaseException | None = None
     try:

@@ -1,10 +1,10 @@
 """The surroundings of this process: environment variables, which only this module reads and sets, and signals.
 
-torchrun's variables come first, then those of a Slurm step, else this is the only process. An incomplete set is an
-error: that is better than eight processes that each train alone. `hoploom launch` sets variables that name the graph.
+The rank is read from torchrun's variables, else from a Slurm step's; without either, this is the only process. An
+incomplete set is an error, or eight processes might each train alone. `hoploom launch` sets variables for the graph.
 
-Signal handlers are set only in the main thread. A process that ignores SIGINT when it starts, as a shell's background
-jobs do, stops at SIGTERM only.
+Signal handlers are set only in the main thread. If a process ignores SIGINT from its start, as a shell's background
+jobs do, only SIGTERM stops it.
 """
 
 import ctypes
@@ -76,7 +76,7 @@ def read_started() -> RankInfo:
 
 
 def in_group(rank: int, world_size: int) -> RankInfo:
-    """Return the info of a rank of an existing process group, from the variables if they name the same rank."""
+    """Return the RankInfo of `rank` in an existing process group; if the environment names this rank, use all of it."""
     with suppress(ConfigError):  # a script that makes the group itself may set MASTER_ADDR alone
         info = read_started()
         if (info.rank, info.world_size) == (rank, world_size):
@@ -85,7 +85,7 @@ def in_group(rank: int, world_size: int) -> RankInfo:
 
 
 def with_local_rank(info: RankInfo, hosts: Sequence[str]) -> RankInfo:
-    """Return `info` with the local rank, local world size and node, counted from `hosts`, the host of each rank."""
+    """Return `info` with local rank, local world size and node filled in. `hosts` has the host of each rank."""
     neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[info.rank]]
     node = list(dict.fromkeys(hosts)).index(hosts[info.rank])
     local_rank = neighbours.index(info.rank) if "LOCAL_RANK" in info.uncounted else info.local_rank
@@ -95,7 +95,7 @@ def with_local_rank(info: RankInfo, hosts: Sequence[str]) -> RankInfo:
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """The servers and files of the graph, set by `hoploom launch`. Without servers, the script names the store."""
+    """The servers and files of the graph, as set by `hoploom launch`. Without servers, the script names the store."""
 
     servers: tuple[str, ...] = ()
     store: str | None = None  # the store's folder on this host; None if servers make the batches
@@ -141,9 +141,9 @@ def enter(info: RankInfo) -> None:
 
 
 def listening_on(interface: str | None) -> AbstractContextManager[None]:
-    """Return a context manager in which Gloo, and on loopback NCCL, listens on `interface`, unless the user named one.
+    """Return a context manager in which Gloo, on loopback also NCCL, listens on `interface`, unless the user chose one.
 
-    By default, Gloo takes the address of this host's name, which is 127.0.1.1 on Debian. NCCL does not use the name.
+    By default, Gloo takes the address of this host's name, which other hosts cannot reach on Debian: 127.0.1.1.
     """
     usual = () if interface is None else INTERFACES if interface in LOOPBACK_INTERFACES else INTERFACES[:1]
     return _set({variable: str(interface) for variable in usual if variable not in os.environ})
@@ -155,7 +155,7 @@ def quiet() -> AbstractContextManager[None]:
 
 
 def spark_driver_options(options: str) -> AbstractContextManager[None]:
-    """Return a context manager in which a Spark driver starts its JVM with `options`, then the user's options."""
+    """Return a context manager in which Spark starts its JVM with `options`, followed by the user's own options."""
     return _set({"SPARK_SUBMIT_OPTS": f"{options} {os.environ.get('SPARK_SUBMIT_OPTS', '')}"})
 
 
@@ -177,7 +177,7 @@ def is_quiet() -> bool:
 
 
 def own_server(token: str | None) -> dict[str, str]:
-    """Return the variables for a graph server that a rank starts: they silence its warnings and pass on `token`."""
+    """Return environment variables for a server that a rank starts: they silence warnings and pass on `token`."""
     return {QUIET: "1"} | ({} if token is None else {RUN_TOKEN: token})
 
 
@@ -217,7 +217,7 @@ def _from_torchrun(variables: Variables, present: str) -> RankInfo:
 
 
 def _in_slurm_step(variables: Variables) -> bool:
-    """Return whether srun started this process. SLURM_PROCID does not prove it: batch scripts have this, too."""
+    """Return whether srun started this process. SLURM_PROCID is no proof, because batch scripts have it, too."""
     in_batch_script = variables.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in variables
     return "SLURM_PROCID" in variables and not in_batch_script
 
@@ -263,12 +263,12 @@ def first_host(node_list: str) -> str:
 
 
 def names_threads() -> bool:
-    """Return whether the user has set the number of torch's threads, or torchrun, which sets it to 1."""
+    """Return whether OMP_NUM_THREADS is set, by the user or by torchrun."""
     return "OMP_NUM_THREADS" in os.environ
 
 
 def share_of_cores(info: RankInfo, variables: Variables = os.environ) -> int:
-    """Return the number of cores for this rank: those of its own Slurm task, or an equal share of its host's."""
+    """Return how many cores this rank may use: those of its Slurm task, or an equal share of the host's cores."""
     of_task = variables.get("SLURM_CPUS_PER_TASK", "")
     cores = min(num_cores(), int(of_task)) if of_task.isdecimal() else num_cores()
     return max(1, cores if of_task.isdecimal() and info.is_task else cores // info.local_world_size)
@@ -324,7 +324,7 @@ class EndTimeouts:
 
 
 def killed_by(number: int) -> str:
-    """Return a phrase about a process that signal `number` has killed, with a hint for SIGKILL."""
+    """Return a phrase such as "was killed by SIGTERM" for signal `number`, with a hint for SIGKILL."""
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     hint = "; the kernel does that when memory runs out: see dmesg" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
@@ -381,7 +381,7 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 
 def die_with(parent: int) -> None:
-    """Let Linux kill this process when `parent` dies. On other systems, the loss of the rendezvous store ends it."""
+    """Let Linux kill this process when its parent process `parent` dies. Other systems cannot do this."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the call

@@ -1,4 +1,4 @@
-"""The rendezvous of ranks: they meet in a key-value store, in which each rank also posts why it ends.
+"""The rendezvous of ranks: they find each other through a key-value store, where each rank also posts why it ends.
 
 The store is torch's TCPStore, which rank 0 or the launcher holds. No request waits longer than its timeout.
 """
@@ -76,9 +76,9 @@ class Rendezvous:
         return [text.decode() for text in self.store.multi_get([f"here/{i}" for i in range(self._world_size)])]
 
     def own_address(self, info: RankInfo) -> str:
-        """Return this host's address in the network that leads to the other hosts. All ranks must call this.
+        """Return the address of this host that the other hosts can reach. All ranks must call this.
 
-        The name of the first host may resolve there to loopback, as on Debian: then the route to another host counts.
+        On the first host, its own name may resolve to loopback: then the address towards another host is returned.
         """
         own = address_towards(info.address, info.port)
         self.store.set(f"address/{self._rank}", own)
@@ -93,7 +93,7 @@ class Rendezvous:
     ) -> None:
         """Post why this rank ends, unless it has lost another rank; then call `close` to end this rank's connections.
 
-        If this rank holds the store, and `stays` is true or a rank was lost, wait a moment until others have read it.
+        If this rank holds the store, and `stays` is true or a rank was lost, wait a moment so that others can read it.
         """
         farewell = why if isinstance(why, str) else f"ended with {type(why).__name__}: {why}"[:300]
 
@@ -108,7 +108,7 @@ class Rendezvous:
             self.wait_for_the_others(FAREWELL)
 
     def missing(self) -> str:
-        """Return a text that names a rank that has ended; if none has, the ranks that do not respond in a second."""
+        """Return a text about a rank that has ended; if none has, about the ranks that do not respond in a second."""
         self.has_lost = True
         return with_timeout(FAREWELL, self._roll_call) or f"{self._holder} does not answer"
 
@@ -144,9 +144,9 @@ class Rendezvous:
 
 
 def meet(info: RankInfo, seconds: float) -> Rendezvous:
-    """Wait until all ranks have met in a store, a new one or that of the user's process group. Return the Rendezvous.
+    """Wait until all ranks use one store, a new one or that of the user's process group; return the Rendezvous.
 
-    If processes close a context and make another, rank 0 may still hold the previous store: then try again.
+    Ranks that make a second context may still meet rank 0's previous store: then they try again.
     """
     deadline, is_group = time.monotonic() + seconds, info.source == "group"
     while True:
@@ -173,7 +173,7 @@ def meet(info: RankInfo, seconds: float) -> Rendezvous:
 
 
 def _claim(store: PrefixStore, info: RankInfo) -> None:
-    """Claim the rank for this process; raise ConfigError if another process has claimed it."""
+    """Post that this process has the rank of `info`; raise ConfigError if another process has it already."""
     own = f"{os.getpid()} on {host_identity()}"
     holder = store.compare_set(f"process/{info.rank}", "", own).decode()
     if holder != own:
@@ -185,7 +185,7 @@ def _claim(store: PrefixStore, info: RankInfo) -> None:
 
 
 def adopted(info: RankInfo) -> RankInfo:
-    """Return `info` with the address and port of the store of the user's process group, if that is a TCPStore."""
+    """Return `info` with the address and port of the user's process group, if its store is a TCPStore."""
     store = _get_default_store()
     while isinstance(store, PrefixStore):
         store = store.underlying_store
@@ -223,7 +223,7 @@ def interface_of(address: str) -> str | None:
 
 
 def with_timeout(seconds: float, call: Callable[[], Answer]) -> Answer | None:
-    """Return the result of `call`, or None after a timeout or a RuntimeError: some calls of torch have no deadline."""
+    """Return the result of `call`, or None after a timeout or RuntimeError. Some calls of torch have no timeout."""
     answers: list[Answer] = []
 
     def calling() -> None:
@@ -246,7 +246,7 @@ def poll(look: Callable[[], Answer | None], seconds: float) -> Answer | None:
 
 
 def is_reachable(store: Store) -> bool:
-    """Return whether the store's process listens. If not, a request would make torch print a page of warnings."""
+    """Return whether the store accepts connections. If not, a request would make torch print a page of warnings."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return not isinstance(store, TCPStore) or _listens(store.host, store.port)
@@ -265,7 +265,7 @@ def hold_local_store(port: int, wait: timedelta) -> TCPStore:
 
 
 def rendezvous_store(info: RankInfo, wait: timedelta) -> TCPStore:
-    """Return the store of all ranks: a new one if this rank is to hold it, else a connection to that of the holder."""
+    """Return the store of all ranks: a new store on rank 0, unless the launcher holds it, else a connection to it."""
     holds = info.rank == 0 and not info.hosted
     is_local = (info.on_one_host or is_loopback(info.address)) and not info.hosted
     address = LOOPBACK if is_local else info.address
@@ -303,7 +303,7 @@ def rendezvous_store(info: RankInfo, wait: timedelta) -> TCPStore:
 
 
 def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPStore:
-    """Make a store if `holds`; else connect once its port is open, as torch prints a page of warnings if it is not."""
+    """Make a store if `holds`; else connect once its port is open. Earlier, torch would print a page of warnings."""
     deadline = time.monotonic() + wait.total_seconds()
     if not holds:
         poll(lambda: _listens(address, port), wait.total_seconds())

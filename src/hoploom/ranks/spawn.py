@@ -91,7 +91,7 @@ class _Ranks:
         self._running: dict[Any, tuple[int, SpawnProcess]] = {}  # rank and process, by the pipe
 
     def start(self, place: RankInfo, *work: Any) -> None:
-        """Start the process of rank `place`. `work` is fn, its arguments, and the arguments of `init`."""
+        """Start the process of the rank `place`. `work` is (fn, the arguments of fn, the arguments of `init`)."""
         pipe, errors = multiprocessing.Pipe(duplex=False)
         process = SpawnProcess(target=_run_rank, args=(place, os.getpid(), errors, *work))
         resource_tracker.ensure_running()  # now, because it unblocks SIGINT when it starts
@@ -149,7 +149,7 @@ class _Ranks:
 
 
 def _run_rank(place: RankInfo, parent: int, report: Connection, *work: Any) -> None:
-    """Run fn in a child process. It leaves the terminal's process group: only the parent receives Ctrl-C."""
+    """Run fn in a child process. This process leaves the terminal's process group, so only its parent gets Ctrl-C."""
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with SIGINT ignored
     die_with(parent)
@@ -173,7 +173,7 @@ def _run_rank(place: RankInfo, parent: int, report: Connection, *work: Any) -> N
 
 
 def _rebuild(rank: int, failure: dict[str, str]) -> Exception:
-    """Return a rank's error: of its own type if that is Hoploom's or a builtin with one argument, else a TrainError."""
+    """Rebuild a rank's error: with its type if that is from Hoploom or builtin, otherwise as a TrainError."""
     message, name = failure["message"], failure["type"]
     if name == "KeyboardInterrupt":
         return TrainError(f"rank {rank} was interrupted by SIGINT")
@@ -198,7 +198,7 @@ def _check_callable(fn: object) -> None:
 
 
 def _check_alone() -> None:
-    """Raise ConfigError if this process is a rank, or a child that imports the script."""
+    """Raise ConfigError if this process is itself a rank, or a child process that is importing the script."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError("spawn was called while a rank imported the script; call it under if __name__ == '__main__':")
     place = environment.read_rank()
