@@ -56,7 +56,10 @@ class TopKeys:
 
 @dataclass(frozen=True)
 class Host:
-    """The keys of one host, [hosts.NAME]. Two hosts may share an address. resolve.py fills in keys left out."""
+    """The keys of one host, from section [hosts.NAME] of the file.
+
+    Two hosts may have the same address. resolve.py sets the keys that the file leaves out.
+    """
 
     name: str  # unique; shown in messages and labels
     address: str = key(None, "the address that other hosts use; default: its name", rules.HOST, example="10.0.0.1")
@@ -147,7 +150,7 @@ class SlurmOptions:
 
     @property
     def in_container(self) -> bool:
-        """Whether srun starts programs in a container, by pyxis; a container has its own folders."""
+        """Whether srun starts the programs in a container, which has its own folders."""
         return any(option.startswith(("--container-image", "--container-name")) for option in self.srun)
 
 
@@ -184,7 +187,7 @@ HEADINGS: Headings = {"": TopKeys, **SECTIONS, f"{HOSTS}.NAME": Host}
 
 @dataclass(frozen=True)
 class ParsedClusterFile:
-    """The keys of a cluster file. Each key was checked alone; resolve.py checks whether they fit together."""
+    """The keys of a cluster file. Each value was checked alone; resolve.py checks whether they fit together."""
 
     document: Document
     top: TopKeys

@@ -25,7 +25,7 @@ def _each(entry: KeyRule) -> KeyRule:
 
 @dataclass(frozen=True)
 class GltKeys:
-    """The keys of GLT's file; lists have one entry per node."""
+    """The keys of the file of GLT (GraphLearn-for-PyTorch). Lists have one entry per node."""
 
     nodes: list[str] = key(REQUIRED, "addresses", _each(rules.HOST), example=["10.0.0.1"])
     python_bins: list[str] = key(REQUIRED, "Pythons", _each(rules.HOST_PATH), example=["/usr/bin/python3"])
@@ -40,7 +40,7 @@ class GltKeys:
 
 
 def keys_of_glt(document: Document) -> ParsedClusterFile:
-    """Return the keys of GLT's file, converted to those of a cluster file; raise ConfigError if they do not fit."""
+    """Convert the keys of GLT's file to those of a cluster file; raise ConfigError if they do not fit together."""
     known = [*keys_in(GltKeys), "ssh"]
     unknown = next((name for name in document.parsed if name not in known), None)
     if unknown is not None:
@@ -65,7 +65,7 @@ def keys_of_glt(document: Document) -> ParsedClusterFile:
 
 
 def _host(given: GltKeys, node: int) -> Host:
-    """Return the host of a node. It is named by its address, or ADDRESS-INDEX if several nodes have the address."""
+    """Return node `node` as a host. Its name is its address, or ADDRESS-INDEX if several nodes have this address."""
     address, devices = given.nodes[node], given.visible_devices[node]
     return Host(
         address if given.nodes.count(address) == 1 else f"{address}-{node}",

@@ -1,4 +1,4 @@
-"""Run one program and leave none of its processes behind. This file is sent to the host, and needs no hoploom there.
+"""Run one program and leave none of its processes behind. The launcher sends this file to a host and runs it there.
 
 The first line on stdin is the job. Each later line names a signal for the program; an empty line is a heartbeat. If
 stdin ends, or no line comes for too long, the launcher counts as gone: the program is stopped with all its descendants,
@@ -60,7 +60,7 @@ class ProcessGuard:
         return reader
 
     def run(self) -> int:
-        """Wait for the program, then end its descendants; return its exit code, or 128 plus the number of a signal."""
+        """Wait for the program, then end its descendants. Return its exit code, or 128 + N if signal N ended it."""
         sources = [0, self.wake]
         while self.code is None:
             pause = 0.2 if self.kill_at is not None else min(5.0, self.silence or 5.0)
@@ -126,7 +126,10 @@ class ProcessGuard:
 
 
 def kill_all(number: int, group: int) -> int:
-    """Send signal `number` (0: only count) to all descendants of this process, off Linux to `group`; count them."""
+    """Send signal `number` to all descendants of this process; return how many there are. Signal 0 only counts them.
+
+    Only Linux can list descendants. On other systems, the process group `group` gets the signal and counts as one.
+    """
     if not IS_LINUX:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
@@ -154,7 +157,10 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def guard(job: dict[str, Any]) -> int:
-    """Run the command of a job; return its exit code. Variables are in the job: `ps` would show them in a command."""
+    """Run the command of a job and return its exit code.
+
+    Environment variables are part of the job, because `ps` would show those on a command line.
+    """
     words, folder = job["words"], job["folder"]
     if IS_LINUX:
         ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1)

@@ -72,7 +72,7 @@ class Executor:
     begin_deadline = 60.0  # seconds within which a guard must begin
 
     def arguments(self, process: Process) -> list[str]:
-        """Return the command that starts the guard."""
+        """Return the command, as a list of words, that starts the guard of a process."""
         return [process.host.python, *BOOT]
 
     def shown(self, process: Process) -> str:
@@ -86,7 +86,7 @@ class Executor:
 
 
 def by_hand(process: Process) -> str:
-    """Return a shell command that starts the process on its host. LOGS stands for a folder that a guard would make."""
+    """Return a shell command that starts the process on its host without a guard. Put a folder in place of LOGS."""
     words = ["LOGS" if word == guard.LOGS else word for word in process.words]
     variables = [f"{name}={shlex.quote(value)}" for name, value in process.environment.items()]
     return " ".join([f"cd {shlex.quote(process.folder)} &&", *variables, shlex.join(words)])
@@ -104,7 +104,7 @@ class ProcessEvent(NamedTuple):
 
 
 class GuardedProcess:
-    """A program that runs under a guard, and the pipes to that guard. After `close`, neither is running."""
+    """A program that runs under a guard. This object starts both and has pipes to the guard; `close` ends both."""
 
     def __init__(
         self, process: Process, executor: Executor, show: ShowLine, report: Callable[[ProcessEvent], None]
@@ -140,7 +140,7 @@ class GuardedProcess:
         self._write(b"\n" if name == "HEARTBEAT" else f"{name}\n".encode())
 
     def close(self) -> None:
-        """End the process at once, if it still runs: a guard whose stdin is closed stops its program."""
+        """End the process at once, if it still runs. When its stdin is closed, a guard stops its program."""
         with suppress(OSError):
             self._stdin.close()
         self._popen.kill()
@@ -153,7 +153,7 @@ class GuardedProcess:
         return self._popen.stdin
 
     def _write(self, words: bytes) -> None:
-        """Write as much as the pipe to the guard takes now. If the guard does not read, a deadline will show it."""
+        """Write to the guard without blocking. Errors are ignored, because `_wait` reports the end of a guard."""
         with suppress(OSError, ValueError):
             os.write(self._stdin.fileno(), words)
 
@@ -189,17 +189,17 @@ class Supervisor:
         self._next_heartbeat = 0.0
 
     def add(self, child: GuardedProcess) -> GuardedProcess:
-        """Add `child`, which reports to `events`, to the supervised processes; return it."""
+        """Add `child` to the supervised processes and return it. It must report its events to `self.events`."""
         self.children[child.label] = child
         return child
 
     def living(self, labels: Iterable[str] | None = None) -> list[GuardedProcess]:
-        """Return the children that have not ended; if `labels` is given, only those with such a label."""
+        """Return the children that have not ended; if `labels` is given, only children with one of these labels."""
         found = self.children.values() if labels is None else map(self.children.get, labels)
         return [child for child in found if child is not None and not child.ended]
 
     def until(self, done: Callable[[], bool], seconds: float | None) -> bool:
-        """Handle events and send heartbeats until `done` returns True; return False if `seconds` pass before."""
+        """Handle events and send heartbeats until `done` returns True. Return False if `seconds` pass before that."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while not done():
             now = time.monotonic()
@@ -225,7 +225,10 @@ class Supervisor:
         *,
         hurried: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Send children a signal; after `seconds`, or once `hurried` returns True, kill those that still run."""
+        """Send a signal to the children with one of `labels`, by default all.
+
+        After `seconds`, or as soon as `hurried` returns True, kill those that still run.
+        """
         named = None if labels is None else list(labels)
         for child in self.living(named):
             child.send(name)

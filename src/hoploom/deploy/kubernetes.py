@@ -88,7 +88,10 @@ def as_yaml(values: Sequence[Manifest]) -> str:
 
 
 def _inside(cluster: Cluster) -> Cluster:
-    """Return the cluster as pods see it: with their addresses, without `devices`, as a pod sees only its own GPUs."""
+    """Return the cluster as it is inside Kubernetes: the addresses are those of pods, and no host has `devices`.
+
+    A pod sees only its own GPUs, so it needs no list of devices.
+    """
     options, name = cluster.kubernetes, _set_name(cluster)
     ordinals = {host.name: i for i, host in enumerate(cluster.servers)}
     in_pods_of_trainers = cluster.mode == "worker"
@@ -116,7 +119,10 @@ def _inside(cluster: Cluster) -> Cluster:
 
 
 def _service(cluster: Cluster) -> Manifest:
-    """Return the Service. It gives servers names before they are ready, because they connect to each other at start."""
+    """Return the Service, which gives each server a name.
+
+    Names exist before the servers are ready, because servers connect to each other when they start.
+    """
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -170,7 +176,7 @@ def _server(cluster: Cluster) -> Manifest:
 
 
 def _set_name(cluster: Cluster) -> str:
-    """Return the name of the StatefulSet and its Service. Kubeflow makes another Service with the TrainJob's name."""
+    """Return the name of the StatefulSet and its Service. Kubeflow itself makes a Service with the TrainJob's name."""
     return f"{cluster.kubernetes.name}-server"
 
 
@@ -182,7 +188,7 @@ def _ports(cluster: Cluster) -> dict[str, int]:
 
 
 def _training_runtime(cluster: Cluster) -> Manifest:
-    """Return the template of the TrainJob's pods. Kubeflow Trainer requires the name "node" and the label."""
+    """Return the TrainingRuntime, a template of pods. Kubeflow Trainer requires the name "node" and these labels."""
     options, host = cluster.kubernetes, cluster.trainers[0]
     container: Manifest = {
         "name": "node",
@@ -213,7 +219,7 @@ def _training_runtime(cluster: Cluster) -> Manifest:
 
 
 def _train_job(cluster: Cluster, script: Sequence[str]) -> Manifest:
-    """Return the TrainJob; torchrun reads the number of pods and the rendezvous from Kubeflow's variables."""
+    """Return the TrainJob. torchrun reads the number of pods and the rendezvous from variables that Kubeflow sets."""
     options, host = cluster.kubernetes, cluster.trainers[0]
     trainer = {
         "image": options.image,
@@ -254,7 +260,7 @@ def _pod(cluster: Cluster) -> Manifest:
 
 
 def _resources(cluster: Cluster, gpus: int, name: str) -> Manifest:
-    """Return a pod's resources, below key `name`. Memory's limit equals its request, so that no pod is evicted."""
+    """Return {name: resources} for a pod, or {}. The limit for memory equals the request, so that no pod is evicted."""
     options = cluster.kubernetes
     requests = {"cpu": options.cpu, "memory": options.memory}
     limits = {"memory": options.memory, GPU: str(gpus) if gpus else None}
@@ -262,7 +268,7 @@ def _resources(cluster: Cluster, gpus: int, name: str) -> Manifest:
 
 
 def _given(values: Mapping[str, Any]) -> Manifest:
-    """Return the entries that are not empty."""
+    """Return `values` without empty entries."""
     return {name: value for name, value in values.items() if value}
 
 
@@ -271,12 +277,15 @@ def _environment(variables: Mapping[str, str]) -> list[Manifest]:
 
 
 def _literal(text: str) -> str:
-    """Return a text with `$` escaped, because Kubernetes replaces $(NAME) by a variable's value, and $$ by $."""
+    """Return a text with `$` written as `$$`. Otherwise, Kubernetes would replace $(NAME) by a variable's value."""
     return text.replace("$", "$$")
 
 
 def _volumes(cluster: Cluster) -> list[Manifest]:
-    """Return a pod's volumes. Only root can read the Secret's files; in pods of another user, the group can, too."""
+    """Return a pod's volumes: the store and the Secret, if the options name them.
+
+    Only root can read the files of the Secret; if pods run as another `user`, the group of that user can, too.
+    """
     options = cluster.kubernetes
     mode = 0o400 if options.user is None else 0o440
     store = {"name": "store", "persistentVolumeClaim": {"claimName": options.claim}}
@@ -295,7 +304,10 @@ def _mounts(cluster: Cluster, *, read_only: bool) -> list[Manifest]:
 
 
 def _mistakes(cluster: Cluster, options: KubernetesOptions) -> Iterator[str]:
-    """Yield an error text for each missing option, and for each difference between hosts whose pods must be alike."""
+    """Yield an error text for each option that is missing or wrong.
+
+    Also yield one for each way in which two servers or two trainers differ, because one template makes all their pods.
+    """
     if not options.name[0].isalpha():
         yield f"kubernetes.name is {options.name}; let it begin with a letter"
     if options.image is None:

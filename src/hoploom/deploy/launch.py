@@ -50,13 +50,13 @@ KILLED = re.compile(r"failed \(exitcode: -\d+\) local_rank")  # torchrun's line 
 
 
 def run_cluster(cluster: Cluster, command: Sequence[str]) -> int:
-    """Start, show and end all processes of a cluster; return the exit code."""
+    """Run the processes of a cluster until its trainers have ended, and show their output; return the exit code."""
     with Launch(processes(with_free_ports(cluster), command), executor_of(cluster)) as launch:
         return launch.run()
 
 
 def shell_lines(cluster: Cluster, command: Sequence[str]) -> list[str]:
-    """Return a shell command for each process that a launch would start, below a comment with the process' label."""
+    """Return one text for each process of a launch: a comment with its label, and a shell command that starts it."""
     executor, planned = executor_of(cluster), processes(with_free_ports(cluster), command)
     return [f"# {process.label}\n{executor.shown(process)}" for process in planned]
 
@@ -151,7 +151,7 @@ class Launch(Closing):
     # --- events ----------------------------------------------------------------------------------
 
     def _handle(self, event: ProcessEvent) -> None:
-        """Record a signal, or the failure of a process. A server may end if other servers have its parts."""
+        """Record a signal, or the failure of a process. The end of a server is no failure if others have its parts."""
         if event.what == "signal" and not (event.number == signal.SIGPIPE and self._signals):
             self._signals.append(event.number)
         if event.what != "ended" or self._ending:
@@ -182,7 +182,7 @@ class Launch(Closing):
             self._supervisor.stop("TERM", timeouts.after_terminate, running, hurried=self._hurry())
 
     def _hurry(self) -> Callable[[], bool]:
-        """Return a function that returns whether a signal has come since this call: a second Ctrl-C kills at once."""
+        """Return a function that returns whether another signal, such as a second Ctrl-C, has come since this call."""
         num_signals = len(self._signals)
         return lambda: len(self._signals) > num_signals
 
@@ -216,10 +216,11 @@ class Tail:
 
 
 def cause(tails: Sequence[Tail], own: str) -> Tail | None:
-    """Return the tail of the speaker that failed first, if possible by its own error; None if no speaker failed.
+    """Return the tail of the speaker whose error came first; None if no speaker failed.
 
-    Errors of ranks count before those of torchrun, whose speaker is `own`, the label of its process. torchrun's lines
-    count if a rank was killed, or if no rank has printed an error.
+    Errors that report the failure of another process count last. Errors of ranks count before those of torchrun, whose
+    speaker is `own`, the label of its process. torchrun's lines count if a rank was killed, or if no rank has printed
+    an error.
     """
     failed = sorted((tail for tail in tails if tail.error_at is not None), key=lambda tail: tail.error_at or 0)
     of_ranks = [tail for tail in failed if tail.speaker != own] or failed
@@ -229,12 +230,15 @@ def cause(tails: Sequence[Tail], own: str) -> Tail | None:
 
 
 def first_of(failures: Sequence[Failure]) -> Failure:
-    """Return the first failure that no other process has caused; if there is none, the first failure."""
+    """Return the first failure that is not a consequence of another process' failure; if there is none, the first."""
     return next((failure for failure in failures if not failure.is_consequence), failures[0])
 
 
 def without_noise(tail: Sequence[str]) -> tuple[str, ...]:
-    """Return the lines without torchrun's long ones: its banner, and everything from its first log line on."""
+    """Return the lines of `tail` without those that torchrun adds, or all lines if no others are left.
+
+    torchrun adds a banner at the beginning, and everything from its first log line on.
+    """
     own = next((i for i, line in enumerate(tail) if TORCHRUN_NOISE.search(line)), len(tail))
     begin = next((i for i, line in enumerate(tail[:own]) if not TORCHRUN_BANNER.match(line)), own)
     return tuple(tail[begin:own] or tail)
@@ -244,7 +248,7 @@ def without_noise(tail: Sequence[str]) -> tuple[str, ...]:
 
 
 class View:
-    """Shows the lines of all processes; thread-safe. Calls `when_unread` once if nobody reads stdout or stderr."""
+    """Prints the lines of all processes; thread-safe. Calls `when_unread` once if nobody reads the output any more."""
 
     def __init__(self, labels: Sequence[str], when_unread: Callable[[], None] = lambda: None) -> None:
         self._streams: dict[bool, TextIO] = {False: sys.stdout, True: sys.stderr}
@@ -256,7 +260,7 @@ class View:
         self._is_unread = False
 
     def show(self, label: str, line: str, *, is_error: bool) -> None:
-        """Show one line of a process, given without its line end, and keep it if it is from stderr."""
+        """Print one line of a process; `line` has no line end. Keep the line for `tail` if it is from stderr."""
         speaker, line = label, line.rpartition("\r")[2]
         if label.endswith("/trainers") and (found := OF_RANK.match(line)):  # [default2]: of gpu1/trainers
             speaker, line = f"{label.removesuffix('s')}-{found[1]}", line[found.end() :]
@@ -270,12 +274,15 @@ class View:
             self._write(f"{speaker:<{self._width}} | {line}\n", is_error=is_error)
 
     def announce(self, line: str) -> None:
-        """Show a line of the launch itself."""
+        """Print a message of the launcher itself."""
         with self._lock:
             self._write(f"hoploom: {line}\n", is_error=True)
 
     def tail(self, label: str) -> tuple[str, ...]:
-        """Return the last lines of a process' stderr: those of the rank that failed first, or if none failed, all."""
+        """Return the last lines that a process wrote to stderr.
+
+        If one of its ranks or torchrun has failed, return only the lines of the one that failed first.
+        """
         with self._lock:
             tails = list(self._tails[label].values())
             first = cause(tails, label)
@@ -285,7 +292,7 @@ class View:
             )
 
     def summarize(self, failures: Sequence[Failure]) -> None:
-        """Show the error of the process that failed first, and then the labels of the other failed processes."""
+        """Print the error of the process that failed first, then the labels of the other processes that failed."""
         if not failures:
             return
         first = first_of(failures)

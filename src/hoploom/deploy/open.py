@@ -101,7 +101,7 @@ def open(
 
 @dataclass(frozen=True)
 class Opening:
-    """The arguments of `open` with a context."""
+    """The arguments of a call of `open` that has a context."""
 
     path: Path | None
     parts: tuple[int, ...] | None
@@ -128,7 +128,10 @@ class Opening:
 
 
 def _with_settings(opening: Opening, settings: LaunchSettings) -> Opening:
-    """Merge in the launcher's settings. Precedence: servers named in the script, the launcher, the script's path."""
+    """Return `opening` with the settings of `hoploom launch` added.
+
+    Servers that the script names come first, then the settings of the launcher, then the path that the script names.
+    """
     options = dict(settings.security) | {k: v for k, v in opening.options.items() if v is not None}
     opening = replace(opening, options=options)
     if opening.servers or not settings.servers:
@@ -143,7 +146,7 @@ def _with_settings(opening: Opening, settings: LaunchSettings) -> Opening:
 
 
 def _open_deployed(context: Context, settings: LaunchSettings, opening: Opening) -> Store:
-    """Open the store: over servers that already run, over servers that the ranks start, or from files."""
+    """Open the store from servers that already run, from servers that the ranks start, or from files on this host."""
     if opening.servers:
         return _with_layout(context, _connected(context, opening))
     if opening.path is None:
@@ -160,7 +163,7 @@ def _open_deployed(context: Context, settings: LaunchSettings, opening: Opening)
 
 
 def _connected(context: Context, opening: Opening, token: str | None = None) -> Store:
-    """Return a store that uses the servers of `opening`. Pass their `token` if this run has started them."""
+    """Return a store that uses the servers of `opening`. If this run has started them, `token` is their token."""
     from hoploom.serve.connect import connect  # takes time to import
     from hoploom.serve.security import read_client_security
 
@@ -179,7 +182,7 @@ def _connected(context: Context, opening: Opening, token: str | None = None) -> 
 
 
 def _with_layout(context: Context, store: Store) -> Store:
-    """Return the store with a list of each rank's parts on its host, which loaders with locality=True use."""
+    """Return the store with a list of the parts that each rank has on its host. Loaders with locality=True use it."""
     own = [number for number, shard in enumerate(store.shards) if isinstance(shard, Part | OnDisk)]
     homes = tuple(tuple(parts) for parts in gather_json(context, own))
     return replace(store, deployment=replace(store.deployment, homes=homes if any(homes) else ()))
@@ -189,7 +192,7 @@ def _with_layout(context: Context, store: Store) -> Store:
 
 
 def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Opening, num_parts: int) -> Store:
-    """Start a server on each host that has parts, from one rank of the host, and connect to all servers."""
+    """Start a server on each host that has parts, by the first rank of the host, and connect to all servers."""
     info, path = context.rank_info, opening.path
     assert path is not None
     told = settings.node if info.node is None else info.node
@@ -226,7 +229,7 @@ def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Op
 
 
 class LocalServer(Closing):
-    """A running `hoploom serve` beside the trainers of this host, under a guard that ends it with this process.
+    """A process `hoploom serve` beside the trainers of this host. A guard ends it when this process ends.
 
     The server's token is known only to this run, and is in no file. Ctrl-C in the terminal does not reach the server,
     because trainers may still need rows for their last step. Its errors and warnings are shown unchanged. If the
@@ -274,7 +277,10 @@ class LocalServer(Closing):
 
 
 def _show(label: str, line: str, *, is_error: bool) -> None:
-    """Write a line of the server's stderr to file 2, not sys.stderr: threads may write while the interpreter ends."""
+    """Write a line of the server's stderr to this process' stderr.
+
+    Write to file descriptor 2, because threads may call this while the interpreter ends and closes sys.stderr.
+    """
     if not is_error or line.startswith(SERVING):
         return
     rest = f"{line}\n".encode()

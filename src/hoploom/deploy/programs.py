@@ -36,7 +36,7 @@ def processes(cluster: Cluster, command: Sequence[str]) -> list[Process]:
 
 
 def script_words(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments of torchrun for the user's command: SCRIPT ARGUMENTS ... or -m MODULE ARGUMENTS ..."""
+    """Return the user's command as torchrun expects it: SCRIPT ARGUMENTS ... or -m MODULE ARGUMENTS ..."""
     words = tuple(command)
     if words and STARTER.fullmatch(words[0].rpartition("/")[2]):
         words = words[2:] if words[1:2] == ("-u",) else words[1:]  # lines are shown at once in any case
@@ -56,7 +56,7 @@ def script_words(command: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """The program, paths, addresses and options of one graph server's command line."""
+    """The store, parts, addresses and options of one graph server. `words` makes a command line from them."""
 
     store: str
     parts: Sequence[int]  # (): all parts in the folder
@@ -68,7 +68,7 @@ class ServerCommand:
     grace: int | None = None  # seconds for requests in flight at a stop
 
     def words(self, python: str) -> tuple[str, ...]:
-        """Return the command line: the Python program `python` and its arguments."""
+        """Return the command line as words: the path `python` of a Python program, then its arguments."""
         security, options = self.security, self.options
         given = {
             "--peers": ",".join(self.peers) or None,

@@ -46,7 +46,7 @@ def read_cluster(path: str | Path, overrides: Overrides | None = None) -> Cluste
 
 
 def _resolve(parsed: ParsedClusterFile, overrides: Overrides) -> Cluster:
-    """Return the cluster that the keys describe. Parts and the rendezvous are set last: they depend on all hosts."""
+    """Return the cluster that the keys describe. Parts and rendezvous come last, because they depend on all hosts."""
     top, document = parsed.top, parsed.document
     executor = overrides.executor or top.executor
     if executor is None:
@@ -129,7 +129,11 @@ def _host(parsed: ParsedClusterFile, host: Host, executor: str, mode: str) -> Ho
 
 
 def _with_ports(parsed: ParsedClusterFile, hosts: tuple[Host, ...], executor: str) -> tuple[Host, ...]:
-    """Return the hosts with a port per server: the file's, else the next free number at its address, or 0: any."""
+    """Return the hosts with a port for each server.
+
+    A port that the file leaves out is the next number that no other server has at this address. On executors that find
+    ports later, it is 0.
+    """
     is_given = "server.port" in parsed.document.where
     base = 0 if executor in FINDS_PORTS and not is_given else parsed.sections["server"].port
     taken: dict[tuple[str, int], str] = {}  # (address, port) -> host name
@@ -151,7 +155,10 @@ def _with_ports(parsed: ParsedClusterFile, hosts: tuple[Host, ...], executor: st
 
 
 def _with_parts(cluster: Cluster, num_parts: int | None) -> Cluster:
-    """Return the cluster with parts for each server: the file's, else equal shares; surplus servers hold replicas."""
+    """Return the cluster with parts for each server: those in the file or, if it names none, equal shares.
+
+    If there are more servers than parts, some servers hold replicas.
+    """
     names = [host.name for host in cluster.servers]
     if any(host.parts for host in cluster.servers):
         return cluster
@@ -238,7 +245,7 @@ def _name(host: Host, key: str) -> str:
 
 
 def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield (key, error text) for keys of servers without effect: mode is "none", or "worker" on Kubernetes."""
+    """Yield (key, error text) for server keys without effect, in mode "none" or in "worker" on Kubernetes."""
     where, keys = 'in mode "none", where no server is started', ["serves", "parts", "port"]
     if cluster.mode == "worker":
         where, keys = 'on Kubernetes in mode "worker", where trainers start the servers', ["parts", "port"]
@@ -251,7 +258,10 @@ def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[s
 
 
 def _about_roles(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield (key, error text) for parts without a server, trainers without one in mode "worker", and no server."""
+    """Yield (key, error text) for each host that lacks a server: it has parts or, in mode "worker", trainers.
+
+    Also yield one if no host of the cluster has a server.
+    """
     for host in cluster.hosts:
         if host.parts and not host.serves:
             yield _name(host, "parts"), f"{host.name} has parts, but serves is false; leave one of them out"

@@ -95,7 +95,7 @@ exit "$status"
 
 
 def script(cluster: Cluster, command: Sequence[str]) -> str:
-    """Return the batch script. It passes the user's variables by the environment, not on command lines."""
+    """Return the batch script. It exports the variables of the cluster file, so that no command line shows them."""
     for name, given in (("options", cluster.slurm.options), ("srun", cluster.slurm.srun)):
         wrong = next((option for option in given if not option.startswith("-")), None)
         if wrong is not None:
@@ -200,7 +200,7 @@ def _node(cluster: Cluster, process: Process) -> str:
 
 
 def _started(cluster: Cluster, process: Process) -> str:
-    """Return the script's line that starts a server, in the host's folder unless it runs in a container."""
+    """Return the line of the script that starts a server, in the host's folder unless srun uses a container."""
     folder = [] if cluster.slurm.in_container else [f"--chdir={shlex.quote(process.folder)}"]
     return " ".join(["serve", _node(cluster, process), *folder, *map(_quoted, process.words)])
 
@@ -217,7 +217,7 @@ def _trainer(cluster: Cluster, process: Process, common: Mapping[str, str]) -> s
 
 
 def _port_of_job(ports: tuple[int, int]) -> str:
-    """Return a shell expression for a port that follows from the job's id, so that jobs on one node do not share it."""
+    """Return a shell expression that computes a port from the job's id, so that jobs on a node use different ports."""
     return f"$(({ports[0]} + SLURM_JOB_ID % {ports[1]}))"
 
 
@@ -226,7 +226,7 @@ def _assigned(variables: Mapping[str, str]) -> list[str]:
 
 
 def _quoted(word: str) -> str:
-    """Quote a word for the shell; values that only the job knows become references to shell variables."""
+    """Quote a word for the shell. Addresses and ports that only the job knows become references to shell variables."""
     quoted, end = "", 0
     for found in KNOWN_INSIDE.finditer(word):
         port = ":${server_port}" if found[2] else ""

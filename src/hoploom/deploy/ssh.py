@@ -64,7 +64,7 @@ class Ssh(Executor):
         self.begin_deadline = options.connect_timeout + STARTING
 
     def arguments(self, process: Process) -> list[str]:
-        """Return the command that starts the guard on the other host."""
+        """Return the ssh command, as a list of words, that starts the guard on the other host."""
         settings = {"ConnectTimeout": str(self.options.connect_timeout), **OPTIONS}
         words = ["ssh", "-T", *[word for name, value in settings.items() for word in ("-o", f"{name}={value}")]]
         return [*words, *self._destination(process), f"exec {shlex.join([process.host.python, *BOOT])}"]
