@@ -114,7 +114,7 @@ def topology_of(source: Store | StoreFiles, memory: int = MEMORY) -> Iterator[co
 
 
 def check_method(schema: Schema, num_parts: int, method: str) -> None:
-    """Raise ConfigError if there is no such `method`, or if it does not allow this number of nodes or parts."""
+    """Raise ConfigError for an unknown `method`, for more parts than nodes, or for too many nodes or parts."""
     if method not in METHODS:
         if method in ("metis", "frequency"):
             raise ConfigError(f"method {method!r} has left; give 'stream', whose parts need fewer rows of each other")
@@ -139,7 +139,7 @@ def _threads(topology: core.Topology, threads: int | None) -> int:
 
 
 def _parts_by_hash(schema: Schema, index: int, num_parts: int) -> Tensor:
-    """Return the part of each node of a type. Shuffled nodes go to parts in turn; the next type goes on from there."""
+    """Return the part of each node of type `index`. Nodes are assigned to the parts in turn, in random order."""
     first = sum(t.num_nodes for t in schema.node_types[:index])
     num_nodes = schema.node_types[index].num_nodes
     order = ops.permute(keys.mix(KEY, index), num_nodes, 0, num_nodes)
@@ -147,7 +147,7 @@ def _parts_by_hash(schema: Schema, index: int, num_parts: int) -> Tensor:
 
 
 def _parts_by_range(schema: Schema, index: int, num_parts: int) -> Tensor:
-    """Return the part of each node of a type: equal ranges of ids. Types of fewer nodes than parts are cut as one."""
+    """Return the part of each node of type `index`. Parts get equal ranges of ids; small types are cut together."""
     small = [t.num_nodes if t.num_nodes < num_parts else 0 for t in schema.node_types]
     num_nodes = schema.node_types[index].num_nodes
     before, total = (sum(small[:index]), sum(small)) if small[index] else (0, num_nodes)
@@ -169,7 +169,11 @@ USUAL: Final = Usual()
 
 
 def named_seeds(schema: Schema, seeds: Any) -> Any:
-    """Return `seeds`; the default becomes the only train split, or None. A homogeneous graph's type is left out."""
+    """Return `seeds` in the form that samplers take.
+
+    USUAL becomes the split "train" if exactly one node type has members in it, else None. In a homogeneous graph, a
+    pair (node type, seeds) becomes the seeds alone.
+    """
     if isinstance(seeds, Usual):
         having = [node_type.name for node_type in schema.node_types if node_type.splits.get(USUAL_SPLIT)]
         if len(having) != 1:

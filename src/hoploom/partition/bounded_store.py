@@ -40,9 +40,9 @@ class EdgeSpan(NamedTuple):
 
 
 class BoundedStore:
-    """A store, opened if given as a path, that is read and sampled within a memory limit of the process.
+    """Reads and samples a store, given open or as a path, so that the process stays within a memory limit.
 
-    Its attribute `store` is for samplers: it samples few nodes at a time, through `sample`, and checks the ids.
+    Samplers use the attribute `store`: its picks come from `sample`, which samples few nodes at a time and checks ids.
     """
 
     def __init__(self, given: Store | str | Path, memory: int) -> None:
@@ -79,7 +79,7 @@ class BoundedStore:
                 pool_trim()
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """Return each relation's picks. Long frontiers are sampled in pieces to limit memory; the picks are equal."""
+        """Return each relation's picks. To limit memory, long frontiers are sampled in chunks; picks do not change."""
         longest = max((f.nodes.numel() for f in frontiers if f is not None), default=0)
         if self._piece is None or longest <= self._piece:
             return self._picks(frontiers, draw)
@@ -118,7 +118,7 @@ class BoundedStore:
         return picked
 
     def _failing(self, frontiers: Sequence[Frontier | None], draw: Draw) -> str:
-        """Return the name of the first relation that cannot be sampled, for an error message. Samples each alone."""
+        """Sample one relation at a time; return the name of the first that fails, for an error message."""
         for index, (relation, fanout) in enumerate(zip(self.schema.relations, draw.fanouts, strict=True)):
             try:
                 alone = [fanout if other == index else 0 for other in range(len(draw.fanouts))]
@@ -138,7 +138,7 @@ class BoundedStore:
         return rows
 
     def edge_spans(self, part: int, relation: int, edge_bytes: int) -> Iterator[EdgeSpan]:
-        """Yield a part's edges of a relation in chunks, in stored order; an edge's fields take `edge_bytes` bytes."""
+        """Yield a part's edges of a relation in chunks, in stored order. An edge's fields take `edge_bytes` bytes."""
         lists, step = self.parts[part].lists[relation], max(1, CHUNK_BYTES // (edge_bytes + 16))
         for first, last in pieces(lists.indptr.numel() - 1, 8):
             indptr = self._copied(lists.indptr, first, last + 1)

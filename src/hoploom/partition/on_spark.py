@@ -1,8 +1,8 @@
 """Cut a store into parts on Spark: this process assigns and renumbers the nodes, the executors write the parts.
 
-The driver writes the new ids of each range of nodes into a file. A join adds the new id of an edge's source; tasks read
-everything else from the files. Nodes are ordered by expected visits, estimated hop by hop from the seeds: nothing is
-sampled, and all edges are read once in every hop but the first.
+The driver writes the new node ids to files, which tasks read; only the new ids of edges' sources come from a join.
+Within a part, nodes are ordered by expected visits, estimated hop by hop from the seeds: nothing is sampled, and all
+edges are read once in every hop but the first.
 """
 
 from collections import deque
@@ -86,7 +86,7 @@ def _reached(visits: Tensor, num_batches: int) -> Tensor:
 
 
 def visit_classes(visits: Tensor) -> Tensor:
-    """Return each node's visit class, [n] int16: 0 for no visits; twice the visits give a class PER_DOUBLING higher."""
+    """Return a rounded logarithm of each node's visits, [n] int16: 0 for none; twice the visits add PER_DOUBLING."""
     classes = torch.empty(visits.shape, dtype=torch.int16)
     for chunk, found in zip(torch.split(visits, CHUNK_NODES), torch.split(classes, CHUNK_NODES), strict=True):
         share, doublings = torch.frexp(chunk.double())
@@ -175,7 +175,7 @@ def partition_on_spark(
 
 
 def _report(written: StoreFiles, inside: Sequence[int], split: tuple[str, str] | None) -> PartitionReport:
-    """Return a report of exact counts only. `inside` counts, by relation, the edges with both ends in one part."""
+    """Return a report without sampled figures. `inside` has, by relation, the number of edges that stay in one part."""
     schema = written.schema
     cuts = tuple(
         Cut(" ".join(relation.key), relation.num_edges, relation.num_edges - count)
@@ -194,7 +194,7 @@ def _report(written: StoreFiles, inside: Sequence[int], split: tuple[str, str] |
 
 @dataclass(frozen=True)
 class NewIds:
-    """A store, and files with its nodes' new ids within their types: one file per bucket, which is a range of nodes."""
+    """The new ids of a store's nodes, numbered within each type. Each file has those of a bucket, a range of nodes."""
 
     store: StoreFiles
     buckets: Ranges
@@ -212,7 +212,7 @@ class NewIds:
                 np.lib.format.write_array(file, torch.cat(found).numpy(), allow_pickle=False)
 
     def nodes_of(self, bucket: int, type_index: int) -> tuple[int, int, Array]:
-        """Return begin and end of a type's nodes in a bucket, and the new ids of these nodes: [end - begin] int64."""
+        """Return (begin, end, new ids) of a type's nodes in a bucket: their range, and new ids [end - begin] int64."""
         first, end = self.buckets.limits(bucket)
         type_first, type_end = self.store.bounds[type_index : type_index + 2]
         low = max(first, type_first)
@@ -230,7 +230,7 @@ def spark_node_streams(
 ) -> list[NodeStream]:
     """Return, for each node type, a stream of its nodes with new ids, read by Spark tasks.
 
-    `bounds[type]` are the parts' bounds. If `changed[type]`, old ids become `original_id`, unless this field exists.
+    `bounds[i]` are the parts' bounds of type i. If `changed[i]`, old ids become its field `original_id`.
     """
     streams = []
     for index, node_type in enumerate(to.store.schema.node_types):
@@ -266,7 +266,7 @@ def spark_edge_streams(session: SparkSession, to: NewIds) -> list[EdgeStream]:
 
 
 def count_inside(to: NewIds, bucket: int, batches: Batches) -> list[int]:
-    """Return, by relation, how many in-edges of a bucket's nodes come from the node's part. Runs in a Spark task."""
+    """Count, by relation, the in-edges of a bucket's nodes whose two ends are in one part. Runs in a Spark task."""
     inside = [0] * len(to.store.schema.relations)
     for lists in to.store.in_lists(*to.buckets.limits(bucket)):
         part, source = to.store.parts[lists.part], to.store.schema.sources[lists.relation]
@@ -281,7 +281,6 @@ def count_inside(to: NewIds, bucket: int, batches: Batches) -> list[int]:
 
 
 def _frame(session: SparkSession, to: NewIds, rows_of: Callable[[int], Batches], schema: str) -> DataFrame:
-    """Return a Spark data frame of the rows that `rows_of` yields for every bucket."""
     return one_row_each(session, to.buckets.count).mapInArrow(partial(_run, rows_of), schema)
 
 

@@ -42,7 +42,7 @@ def order_nodes(
 
 
 def _order_type(parts: Tensor, num_parts: int, visits: Tensor | None) -> NewOrder:
-    """Return the new order of one type's nodes, by a counting sort of (part, visits), chunk by chunk."""
+    """Return the new ids of one type's nodes: a counting sort by part, then by visits, one chunk of nodes at a time."""
     num_classes = 1 if visits is None else int(visits.max()) + 1 if visits.numel() else 1
     next_ids = torch.zeros(num_parts * num_classes, dtype=torch.int64)
 
@@ -66,7 +66,7 @@ def _order_type(parts: Tensor, num_parts: int, visits: Tensor | None) -> NewOrde
 
 
 def node_streams(opened: BoundedStore, orders: Mapping[str, NewOrder]) -> list[NodeStream]:
-    """Return a stream per node type with new ids; old ids become `original_id`, unless this field exists."""
+    """Return, for each node type, a stream of its rows under new ids. Old ids that change become `original_id`."""
     streams = []
     for node_type in opened.schema.node_types:
         order = orders[node_type.name]
@@ -97,7 +97,7 @@ def _members(opened: BoundedStore, node_type: str, split: str, order: NewOrder) 
 
 
 def edge_streams(opened: BoundedStore, orders: Mapping[str, NewOrder]) -> list[EdgeStream]:
-    """Return a stream per relation: its edges with new node ids and all fields, in stored order."""
+    """Return, for each relation, a stream of its edges with new node ids and all fields, in stored order."""
     return [
         EdgeStream(relation.key, relation.fields, partial(_edges, opened, index, orders), EdgeRule(in_order=True))
         for index, relation in enumerate(opened.schema.relations)

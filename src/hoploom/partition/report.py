@@ -66,7 +66,6 @@ class PartitionReport:
         return sum(part.remote_rows or 0 for part in sampled) / sum(part.batch_rows or 0 for part in sampled)
 
     def __str__(self) -> str:
-        """Return the report as text for a terminal."""
         lines = [*_aligned(self._rows()), "", f"edges from another part: {_percent(self.edge_cut)}"]
         if len(self.cuts) > 1:
             lines += [f"  {_percent(cut.num_cut / max(1, cut.num_edges)):>7}  {cut.relation}" for cut in self.cuts]
@@ -187,7 +186,7 @@ def _count_cut(opened: BoundedStore, index: int) -> Cut:
 def _sampled_cost(
     opened: BoundedStore, number: int, held: PartCost, fanouts: Fanouts, seeds: Any, plan: Presampling
 ) -> PartCost:
-    """Return `held`, the cost of part `number`, completed by the mean rows of batches sampled from `seeds`."""
+    """Sample batches from `seeds`; return `held`, the cost of part `number`, with the batches' mean rows added."""
     if held.num_seeds == 0:
         return replace(held, batch_rows=0.0, remote_rows=0.0, remote_bytes=0.0)
     count, part = max(1, MEASURED // len(opened.ranges)), opened.ranges[number]

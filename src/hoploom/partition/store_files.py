@@ -34,7 +34,7 @@ MOST_OPEN = 64  # idle files that stay open
 
 
 def bounds_of(schema: Schema) -> list[int]:
-    """Return the first id of every type, then the number of all nodes: ids are consecutive over all types."""
+    """Return the first id of every type, then the number of all nodes. A type's ids follow those of the type before."""
     return list(accumulate((t.num_nodes for t in schema.node_types), initial=0))
 
 
@@ -56,7 +56,6 @@ class Column:
         self._dtype, self._shape = np.dtype(layout.npy_descr(field.dtype)), field.shape
 
     def read(self, begin: int, end: int) -> Array:
-        """Return rows [begin, end) of the array."""
         rows = np.empty((end - begin, *self._shape), self._dtype)
         row_bytes = self._dtype.itemsize * int(np.prod(self._shape, dtype=np.int64))
         self._file.seek(self._begin + begin * row_bytes)
@@ -86,7 +85,7 @@ class InLists(NamedTuple):
     num_sources: int  # of the source type
 
     def sources(self, begin: int, end: int) -> Array:
-        """Return the sources of the lists' edges [begin, end), [n] int64; raise StoreError if one is out of range."""
+        """Read the sources of the in-edges [begin, end), [n] int64; raise StoreError if an id is out of range."""
         sources = self.indices.read(self.first + begin, self.first + end).astype(np.int64)
         if sources.size and not 0 <= sources.min() <= sources.max() < self.num_sources:
             raise StoreError(f"a source in {self.indices.name} is out of range; run hoploom check on the store")
@@ -113,7 +112,7 @@ class ArrayReader:
         self._idle: list[tuple[int, BinaryIO, int]] = []  # array, its file, where its values begin
 
     def read(self, array: int, begin: int, memory: memoryview) -> None:
-        """Fill `memory` with bytes of the array of index `array`, starting at byte `begin` of the array's values."""
+        """Fill `memory` with the bytes of array number `array`, starting at byte `begin` of its values."""
         name, field, num_rows = self._arrays[array]
         with self._lock:
             found = next((i for i, (number, _, _) in enumerate(self._idle) if number == array), None)
@@ -162,7 +161,6 @@ class StoreFiles:
 
     @property
     def bounds(self) -> list[int]:
-        """The first id of every type, then the number of all nodes."""
         return bounds_of(self.schema)
 
     @contextmanager
@@ -182,7 +180,7 @@ class StoreFiles:
                     yield NodeSpan(number, type_index, low - first, high - low, low - begin)
 
     def in_lists(self, begin: int, end: int) -> Iterator[InLists]:
-        """Yield the in-edges of nodes [begin, end) by type, part and relation; each is readable until the next one."""
+        """Yield the in-edges of nodes [begin, end) by type, part and relation. Read one before you take the next."""
         for span in self.spans(begin, end):
             for index, relation in enumerate(self.schema.relations):
                 if self.schema.destinations[index] != span.type:
@@ -201,7 +199,7 @@ class StoreFiles:
 
     @contextmanager
     def topology(self, free: int) -> Iterator[Topology]:
-        """Yield all edges: in memory if they fit `free` bytes, else as files from which pieces are read when needed."""
+        """Yield all edges: in memory if they take at most `free` bytes, else to be read from the files when needed."""
         relations, arrays = [], list[ArrayFile]()
         for index, relation in enumerate(self.schema.relations):
             source, destination = self.schema.sources[index], self.schema.destinations[index]
@@ -227,7 +225,7 @@ class StoreFiles:
         yield Topology(self.bounds, in_memory)
 
     def members(self, node_type: str, split: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the members of a split in pieces: pairs of the node type and ascending ids within it."""
+        """Yield the members of a split, chunk by chunk, as pairs of the node type and ascending ids, [n] int64."""
         num_nodes = self.schema.node_type(node_type).num_nodes
         first = self.bounds[self.schema.type_index[node_type]]
         for begin in range(0, num_nodes, CHUNK_EDGES):
@@ -235,7 +233,7 @@ class StoreFiles:
             yield node_type, torch.from_numpy(self.members_among(node_type, split, first + begin, first + end)) + begin
 
     def members_among(self, node_type: str, split: str, begin: int, end: int) -> Array:
-        """Return the members of a split among nodes [begin, end), as ascending int64 positions in this range."""
+        """Return which of the nodes [begin, end) are in a split: their indices in this range, ascending, [n] int64."""
         type_index, found = self.schema.type_index[node_type], [np.empty(0, np.int64)]
         for span in self.spans(begin, end):
             part = self.parts[span.part]
