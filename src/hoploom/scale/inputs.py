@@ -64,7 +64,7 @@ def parse_cut(what: str, text: str) -> float | str:
 
 
 def option(read: Callable[[str, str], Any], rule: KeyRule, default: str | None, help: str) -> Any:
-    """Return a dataclass field whose `default` is text that `read` parses: "" gives None, and None a required field."""
+    """Return a dataclass field. `read` parses the text `default`; "" stands for None, and None for a required field."""
     value = MISSING if default is None else read(help, default) if default else None
     shown = f"{help} (default: {default})" if default else help
     return field(default=value, metadata={"read": read, "rule": rule, "help": shown})

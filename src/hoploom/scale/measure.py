@@ -1,7 +1,7 @@
 """`hoploom bench`: measure the rates of this machine with the functions that training and building use.
 
 Graphs are random and saved first, so that mapped files are read as in training. Other load on the machine lowers the
-rates. The kernel is asked to drop a file from the page cache first; if it ignores this, the rate is that of memory.
+rates. The reading rate is too high if the kernel keeps a file in its page cache although it is asked to drop the file.
 """
 
 import os
@@ -57,7 +57,7 @@ FULL = Effort()
 def measure(
     folder: Path | None = None, progress: Callable[[str], None] = lambda what: None, effort: Effort = FULL
 ) -> Constants:
-    """Return the measured rates of this machine. Temporary files go to `folder`; choose the disk of your stores."""
+    """Measure the rates of this machine. Temporary files go to `folder`, which should be on the disk of your stores."""
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"{folder} is no directory; give one on the disk that will hold the stores")
     built_in = default_constants()
@@ -75,7 +75,7 @@ def measure(
 def seconds_of(work: Callable[[], object], budget: float, least: int = 3) -> float:
     """Return the seconds of one call of `work`: the 25th percentile of calls during `budget` seconds, after a warm-up.
 
-    This is below the median, because other load on the machine only adds time.
+    The percentile is low because other load on the machine can only make calls slower.
     """
     work()
     spent: list[float] = []
@@ -112,7 +112,7 @@ def _disk(here: Path, effort: Effort) -> Rates:
 
 
 def _gathering(here: Path, effort: Effort) -> Rates:
-    """Measure gathering rows by random ids into reused memory: short rows, and the additional bytes of long rows."""
+    """Measure gathering by random ids: short rows per second, and the bytes per second by which rows may be longer."""
     bytes_ = np.memmap(here / "rows", dtype=np.uint8, mode="r+")
     int(bytes_[::PAGE].sum())  # every page is mapped
     seconds = {}
@@ -129,7 +129,7 @@ def _gathering(here: Path, effort: Effort) -> Rates:
 
 
 def _sampling(here: Path, effort: Effort) -> Rates:
-    """Measure sorting edges into adjacency lists, and sampling: with a direct map of node ids and with a hash table."""
+    """Measure sorting edges into adjacency lists, sampling, and how much a hash table of node ids slows sampling."""
     num_nodes = effort.edges // DEGREE
     edges = draw_edges(num_nodes, effort.edges)
     sorting = seconds_of(partial(ops.build_csc, edges, num_nodes, num_nodes), 0.0, least=1)
@@ -147,7 +147,7 @@ def _sampling(here: Path, effort: Effort) -> Rates:
 
 
 def draw_edges(num_nodes: int, num_edges: int) -> Tensor:
-    """Return random edges, [2, num_edges]: few sources are popular (squares of uniform draws); destinations uniform."""
+    """Return random edges, [2, num_edges]. A few sources are popular; all destinations are equally likely."""
     generator = torch.Generator().manual_seed(0)
     draws = torch.rand(num_edges, generator=generator, dtype=torch.float64)
     ranks = draws.square_().mul_(num_nodes).long()
@@ -156,7 +156,7 @@ def draw_edges(num_nodes: int, num_edges: int) -> Tensor:
 
 
 def _picks(store: Store, budget: float, *, hashed: bool) -> float:
-    """Return how many neighbours one thread samples and relabels per second, with a hash table of ids if `hashed`."""
+    """Return the picks that one thread samples and relabels per second; if `hashed`, with a hash table of ids."""
     workspace, steps = Workspace(store.schema), iter(range(1 << 30))
     num_nodes = store.schema.node_types[0].num_nodes
     if hashed:

@@ -69,12 +69,12 @@ class ScalePlan:
 
     @cached_property
     def traffic(self) -> dict[str, float]:
-        """Bytes that one rank's step receives over the network, by purpose."""
+        """Bytes that one rank receives over the network in a step, by purpose."""
         return sizes.traffic(self.question, self.batch)
 
     @cached_property
     def times(self) -> dict[str, float]:
-        """Seconds of a rank's step, by activity. Loading (sampling, then gathering), network and model overlap."""
+        """Seconds that a rank's step spends on each activity. Sampling and gathering run beside network and model."""
         question, constants, moved = self.question, self.constants, sum(self.traffic.values())
         slower = constants.hashed_slowdown if sizes.is_hashed(question) else 1.0
         return {
@@ -86,7 +86,7 @@ class ScalePlan:
 
     @property
     def step(self) -> float:
-        """Seconds of a step: the longest of loading, network and model."""
+        """Seconds of a step: the longest of loading (sampling and gathering), network and model."""
         return max(self.times["sampling"] + self.times["gathering"], self.times["network"], self.times["model"])
 
     @property
@@ -147,7 +147,7 @@ class ScalePlan:
 
 
 def plan(question: Question, constants: Constants | None = None) -> ScalePlan:
-    """Return the plan for a question. Topology "auto" puts the whole topology on every host if everything then fits.
+    """Return the plan for a question. Topology "auto" puts the whole topology on every host if memory allows.
 
     >>> print(as_text(plan(Question(nodes=10**10, edges=10**12, hosts=64))))
     """
@@ -210,7 +210,7 @@ def gather_seconds(question: Question, constants: Constants) -> float:
 
 
 def _ordering(question: Question, constants: Constants) -> dict[str, float]:
-    """Return the seconds per stage of sorting edges. Tables above a quarter of memory go through temporary files."""
+    """Return the seconds of sorting the edges, by stage. Rows beyond a quarter of memory in all go through files."""
     waiting = _table_bytes(question)
     spilled = waiting if waiting > question.memory_per_host / 4 else 0.0
     return {

@@ -33,12 +33,12 @@ class Item:
 
 
 def is_hashed(question: Question) -> bool:
-    """Return whether a hash table relabels a batch's nodes, because a direct map of all nodes exceeds MAP_BUDGET."""
+    """Return whether batches are relabelled by a hash table: a direct map of all nodes would exceed MAP_BUDGET."""
     return question.nodes * SLOT > MAP_BUDGET
 
 
 def topology_bytes(question: Question, num_hosts: float) -> float:
-    """Return the bytes of the adjacency lists that `num_hosts` hosts hold together, one part each."""
+    """Return the bytes of the adjacency lists of `num_hosts` parts; each host holds one part."""
     lists = question.nodes * 8 + question.edges * (4 if question.nodes < ID_LIMIT else 8)
     return lists * num_hosts / question.hosts + num_hosts * (2 * HEADER + 8)  # one more offset than nodes
 
@@ -51,7 +51,7 @@ def node_fields(question: Question) -> dict[str, int]:
 
 
 def node_bytes(question: Question) -> int:
-    """Return the bytes of one node's fields in a batch."""
+    """Return the bytes that all fields of one node take in a batch."""
     return sum(node_fields(question).values())
 
 
@@ -81,13 +81,13 @@ def cache_bytes(question: Question) -> float:
 
 @dataclass(frozen=True)
 class Popularity:
-    """The distribution of sampled neighbours over the nodes: uniform if `skew` is 0, else some are popular."""
+    """The chance of each node to be picked as a neighbour: equal if `skew` is 0, else higher for some nodes."""
 
     num_nodes: int
     skew: float = 0.5
 
     def distinct(self, seeds: float, draws: float, among: float = 1.0) -> float:
-        """Return how many distinct nodes of the most popular share `among` are expected among these seeds and draws."""
+        """Return the expected number of distinct nodes reached, among the most popular share `among` of all nodes."""
         missed = math.log1p(-seeds / self.num_nodes) if seeds < self.num_nodes else -math.inf
         total = 0.0
         for point in RANKS:
@@ -96,12 +96,12 @@ class Popularity:
         return self.num_nodes * among * total / len(RANKS)
 
     def hit_rate(self, seeds: float, draws: float, cached: float) -> float:
-        """Return the share of a batch's distinct nodes in a cache that holds the most popular share `cached` of all."""
+        """Return the share of a batch's nodes that a cache of the most popular share `cached` of all nodes holds."""
         return min(1.0, self.distinct(seeds, draws, min(1.0, cached)) / self.distinct(seeds, draws))
 
 
 def picks_per_node(mean_degree: float, *fanouts: int) -> float:
-    """Return a node's mean picks, min(degree, fanout), for Pareto degrees: the share of nodes above d falls as 1 / d^2.
+    """Return the mean picks per node. Degrees are Pareto: the share of nodes with more than d edges falls as 1 / d^2.
 
     With several fanouts, a node is sampled once with each, and distinct edges are counted. Fanout -1 takes all edges.
     """
@@ -124,7 +124,7 @@ class Hop:
 
 
 def grow(popularity: Popularity, mean_degree: float, batch_size: int, fanouts: Sequence[int]) -> list[Hop]:
-    """Return the hops of a batch in blocks mode, in which every hop samples neighbours of all nodes reached so far.
+    """Estimate the sizes of a batch's hops in blocks mode: each hop samples neighbours of all nodes reached so far.
 
     >>> grow(Popularity(2_100_000), 59.05, 1024, [15, 10, 5])[-1].nodes
     """
@@ -144,7 +144,7 @@ def grow(popularity: Popularity, mean_degree: float, batch_size: int, fanouts: S
 
 @dataclass(frozen=True)
 class BatchSize:
-    """Expected counts of a batch."""
+    """Expected sizes of a batch: its nodes and picks, the remote ones among them, and its bytes."""
 
     hops: list[Hop]
     remote_frontier: float  # nodes expanded on other hosts, over all hops
@@ -163,7 +163,7 @@ class BatchSize:
 
 
 def batch_size(question: Question, *, everywhere: bool) -> BatchSize:
-    """Return the expected counts of a batch; with `everywhere`, no hop leaves the host."""
+    """Return the expected sizes of a batch. If `everywhere`, each host has the whole topology: no pick is remote."""
     popularity = Popularity(question.nodes, question.skew)
     hops = grow(popularity, question.edges / question.nodes, question.batch_size, question.fanouts)
     reached = [hops[0].frontier, *(hop.nodes - hop.frontier for hop in hops)]
@@ -179,9 +179,9 @@ def batch_size(question: Question, *, everywhere: bool) -> BatchSize:
 
 
 def _shares_away(question: Question) -> list[float]:
-    """Return the share of newly reached nodes that other hosts hold: first for the seeds, then for each hop.
+    """Return shares of nodes that other hosts hold: of the seeds, then of the nodes that each hop adds.
 
-    An edge stays on its host with probability 1 - cut, and leads to every other host with equal probability.
+    An edge is assumed to stay on its host with probability 1 - cut, else to lead to any other host alike.
     """
     others = question.hosts - 1
     home = 1.0 if question.local_seeds else 1 / question.hosts
@@ -196,7 +196,7 @@ def _shares_away(question: Question) -> list[float]:
 
 
 def traffic(question: Question, size: BatchSize) -> dict[str, float]:
-    """Return, by purpose, the bytes that a rank's step receives. A host sends as many, because it serves others."""
+    """Return the bytes that a rank receives in a step, by purpose. Hosts send about as many bytes as they receive."""
     ring = 2 * (question.hosts - 1) / question.hosts * 4 * num_parameters(question)  # over a host's link
     return {
         "hops": (size.remote_frontier + size.remote_picks) * 2 * ID,  # ids, counts; sources, positions
