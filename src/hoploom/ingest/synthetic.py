@@ -110,7 +110,7 @@ class NodeDraws:
         return np.arange(ids.start, ids.stop) % self.num_classes
 
     def _words(self, ids: range) -> Words:
-        """Return random words [n, 4], which decide if a label is noise, the noise label, the split; one is unused."""
+        """Return four random words per node: two that draw the label, one that draws the split, an unused one."""
         return _words(self.key, NODE, self.type_index, ids)
 
 
@@ -187,7 +187,7 @@ class RelationDraws:
 
 
 def _words(key: int, purpose: int, index: int, ids: range) -> Words:
-    """Return random uint32 words [n, 4] for ids of node type or relation `index`; each `purpose` has its own words."""
+    """Return random uint32 words [n, 4] for ids of node type or relation `index`. Each `purpose` gives other words."""
     counters = torch.from_numpy(np.arange(ids.start, ids.stop))  # torch's arange would wake a pool of threads
     return ops.draw_words(key, counters, purpose << 16 | index).numpy()
 
@@ -229,7 +229,7 @@ class SyntheticGraph:
         return {**fields, "time": IDS} if self.times else fields
 
     def held(self, part: int, num_nodes: int) -> range:
-        """Return the ids that a part holds of a type with `num_nodes` nodes."""
+        """Return the range of ids in part `part`, for a node type with `num_nodes` nodes."""
         return range(num_nodes * part // self.num_parts, num_nodes * (part + 1) // self.num_parts)
 
 
@@ -343,7 +343,7 @@ def _write(path: str | Path, graph: SyntheticGraph, progress: Progress | None) -
 def _write_edges(
     writer: StoreWriter, graph: SyntheticGraph, edges: RelationDraws, part: int, first_edge: int, advance: Advance
 ) -> int:
-    """Write a part's edges of a relation; return their number. Weights and times go to two files each."""
+    """Write a part's edges of a relation; return their number. Weights and times are written as fields, too."""
     fields, relation = graph.edge_fields(), Relation(*edges.name, 0)
     columns: list[tuple[str, Field, Callable[[EdgeRun], NDArray[Any]]]] = [
         (layout.topology_file(part, relation, "indices"), Field(id_dtype(edges.num_sources)), edges.sources)

@@ -151,7 +151,7 @@ def _marked(mask: NpzArray) -> Iterator[Tensor]:
 
 
 def _take_ends(path: str | Path, left: dict[str, NpzArray]) -> EdgeSource:
-    """Remove the ends of edges from `left` and return them: edge_index [2, e], edges [e, 2], or two arrays [e]."""
+    """Take the arrays of edges out of `left` and return them: edge_index [2, e], edges [e, 2], or two arrays [e]."""
     if "edge_index" in left:
         array = left.pop("edge_index")
         return EdgeSource(npz_pairs(array), Count("edges", array.shape[1], array.name))

@@ -91,7 +91,7 @@ class _GltFolder:
         return [self.root / f"part{number}" / kind / name for number in range(self.num_parts)]
 
     def features(self, kind: str, owner: str | RelationName, num_rows: Sequence[int]) -> list[Features]:
-        """Return (folder, features, ids) of each part that has rows of a type; [] if the type has no features."""
+        """Return (folder, features, ids) of each part with rows of the type `owner`; [] if it has no features."""
         folders = [path for path, rows in zip(self.folders(kind, owner), num_rows, strict=True) if rows]
         if not any(folder.is_dir() for folder in folders):
             return []
@@ -218,7 +218,7 @@ def _nodes(layout: _GltFolder, name: str, new: Renumbering, labels: Any, splits:
 
 
 def _in_order(name: str, field: Field, new: Renumbering, values: Tensor | None = None) -> NodeFields:
-    """Return a field whose rows are in the order of store ids: `values`, given by GLT id, or GLT's ids if None."""
+    """Return a field in the order of store ids. `values` are in the order of GLT's ids; None stores GLT's ids."""
 
     def rows() -> Iterator[Rows]:
         originals = torch.empty_like(new.store_ids)
@@ -317,7 +317,7 @@ def _edge_columns(folder: Path) -> dict[str, Tensor]:
 
 
 def _by_edge(feats: Tensor, ids: Tensor, columns: Mapping[str, Tensor], folder: Path) -> Tensor:
-    """Return `feats`, the features of the edges `ids`, in the order of the edges in `columns`."""
+    """Return `feats` in the order of the edges in `columns`; row i of `feats` belongs to the edge with id ids[i]."""
     if EDGE_ID not in columns:
         raise DataError(f"{folder} has no eids.pt, so that edges cannot find their features; partition with edge ids")
     wanted = columns[EDGE_ID]

@@ -212,7 +212,7 @@ DAMAGE = (OSError, EOFError, zlib.error, UnicodeError, csv.Error)
 
 
 def csv_table(path: Path, dtype: str, block: int = BLOCK_BYTES) -> RowSource:
-    """Return a RowSource of a CSV file's rows [n, columns]. Empty fields and NA become NaN, errors in integers."""
+    """Return a RowSource of a CSV file's rows [n, columns]. Empty fields become NaN; integer columns refuse them."""
     with _reading(path), gzip.open(path, "rb") as file:
         line = file.readline()
     columns = line.count(b",") + 1
@@ -230,7 +230,7 @@ def small_csv(path: Path) -> list[list[str]]:
 
 
 def _count(of: str, path: Path) -> Count:
-    """Return the number of nodes or edges in the file `path`; raise DataError unless it holds one graph's number."""
+    """Read the number of nodes or edges (`of`) from the file `path`; raise DataError unless it holds one number."""
     rows = small_csv(path)
     if len(rows) != 1 or not rows[0][0].strip().isdigit():
         raise DataError(f"{path} holds {rows[:2]}; one number was expected, the size of the one graph")

@@ -77,7 +77,7 @@ def require_files(paths: Sequence[Path], what: str) -> None:
 
 
 def in_step(tables: Sequence[RowSource], count: Count) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield (index, rows of each table from this index on); raise DataError if a table does not have `count` rows."""
+    """Read tables side by side: yield (first row, a tensor per table). Raise DataError unless each has `count` rows."""
     for table in tables:
         if table.num_rows not in (None, count.rows):
             raise _miscounted(table, str(table.num_rows), count)
@@ -112,7 +112,7 @@ def integers(table: RowSource, what: str) -> RowSource:
 
 
 def check_values(rows: Tensor, limit: int, name: str, first: int, what: str) -> None:
-    """Raise DataError that names file, row and value, if a value is not in [0, limit)."""
+    """Raise DataError if a value is not in [0, limit). The message names the file, the row and the value."""
     bad = ~((rows >= 0) & (rows < limit))  # so that NaN is out as well
     if bad.any():
         index = int(torch.nonzero(bad)[0])
@@ -125,7 +125,7 @@ def check_values(rows: Tensor, limit: int, name: str, first: int, what: str) -> 
 
 
 def node_stream(name: str, fields: Mapping[str, RowSource], count: Count, splits: Mapping[str, Members]) -> NodeStream:
-    """Return the NodeStream of a node type, all in one part; row i of every field belongs to node i."""
+    """Return a node type in the form that `write_graph` takes. Row i of every field is that of node i."""
 
     def rows(field: str, table: RowSource) -> Iterator[Rows]:
         for first, (chunk,) in in_step([table], count):
@@ -180,7 +180,11 @@ def members(table: RowSource, num_nodes: int) -> Members:
 
 
 def edge_stream(key: RelationName, ends: EdgeSource, sizes: tuple[int, int], rule: EdgeRule) -> EdgeStream:
-    """Return the EdgeStream of a relation; `sizes` are the numbers of source and of destination nodes."""
+    """Return a relation in the form that `write_graph` takes; raise DataError if the ends of edges are no integers.
+
+    `ends` has the edges and their fields, `sizes` the numbers of source and destination nodes. `rule` changes the edges
+    when they are written: it makes them undirected, for example.
+    """
     for table in ends.tables:
         integers(table, "ends of edges")
         if table.field.shape != ((2,) if len(ends.tables) == 1 else ()):

@@ -66,12 +66,12 @@ class Ranges:
         return number * self.span, min(self.num_ids, (number + 1) * self.span)
 
     def number_of(self, column: str) -> Column:
-        """Return a Spark expression for the number of the range of ids in `column`; negative (unknown) ids give 0."""
+        """Return a Spark expression for the range that an id in `column` is in: its number. Negative ids give 0."""
         return sql.expr(f"cast(greatest({column}, 0) div {self.span} as int)")
 
 
 def ranges_for(num_ids: int, num_rows: int, row_bytes: int, memory: int, tasks: int, step: int = 1) -> Ranges:
-    """Return ranges of a multiple of `step` ids: small enough for a task's memory, and enough to keep `tasks` busy."""
+    """Divide the ids into ranges that fit a task's memory and keep `tasks` busy. Sizes are multiples of `step`."""
     fitting = -(-num_rows * row_bytes // max(1, memory // 8))
     wanted = max(fitting, min(2 * tasks, -(-num_rows // LEAST_ROWS)), 1)
     span = max(1, -(-num_ids // min(wanted, MOST_RANGES)))
@@ -103,7 +103,7 @@ def run_tasks(frame: DataFrame, count: int, task: Task, row_bytes: int = 16) -> 
 
 
 def set_join_tasks(session: SparkSession, num_rows: int) -> None:
-    """Set as many join tasks as a join of `num_rows` rows needs. Spark may merge tasks later, but never splits one."""
+    """Raise Spark's number of join tasks if a join of `num_rows` rows needs more. Spark itself only merges tasks."""
     wanted, now = min(MOST_RANGES, num_rows * JOINED_BYTES // JOIN_BYTES), session.conf.get(JOIN_TASKS, "200")
     if str(now).isdecimal() and wanted > int(str(now)):
         session.conf.set(JOIN_TASKS, str(wanted))

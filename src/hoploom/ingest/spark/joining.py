@@ -69,7 +69,7 @@ class PieceWriter:
         self._open[name] = file, stack, Piece(piece.name, num_rows, num_bytes, zlib.crc32(values, piece.crc32))
 
     def finish(self, name: str, field: Field) -> int:
-        """Complete this range's piece of the file `name` (without rows if none came); return its number of rows."""
+        """Complete this range's piece of the file `name`; return its number of rows, which may be 0."""
         self.append(name, field, torch.empty((0, *field.shape), dtype=DTYPES[field.dtype]))
         _, stack, self.pieces[name] = self._open.pop(name)
         stack.close()
@@ -121,14 +121,14 @@ class WholeFile:
 
     @property
     def head(self) -> bytes:
-        """The .npy header; for an indptr without pieces, also its only offset, 0."""
+        """The bytes before the pieces: the .npy header. An indptr without pieces also has its only offset, 0, here."""
         out = io.BytesIO()
         layout.write_npy_header(out, self.field.dtype, (max(self.rows, int(self.is_indptr)), *self.field.shape))
         return out.getvalue() + bytes(NUMBER if self.is_indptr and not self.pieces else 0)
 
     @property
     def contents(self) -> FileSlices:
-        """The head, then all pieces. Pieces of an indptr begin with a 0, which is left out of all but the first."""
+        """The head, then the pieces. Each piece of an indptr begins with a 0; only that of the first piece is kept."""
         slices = [
             PieceSlice(piece.name, NUMBER if self.is_indptr and index else 0, piece.bytes, edges)
             for index, (piece, edges) in enumerate(zip(self.pieces, self.before or repeat(0), strict=False))
@@ -142,7 +142,7 @@ Tasks = Sequence[Sequence[FileSlices]]
 
 
 def join_tasks(files: Sequence[WholeFile], cores: int) -> Tasks:
-    """Return the files that each task writes, one large or several small ones, such that all cores have work."""
+    """Divide the files among tasks so that all cores have work. A task writes one large file or several small ones."""
     total = sum(piece.bytes for file in files for piece in file.pieces)
     most = min(TASK_BYTES, -(-total // cores))
     tasks: list[list[FileSlices]] = []
@@ -159,7 +159,7 @@ def join_tasks(files: Sequence[WholeFile], cores: int) -> Tasks:
 
 
 def write_plan(staging: StoragePath, name: str, tasks: Tasks) -> None:
-    """Write the list of each task's files to `name`, as JSON. Offsets at its start let a task read its list alone."""
+    """Write to `name`, as JSON, which files each task joins. Offsets at the start let a task read its own line only."""
     lines = [json.dumps(task).encode() for task in tasks]
     ends = np.cumsum([NUMBER * (len(lines) + 1), *map(len, lines)], dtype=np.int64)
     with staging.create(name) as file:
@@ -177,7 +177,7 @@ class JoinTask:
     plan: str
 
     def write(self, number: int, batches: Any) -> list[tuple[int, list[int]]]:
-        """Write the files of task `number`; return (its checksum, checksums of the slices as read) for each file."""
+        """Write the files of task `number`. Return, for each file, its checksum and those of the slices read for it."""
         with self.staging.open(self.plan) as file:
             file.seek(NUMBER * number)
             begin, end = np.frombuffer(file.read(2 * NUMBER), np.int64)

@@ -194,7 +194,7 @@ def check_executors(session: SparkSession) -> None:
 
 
 def _reported() -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return a task that reports the executor's Python and Hoploom. A nested function is sent as code, not by name."""
+    """Return a task that reports the executor's Python and Hoploom. It is nested so that it runs without Hoploom."""
 
     def report(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow
@@ -219,7 +219,7 @@ def _reported() -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 @contextmanager
 def explained(what: str, kind: type[HoploomError]) -> Iterator[None]:
-    """Turn Spark's errors in this block into the error that an executor sent, a known problem's, or else `kind`."""
+    """Raise Spark's errors in this block as Hoploom's: an executor's error, one for a known problem, or else `kind`."""
     try:
         yield
     except HoploomError:

@@ -262,7 +262,7 @@ def pieces_of(made: Sequence[Mapping[str, Any]], name: str) -> tuple[Piece, ...]
 
 
 def _directed(rows: SharedRows, stream: EdgeStream, ranges: Sequence[Ranges]) -> tuple[Any, Any]:
-    """Return the frame with a row for each edge and direction to write, and an expression for the range of a row."""
+    """Return a frame of all edges to write, reversed ones too, and an expression for the range number of a row."""
     frame, rule = rows.frame, stream.rule
     if not rule.undirected and rule.reverse is None:
         return frame, ranges[0].number_of("destination")
@@ -312,7 +312,7 @@ class TaskOptions:
 
 @dataclass(frozen=True)
 class NodeRangeTask:
-    """A Spark task that writes a block of fields of a range of nodes, or the members of a split among these nodes."""
+    """A Spark task that writes, for a range of nodes, either a block of fields or the members of a split."""
 
     options: TaskOptions
     ranges: Ranges
@@ -333,7 +333,7 @@ class NodeRangeTask:
             return writer.pieces
 
     def measure(self, number: int, batches: Batches) -> Any:
-        """Write statistics of the range's chunks, which the block's `finish` needs, to a file; return its name."""
+        """Write the statistics of range `number` that the block's `finish` needs to a file; return the file's name."""
         assert self.block is not None
         stream, rows = self._within(number, batches)
         name = f"{PIECES}/measures/{number:06d}-{secrets.token_hex(8)}"
@@ -361,14 +361,14 @@ def measures_in(staging: StoragePath, names: Sequence[str]) -> Iterator[Measures
 
 
 def _parts_within(bounds: Sequence[int], first: int, end: int) -> tuple[tuple[int, ...], int]:
-    """Return the bounds of the parts that a range overlaps, cut to the range, and the number of the first part."""
+    """Return (first, the part bounds between first and end, end), and the number of the part that `first` is in."""
     part = bisect_right(bounds, first) - 1
     return (first, *(bound for bound in bounds[part + 1 :] if bound < end), end), part
 
 
 @dataclass(frozen=True)
 class EdgeRangeTask:
-    """A Spark task that writes the in-edges of a range of nodes. Ranges of the reverse relation are numbered last."""
+    """A Spark task that writes the in-edges of a range of nodes. The reverse relation has the last range numbers."""
 
     options: TaskOptions
     ranges: tuple[Ranges, ...]  # of destinations
@@ -377,7 +377,7 @@ class EdgeRangeTask:
     decode: Callable[[pa.RecordBatch], EdgeRows]  # leaves out dropped edges
 
     def write(self, number: int, batches: Batches) -> Any:
-        """Write the pieces of range `number`; return the pieces by file, and how many rows were read and left out."""
+        """Write the pieces of range `number`; return them by file, and the numbers of rows read and rows left out."""
         direction = 0 if number < self.ranges[0].count else 1
         within = number - direction * self.ranges[0].count
         first, end = self.ranges[direction].limits(within)

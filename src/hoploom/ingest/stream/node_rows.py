@@ -32,7 +32,7 @@ CHUNK_BYTES = 16 << 20
 
 
 class ArraySink(Protocol):
-    """The interface of a writer of a store's files, which writes whole files or pieces of files."""
+    """The interface through which a store's files are written, whole or in pieces."""
 
     def append(self, name: str, field: Field, rows: Tensor) -> None:
         """Append rows of `field` to the file `name`."""
@@ -104,7 +104,7 @@ def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Ite
 def _spooled(
     stream: NodeStream, block: NodeFields, budget: SpillBudget, position: int, arriving: Iterator[Rows]
 ) -> Iterator[Callable[[], Iterator[Chunk]]]:
-    """Spool the `arriving` rows, all from id `position` on; yield a function that reads them in order, repeatedly."""
+    """Spool the rows of all ids from `position` on; yield a function that reads these rows in id order when called."""
     width = sum(field.row_bytes for field in block.fields.values())
     bounds = [position, stream.bounds[-1]]
     wanted = -(-(bounds[1] - position) * (width + KEY_BYTES) * 8 // budget.bytes)  # buckets of an eighth of the budget
@@ -118,7 +118,7 @@ def _spooled(
 
 
 def _in_chunks(spool: Spool, stream: NodeStream, block: NodeFields, step: int) -> Iterator[Chunk]:
-    """Yield all rows in chunks, whose sizes depend on the rows' number and width alone, not on the memory."""
+    """Yield the spooled rows in id order, in chunks of a size that does not depend on the memory."""
     for bucket in spool.buckets():
         values, offset = {}, KEY_BYTES
         for name, field in block.fields.items():
@@ -134,7 +134,7 @@ def _in_chunks(spool: Spool, stream: NodeStream, block: NodeFields, step: int) -
 
 
 def chunk_rows(rows: int, width: int) -> int:
-    """Return `rows`, halved until this number of rows of `width` bytes fits CHUNK_BYTES."""
+    """Halve the number `rows` until so many rows of `width` bytes fit CHUNK_BYTES; return the result."""
     while rows > 1 and rows * width > CHUNK_BYTES:
         rows //= 2
     return rows

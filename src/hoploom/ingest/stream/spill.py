@@ -139,7 +139,7 @@ class Spool:
 
 
 def bucket_bounds(bounds: Sequence[int], wanted: int, step: int = 1) -> list[int]:
-    """Return the bounds of about `wanted` buckets. No bucket crosses parts; sizes are multiples of `step` keys."""
+    """Return the bounds of about `wanted` buckets of `step` keys or a multiple. No bucket has keys of two parts."""
     span = max(-(-(bounds[-1] - bounds[0]) // wanted), 1)
     span = -(-span // step) * step
     cuts = {bounds[0]}
@@ -150,7 +150,7 @@ def bucket_bounds(bounds: Sequence[int], wanted: int, step: int = 1) -> list[int
 
 
 def by_part(bounds: Sequence[int], buckets: Iterator[Bucket]) -> Iterator[tuple[int, Iterator[Bucket]]]:
-    """Yield, for each part, its number and an iterator of its buckets; a part without buckets has an empty one."""
+    """Yield the number of each part, and an iterator of the part's buckets, which is empty if there are none."""
     grouped = groupby(buckets, key=lambda bucket: min(bisect_right(bounds, bucket.first), len(bounds) - 1) - 1)
     done = 0
     for part, some in grouped:

@@ -46,7 +46,7 @@ class EdgeRows(NamedTuple):
 
 @dataclass(frozen=True)
 class IdRows(Generic[T]):
-    """A stream whose rows are computed from store ids alone: 0 to num_nodes - 1, in order."""
+    """A stream of rows that are computed, not read: `make` gets the store ids 0 to num_nodes - 1, in chunks."""
 
     num_nodes: int
     make: Callable[[Tensor], T]  # takes ids [n] int64
@@ -88,7 +88,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class NodeFields:
-    """A block: fields of a node type whose values arrive together, in the same rows."""
+    """A block of fields: those of a node type whose values arrive together, in the same rows."""
 
     fields: Mapping[str, Field]  # as they arrive
     rows: Callable[[], Iterator[Rows]]  # every node once, in any order

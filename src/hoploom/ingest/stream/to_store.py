@@ -1,8 +1,8 @@
 """Write streams into a store: nodes first, then each relation as in-edge lists, by buckets of destination nodes.
 
-An edge waits as a record: destination, source, time if lists are in time order, and fields. A bucket takes an eighth of
-the memory budget, waiting records a quarter. Not counted are the longest in-edge list (about 20 bytes an edge), and
-eight bytes for each source node if edges take the times of their source nodes.
+Until its in-edge list is written, an edge is kept as a record: destination, source, time if there are times, and
+fields. Records take a quarter of the memory budget, and the bucket that is sorted takes an eighth. The budget does not
+count the longest in-edge list (about 20 bytes an edge), nor the times of source nodes, eight bytes each.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,7 +67,7 @@ class WrittenRelation:
         return files | {layout.edge_file(part, self.relation, name): f for name, f in self.relation.fields.items()}
 
     def columns(self, part: int = 0) -> dict[str, Field]:
-        """Return the columns that follow a record's key (the destination), by the file that each is written to."""
+        """Return the columns of an edge's record after the destination id: a dict from file name to field."""
         derived = {layout.topology_file(part, self.relation, name) for name in ("indptr", "weight")}
         return {name: field for name, field in self.files(part).items() if name not in derived}
 
@@ -140,7 +140,7 @@ def _budget(writer: StoreWriter, options: StoreOptions) -> SpillBudget:
 def written_relations(
     stream: EdgeStream, nodes: Sequence[NodeStream], options: StoreOptions, source_times: Sequence[Tensor | None]
 ) -> list[WrittenRelation]:
-    """Return the layout of a stream's relation, and of its reverse if any; `source_times` has an entry for each."""
+    """Return the layout of a relation, and of its reverse if it has one. `source_times` has an entry for each."""
     by_name = {s.name: s for s in nodes}
     return [
         WrittenRelation(
@@ -158,7 +158,7 @@ def written_relations(
 
 
 def takes_node_times(stream: EdgeStream, sources: NodeStream, options: StoreOptions) -> bool:
-    """Return whether edges take the times of their source nodes; raise DataError unless times are one integer each."""
+    """Return whether edges take the times of their source nodes; raise DataError if a time is not one integer."""
     if options.time is None or options.time in stream.fields:
         return False
     field = stored_fields(sources).get(options.time)

@@ -93,7 +93,10 @@ def fitting_threads(share: int, largest: int, cores: int) -> int:
 
 
 def engine_share(memory: int) -> int:
-    """Return the engine's memory: half of what libraries leave of `memory`. Raise ConfigError if this is too little."""
+    """Return how many bytes the engine may use; raise ConfigError if they are too few.
+
+    They are half of `memory`, after subtracting what this process already holds and a reserve.
+    """
     _give_back()
     taken = resident_bytes()
     share = (memory - taken - ASIDE) // 2

@@ -54,7 +54,7 @@ class CsvFile:
 
     @contextmanager
     def opened(self, columns: Sequence[str] = (), types: Mapping[str, Any] | None = None) -> Iterator[Any]:
-        """Open a reader of `columns`, or of all if empty. Raise DataError that names the row that cannot be read."""
+        """Open a reader of `columns` (all if empty). If a row cannot be read, raise a DataError with its number."""
         try:
             with self._reader(columns, types or {}) as reader:
                 yield reader
@@ -75,7 +75,7 @@ class CsvFile:
     # --- errors ---------------------------------------------------------------------------------
 
     def _with_row(self, types: Mapping[str, Any], error: Exception) -> DataError:
-        """Return pyarrow's error with the row. Reads the file again in one thread, as pyarrow counts rows only then."""
+        """Return the error with the row's number. Reads the file again in one thread, so that pyarrow counts rows."""
         refused: list[Any] = []
 
         def refuse(row: Any) -> str:
@@ -234,7 +234,7 @@ def _numbers(table: Table, used: Sequence[str]) -> set[str]:
 
 
 def _id_type(file: CsvFile, name: str, column: Any) -> Any:
-    """Return int64 if all ids of a block are written as integers, else string; raise DataError if all are like 1.0."""
+    """Return int64 if all ids of a block are written as integers, else string; raise DataError for ids such as 1.0."""
     given = pc.drop_null(_without_empty(column))
     if len(given) == 0:
         return pa.null()
@@ -252,7 +252,7 @@ def _id_type(file: CsvFile, name: str, column: Any) -> Any:
 
 
 def _type_further_on(files: Sequence[CsvFile], name: str) -> Any:
-    """Return the type of a column whose first blocks hold only nulls, from its first values further on."""
+    """Infer the type of a column whose first blocks hold only nulls from the first values after these blocks."""
     is_id = name in files[0].table.id_columns.values()
     for file in files:
         for batch in file.batches({name: pa.string()}):

@@ -52,7 +52,7 @@ def naming_texts(source: TableSource, column: str) -> Iterator[None]:
 
 
 def duplicate_ids(engine: Engine, source: TableSource, pairs: ir.Table) -> DataError:
-    """Return the error about ids that have several rows, given the map `pairs` [id, node, again] of all ids."""
+    """Return the error about ids that have several rows: those in the table `pairs` for which `again` is true."""
     column = source.id_column
     count, listed = _listed(engine, source, column, pairs.filter(pairs["again"]).select("id"), skip=1)
     some = "an id has" if count == 1 else f"{count} ids have"
@@ -60,7 +60,10 @@ def duplicate_ids(engine: Engine, source: TableSource, pairs: ir.Table) -> DataE
 
 
 def dangling(engine: Engine, source: TableSource, role: str, nodes: str, ends: ir.Table) -> DataError | None:
-    """Return the error about edges whose `role` end is unknown; None if there are none. `ends` has the unknown ids."""
+    """Return the error about edges at unknown ids; None if there are none.
+
+    `role` says which end of the edges is unknown, source or destination; `ends` has the unknown ids.
+    """
     (found,) = result_rows(engine, ends.aggregate(rows=ends.count()))
     if not found["rows"]:
         return None
@@ -73,7 +76,7 @@ def dangling(engine: Engine, source: TableSource, role: str, nodes: str, ends: i
 
 
 def first_word(source: TableSource, column: str) -> tuple[str, Any] | None:
-    """Return the file and row, and the value, of the first value that is not a number; None if there is none."""
+    """Find the first value that is not a number. Return (its file and row, the value); None if there is none."""
     for origin, before, values in source.scan(column):
         for row, value in enumerate(values.to_pylist(), before + 1):
             if value is None:
@@ -115,7 +118,10 @@ def _at(source: TableSource, column: str, place: str | None, message: str) -> Da
 
 
 def _listed(engine: Engine, source: TableSource, column: str, ids: ir.Table, skip: int = 0) -> tuple[int, str]:
-    """Return the number of distinct ids, and a list of the first few with file and row (the second row if skip=1)."""
+    """Return the number of distinct ids, and a text with a few of them, each with its file and row.
+
+    With skip=1, the row is the second one that has the id, for messages about repeated ids.
+    """
     distinct = ids.distinct()
     (count,) = result_rows(engine, distinct.aggregate(ids=distinct.count()))
     with naming_texts(source, column):

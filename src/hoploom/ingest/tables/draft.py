@@ -123,7 +123,7 @@ def _section(name: str, paths: Sequence[TableFile], shown: Path) -> _Section:
 
 
 def _batches(file: TableFile, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    """Yield batches of a file's rows, with the given columns, or all if there are none."""
+    """Yield batches of a file's rows, with the given columns, or with all columns if `columns` is empty."""
     if file.kind in ("csv", "tsv"):
         with CsvFile(file).opened(columns) as reader:
             yield from reader
@@ -149,7 +149,7 @@ class _Draft:
         return bool({*_words(column)} & {*ID_WORDS}) or _stem(column) in self.types
 
     def own_id(self, table: _Section) -> str | None:
-        """Return a node table's id column: named like the table or `id`, without repeated values; else None."""
+        """Return a node table's id column, or None. It is named `id` or like the table, and its values are unique."""
         named = [name for name in table.id_typed if self.refers(name)]
         own = [name for name in named if _stem(name) == table.node_type] if len(named) < 3 else []
         general = [name for name in named if not _stem(name)]
@@ -160,7 +160,11 @@ class _Draft:
         return None
 
     def add_edges(self, table: _Section) -> None:
-        """Add an edge table's relation. Its ends are columns named as in END_WORDS, or like ids, or the only two."""
+        """Add the relation of an edge table, or a note if the table is left out.
+
+        Its id columns are those with names in END_WORDS, else the first two named like ids, else the only two that can
+        hold ids.
+        """
         named = [name for name in table.id_typed if self.refers(name)]
         ends = _named_ends(table) or (named[:2] if len(named) > 1 else table.id_typed)
         if len(ends) != 2:

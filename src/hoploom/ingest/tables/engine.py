@@ -86,16 +86,16 @@ class Engine(Protocol):
         """Return a table of the numbers 0 to count - 1, as `id`."""
 
     def stream(self, table: ir.Table, row_bytes: int = 16, *, as_read: bool = False) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of an expression, sorted if the expression sorts; `as_read` prefers the order of the files."""
+        """Yield the rows of an expression in batches. If `as_read`, rows keep the order of the files where possible."""
 
     def fold(self, table: ir.Table, task: Fold, row_bytes: int = 16) -> list[dict[str, Any]]:
         """Run `task` on all rows, or on each partition of the rows; return the results, dicts of numbers and texts."""
 
     def number(self, ids: ir.Table, num_rows: int, name: str) -> tuple[ir.Table, IdCounts]:
-        """Number the ids of a table [id, part]: return the map [id, node, again], and the counts of the ids.
+        """Give the ids in a table [id, part] store ids; return a table [id, node, again], and counts of the ids.
 
-        Nodes are numbered in the order of (part, id). A table of text ids also has a column `bucket`, and the order is
-        (part, bucket, id). `again` is true if the row before has the same id. Null ids are only counted.
+        `node` is the store id, ascending by (part, id). A table of text ids also has a column `bucket`, and the order
+        is (part, bucket, id). `again` is true if the id has occurred before. Null ids are only counted.
         """
 
     def close(self) -> None: ...
@@ -103,7 +103,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class EngineRows(Generic[T]):
-    """The rows of an expression, and the function that decodes its batches, in this process or in others."""
+    """A stream of an expression's rows: the engine, the table, and the function that decodes a batch of rows."""
 
     engine: Engine
     table: ir.Table
@@ -166,7 +166,7 @@ class DuckEngine:
         return [task(self.stream(table, row_bytes))]
 
     def number(self, ids: ir.Table, num_rows: int, name: str) -> tuple[ir.Table, IdCounts]:
-        """Number the ids bucket by bucket, so that they are never all sorted at once."""
+        """Give the ids store ids, bucket by bucket, so that they are never all sorted at once."""
         if "bucket" not in ids.columns:  # ranges of integers; rounding is harmless, as they still ascend with the ids
             (found,) = result_rows(self, ids.aggregate(low=ids["id"].min(), high=ids["id"].max()))
             low, high = found["low"] or 0, found["high"] or 0  # None if all are null
@@ -197,7 +197,7 @@ class DuckEngine:
 
 
 def _numbered_in_buckets(ids: ir.Table, sizes: ir.Table) -> ir.Table:
-    """Return the map [id, node, again] of ids [id, part, bucket]; `sizes` has the number of rows of each bucket."""
+    """Return the table of `Engine.number` for ids [id, part, bucket]; `sizes` has the number of ids in each bucket."""
     before = ibis.window(order_by=[sizes["part"], sizes["bucket"]], preceding=(None, 1))
     begins = sizes.select(
         in_part=sizes["part"],

@@ -135,7 +135,7 @@ class NodeRows:
     numbering: Numbering
 
     def stream(self, report: Report) -> NodeStream:
-        """Return the node type as a stream; add the nodes without a label to `report`."""
+        """Return the node type as a stream; add the number of nodes without a label to `report`."""
         table, planned = self.source.table, Planner(self.engine, self.source).fields()
         assert isinstance(table, NodeTable)
         label, split = planned.label, table.split
@@ -162,7 +162,7 @@ class NodeRows:
         return EngineRows(self.engine, given, partial(_node_rows, planned), planned.row_bytes, as_read=in_order)
 
     def _with_nodes(self, columns: Mapping[str, str]) -> ir.Table:
-        """Return the table's store ids as `node`, the user's ids as `id`, and `columns`, a dict from name to alias."""
+        """Return a table of store ids (`node`), user's ids (`id`) and `columns`, given as column name to alias."""
         rows, column = self.engine.read(self.source.paths), self.source.id_column
         ids = cast_ids(rows[column], self.source, column)
         chosen = rows.select(id=ids, **{alias: rows[name] for name, alias in columns.items()})
@@ -183,7 +183,7 @@ class NodeRows:
         return {word: EngineRows(self.engine, table, _members) for word, table in members.items()}
 
     def _drawn_splits(self, shares: Mapping[str, float], label: TableFields | None) -> Splits:
-        """Return random splits of these shares, drawn by node id and seed; if `label`, among labelled nodes only."""
+        """Return random splits with these `shares` of the nodes. With `label`, nodes without a label are in none."""
         ends = [0.0, *accumulate(shares.values())]
         ends[-1] = 1.0 if abs(ends[-1] - 1) < 1e-9 else ends[-1]
         ids = self.numbering.original(self.engine)
@@ -294,7 +294,10 @@ class _EdgeTables:
         return EdgeStream(table.relation, {field.name: field.field for field in planned.fields}, known, rule)
 
     def _joined(self, columns: dict[str, str]) -> ir.Table:
-        """Return edges as columns source, destination (store ids), *_given (the user's ids) and aliased `columns`."""
+        """Return a table of the edges, with the given `columns` under their aliases.
+
+        Its columns `source` and `destination` have store ids; `source_given` and `destination_given` have the user's.
+        """
         rows = self.engine.read(self.source.paths)
         given = {
             f"{end}_given": cast_ids(rows[column], self.source, column)

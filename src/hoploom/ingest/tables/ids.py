@@ -45,7 +45,10 @@ class Numbering:
         return self.bounds[-1]
 
     def attach(self, table: ir.Table, column: str, name: str) -> ir.Table:
-        """Return `table` with a column `name` of the store ids for `column`; UNKNOWN for unknown ids, NULL for null."""
+        """Return `table` with one more column, `name`: the store ids of the user's ids in `column`.
+
+        Ids without a node become UNKNOWN, and nulls become NULL; both are negative.
+        """
         if self.pairs is None:
             given = table[column]
             known = given.between(self.first, self.first + self.num_nodes - 1)
@@ -80,7 +83,7 @@ def cast_ids(ids: Any, source: TableSource, column: str) -> Any:
 
 
 def number_nodes(engine: Engine, table: NodeTable, source: TableSource | None, parts: int) -> Numbering:
-    """Return the numbering of a node type; raise DataError for nulls and duplicates."""
+    """Return the map from a node type's ids to store ids; raise DataError for null or repeated ids."""
     if source is None:
         assert table.count is not None
         if parts == 1:
@@ -113,7 +116,7 @@ def number_nodes(engine: Engine, table: NodeTable, source: TableSource | None, p
 
 
 def _without_gaps(engine: Engine, source: TableSource, ids: ir.Table) -> Numbering | None:
-    """Return a numbering that subtracts the smallest id, without a map; None if the ids have gaps or repeats."""
+    """Return a Numbering whose store ids are id minus smallest id; None if the ids have gaps or repeats."""
     (found,) = result_rows(engine, ids.aggregate(rows=ids["id"].count(), low=ids["id"].min(), high=ids["id"].max()))
     if found["rows"] != source.num_rows or found["high"] - found["low"] + 1 != found["rows"]:
         return None
@@ -122,7 +125,7 @@ def _without_gaps(engine: Engine, source: TableSource, ids: ir.Table) -> Numberi
 
 
 def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> Numbering:
-    """Return a numbering with a map of ids [id, part] (texts: [id, part, bucket]); raise DataError for unfit ids."""
+    """Return a Numbering with a table of all ids; raise DataError for ids that are null, repeated or damaged."""
     pairs, counts = engine.number(ids, source.num_rows, file_name(source.owner))
     column = source.id_column
     if not counts.is_utf8:

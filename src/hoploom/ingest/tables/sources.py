@@ -89,10 +89,10 @@ class TableSource:
                 row += batch.num_rows
 
     def locate(self, column: str, values: Sequence[Any], *, skip: int = 0, most_rows: int = BATCH) -> dict[Any, str]:
-        """Return, by value, the file and row (from 1) where each of `values` first occurs, or again if skip=1.
+        """Return a dict from each of `values` to the file and row where it first occurs; with skip=1, occurs next.
 
-        The value None finds nulls. Text is also found among integers. Values that are not found are left out. Reads the
-        table from its start, so use it only for error messages.
+        Rows count from 1. The value None finds nulls; the text "7" also finds the integer 7. Values that are not found
+        are left out. Reads the table from its start, so use it only for error messages.
         """
         left, found = dict.fromkeys(values, skip), dict[Any, str]()
         kind = pa.string() if any(isinstance(value, str) for value in left) else self.schema.field(column).type
@@ -176,7 +176,11 @@ def column_names(file: TableFile, csv_block: int = CSV_BLOCK) -> list[str]:
 
 
 def _linked(file: TableFile, scratch: Path) -> str:
-    """Return the path that engines read: a Parquet file's own, or `scratch`: a link for odd names, or a new file."""
+    """Return the path from which engines read a file: its own path, or `scratch`.
+
+    A Parquet file is read in place; if engines may misread its name, `scratch` becomes a link. A file of
+    another format is written to `scratch` as Parquet by the caller.
+    """
     if file.kind == "parquet":
         is_plain = PLAIN_PATH.fullmatch(file.path) and Path(file.path).name[0] not in "_."  # Spark skips these
         if is_url(file.path) or is_plain:
@@ -205,7 +209,7 @@ def _check_alike(found: Sequence[TableFile], schemas: Sequence[pa.Schema]) -> No
 
 
 def _single_columns(table: Table) -> dict[str, str]:
-    """Return the columns of keys that name one column, by key: ids, label, weight, time, split and fields."""
+    """Return a dict from key to column for the keys that name one column: ids, label, weight, time, split, fields."""
     given = {role: getattr(table, role, None) for role in ("label", "weight", "time", "split")}
     found = table.id_columns | {role: column for role, column in given.items() if isinstance(column, str)}
     return found | {f"fields.{as_key(field)}": column for field, column in table.fields.items()}

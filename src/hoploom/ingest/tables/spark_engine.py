@@ -137,7 +137,7 @@ def _folded(task: Fold, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 
 
 def _numbered(ids: DataFrame, num_rows: int) -> DataFrame:
-    """Return rows [id, range, place, again, stats] for ids [id, part], or [id, part, bucket] if ids are texts.
+    """Sort the ids [id, part], for texts [id, part, bucket], in ranges; return rows [id, range, place, again, stats].
 
     `place` is the index of an id in its range; `again` is true if the row before has the same id. The last row of a
     range has no id, but the counts of the range as `stats`.

@@ -130,7 +130,7 @@ def _remote(graph: GraphFile, key: str, url: str) -> list[str]:
 
 @contextmanager
 def readable(refusal: str) -> Iterator[None]:
-    """Raise errors of reading a damaged file in this block as DataError: `refusal`, then the library's reason."""
+    """Raise DataError if a file cannot be read in this block. The message is `refusal`, then the library's reason."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:

@@ -367,7 +367,7 @@ class Planner:
         return TableFields(self.source, found)
 
     def _field(self, key: str, name: str, names: Sequence[str], dtype: str | None = None) -> FieldColumns:
-        """Return the field `name`, made of the columns `names` for the key `key`; dtype=None: the values' dtype."""
+        """Plan the field `name` of the key `key`, made of the columns `names`. dtype=None takes the key's default."""
         columns = tuple(self._column(key, name, dtype) for name in names)
         shape = (sum(column.extent for column in columns),) if key == "features" else columns[0].shape
         dtype = dtype or self._own_dtype(key, columns[0])
@@ -484,7 +484,7 @@ class TableFields:
 
     @property
     def label(self) -> "TableFields | None":
-        """A copy with the label as the only field, if labels can be missing (one number per node); else None."""
+        """A copy with the label as its only field; None if there is no label, or if labels cannot be missing."""
         found = [field for field in self.fields if field.columns[0].null is not None]
         return replace(self, fields=found) if found else None
 
