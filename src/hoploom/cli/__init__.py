@@ -1,8 +1,8 @@
-"""The `hoploom` command. COMMANDS gives the module of each subcommand; COMMANDS in that module, what it runs.
+"""The `hoploom` command. COMMANDS has the module of each subcommand; COMMANDS of that module has the functions to run.
 
-The modules that define arguments do not import torch, so that help appears at once.
-Exit codes: 0 done, 1 a check found problems or training failed, 2 the user's mistake (one line, no traceback),
-130 interrupted, 141 the reader of a pipe has closed it.
+The modules that define arguments do not import torch, so that help appears at once. Exit codes: 0 done, 1 a check found
+problems or training failed, 2 the user's mistake (one line, no traceback), 130 interrupted, 141 the reader of a pipe
+has closed it.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(words: Sequence[str], text: str, code: int) -> int:
-    """Print an error: a line on stderr and, with --json, one object on stdout, by rank 0 only. Return the exit code."""
+    """Print an error on stderr, and return `code`. With --json, rank 0 also prints one object on stdout."""
     print(complaint(text), file=sys.stderr)
     ours = words[: words.index("--")] if "--" in words else words
     is_main = True
@@ -135,7 +135,7 @@ def _run(words: list[str], *, is_process: bool) -> int:
 
 @contextmanager
 def _import_permanently() -> Iterator[None]:
-    """Disable garbage collection and PyG's FutureWarning in this block, then freeze the imported objects.
+    """Disable garbage collection and PyG's FutureWarning during a `with` block, then keep all objects from collection.
 
     Collecting the imported objects would take a quarter of a short command's time.
     """
@@ -162,7 +162,7 @@ def _open_streams() -> None:
 
 
 def _output_fails() -> bool:
-    """Return whether standard output has text that it cannot write, such as on a full disk."""
+    """Return whether writing to standard output fails, for example because the disk is full."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -171,7 +171,7 @@ def _output_fails() -> bool:
 
 
 def _drop_output() -> None:
-    """Drop text that standard output cannot write, because Python would complain about the text at exit."""
+    """Discard the text that standard output could not write. Otherwise, Python would report an error at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -187,7 +187,7 @@ class _UsageError(ConfigError):
 
 
 def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Show the help if the command is missing, and a hint if it is unknown."""
+    """Show the help and exit if the command is missing; report an unknown command with a hint."""
     if not words:
         parser.exit(2, parser.format_help())
     if words[0] in COMMANDS or words[0] in parser._option_string_actions:
@@ -222,7 +222,10 @@ def _unknown(parser: argparse.ArgumentParser, words: Sequence[str], unknown: Seq
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return the words before and behind --, if the command is `launch`: its arguments, and the command to launch."""
+    """Return two lists of words: for `launch`, its arguments (before --) and the command to launch (after --).
+
+    For any other command, the second list is empty.
+    """
     if words[0] != "launch":
         return words, []
     at = words.index("--") if "--" in words else len(words)
@@ -232,7 +235,10 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Turn `--fanouts -1,5` into `--fanouts=-1,5`, so that -1 is no option for argparse, and _ in options into -."""
+    """Return the words as argparse needs them: `--fanouts -1,5` becomes `--fanouts=-1,5`.
+
+    Otherwise -1 would be read as an option. In the names of options, _ becomes -.
+    """
     joined: list[str] = []
     for given in words:
         word = re.sub(r"^--[a-z_]+(?=$|=)", lambda flag: flag[0].replace("_", "-"), given)
@@ -254,7 +260,7 @@ ARGPARSE = (  # messages of argparse, and the messages that replace them
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors show the usage, and a line with the wrong value and a hint."""
+    """A parser whose error messages show the usage, then a line with the wrong value and a hint."""
 
     def __init__(self, *given: Any, **described: Any) -> None:
         columns = partial(
@@ -323,7 +329,7 @@ class _Overview(_Parser):
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: its arguments, the function that runs it, and what to show and import before the run."""
+    """A subcommand: the function that adds its arguments, the function that runs it, and what comes before the run."""
 
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Arguments], int]
@@ -333,7 +339,10 @@ class Command:
 
 
 class _Reading(argparse.Action):
-    """An argparse action that parses an option's text with `read`; `type` would hide the message of a ConfigError."""
+    """An argparse action that converts an option's text with `read`.
+
+    The argument `type` of argparse would not do: it hides the message of a ConfigError.
+    """
 
     def __init__(self, *, read: Read, appends: bool = False, **described: Any) -> None:
         super().__init__(**described)
@@ -347,7 +356,7 @@ class _Reading(argparse.Action):
 def add_option(
     parser: argparse.ArgumentParser, flag: str, read: Read, *, default: str | None = None, **described: Any
 ) -> None:
-    """Add an option to `parser`. `read(flag, text)` converts and checks the text that users give, and `default`."""
+    """Add an option to `parser`. `read(flag, text)` converts and checks the user's text, and also a text `default`."""
     value = default if default in (None, argparse.SUPPRESS) else read(flag, str(default))
     parser.add_argument(flag, action=_Reading, read=read, default=value, **described)
 
@@ -383,12 +392,15 @@ def read_address(flag: str, text: str) -> str:
 
 
 def fanouts_or_none(flag: str, text: str) -> list[int] | None:
-    """Return the fanouts in a text such as 15,10,5; None if the text is "none": nothing is sampled."""
+    """Return the fanouts in a text such as 15,10,5; None for the text "none", with which nothing is sampled."""
     return None if text == NONE else list(parse_fanouts(flag, text))
 
 
 def seeds_of(schema: "Schema", text: str | None) -> str | tuple[str, str] | None:
-    """Return the loader's `input_nodes` for SPLIT, TYPE:SPLIT or none. Default: train, if only one type has it."""
+    """Return the loader's `input_nodes` for a text: SPLIT, TYPE:SPLIT, or "none" for None.
+
+    Without a text, return the split `train` if only one node type has it, else None.
+    """
     if text == NONE:
         return None
     known = {
@@ -408,7 +420,10 @@ def seeds_of(schema: "Schema", text: str | None) -> str | tuple[str, str] | None
 
 
 def check_writable(flag: str, path: Path | None, *suffixes: str) -> None:
-    """Raise ConfigError if a file cannot be written. Commands check this before long work, not at its end."""
+    """Raise ConfigError if a file cannot be written, or does not end in one of `suffixes` (if there are any).
+
+    Commands check this before long work, not after it.
+    """
     if path is None:
         return
     folder = path.absolute().parent
@@ -435,7 +450,7 @@ def for_people(arguments: Arguments) -> TextIO:
 
 
 def say(text: str) -> None:
-    """Show what the command is doing, on stderr if that is a terminal."""
+    """Print a line about what the command is doing, if stderr is a terminal."""
     if sys.stderr.isatty():
         print(paint(text, "dim", sys.stderr), file=sys.stderr, flush=True)
 
@@ -471,7 +486,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str | int]]) -> st
 
 @contextmanager
 def node_progress() -> Iterator[Callable[[int, int], None]]:
-    """Yield show(done, total), which draws a bar of the nodes that are done, on stderr if that is a terminal."""
+    """Yield a function show(done, total) that draws a progress bar of nodes, on stderr if that is a terminal."""
     from tqdm import tqdm
 
     with tqdm(unit=" nodes", unit_scale=True, disable=None) as bar:

@@ -1,6 +1,6 @@
-"""The commands of a cluster: `launch` starts a cluster, and `serve` is one of its servers.
+"""The commands of a cluster: `launch` starts a cluster, and `serve` runs one server.
 
-This module has the arguments; code that imports torch is in other modules, so that help appears at once.
+This module defines the arguments. Code that imports torch is in other modules, so that help appears at once.
 """
 
 import argparse

@@ -108,7 +108,7 @@ def _checks() -> Iterator[Check]:
 
 
 def _packages() -> Iterator[Check]:
-    """Yield a check of each package that Hoploom requires: a missing package is wrong, a missing extra is a note."""
+    """Yield a check of each required package, which is wrong if missing, and of each extra, which is only noted."""
     try:
         from packaging.requirements import Requirement  # torchmetrics needs it
 

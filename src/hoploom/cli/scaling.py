@@ -96,7 +96,7 @@ def _bench(arguments: Arguments) -> int:
 
 
 def _bench_store(arguments: Arguments) -> int:
-    """Print a table of the size and time of batches, with a row for each pair of fanouts and batch size."""
+    """Measure batches, and print their size and time in a table. Each pair of fanouts and batch size is one row."""
     from hoploom.load import NeighborLoader
     from hoploom.store import open_store
 
@@ -118,7 +118,7 @@ def _bench_store(arguments: Arguments) -> int:
 
 
 def _mean_cost(loader: "NeighborLoader") -> list[float]:
-    """Return the mean number of seeds, nodes, edges, bytes and seconds per batch."""
+    """Return the means per batch of the loader: seeds, nodes, edges, bytes, and seconds."""
     for _ in loader.steps(range(min(len(loader), WARM_UP))):
         pass
     began = time.perf_counter()

@@ -80,7 +80,7 @@ def batch_options(arguments: Arguments, security: ServerSecurity) -> BatchOption
 
 
 def _cache(arguments: Arguments) -> str:
-    """Return the text of --cache, empty for no cache; raise ConfigError if it is no size, or if --peers is missing."""
+    """Return the text of --cache; "" for no cache. Raise ConfigError if it is not a size, or if --peers is missing."""
     size = str(arguments.cache)
     if not size:
         return ""
@@ -100,7 +100,7 @@ def _warn(warning: str | None) -> None:
 
 @contextmanager
 def _asked_to_stop() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM sets, and Ctrl-C unless it is ignored; a second signal ends the process."""
+    """Yield an event that SIGTERM sets, and SIGINT unless it is ignored. A second signal ends the process."""
     asked = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""The commands build, import, generate and partition write stores; fetch copies a store; info and check read one."""
+"""The commands about stores: build, import, generate and partition write, fetch copies, info and check read stores."""
 
 import argparse
 import json
@@ -61,7 +61,7 @@ def _path_or_url(text: str) -> Path | str:
 
 
 def _show_store(arguments: Arguments, seconds: float, **more: Any) -> int:
-    """Print a line about the new store and, with --json, one object that includes `more`. Return the exit code."""
+    """Print a line about the new store; with --json, also print one object with `more`. Return the exit code."""
     from hoploom.store.format import STORE_FILE, parse_manifest
     from hoploom.store.storage_path import StoragePath
 
@@ -310,7 +310,7 @@ def _size(size: int) -> str:
 
 @contextmanager
 def _bytes_shown() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows bandwidth and time left, as a bar on a terminal, else as a line at intervals."""
+    """Yield a function that shows the bandwidth and the time left: a bar on a terminal, else a line at intervals."""
     from tqdm import tqdm
 
     with tqdm(unit="B", unit_scale=True, disable=None) as bar:
@@ -366,7 +366,7 @@ def _headline(path: Path | str, manifest: "Manifest") -> str:
 
 
 def _contents(manifest: "Manifest") -> dict[str, Any]:
-    """Return the content of store.json, with the sizes of the store and its parts instead of the list of files."""
+    """Return the content of store.json with the bytes of the store and of each part, but without the list of files."""
     from hoploom.store.format import manifest_to_json
 
     contents: dict[str, Any] = json.loads(manifest_to_json(manifest))
@@ -377,7 +377,7 @@ def _contents(manifest: "Manifest") -> dict[str, Any]:
 
 
 def _description(path: Path, manifest: "Manifest") -> Iterator[str]:
-    """Yield the blocks of text that `hoploom info` prints: the headline, and tables of types, relations and parts."""
+    """Yield what `hoploom info` prints, block by block: a headline, and tables of node types, relations and parts."""
     schema = manifest.schema
     named = (("weights", schema.weight), ("times", schema.time))
     yield "\n".join([_headline(path, manifest), *(f"{what} are in field {name!r}" for what, name in named if name)])

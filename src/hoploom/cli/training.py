@@ -125,7 +125,7 @@ def train_rank(context: "Context", run_file: "RunFile", resume: bool, progress: 
 
 
 def _way_on(error: str, arguments: Arguments, run_file: "RunFile", started: RankInfo) -> list[str]:
-    """Return hints after a stop: the last checkpoint, unless `error` names it, and how to continue from there."""
+    """Return hints for the time after a stop: the last checkpoint (if `error` does not name it) and how to continue."""
     from hoploom.train.checkpoint import last_good
     from hoploom.train.runs.run_file import LAST
 
@@ -191,7 +191,7 @@ def infer_run(arguments: Arguments) -> int:
 def infer_rank(
     context: "Context", run_file: "RunFile", checkpoint: Path, out: str, options: dict[str, Any], as_object: bool
 ) -> None:
-    """Write this rank's share of the output rows; rank 0 prints the folder of the output."""
+    """Write this rank's share of the output rows. Rank 0 prints the path of the folder with the output."""
     from hoploom.inference.infer import Inference, folder_of, infer
     from hoploom.nn.models import GNN
     from hoploom.ranks.context import unwrap
@@ -224,7 +224,7 @@ def _on_ranks_of_run(
 
 
 def _num_processes(arguments: Arguments, run_file: "RunFile", started: RankInfo) -> int:
-    """Return the number of processes that a launcher started; without a launcher, that of --processes or run.toml."""
+    """Return the number of processes: as many as a launcher has started, else the number in --processes or run.toml."""
     wanted: int | None = arguments.processes
     if started.source == "single":
         return wanted or run_file.train.processes

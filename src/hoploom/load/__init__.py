@@ -1,4 +1,4 @@
-"""Loaders: they divide an epoch into steps and make the batch of each step."""
+"""Loaders: each divides an epoch into steps and makes the batch of every step."""
 
 import sys
 from types import ModuleType

@@ -250,7 +250,7 @@ def read_fanouts(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanou
 
 
 def shown_counts(schema: Schema, sampling: Sampling) -> dict[str, str]:
-    """Return, for display, the fanouts (by relation if they differ), or HGT's node counts (by type)."""
+    """Return the fanouts for display, by relation if they differ; for HGT, the numbers of nodes by type."""
     counts, owners = sampling.fanouts, [" ".join(relation.key) for relation in schema.relations]
     if sampling.num_samples:
         counts, owners = sampling.num_samples, list(schema.type_index)
@@ -280,7 +280,7 @@ def assembler_of(given: LoaderArguments, graph: PygGraph, sampling: Sampling) ->
 
 
 def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degrees: bool) -> Reduce | None:
-    """Check `aggregate` and `degrees`; return how the first layer's neighbours are aggregated, or None."""
+    """Check `aggregate` and `degrees`; return `aggregate`, the reduction of the first layer's neighbours, or None."""
     if degrees and len(schema.relations) != 1:
         raise ConfigError("degrees=True is for graphs of one node type and relation; leave it out")
     if aggregate is None:
@@ -339,7 +339,7 @@ def read_tensor(what: str, values: Any) -> Tensor:
 
 
 def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tensor | None]:
-    """Return the seeds' node type, their ids [n] int64, and the batch field `input_id`: the ids of a mask, else None.
+    """Return the seeds' node type, their ids [n] int64, and for a mask their ids again, as the batch field `input_id`.
 
     `input_nodes` is None (all nodes), a split, ids or a mask; with several types, also a type, or (type, one of these).
     """
@@ -467,7 +467,7 @@ def read_negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling |
 
 
 def seeds_name(given: LoaderArguments) -> str:
-    """Return the name of the split, node type or relation that was given as seeds; "" for ids and masks."""
+    """Return the name of the split, node type or relation that `given` has as seeds; "" for ids and masks."""
     named = getattr(given, "input_nodes", getattr(given, "edge_label_index", None))
     words = named if isinstance(named, tuple | list) else [named]
     words = words[0] if words and isinstance(words[0], tuple | list) else words

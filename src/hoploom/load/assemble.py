@@ -117,7 +117,7 @@ class Assembler:
         return tuple(n for n in owner.fields if n == EDGE_ID or (n in chosen and (key, n) not in self.deleted))
 
     def _aggregated(self, sampled: Sampled) -> dict[tuple[TypeKey, str], Tensor]:
-        """Return, by relation, neighbours' features aggregated for layer one; the batch then needs no rows of them."""
+        """Return neighbours' features aggregated for layer one, by relation; the batch then has no neighbours' rows."""
         schema = self.store.schema
         if any("weight" in data for block in sampled.blocks[:1] for data in block.data.values()):
             raise ConfigError("aggregate= adds rows up without the weights that sample_frontier gives; leave it out")
@@ -172,14 +172,14 @@ class Assembler:
         return fields | self._set({"num_sampled_edges": num_edges})
 
     def _framed(self, owner: TypeKey, ids: Tensor) -> dict[str, TensorFrame | Tensor]:
-        """Return the rows of `ids` in those fields of a type that are not in the store, such as TensorFrames."""
+        """Return the rows of `ids` in those fields of `owner` that are not in the store, such as TensorFrames."""
         if owner not in self.frames:
             return {}
         named = {n: frame for n, frame in self.frames[owner].items() if (owner, n) not in self.deleted}
         return {name: frame[ids] for name, frame in named.items() if self.fields is None or name in self.fields[owner]}
 
     def _set(self, added: dict[str, Any]) -> dict[str, Any]:
-        """Return `added`, in heterogeneous graphs without None values; else None removes a field, as in PyG."""
+        """Return `added`, without None values if the graph is heterogeneous. Else None removes a field, as in PyG."""
         keep_none = self.store.schema.homogeneous
         return {name: value for name, value in added.items() if keep_none or value is not None}
 
@@ -197,7 +197,7 @@ def note_edges(sampled: Sampled, schema: Schema) -> None:
 
 
 def _num_inner(sampled: Sampled, index: int, name: str) -> int:
-    """Return the number of nodes of a type that the first layer computes; they have the lowest local ids."""
+    """Return the number of nodes of a type whose output the first layer computes; these have the lowest local ids."""
     if sampled.blocks:
         return sampled.blocks[0].num_destinations[name]  # type: ignore[index]
     assert sampled.num_nodes is not None
@@ -205,7 +205,7 @@ def _num_inner(sampled: Sampled, index: int, name: str) -> int:
 
 
 def _install(storage: Any, values: Mapping[str, Any], order: Sequence[str]) -> None:
-    """Set a storage's fields in the user's order, directly in its mapping: PyG's setter costs 5 us a field."""
+    """Set the fields of a PyG storage in the user's order, directly in its mapping; PyG's setter is slow."""
     mapping = storage._mapping
     found = {**mapping, **values}
     early = [name for name in found if name not in ADDED]
@@ -264,14 +264,14 @@ def of_blocks(batch: Batch) -> Batch:
 
 
 class Arriving(NamedTuple):
-    """A batch that a side stream is still making. `receive` makes the current stream wait for it, and returns it."""
+    """A batch that a side stream is still making. `receive` makes the current stream wait, and returns the batch."""
 
     receive: Callable[[], Any]
     batch: Any  # kept until then, as the side stream uses its memory
 
 
 def is_there(device: torch.device | None, placed: torch.device) -> bool:
-    """Return whether `device` is `placed`, the device where a placed store's batches are made; None stands for it."""
+    """Return whether `device` is the GPU `placed`, on which the batches are made; None stands for that GPU."""
     if device is None or device == placed:
         return True
     return device.type == placed.type == "cuda" and device.index is None and torch.cuda.current_device() == placed.index

@@ -1,4 +1,4 @@
-"""The loader: an order of steps, a maker of their batches, a pipeline, and a position that can be saved."""
+"""The loader: it combines an order of steps, a maker of batches, a pipeline of threads, and a position to be saved."""
 
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -62,7 +62,7 @@ def producer_of(maker: LocalMaker, device: torch.device | None, look_ahead: int 
 def local_producer(maker: LocalMaker, num_steps: int | None) -> Maker:
     """Return `maker`, wrapped in LookAhead if some rows are on disk or on another host.
 
-    LookAhead fetches for `num_steps` steps at a time; None: with a memory budget, for as many as fit.
+    LookAhead fetches the rows of `num_steps` steps at a time; if it is None, of as many as fit in the memory budget.
     """
     store = maker.assembler.store
     features = store.features
@@ -117,7 +117,7 @@ def _version(rows: Any) -> int:
 
 
 def _is_as_read(storage: Any, name: str, old: Any, version: int) -> bool:
-    """Return whether a field has the rows that the loader read, or was deleted, or moved to another device."""
+    """Return whether a field has the rows that the loader read; also True if it was deleted, or moved to a device."""
     if (now := storage.get(name)) is old:
         return _version(now) == version
     if now is None or not isinstance(old, Tensor | TensorFrame) or getattr(now, "device", None) != old.device:
@@ -189,7 +189,7 @@ class Loader:
         self._is_compared, self._looped = False, -1  # whether with other ranks' loaders; the newest loop's epoch
 
     def _meet(self) -> None:
-        """Update this rank's share of the seeds, and post the loader's seeds, which other ranks compare with theirs."""
+        """Update this rank's share of the seeds, and post a hash of the seeds for other ranks to compare."""
         if not dist.is_initialized():
             return
         share = self.share if self.share.is_given else agreement.read_share(None, None)
@@ -254,7 +254,7 @@ class Loader:
         raise ConfigError("a loader is never copied or pickled; make another, and give it this one's state_dict()")
 
     def share_steps(self, num_seeds: int) -> Self:
-        """Set the seeds per step over all ranks; batch_size must be num_seeds // world_size. Return the loader."""
+        """Set the seeds per step of all ranks together; batch_size must be num_seeds // world_size. Return self."""
         self._order = replace(self._order, extra_seeds=num_seeds - self.batch_size * self.world_size)
         self._looping = self._order
         return self
@@ -268,7 +268,7 @@ class Loader:
         return self._epoch(self.begin_epoch())
 
     def begin_epoch(self) -> EpochSteps:
-        """Begin the next epoch, or the rest of a restored one; return its steps, without making their batches."""
+        """Begin the next epoch, or the rest of a restored one; return its steps, whose batches the caller makes."""
         self._watched.check()
         self.settle()
         reader = None if self._meeting is None or self.share.origin == LONE else self._meeting.lone_reader()
@@ -302,14 +302,14 @@ class Loader:
                 yield batch
 
     def _pass(self, order: Order, loop: int, step: int) -> None:
-        """Move the loader's position behind `step`, which is done, unless a loop newer than `loop` has begun."""
+        """Set the loader's position to just after the finished `step`, unless a loop newer than `loop` has begun."""
         if loop == self._num_loops:
             at_end = step == order.num_steps - 1
             after = Position(order.epoch, step + 1, order.step_span(step)[1])
             self._consumed = Position(order.epoch + 1) if at_end else after
 
     def reading(self, order: Order | None = None) -> Fingerprint:
-        """Return the settings and seeds that ranks must share to read `order`; None: to take whole steps in turn."""
+        """Return the settings and seeds that ranks must share to read `order`; default: whole steps, taken in turn."""
         if order is None:
             order = self._order if isinstance(self._order, DividedOrder) else self._order.for_one_rank()
             order = order.at_epoch(0)

@@ -1,10 +1,10 @@
 """Look-ahead: the rows that coming batches need, and that are not in memory, are fetched together, each row once.
 
 All batches of a group of steps are sampled first. Rows that neither a cache nor the previous group has are then fetched
-by one request per peer, and each batch is assembled. Each id is looked up only once. Costs memory for the rows of two
-groups, and the first batch waits for its group. With scratch space, rows of more steps than fit in memory are copied
-there, those of each step together; then every step is sampled twice, for its ids and for its batch. The copies are
-unnamed files, so nothing is left behind, however the process ends.
+by one request per peer, and the batches are made. This costs memory for the rows of two groups, and the first batch
+waits for its group. With scratch space, a group has more steps than fit in memory: its rows are copied to a file, those
+of each step together. Every step is then sampled twice, for its ids and for its batch. The files have no names, so they
+disappear with the process.
 """
 
 import shutil
@@ -60,8 +60,8 @@ def _key_of(owner: TypeKey, ids: Tensor) -> Ids:
 class Window:
     """The fetched rows of one node type or relation that the last two groups of steps need.
 
-    A row keeps its slot (its index in the tables) while a step needs the row; then another row gets the slot. So no row
-    is copied from group to group. With `little_memory`, a hash table finds slots, not an array over all ids.
+    A row keeps its index in the tables (its slot) while it is needed; later another row gets this slot. No row is
+    copied from group to group. With `little_memory`, a hash table maps ids to slots; else an array over all ids does.
     """
 
     def __init__(self, schema: Schema, owner: TypeKey, fields: Collection[str], *, little_memory: bool) -> None:
@@ -71,7 +71,7 @@ class Window:
         self.tables = {name: empty_rows(schema, owner, name, 0) for name in fields}
 
     def find(self, lookups: Sequence[RowLookup]) -> tuple[list[CachedPositions], Tensor]:
-        """Begin the next group: return where each lookup's missing rows are in the tables, and the slots to fill."""
+        """Begin the next group: return the table rows of each lookup's missing ids, and the table rows to be filled."""
         self.slots.begin()  # rows that only the group before the last needed may be replaced
         found = [self.slots.find(one.ids, one.missing) for one in lookups]
         fresh = [self.slots.add(one.ids, new, slots) for one, (slots, new) in zip(lookups, found, strict=True)]
@@ -87,7 +87,7 @@ class Window:
 
 
 class PrefetchedRows:
-    """A FeatureStore that reads rows where `lookups` have found them, and routes only other ids to their shards."""
+    """A FeatureStore that copies the rows found by `lookups`, and requests the rows of other ids from their shards."""
 
     def __init__(self, features: Sharded, fields: Fields, lookups: Sequence[RowLookup]) -> None:
         self._features, self._fields = features, fields
@@ -119,7 +119,7 @@ class PrefetchedRows:
 
 
 class PackedRows(NamedTuple):
-    """The rows of one list of ids in a scratch file, in the order of the ids, but cut into separate pieces."""
+    """The rows of ascending `ids` in a scratch file. They are in the order of `ids`, but in several separate pieces."""
 
     rows: FileRows
     ids: SortedIds  # ascending
@@ -138,10 +138,10 @@ class PackedRows(NamedTuple):
 
 
 class RowLists:
-    """Lists of ascending ids of one table, a list per step, whose rows are copied to scratch space in pieces."""
+    """Ids of one table, ascending, for each step of a group. `copy` copies their rows to scratch space in pieces."""
 
     def __init__(self, ids: Sequence[SortedIds], row_bytes: int, piece_bytes: int) -> None:
-        """Take the lists, the bytes of a row, and the memory that reading a piece may take."""
+        """Take the ids by step, the bytes of a row, and the memory that reading a piece may take."""
         self.ids, self.row_bytes = ids, row_bytes
         self.rows_at_once = max(1, piece_bytes // (row_bytes + OF_A_ROW))
         self.begins = cut(ids, self.rows_at_once)  # index at which each piece begins in each list: [pieces + 1, lists]
@@ -157,7 +157,7 @@ class RowLists:
         read: Callable[[list[Tensor], list[Tensor]], None],
         check: Callable[[], None],
     ) -> list[PackedRows]:
-        """Copy the rows to a scratch file; return the PackedRows of each list.
+        """Copy the rows to a scratch file, and return the PackedRows of each step.
 
         `read(ids, outs)` reads rows as bytes, [n, row_bytes] uint8; `check()` is called before each piece.
         """
@@ -192,7 +192,7 @@ Packed = Mapping[tuple[TypeKey, int], Mapping[str, PackedRows]]  # rows of a ste
 
 
 class StepRows(NamedTuple):
-    """The rows that one lookup needs of one shard, in scratch space. Used in the place of a CachedPositions."""
+    """The rows, in scratch space, that one lookup needs from one shard. Has the `copy` method of CachedPositions."""
 
     tables: Mapping[str, PackedRows]
     reads: Reads
@@ -284,7 +284,7 @@ class LookAhead(Maker):
             )
 
     def _measured(self, order: Order) -> tuple[int, int]:
-        """Return the bytes of a step's missing rows, and of their ids: the most in three steps of the first loop."""
+        """Return the bytes of rows that a step must fetch, and of their ids: the most in three steps of a loop."""
         if self._step_size is None:
             sizes, left, schema = [(1, 0)], order.steps, self._features.schema
             for step in sorted({left[0], (left[0] + left[-1]) // 2, left[-1]}) if left else ():
@@ -303,7 +303,7 @@ class LookAhead(Maker):
     def fetch(self, batches: Sequence[Sampled], windows: dict[TypeKey, Window]) -> Mapping[int, Assembler]:
         """Fetch the rows that these batches need and this process does not have, in one request per peer.
 
-        Return an Assembler for each batch, by id(sampled).
+        Return an Assembler for each batch, by the `id` of its Sampled object.
         """
         with self._maker.seconds("fetch"):
             fields, lookups = self._look_up(batches)
@@ -338,7 +338,7 @@ class LookAhead(Maker):
         return {owner: (found, fields[owner]) for owner, found in ids.items() if len(found)}
 
     def _look_up(self, batches: Sequence[Sampled]) -> tuple[Fields, list[list[RowLookup]]]:
-        """Return the fields that are not all in memory, and the lookups of each batch: one per distinct id tensor."""
+        """Return the fields that are not all in memory, and for each batch, one lookup for every tensor of ids."""
         wanted = [self._maker.assembler.wanted(one) for one in batches]
         fields: dict[TypeKey, list[str]] = {}
         for owner, name in dict.fromkeys((want.owner, want.field) for of_batch in wanted for want in of_batch):
@@ -351,7 +351,7 @@ class LookAhead(Maker):
         return fields, [[self._features.look_up(want.owner, want.ids) for want in one.values()] for one in lists]
 
     def _assembler(self, fields: Fields, lookups: Sequence[RowLookup]) -> Assembler:
-        """Return an Assembler that reads the rows of a batch where `lookups` have found them."""
+        """Return an Assembler that takes the rows of a batch from where `lookups` found them."""
         assembler = self._maker.assembler
         features = PrefetchedRows(self._features, fields, lookups)
         return replace(assembler, store=replace(assembler.store, features=features))
@@ -359,7 +359,7 @@ class LookAhead(Maker):
     # --- scratch space ----------------------------------------------------------------------------
 
     def _steps_that_fit(self, order: Order, num_bytes: int, id_bytes: int, deadline: float) -> int:
-        """Return the steps of a group in scratch space, limited by space, memory and the wait for the first batch."""
+        """Return the steps of a group in scratch space, limited by space, memory, and the wait for the first batch."""
         store = self._maker.assembler.store
         assert store.reads is not None
         assert store.budget is not None
@@ -389,7 +389,7 @@ class LookAhead(Maker):
     def _pack(self, order: Order, steps: Sequence[int], left: threading.Event) -> Mapping[int, Packed]:
         """Copy those rows of these steps that are not in memory to an unnamed file in scratch space.
 
-        Raise CancelledError if `left` is set, because the loop over the batches has ended.
+        Raise CancelledError if `left` is set, which means that the loop over the batches has ended.
         """
 
         def check() -> None:
@@ -427,7 +427,7 @@ class LookAhead(Maker):
     def _planned(
         self, ids: Mapping[TypeKey, Mapping[int, SortedIds]], fields: Fields
     ) -> list[tuple[TypeKey, int, str, RowLists]]:
-        """Return, for each table to copy from: node type or relation, shard number, field name, and ids by step."""
+        """Return the tables to copy rows from: node type or relation, shard number, field name, and the ids by step."""
         plans = []
         for number, shard in enumerate(self._features.shards):
             on_disk = {of: table.rows for (of, _), table in shard.tables.items()} if isinstance(shard, OnDisk) else {}

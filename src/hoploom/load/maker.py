@@ -57,7 +57,7 @@ class Sampler:
 
 
 class StageSeconds:
-    """The seconds that stages of batches have taken, summed over all threads."""
+    """The seconds spent on each stage of making batches, summed over all threads."""
 
     def __init__(self) -> None:
         self._lock, self.so_far = threading.Lock(), dict[str, float]()
@@ -72,7 +72,7 @@ class StageSeconds:
 
 
 class Maker(ABC):
-    """Base of makers of batches. `make` makes one batch; `stages` splits its work, so that loops overlap several."""
+    """Base of makers of batches. `make` makes one batch; `stages` splits the work, so that several batches overlap."""
 
     @property
     def least_threads(self) -> int:
@@ -81,10 +81,10 @@ class Maker(ABC):
 
     @abstractmethod
     def make(self, indices: Tensor, first: int, key: int) -> Batch | Arriving:
-        """Return the batch of the seeds at positions `indices`; `first` is the index, within the step, of the first."""
+        """Return the batch of the seeds at positions `indices`; `first` is the first one's index within the step."""
 
     def stages(self, order: Order, pipeline: Pipeline) -> AbstractContextManager[Stages[Batch | Arriving]]:
-        """Return a context manager for the Stages of one loop. It exits after the loop's threads have ended."""
+        """Return a context manager that yields the Stages of a loop, and exits after the loop's threads have ended."""
 
         def finish(step: int, begun: None, fetched: None) -> Batch | Arriving:
             return self.make(*order.step(step))
@@ -236,7 +236,7 @@ SPLITMIX = (30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)  # shifts and fa
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The settings and seeds that determine the batches of a loader, except for the rank; ranks compare these."""
+    """The settings and seeds that determine the batches of a loader. Ranks compare them, so the rank is left out."""
 
     loader: str
     order: Order  # of the steps that are left in the epoch
@@ -316,7 +316,7 @@ class Fingerprint:
 
 
 def _digest(*lists: Tensor) -> str:
-    """Return a hash of tensors of integers, from their shapes, their sums and some entries."""
+    """Return a hash of integer tensors, from the shape, the sum and some entries of each."""
     digest = hashlib.sha256()
     for ids in lists:
         digest.update(repr((tuple(ids.shape), int(ids.sum()), _spread(ids).tolist())).encode())

@@ -34,8 +34,8 @@ OrderKind = TypeVar("OrderKind", bound="Order")
 class Order:
     """The seeds of each step and rank, in one epoch.
 
-    Every seed comes once over all ranks. In a step, ranks differ by at most one seed. All ranks have the same number of
-    steps. The last seeds join the step before them if they are fewer than the ranks, or than `least_tail`.
+    All ranks together read every seed once. In a step, ranks differ by at most one seed. All ranks have the same number
+    of steps. The last seeds join the step before them if they are fewer than the ranks, or than `least_tail`.
     """
 
     num_seeds: int
@@ -67,14 +67,14 @@ class Order:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the epoch, including those that are done."""
+        """The number of steps of the epoch, including those that are done."""
         full, tail = divmod(self.num_seeds - self.first_seed, self.global_batch)
         joins = self.drop_last or tail == 0 or (tail < max(self.world_size, self.least_tail) and full > 0)
         return self.first_step + full + (not joins)
 
     @property
     def steps(self) -> range:
-        """The steps that are left in the epoch."""
+        """The steps of the epoch that are not done yet."""
         return range(self.first_step, self.num_steps)
 
     @property
@@ -89,7 +89,7 @@ class Order:
 
     @property
     def layout_hint(self) -> str:
-        """The middle of an error message about resuming inside an epoch of another layout."""
+        """The reason and the hint in an error message about a saved position whose `layout` is another one."""
         return (
             "and that epoch was divided for another world size, locality, batch size or sampler; "
             "resume with the same ones"
@@ -108,7 +108,7 @@ class Order:
         return replace(self, rank=0, world_size=1, extra_seeds=0)
 
     def step(self, step: int) -> tuple[Tensor, int, int]:
-        """Return this rank's seeds in a step as indices [n] int64, the first one's index in the step, and the key."""
+        """Return this rank's seeds in a step, as indices [n] int64, the index in the step of the first, and the key."""
         begin, end = self.rank_span(step)
         return self.indices(begin, end), begin - self.step_span(step)[0], self._key(step)
 
@@ -205,7 +205,7 @@ class DividedOrder(Order):
         return self.own
 
     def _begins(self, step: int) -> Tensor:
-        """Return the index of each rank's first seed in a step: [world_size] int64. Drop_last keeps batches full."""
+        """Return the index of each rank's first seed in a step: [world_size] int64. `drop_last` keeps batches full."""
         counts = torch.tensor(self.counts)
         even = counts * step // max(1, self.num_steps)
         if not self.drop_last:
@@ -214,7 +214,7 @@ class DividedOrder(Order):
 
 
 def divided(order: Order, counts: Sequence[int], origin: str) -> DividedOrder:
-    """Return the order of ranks that each read only the seeds they were given; `counts` has the number by rank."""
+    """Return the order of ranks that each read only the seeds given to them; `counts` has their number by rank."""
     own = order.for_one_rank()
     own = replace(own, seed=keys.mix(own.seed, order.rank))  # ranks with equally many seeds shuffle them differently
     hashed = hashlib.sha256(origin.encode()).hexdigest()
@@ -227,7 +227,7 @@ def divided(order: Order, counts: Sequence[int], origin: str) -> DividedOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedOrder(Order):
-    """An order that is a list of seed positions, made by `at_epoch` for one epoch; the newest list is kept."""
+    """An order that keeps the seed positions of one epoch in memory: `at_epoch` makes them, the newest are kept."""
 
     listed: Tensor | None = field(default=None, repr=False, compare=False)  # [positions of all steps] int64
     _newest: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)  # one at most
@@ -242,7 +242,7 @@ class ListedOrder(Order):
         return replace(order, listed=self._newest[key])
 
     def list_epoch(self, epoch: int) -> Tensor:
-        """Return the seed at each position of an epoch: [positions of all steps] int64."""
+        """Return the index of the seed at each position of an epoch: [positions of all steps] int64."""
         raise NotImplementedError
 
     def indices(self, begin: int, end: int) -> Tensor:
@@ -255,7 +255,7 @@ class ListedOrder(Order):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOrder(ListedOrder):
-    """An order in which ranks get seeds of their own parts, as far as the equal shares of a step allow.
+    """An order that gives ranks the seeds of the parts that they hold, as far as the equal shares of a step allow.
 
     A saved position inside an epoch is valid only with the same ranks, parts and batch sizes.
     """
@@ -299,7 +299,7 @@ class LocalOrder(ListedOrder):
         return out
 
     def _distributed(self, parts: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Return, for each host, which positions of the epoch's permutation it reads: seeds of its parts, then others.
+        """Return the positions of the epoch's permutation that each host reads: first seeds of its parts, then others.
 
         `parts` has the part of the seed at each position: [n] int16; `sizes` has the number of seeds of each host.
         """
@@ -321,10 +321,10 @@ class LocalOrder(ListedOrder):
 
 
 def localised(order: Order, store: Store, node_type: str, nodes: Tensor, locality: Any) -> Order:
-    """Return an order that gives seeds to ranks that hold their parts; `nodes` are the seeds' node ids: [n] int64.
+    """Return an order that gives seeds to ranks that have their parts; `nodes` are the seeds' node ids: [n] int64.
 
-    `locality` lists the parts of every rank; True: those that `hoploom.open` found. If servers make the batches, True
-    changes nothing, so that one script runs in both modes.
+    `locality` has the parts of every rank; True stands for the parts that `hoploom.open` found. If servers make the
+    batches, True changes nothing, so that one script runs with and without servers.
     """
     if locality is False or locality is None:
         return order

@@ -1,4 +1,4 @@
-"""The scheduler of all loops: threads run begin, fetch and finish for several steps; batches come in order.
+"""The scheduler of all loops: threads run the stages begin, fetch and finish of several steps; batches come in order.
 
 Makers of batches define the stages; threads, order, deadlines and errors are handled here for all of them. No thread
 outlives the loop that reads the batches. A ThreadPoolExecutor would not do: at interpreter exit, it waits for a stuck
@@ -30,7 +30,7 @@ LEAD = 2  # groups of steps that are begun before the first one is finished, so 
 
 @dataclass(frozen=True)
 class Stages(Generic[Made]):
-    """The stages in which a loop's batches are made. Without `begin` or `fetch`, `finish` gets None for its result."""
+    """The stages in which a loop's batches are made. If `begin` or `fetch` is None, `finish` gets None instead."""
 
     finish: Callable[[int, Any, Any], Made]  # (step, result of `begin`, result of `fetch` for its group)
     window: int  # the most steps in flight
@@ -44,7 +44,7 @@ class Stages(Generic[Made]):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The number of threads that run the stages, and limits."""
+    """The number of threads that make batches, how many batches they may be ahead, and deadlines."""
 
     num_threads: int = 0
     per_thread: int = 2  # batches that are ready or being made, for each thread
@@ -73,7 +73,7 @@ class Pipeline:
 
 
 class _Run(Generic[Made]):
-    """The steps of one loop that are being made, and their results in order."""
+    """The steps of one loop that are in progress, and their results in order."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class _Run(Generic[Made]):
             yield made
 
     def _fill(self) -> None:
-        """Submit as many steps as may be in flight: by groups to `begin` and `fetch`, one by one to `finish`."""
+        """Submit steps until the limits are reached: whole groups to `begin` and `fetch`, single steps to `finish`."""
         group = self._stages.group
         while True:
             num_begun = len(self._begun)
@@ -124,7 +124,7 @@ class _Run(Generic[Made]):
             return self._stages.begin(step)
 
     def _fetch(self, begun: Sequence["Future[Any]"]) -> Any:
-        """Fetch for the steps that have begun without error; an error of `begin` is raised when its step is due."""
+        """Call `fetch` for the steps whose `begin` succeeded. Errors of other steps are raised when these are due."""
         assert self._stages.fetch is not None
         return self._stages.fetch([one.result() for one in begun if one.exception(self._pipeline.deadline) is None])
 
@@ -138,7 +138,7 @@ class _Run(Generic[Made]):
         return finish(step) if self._stages.begin is not None else self._until_one_fails(finish, step)
 
     def _until_one_fails(self, make: Callable[[int], Any], step: int) -> Any:
-        """Return make(step); if an earlier step has failed, raise its error, as this step is never delivered."""
+        """Return make(step). If an earlier step has failed, raise its error, because this step is never delivered."""
         index, failed = self._steps.index(step), self._failed
         if failed is not None and index > failed[0]:  # a step before the failed one, begun later, is still delivered
             raise failed[1]
@@ -161,7 +161,7 @@ class _Run(Generic[Made]):
 
 
 class Workers(Generic[Made]):
-    """Threads that run submitted calls in order; if there are none, `submit` runs the call.
+    """Threads that run submitted calls in order. Without threads, `submit` runs the call itself.
 
     The threads are daemons, so that a transform that never returns cannot hold up the exit.
     """

@@ -1,4 +1,4 @@
-"""Count, for each node, the batches of a training run that need it, by sampling these batches without features.
+"""Count the batches of a training run that need each node, by sampling these batches without features.
 
 Costs as much as sampling. A node counts once per batch, however often it is picked, as its row is fetched once.
 """
@@ -26,7 +26,7 @@ BATCH_SIZE = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Presampling:
-    """Options of the sampled batches, which are those that a shuffled NeighborLoader with the same seed makes."""
+    """Options for counting. The batches are those that a shuffled NeighborLoader with the same seed would sample."""
 
     batch_size: int = BATCH_SIZE  # of each rank
     rank: int = 0
@@ -41,9 +41,9 @@ AS_TRAINED = Presampling()
 
 
 def visited(store: Store, fanouts: Fanouts, seeds: Any, plan: Presampling = AS_TRAINED) -> Iterator[list[Tensor]]:
-    """Yield, for each batch, its distinct nodes of every node type: a list of [n] int64.
+    """Yield, for each batch, its distinct nodes of every node type, as a list of [n] int64.
 
-    `seeds` are what NeighborLoader takes as input_nodes: a split's name, ids, or (node type, either).
+    `seeds` are what NeighborLoader takes as input_nodes: the name of a split, ids, or (node type, one of these).
     """
     node_type, nodes = distinct_seeds(store, seeds)
     resolve_fanouts(store.schema, fanouts)  # seeds alone would tell nothing

@@ -34,7 +34,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart of curves over training steps. `unit` is "number" or "bytes"."""
+    """A chart of curves over training steps. The values are numbers or bytes, as `unit` tells."""
 
     key: str
     title: str
@@ -90,7 +90,7 @@ class Page:
 
 
 def as_html(page: Page, *, is_live: bool = False) -> str:
-    """Return the whole page as HTML; with `is_live`, the page asks its server for changes."""
+    """Return the whole page as HTML. With `is_live`, the page's script asks the server for changes."""
     connect = "'self'" if is_live else "'none'"
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src {connect}; "
     return "\n".join(
@@ -110,7 +110,7 @@ def as_html(page: Page, *, is_live: bool = False) -> str:
 
 
 def encoded(page: Page, *, is_live: bool = False) -> bytes:
-    """Return the whole page as HTML in UTF-8; names of folders in another encoding are escaped."""
+    """Return the whole page as HTML in UTF-8. Folder names that are not valid UTF-8 are shown with escapes."""
     return as_html(page, is_live=is_live).encode("utf-8", "backslashreplace")
 
 
@@ -128,7 +128,7 @@ def _asset(name: str) -> str:
 
 
 def key_figures(shown: Sequence[tuple[str, str, str]]) -> str:
-    """Return the HTML of key numbers in large type, side by side; `shown` has the name, value and remark of each."""
+    """Return the HTML of important numbers in large type, side by side: a name, a value and a remark of each."""
     cells = (
         f"<div><dt>{escape(what)}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
         for what, value, remark in shown
@@ -151,7 +151,7 @@ def table_markup(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_te
 def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[str]) -> str:
     """Return the HTML of stacked bars that share one scale.
 
-    A row is a label, amounts by name and a remark; the order of `names` determines the colours.
+    `rows` has for each bar a label, the amounts by name, and a remark. The order of `names` determines the colours.
     """
     most = max((sum(amounts.values()) for _, amounts, _ in rows), default=0.0) or 1.0
     colours = {name: number for number, name in enumerate(names)}
@@ -172,7 +172,7 @@ def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[s
 
 
 def charts(shown: Sequence[Figure]) -> str:
-    """Return the HTML elements in which the page's script draws charts, with a text label for screen readers."""
+    """Return the HTML elements into which the page's script draws charts. They have text for screen readers."""
     figures = ""
     for chart in shown:
         ends = []

@@ -27,7 +27,7 @@ Line = dict[str, Any]
 
 
 class JsonLines:
-    """A reader of the complete lines of a growing file: JSON objects, which have a "step" if `has_steps`."""
+    """A reader of a growing file with one JSON object per line. Each object must have a "step" if `has_steps`."""
 
     def __init__(self, path: Path, *, has_steps: bool = True) -> None:
         self.path, self._has_steps, self._offset, self._last = path, has_steps, 0, b""
@@ -56,7 +56,7 @@ class JsonLines:
 
     @property
     def is_rewritten(self) -> bool:
-        """Whether the last line read has left the file, because a resumed run repeats steps and rewrites lines."""
+        """Whether the last line read has left the file. A resumed run repeats steps, and then rewrites their lines."""
         if not self._offset:
             return False
         try:
@@ -146,7 +146,7 @@ class RunReader:
 
     @property
     def state(self) -> str:
-        """The state: running, done, early (stopped early), asked (to stop), failed, silent (no new lines, no end)."""
+        """The state: running, done, early (stopped early), asked (to stop), failed, or silent (no new lines)."""
         if self.result:
             return str(self.result.get("stopped", "done"))
         last = self.events[-1] if self.events else {}
@@ -182,7 +182,7 @@ class RunReader:
         return spans or float(self.result.get("seconds") or 0) or float(np.nansum(self.columns["seconds"]))
 
     def _last_line(self, since: float, before: float) -> float:
-        """Return the time of the last line written from `since` to `before`; `since` if there is no such line."""
+        """Return the time of the last line with a time from `since` to `before`; `since` if there is no such line."""
         lines = [*self.events, *(line for lines in self.times.values() for line in lines)]
         return max((at for line in lines if since <= (at := _number(line.get("at"))) < before), default=since)
 
@@ -222,7 +222,7 @@ Labelled: TypeAlias = Sequence[tuple[str, RunReader]]  # runs with the names the
 
 
 def totals(lines: Iterable[Line], kind: str) -> dict[str, float]:
-    """Return sums, by name, of the numbers in field `kind` (seconds, loader, traffic, disk or reads) of `lines`."""
+    """Return sums, by name, of the numbers in field `kind` of the lines: seconds, loader, traffic, disk or reads."""
     found: dict[str, float] = {}
     for line in lines:
         for name, value in line.get(kind, {}).items():

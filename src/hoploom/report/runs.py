@@ -61,7 +61,10 @@ def time_cards(runs: Labelled) -> list[Card]:
 
 
 def _time_rows(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dict[str, float], str]]:
-    """Return bars (label, seconds per step by activity, text): one per rank if `alone`, else the mean of all ranks."""
+    """Return rows for `bars` with the seconds per step by activity: the mean of all ranks.
+
+    If the run is `alone` on the page, and has not too many ranks, every rank has a row.
+    """
     found: list[dict[str, float]] = []
     for _, lines in sorted(run.measured.items()):
         seconds, steps = totals(lines, "seconds"), sum(line.get("steps", 0) for line in lines)
@@ -128,7 +131,7 @@ def _ranks_left_out(runs: Labelled) -> str:
 
 
 def disk_use_of(run: RunReader, lines: Sequence[Line] | None = None) -> DiskUse | None:
-    """Return the disk use that `lines` of times files record (default: all ranks' lines); None if nothing was read."""
+    """Return the disk use that `lines` of times files record; by default, all lines. None if nothing was read."""
     if lines is None:
         lines = [line for of_rank in run.measured.values() for line in of_rank]
     steps = sum(line.get("steps", 0) for line in lines)
@@ -138,7 +141,7 @@ def disk_use_of(run: RunReader, lines: Sequence[Line] | None = None) -> DiskUse 
 
 
 def disk_card(runs: Labelled) -> list[Card]:
-    """Return one card, with a table of disk reads, if a store is larger than its memory budget; else an empty list."""
+    """Return a list of one card with a table of disk reads. The list is empty if no run has read from its disk."""
     rows = []
     for name, run in runs:
         uses = [(rank, disk_use_of(run, lines)) for rank, lines in sorted(run.measured.items())]
@@ -184,7 +187,7 @@ def memory_card(runs: Labelled) -> list[Card]:
 
 
 def _described(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells that describe a machine in the table of machines."""
+    """Return a machine's row in the table of machines: host, processor, cores, memory and device."""
     host, cpu, cores, of, device = (
         str(found.get(key, "-")) for key in ("host", "cpu", "cores", "host_cores", "device")
     )
@@ -250,7 +253,7 @@ def run_page(runs: Sequence[RunReader]) -> Page:
 
 
 def _names(runs: Sequence[RunReader]) -> list[str]:
-    """Return the name of each run's folder, with as much of its path as makes the names different."""
+    """Return a distinct name for each run: the last parts of its folder's path, as many as are needed."""
     paths = [run.folder.absolute().parts for run in runs]
     for count in range(1, max(map(len, paths)) + 1):
         names = ["/".join(parts[-count:]) for parts in paths]
@@ -266,7 +269,7 @@ def _state(run: RunReader) -> tuple[str, State]:
 
 
 def _subtitle(runs: Labelled) -> str:
-    """Return task, model and store if all runs agree on them, and how long the runs took."""
+    """Return the line under the title: task, model and store if all runs agree on them, duration, and start."""
     words = []
     for key, way in (("task.kind", "{}"), ("model.name", "with {}"), ("store", "on {}")):
         values = {str(run.settings.get(key, "")) for _, run in runs}
@@ -423,9 +426,9 @@ def _recipe_card(runs: Labelled) -> list[Card]:
 
 
 def thinned(x: Numbers, y: Numbers, weights: Numbers | None = None, most: int = MOST) -> Mapping[str, list[Any]]:
-    """Return a curve thinned to at most `most` points: x, y and, if a point stands for several steps, low and high.
+    """Return a curve with at most `most` points as a dict: x, y and, if steps were merged, their range (low, high).
 
-    y is the mean, weighted by `weights`, of the finite values among a point's steps; None if there are none.
+    Each y is the mean of the finite values of the merged steps, weighted by `weights`; None if there are none.
 
     >>> thinned(range(6), [1, 9, 2, 3, 4, 5], most=2)["high"]
     [9.0, 5.0]
@@ -446,7 +449,7 @@ def thinned(x: Numbers, y: Numbers, weights: Numbers | None = None, most: int = 
 
 
 def _listed(values: Values) -> list[float | None]:
-    """Return values rounded to six digits, None if not finite. More digits would not be visible."""
+    """Return values rounded to six digits, as more would not be visible; None for values that are not finite."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 

@@ -74,7 +74,7 @@ class LivePage(Closing):
 
 
 class _Live:
-    """A maker of the current page of runs, which reads the runs' files only when a request arrives."""
+    """The current page of runs. The files of the runs are read only when a request arrives."""
 
     def __init__(self, runs: Sequence[RunReader]) -> None:
         self._runs, self._lock = runs, threading.Lock()
@@ -87,7 +87,7 @@ class _Live:
             return encoded(run_page(self._runs), is_live=True)
 
     def content(self, seen: str) -> bytes | None:
-        """Return the page's content as JSON; None if `seen` is its version, so that the browser has it already."""
+        """Return the page's content as JSON; None if the browser has it already, because `seen` is its version."""
         with self._lock:
             self._read()
             return None if seen == str(self._version) else self._content

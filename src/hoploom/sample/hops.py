@@ -1,6 +1,6 @@
-"""Sampling options, checked before any loop starts, and the hop loop: frontier -> picks -> local ids.
+"""Sampling options and their checks, and the sampler, which works hop by hop: frontier -> picks -> local ids.
 
-One loop for every store and graph, for subgraphs and for blocks.
+All stores and graphs are sampled by this one sampler, for subgraphs and for blocks.
 """
 
 import warnings

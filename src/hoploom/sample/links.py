@@ -141,7 +141,7 @@ def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNo
 
 
 def _in_time(drawn: Tensor, bad: Tensor, node_times: Tensor | None) -> Tensor:
-    """Return `drawn`, with the nodes at `bad`, still too late after all redraws, replaced by the oldest, as in PyG."""
+    """Replace the nodes drawn[bad], which are too late after all redraws, by the oldest node, as PyG does."""
     if bad.numel() and node_times is not None:
         drawn[bad] = node_times.argmin()
     return drawn
@@ -269,7 +269,7 @@ def weight_sums(weight: Tensor) -> WeightSums:
 
 
 def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, weight: WeightSums | None) -> Tensor:
-    """Return one random node for each number in `slots`: uniform, or in proportion to the weights behind `weight`."""
+    """Return a random node for each number in `slots`: uniform, or by node weights, whose running sums are `weight`."""
     stream = keys.NEGATIVE_STREAM + end
     if weight is None:
         return ops.draw_bounded(key, slots, stream, attempt, num_nodes)

@@ -160,7 +160,7 @@ class Shard(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """Settings and hooks of a store on servers or a GPU. This base class, for a store without these, does nothing."""
+    """Settings and hooks of a store on servers or on a GPU. For all other stores, this base class does nothing."""
 
     homes: tuple[tuple[int, ...], ...] = ()  # the parts that each rank has, if a context has gathered them
     look_ahead: int | None = None  # default number of batches whose missing rows a loader fetches together
@@ -202,7 +202,7 @@ class InMemory:
 
 
 def in_degrees_of(lists: EdgeLists, nodes: Tensor) -> Tensor:
-    """Return the number of in-edges of each node, including self-loops: [n] int64."""
+    """Return the number of in-edges of each node in the edge lists `lists`, including self-loops: [n] int64."""
     begins, ends = (ops.empty((nodes.numel(),), torch.int64) for _ in range(2))
     for pointers, out in ((lists.indptr[:-1], begins), (lists.indptr[1:], ends)):
         ops.gather(pointers, nodes, out, lists.first_node)
