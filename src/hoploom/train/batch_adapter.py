@@ -46,7 +46,7 @@ class Argument:
 
     @cached_property
     def field(self) -> str:
-        """The batch field that the argument gets; `x_dict` gets the field `x` of every node type."""
+        """The batch field that the argument gets; an argument named `x_dict` gets the field `x` of every type."""
         name = self.name.removesuffix("_dict")
         return FIELDS.get(name, name)
 
@@ -145,7 +145,7 @@ def adapted(model: nn.Module) -> nn.Module:
 
 
 def without_ddp(model: nn.Module) -> nn.Module:
-    """Return the model inside DDP, whose forward may wait for other ranks; return a model without DDP unchanged."""
+    """Return the model that DDP wraps, if any: DDP's own forward may wait for other ranks."""
     inner: Any = model
     while isinstance(getattr(inner, "_orig_mod", None), nn.Module):
         inner = inner._orig_mod
@@ -172,7 +172,7 @@ def _field_of(batch: Batch, field: str) -> Any:
 
 
 def _counts_hold(batch: Batch) -> bool:
-    """Return whether the sampled counts per hop add up to the batch's rows and edges; a transform may change these."""
+    """Return whether num_sampled_nodes and num_sampled_edges fit the batch; a transform may have changed its size."""
     rows = [(NODES, FEATURES, 0, storage) for storage in batch.node_stores]
     edges = [(EDGES, "edge_index", 1, storage) for storage in batch.edge_stores]
     return all(

@@ -66,7 +66,7 @@ class Checkpoint:
     def save(self, name: str | tuple[str, str], parts: Mapping[str, Stateful], **extra: Any) -> None:
         """Save the state of the parts, and `extra`. All ranks call. The old file stays until the new one is ready.
 
-        If `name` is a pair, two files get the same content, the second one first: damage to one leaves the other.
+        `name` may be a pair of names: both files get the same content, so that damage to one leaves the other intact.
         """
         path, *second = map(self.path, (name,) if isinstance(name, str) else name)
         random = {"cpu": self._context.gather(torch.get_rng_state())}
@@ -145,9 +145,9 @@ def last_good(path: Path | None) -> str:
 
 
 class SaveClock:
-    """A clock for checkpoints within an epoch: due after the first step, then every `minutes`; never if that is 0.
+    """A clock for checkpoints within an epoch: due after the first step, then every `minutes`; never if `minutes` is 0.
 
-    The time between two is longer if writing a checkpoint takes more than 1 % of it.
+    The time between two checkpoints grows if writing one takes more than 1 % of it.
     """
 
     def __init__(self, minutes: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -160,7 +160,7 @@ class SaveClock:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Measure how long this block takes to write a checkpoint, and set the time of the next one."""
+        """Measure how long this `with` block takes to write a checkpoint, and set the time of the next checkpoint."""
         began = self._clock()
         yield
         ended = self._clock()
@@ -173,7 +173,7 @@ def _unwrapped(part: Any) -> Any:
 
 
 def _kind(part: Any) -> str:
-    """Return the class name of a part, by which `restore` recognises it; empty for a model, known by its parameters."""
+    """Return the class name of a part, which `restore` compares; empty for a model, whose parameters are compared."""
     name = type(part).__name__
     return "" if isinstance(part, nn.Module) else SAVED_KINDS.get(name, name)
 
@@ -213,7 +213,7 @@ def check_whole(model: nn.Module) -> None:
 def write_state(path: Path, state: Any, *, first: Path | None = None) -> None:
     """Write a nested state with tensors; the old file stays until the new one is complete and on the disk.
 
-    `first` is a second file with the same bytes, written before `path`. It is no link: damage to one leaves the other.
+    `first` is a second path, to which the same bytes are written before: damage to one file leaves the other intact.
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_encoded(state, (), tensors), separators=(",", ":"))
@@ -248,7 +248,7 @@ def read_state(path: Path) -> Any:
 
 
 def _entries(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the header's entries for tensors stored one after another: dtype, shape and byte range of each."""
+    """Return the entries of a safetensors header for these tensors: dtype, shape and byte range of each."""
     entries, offset = {}, 0
     for name, tensor in tensors.items():
         end = offset + tensor.nbytes
@@ -258,7 +258,7 @@ def _entries(tensors: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _checksum(tree: str, entries: dict[str, Any], raw: Iterable[memoryview]) -> str:
-    """Return the checksum of the structure, the header's entries and the data."""
+    """Return one checksum of the state's structure, the entries of the file's header, and the tensors' bytes."""
     checksum = zlib.crc32(json.dumps([tree, entries], sort_keys=True).encode())
     for piece in raw:
         checksum = zlib.crc32(piece, checksum)
@@ -271,7 +271,7 @@ def _raw(tensor: Tensor) -> memoryview:
 
 
 def _encoded(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    """Return a state as JSON values; put its tensors into `tensors`, contiguous, on the CPU, named by their paths."""
+    """Return `value` as JSON values; add each tensor in it to `tensors`, under its path, as a contiguous CPU tensor."""
     at = "/".join(path)
     if len(path) > DEPTH_LIMIT:
         raise ConfigError(f"the state is nested more than {DEPTH_LIMIT} deep at {at!r:.80}; make it flatter")
@@ -309,7 +309,7 @@ def _key(key: Any, at: str) -> Any:
 
 
 def _decoded(node: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the state from its JSON values and its tensors by name: the inverse of `_encoded`."""
+    """Return the state that `_encoded` has turned into the JSON values `node` and the dict `tensors`."""
     if isinstance(node, list):
         return [_decoded(entry, tensors) for entry in node]
     if not isinstance(node, dict):

@@ -70,7 +70,7 @@ class Journal:
 
     @contextmanager
     def recording(self, learner: "Learner", machines: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-        """Record a learner's training in this block; first remove lines of steps that its progress has not reached.
+        """Write the training of `learner` in this block to the journal; first remove lines beyond its progress.
 
         `machines` has the result of `machine_of` for each rank.
         """
@@ -110,11 +110,11 @@ class Journal:
             self.close()
 
     def ended(self, ending: str, *, step: int) -> None:
-        """Store how training ended, to write it as an event when the journal closes: a test may follow, and fail."""
+        """Store how training ended. `close` writes it as an event, because a test that follows may still fail."""
         self._outcome = {"stopped": ending, "step": step}
 
     def _end(self, error: BaseException | None = None) -> None:
-        """Write the event of how training ended, only once and only if training has begun; `error` is what ended it."""
+        """Write, once, the event of how training ended, if it has begun. `error` is the exception that ended it."""
         outcome, self._outcome = self._outcome, None
         if outcome is None or (error is None and "stopped" not in outcome):
             return
@@ -128,7 +128,7 @@ class Journal:
             self._append(self._folder / EVENTS, {"event": kind, "at": round(time.time(), 3), **content})
 
     def rewind(self, steps: int, epochs: int) -> None:
-        """Remove the lines of later steps and epochs, because these are repeated; begin the loggers at `steps`."""
+        """Remove lines of steps after `steps` and epochs after `epochs`, and let the loggers go on from there."""
         self.close()
         paths = {self.steps_file, self._times_file}
         if self._context.is_main:  # also files of ranks that no longer exist
@@ -175,7 +175,7 @@ class Journal:
             raise StoreError(f"cannot write the journal {path}: {error}; free some space, or leave it out") from error
 
     def close(self, *, failed: bool = False) -> None:
-        """Write how training ended, unless `failed`; close files and loggers. The next line opens the files again."""
+        """Close files and loggers; first write how training ended, unless `failed`. A later line reopens the files."""
         if not failed:
             self._end()
         for file in self._files.values():
@@ -221,7 +221,7 @@ def versions() -> dict[str, str]:
 
 
 def _shorten(path: Path, counted: str | None, last: int) -> None:
-    """Keep a file's first lines with line[counted] <= last or, without `counted`, `last` lines; none incomplete."""
+    """Cut a file before its first incomplete line or line[counted] > last; if `counted` is None, after `last` lines."""
     try:
         with path.open("rb+") as file:
             kept = 0
@@ -257,7 +257,7 @@ def times_file(rank: int | str) -> str:
 
 
 def no_run(folder: Path, missing: str) -> ConfigError:
-    """Return the error for a path that is not the output folder of a run; `missing` says what a folder lacks."""
+    """Return the error for a `folder` that is not the output folder of a run; `missing` says what it lacks."""
     what = "is a store, not a run" if (folder / STORE_FILE).is_file() else f"is no run: {missing}"
     what = what if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
     return ConfigError(f"{folder} {what}; give the output folder of `hoploom train`, e.g. run")
@@ -266,7 +266,7 @@ def no_run(folder: Path, missing: str) -> ConfigError:
 class Times:
     """A clock that adds up the seconds of one rank by activity, and writes a line about once a second.
 
-    Sources such as `loader` or `disk` return totals so far; a line has their growth since the last line.
+    A line also has the growth of counts, such as bytes read from the disk, since the line before (see `watch`).
     """
 
     def __init__(self, write: Callable[[Mapping[str, Any]], None], device: torch.device) -> None:
@@ -277,12 +277,12 @@ class Times:
         self._step, self._num_steps, self._since = 0, 0, 0.0
 
     def watch(self, sources: Mapping[str, Callable[[], Counts]], step: int) -> None:
-        """Begin to write what these sources count in each line; `step` is the number of steps taken so far."""
+        """From now on, write the growth of these counts in every line. `step`: the number of steps taken so far."""
         self._sources, self._step = sources, step
         self._before = {name: read() for name, read in sources.items()}
 
     def add_step(self, report: "StepReport") -> None:
-        """Add a step's seconds, and write a line if the last one was about a second ago."""
+        """Add the seconds of a step; write a line once the steps since the last line add up to a second."""
         for name, spent in {"step": report.seconds, "wait": report.wait_seconds, **report.parts}.items():
             self._seconds[name] = self._seconds.get(name, 0.0) + spent
         self._step, self._num_steps = report.step, self._num_steps + 1
@@ -292,7 +292,7 @@ class Times:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the seconds of this block under `name`; for "validation", leave out what the sources count meanwhile."""
+        """Add the seconds of this block to activity `name`; during "validation", the watched counts are left out."""
         began = time.perf_counter()
         held = {source: read() for source, read in self._sources.items()} if name == "validation" else {}
         try:
@@ -304,7 +304,7 @@ class Times:
                 self._before[source] = {key: before.get(key, 0) + now[key] - counts.get(key, 0) for key in now}
 
     def flush(self) -> None:
-        """Write a line with the sums since the last line, if anything was timed."""
+        """Write a line with the seconds and counts since the last line, if anything was timed."""
         if not self._seconds:
             return
         line: dict[str, Any] = {"at": round(time.time(), 3), "step": self._step, "steps": self._num_steps}
@@ -333,9 +333,7 @@ def memory(status: Path = Path("/proc/self/status")) -> dict[str, int]:
 
 
 def disk(io: Path = Path("/proc/self/io")) -> dict[str, float]:
-    """Return the `read_bytes` of this process from disks, if the system counts them, and its major page `faults`.
-
-    Seconds are left out: the kernel counts them per thread, if at all, and forgets a thread that ends."""
+    """Return the bytes that this process read from disks (`read_bytes`, if known), and its major page `faults`."""
     found: dict[str, float] = {"faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt}
     with suppress(OSError, ValueError, KeyError):
         found["read_bytes"] = int(dict(line.split(": ") for line in io.read_text().splitlines())["read_bytes"])
@@ -363,9 +361,10 @@ class DiskUse:
 def disk_use(
     num_steps: int, seconds: Counts, reads: Counts, stages: Counts, waits: float = 0.0, *, threads: int
 ) -> DiskUse | None:
-    """Return the use of the disk in `num_steps` steps; None if the steps requested nothing from the disk.
+    """Return how busy the disk was and what limited the steps; None if they requested nothing from the disk.
 
-    `seconds` are those of `step` and of `wait` (for batches); `stages` and `waits` (for servers) are sums over threads.
+    `seconds` has the time of all steps (`step`) and of their waits for batches (`wait`). `stages`, the time in the
+    loading stages, and `waits`, the time spent waiting for servers, are summed over `threads`.
     """
     if not reads.get("asked") or not num_steps or not seconds.get("step"):
         return None
@@ -401,13 +400,13 @@ class Logger(Protocol):
     """A receiver of metrics. Rank 0 calls its methods one after the other, in a thread for this logger alone."""
 
     def begin(self, step: int) -> None:
-        """Begin, or continue a run that has taken `step` steps."""
+        """Prepare to receive the metrics of a run that has taken `step` steps so far."""
 
     def log(self, step: int, values: Values) -> None:
         """Receive values by name, such as `step/loss`, `epoch/accuracy` or `test/accuracy`, after `step` steps."""
 
     def close(self, *, failed: bool) -> None:
-        """End, because training has ended or failed. `begin` may be called again."""
+        """Stop receiving metrics: training has ended or, if `failed`, raised an error. `begin` may be called again."""
 
 
 def check_loggers(names: Sequence[str]) -> None:
@@ -472,7 +471,7 @@ class LoggerThread:
             self._warn()
 
     def close(self, *, failed: bool = False) -> None:
-        """Close the logger. Wait for it to take all values, at most CLOSE_SECONDS, or not at all if it never began."""
+        """Close the logger after it has taken all values; wait at most CLOSE_SECONDS, none if it never began."""
         if self._thread is None:
             return
         thread, self._thread = self._thread, None

@@ -53,7 +53,7 @@ Validate = Callable[[], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of training. `stopped` is done, early (no better validation) or asked (Ctrl-C or SIGTERM)."""
+    """The result of training. `stopped`: "done", "early" (validation no longer improves), "asked" (Ctrl-C, SIGTERM)."""
 
     steps: int
     epochs: int
@@ -147,7 +147,7 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
 
 
 def _seek_loader(learner: Learner) -> None:
-    """Move the loader to the epoch and step of the learner's progress: another loop or run may have moved it."""
+    """Set the loader's position to the epoch and step of the learner's progress; another loop may have moved it."""
     loader, progress = learner.loader, learner.progress
     is_unfinished = progress.rows > 0
     if is_unfinished and loader.epoch in (progress.epoch, progress.epoch + 1):
@@ -362,7 +362,7 @@ class ProgressLine:
         self._seeds = self._seconds = self._wait_seconds = 0.0
 
     def step(self, report: StepReport) -> None:
-        """Count a step; redraw the line every `redraw` seconds on a terminal, else print one every PLAIN_SECONDS."""
+        """Count a step; redraw the line every `redraw` seconds on a terminal, else print a line every PLAIN_SECONDS."""
         if not self._shown:
             return
         taken = report.step - self._first_step
@@ -510,7 +510,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _update_with_nothing(metrics: "MetricCollection", scores: Tensor, targets: Tensor) -> None:
-    """Give the metrics of a rank without rows empty states of the right shapes, which torchmetrics needs to gather."""
+    """Give metrics on a rank without rows empty states, with the dtypes and shapes that gathering needs."""
     for metric in metrics.values():
         metric.update(scores, targets)
         filled = {name: list(s) if isinstance(s, list) else s for name, s in metric.metric_state.items()}

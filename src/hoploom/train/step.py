@@ -201,13 +201,13 @@ class StepCounts:
 
     @property
     def overflow(self) -> str:
-        """A text with the number of steps whose batches did not fit; empty if there are none."""
+        """A text with the number of steps whose batches did not fit the fixed buffers; empty if there are none."""
         num_steps = self.replayed + self.first + self.overflowed + self.shorter
         return f"{self.overflowed:,} of {num_steps:,} steps overflowed" if self.overflowed else ""
 
     @property
     def overflow_often(self) -> bool:
-        """Whether the batches of more than a tenth of the steps did not fit."""
+        """Whether more than a tenth of the steps had a batch that did not fit the fixed buffers."""
         return 9 * self.overflowed > self.replayed + self.first + self.shorter
 
     def __str__(self) -> str:
@@ -218,7 +218,7 @@ class StepCounts:
 
 
 class Steps(Protocol):
-    """The steps left in the loader's epoch; `take` takes the next one."""
+    """The steps left in the loader's epoch; `take` runs the next one."""
 
     @property
     def is_empty(self) -> bool: ...
@@ -227,7 +227,7 @@ class Steps(Protocol):
 
 
 class AnyStepper(Protocol):
-    """The way in which `fit` takes steps: `Stepper`, or another such as `hoploom.WholeStep`."""
+    """The protocol of objects that take steps for `fit`: `Stepper`, or another such as `hoploom.WholeStep`."""
 
     @property
     def counts(self) -> StepCounts | None: ...  # None if there is one way to take steps
@@ -251,7 +251,7 @@ class StepTimer:
         self._last = now
 
     def parts(self, averaging: float) -> dict[str, float]:
-        """Return the seconds by activity, without waits and rest; count `averaging` of `backward` as `all-reduce`."""
+        """Return the seconds by activity, without "wait" and "rest"; `averaging` of `backward` becomes `all-reduce`."""
         parts = {name: spent for name, spent in self.seconds.items() if name not in ("wait", "rest")}
         if averaging > 0:
             parts["all-reduce"] = averaging
@@ -260,7 +260,7 @@ class StepTimer:
 
 
 class _HostScalar:
-    """A number that is copied to the host asynchronously; `wait` returns it, without waiting for later work."""
+    """A number that is being copied to the host. `wait` waits only for the copy, not for later work, and returns it."""
 
     def __init__(self, number: Tensor) -> None:
         self._host = number

@@ -40,7 +40,7 @@ class Task(Protocol):
         ...
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the outputs of the model, one row per target."""
+        """Return the outputs of the model for a batch, one row per target."""
         ...
 
     def targets(self, batch: Batch) -> Tensor:
@@ -96,7 +96,7 @@ def _collection(device: torch.device, **metrics: Any) -> "MetricCollection":
 
 
 def _full(outputs: Tensor) -> Tensor:
-    """Return outputs with float16 and bfloat16 converted to float32, because losses are not computed in half."""
+    """Return outputs with float16 and bfloat16 converted to float32, because losses need that precision."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 

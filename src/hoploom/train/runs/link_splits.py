@@ -56,7 +56,7 @@ class LinkShares:
     test: float
 
     def splits(self, sources: Tensor, destinations: Tensor, *, undirected: bool) -> Tensor:
-        """Return the split of every edge, TRAIN, VAL or TEST: [n] uint8. If `undirected`, both directions share one."""
+        """Return the split of every edge, TRAIN, VAL or TEST: [n] uint8. If `undirected`, direction does not matter."""
         first, second = _words(sources), _words(destinations)
         if undirected:
             first, second = np.minimum(first, second), np.maximum(first, second)
@@ -70,7 +70,7 @@ class LinkShares:
 
 @dataclass(frozen=True)
 class GivenLinks:
-    """Links that are held out because they are given, e.g. in files; all other edges train."""
+    """Held-out links that the user gives, e.g. in files; all other edges are for training."""
 
     held_out: Tensor  # [n] int64, ascending: source * num_destinations + destination
     num_destinations: int
@@ -132,7 +132,7 @@ def hold_out(
 
 
 def _within(store: Store, left: Store, changed: set[RelationName]) -> Store:
-    """Return the store `left` with the memory budget of `store`; tables and lists not in `changed` stay on disk."""
+    """Return the store `left` with the memory budget of `store`. Data of types not in `changed` stays on disk."""
     if store.reads is None:
         return left
     shards = []
@@ -258,13 +258,13 @@ def relation_of(run_file: RunFile, key: str, schema: Schema, name: str) -> Relat
 
 
 def given_links(store: Store, key: RelationName, ends: Tensor) -> GivenLinks:
-    """Return the links `ends`, [2, n] int64, of relation `key` in the form that `hold_out` takes."""
+    """Return the links `ends` ([2, n] int64) of relation `key` as a GivenLinks, which `hold_out` takes."""
     num_destinations = store.schema.node_type(key[2]).num_nodes
     return GivenLinks(torch.sort(ends[0] * num_destinations + ends[1]).values, num_destinations)
 
 
 def in_graph(store: Store, key: RelationName, reverses: Collection[RelationName], ends: Tensor) -> bool:
-    """Return whether any of these links is an edge of the graph, in either direction. Reads neighbour lists."""
+    """Return whether any of the links `ends` is an edge of the graph, in either direction. Reads neighbour lists."""
     looked_up = [(key, False), *((name, True) for name in reverses)]
     if key[0] == key[2]:
         looked_up += [(name, not is_turned) for name, is_turned in looked_up]

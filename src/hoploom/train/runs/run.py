@@ -427,7 +427,7 @@ def _loader(
     fanouts: Fanouts,
     given: Mapping[str, Any] | None = None,
 ) -> Loader:
-    """Return a loader of a split with options `given`; without these, every rank has all seeds, for evaluation."""
+    """Return a loader of a split with options `given`, by default those of evaluation: every rank has all seeds."""
     section, task, schema = run_file.loader, run_file.task, setup.store.schema
     whole = {"rank": 0, "world_size": 1, "batch_size": section.eval_batch_size or section.batch_size}
     options: dict[str, Any] = dict(whole if given is None else given) | {
@@ -482,7 +482,7 @@ def make_optimizer(run_file: RunFile, model: nn.Module) -> Optimizer:
 def make_scheduler(
     run_file: RunFile, optimizer: Optimizer, num_batches: int, mode: Mode
 ) -> LRScheduler | ReduceLROnPlateau | None:
-    """Return the scheduler, None if run.toml has none. `mode`: whether a "max" or "min" of plateau's metric is best."""
+    """Return the scheduler; None if run.toml has none. `mode` ("max", "min"): the better direction of the metric."""
     section = run_file.scheduler
     if section.name == "none":
         return None

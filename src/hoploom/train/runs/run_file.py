@@ -186,7 +186,7 @@ class SchedulerSection:
 
 @dataclass(frozen=True)
 class TrainSection:
-    """The length and the manner of training."""
+    """The settings of training: its length, device, precision and checkpoints."""
 
     epochs: int = key(10, "passes over all training seeds", rules.whole(1))
     processes: int = key(1, "processes on this machine; torchrun and Slurm override it", rules.whole(1, 4096))
