@@ -33,7 +33,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class LayerView:
-    """The edges of one layer. Sources are the first nodes of their type, destinations are the first sources."""
+    """The edges of one layer. Local ids of sources begin at 0 in each type, and the first sources are destinations."""
 
     edges: Mapping[RelationName, InEdges]
     num_sources: Mapping[str, int]
@@ -119,7 +119,11 @@ def _weighted(edges: InEdges, data: Mapping[str, Tensor]) -> InEdges:
 def _of_subgraph(
     edge_index: Mapping[RelationName, Tensor], running: Mapping[str, list[int]], num_layers: int
 ) -> list[LayerView]:
-    """Return one view per layer. Edges are grouped once; each layer takes those of the first few destinations."""
+    """Return one view per layer of a sampled subgraph.
+
+    Edges are grouped by destination once; each layer takes those of the first destinations. `running` has, by type, the
+    number of nodes within 0, 1, ... hops.
+    """
     within = [
         {name: counts[min(hops, len(counts) - 1)] for name, counts in running.items()}
         for hops in range(num_layers, -1, -1)
@@ -310,7 +314,7 @@ def _normalised(edges: InEdges) -> tuple[InEdges, Tensor]:
 
 
 class GATConv(Conv):
-    """Graph attention: each head weights the sources of a destination by a softmax.
+    """Graph attention: each head weights the sources of a destination by a softmax of their scores.
 
     The scores are linear in x, so the matrix product that projects x computes them, too, as additional columns.
     """

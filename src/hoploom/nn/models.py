@@ -74,7 +74,7 @@ class Shape:
 
 
 class _Applied(nn.Module):
-    """A module that applies a function."""
+    """An activation function as a module."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -309,7 +309,7 @@ class GNN(nn.Module):
     def _read(
         self, batch: Data | HeteroData
     ) -> tuple[list[LayerView], Rows, Rows, Mapping[RelationName, Tensor] | None]:
-        """Return a batch's views, features and node ids, and the rows that its loader aggregated."""
+        """Return the view of each layer, the features, the node ids, and the rows that the loader has aggregated."""
         if self.needs_degrees and "blocks" in batch and "in_degree" not in batch:
             raise ConfigError("GCN on blocks needs the nodes' in-degrees; give the loader degrees=True")
         views = views_of(batch, self.num_layers)
@@ -348,7 +348,7 @@ class GNN(nn.Module):
         return self.layers[depth]  # type: ignore[return-value]
 
     def enter(self, depth: int, x: Rows) -> Rows:
-        """Return the rows that a layer's convolutions read: x without jumping knowledge's columns, normalised."""
+        """Return the rows that a layer's convolutions read: x, normalised, without the columns of earlier layers."""
         if self.shape.jk is not None and depth:
             x = {name: rows[:, -self.shape.hidden :] for name, rows in x.items()}
         norms: Any = self.norms[depth]
