@@ -76,7 +76,7 @@ class RowFile(Closing):
 
 @contextmanager
 def parquet_file(path: Path, like: Columns) -> Iterator[Callable[[Columns], None]]:
-    """Make a Parquet file with the columns of `like`; yield the function that writes a row group to it.
+    """Make a Parquet file with the columns of the table `like`; yield the function that writes a row group to it.
 
     The file is synced to the disk at the end of the block. It is not compressed: embeddings hardly shrink.
     """
@@ -115,7 +115,7 @@ class _PeerFailedError(Exception):
 
 @dataclass(frozen=True)
 class SharedFolder:
-    """A temporary folder that all ranks share, and a scratch folder for rows between layers (may be the same)."""
+    """A temporary folder that all ranks share, and a scratch folder (perhaps the same) for rows between layers."""
 
     target: Path  # where the result goes
     path: Path

@@ -161,7 +161,7 @@ def infer(
 def _write(
     folder: SharedFolder, store: Store, results: Iterable[Group], inference: Inference, columns: Sequence[Column]
 ) -> None:
-    """Write this rank's Parquet file for each node type, with a row group for each group of nodes in `results`."""
+    """Write this rank's Parquet file for each node type, with one row group for each (type, ids, rows) in `results`."""
     files: dict[str, Callable[[Columns], None]] = {}
     with folder.together("writing"), ExitStack() as opened:
         (folder.path / RESULT).mkdir(exist_ok=True)
@@ -209,7 +209,7 @@ def _bar(context: Context, unit: str) -> Iterator[Progress]:
 
 
 def _loaders(model: nn.Module, store: Store, inference: Inference, columns: Sequence[Column]) -> dict[str, Loader]:
-    """Return a loader of all nodes by node type; raise ConfigError if a loader would leave nodes out."""
+    """Return, by node type, a loader of all its nodes; raise ConfigError if a loader would leave nodes out."""
     if "embedding" in columns:
         raise ConfigError(
             f"columns has 'embedding', but {type(model).__name__} cannot run layer by layer, so there is only what it "
@@ -245,7 +245,7 @@ def _loaders(model: nn.Module, store: Store, inference: Inference, columns: Sequ
 def _in_batches(
     model: nn.Module, loaders: Mapping[str, Loader], task: Task | None, folder: SharedFolder, progress: Progress
 ) -> Iterator[Group]:
-    """Yield node type, node ids and outputs of each of this rank's batches, which are consecutive batches of all."""
+    """Yield node type, node ids and outputs of each batch of this rank, whose batches follow one another."""
     rank, world_size = folder.context.rank, folder.context.world_size
     fanouts = "; ".join(dict.fromkeys(loader.shown()["fanouts"] for loader in loaders.values()))
     if folder.context.is_main:

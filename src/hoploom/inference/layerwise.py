@@ -59,7 +59,7 @@ class Slices:
     edge_bytes: int
 
     def borders(self, node_type: str, world_size: int) -> Tensor:
-        """Return the bounds of the ranks' shares of a type, as ids: [world_size + 1] int64. Shares have equal bytes."""
+        """Divide a type's nodes among ranks in shares of equal bytes; return the bounds: [world_size + 1] int64."""
         index = self.store.schema.type_index[node_type]
         nodes, cost = range(self.store.schema.node_types[index].num_nodes), partial(self._cost, index)
         total = cost(len(nodes))
@@ -109,7 +109,7 @@ class Slices:
 def edges_of(
     store: Store, some: Slice, keys: Sequence[RelationName], degrees: Mapping[RelationName, Tensor]
 ) -> dict[RelationName, InEdges]:
-    """Return all in-edges of a slice's nodes, by relation; sources are ids of the store."""
+    """Return all in-edges of a slice's nodes, by relation; the sources have their ids in the store."""
     lists = _sampled(store, some, keys) if some.part is None else _mapped(some.part, some, keys)
     edges = {}
     for key, (indptr, sources) in lists.items():
@@ -228,7 +228,7 @@ class ModelPlan:
 
 
 def plan_of(model: GNN, schema: Schema, node_types: Collection[str] | None, *, embeds_only: bool) -> ModelPlan:
-    """Return the plan for outputs of `node_types`; None means all node types for which the model has outputs."""
+    """Return the plan for outputs of `node_types` (None: all); `embeds_only`: only layers that embeddings need."""
     try:
         full = _probe(model, schema, None, skip_last=False)
         wanted = list(full.outputs) if node_types is None else list(node_types)
@@ -362,7 +362,7 @@ class LayerWise:
         self._done, self._total = 0, sum(len(some) for name in (*passes, *plan.embeddings) for some in self._own[name])
 
     def run(self) -> None:
-        """Compute all rows up to those that the last layer aggregates. All ranks call."""
+        """Compute all layers but the last, and write the rows that the last layer aggregates. All ranks call."""
         keys = self._plan.with_degrees
         types = sorted({key[2] for key in keys})
         counted = self._pass("degrees", "counting edges", dict.fromkeys(keys), types, self._degrees_of)
@@ -385,7 +385,7 @@ class LayerWise:
             self._sources, _ = self._rewrite(self._num_between)
 
     def results(self) -> Iterator[Group]:
-        """Yield embeddings and outputs of this rank's nodes, slice by slice; a node type begins with an empty group."""
+        """Yield (node type, ids, rows by column) for each slice of this rank; each type begins with an empty group."""
         for name, width in self._plan.embeddings.items():
             widths = {"embedding": width, "output": self._plan.outputs.get(name, 0)}
             empty = {column: torch.empty(0, size, dtype=self._plan.dtype) for column, size in widths.items()}
@@ -409,7 +409,7 @@ class LayerWise:
         types: Iterable[str],
         compute: Callable[[Slice], Mapping[Any, Tensor]],
     ) -> dict[Any, RowFile]:
-        """Write and return a file for each key of `widths`, with a row per node; ranks compute slices of `types`."""
+        """Call `compute` for this rank's slices of `types`; all ranks write the rows to a file per key of `widths`."""
         files = {}
         with self._folder.together(doing), ExitStack() as opened:
             for number, (owner, width) in enumerate(widths.items()):
@@ -425,7 +425,7 @@ class LayerWise:
         return files
 
     def _slices(self, names: Iterable[str]) -> Iterator[Slice]:
-        """Yield this rank's slices of some types, report progress; raise StoreError if a mapped file is unreadable."""
+        """Yield this rank's slices of the types `names`; raise StoreError if a mapped file is unreadable."""
         for name in names:
             for some in self._own[name]:
                 self._folder.check_peers()
@@ -449,7 +449,7 @@ class LayerWise:
         return {name: self._model.prepare(given, {name: some.ids})[name]}
 
     def _rewrite(self, depth: int) -> tuple[Sources, Iterable[RowFile]]:
-        """Write the rows that a layer changes before aggregation; return all rows to aggregate, and the new files."""
+        """Write rows that layer `depth` normalises or projects to files; return all source rows, and the files."""
         layer, stage = self._plan.layers[depth], self._model.stage(depth)
 
         def changed(some: Slice) -> dict[TypeKey, Tensor]:
@@ -491,7 +491,7 @@ class LayerWise:
         return self._store.features.gather([Wanted(some.node_type, FEATURES, some.ids)])[0]
 
     def _own_rows(self, some: Slice) -> Tensor:
-        """Return the rows that a slice's nodes have before the current layer."""
+        """Return the rows that a slice's nodes have before the current layer: its input."""
         if some.node_type not in self._files and self._features_on_disk(some.node_type):
             return self._features(some)
         rows = self._x[some.node_type][some.span]
@@ -521,7 +521,7 @@ class LayerWise:
 
 
 def _exceed_memory(store: Store, dtype: torch.dtype, layer: LayerPlan) -> bool:
-    """Return whether the rows that a layer aggregates take more than the store's budget leaves beside the topology."""
+    """Return whether the rows that a layer aggregates are larger than what the budget leaves beside the topology."""
     if store.budget is None or store.reads is None:
         return False
     num_values = sum(store.schema.node_type(key[0]).num_nodes * width for key, width in layer.sent.items())
