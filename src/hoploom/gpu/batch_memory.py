@@ -88,7 +88,7 @@ class Pool:
             return self._sizes[number]
 
     def begin(self, consumer: Any) -> deque[Tensor]:
-        """Return memory blocks for one more batch: one for each tensor, in the sizes of earlier batches."""
+        """Allocate one more batch: return a memory block for each tensor, of the sizes of earlier batches."""
         with self._lock:
             self._num_begun += 1
             sizes = list(self._sizes)
@@ -105,7 +105,7 @@ class Pool:
     def blocks(self, sizes: Sequence[int], consumer: Any) -> deque[Tensor]:
         """Return a uint8 tensor of each size in `sizes`, for the side stream to write to and stream `consumer` to read.
 
-        Ask for many in one call: a call's wait and its switch of memory pools take longer than its allocations.
+        Ask for all sizes in one call: each call has a fixed cost, which is higher than that of an allocation.
         """
         if not self.is_cuda or not sizes:
             return deque(torch.empty(size, dtype=torch.uint8) for size in sizes)
@@ -213,7 +213,7 @@ class StagedValue(NamedTuple):
     begins: tuple[int, ...]  # each tensor's offset in the block, then the block's size
 
     def over(self, block: Tensor) -> Any:
-        """Return the value with its tensors replaced by views of `block`, which is a copy of this object's block."""
+        """Return the value with its tensors as views of `block`, which is a copy of this object's block."""
         begins = iter(self.begins)
 
         def view(tensor: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ class StagedValue(NamedTuple):
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of the value with every tensor in it replaced by change(tensor), in the order of tensors_in."""
+    """Return a copy of `value`, which may be nested, with every tensor in it replaced by change(tensor)."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):

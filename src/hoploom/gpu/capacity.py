@@ -27,7 +27,7 @@ Running = tuple[tuple[int, ...], ...]
 
 
 class RelationHop(NamedTuple):
-    """A relation that one hop samples, and the slots of its sizes: their indices in the totals on the device."""
+    """A relation that one hop samples, and the indices of its sizes in `totals`, the device's array of sizes."""
 
     relation: int
     begin: int  # slot of the first pick's index
@@ -38,7 +38,7 @@ class RelationHop(NamedTuple):
 
 @dataclass(frozen=True)
 class HopPlan:
-    """The relations that each hop samples, and the slot of every size: its index in the totals on the device.
+    """The relations that each hop samples, and the index of every size in `totals`, the device's array of sizes.
 
     Sizes accumulate from hop to hop; only the picks start at 0 in each hop with mode="blocks".
     """
@@ -62,13 +62,13 @@ class HopPlan:
         return self.sampling.num_hops if self.is_blocks else 1
 
     def frontier(self, hop: int, node_type: int) -> tuple[int, int]:
-        """Return the slots of the begin and end index of the nodes that a hop expands (new ones; with blocks, all)."""
+        """Return where `totals` has the begin and end of the nodes that a hop expands: the new or, with blocks, all."""
         sizes = self.nodes[node_type]
         return ZERO if self.is_blocks else sizes[hop], sizes[hop + 1]
 
 
 class Capacity(NamedTuple):
-    """The sizes of buffers, or the sizes that a batch needs. A node counts in the hop that samples it first."""
+    """Numbers of nodes and edges, by hop, that buffers hold or a batch needs. A node counts in its first hop."""
 
     nodes: Running  # per type: nodes within 0, 1, ... hops of the seeds
     edges: Running  # per relation: edges up to the first, the second, ... hop; with blocks, edges of each hop
@@ -90,7 +90,7 @@ class Capacity(NamedTuple):
 
 
 def plan_hops(schema: Schema, sampling: Sampling, seed_types: Sequence[int], *, with_indptr: bool = False) -> HopPlan:
-    """Return the plan of all hops from seeds of these types. With `with_indptr`, hops also store picks' offsets."""
+    """Return the plan of all hops from seeds of these types. `with_indptr`: also store offsets of each node's picks."""
     is_blocks = sampling.mode == "blocks"
     slots = itertools.count(FAULT + 1)
     sizes = [next(slots) if index in seed_types else ZERO for index in range(len(schema.node_types))]
@@ -147,7 +147,7 @@ def first_capacity(plan: HopPlan, num_seeds: Sequence[int], large: int = LARGE) 
 
 
 def used_capacity(plan: HopPlan, sizes: Sequence[int]) -> Capacity:
-    """Return the capacity that a batch needs, whether it fitted or not. `sizes` are the totals, by slot."""
+    """Return the capacity that a batch needs, even if it did not fit. `sizes` are the values of `totals`."""
     rows, picks = [], []
     for hop in range(plan.sampling.num_hops):
         spans = [plan.frontier(hop, index) for index in range(len(plan.nodes))]
@@ -164,7 +164,7 @@ def grow_capacity(capacity: Capacity, seen: Capacity) -> Capacity:
 
 
 def probe(maker: NodeMaker, order: Order, batch_size: int, most: int = PROBED) -> list[Sampled]:
-    """Return up to `most` batches of full size from all over an epoch, sampled but without features."""
+    """Sample up to `most` batches of full size from all over an epoch; return them, without features."""
     full = [step for step in order.steps if order.step(step)[0].numel() == batch_size]
     return [maker.sample(*order.step(step)) for step in full[:: max(1, len(full) // most)][:most]]
 
@@ -183,7 +183,7 @@ def sizes_of_probes(
 
 
 def _totals(plan: HopPlan, batch: Sampled) -> list[int]:
-    """Return the sizes of a batch by slot, in the layout of the totals on a device."""
+    """Return the sizes of a batch in the order in which the device stores them in its array `totals`."""
     names = [node_type.name for node_type in plan.schema.node_types]
     keys = [relation.key for relation in plan.schema.relations]
     if plan.is_blocks:

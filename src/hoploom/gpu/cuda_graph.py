@@ -116,7 +116,7 @@ class Recording:
             self._graph.replay()
 
     def drop(self) -> None:
-        """Drop the work, which may refer back to this object, and the recording with its memory."""
+        """Drop the work, because it may refer back to this object, and the recording with its memory."""
         self._work = self._graph = None
 
     def _run(self, work: Callable[[], None]) -> None:
@@ -128,7 +128,7 @@ class Recording:
         queue.wait_stream(stream)
 
     def _capture(self, work: Callable[[], None]) -> Any:
-        """Return the work as a CUDA graph; wait for the device. Other threads may make calls that this one must not."""
+        """Return the work, captured as a CUDA graph. Other threads may meanwhile make calls that break a capture."""
         own, graph = self._stream, torch.cuda.CUDAGraph()
         with torch.cuda.device(own.device), without_gc():
             before = torch.cuda.current_stream(own.device)

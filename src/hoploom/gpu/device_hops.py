@@ -60,12 +60,12 @@ class DeviceBuffers:
     totals: Tensor  # [slots, 2] int64, sizes in column 0: 16 bytes apart, so that all pointers are equally aligned
 
     def total(self, slot: int) -> Tensor:
-        """Return a 0-dim view of the size in slot `slot` of the totals, such as a number of nodes, on the device."""
+        """Return entry `slot` of the array `totals`, such as a number of nodes, as a 0-dim tensor on the device."""
         return self.totals[slot, 0]
 
     @property
     def faults(self) -> Tensor:
-        """The highest fault code, [1] int64, as in hoploom.ops.kernels.launch."""
+        """The highest fault code of a kernel so far, [1] int64 on the device; 0 if there was no fault."""
         return self.totals[FAULT, :1]
 
 
@@ -128,7 +128,7 @@ def _expand(
     into: DeviceBuffers,
     at: tuple[int, RelationHop],
 ) -> None:
-    """Sample in-edges of one relation in one hop, then give their sources local ids. `at`: the hop and the relation."""
+    """Sample in-edges of one relation in one hop, then give their sources local ids. `at` is (hop, relation)."""
     lists, maps = graph
     hop, ask = at
     relation = ask.relation
@@ -148,7 +148,7 @@ def _expand(
 
 
 def sampled_of(plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], first_tree: int, copy: Copy) -> Sampled:
-    """Return the batch in the buffers `filled`, with tensors copied by `copy`. `sizes` are the totals by slot."""
+    """Return the batch in the buffers `filled`, with tensors copied by `copy`. `sizes` are the values of `totals`."""
     nodes = [copy(own[: sizes[slots[-1]]]) for own, slots in zip(filled.nodes, plan.nodes, strict=True)]
     trees = None
     if plan.sampling.disjoint:
@@ -177,6 +177,6 @@ def _block(plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], hop: int,
 
 
 def fault_of(sizes: Sequence[int]) -> IndexError | None:
-    """Return the error for the fault code in `sizes`; None if there was no fault."""
+    """Return the error for the fault code in `sizes`, the values of `totals`; None if there was no fault."""
     code = sizes[FAULT]
     return IndexError(f"{MESSAGES[code]}; run hoploom check on the store") if code else None

@@ -177,7 +177,7 @@ class DeviceSampling:
 
 
 class DeviceLoading(Maker):
-    """Maker of batches for a loader whose store is placed, in two stages. Only the second stage waits for a device."""
+    """Makes the batches of a loader whose store is placed, in two stages; only the second waits for the device."""
 
     def __init__(self, maker: LocalMaker, placed: PlacedStore, deadline: float) -> None:
         self.pool = Pool(placed.device, deadline)
@@ -198,7 +198,7 @@ class DeviceLoading(Maker):
 
     @contextmanager
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Arriving]]:
-        """Yield the stages `begin` and `finish` that make a loop's batches; wait for the device when the block ends."""
+        """Yield the functions `begin` and `finish` that make each batch of `order`; at the end, wait for the device."""
         window = pipeline.num_ahead + 2  # batches alive: those ahead, one being made, and the consumer's
         idle = threading.BoundedSemaphore(BEGUN if self.samples_on_device else window)  # sets of sampling buffers
 
@@ -257,7 +257,7 @@ class DeviceAssembler(Assembler):
         return self.placed.gather(wanted, outs=outs, faults=self.faults)
 
     def aggregate(self, wanted: Wanted, edges: InEdges) -> Tensor:
-        """Gather rows, then return their aggregate: no kernel aggregates rows of a placed table directly."""
+        """Gather rows, then return their aggregate, because no kernel aggregates rows of a placed store directly."""
         (rows,) = self.gather([wanted])
         assert self.reduce is not None
         return self.memory.copy(ops.aggregate(rows.to(torch.float32), edges, self.reduce))
@@ -286,7 +286,7 @@ def _assembler(host: Assembler, placed: PlacedStore, memory: BatchMemory) -> Dev
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice(Deployment):
-    """The deployment of a placed store, which makes batches on the device; `before` is the store's previous one."""
+    """The deployment of a placed store, which makes batches on the device; `before` is that of the store before."""
 
     placed: PlacedStore
     before: Deployment
@@ -298,7 +298,7 @@ class OnDevice(Deployment):
     def producer(
         self, maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float
     ) -> Maker | None:
-        """Return a maker of batches on the device; if they go elsewhere or servers make them, that of `before`."""
+        """Return a maker of batches on the device; if servers make them or they go elsewhere, that of `before`."""
         if self.makes_batches or not is_there(device, self.placed.device):
             return self.before.producer(maker, device, look_ahead, deadline)  # type: ignore[no-any-return]
         if isinstance(local_producer(maker, look_ahead or 1), LookAhead):

@@ -138,7 +138,7 @@ class FieldColumn:
         return [sum(self.counts[:number]) for number in range(len(self.counts))]
 
     def block(self, spans: Sequence[tuple[int, int]]) -> PackedTensors:
-        """Return the rows of these ranges of ids as one packed tensor."""
+        """Return the rows of the id ranges `spans` as one packed tensor."""
         count = sum(end - begin for begin, end in spans)
         rows = (count, *self.field.shape), DTYPES[self.field.dtype]
 
@@ -152,7 +152,7 @@ class FieldColumn:
         return PackedTensors((rows,), fill)
 
     def _pieces(self, spans: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
-        """Yield the rows of these ranges of ids in order, about PIECE bytes at a time."""
+        """Yield the rows of the id ranges `spans` in order, about PIECE bytes at a time."""
         at_once = max(1, PIECE // max(1, self.field.row_bytes))
         for begin, end in spans:
             for part, first, count in zip(self.parts, self.firsts, self.counts, strict=True):
@@ -335,7 +335,7 @@ def fields_of(schema: Schema) -> dict[tuple[TypeKey, str], Field]:
 
 
 def _share(wanted: str | float, columns: Sequence[FieldColumn], budget: int) -> float:
-    """Return the share of the rows that goes to the device; for "auto" in whole percent, so that ranks agree."""
+    """Return the share of all rows that goes to the device; for "auto" in whole percent, so that ranks agree."""
     total = sum(column.num_rows * column.field.row_bytes for column in columns)
     if isinstance(wanted, float):
         return wanted

@@ -56,7 +56,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Placement:
-    """A row of the report: which memory holds one relation's topology or one field."""
+    """A row of the table that `print(store.placed)` shows: the memory of one relation's topology or of one field."""
 
     what: str  # "topology of node to node", "x of paper"
     dtype: str
@@ -185,7 +185,7 @@ class PlacedStore:
             raise ConfigError(f"the ids of {name!r} are {given}; give int64 of shape [n] on {self.device}")
 
     def _refuse_ids(self, wanted: Sequence[Triple], sizes: Sequence[Tensor | None]) -> None:
-        """Raise IndexError for the first id out of range of a placed field; `host` has checked the other fields."""
+        """Raise IndexError for the first id out of range of a placed field; other fields are checked on the host."""
         for (owner, name, ids), size in zip(wanted, sizes, strict=True):
             segments = self.fields.get((owner, name))
             if segments is None:

@@ -72,7 +72,7 @@ class FixedBatch:
     # --- filling ------------------------------------------------------------------------------
 
     def fill(self, indices: Tensor, key: int) -> None:
-        """Start to make the batch of the seeds at `indices`, once the batch in these buffers has been learned from."""
+        """Start to make the batch of the seeds at `indices`, once the batch in these buffers is no longer needed."""
         self._whole.placed.lease.check()  # a replay would read memory that is gone
         self._whole.wait_for(self.filled, "sampled")  # after this, the input of the batch before may be overwritten
         stream, size = self._whole.fill_stream, self._whole.batch_size
@@ -171,7 +171,7 @@ class PaddedEdges:
     most: int  # limit of `total`
 
     def grouped(self, num_sources: int, num_destinations: int, whole: InEdges | None = None) -> InEdges:
-        """Return the edges by destination. Nodes of later hops get no edges: offsets are limited to `total`."""
+        """Return the edges, grouped by destination. Nodes that were not expanded up to this hop get no edges."""
         indptr = torch.minimum(self.indptr[: num_destinations + 1], self.total)
         return InEdges(indptr, self.sources[: self.most], num_sources, whole=whole)
 
@@ -210,7 +210,7 @@ def padded_views(
 
 
 def check_learner(learner: Learner, training: Training, device: torch.device) -> NodeMaker:
-    """Return the maker of the loader's batches; raise ConfigError if the step cannot be recorded and replayed."""
+    """Return the object that makes the loader's batches; raise ConfigError if the step cannot be a CUDA graph."""
     loader, model, task = learner.loader, unwrap(learner.model), learner.task
     is_distributed = isinstance(learner.model, DistributedDataParallel) or loader.world_size > 1
     maker = getattr(loader, "maker", None)
@@ -335,7 +335,7 @@ class WholeStep:
             raise TimeoutError(doing)
 
     def fill_next(self, indices: Tensor, key: int) -> FixedBatch | None:
-        """Start to make the batch of these seeds in the buffers used longest ago; None unless they are `batch_size`."""
+        """Start to make the batch of these seeds in the buffers used longest ago; None if the batch is not full."""
         if indices.numel() != self.batch_size:
             return None
         if not self._slots:
@@ -346,7 +346,7 @@ class WholeStep:
         return slot
 
     def learn(self, slot: FixedBatch) -> None:
-        """Start the training step on a batch that fits; does not wait for the device."""
+        """Start the training step on the batch in `slot`, which must fit its buffers; does not wait for the device."""
         if self.placed.device.type == "cuda":
             self._rates.check()
         self._rates.send()
@@ -358,7 +358,7 @@ class WholeStep:
         self.learn_stream.record(slot.learned)
 
     def learn_from(self, slot: FixedBatch) -> None:
-        """Run forward, backward and optimizer on a batch; `slot.learn` records this. The next step resets gradients."""
+        """Run forward, backward and optimizer on the batch in `slot`: this is the work that `slot.learn` records."""
         learner, task = self.learner, self.learner.task
         learner.optimizer.zero_grad(set_to_none=True)
         # no cache of casts: a later step would use those of the recording as values
@@ -390,7 +390,7 @@ class WholeSteps:
         return self._begun is None and not self._left
 
     def take(self, requests: StopRequests, *, is_due: bool = False) -> StepResult:
-        """Run the next step; return the reports of earlier steps whose losses are known now."""
+        """Run the next step; return the reports of those earlier steps whose losses are known by now."""
         began = time.perf_counter()
         step, slot = self._begun or self._begin()
         with self._in_time():
