@@ -43,7 +43,7 @@ class RowRequest(NamedTuple):
 
 
 class ListColumn(NamedTuple):
-    """One column of edge lists (sources, weights or times) in a file, and the array into which lists of it are read."""
+    """A column of edge lists (sources, weights or times) in a file, and the array in memory that gets the lists."""
 
     file: DiskFile
     offset: int
@@ -80,7 +80,7 @@ class Reads:
             self._count(wanted_bytes, *_core.read_rows(wants, self.gap, DEPTH, self.by_threads))
 
     def lists(self, columns: Sequence[ListColumn], lists: EdgeLists, nodes: Tensor) -> None:
-        """For every column, read the edge lists of `nodes` from its file to their positions in its sparse array."""
+        """Read the edge lists of `nodes` from files into the arrays of `columns`, at the same index as in the file."""
         own = nodes - lists.first_node
         num_entries = int((lists.indptr[own + 1] - lists.indptr[own]).sum())
         with self._in_flight():
@@ -91,13 +91,13 @@ class Reads:
         self.count_found(0, of=num_entries)
 
     def count_found(self, found: int, *, of: int) -> None:
-        """Count `found` rows or entries in memory, out of `of` requested ones."""
+        """Count that `found` of the `of` requested rows or entries were already in memory."""
         with self._lock:
             self.found += found
             self.asked += of
 
     def so_far(self) -> dict[str, float]:
-        """Return all counts so far, by name; reads that have not ended count in `busy_seconds` only."""
+        """Return all counts so far, by name. Of reads still in flight, only the time is counted (`busy_seconds`)."""
         with self._lock:
             current = time.perf_counter() - self._busy_since if self._num_in_flight else 0.0
             return {

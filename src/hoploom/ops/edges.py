@@ -227,7 +227,7 @@ class InEdges:
 
     @cached_property
     def _are_edges(self) -> Tensor | None:
-        """Mask of the entries of `sources` that are edges: [num_edges] bool; None if all are."""
+        """Mask of the entries of `sources` that are edges, not padding: [num_edges] bool; None without padding."""
         if rows.runs_in_core(self.indptr) and int(self.indptr[-1]) == self.num_edges:
             return None
         return torch.arange(self.num_edges, device=self.indptr.device) < self.indptr[-1]

@@ -97,7 +97,7 @@ def _array(rows: Tensor) -> Any:
 
 
 def route(ids: Tensor, bounds: Tensor, places: Tensor | None = None) -> list[Tensor]:
-    """Return, for each part p, the positions (if given, only from `places`) of ids in [bounds[p - 1], bounds[p])."""
+    """Return, for each part p, the positions (all, or only those in `places`) of ids in [bounds[p - 1], bounds[p])."""
     routed, counts = _core.route(ids.numpy(), bounds.numpy(), None if places is None else places.numpy())
     positions, begin, owned = tensor_of(routed), 0, []
     for count in memoryview(counts).cast("q"):
@@ -157,7 +157,7 @@ def sum_rows(
 
 
 def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, per list and column, the maximum, and the index within the list of its first entry (-1 if empty)."""
+    """Return the maximum of each list and column, and the index in the list of its first entry (-1 if empty)."""
     out = empty((indptr.numel() - 1, x.shape[1]), x.dtype)
     winners = empty((indptr.numel() - 1, x.shape[1]), torch.int32)
     lists = (indptr.numpy(), rows[: int(indptr[-1])].numpy())

@@ -44,7 +44,7 @@ def pack(keys: Tensor, columns: Sequence[Tensor], bounds: Tensor) -> Packed:
 
 
 def place_column(records: Tensor, offset: int, out: Tensor) -> None:
-    """Copy bytes from `offset` of each record on to out[record's key]; raise DataError unless each key occurs once."""
+    """Copy each record's bytes from `offset` on to out[key of the record]; raise DataError unless keys occur once."""
     try:
         _core.place_column(records.numpy(), offset, out.numpy())
     except IndexError as error:

@@ -51,7 +51,7 @@ def tiles_of(heads: int, *matrices: Tensor) -> Tiles:
 
 
 class Windows(NamedTuple):
-    """The division of all lists' entries into windows of equal length; none if no list can be longer than a window."""
+    """The division of all lists' entries into windows of equal length; no windows if no list can be longer than one."""
 
     length: int
     number: int

@@ -18,13 +18,13 @@ SOURCE_OUT_OF_RANGE = tl.constexpr(forms.SOURCE_OUT_OF_RANGE)
 
 @triton.jit
 def rows_of(rows_at_once: tl.constexpr):
-    """Return the indices of this program's rows: [rows_at_once] int64."""
+    """Return the indices of the frontier nodes (rows) that this program handles: [rows_at_once] int64."""
     return tl.program_id(0).to(tl.int64) * rows_at_once + tl.arange(0, rows_at_once)
 
 
 @triton.jit
 def row_at(row, rows, bounds, begin_at, nodes, starts, populations):
-    """Return, per row, the first pick, the number of picks, frontier position, node, list offset and list length."""
+    """Return, per frontier node (row): first pick, number of picks, frontier index, node, list offset, list length."""
     first = tl.load(bounds + row, mask=row < rows, other=0)
     count = tl.load(bounds + row + 1, mask=row < rows, other=0) - first
     place = tl.load(begin_at) + row
@@ -35,7 +35,7 @@ def row_at(row, rows, bounds, begin_at, nodes, starts, populations):
 
 @triton.jit
 def key_of(key_at, trees, place, is_row):
-    """Return each row's random key: the rule's key, in disjoint sampling mixed with the node's seed number."""
+    """Return the random key of each row (frontier node); in disjoint sampling, it depends on the node's seed, too."""
     key = tl.load(key_at).to(tl.uint64, bitcast=True) + (place * 0).to(tl.uint64)
     if trees is not None:
         key = mix(key, tl.load(trees + place, mask=is_row, other=0).to(tl.uint64))
@@ -44,7 +44,7 @@ def key_of(key_at, trees, place, is_row):
 
 @triton.jit
 def put(out, position, place, is_pick, indices, sources, edges, destinations, capacity):
-    """Store the edges at `position` in the store as picks number `out`; skip picks beyond `capacity`."""
+    """Write the edges at `position` of the edge lists as picks number `out`; skip picks beyond `capacity`."""
     fits = is_pick & (out < capacity)
     source = tl.load(indices + position, mask=fits, other=0).to(tl.int64)
     tl.store(sources + out, source, mask=fits)
@@ -59,7 +59,7 @@ def locate(
     fanout, starts, populations, counts, faults,
     REPLACE: tl.constexpr, LAST: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write each row's list offset to `starts`, list length to `populations`, number of picks to counts[row + 1]."""
+    """Write each frontier node's list offset to `starts`, list length to `populations`, number of picks to `counts`."""
     row = rows_of(ROWS)
     place = tl.load(begin_at) + row
     is_row = (row < rows) & (place < tl.minimum(tl.load(end_at), num_places))
@@ -123,7 +123,7 @@ def count_weighing(
     starts, populations, weight, fanout, counts,
     REPLACE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Correct a row's number of picks for weighted sampling, which picks only edges of positive weight."""
+    """Correct the number of picks of one frontier node: weighted sampling picks only edges of positive weight."""
     row = tl.program_id(0).to(tl.int64)
     start, population = tl.load(starts + row), tl.load(populations + row)
     enough = tl.where(fanout < 0, population, 1 if REPLACE else fanout)
@@ -142,7 +142,7 @@ def settle(
     bounds, rows, begin_at, end_at, num_places, picks_begin, picks_end, indptr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the index after the last pick to `picks_end` and, with `indptr`, where each frontier node's picks begin."""
+    """Write the index after the last pick to `picks_end`, and each frontier node's first pick to `indptr`, if given."""
     row = rows_of(ROWS)
     first = tl.load(picks_begin)
     if tl.program_id(0) == 0:

@@ -89,7 +89,7 @@ def add_entries(
     total, begin, end, rows, places, x, stride, weights, heads, head, winners, starts, width, columns, inside,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Return `total` [lists, columns] plus the lists' rows; with `winners`, plus only values that were the maximum."""
+    """Add the rows of each list to `total` [lists, columns]; return it. `winners`: add only values that were maxima."""
     for step in range(0, most_of(end - begin), AHEAD):
         first = begin + step
         picked = ()
@@ -122,7 +122,7 @@ def add_entries(
 
 @triton.jit
 def scaled(total, count, MEAN: tl.constexpr):
-    """Return total / count if MEAN, else total."""
+    """Return the mean, total / count, if MEAN, else `total`."""
     if MEAN:
         divisor = tl.maximum(count, 1).to(total.dtype)
         one = divisor * 0 + 1
@@ -163,7 +163,7 @@ def sum_windows(
     stride_units, UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write a long list's sum within window w to pieces[0, w] if it continues into w, to [1, w] if it begins in w."""
+    """Write a long list's sum over the entries in window w: to pieces[1, w] if the list begins in w, else to [0, w]."""
     share, stride = share_units * UNIT, stride_units * UNIT
     width = share * heads
     begins_here = tl.program_id(2)
@@ -186,7 +186,7 @@ def sum_pieces(
     MEAN: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write the sum or mean of the long list that begins in this program's window, from the sums within windows."""
+    """Add up the sums per window (`pieces`) of the long list that begins in this program's window; write the result."""
     share = share_units * UNIT
     width = share * heads
     row, is_there, begin, end, _, _ = long_list(indptr, num_lists, steps, window, True)
@@ -241,7 +241,7 @@ def max_short(
     indptr, rows, x, out, winners, num_lists, window, share_units, stride_units,
     UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write the maxima and the winning entries of every list no longer than a window to out[list], winners[list]."""
+    """Write, for every list no longer than a window, the maxima to out[list], and the entries that have them."""
     width, stride = share_units * UNIT, stride_units * UNIT
     lists, is_short, begin, end = short_lists(indptr, num_lists, window, LISTS)
     _, columns, inside = columns_of(width, COLUMNS)
@@ -259,7 +259,7 @@ def max_windows(
     indptr, rows, x, pieces, winners, num_lists, steps, window, share_units, stride_units,
     UNIT: tl.constexpr, SUM: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write the maxima and winning entries of long lists within each window, in the layout of `sum_windows`."""
+    """Write the maxima of long lists in each window, and the entries that have them, placed as by `sum_windows`."""
     width, stride = share_units * UNIT, stride_units * UNIT
     begins_here = tl.program_id(2)
     _, is_there, origin, _, begin, end = long_list(indptr, num_lists, steps, window, begins_here == 1)
@@ -280,7 +280,7 @@ def max_pieces(
     indptr, pieces, piece_winners, out, winners, num_lists, steps, window, share_units,
     UNIT: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write the maxima and winning entries of the long list that begins in this program's window."""
+    """Write the maxima of the long list that begins in this program's window, and the entries that have them."""
     width = share_units * UNIT
     row, is_there, _, end, _, _ = long_list(indptr, num_lists, steps, window, True)
     if is_there:
@@ -330,7 +330,7 @@ def dot_edges(
 
 @triton.jit
 def _tile(begin, end, step, heads, ENTRIES: tl.constexpr, HEADS: tl.constexpr):
-    """Return indices and mask of the values of each list's ENTRIES entries from `step` on: [lists, ENTRIES, HEADS]."""
+    """Return indices and mask of the values of ENTRIES entries per list, from `step` on: [lists, ENTRIES, HEADS]."""
     entry = begin + step + tl.arange(0, ENTRIES)[None, :]
     head = tl.arange(0, HEADS)[None, None, :]
     return (entry * heads)[:, :, None] + head, (entry < end)[:, :, None] & (head < heads)

@@ -31,7 +31,7 @@ FIRST_TABLE = 1024
 
 
 class Slots:
-    """The slots of a map, found by node id or by hash. Those that a batch uses are recorded, to be emptied later."""
+    """The table of a DeviceNodeMap, with one entry (slot) per node. Used slots are recorded, to be emptied later."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self.device = device
@@ -128,7 +128,7 @@ class DeviceNodeMap:
         slots.is_torn = False
 
     def _claim(self, found: Tensor, sources: Tensor, span: tuple[Tensor, ...], keys: tuple[Tensor | None, ...]) -> None:
-        """Start the kernel that claims slots for picks. `keys`: claim_hashed's arguments destinations to node_trees."""
+        """Start the kernel that enters each pick in the table, and writes the index of its slot to `found`."""
         slots, most = self._begun(), found.numel()
         slots.is_torn = True
         read = slots.slots, found, sources, *span
@@ -164,7 +164,7 @@ BAD_SOURCE = tl.constexpr(SOURCE_OUT_OF_RANGE)
 
 @triton.jit
 def picks_of_block(sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK: tl.constexpr):
-    """Return a program's picks, their sources, the mask of valid picks, and the values of `begin` and `before`."""
+    """Return the picks of this program, their sources, the mask of valid picks, and the values of `begin`, `before`."""
     pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(begin)
     size = tl.load(before)
@@ -180,7 +180,10 @@ def picks_of_block(sources, begin, end, before, num_places, most, capacity, num_
 def claim_direct(
     slots, found, sources, begin, end, before, faults, num_places, most, capacity, num_nodes, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Claim slot `source` for every pick, and write the slot to found[pick]; -1 if the pick is invalid."""
+    """Enter each pick's number in slots[source], where the lowest value stays: a local id, or the first pick's number.
+
+    A pick's number is the batch's size + the pick's index. found[pick] gets `source`, or -1 if the pick is invalid.
+    """
     pick, source, live, _, size = picks_of_block(
         sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK
     )  # fmt: skip
@@ -190,7 +193,7 @@ def claim_direct(
 
 @triton.jit
 def tree_of(trees, destinations, place, live):
-    """Return the tree of pick `place`: trees[destinations[place]], or trees[place] for seeds; 0 without `trees`."""
+    """Return the seed number of pick `place`: trees[destinations[place]], of a seed trees[place]; 0 without `trees`."""
     tree = place ^ place
     if trees is not None:
         if destinations is not None:
@@ -204,7 +207,7 @@ def claim_hashed(
     slots, found, sources, begin, end, before, faults, num_places, most, capacity, num_nodes,
     slot_mask, destinations, trees, nodes, node_trees, lost, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Claim a slot for every pick's (source, tree) in a hash table; set `lost` if PROBES slots tried were all taken."""
+    """Do as `claim_direct`, in a hash table of (source, seed number); set `lost` if PROBES tries found no slot."""
     pick, source, live, first, size = picks_of_block(
         sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK
     )  # fmt: skip
@@ -245,7 +248,7 @@ def claim_hashed(
 
 @kernel
 def settle(slots, found, before, claims, is_first, most, BLOCK: tl.constexpr):
-    """Copy each pick's slot to `claims`; set `is_first` if it has the pick's own claim: a new node's first pick."""
+    """Copy the value of each pick's slot to `claims`; set is_first[pick] if the value is from that pick: a new node."""
     pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = pick < most
     home = tl.load(found + pick, mask=live, other=-1)
@@ -259,9 +262,10 @@ def assign(
     slots, found, claims, ranks, sources, begin, end, before, after, used, lost, homes, nodes, local,
     num_places, most, capacity, num_noted, destinations, trees, node_trees, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write each pick's local id; append the node of each first pick. `ranks` is the running sum of `is_first`.
+    """Write the local id of each pick's source to `local`; append new nodes (sources of first picks) to `nodes`.
 
-    Nodes beyond the capacity are counted but not written; local ids are limited to the capacity - 1.
+    `ranks` is the running sum of `is_first`, which `settle` has set. Nodes beyond the capacity are counted but not
+    written; local ids are limited to the capacity - 1.
     """
     pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(begin)
@@ -292,7 +296,7 @@ def assign(
 def place_seeds(
     found, seeds, trees, nodes, node_trees, homes, used, num_seeds, capacity, num_noted, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Write the seeds as the batch's first nodes, seed i at index i, and record their slots."""
+    """Write the seeds as the batch's first nodes, seed i at index i, and record their slots in `homes`."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = place < num_seeds
     fits = live & (place < capacity)

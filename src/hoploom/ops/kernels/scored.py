@@ -53,7 +53,10 @@ def scores(key, node, stream, start, population, begin, indices, weight, CHUNK: 
 
 @triton.jit
 def divide(key, node, stream, start, population, wanted, indices, weight, CHUNK: tl.constexpr):
-    """Return (prefix, shift, missing): pick all edges with score >> shift < prefix, and the first `missing` with =="""
+    """Find the threshold of the `wanted` lowest scores by radix select; return (prefix, shift, missing).
+
+    Picks are all edges with score >> shift < prefix, and the first `missing` edges with score >> shift == prefix.
+    """
     prefix = (wanted * 0).to(tl.uint64)
     shift = prefix + 64
     missing = wanted
@@ -81,7 +84,7 @@ def keep_lowest(
     picks_begin, sources, edges, destinations, capacity,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Pick the edges of one row that have the lowest scores, and write them in list order."""
+    """Pick the edges of one frontier node that have the lowest scores, and write them in list order."""
     row = tl.program_id(0).to(tl.int64)
     first, count, place, node, start, population = row_at(row, rows, bounds, begin_at, nodes, starts, populations)
     if count == 0:
@@ -124,7 +127,7 @@ def invert_sums(
     picks_begin, sources, edges, destinations, capacity,
     ROWS: tl.constexpr, FANOUT: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Sample by weight with replacement: pick where the running weight sum, in list order, exceeds a random target."""
+    """Sample by weight with replacement: pick the edge at which the running weight sum exceeds a random target."""
     turns = tl.cdiv(fanout, FANOUT)
     program = tl.program_id(0)
     row = (program // turns).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -152,7 +155,7 @@ def invert_sums(
 
 @triton.jit
 def find_sum(weight, start, population, longest, target, total, UNROLL: tl.constexpr):
-    """Return the first offset where the running sum of weights exceeds `target`, at the latest reaches `total`."""
+    """Return the first offset at which the running sum of weights exceeds `target` or, at the latest, is `total`."""
     found = (target < 0).to(tl.int64)
     final = (total < 0).to(tl.int64)
     reached = tl.zeros_like(total)

@@ -14,7 +14,7 @@ def draw_few(
     picks_begin, sources, edges, destinations, capacity,
     REPLACE: tl.constexpr, ROWS: tl.constexpr, FANOUT: tl.constexpr,
 ):  # fmt: skip
-    """Draw the picks of ROWS rows at once (Floyd's algorithm, unless REPLACE). A row of few edges takes all of them."""
+    """Draw all picks of ROWS frontier nodes (Floyd's algorithm, unless REPLACE). Nodes with few edges take them all."""
     row = rows_of(ROWS)
     first, count, place, node, start, population = row_at(row, rows, bounds, begin_at, nodes, starts, populations)
     if tl.max(count, 0) == 0:
@@ -46,7 +46,7 @@ def draw_many(
     picks_begin, sources, edges, destinations, capacity,
     REPLACE: tl.constexpr, LANES: tl.constexpr, DRAWS: tl.constexpr,
 ):  # fmt: skip
-    """Draw LANES picks of one row, for any fanout. Each lane checks by itself if its draw repeats an earlier draw."""
+    """Draw LANES picks of one frontier node, for any fanout. Each lane checks if its draw repeats an earlier one."""
     chunks = tl.cdiv(fanout, LANES)
     program = tl.program_id(0)
     row = (program // chunks).to(tl.int64)
@@ -69,8 +69,9 @@ def draw_many(
 def floyd(key, node, stream, population, fanout, turn, count, DRAWS: tl.constexpr):
     """Return the list offsets that Floyd's algorithm picks in the given turns.
 
-    Turn t draws from [0, oldest + t], and picks oldest + t if its draw was picked before: if an earlier turn s drew it,
-    or if it is oldest + s and turn s picked that. A lane follows this chain of turns, in about log(fanout) steps.
+    With oldest = population - fanout, turn t draws from [0, oldest + t]. It picks oldest + t if its draw was picked
+    before: if an earlier turn s drew it, or if it is oldest + s and turn s picked that. A lane follows this chain of
+    turns, in about log(fanout) steps.
     """
     oldest = population - fanout
     drawn = draw_at(key, node, stream, population, oldest, turn)
@@ -106,7 +107,7 @@ def copy_lists(
     picks_begin, sources, edges, destinations, capacity,
     PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Write PLACES picks of rows that take whole lists. Picks search for their rows, so programs share long lists."""
+    """Write PLACES picks of frontier nodes that take whole lists. Several programs may share a long list."""
     pick = rows_of(PLACES)
     total = tl.load(bounds + rows)
     if tl.min(pick, 0) >= total:
