@@ -57,7 +57,7 @@ def open(
     """Open a store from a directory. It is mapped and not loaded, so this is fast for any size.
 
     With `parts`, only these parts are opened, and only their folders are needed. Ids and schema stay those of the whole
-    store. Splits have the members in these parts. Reading anything of another part raises a StoreError. With
+    store. Splits have only the members in these parts. Reading anything of another part raises a StoreError. With
     `topology="all"`, the edges of other parts are opened too, but not their fields, so sampling sees every edge.
 
     `memory` is for a graph larger than memory: it limits the bytes of the store that this process holds, besides the
@@ -229,7 +229,7 @@ def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Op
 
 
 class LocalServer(Closing):
-    """A process `hoploom serve` beside the trainers of this host. A guard ends it when this process ends.
+    """A `hoploom serve` process beside the trainers of this host. A guard ends it when this process ends.
 
     The server's token is known only to this run, and is in no file. Ctrl-C in the terminal does not reach the server,
     because trainers may still need rows for their last step. Its errors and warnings are shown unchanged. If the

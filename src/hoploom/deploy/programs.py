@@ -126,7 +126,7 @@ def trainer_words(cluster: Cluster, node_rank: int, script: Sequence[str]) -> tu
 
 
 def trainer_environment(cluster: Cluster, host: Host) -> dict[str, str]:
-    """Return the environment of a host's trainers; hoploom.ranks.environment reads the HOPLOOM_ variables."""
+    """Return the environment variables of a host's trainers. hoploom.ranks.environment reads those named HOPLOOM_*."""
     security = cluster.security
     devices = None if host.devices is None else ",".join(map(str, host.devices))
     shows_certificate = security.mutual or not cluster.servers  # trainers that start servers pass it to them

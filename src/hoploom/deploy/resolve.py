@@ -131,8 +131,8 @@ def _host(parsed: ParsedClusterFile, host: Host, executor: str, mode: str) -> Ho
 def _with_ports(parsed: ParsedClusterFile, hosts: tuple[Host, ...], executor: str) -> tuple[Host, ...]:
     """Return the hosts with a port for each server.
 
-    A port that the file leaves out is the next number that no other server has at this address. On executors that find
-    ports later, it is 0.
+    A port that the file leaves out is the next number that no other server has at this address. For executors that
+    choose ports later (local and Slurm), it is 0.
     """
     is_given = "server.port" in parsed.document.where
     base = 0 if executor in FINDS_PORTS and not is_given else parsed.sections["server"].port
@@ -171,7 +171,7 @@ def _with_parts(cluster: Cluster, num_parts: int | None) -> Cluster:
 
 
 def _rendezvous(parsed: ParsedClusterFile, cluster: Cluster, overrides: Overrides) -> str:
-    """Return the address where torchrun's processes meet. On Slurm and Kubernetes, raise ConfigError if it is given."""
+    """Return the address where torchrun's processes meet. On Slurm and Kubernetes, the user cannot choose it."""
     given = {"rendezvous": parsed.top.rendezvous, "--master-addr": overrides.master_addr}
     if cluster.executor == "kubernetes":
         given["--master-port"] = None if overrides.master_port is None else str(overrides.master_port)

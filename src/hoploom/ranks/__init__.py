@@ -1,1 +1,1 @@
-"""The ranks of a run: their environment, rendezvous, shared calls, agreement on loaders, errors and end."""
+"""The ranks of a run: how they start and meet, make calls together, compare their loaders, and end."""

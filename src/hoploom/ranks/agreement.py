@@ -169,12 +169,12 @@ class DeadlockDetector:
         self._watching.start()
 
     def begin(self, channel: str) -> int:
-        """Count a call in `channel` that this rank begins; return the call's number, from 1."""
+        """Count that this rank begins a call of the kind `channel`; return the number of such calls so far."""
         self.begun[channel] += 1
         return self.begun[channel]
 
     def wait(self, channel: str, doing: str, waited: Callable[[float], bool], *, is_firm: bool = True) -> None:
-        """Repeat `waited(seconds)` until it returns True, which means that the last call in `channel` is over.
+        """Wait for this rank's last call of the kind `channel`: repeat `waited(seconds)` until it returns True.
 
         Raise ConfigError if all ranks wait and none can go on, DistError if a rank has left without this call.
         """
@@ -329,7 +329,7 @@ class LoaderReading(Protocol):
 
 
 class _Round:
-    """One comparison of a loader on all ranks, by a log in the store. It counts as a call in `channel`."""
+    """One comparison of a loader on all ranks. Each rank posts entries to a log in the rendezvous store."""
 
     def __init__(self, here: DeadlockDetector, channel: str, doing: str, *, trains: bool) -> None:
         self.here, self.channel, self.doing, self._trains = here, channel, doing, trains
@@ -351,7 +351,7 @@ class _Round:
         return self.entries() if self.posts.add("posted", 0) >= self.here.size else None
 
     def wait(self, look: Callable[[], Found | None], *, may_be_alone: bool) -> Found | None:
-        """Repeat `look` until it has a result; return it, or None if `may_be_alone` and no other rank can take part.
+        """Call `look` until it has a result; return it, or None if `may_be_alone` and no other rank can take part.
 
         Raise ConfigError if a rank will never post its entry, PeerError if a rank has not after the group's timeout.
         """
@@ -489,7 +489,7 @@ class _Loop(_Round):
         poll(lambda: self.posts.add("read", 0) >= self.here.size, seconds)
 
     def _difference(self) -> str:
-        """Return an error text about the first entry that does not fit an earlier one, or "". All ranks agree on it."""
+        """Return an error text about the first log entry that does not fit an earlier one, or "". Ranks agree on it."""
         entries, size = self.entries(), self.here.size
         of_share, of_hash = dict[int, int](), defaultdict[int, list[int]](list)  # the ranks that posted them
         may_repeat: set[int] = set()  # ranks whose seeds repeat, as links of a multigraph do

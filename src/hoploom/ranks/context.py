@@ -120,7 +120,7 @@ def chosen_device(wanted: str | torch.device | None, info: RankInfo) -> torch.de
 
 
 def chosen_backend(wanted: str | None, device: torch.device) -> str:
-    """Return the backend for torch.distributed: `wanted`, or the device's if None. Raise ConfigError if unusable."""
+    """Return `wanted` or, if None, the usual torch.distributed backend of `device`. Raise ConfigError if unusable."""
     allowed = {"cuda": ("nccl", "gloo"), "cpu": ("gloo",)}.get(device.type, ("gloo",))
     chosen = allowed[0] if wanted is None else wanted
     if dist.is_initialized():

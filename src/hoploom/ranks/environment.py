@@ -76,7 +76,7 @@ def read_started() -> RankInfo:
 
 
 def in_group(rank: int, world_size: int) -> RankInfo:
-    """Return the RankInfo of `rank` in an existing process group; if the environment names this rank, use all of it."""
+    """Return the RankInfo of a rank in the user's process group, from the environment if that names the same rank."""
     with suppress(ConfigError):  # a script that makes the group itself may set MASTER_ADDR alone
         info = read_started()
         if (info.rank, info.world_size) == (rank, world_size):

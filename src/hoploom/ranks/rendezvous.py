@@ -237,7 +237,7 @@ def with_timeout(seconds: float, call: Callable[[], Answer]) -> Answer | None:
 
 
 def poll(look: Callable[[], Answer | None], seconds: float) -> Answer | None:
-    """Call `look`, ever more rarely, until its result is true or `seconds` have passed; return the last result."""
+    """Call `look` at growing intervals until its result is true or `seconds` have passed; return the last result."""
     deadline, pause = time.monotonic() + seconds, PAUSES[0]
     while not (found := look()) and (left := deadline - time.monotonic()) > 0:
         threading.Event().wait(min(pause, left))
@@ -303,7 +303,7 @@ def rendezvous_store(info: RankInfo, wait: timedelta) -> TCPStore:
 
 
 def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPStore:
-    """Make a store if `holds`; else connect once its port is open. Earlier, torch would print a page of warnings."""
+    """Make a store if `holds`; else connect once its port is open, as torch prints many warnings if it is not."""
     deadline = time.monotonic() + wait.total_seconds()
     if not holds:
         poll(lambda: _listens(address, port), wait.total_seconds())

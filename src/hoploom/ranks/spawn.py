@@ -84,7 +84,7 @@ def spawn(
 
 
 class _Ranks:
-    """The child processes of all ranks. A pipe from each one carries its error, and closes when it ends."""
+    """The child processes of all ranks. Each one has a pipe that carries its error, and closes when it ends."""
 
     def __init__(self) -> None:
         self.failures: dict[int, Exception] = {}  # by rank, in the order of their arrival

@@ -30,7 +30,7 @@ OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class NewConnection:
-    """A connection not yet admitted. Its methods are generators, which the poll loop resumes instead of blocking."""
+    """A connection not yet admitted. Instead of blocking, its methods yield; the acceptor's loop resumes them later."""
 
     def __init__(
         self, accepted: socket.socket, deadline: float, admit: Callable[["NewConnection"], Steps[None]]

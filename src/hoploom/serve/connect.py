@@ -87,7 +87,7 @@ def connect(
 
 
 def join(peers: Peers, mapped: Store | None, own: Sequence[int] | None, *, look_ahead: int | None = None) -> Store:
-    """Return a store of all parts: those of `mapped`, unless it is None, are read here and the others from `peers`.
+    """Return one store of all parts: the parts of `mapped`, which may be None, and the others from `peers`.
 
     `own` lists the parts that need no peer, or is None if the peers make the batches. If this fails, `peers` is closed.
     """
@@ -296,7 +296,7 @@ class ServedBatches(Maker):
 
     @property
     def least_threads(self) -> int:
-        """Two threads for each server, so that the server makes one batch while it sends another."""
+        """Two threads for each server, so that it makes one batch while it sends another."""
         return 2 * self.peers.num_servers
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:
@@ -310,7 +310,7 @@ class ServedBatches(Maker):
 
 
 def served_batches(maker: LocalMaker, peers: Peers) -> ServedBatches:
-    """Return the object that gets the batches of `maker` from servers; raise ConfigError if they cannot make them."""
+    """Return the object that gets the batches of `maker` from servers; raise ConfigError if servers cannot."""
     if maker.sampler.sample_frontier is not None:
         raise ConfigError(
             "sample_frontier is a function, which cannot go to the servers; use connect(..., made='here'), "

@@ -1,7 +1,7 @@
 """The beginning of a connection: both sides name their protocol, and the client proves that it has the token.
 
 The token is never sent: the server sends a challenge, and the client a proof. A refused client gets the reason, even
-if it speaks no TLS, another version or another protocol. A client on the server's host gets the name of the server's
+if it uses no TLS, or another version or protocol. A client on the server's host gets the name of the server's
 Unix socket and a password for it, so only clients that were admitted over TCP can use that socket.
 """
 

@@ -1,4 +1,4 @@
-"""Limits on a server's memory: for requests, which reserve it before they are read, and for responses until sent.
+"""Limits on a server's memory: requests reserve it before they are read, responses hold it until they are sent.
 
 A request waits a limited time for memory, then fails; its client may repeat it. One that can never fit is refused.
 """
@@ -15,7 +15,7 @@ WAIT = 5.0  # seconds that a request waits for memory
 
 
 class BusyError(PeerError):
-    """The server has no memory or thread for a request now. It may have later, and another server may have now."""
+    """The server has no memory or thread for a request now. Repeat the request later, or send it to another server."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason}; ask again, or another server")

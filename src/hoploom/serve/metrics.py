@@ -51,7 +51,7 @@ class RequestCount:
 
 
 class Metrics(Collector):
-    """The counts of one server, thread-safe. `collect` also calls `held_bytes()`, and `cache_rows()` for hits, misses.
+    """The counts of one server, thread-safe. `held_bytes` and `cache_rows` are functions that return further values.
 
     These counts replace Prometheus's counters, whose locks together take half the time of a small request.
     """
@@ -98,7 +98,7 @@ class Metrics(Collector):
                     self._changed.notify_all()
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait up to `seconds` until no request is in flight; return whether that was reached."""
+        """Wait up to `seconds` until no request is in flight; return False if some still are."""
         with self._changed:
             return self._changed.wait_for(lambda: self.in_flight == 0, seconds)
 

@@ -133,7 +133,7 @@ class Peers(Closing):
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _wait_for_all(self, seconds: float) -> ServerInfo:
-        """Wait until no part is missing, and a moment longer for the other servers; return the info of one.
+        """Wait until `_missing` returns None, then a moment for further servers; return the ServerInfo of one server.
 
         Raise the error of a server that can never be used, or an error that names what is missing after `seconds`.
         """

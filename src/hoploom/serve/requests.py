@@ -26,7 +26,7 @@ def require(fits: bool, what: str, value: object, needed: str) -> None:
 
 
 def read_text(holder: Mapping[str, Any], key: str) -> str:
-    """Return the name under `key`; raise ConfigError if there is none, or it is too long."""
+    """Return the text `holder[key]`; raise ConfigError if it is missing, no text, or too long."""
     value = holder.get(key)
     require(isinstance(value, str) and len(value) <= MAX_NAME, key, value, "a name")
     return str(value)
@@ -40,7 +40,7 @@ def read_integer(what: str, value: Any, least: int, limit: int) -> int:
 
 
 def read_flag(holder: Mapping[str, Any], key: str) -> bool:
-    """Return the boolean under `key`; raise ConfigError if there is none."""
+    """Return the boolean `holder[key]`; raise ConfigError if it is missing or no boolean."""
     value = holder.get(key)
     require(isinstance(value, bool), key, value, "true or false")
     return bool(value)

@@ -187,7 +187,7 @@ def read_ca(path: PathLike | None) -> bytes | None:
 
 
 def _read_file(path: PathLike, named: str, *, secret: bool = False) -> bytes:
-    """Return the content of a small file; raise ConfigError if it is unusable, or if a `secret` is open to others."""
+    """Return the content of a small file; raise ConfigError if it is unusable, or `secret` and open to other users."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())  # of the opened file, which cannot be replaced meanwhile
@@ -326,7 +326,7 @@ def _unnamed(content: bytes) -> Iterator[str]:
 
 
 def check_listen(host: str, security: ServerSecurity, *, insecure: bool = False, flag: str = "--listen") -> str | None:
-    """Return a warning or None; raise ConfigError if others reach `host` without TLS or token, unless `insecure`."""
+    """Check a server's address. Return a warning or None; raise ConfigError if it is unprotected and not `insecure`."""
     if is_loopback(host):
         return None
     where = f"{flag} {host or '(every address)'}"

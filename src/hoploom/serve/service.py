@@ -1,7 +1,7 @@
 """The answers of a graph server, apart from the network: a function from a request to a response, without state.
 
-Rows in memory are gathered piece by piece while they are sent, so a response takes a megabyte however long it is. Rows
-on disk are read together, or in pieces as large as the store's budget allows. A hop is sampled as a whole. Its picks,
+Rows in memory are gathered piece by piece while they are sent, so a long response needs a megabyte of memory. Rows on
+disk are read together, or in pieces as large as the store's budget allows. A hop is sampled as a whole. Its picks,
 if there are many, and rows read from disk count against a memory budget until they are sent.
 """
 
@@ -37,7 +37,7 @@ class Service:
     """Answers requests for the parts of a store that this process holds.
 
     Requests, and picks that are not sent yet, take at most `memory` bytes; a request waits `wait` seconds for memory.
-    Rows read from disk are limited by the window of the store's budget. `more` maps further kinds of requests to their
+    Rows read from disk are limited by the store's memory budget. `more` maps further kinds of requests to their
     handlers; the handler of "batch" needs all parts of the store.
     """
 

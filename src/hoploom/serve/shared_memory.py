@@ -40,7 +40,7 @@ def can_share() -> bool:
 
 
 class Segment:
-    """A mapped piece of shared memory. Unlike Python's mmap, it needs no open descriptor once it is mapped."""
+    """A piece of shared memory that this process has mapped. Unlike Python's mmap, it needs no open file descriptor."""
 
     def __init__(self, number: int, descriptor: int, size: int) -> None:
         self.number, self.descriptor, self.size = number, descriptor, size

@@ -313,7 +313,7 @@ class IncomingMessage:
         return sum(one.num_bytes * (1 + (8 // n if n < 8 else 0)) for one, n in zip(self._tensors, widths, strict=True))
 
     def into(self, allocate: Allocate | None = None) -> Message:
-        """Read all tensors; return the message with them. `allocate` makes their memory; by default, any is used."""
+        """Read all tensors into memory from `allocate`, by default shared or recycled; return the message with them."""
         return Message(self.header, [self._read_tensor(tensor, allocate) for tensor in self._tensors])
 
     def pieces(self) -> Iterator[tuple[int, int, Tensor]]:
@@ -370,7 +370,7 @@ class IncomingMessage:
         return result
 
     def _spans(self, tensor: _Announced) -> Iterator[tuple[int, int]]:
-        """Yield (first byte, length) of each piece of a tensor. If it was sent in pieces, read each length."""
+        """Yield (first byte, length) of each piece of a tensor. If it was sent in pieces, read their lengths."""
         spec, num_bytes, in_pieces, segment = tensor
         row_bytes, begin = spec.row_bytes, 0
         step = num_bytes if segment is not None else max(1, PIECE // max(1, row_bytes)) * row_bytes
