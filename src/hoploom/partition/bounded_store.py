@@ -70,7 +70,7 @@ class BoundedStore:
             drop_pages(self._maps)
 
     def batches(self, fanouts: Fanouts, seeds: Any, plan: Presampling) -> Iterator[list[Tensor]]:
-        """Yield, for each batch that training would make, its distinct nodes: one [n] int64 per node type."""
+        """Sample batches as training would; yield the distinct nodes of each batch: one [n] int64 per node type."""
         threads = 0 if self.memory < SMALL else plan.num_threads
         for nodes in visited(self.store, fanouts, seeds, replace(plan, num_threads=threads)):
             yield nodes

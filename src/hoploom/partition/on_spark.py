@@ -77,7 +77,7 @@ def expected_visits(
 
 
 def _reached(visits: Tensor, num_batches: int) -> Tensor:
-    """Return the expected number of batches that contain each node, in units of 1 / ONE: [n] float64."""
+    """Return, for each node, the expected number of batches that contain it, in units of 1 / ONE: [n] float64."""
     per_batch = (visits.double() / (ONE * num_batches)).clamp_(max=MOST_PER_BATCH)
     absent = 1 - per_batch / (1 << SQUARINGS)
     for _ in range(SQUARINGS):

@@ -210,7 +210,7 @@ def gather_seconds(question: Question, constants: Constants) -> float:
 
 
 def _ordering(question: Question, constants: Constants) -> dict[str, float]:
-    """Return the seconds of sorting the edges, by stage. Rows beyond a quarter of memory in all go through files."""
+    """Return the seconds of sorting the edges, by stage. Tables larger than a quarter of memory go through files."""
     waiting = _table_bytes(question)
     spilled = waiting if waiting > question.memory_per_host / 4 else 0.0
     return {

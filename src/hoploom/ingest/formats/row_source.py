@@ -49,7 +49,7 @@ class RowSource:
 
 @dataclass(frozen=True)
 class Count:
-    """The number of nodes or edges that files must have rows for, and which array or file gave this number."""
+    """The number of rows that files must have, one per node or edge, and the array or file that gave this number."""
 
     of: str  # nodes or edges
     rows: int
@@ -77,7 +77,7 @@ def require_files(paths: Sequence[Path], what: str) -> None:
 
 
 def in_step(tables: Sequence[RowSource], count: Count) -> Iterator[tuple[int, list[Tensor]]]:
-    """Read tables side by side: yield (first row, a tensor per table). Raise DataError unless each has `count` rows."""
+    """Read tables side by side: yield (row index, a tensor per table). Raise DataError unless each has `count` rows."""
     for table in tables:
         if table.num_rows not in (None, count.rows):
             raise _miscounted(table, str(table.num_rows), count)

@@ -87,7 +87,7 @@ def shuffled(frame: DataFrame, number: Column, count: int, order: Sequence[str] 
 
 
 def one_row_each(session: SparkSession, count: int) -> DataFrame:
-    """Return a frame of `count` partitions of one row, for tasks that need no rows."""
+    """Return a frame with `count` partitions of one row each, to run tasks that need no input."""
     return session.range(0, count, 1, count)
 
 

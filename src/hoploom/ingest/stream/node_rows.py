@@ -77,9 +77,9 @@ def measured_chunks(stream: NodeStream, block: NodeFields, budget: SpillBudget) 
 
 
 def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Chunk]:
-    """Yield the block's fields in the order of the ids, after its `finish` if it has one.
+    """Yield the block's fields in the order of the ids. If the block has a `finish`, it is applied first.
 
-    Rows are passed on at once as long as they arrive in order. Later rows, or all if it has a `finish`, are spooled.
+    Rows are passed on at once as long as they arrive in order; later rows, or all rows for a `finish`, are spooled.
     """
     position, arriving = stream.bounds[0], block.rows()
     for rows in arriving if block.finish is None else ():

@@ -59,7 +59,7 @@ class WrittenRelation:
         return self.time is not None or self.source_times is not None
 
     def files(self, part: int) -> dict[str, Field]:
-        """Return the field of every file of a part, by file name, in the order of store.json."""
+        """Return a dict from the name of each file of a part to the file's field, in the order of store.json."""
         columns = {"indptr": INDPTR, "indices": Field(id_dtype(self.num_sources))}
         columns |= {"weight": WEIGHT} if self.weight is not None else {}
         columns |= {"time": TIME} if self.is_timed else {}
@@ -260,7 +260,7 @@ def describe_store(
     num_edges: Sequence[Sequence[int]],
     options: StoreOptions,
 ) -> tuple[Schema, list[PartRange]]:
-    """Return the schema and the parts, given the counts of splits (`sizes`) and of edges (by relation and part)."""
+    """Return the schema and the parts. `sizes` has the members of splits by part, `num_edges` the edges by part."""
     node_types = [
         NodeType(s.name, s.num_nodes, stored_fields(s), {split: sum(count) for split, count in sizes[s.name].items()})
         for s in nodes

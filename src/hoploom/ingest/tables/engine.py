@@ -57,7 +57,6 @@ class IdCounts:
         return sum(self.sizes.values())
 
     def add(self, other: "IdCounts") -> None:
-        """Add the counts of other ids."""
         for part, rows in other.sizes.items():
             self.sizes[part] = self.sizes.get(part, 0) + rows
         self.nulls += other.nulls
@@ -92,7 +91,7 @@ class Engine(Protocol):
         """Run `task` on all rows, or on each partition of the rows; return the results, dicts of numbers and texts."""
 
     def number(self, ids: ir.Table, num_rows: int, name: str) -> tuple[ir.Table, IdCounts]:
-        """Give the ids in a table [id, part] store ids; return a table [id, node, again], and counts of the ids.
+        """Assign store ids to the ids in a table [id, part]; return a table [id, node, again], and counts of the ids.
 
         `node` is the store id, ascending by (part, id). A table of text ids also has a column `bucket`, and the order
         is (part, bucket, id). `again` is true if the id has occurred before. Null ids are only counted.
@@ -166,7 +165,7 @@ class DuckEngine:
         return [task(self.stream(table, row_bytes))]
 
     def number(self, ids: ir.Table, num_rows: int, name: str) -> tuple[ir.Table, IdCounts]:
-        """Give the ids store ids, bucket by bucket, so that they are never all sorted at once."""
+        """Assign store ids bucket by bucket, so that the ids are never all sorted at once."""
         if "bucket" not in ids.columns:  # ranges of integers; rounding is harmless, as they still ascend with the ids
             (found,) = result_rows(self, ids.aggregate(low=ids["id"].min(), high=ids["id"].max()))
             low, high = found["low"] or 0, found["high"] or 0  # None if all are null

@@ -330,7 +330,7 @@ class UnknownEndError(DataError):
 
 @dataclass(frozen=True)
 class KnownEdges:
-    """The rows of an edge table; edges with an unknown end are dropped if `drop_dangling`, else an error."""
+    """The rows of an edge table. Edges with an unknown end are dropped if `drop_dangling`, else raise an error."""
 
     rows: EngineRows[EdgeRows]  # unknown ends are negative
     num_rows: int

@@ -116,7 +116,7 @@ def number_nodes(engine: Engine, table: NodeTable, source: TableSource | None, p
 
 
 def _without_gaps(engine: Engine, source: TableSource, ids: ir.Table) -> Numbering | None:
-    """Return a Numbering whose store ids are id minus smallest id; None if the ids have gaps or repeats."""
+    """Return a Numbering that subtracts the smallest id; None if the ids have gaps or repeats and need a table."""
     (found,) = result_rows(engine, ids.aggregate(rows=ids["id"].count(), low=ids["id"].min(), high=ids["id"].max()))
     if found["rows"] != source.num_rows or found["high"] - found["low"] + 1 != found["rows"]:
         return None

@@ -89,7 +89,7 @@ class TableSource:
                 row += batch.num_rows
 
     def locate(self, column: str, values: Sequence[Any], *, skip: int = 0, most_rows: int = BATCH) -> dict[Any, str]:
-        """Return a dict from each of `values` to the file and row where it first occurs; with skip=1, occurs next.
+        """Return, by value, the file and row where each of `values` first occurs; with skip=1, the second time.
 
         Rows count from 1. The value None finds nulls; the text "7" also finds the integer 7. Values that are not found
         are left out. Reads the table from its start, so use it only for error messages.

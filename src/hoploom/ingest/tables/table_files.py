@@ -57,7 +57,7 @@ def kind_of(name: str) -> str | None:
 
 
 def find_files(graph: GraphFile, key: str, patterns: tuple[str, ...]) -> tuple[TableFile, ...]:
-    """Return the files that `patterns` name, the value of a key such as nodes.paper.files."""
+    """Return the files that `patterns` name; `patterns` is the value of `key`, such as nodes.paper.files."""
     found: dict[str, TableFile] = {}
     for pattern in patterns:
         matching = _remote if is_url(pattern) else _local

@@ -419,7 +419,7 @@ class Planner:
         return replace(column, null=float("nan") if is_fraction else -1)
 
     def _no_number(self, column: SourceColumn, key: str) -> str:
-        """Return why a column holds no numbers: its first value that is not a number, where this is, and a hint."""
+        """Return text for an error: the first value of a column that is not a number, where it is, and a hint."""
         found, at = diagnose.first_word(self.source, column.name), f"columns.{as_key(column.name)}"
         is_text = pa.types.is_string(column.result)
         if found is None:
