@@ -60,7 +60,7 @@ class Closing:
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Turn an ImportError in a `with` block into a ConfigError with the pip command that installs the extra `extra`.
+    """Turn an ImportError in a `with` block into a ConfigError that tells how to install the libraries of an extra.
 
     >>> with needs("tables"):
     ...     import duckdb

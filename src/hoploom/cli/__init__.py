@@ -1,8 +1,8 @@
 """The `hoploom` command. COMMANDS has the module of each subcommand; COMMANDS of that module has the functions to run.
 
-The modules that define arguments do not import torch, so that help appears at once. Exit codes: 0 done, 1 a check found
-problems or training failed, 2 the user's mistake (one line, no traceback), 130 interrupted, 141 the reader of a pipe
-has closed it.
+The modules that define arguments do not import torch, so that help appears at once.
+Exit codes: 0 done, 1 a check found problems or training failed, 2 the user's mistake (one line, no traceback),
+130 interrupted, 141 the reader of a pipe has closed it.
 """
 
 import argparse

@@ -365,7 +365,7 @@ class Loader:
         return received(made)
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
-        """Return a batch of the seeds at these positions among all seeds: `loader([0, 1, 2])`."""
+        """Return a batch of the seeds at these positions in the seeds given to the loader: `loader([0, 1, 2])`."""
         self._watched.check()
         indices = torch.as_tensor(index)
         if indices.dim() != 1 or indices.dtype not in ID_DTYPES:

@@ -52,7 +52,7 @@ class Order:
     epoch: int = 0
 
     def check(self) -> None:
-        """Raise ConfigError if the seeds cannot be divided."""
+        """Raise ConfigError if the seeds cannot be divided over the ranks."""
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank {self.rank} is not in [0, world_size={self.world_size})")
         if self.num_seeds < self.world_size:
@@ -79,7 +79,7 @@ class Order:
 
     @property
     def dataset(self) -> range:
-        """The positions of all seeds, which an epoch reads in this or another order."""
+        """The positions of all seeds, in the order in which the loader was given them."""
         return range(self.num_seeds)
 
     @property

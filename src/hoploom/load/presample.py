@@ -87,7 +87,7 @@ def add_visits(counts: Mapping[str, Tensor], nodes: list[Tensor]) -> None:
 
 
 def read_seeds(store: Store, seeds: Any) -> tuple[str, Tensor]:
-    """Return the seeds' type, and their ids in ascending order, each once: [n] int64."""
+    """Return the seeds' node type, and their distinct ids in ascending order: [n] int64."""
     node_type, nodes, _ = read_input_nodes(store, seeds)
     nodes = nodes if bool((nodes.diff() > 0).all()) else torch.unique(nodes)
     limit = store.schema.node_type(node_type).num_nodes
@@ -98,7 +98,7 @@ def read_seeds(store: Store, seeds: Any) -> tuple[str, Tensor]:
 
 
 def distinct_seeds(store: Store, seeds: Any) -> tuple[str, Tensor]:
-    """Return the seeds' type and distinct ids; raise ConfigError if there are none."""
+    """Return the seeds' node type and distinct ids, ascending; raise ConfigError if there are no seeds."""
     node_type, nodes = read_seeds(store, seeds)
     if nodes.numel() == 0:
         raise ConfigError(f"there are no seeds in {seeds!r:.60}; give a split, or ids")

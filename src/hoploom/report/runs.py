@@ -486,7 +486,7 @@ def _curve(what: str, number: int, runs: Labelled, x: Numbers, y: Numbers, weigh
 
 
 def _speed(number: int, runs: Labelled) -> Curve:
-    """Return the curve of seeds per second. A point for several steps is their seeds divided by their seconds."""
+    """Return the curve of seeds per second of run `number`. Steps merged into a point are weighted by their seconds."""
     columns = runs[number][1].columns
     seconds = np.asarray(columns["seconds"])
     rates = np.asarray(columns["seeds"]) / np.where(seconds > 0, seconds, math.nan)

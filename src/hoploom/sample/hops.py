@@ -278,7 +278,7 @@ def _add_by_budget(
 ) -> None:
     """Draw nodes of every type for each layer, as HGT does, with probability proportional to budget squared.
 
-    A node's budget is the sum of 1 / in-degree over those nodes of the batch to which the node has an edge.
+    A node's budget is the sum of 1 / in-degree of all nodes of the batch to which it has an edge.
     """
     schema, budgets, begins = graph.schema, [ops.NodeBudget() for _ in maps], [0] * len(maps)
     for layer, counts in enumerate(num_samples):

@@ -120,8 +120,8 @@ class LayerGraph:
     ) -> HookEdges:
         """Sample in-edges as the built-in sampler does; fanout -1 returns all.
 
-        A node has the same picks in every call of a layer. With `independent`, every call draws again, and so does
-        every repetition of a node within a call.
+        Without `independent`, a node has the same picks in every call of a layer. With it, every call draws anew, and
+        repeated seeds of one call have different picks.
         """
         if labor and (replace or weighted or independent):
             raise ConfigError("labor=True cannot be combined with replace, weighted or independent; drop one of them")
@@ -232,7 +232,7 @@ class LayerGraph:
     # --- helpers ----------------------------------------------------------------------------
 
     def _own_key(self) -> int:
-        """Return a new random key, for the draws of one call."""
+        """Return a new random key, for the random numbers of one call."""
         return keys.hook_key(self._key, self.layer, next(self._calls))
 
     def _ids(self, what: str, node_type: str, nodes: Tensor) -> Tensor:
@@ -357,7 +357,7 @@ EdgeData = Mapping[str, Tensor]  # rows by name, one per edge
 
 
 class Answer(NamedTuple):
-    """The edges that a hook returned for one layer: picks by relation, and the hook's edge data."""
+    """The edges that a hook returned for one layer, as picks by relation, and the edge data with them."""
 
     picks: list[Picks | None]
     data: dict[RelationName, EdgeData]

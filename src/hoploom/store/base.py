@@ -298,7 +298,7 @@ class Part(InMemory):
 
 @dataclass(frozen=True)
 class Absent(InMemory):
-    """A stand-in, in a list of all parts, for a part that was not opened. Requests for its nodes raise StoreError."""
+    """A stand-in for a part that was not opened, in a list of all parts. Requests for its nodes raise StoreError."""
 
     schema: Schema
     number: int
@@ -426,7 +426,7 @@ class Loops(NamedTuple):
 
 
 def loops_of(parts: Sequence[Part], key: RelationName) -> Loops:
-    """Return the self-loops of a relation in these parts; reads all edges if both ends have the same node type."""
+    """Return the self-loops of the relation `key` in these parts. Reads all edges if both ends have one node type."""
     found = [torch.empty(0, dtype=torch.int64)]
     for part in parts if key[0] == key[2] else ():
         for sources, ends in scan_edges(part.lists[part.schema.relation_index[key]], key):

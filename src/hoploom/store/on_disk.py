@@ -1,7 +1,7 @@
 """A part that does not fit in memory: its first rows are mapped, and the others are read from the disk when needed.
 
-The mapped rows stay in the page cache, which the processes of a host share: reads of other rows bypass this cache. To
-sample a hop, only the picked edges are read, but whole edge lists for weights, times, LABOR and fanout -1.
+The mapped rows stay in the page cache, which the processes of a host share; reads of other rows bypass it. To sample a
+hop, only the picked edges are read. For weights, times, LABOR and fanout -1, whole edge lists are read.
 """
 
 import mmap

@@ -217,7 +217,7 @@ class StoragePath:
 
 
 class _ExplainedFile(io.RawIOBase):
-    """A file object whose errors have hints. close() does not close a written file: `create` completes or drops it."""
+    """A file object whose errors have hints. In a file for writing, close() does nothing: `create` ends the upload."""
 
     def __init__(self, file: Any, explained: Callable[[], Any], *, reads: bool) -> None:
         self._file, self._explained, self._reads = file, explained, reads

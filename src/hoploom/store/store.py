@@ -328,7 +328,7 @@ def join_parts(local: Store, own: Sequence[int], remote: Callable[[int], Shard])
 
 
 def held_parts(path: str | Path) -> list[int]:
-    """Return the numbers of the parts whose files are all in a folder: a host of a cluster may have some parts only."""
+    """Return the numbers of the parts that have all files in a folder. A host of a cluster may have some parts only."""
     folder = Path(path)
     manifest = layout.read_manifest(folder)
     lacking = {name.partition("/")[0] for name in manifest.files if not os.path.exists(layout.inside(folder, name))}
@@ -500,5 +500,5 @@ def map_array(
 
 
 def read_array(path: Path, field: Field) -> Tensor:
-    """Return the rows of a .npy file that was just written, read into memory."""
+    """Read the .npy file `path`, which was just written, into memory; return its rows as a tensor."""
     return torch.from_numpy(np.load(path, allow_pickle=False)).view(DTYPES[field.dtype])

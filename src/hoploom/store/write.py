@@ -127,7 +127,7 @@ class StoreWriter:
         self._files[name] = entry
 
     def append(self, name: str, field: Field, rows: Tensor) -> None:
-        """Append rows to an array, a new one at first; `finish` completes it."""
+        """Append rows to the array `name`, which the first call creates; `finish` completes it."""
         with self._explaining():
             if name not in self._open:
                 self._open[name] = ArrayWriter(layout.inside(self._folder, name), field)
