@@ -31,7 +31,7 @@ def batch_key(seed: int, epoch: int, step: int) -> BatchKey:
 
 
 def hook_key(key: int, layer: int, call: int) -> int:
-    """Return the key of the random numbers in a LayerGraph's call number `call` of a layer."""
+    """Return the key of the random numbers that a frontier hook gets in a layer from its call number `call`."""
     return mix(mix(mix(key, HOOK), layer), call)
 
 

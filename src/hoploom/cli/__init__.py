@@ -135,7 +135,7 @@ def _run(words: list[str], *, is_process: bool) -> int:
 
 @contextmanager
 def _import_permanently() -> Iterator[None]:
-    """Disable garbage collection and PyG's FutureWarning during a `with` block, then keep all objects from collection.
+    """Disable garbage collection and PyG's FutureWarning in a `with` block; later collections skip what was imported.
 
     Collecting the imported objects would take a quarter of a short command's time.
     """

@@ -121,7 +121,7 @@ class LayerGraph:
         """Sample in-edges as the built-in sampler does; fanout -1 returns all.
 
         Without `independent`, a node has the same picks in every call of a layer. With it, every call draws anew, and
-        repeated seeds of one call have different picks.
+        each repetition of a node within a call has its own picks.
         """
         if labor and (replace or weighted or independent):
             raise ConfigError("labor=True cannot be combined with replace, weighted or independent; drop one of them")
