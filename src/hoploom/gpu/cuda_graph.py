@@ -128,7 +128,7 @@ class Recording:
         queue.wait_stream(stream)
 
     def _capture(self, work: Callable[[], None]) -> Any:
-        """Return the work, captured as a CUDA graph. Other threads may meanwhile make calls that break a capture."""
+        """Return the work, captured as a CUDA graph. Calls of other threads, e.g. allocations, do not break it."""
         own, graph = self._stream, torch.cuda.CUDAGraph()
         with torch.cuda.device(own.device), without_gc():
             before = torch.cuda.current_stream(own.device)

@@ -134,7 +134,7 @@ class DeviceSampling:
         return Enqueued(seeds, staged, block, idle, self._pool.read_async(idle.into.totals))
 
     def finish(self, begun: Enqueued, memory: BatchMemory) -> Sampled:
-        """Wait for the batch's sizes, sample again while it does not fit the buffers, then copy it to `memory`."""
+        """Wait for the batch's sizes; sample again until the batch fits the buffers, then copy it to `memory`."""
         plan, seeds = self._plan, begun.seeds
         assert plan is not None
         while True:
@@ -160,7 +160,7 @@ class DeviceSampling:
         return sampled
 
     def _grow(self, seeds: Seeds) -> None:
-        """Raise the capacity, if it is too small for the number of these seeds, which is known before sampling."""
+        """Raise the capacity if it is too small for this number of seeds, which is known before sampling."""
         num_seeds = [0 if nodes is None else nodes.numel() for nodes in seeds.nodes]
         with self._lock:
             if self._plan is None:
@@ -286,7 +286,7 @@ def _assembler(host: Assembler, placed: PlacedStore, memory: BatchMemory) -> Dev
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice(Deployment):
-    """The deployment of a placed store, which makes batches on the device; `before` is that of the store before."""
+    """The deployment of a placed store: makes batches on the device. `before`: the deployment before it was placed."""
 
     placed: PlacedStore
     before: Deployment
@@ -298,7 +298,7 @@ class OnDevice(Deployment):
     def producer(
         self, maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float
     ) -> Maker | None:
-        """Return a maker of batches on the device; if servers make them or they go elsewhere, that of `before`."""
+        """Return a DeviceLoading; if servers make the batches, or these go elsewhere, what `before` returns."""
         if self.makes_batches or not is_there(device, self.placed.device):
             return self.before.producer(maker, device, look_ahead, deadline)  # type: ignore[no-any-return]
         if isinstance(local_producer(maker, look_ahead or 1), LookAhead):

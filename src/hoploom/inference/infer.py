@@ -245,7 +245,7 @@ def _loaders(model: nn.Module, store: Store, inference: Inference, columns: Sequ
 def _in_batches(
     model: nn.Module, loaders: Mapping[str, Loader], task: Task | None, folder: SharedFolder, progress: Progress
 ) -> Iterator[Group]:
-    """Yield node type, node ids and outputs of each batch of this rank, whose batches follow one another."""
+    """Yield node type, node ids and outputs of this rank's batches, which are a consecutive share of all batches."""
     rank, world_size = folder.context.rank, folder.context.world_size
     fanouts = "; ".join(dict.fromkeys(loader.shown()["fanouts"] for loader in loaders.values()))
     if folder.context.is_main:

@@ -151,7 +151,7 @@ def _sampled(store: Store, some: Slice, keys: Sequence[RelationName]) -> dict[Re
 def gather_sources(
     key: RelationName, rows: Tensor, gather: Gather, some: Slice, edges: InEdges
 ) -> tuple[Tensor, InEdges]:
-    """Read a slice's source rows with `gather`; return them, and the edges with the sources' indices in these rows.
+    """Read a slice's source rows with `gather`; return the rows, and the edges with sources numbered by row.
 
     This is for `rows` that exceed memory: only their shape is used. If source and destination type are equal, the
     slice's own nodes come first; then come the other sources in the order of their ids.

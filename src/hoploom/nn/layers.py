@@ -33,7 +33,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class LayerView:
-    """The edges of one layer. Local ids of sources begin at 0 in each type, and the first sources are destinations."""
+    """The edges of one layer: from the first `num_sources` nodes of each type to its first `num_destinations` nodes."""
 
     edges: Mapping[RelationName, InEdges]
     num_sources: Mapping[str, int]

@@ -125,7 +125,7 @@ def _gin(ends: Ends, out: int, shape: Shape, *_: Any) -> Conv:
 
 
 def _gat(ends: int | Ends, out: int, shape: Shape, is_last: bool, **options: bool) -> Conv:
-    """Return a GATConv that concatenates its heads, or averages them if it is the output layer."""
+    """Return a GATConv that concatenates its heads or, if it is the output layer, averages them."""
     if is_last and not shape.has_output:
         return GATConv(ends, out, shape.heads, concat=False, **options)
     if out % shape.heads:

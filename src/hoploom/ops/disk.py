@@ -121,7 +121,7 @@ class Reads:
 
     @contextmanager
     def _in_flight(self) -> Iterator[None]:
-        """Count this `with` block as a request in flight; the time in which requests overlap is busy only once."""
+        """Count this `with` block as a request in flight; time in which requests overlap counts once as busy time."""
         with self._lock:
             if not self._num_in_flight:
                 self._busy_since = time.perf_counter()

@@ -30,7 +30,7 @@ NO_PLACES = torch.empty(0, dtype=torch.int64)
 
 
 def require_whole(tensors: Iterable[Tensor]) -> None:
-    """Raise StoreError if reading a mapped file behind these tensors has failed: failed reads yield zeros, no error.
+    """Raise StoreError if reading a mapped file behind these tensors has failed: failed reads give zeros, not errors.
 
     Call it after reads by torch or NumPy; the core checks its own reads. Cheap while no read has failed.
     """
@@ -168,7 +168,7 @@ def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def max_rows_backward(
     indptr: Tensor, rows: Tensor, places: Tensor | None, starts: Tensor, grad: Tensor, winners: Tensor
 ) -> Tensor:
-    """Return the gradient of x in `max_rows`. Lists are transposed (one per row of x); `starts` is max_rows' indptr."""
+    """Return the gradient of x in `max_rows`. Lists are transposed: one per row of x. `starts` is max_rows' indptr."""
     length = int(indptr[-1])
     out = empty((indptr.numel() - 1, grad.shape[1]), grad.dtype)
     at = None if places is None else places[:length].numpy()
@@ -188,7 +188,7 @@ def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tenso
 
 
 def softmax_lists(indptr: Tensor, scores: Tensor, grad: Tensor | None) -> Tensor:
-    """Return each list's softmax of `scores`; with `grad`, `scores` are that softmax, and its gradient is returned."""
+    """Return each list's softmax of `scores`; with `grad`, `scores` holds it, and the scores' gradient is returned."""
     length = int(indptr[-1])
     out = empty(tuple(scores.shape), scores.dtype)
     given = None if grad is None else grad[:length].contiguous().numpy()

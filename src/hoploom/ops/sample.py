@@ -212,7 +212,7 @@ class _Numbered:
     _core: _core.IdMap | _core.IdRanks
 
     def find(self, ids: Tensor, places: Tensor | None = None) -> Found:
-        """Look up all ids, or only ids[places]."""
+        """Look up all ids, or only ids[places]; return a Found."""
         return Found(*map(tensor_of, self._core.find(ids.numpy(), None if places is None else places.numpy())))
 
     @property
@@ -262,7 +262,7 @@ class SlotMap:
         self._core = _core.SlotMap(num_ids if 4 * num_ids <= budget else 0)
 
     def begin(self) -> None:
-        """Begin a round, such as a batch: slots of ids that neither it nor the round before looks up become free."""
+        """Begin a round, such as a batch. Slots of ids looked up in neither this nor the last round become free."""
         self._core.begin()
 
     def find(self, ids: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,7 +271,7 @@ class SlotMap:
         return tensor_of(slots), tensor_of(misses)
 
     def add(self, ids: Tensor, places: Tensor, slots: Tensor) -> Tensor:
-        """Give a slot to each of ids[places] that has none; write all slots to slots[places]; return those newly given.
+        """Give a slot to each of ids[places] that has none; write all slots to slots[places]; return the new slots.
 
         Call it after all lookups of a round: else an id that the round still needs could lose its slot.
         """

@@ -52,7 +52,7 @@ def place_column(records: Tensor, offset: int, out: Tensor) -> None:
 
 
 def take(records: Tensor, order: Tensor, offset: int, row_bytes: int) -> Tensor:
-    """Return `row_bytes` bytes at `offset` of each record, in this order of records: [n, row_bytes] uint8."""
+    """Return `row_bytes` bytes at `offset` of each record, for the records in `order`: [n, row_bytes] uint8."""
     out = empty((order.numel(), row_bytes), torch.uint8)
     _core.take_column(records.numpy(), order.numpy(), offset, out.numpy())
     return out

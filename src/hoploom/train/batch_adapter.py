@@ -139,7 +139,7 @@ class BatchAdapter(nn.Module):
 
 
 def adapted(model: nn.Module) -> nn.Module:
-    """Return a module that can be called with a batch: a GNN of hoploom.nn itself, another model in a BatchAdapter."""
+    """Return a module to call with a batch: `model` itself if it is a GNN of hoploom.nn, else a BatchAdapter of it."""
     check_whole(model)
     return model if isinstance(unwrap(model), GNN) else BatchAdapter(model)
 

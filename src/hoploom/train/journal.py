@@ -114,7 +114,7 @@ class Journal:
         self._outcome = {"stopped": ending, "step": step}
 
     def _end(self, error: BaseException | None = None) -> None:
-        """Write, once, the event of how training ended, if it has begun. `error` is the exception that ended it."""
+        """Write an event that says how training ended, at most once. `error` is the exception that ended it, if any."""
         outcome, self._outcome = self._outcome, None
         if outcome is None or (error is None and "stopped" not in outcome):
             return

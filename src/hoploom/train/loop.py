@@ -436,8 +436,8 @@ def evaluate(
     """Return the metrics of the task and the mean loss, exact and the same on every rank. All ranks call.
 
     The ranks share the steps of the loader, so the batches are those of one process. A loader that was made with
-    `rank=` and `world_size=` is read as it is. Every call reads epoch 0, so it samples the same neighbors again. A loop
-    over the loader samples new neighbors each time; after `loader.set_epoch(0)`, it samples those of `evaluate`.
+    `rank=` and `world_size=` is not divided again. Every call samples the neighbors of epoch 0, so results repeat. A
+    loop over the loader does the same after `loader.set_epoch(0)`, else it samples new neighbors each time.
 
     >>> evaluate(model, NeighborLoader(store, [-1, -1], input_nodes="val", batch_size=4096), task, context)
     """

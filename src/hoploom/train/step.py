@@ -1,7 +1,7 @@
 """The learner, the settings of training, and one optimizer step over all ranks, from batches to update and report.
 
 Ranks and batches are weighted by their rows, so that a step is the step that one process would take with all rows.
-Costs one small all-reduce on the CPU per step, before the backward pass that would wait for a failed rank.
+Each step costs one small all-reduce on the CPU. It notices a failed rank, for which the backward pass would wait.
 """
 
 import inspect

@@ -67,10 +67,10 @@ def list_of(indptr, entry, num_lists, steps):
 
 @triton.jit
 def long_list(indptr, num_lists, steps, window, begins_here):
-    """Find the long list that begins in this program's window of entries (`begins_here`), or that continues into it.
+    """Find the list longer than a window that begins in this program's window (`begins_here`) or continues into it.
 
-    Return its index, whether it exists, its first and end entry, and those of its part in the window. A long list is
-    longer than a window: if it begins in one, it has the window's last entry; if it continues into one, the first.
+    Return the list's index, whether there is one, its first and end entry, and those of its part in the window. Such a
+    list has the last entry of the window that it begins in, and the first entry of every window that it continues into.
     """
     first = tl.program_id(0).to(tl.int64) * window
     last = tl.minimum(first + window, tl.load(indptr + num_lists))
@@ -208,9 +208,9 @@ def sum_pieces(
 
 @triton.jit
 def take_entries(best, winner, begin, end, origin, rows, x, stride, winners, columns, inside, AHEAD: tl.constexpr):
-    """Return `best` [lists, columns], raised to the maxima of the lists' rows, and the winning entries (-1: none yet).
+    """Raise `best` [lists, columns] to the maxima of the lists' rows; return it and the entries that have the maxima.
 
-    Winning entries are numbered from `origin`. With `winners`, a row has the maxima of a window, won by these entries.
+    Entries are numbered from `origin`; -1: none yet. With `winners`, a row has a window's maxima, won by these entries.
     """
     for step in range(0, most_of(end - begin), AHEAD):
         first = begin + step

@@ -1,10 +1,11 @@
 """Map global ids to batch-local ids on the device, by first occurrence. Costs memory, but the host never waits.
 
-Results equal those of hoploom.ops.NodeMap, in whatever order programs run. A map is a table in which each node has a
-slot. This holds the local id or, during a hop, the claim of a pick of the node: the batch's size + the pick's index.
-Claims are greater than all local ids, so an atomic minimum keeps the first pick. All state is in tensors with fixed
-addresses: once one batch has sized the map, a batch can be captured in a CUDA graph and replayed. If a batch exceeds
-its capacity, only its size is valid: make the batch again with more capacity. Trees: seed numbers (disjoint sampling).
+Results equal those of hoploom.ops.NodeMap, in whatever order programs run. A map is a table with one slot per node.
+A slot holds the node's local id or, during a hop, the number of a pick of the node (a claim): the batch's size + the
+pick's index. These numbers are greater than all local ids, so an atomic minimum keeps the first pick. All state is in
+tensors with fixed addresses: once one batch has sized the map, a batch can be captured in a CUDA graph and replayed.
+If a batch exceeds its capacity, only its size is valid: make the batch again with more capacity. `trees` are seed
+numbers in disjoint sampling.
 """
 
 import torch

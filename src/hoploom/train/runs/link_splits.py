@@ -56,7 +56,7 @@ class LinkShares:
     test: float
 
     def splits(self, sources: Tensor, destinations: Tensor, *, undirected: bool) -> Tensor:
-        """Return the split of every edge, TRAIN, VAL or TEST: [n] uint8. If `undirected`, direction does not matter."""
+        """Return the split of every edge, TRAIN, VAL or TEST: [n] uint8; if `undirected`, one for both directions."""
         first, second = _words(sources), _words(destinations)
         if undirected:
             first, second = np.minimum(first, second), np.maximum(first, second)
@@ -168,7 +168,7 @@ def _links(parts: Sequence[Part], key: RelationName, chosen: Tensor) -> Tensor:
 
 
 def _without(parts: Sequence[Part], schema: Schema, kept: Mapping[RelationName, Sequence[Tensor]]) -> list[Part]:
-    """Return the parts with only those edges that the masks in `kept`, one per relation and part, select."""
+    """Return the parts with only the edges that `kept` selects; `kept` has one mask per relation and part."""
     out = []
     first_edges = dict.fromkeys(kept, 0)
     for number, part in enumerate(parts):

@@ -544,7 +544,7 @@ def template(known: Values | None = None, notes: Mapping[str, str] | None = None
 
 
 def template_for(folder: Path, *, beside: Path) -> tuple[str, str]:
-    """Return the template for the store in `folder`, given relative to `beside`, and a line that explains its task."""
+    """Return a run.toml for the store in `folder` (path relative to `beside`), and a line that explains its task."""
     schema = open_store(folder).schema
     known: dict[str, Any] = {"store": os.path.relpath(folder, beside)}
     notes: dict[str, str] = {}
@@ -579,7 +579,7 @@ def template_for(folder: Path, *, beside: Path) -> tuple[str, str]:
 
 
 def _label_of(node_type: NodeType, schema: Schema) -> str | None:
-    """Return the name of the label field: `y`, else the first field of whole numbers; None if there is none."""
+    """Return the name of the label field: `y`, else the first integer field; None if the type has none."""
     if "y" in node_type.fields:
         return "y"
     others = ("x", ORIGINAL_ID, schema.time)
