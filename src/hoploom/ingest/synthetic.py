@@ -83,7 +83,7 @@ class NodeDraws:
         return np.where(_below(words[:, 0], LABEL_NOISE), drawn, self._communities(ids))
 
     def members(self, split: str, ids: range) -> Integers:
-        """Return those of `ids` that are in the split."""
+        """Return those of `ids` whose nodes are in the split `split`."""
         begin, end = SPLITS[split]
         word = self._words(ids)[:, 2]
         return np.flatnonzero(_below(word, end) & ~_below(word, begin)) + ids.start
@@ -100,7 +100,7 @@ class NodeDraws:
         return noise
 
     def centres(self) -> NDArray[np.float32]:
-        """Return the centre of each community, a random corner of a cube: [num_classes, num_features]."""
+        """Return the centres of all communities, random corners of a cube: [num_classes, num_features]."""
         ids = range(self.num_classes * self.num_features)
         word = _words(self.key, CENTRE, self.type_index, ids)[:, 0]
         side = np.float32(SIGNAL / math.sqrt(self.num_features))

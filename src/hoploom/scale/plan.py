@@ -49,7 +49,7 @@ class ScalePlan:
 
     @cached_property
     def process(self) -> dict[str, float]:
-        """Private bytes of one trainer process, by purpose."""
+        """Bytes of memory that one trainer process needs for itself, by purpose."""
         question, size = self.question, self.batch
         one_map = size.nodes * HASH_ENTRY if sizes.is_hashed(question) else question.nodes * sizes.SLOT
         batches = question.workers * PREFETCH + 1  # and the one that the model trains on
@@ -133,7 +133,7 @@ class ScalePlan:
 
     @property
     def private(self) -> float:
-        """Bytes of a host's trainers and cache in memory. No file backs these, so they must fit in the memory."""
+        """Bytes of memory for a host's trainers and its cache. They must fit in memory, because no file backs them."""
         return self.cached + self.question.ranks_per_host * sum(self.process.values())
 
     @property

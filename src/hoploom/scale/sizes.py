@@ -96,7 +96,7 @@ class Popularity:
         return self.num_nodes * among * total / len(RANKS)
 
     def hit_rate(self, seeds: float, draws: float, cached: float) -> float:
-        """Return the share of a batch's nodes that a cache of the most popular share `cached` of all nodes holds."""
+        """Return the share of a batch's nodes that is in a cache of the most popular nodes, a share `cached` of all."""
         return min(1.0, self.distinct(seeds, draws, min(1.0, cached)) / self.distinct(seeds, draws))
 
 
@@ -115,7 +115,7 @@ def picks_per_node(mean_degree: float, *fanouts: int) -> float:
 
 @dataclass(frozen=True)
 class Hop:
-    """Expected counts of one hop, and of the whole batch after this hop."""
+    """Expected numbers of nodes and edges of one hop, and of the batch up to this hop."""
 
     frontier: float  # nodes expanded: all reached so far
     picks: float

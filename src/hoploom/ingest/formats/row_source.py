@@ -136,7 +136,7 @@ def node_stream(name: str, fields: Mapping[str, RowSource], count: Count, splits
 
 
 def flat(table: RowSource) -> RowSource:
-    """Return a table of rows with one value, [n] or [n, 1], as [n]; raise DataError for other shapes."""
+    """Return a table with one value per row, [n] or [n, 1], as [n]; raise DataError for other shapes."""
     if table.field.shape in ((), (1,)):
         return table.mapped(Field(table.field.dtype), lambda rows: rows.view(-1))
     raise DataError(f"{table.name} has rows of shape {table.field.shape}; give one value each")

@@ -66,7 +66,7 @@ class Ranges:
         return number * self.span, min(self.num_ids, (number + 1) * self.span)
 
     def number_of(self, column: str) -> Column:
-        """Return a Spark expression for the range that an id in `column` is in: its number. Negative ids give 0."""
+        """Return a Spark expression for the number of the range that holds the id in `column`; negative ids give 0."""
         return sql.expr(f"cast(greatest({column}, 0) div {self.span} as int)")
 
 
@@ -79,7 +79,7 @@ def ranges_for(num_ids: int, num_rows: int, row_bytes: int, memory: int, tasks: 
 
 
 def shuffled(frame: DataFrame, number: Column, count: int, order: Sequence[str] = ()) -> DataFrame:
-    """Return `frame` in `count` partitions: a row goes to partition `number`; each partition is sorted by `order`."""
+    """Return `frame` in `count` partitions, each sorted by `order`. `number` is an expression for a row's partition."""
     columns = frame.columns
     leading = sql.expr(f"array({','.join(map(str, leading_there(count)))})")
     moved = frame.withColumn("range", sql.element_at(leading, number + 1)).repartition(count, "range")
@@ -92,7 +92,7 @@ def one_row_each(session: SparkSession, count: int) -> DataFrame:
 
 
 def run_tasks(frame: DataFrame, count: int, task: Task, row_bytes: int = 16) -> list[Any]:
-    """Run `task` on the executors, on each of the `count` partitions of `frame`; return results by partition."""
+    """Run `task` on each of the `count` partitions of `frame`, on executors; return the results in order."""
     set_batch_rows(frame.sparkSession, row_bytes)
     with explained("Spark cannot write the store", DataError):
         found = frame.mapInArrow(partial(_run, task), RETURNED).collect()

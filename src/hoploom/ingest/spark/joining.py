@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 class PieceWriter:
-    """Writes the pieces of one range of ids; implements ArraySink. An unfinished piece never appears."""
+    """Writes the pieces of one range of ids, as an ArraySink. A piece becomes visible when it is complete."""
 
     def __init__(self, staging: StoragePath, number: int) -> None:
         self._staging, self._number = staging, number

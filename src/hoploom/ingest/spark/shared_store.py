@@ -144,7 +144,7 @@ class _SharedStore:
         return sizes
 
     def _block(self, stream: NodeStream, block: NodeFields) -> list[Any]:
-        """Write a block (fields that arrive in the same rows) as pieces; return, for each task, its pieces by file."""
+        """Write the fields of a block as pieces of files; return, for each task, its pieces by file name."""
         rows, width = self._frames(block.rows), sum(field.row_bytes for field in block.fields.values())
         step = chunk_rows(self._options.chunk_rows, width) if block.finish is not None else 1
         ranges = self._ranges(stream.num_nodes, stream.num_nodes, width + KEY_BYTES, step)
@@ -214,7 +214,7 @@ class _SharedStore:
     def _timed(
         self, rows: SharedRows, stream: EdgeStream, written: Sequence[WrittenRelation], nodes: Sequence[NodeStream]
     ) -> SharedRows:
-        """Return `rows` with the times of both ends as columns, if edges take the times of their source nodes."""
+        """Return `rows`, with the times of both ends as columns if edges take the times of their source nodes."""
         if not any(one.time == SOURCE_TIME for one in written):
             return rows
         by_name, frame = {node.name: node for node in nodes}, rows.frame

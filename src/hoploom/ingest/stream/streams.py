@@ -75,7 +75,7 @@ Measures = Mapping[str, Sequence[Sequence[float]]]  # statistics of a chunk by f
 
 @dataclass(frozen=True)
 class Finish:
-    """A last step on the rows of a node type that needs all of them first, such as a division by a column's mean.
+    """A last step on a node type's rows that needs statistics of all rows, such as a division by a column's mean.
 
     First, `measure` returns statistics of each chunk; then `prepare` gets them all, in order, and returns a function
     that is applied to each chunk. Chunks do not depend on the memory, so sums over chunks are the same to the last bit.

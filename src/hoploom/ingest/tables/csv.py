@@ -36,7 +36,7 @@ UNKNOWN = NodeTable("")
 
 @dataclass(frozen=True)
 class CsvFile:
-    """A CSV file, and the section of graph.toml that names it (UNKNOWN while a graph.toml is drafted)."""
+    """A CSV file, and the section of graph.toml that names it, or UNKNOWN if there is no graph.toml yet."""
 
     file: TableFile
     table: Table = UNKNOWN

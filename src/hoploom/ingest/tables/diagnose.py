@@ -44,7 +44,7 @@ def not_utf8(source: TableSource, column: str) -> DataError:
 
 @contextmanager
 def naming_texts(source: TableSource, column: str) -> Iterator[None]:
-    """Raise the error of `not_utf8` if this block cannot decode values of the column."""
+    """Raise an error that names file and row if values of the column cannot be decoded in this block."""
     try:
         yield
     except UnicodeDecodeError as error:

@@ -40,7 +40,7 @@ ROW_NUMBER = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # columns that pa
 
 @dataclass
 class _Section:
-    """A table and its keys in graph.toml."""
+    """A table, and the keys that its section of the drafted graph.toml gets."""
 
     name: str
     files: str  # the value of the key: a path or a folder
@@ -56,7 +56,7 @@ class _Section:
 
     @property
     def node_type(self) -> str:
-        """The name of the node type, if the table holds nodes."""
+        """The node type that the table's name suggests, used if the table holds nodes."""
         return _stem(self.name) or "node"
 
     @property
@@ -233,7 +233,7 @@ def _named_ends(table: _Section) -> list[str]:
 
 
 def _add_columns(table: _Section, ids: Sequence[str]) -> None:
-    """Add the key `features`, and to node tables `label` and `split`. Columns in `ids` are not used for these."""
+    """Guess the keys `features` and, for node tables, `label` and `split`. Columns in `ids` are not used for these."""
     left = [name for name in table.types if name not in (*table.keys.values(), *ids)]
     numbers = [name for name in left if table.is_number(name) and name.lower() not in NO_FEATURES]
     repeated = [  # words that stand for classes or splits

@@ -81,7 +81,7 @@ class GraphTables:
     engine: Engine
 
     def streams(self, parts: int, report: Report, *, drop_dangling: bool) -> tuple[list[NodeStream], list[EdgeStream]]:
-        """Number all nodes; return the node types and the relations. Raise ConfigError or DataError for unfit columns.
+        """Assign store ids to all nodes; return node and edge streams. Raise ConfigError or DataError for bad columns.
 
         Counts of nodes and missing labels are added to `report` now, counts of edges when the edges are read.
         """

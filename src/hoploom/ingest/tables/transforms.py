@@ -300,7 +300,7 @@ def _columns(rows: Tensor, some: Sequence[int]) -> Tensor:
 
 
 def moments_of(values: Values) -> Values:
-    """Return count without NaN, mean, sum of squared deviations, min and max of columns [n, width]: [5, width]."""
+    """Return, for columns [n, width], count without NaN, mean, sum of squared deviations, min and max: [5, width]."""
     given = ~np.isnan(values)
     count = given.sum(axis=0)
     mean = np.where(given, values, 0).sum(axis=0) / np.maximum(count, 1)
@@ -456,7 +456,7 @@ class Planner:
         return words.take(pc.array_sort_indices(words))
 
     def _own_dtype(self, key: str, column: SourceColumn) -> str:
-        """Return the default dtype of the field that `column` is for."""
+        """Return the dtype that a field for the key `key` has by default, if its values come from `column`."""
         held = {"codes": "int64", "one-hot": "uint8", None: _dtype_of(column.result)}[column.rule.categories]
         if column.rule.standardise:
             return "float32"
