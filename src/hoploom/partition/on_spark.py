@@ -230,7 +230,7 @@ def spark_node_streams(
 ) -> list[NodeStream]:
     """Return, for each node type, a stream of its nodes with new ids, read by Spark tasks.
 
-    `bounds[i]` are the parts' bounds of type i. If `changed[i]`, old ids become its field `original_id`.
+    `bounds[i]` are the parts' bounds of type i. If `changed[i]`, its field `original_id` is added unless it exists.
     """
     streams = []
     for index, node_type in enumerate(to.store.schema.node_types):

@@ -66,7 +66,7 @@ def _order_type(parts: Tensor, num_parts: int, visits: Tensor | None) -> NewOrde
 
 
 def node_streams(opened: BoundedStore, orders: Mapping[str, NewOrder]) -> list[NodeStream]:
-    """Return, for each node type, a stream of its rows under new ids. Old ids that change become `original_id`."""
+    """Return a stream of rows per node type, with new ids. If ids change, `original_id` is added unless it exists."""
     streams = []
     for node_type in opened.schema.node_types:
         order = orders[node_type.name]

@@ -66,7 +66,7 @@ class IdCounts:
         self.zero = min((zero for zero in (self.zero, other.zero) if zero is not None), default=None)
 
     def add_texts(self, ids: pa.Array) -> None:
-        """Update the counts by text ids: their greatest width, whether all are UTF-8, one with a zero byte, if any."""
+        """Add text ids to the counts: their greatest width, whether all are UTF-8, and one with a zero byte, if any."""
         if not is_utf8(ids):
             self.is_utf8 = False
             return
