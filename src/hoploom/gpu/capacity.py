@@ -62,7 +62,7 @@ class HopPlan:
         return self.sampling.num_hops if self.is_blocks else 1
 
     def frontier(self, hop: int, node_type: int) -> tuple[int, int]:
-        """Return where `totals` has the begin and end of the nodes that a hop expands: the new or, with blocks, all."""
+        """Return the indices in `totals` of the begin and end of a hop's frontier: new nodes or, with blocks, all."""
         sizes = self.nodes[node_type]
         return ZERO if self.is_blocks else sizes[hop], sizes[hop + 1]
 

@@ -157,7 +157,7 @@ class InEdges:
 
     @cached_property
     def senders(self) -> Tensor:
-        """`sources` with 0, a valid index, after the last edge: [num_edges] int32 or int64."""
+        """`sources`, with 0 (a valid index) in the entries after the last edge: [num_edges] int32 or int64."""
         return self.sources if self._are_edges is None else self.sources.masked_fill(~self._are_edges, 0)
 
     @cached_property
@@ -246,7 +246,7 @@ class InEdges:
 
 
 def _sorted(keys: Tensor, num_lists: int) -> tuple[Tensor, Tensor]:
-    """Sort `keys`; return the offset of each key in the result, and the permutation. Keys >= num_lists come last."""
+    """Sort `keys`; return the index at which each key begins, and the permutation. Keys >= num_lists come last."""
     narrow = torch.int32 if num_lists < INT32_MAX else torch.int64
     ordered, order = torch.sort(keys.to(narrow), stable=True)
     return _offsets(ordered, num_lists), order

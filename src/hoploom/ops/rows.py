@@ -213,7 +213,7 @@ def aggregate_tables(
 ) -> Tensor:
     """Return, per list, the sum or mean of the rows with these `ids`: [num_lists, width] float32.
 
-    `tables` are pairs (rows [n, width], id of the first row), ascending by that id, all of one dtype of ELEMENTS.
+    `tables` are pairs (rows [n, width], id of the first row), ascending by that id, all of one dtype (see ELEMENTS).
     """
     width, element = tables[0][0].shape[1], ELEMENTS[tables[0][0].dtype]
     out = empty((indptr.numel() - 1, width), torch.float32)

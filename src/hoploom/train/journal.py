@@ -277,7 +277,7 @@ class Times:
         self._step, self._num_steps, self._since = 0, 0, 0.0
 
     def watch(self, sources: Mapping[str, Callable[[], Counts]], step: int) -> None:
-        """From now on, write the growth of these counts in every line. `step`: the number of steps taken so far."""
+        """Write the growth of the counts of `sources` in every line from now on. `step`: the number of steps so far."""
         self._sources, self._step = sources, step
         self._before = {name: read() for name, read in sources.items()}
 
@@ -471,7 +471,7 @@ class LoggerThread:
             self._warn()
 
     def close(self, *, failed: bool = False) -> None:
-        """Close the logger after it has taken all values; wait at most CLOSE_SECONDS, none if it never began."""
+        """Close the logger once it has taken all values; wait CLOSE_SECONDS at most, not at all if it never began."""
         if self._thread is None:
             return
         thread, self._thread = self._thread, None

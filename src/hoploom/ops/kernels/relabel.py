@@ -129,7 +129,7 @@ class DeviceNodeMap:
         slots.is_torn = False
 
     def _claim(self, found: Tensor, sources: Tensor, span: tuple[Tensor, ...], keys: tuple[Tensor | None, ...]) -> None:
-        """Start the kernel that enters each pick in the table, and writes the index of its slot to `found`."""
+        """Start the kernel that enters each pick in the table, and writes the index of the pick's slot to `found`."""
         slots, most = self._begun(), found.numel()
         slots.is_torn = True
         read = slots.slots, found, sources, *span
@@ -249,7 +249,7 @@ def claim_hashed(
 
 @kernel
 def settle(slots, found, before, claims, is_first, most, BLOCK: tl.constexpr):
-    """Copy the value of each pick's slot to `claims`; set is_first[pick] if the value is from that pick: a new node."""
+    """Copy the value in each pick's slot to `claims`; set is_first[pick] if that pick wrote it: its node is new."""
     pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = pick < most
     home = tl.load(found + pick, mask=live, other=-1)
