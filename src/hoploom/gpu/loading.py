@@ -286,7 +286,7 @@ def _assembler(host: Assembler, placed: PlacedStore, memory: BatchMemory) -> Dev
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice(Deployment):
-    """The deployment of a placed store: makes batches on the device. `before`: the deployment before it was placed."""
+    """The deployment of a placed store, which makes batches on the device. `before` is the store's previous one."""
 
     placed: PlacedStore
     before: Deployment

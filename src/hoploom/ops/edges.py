@@ -388,7 +388,7 @@ class _Sum(Function):
 
 
 def _spread(grad: Tensor, edges: InEdges, weights: Tensor | None, share: Tensor | None) -> Tensor:
-    """Return, per source, the sum of `grad` over its destinations, multiplied by `weights` (per edge) and `share`."""
+    """Return per source the sum of `grad` over its destinations, times edge `weights` and the destination's `share`."""
     indptr, destinations, places = edges.transposed
     if share is not None and weights is None:
         weights, places = share.index_select(0, destinations).unsqueeze(1), None
