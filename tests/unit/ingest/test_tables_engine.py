@@ -120,8 +120,7 @@ def running_spark() -> Iterator[None]:
 
 @on_spark("running_spark")
 @pytest.mark.parametrize(
-    ("name", "parts"),
-    [("sparse", 1), ("sparse", 3), ("dense", 1), ("from 100", 3), ("wide", 3), ("text", 1)],
+    ("name", "parts"), [("sparse", 1), ("sparse", 3), ("dense", 1), ("from 100", 3), ("wide", 3), ("text", 1)]
 )
 def test_spark_gives_the_same_bytes_whatever_the_ids(tmp_path: Path, name: str, parts: int) -> None:
     for seed, engine in ((3, "duckdb"), (8, "spark")):

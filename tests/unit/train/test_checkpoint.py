@@ -11,13 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.fit_workers import (
-    alone,
-    assert_same_state,
-    given,
-    learner_of,
-    run,
-)
+from support.fit_workers import alone, assert_same_state, given, learner_of, run
 from support.refusals import assert_raises
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
