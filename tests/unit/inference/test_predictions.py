@@ -70,7 +70,7 @@ def trained(store: Path, kind: str) -> Path:
         sections["task"]["label"] = LABELS[kind]
     settings = [f"{name}.{key}={json.dumps(value)}" for name, keys in sections.items() for key, value in keys.items()]
     run_file = store.parent / f"{kind}.toml"
-    run_file.write_text('store = "graph.store"\n[train]\nepochs = 1\n[output]\ntensorboard = false\n')
+    run_file.write_text('store = "graph.store"\n[train]\nepochs = 1\n[output]\nloggers = []\n')
     folder = store.parent / kind
     settings.append(f"output.folder={folder}")
     assert main(["train", str(run_file), "--quiet", *(word for text in settings for word in ("--set", text))]) == 0
