@@ -196,7 +196,7 @@ class ParsedClusterFile:
 
 
 def keys_of(document: Document) -> ParsedClusterFile:
-    """Return the keys of a cluster file; raise ConfigError for an unknown key or a wrong value."""
+    """Return the settings of a cluster file; raise ConfigError for an unknown setting or a wrong value."""
     top = TopKeys(**document.top())
     sections = {name: owner(**document.section((name,), owner=owner)) for name, owner in SECTIONS.items()}
     return ParsedClusterFile(document, top, _hosts(document), sections)

@@ -68,7 +68,7 @@ class ServerCommand:
     grace: int | None = None  # seconds for requests in flight at a stop
 
     def words(self, python: str) -> tuple[str, ...]:
-        """Return the command line as words: the path `python` of a Python program, then its arguments."""
+        """Return the command line as words: `python`, the path of the interpreter, then the arguments."""
         security, options = self.security, self.options
         given = {
             "--peers": ",".join(self.peers) or None,

@@ -425,7 +425,7 @@ class WholeSteps:
         return self._whole.stepper.in_time(self._whole.learner.progress.steps + 1)
 
     def _complete(self, report: StepReport, slot: FixedBatch | None) -> StepReport:
-        """Wait for the loss of a step and count it; return the report with the loss. Raise if it is not finite."""
+        """Wait for a step's loss and add it to the sums; return the report with it. Raise if the loss is not finite."""
         if slot is None:
             return report
         stepper = self._whole.stepper

@@ -280,7 +280,7 @@ def assembler_of(given: LoaderArguments, graph: PygGraph, sampling: Sampling) ->
 
 
 def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degrees: bool) -> Reduce | None:
-    """Check `aggregate` and `degrees`; return `aggregate`, the reduction of the first layer's neighbours, or None."""
+    """Check `degrees` and `aggregate`. Return `aggregate`: how the first layer's neighbours are reduced, or None."""
     if degrees and len(schema.relations) != 1:
         raise ConfigError("degrees=True is for graphs of one node type and relation; leave it out")
     if aggregate is None:

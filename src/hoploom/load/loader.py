@@ -342,7 +342,7 @@ class Loader:
         return dict(self.maker.seconds.so_far)
 
     def num_seeds(self, step: int) -> int:
-        """Return the number of seeds of a step of the newest loop, over all ranks."""
+        """Return the number of seeds of a step, over all ranks, in the iteration that was started last."""
         steps = self._looping.steps
         if not steps.start <= step < steps.stop:
             raise ConfigError(f"step {step} is not in {steps}, the steps of the newest loop; count from where it began")

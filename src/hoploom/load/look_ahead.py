@@ -58,7 +58,7 @@ def _key_of(owner: TypeKey, ids: Tensor) -> Ids:
 
 
 class Window:
-    """The fetched rows of one node type or relation that the last two groups of steps need.
+    """The fetched rows of one node type or relation that the newest two groups of steps need.
 
     A row keeps its index in the tables (its slot) while it is needed; later another row gets this slot. No row is
     copied from group to group. With `little_memory`, a hash table maps ids to slots; else an array over all ids does.

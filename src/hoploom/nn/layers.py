@@ -351,7 +351,7 @@ class GATConv(Conv):
             nn.init.uniform_(att, -(bound := math.sqrt(6.0 / (heads + out_channels))), bound)
 
     def project(self, x: Tensor) -> Tensor:
-        """Return the rows [num_sources, heads * width], followed by one column of scores per head."""
+        """Return rows and scores of the heads in one tensor: [num_sources, heads * width + heads]."""
         weight = self.lin_src.weight if self.is_bipartite else self.lin.weight
         return F.linear(x, torch.cat([weight, self._scorer(weight, self.att_src)]))
 

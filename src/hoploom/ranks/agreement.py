@@ -213,7 +213,7 @@ class DeadlockDetector:
         self.store = PrefixStore("", HashStore())  # releases the rendezvous store
 
     def _watch(self, is_open: Callable[[], bool]) -> None:
-        """Post this rank's status and read what rank 0 found, until the process group or the store's process ends."""
+        """Post this rank's status and read verdicts, again until the process group or its TCPStore's holder ends."""
         seen: tuple[FrameType | None, str] = (None, "")
         looks, posted = 0, Status()
         with suppress(RuntimeError):

@@ -48,7 +48,7 @@ Triple: TypeAlias = tuple[TypeKey, str, Any]  # (owner, field, ids): a Wanted, o
 
 
 def read_wanted(schema: Schema, wanted: Sequence[Triple]) -> list[Wanted]:
-    """Check requests and return them as Wanted; raise ConfigError for an unknown name, or an id that is invalid."""
+    """Check the fields and ids that a caller asks for; return them as Wanted, or raise ConfigError for a wrong one."""
     checked = []
     for want in wanted:
         if not isinstance(want, tuple) or len(want) != 3:

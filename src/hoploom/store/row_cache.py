@@ -184,9 +184,9 @@ def _remote_types(store: Store, counts: Mapping[str, Tensor]) -> list[RemoteType
 
 
 def _spared(counts: Mapping[str, Tensor], look_ahead: int) -> Tensor | None:
-    """Return, for every n, how many fetches per batch a cached row saves if n of the batches need it.
+    """Return a table: entry n is the number of fetches per batch that caching a row saves if n batches need the row.
 
-    Look-ahead fetches once per group of batches, and keeps the rows that the previous group needed. None if `counts`
+    Look-ahead saves some of them: it fetches once per group of batches, and keeps the group's rows. None if `counts`
     does not tell the number of batches, else [num_batches + 1].
     """
     num_batches = getattr(counts, "num_batches", 0)

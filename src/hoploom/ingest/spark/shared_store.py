@@ -323,7 +323,7 @@ class NodeRangeTask:
     split: str = ""  # if there is no block
 
     def write(self, number: int, batches: Batches) -> Any:
-        """Write the pieces of range `number`; return the pieces by file."""
+        """Write what node range `number` adds to each file; return these pieces by file name."""
         stream, rows = self._within(number, batches)
         with self.options.budget() as budget, PieceWriter(self.options.staging, number) as writer:
             if self.block is not None:
@@ -377,7 +377,7 @@ class EdgeRangeTask:
     decode: Callable[[pa.RecordBatch], EdgeRows]  # leaves out dropped edges
 
     def write(self, number: int, batches: Batches) -> Any:
-        """Write the pieces of range `number`; return them by file, and the numbers of rows read and rows left out."""
+        """Write what edge range `number` adds to each file; return it by file name, and rows read and dropped."""
         direction = 0 if number < self.ranges[0].count else 1
         within = number - direction * self.ranges[0].count
         first, end = self.ranges[direction].limits(within)

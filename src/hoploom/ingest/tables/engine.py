@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class UnreadableError(DataError):
-    """An engine failed to read a table; its message may not name the file."""
+    """An engine failed to read a table. Its message does not always name the file."""
 
 
 def is_utf8(texts: pa.Array) -> bool:
@@ -102,7 +102,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class EngineRows(Generic[T]):
-    """A stream of an expression's rows: the engine, the table, and the function that decodes a batch of rows."""
+    """A stream of the rows of a query: the engine, the query, and the function that decodes a batch of rows."""
 
     engine: Engine
     table: ir.Table

@@ -155,7 +155,7 @@ def invert_sums(
 
 @triton.jit
 def find_sum(weight, start, population, longest, target, total, UNROLL: tl.constexpr):
-    """Return the first offset at which the running sum of weights exceeds `target` or, at the latest, is `total`."""
+    """Return the first offset at which the running sum of weights exceeds `target`, or reaches `total`."""
     found = (target < 0).to(tl.int64)
     final = (total < 0).to(tl.int64)
     reached = tl.zeros_like(total)
