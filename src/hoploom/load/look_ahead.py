@@ -230,7 +230,7 @@ class LookAhead(Maker):
         self.num_packed: int | None = None  # steps of a group in scratch space, in the last loop
         # Bytes of the distinct rows that a step must fetch, and of their ids. Measured by the first loop.
         self._step_size: tuple[int, int] | None = None
-        self.packed = list[int]()  # rows of each group in scratch space, of all loops
+        self.fetched, self.packed = list[int](), list[int]()  # rows of each group, of all loops: in memory, in scratch
         self._maker, self._features = maker, features
         self._uncached = features.over([one.shard if isinstance(one, Cached) else one for one in features.shards])
 
@@ -311,7 +311,7 @@ class LookAhead(Maker):
                 if owner not in windows or not windows[owner].tables.keys() >= set(names):
                     windows[owner] = Window(self._features.schema, owner, names, little_memory=self._window > 0)
             wanted, places, outs = list[Wanted](), list[Tensor | None](), list[Tensor]()
-            num_spared = 0
+            num_fetched = num_spared = 0
             for owner, window in windows.items():
                 own = [(of_batch, at) for of_batch in lookups for at, one in enumerate(of_batch) if one.owner == owner]
                 held, fresh = window.find([of_batch[at] for of_batch, at in own])
@@ -322,10 +322,12 @@ class LookAhead(Maker):
                     wanted.append(Wanted(owner, name, ids))
                     places.append(fresh)
                     outs.append(table[: ids.numel()])
+                num_fetched += fresh.numel()
                 num_spared += (sum(rows.positions.numel() for rows in held) - fresh.numel()) * len(window.tables)
             self._uncached.gather_at(wanted, places, outs)
             if (reads := self._maker.assembler.store.reads) is not None:
                 reads.count_found(num_spared, of=num_spared)
+            self.fetched.append(num_fetched)
             pairs = zip(batches, lookups, strict=True)
             return {id(sampled): self._assembler(fields, of_batch) for sampled, of_batch in pairs}
 
