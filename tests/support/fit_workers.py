@@ -256,6 +256,13 @@ def two_ranks(context: Context, folder: str) -> None:
         check(context, folder)
 
 
+def four_ranks(context: Context, folder: str) -> None:
+    """The curve and the metrics, where some ranks have no step to evaluate."""
+    found = {"curve": curve(context), "metrics": all_metrics(context)}
+    if context.is_main:
+        write_state(Path(folder) / "found", found)
+
+
 def loaders_that_differ_are_not_evaluated(context: Context, folder: str) -> None:
     task = NodeClassification(NUM_CLASSES)
     with pytest.raises(ConfigError, match=r"rank 0 and rank 1 .*\(batch_size: 16 on rank 0, 17 on rank 1\)"):

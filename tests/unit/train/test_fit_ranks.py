@@ -105,3 +105,12 @@ def test_ddp_and_a_compiler_make_the_checkpoint_of_a_plain_model(name: str, comp
     fit(whole, Training(2, accumulate=2, **QUIET), alone())
     Checkpoint(compiled / name, alone()).restore("last", restored.parts())
     assert_close(parameters_of(restored), parameters_of(whole), 2e-5)
+
+
+@pytest.mark.slow  # four processes import torch
+@pytest.mark.timeout(300)
+def test_four_ranks_have_the_curve_and_the_metrics_of_one_process(tmp_path: Path) -> None:
+    spawn(fit_workers.four_ranks, 4, [str(tmp_path)], device="cpu", timeout=100)
+    found = read_state(tmp_path / "found")
+    assert_same_curve(found["curve"], fit_workers.curve(alone()))
+    assert_same_metrics(found["metrics"], fit_workers.all_metrics(alone()))
