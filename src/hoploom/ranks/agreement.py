@@ -261,7 +261,7 @@ class DeadlockDetector:
         error = f"rank 0 was {waits[0].doing}, but rank {other} was {waits[other].doing}, and each waits for the other"
         verdicts = [f"verdict/{rank}/{serial}" for rank, serial in enumerate(serials)]
         self.store.multi_set(verdicts, [f"{error}; {SAME_CALLS}"] * self.size)  # type: ignore[attr-defined]
-        self._over.wait(2 * INTERVAL)
+        self._over.wait(2 * (INTERVAL + PER_RANK * self.size))
 
 
 def calling(doing: str) -> tuple[str, str]:
