@@ -108,8 +108,13 @@ def test_a_batch_is_read_about_once(graph: Store, device: torch.device, monkeypa
     assert len(reads) == 3
 
 
+def pool_of(device: torch.device) -> Pool:
+    """As a placed store has it: its device has a number."""
+    return Pool(torch.empty(0, device=device).device)
+
+
 def test_staged_values_come_out_as_they_went_in(device: torch.device) -> None:
-    pool = Pool(device)
+    pool = pool_of(device)
     value = {
         "flags": torch.tensor([True, False, True]),
         "half": torch.tensor([[1.5, 2.5]], dtype=torch.bfloat16),
@@ -246,7 +251,7 @@ def test_the_consumer_never_reads_a_batch_before_or_after_its_time(device: torch
 
 
 def test_memory_has_the_size_of_the_largest_so_far(device: torch.device) -> None:
-    pool, bytes_held = Pool(device), []
+    pool, bytes_held = pool_of(device), []
     for rows in (100, 90, 110, 500, 480):
         memory = BatchMemory(pool)
         first, second = memory.empty((rows, 4), torch.float32), memory.empty((3,), torch.int64)
@@ -272,7 +277,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 def test_a_batch_takes_its_blocks_all_at_once(taken: list[list[int]], device: torch.device) -> None:
-    pool = Pool(device)
+    pool = pool_of(device)
     first = BatchMemory(pool)
     for size in (160, 0, 320):
         first.empty((size,), torch.uint8)
@@ -334,7 +339,7 @@ def test_two_batches_are_sampled_at_once_however_many_threads_there_are(
 
 def test_one_thread_at_a_time_enqueues_what_is_sampled(device: torch.device) -> None:
     """Who is inside stays until all others are there too, or at the door."""
-    pool, inside, most = Pool(device), [0], [0]
+    pool, inside, most = pool_of(device), [0], [0]
     turn, door, come = pool._turn, threading.Condition(), set()
 
     def arrive() -> None:

@@ -3,7 +3,7 @@
 What is marked gpu needs one; the rest runs a few steps in Triton's interpreter too.
 """
 
-from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,14 +84,17 @@ class Meter:
         self.reserved: list[int] = []
         self._device = device
 
-    def rewind(self, *place: int) -> None:
-        """Nothing was written."""
+    def recording(self, *_: object) -> AbstractContextManager[None]:
+        """Nothing is written down."""
+        return nullcontext()
 
     def step(self, report: Any) -> None:
         self.reserved.append(torch.cuda.memory_reserved(self._device))
 
-    def epoch(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Not asked for."""
+    def epoch(self, *_: object, **__: object) -> None:
+        """Not asked for, like the run's end."""
+
+    ended = epoch
 
 
 def fitted(

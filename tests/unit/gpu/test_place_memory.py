@@ -24,6 +24,9 @@ from hoploom.gpu import placed_store as placed_module
 from hoploom.gpu.host_memory import HEADER, HostMemory, shared_name, sweep
 from hoploom.gpu.placed_store import Lease
 
+# with one, `place` refuses to play it on the CPU; test_place_gpu.py asks the real runtime
+without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -117,7 +120,7 @@ def test_memory_is_unpinned_while_its_pages_are_there(how: str, runtime: Runtime
     assert (runtime.unpinned, runtime.waited, os.listdir(folder)) == ([b"\7" * 100], [1], [])
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="test_place_gpu.py does it with the real runtime")
+@without_a_gpu
 def test_a_store_that_is_only_dropped_is_unpinned(runtime: Runtime, folder: Path) -> None:
     placed = on_gpu(hoploom.from_pyg(random_graph(30, 100, 1)))
     num_files = len(os.listdir(folder))
@@ -160,6 +163,7 @@ def on_gpu(store: hoploom.Store) -> hoploom.Store:
     return placed
 
 
+@without_a_gpu
 def test_memory_that_is_still_read_stays_pinned(runtime: Runtime, busy: list[float], folder: Path) -> None:
     """To unpin it would wait for its readers, without a deadline. A store waits once, whatever it is made of."""
     placed = on_gpu(hoploom.from_pyg(random_graph(30, 100, 1)))
@@ -185,6 +189,7 @@ def test_memory_that_is_dropped_and_still_read_stays_too(runtime: Runtime, busy:
     assert (runtime.unpinned, busy) == ([], [60])
 
 
+@without_a_gpu
 @pytest.mark.parametrize("of", ["store", "placed"])
 def test_a_hung_device_does_not_hide_a_first_error(of: str, runtime: Runtime, busy: list[float], folder: Path) -> None:
     def fail(held: AbstractContextManager[object] | None) -> None:
