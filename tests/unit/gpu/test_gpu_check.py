@@ -175,6 +175,28 @@ def test_a_benchmark_that_fails_keeps_the_rows_it_had_found(
     assert [(row["question"], row["ours"]["median"]) for row in found["rows"]] == [("fast", 2.0)]
 
 
+LOST = "Internal Sanitizer Error: Detected a failure to track a kernel launch"
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "is_clean"),
+    [
+        ("RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", 0, True),
+        (f"{LOST}\nRACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)", 86, True),
+        (f"{LOST}\nRACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)", 86, False),
+        ("RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)", 86, False),
+        (LOST, 1, False),
+    ],
+)
+def test_a_launch_that_racecheck_could_not_follow_is_no_race(
+    said: str, status: int, is_clean: bool, check: ModuleType, tmp_path: Path
+) -> None:
+    """It counts one among the hazards."""
+    command = ["sh", "-c", f"echo '{said}'; exit {status}"]
+    found = check._sanitized(command, 20.0, tmp_path / "log", os.environ)
+    assert (found["exit"], found["clean"], found.get("not followed", 0)) == (status, is_clean, said.count(LOST))
+
+
 def test_the_files_of_device_tests_are_found(tests: ModuleType) -> None:
     filling, others = tests.files_to_run()
     names = [path.name for path in others]

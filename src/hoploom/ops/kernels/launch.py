@@ -35,7 +35,8 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, device: torch.device, **con
     """
     if 0 in grid:
         return
-    current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    is_elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    current = torch.cuda.device(device) if is_elsewhere else nullcontext()
     with current, _ONE_AT_A_TIME:
         kernel[grid](*arguments, enable_fp_fusion=False, **constants)
 
