@@ -354,9 +354,8 @@ class Stepper:
 
     def reseed(self) -> None:
         """Seed torch's generators, which dropout draws from, by the step number and the rank."""
-        progress = self._learner.progress
-        key = keys.batch_key(self._training.seed, progress.epoch, progress.steps)
-        seed, device = keys.mix(key, self._context.rank), self._context.device
+        progress, device = self._learner.progress, self._context.device
+        seed = keys.mix(keys.batch_key(self._training.seed, progress.epoch, progress.steps), self._context.rank)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 150 us, for devices that are not there
         if device.type == "cuda":
             torch.cuda.default_generators[device.index].manual_seed(seed)
