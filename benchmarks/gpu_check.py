@@ -1,8 +1,8 @@
 """What scripts/gpu_check.sh runs once the core is built: tests with compute-sanitizer beside them, then benchmarks.
 
-Writes benchmarks/results/gpu-NAME.json after every step, so that what was found is there when time runs out, and gives
-every step a limit, so that one that hangs does not take the others' time. A file that is there already from the same
-commit and machine is completed. A rehearsal claims no figure, and writes to build.
+Writes benchmarks/results/devices/gpu_NAME.json after every step, so that what was found is there when time runs out,
+and gives every step a limit, so that one that hangs does not take the others' time. A file that is there already from
+the same commit and machine is completed. A rehearsal claims no figure, and writes to build.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from typing import Any
 
 import gpu
 import gpu_tests
+import recorded
 import report
 import run
 import torch
 from report import ROOT
 
-FOLDER = ROOT / "benchmarks" / "results"
 WORK = ROOT / "build" / "gpu"
 SHARED = Path("/dev/shm")
 PACKAGES = ("torch", "triton", "torch-geometric", "torchmetrics", "numpy", "nvidia-nccl-cu13")
@@ -49,8 +49,8 @@ class Results:
     """The file of results."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        folder = WORK if arguments.rehearse else FOLDER
-        self.path = Path(arguments.out or folder / f"gpu-{arguments.name}.json")
+        folder = WORK if arguments.rehearse else recorded.DEVICES
+        self.path = Path(arguments.out or folder / f"gpu_{arguments.name}.json")
         self.found = surroundings(arguments)
         before = json.loads(self.path.read_text()) if self.path.exists() else {}
         same = all(before.get(name) == self.found[name] for name in ("commit", "gpu", "rehearsal"))

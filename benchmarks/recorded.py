@@ -7,13 +7,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import chart
 import report
 from report import ROOT, Report
 
 FOLDER = ROOT / "benchmarks" / "results"
-FIRST = ("libraries", "core", "training", "building", "cluster", "gpu")  # the others follow by name
+DEVICES = FOLDER / "devices"  # what gpu_check.py found, a file for each GPU
+FIRST = ("libraries", "core", "training", "building", "cluster")  # the others follow by name
 INTRO = """# Results
 
 Made from the files in `benchmarks/results/`, which `make bench` writes (all but `layout` and `together`: those compare
@@ -52,13 +54,47 @@ def sections() -> dict[str, Section]:
     """Every group that has a file, in the order of RESULTS.md."""
     names = sorted((path.stem for path in FOLDER.glob("*.json")), key=lambda name: (name not in FIRST, name))
     names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
-    return {name: _read(name) for name in names}
+    devices = {path.stem: _of_device(path) for path in sorted(DEVICES.glob("*.json"))}
+    return {name: _read(name) for name in names} | devices
 
 
 def _read(name: str) -> Section:
     text = (FOLDER / f"{name}.json").read_text()
     described = json.loads(text)
     return Section(name, described["header"], report.from_json(text), described["about"])
+
+
+def _of_device(path: Path) -> Section:
+    """The benchmarks of a GPU, and what its tests came to."""
+    found = json.loads(path.read_text())
+    reports = list(found["benchmarks"].values())
+    counts = {name: sum(file[name] for file in found["tests"].values()) for name in ("passed", "failed", "skipped")}
+    tests = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    tools = ", ".join(f"{name} {_verdict(one)}" for name, one in found["sanitizer"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    lines = [f"machine: {found['machine']}, {found['gpu']}, driver {found['driver']}", f"commit: {found['commit']}"]
+    lines += [f"versions: {versions}", f"date: {found['date'][:10]}"]
+    lines += [f"tests on the device: {tests}", f"compute-sanitizer: {tools}"]
+    rows = [{**row, "target": _target(row["target"])} for one in reports for row in one["rows"]]
+    for row in rows:
+        del row["met"]
+    notes = [note for one in reports for note in one["notes"] if not note.startswith(("|", "GPU: ", "where a step's"))]
+    return Section(path.stem, lines, report.from_json(json.dumps({"rows": rows, "notes": notes, "absent": []})))
+
+
+def _verdict(one: dict[str, Any]) -> str:
+    """What compute-sanitizer found with one of its tools."""
+    verdict = "clean" if one["clean"] else "not clean"
+    return (
+        f"{verdict} but for {one['not followed']} launch that it could not follow" if "not followed" in one else verdict
+    )
+
+
+def _target(said: str | None) -> dict[str, str | float] | None:
+    if said is None:
+        return None
+    of, sign, limit = said.split()
+    return {"of": of, "sign": sign, "limit": float(limit)}
 
 
 def pages() -> dict[Path, str]:

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Checks Hoploom on a machine with a GPU and no network: Python 3.12, torch 2.11, triton 3.6, torch-geometric, g++, cmake.
 # Installs the wheels of scripts/gpu_wheels.sh into a folder of its own, builds the core, runs the tests that concern the
-# device, compute-sanitizer where there is one, and the gpu benchmarks. Writes benchmarks/results/gpu-NAME.json as it
-# goes; exit status 1 if a test, a benchmark or compute-sanitizer failed or did not finish.
+# device, compute-sanitizer where there is one, and the gpu benchmarks. Writes benchmarks/results/devices/gpu_NAME.json
+# as it goes; exit status 1 if a test, a benchmark or compute-sanitizer failed or did not finish.
 #   scripts/gpu_check.sh [NAME] [--tests-only | --benchmarks-only] [--minutes N] [--out FILE] [--commit HASH] [--rehearse]
 # NAME: of the results, e.g. h200. --minutes: stop after so many (two calls, one with each "only", make one file).
 # --commit: where the copy has no .git. --rehearse: everything on the CPU, in Triton's interpreter, with a tiny graph;
-# writes build/gpu/gpu-NAME.json instead.
+# writes build/gpu/gpu_NAME.json instead.
 # PYTHON (python3) and WHEELS (build/gpu-wheels) may be set.
 set -euo pipefail
 cd "$(dirname "$0")/.."
