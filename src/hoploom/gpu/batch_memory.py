@@ -3,8 +3,8 @@
 Memory blocks come from a private pool and belong to the consumer's stream, which trains: a block is free once Python
 drops the last tensor over it. Before the side stream reuses blocks, it waits, on the device, for the consumer's work
 enqueued so far, which includes their last use. If the side stream owned blocks (record_stream), a host that runs ahead
-would allocate more and more. The i-th tensor of all batches gets the size of the largest so far plus a margin: sizes
-repeat. The first batch reserves memory for all batches alive at once. The side stream is at most one step ahead.
+would allocate more and more. Sizes repeat: the i-th tensor of a batch gets the largest size that it had so far, and a
+margin. The first batch reserves memory for all batches alive at once. The side stream is at most one step ahead.
 """
 
 import math
@@ -88,7 +88,7 @@ class Pool:
             return self._sizes[number]
 
     def begin(self, consumer: Any) -> deque[Tensor]:
-        """Allocate one more batch: return a memory block for each tensor, of the sizes of earlier batches."""
+        """Return memory for one more batch: a block for each tensor, as large as earlier batches needed."""
         with self._lock:
             self._num_begun += 1
             sizes = list(self._sizes)
@@ -199,7 +199,7 @@ class PendingRead(NamedTuple):
     seconds: float
 
     def wait(self) -> list[Any]:
-        """Return the values as a list once they are copied. Making a batch waits for the device nowhere else."""
+        """Wait until the values are copied, and return them as a list. No other step of making a batch waits."""
         if self.arrived is not None and not reached(self.arrived, self.seconds):
             raise TimeoutError(f"the device has not sampled within {self.seconds:g} s; {BUSY}, or raise timeout")
         return self.host.tolist()

@@ -1,8 +1,8 @@
 """Sizes of batches that are sampled on a device: which sizes the device counts, and how large its buffers are.
 
-A loader's buffers grow with the batches seen. The buffers of a whole step have fixed sizes: the largest sizes of some
-sampled batches plus a margin, at most the largest possible. Batches of one loader differ little in size; a batch that
-does not fit is trained on without fixed buffers. Totals: the device's array of sizes. Slot: the index of a size in it.
+A loader's buffers grow with the batches seen. Steps that are CUDA graphs need buffers of fixed sizes: the largest sizes
+of some sampled batches plus a margin, at most the largest possible. The rare batch that does not fit is trained on
+without fixed buffers. The device's array of sizes is called `totals`, and the index of a size in it is a slot.
 """
 
 import itertools
@@ -40,7 +40,7 @@ class RelationHop(NamedTuple):
 class HopPlan:
     """The relations that each hop samples, and the index of every size in `totals`, the device's array of sizes.
 
-    Sizes accumulate from hop to hop; only the picks start at 0 in each hop with mode="blocks".
+    Sizes add up from hop to hop. With mode="blocks", however, the picks of each hop are counted from 0.
     """
 
     schema: Schema
@@ -62,7 +62,7 @@ class HopPlan:
         return self.sampling.num_hops if self.is_blocks else 1
 
     def frontier(self, hop: int, node_type: int) -> tuple[int, int]:
-        """Return the indices in `totals` of the begin and end of a hop's frontier: new nodes or, with blocks, all."""
+        """Return the slots of the begin and end of a hop's frontier: of all nodes with blocks, else of the new ones."""
         sizes = self.nodes[node_type]
         return ZERO if self.is_blocks else sizes[hop], sizes[hop + 1]
 
@@ -159,7 +159,7 @@ def used_capacity(plan: HopPlan, sizes: Sequence[int]) -> Capacity:
 
 
 def grow_capacity(capacity: Capacity, seen: Capacity) -> Capacity:
-    """Return the capacity, with each size that is less than in `seen` raised to the size seen plus a margin."""
+    """Return a capacity that holds `seen`: each size that is too small becomes the size seen plus a margin."""
     return capacity.combine(seen, lambda have, need: have if need <= have else need + need // MARGIN + 1)
 
 

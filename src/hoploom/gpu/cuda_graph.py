@@ -36,7 +36,7 @@ class WorkEvent:
 class WorkStream:
     """A CUDA stream for recordings: a new stream if `own_stream`, else the current one. Recordings share a memory pool.
 
-    Recordings on one stream can share memory, because their work never overlaps; on two streams it does.
+    Recordings on one stream can share memory, because they never run at the same time.
     """
 
     def __init__(self, device: torch.device, *, own_stream: bool) -> None:
@@ -116,11 +116,11 @@ class Recording:
             self._graph.replay()
 
     def drop(self) -> None:
-        """Drop the work, because it may refer back to this object, and the recording with its memory."""
+        """Drop the recording with its memory, and the function, which may refer back to this object."""
         self._work = self._graph = None
 
     def _run(self, work: Callable[[], None]) -> None:
-        """Run the work on the recording's stream, between earlier and later work of the stream that replays it."""
+        """Run the work on the stream that records, ordered as if it ran on the stream that replays."""
         stream, queue = self._stream.stream, self._stream._queue
         stream.wait_stream(queue)
         with torch.cuda.stream(stream):

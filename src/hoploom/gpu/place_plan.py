@@ -403,7 +403,7 @@ def _on_device(block: PackedTensors, device: torch.device) -> list[Tensor]:
 
 
 def _in_host_memory(block: PackedTensors, name: str, device: torch.device, lease: Lease) -> list[Tensor]:
-    """Copy tensors to the shared host memory `name`, where kernels can read; return them. `lease` closes the memory."""
+    """Copy tensors to host memory, shared as `name`, that kernels can read; return them. `lease` closes the memory."""
     memory = HostMemory(name, block.num_bytes, block.fill_bytes)
     lease.closes.append(memory.close)
     memory.register(device)

@@ -171,7 +171,7 @@ class PaddedEdges:
     most: int  # limit of `total`
 
     def grouped(self, num_sources: int, num_destinations: int, whole: InEdges | None = None) -> InEdges:
-        """Return the edges, grouped by destination. Nodes that were not expanded up to this hop get no edges."""
+        """Return the edges grouped by destination. Nodes not expanded yet get none. `whole`: the edges of all hops."""
         indptr = torch.minimum(self.indptr[: num_destinations + 1], self.total)
         return InEdges(indptr, self.sources[: self.most], num_sources, whole=whole)
 
@@ -185,8 +185,8 @@ def padded_views(
 ) -> list[LayerView]:
     """Return one view per layer, from the input layer on, like `views_of` for an unpadded batch.
 
-    `hops` begin at the seeds: an entry has the edges of all hops so far or, with `are_blocks`, of its hop only.
-    `most_nodes` has, by node type, the largest number of nodes within 0, 1, ... hops; the batch must fit.
+    hops[h] has the edges of hop h (0: next to the seeds) and, without `are_blocks`, also those of earlier hops.
+    `most_nodes` has, by node type, the largest number of nodes that a batch may have within 0, 1, ... hops.
     """
     wholes: dict[RelationName, InEdges] = {}
     if not are_blocks:
@@ -335,7 +335,7 @@ class WholeStep:
             raise TimeoutError(doing)
 
     def fill_next(self, indices: Tensor, key: int) -> FixedBatch | None:
-        """Start to make the batch of these seeds in the buffers used longest ago; None if the batch is not full."""
+        """Start to make the batch of these seeds, and return its buffers; None if there are too few seeds."""
         if indices.numel() != self.batch_size:
             return None
         if not self._slots:
@@ -346,7 +346,7 @@ class WholeStep:
         return slot
 
     def learn(self, slot: FixedBatch) -> None:
-        """Start the training step on the batch in `slot`, which must fit its buffers; does not wait for the device."""
+        """Start the training step on the batch in the buffers `slot`, which it must fit; do not wait for the device."""
         if self.placed.device.type == "cuda":
             self._rates.check()
         self._rates.send()
@@ -358,7 +358,7 @@ class WholeStep:
         self.learn_stream.record(slot.learned)
 
     def learn_from(self, slot: FixedBatch) -> None:
-        """Run forward, backward and optimizer on the batch in `slot`: this is the work that `slot.learn` records."""
+        """Run forward, backward and optimizer on the batch in the buffers `slot`; `slot.learn` records this call."""
         learner, task = self.learner, self.learner.task
         learner.optimizer.zero_grad(set_to_none=True)
         # no cache of casts: a later step would use those of the recording as values
@@ -425,7 +425,7 @@ class WholeSteps:
         return self._whole.stepper.in_time(self._whole.learner.progress.steps + 1)
 
     def _complete(self, report: StepReport, slot: FixedBatch | None) -> StepReport:
-        """Wait for a step's loss and add it to the sums; return the report with it. Raise if the loss is not finite."""
+        """Wait for a step's loss; add it to the epoch's sums; return the report with it. Raise if it is not finite."""
         if slot is None:
             return report
         stepper = self._whole.stepper

@@ -1,7 +1,7 @@
 """Operations on tensors: in the C++ core on the CPU; `aggregate` and `softmax` also run on GPUs, as Triton kernels.
 
-`ops.kernels` also samples, relabels and gathers on a GPU; it is imported when a store is placed there. Its arrays have
-a fixed capacity, and tensors hold the sizes in use, which only the device knows.
+`ops.kernels` also samples, relabels and gathers on a GPU; it is imported when a store is placed there. Kernels write to
+arrays of fixed capacity. How much of an array is in use is in a tensor on the device; the host does not know it.
 """
 
 from hoploom.ops.disk import DiskError, DiskFile, FileRows, Reads, RowRequest

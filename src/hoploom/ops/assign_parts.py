@@ -23,7 +23,7 @@ ReadArray = Callable[[int, int, memoryview], None]
 
 
 class FileLists(NamedTuple):
-    """The sizes of a range of in-edges whose arrays are in files; `Topology.read` reads the arrays."""
+    """The sizes of edge lists, for a range of destinations. The lists are in files, which `Topology.read` reads."""
 
     num_lists: int
     num_edges: int
@@ -81,7 +81,7 @@ def count_cut(topology: Topology, parts: Tensor, threads: int) -> Tensor:
 def spread_visits(topology: Topology, new_visits: Tensor, fanouts: Sequence[int], visits: Tensor, threads: int) -> None:
     """Add to `visits` [num_nodes] int64 how often one more hop of sampling is expected to visit each node.
 
-    Each node passes `new_visits` [num_nodes] float32, times the share of edges that a fanout picks, to in-neighbours.
+    `new_visits` [num_nodes] float32 are the first visits in the hop before. `fanouts` are by relation; -1: all edges.
     """
     hop = torch.tensor(fanouts, dtype=torch.int64).numpy()
     _run(_core.spread_visits, *_arrays(topology), new_visits.numpy(), hop, threads, visits.numpy())

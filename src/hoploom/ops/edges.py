@@ -180,8 +180,8 @@ class InEdges:
     def head(self, num_destinations: int, num_sources: int) -> "InEdges":
         """Return the edges of the first `num_destinations` destinations, without a copy.
 
-        On a GPU, the host does not wait for the number of these edges: unless `num_edges_below` has the number, the
-        array of sources keeps its length.
+        On a GPU, the host does not wait for the number of these edges. If it is not in `num_edges_below`, `sources`
+        keeps its length.
         """
         if num_destinations == self.num_destinations and num_sources == self.num_sources:
             return self
@@ -192,7 +192,7 @@ class InEdges:
         return InEdges(indptr, self.sources[:num_edges], num_sources, permutation, self.first, whole=whole)
 
     def _num_edges_of(self, indptr: Tensor) -> int:
-        """Return how many entries of `sources` to keep for the first few destinations, whose offsets are `indptr`."""
+        """Return how many of `sources` the first destinations have, whose offsets are `indptr`; all if unknown."""
         if rows.runs_in_core(indptr):
             return int(indptr[-1])
         known = (self.num_edges_below or {}).get(indptr.numel() - 1)
@@ -354,7 +354,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _weights(weights: Tensor, edges: InEdges, dtype: torch.dtype, reduce: Reduce) -> Tensor:
-    """Return the weights in the dtype of sums; for "softmax", `weights` are scores: compute the weights from these."""
+    """Return `weights` in the dtype of sums. For "softmax" they are scores: return their softmax per destination."""
     if reduce == "softmax":
         scores = weights if _wide(weights.dtype) == _wide(dtype) else weights.to(_wide(dtype))
         return _apply(_Softmax, _native(scores), edges)
@@ -388,7 +388,7 @@ class _Sum(Function):
 
 
 def _spread(grad: Tensor, edges: InEdges, weights: Tensor | None, share: Tensor | None) -> Tensor:
-    """Return per source the sum of `grad` over its destinations, times edge `weights` and the destination's `share`."""
+    """Return each source's sum of its destinations' rows of `grad`, times edge `weights` and destination `share`."""
     indptr, destinations, places = edges.transposed
     if share is not None and weights is None:
         weights, places = share.index_select(0, destinations).unsqueeze(1), None

@@ -97,7 +97,7 @@ def _array(rows: Tensor) -> Any:
 
 
 def route(ids: Tensor, bounds: Tensor, places: Tensor | None = None) -> list[Tensor]:
-    """Return, for each part p, the positions (all, or only those in `places`) of ids in [bounds[p - 1], bounds[p])."""
+    """Return, for each part p, the positions of ids in [bounds[p - 1], bounds[p]). `places` limits the positions."""
     routed, counts = _core.route(ids.numpy(), bounds.numpy(), None if places is None else places.numpy())
     positions, begin, owned = tensor_of(routed), 0, []
     for count in memoryview(counts).cast("q"):
@@ -117,7 +117,7 @@ def narrow(ids: Tensor, first: int, places: Tensor | None = None) -> Tensor:
 
 
 def owned(ids: Tensor, first: int, size: int) -> Tensor:
-    """Undo `narrow` (int64 ids stay unchanged): [n] int64. Raise IndexError unless all are in [first, first + size)."""
+    """Undo `narrow`: [n] int64. int64 ids stay as they are. Raise IndexError for ids outside [first, first + size)."""
     return tensor_of(_core.owned(ids.numpy(), first, size))
 
 
@@ -157,7 +157,7 @@ def sum_rows(
 
 
 def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the maximum of each list and column, and the index in the list of its first entry (-1 if empty)."""
+    """Return each list's maximum per column, and the index in the list of the first entry with it (-1: empty list)."""
     out = empty((indptr.numel() - 1, x.shape[1]), x.dtype)
     winners = empty((indptr.numel() - 1, x.shape[1]), torch.int32)
     lists = (indptr.numpy(), rows[: int(indptr[-1])].numpy())
@@ -168,7 +168,7 @@ def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def max_rows_backward(
     indptr: Tensor, rows: Tensor, places: Tensor | None, starts: Tensor, grad: Tensor, winners: Tensor
 ) -> Tensor:
-    """Return the gradient of x in `max_rows`. Lists are transposed: one per row of x. `starts` is max_rows' indptr."""
+    """Return the gradient of x in `max_rows`. List r has the lists that had row r of x; `starts` was `indptr` there."""
     length = int(indptr[-1])
     out = empty((indptr.numel() - 1, grad.shape[1]), grad.dtype)
     at = None if places is None else places[:length].numpy()
@@ -188,7 +188,7 @@ def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tenso
 
 
 def softmax_lists(indptr: Tensor, scores: Tensor, grad: Tensor | None) -> Tensor:
-    """Return each list's softmax of `scores`; with `grad`, `scores` holds it, and the scores' gradient is returned."""
+    """Return the softmax of each list's `scores`. With `grad`, `scores` are a softmax: return its gradient instead."""
     length = int(indptr[-1])
     out = empty(tuple(scores.shape), scores.dtype)
     given = None if grad is None else grad[:length].contiguous().numpy()

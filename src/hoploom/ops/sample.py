@@ -167,7 +167,7 @@ class NodeMap:
         return tensor_of(buffer, torch.int32)
 
     def find(self, sources: Tensor, trees: Tensor | None = None) -> Tensor:
-        """Return the local ids [n] int32 of the sources; -1 if missing. `trees`: their seeds' numbers, if disjoint."""
+        """Return the sources' local ids, [n] int32; -1 if missing. `trees`: seed numbers, in disjoint sampling."""
         return tensor_of(self._core.find(sources.numpy(), None if trees is None else trees.numpy()), torch.int32)
 
     def nodes(self, begin: int = 0) -> Tensor:
@@ -266,7 +266,7 @@ class SlotMap:
         self._core.begin()
 
     def find(self, ids: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Look up ids[places]; return slots [ids] int64, and the positions [n] int64 of ids without a slot."""
+        """Look up ids[places]. Return slots, valid at `places`, and the positions that have none: both int64."""
         slots, misses = self._core.find(ids.numpy(), places.numpy())
         return tensor_of(slots), tensor_of(misses)
 

@@ -44,7 +44,7 @@ def pack(keys: Tensor, columns: Sequence[Tensor], bounds: Tensor) -> Packed:
 
 
 def place_column(records: Tensor, offset: int, out: Tensor) -> None:
-    """Copy each record's bytes from `offset` on to out[key of the record]; raise DataError unless keys occur once."""
+    """Copy the bytes at `offset` of each record to row `key` of `out`; raise DataError unless every key occurs once."""
     try:
         _core.place_column(records.numpy(), offset, out.numpy())
     except IndexError as error:

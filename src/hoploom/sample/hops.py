@@ -301,7 +301,7 @@ def _block(
     ends: Sequence[int],
     data: Mapping[RelationName, EdgeData],
 ) -> Block:
-    """Return one layer's block. Its sources are all nodes so far; its destinations, the first ends[t] of type t."""
+    """Return one layer's block. Sources are all nodes so far; destinations are the first ends[t] nodes of type t."""
     names = [node_type.name for node_type in schema.node_types]
     keys = [relation.key for relation in schema.relations]
     positions = {key: one.edges() for key, one in zip(keys, edges, strict=True)}
@@ -373,7 +373,7 @@ def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
 
 
 def _reverse_of(schema: Schema, index: int, relation: Relation) -> tuple[int | None, bool]:
-    """Return the index of the relation with the reverse edges, or None, and whether to complete that relation too."""
+    """Return the index of the relation with the reverse edges, or None; and whether it, too, gets reverse edges."""
     named = (relation.destination, REVERSE + relation.name, relation.source)
     if named in schema.relation_index:
         return schema.relation_index[named], True

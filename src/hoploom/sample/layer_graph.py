@@ -64,7 +64,7 @@ Size = int | Sequence[int] | Tensor  # a count, a shape, or the ids to draw for
 
 
 class Layer(int):
-    """The number of a layer (0: next to the seeds), which also has the layer's fanout from `num_neighbors`.
+    """The number of a layer, counted from the seeds (0). Its `fanout` is the layer's entry of `num_neighbors`.
 
     >>> def sample_frontier(layer, graph, seeds):
     ...     return graph.sample_neighbors(seeds, layer.fanout)

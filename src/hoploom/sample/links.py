@@ -131,7 +131,7 @@ def _owners(links: Links, amount: float) -> tuple[Tensor, Tensor]:
 
 
 def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNodes, Tensor | None]:
-    """Return a function that draws nodes for one end of links, and the times of all nodes of that type, or None."""
+    """Return a function that draws nodes for one end of links; and the times of that end's nodes, None if unknown."""
     schema = graph.schema
     node_type = schema.type_index[task.key[0 if end == SOURCE else 2]]
     weight = task.weights[end]
@@ -141,7 +141,7 @@ def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNo
 
 
 def _in_time(drawn: Tensor, bad: Tensor, node_times: Tensor | None) -> Tensor:
-    """Replace the nodes drawn[bad], which are too late after all redraws, by the oldest node, as PyG does."""
+    """Replace the nodes drawn[bad] by the oldest node, as PyG does. They are still too late after all redraws."""
     if bad.numel() and node_times is not None:
         drawn[bad] = node_times.argmin()
     return drawn
@@ -269,7 +269,7 @@ def weight_sums(weight: Tensor) -> WeightSums:
 
 
 def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, weight: WeightSums | None) -> Tensor:
-    """Return a random node for each number in `slots`: uniform, or by node weights, whose running sums are `weight`."""
+    """Return a random node for each number in `slots`, drawn uniformly or, with `weight`, in proportion to weights."""
     stream = keys.NEGATIVE_STREAM + end
     if weight is None:
         return ops.draw_bounded(key, slots, stream, attempt, num_nodes)

@@ -80,7 +80,7 @@ class Tier(IntEnum):
 
 
 class CachedPositions(NamedTuple):
-    """Cache hits among the `ids` of a lookup: for p in `positions`, the row of ids[p] is tables[field][rows[p]]."""
+    """Rows that a cache has. For each p in `positions`, the row of the lookup's ids[p] is tables[field][rows[p]]."""
 
     tables: Mapping[str, Tensor]  # field -> [rows, ...]
     rows: Tensor  # [ids] int64, valid at the positions
@@ -111,7 +111,7 @@ class GraphStore(Protocol):
     def schema(self) -> Schema: ...
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """Return the picks among the in-edges of `frontiers` (one per node type), as one entry per relation.
+        """Sample in-edges of the `frontiers` (one per node type); return the picks as one entry per relation.
 
         An entry is None if the destination type of its relation has no frontier.
         """
@@ -426,7 +426,7 @@ class Loops(NamedTuple):
 
 
 def loops_of(parts: Sequence[Part], key: RelationName) -> Loops:
-    """Return the self-loops of the relation `key` in these parts. Reads all edges if both ends have one node type."""
+    """Return the self-loops of relation `key` in these parts. Reads all edges if both ends have the same node type."""
     found = [torch.empty(0, dtype=torch.int64)]
     for part in parts if key[0] == key[2] else ():
         for sources, ends in scan_edges(part.lists[part.schema.relation_index[key]], key):

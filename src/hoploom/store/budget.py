@@ -1,9 +1,9 @@
 """A budget of memory for a store: which rows and edge lists are mapped, and which are read from the disk when needed.
 
-The budget is spent on the offsets of edge lists, then on the lists, small fields, and the first rows of all other
-fields; `partition` puts the rows that are used most first. A share is kept for rows fetched ahead. The speed of
-the disk is measured (0.6 s): a gap between two rows is read too if that takes less time than another request. Thus a
-slow disk is read in long runs, and a fast one in single blocks.
+The offsets of edge lists take their bytes first, and a quarter of the rest is kept for rows fetched ahead. What is left
+goes to the lists, fields with small rows, and the first rows of other fields (`partition` puts the most used first).
+The speed of the disk is measured (0.6 s): a gap between two rows is read too if that is faster than one more request.
+Thus a slow disk is read in long runs, and a fast one in single blocks.
 """
 
 import errno
@@ -40,7 +40,7 @@ NO_PARTS = (
 
 @dataclass(frozen=True)
 class Budget:
-    """The shares of a store that are kept in memory, over all open parts together."""
+    """How much is kept in memory of a store's edge lists and fields, over all open parts together."""
 
     num_bytes: int
     lists: float  # share of the source ids in edge lists
@@ -103,7 +103,7 @@ def warm_up(tensors: Iterable[Tensor]) -> None:
 
 
 def plan_budget(parts: Sequence[Part], num_bytes: int) -> Budget:
-    """Return the shares of these parts that fit into `num_bytes` of memory; raise ConfigError if this is too little."""
+    """Return how much of these parts fits into `num_bytes`; raise ConfigError if the offsets of edge lists do not."""
     offsets = sum(lists.indptr.nbytes for part in parts for lists in part.lists)
     lists = sum(column.nbytes for part in parts for lists in part.lists for column in lists.columns) - offsets
     small = sum(table.rows.nbytes for part in parts for table in part.tables.values() if table.raw.shape[1] <= SMALL)
@@ -129,7 +129,7 @@ def plan_budget(parts: Sequence[Part], num_bytes: int) -> Budget:
 
 
 def open_on_disk(folder: Path, manifest: Manifest, number: int, part: Part, budget: Budget, reads: Reads) -> OnDisk:
-    """Return a shard over `part` that reads from the disk the rows and edge lists that do not fit the budget."""
+    """Return a shard over `part`. Rows and edge lists for which `budget` has no memory are read from the disk."""
 
     def rows_of_file(name: str, num_rows: int, num_bytes: int, first: int) -> FileRows:
         try:

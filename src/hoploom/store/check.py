@@ -111,7 +111,7 @@ def _list_problems(number: int, part: Part, index: int, store: Sharded) -> Itera
 
 
 def _difference(file: str, begin: int, values: Tensor, rows: Tensor, name: str | None) -> str | None:
-    """Compare a column with the field it was copied from; return a message about the first difference, or None."""
+    """Compare a column's `values` with `rows`, from which it was copied; describe the first difference, if any."""
     rows = rows.reshape(-1)
     bad = rows.to(values.dtype) != values
     if not bad.any():

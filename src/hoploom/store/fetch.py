@@ -112,7 +112,7 @@ def manifest_at(source: StoragePath) -> tuple[bytes, Manifest]:
 
 
 def _begin(folder: Path, written: bytes, source: StoragePath) -> bool:
-    """Return whether the folder has a store.json equal to `written`; if not, write `written` to IN_FLIGHT.
+    """Return whether the folder has this store.json (`written`). If it has none, keep `written` in the file IN_FLIGHT.
 
     Raise StoreError if the folder has another store, or an unfinished fetch of another store.
     """

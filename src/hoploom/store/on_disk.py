@@ -275,9 +275,9 @@ class ScratchFile:
 
 
 def cut(ids: Sequence[Ids], num_rows: int) -> NDArray[np.int64]:
-    """Cut several arrays of ascending ids into pieces at common ids, each with about `num_rows` ids of all arrays.
+    """Cut several arrays of ascending ids at the same ids. A piece has about `num_rows` ids, all arrays together.
 
-    Return the position in each array at which each piece begins: [pieces + 1, arrays] int64.
+    Return where each piece begins in each array, and where the last one ends: [pieces + 1, arrays] int64.
     """
     every = min(EVERY, max(1, num_rows // max(1, len(ids))))
     some = np.sort(np.concatenate([one[::every] for one in ids] or [np.empty(0, dtype=np.int64)]))

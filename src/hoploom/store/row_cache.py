@@ -160,7 +160,7 @@ class RemoteType:
         return sum(end - first for first, end in self.spans)
 
     def levels(self, most: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield, for each range of remote ids, its first id, and the visits of each node, at most `most`: [n] int64."""
+        """Yield each range of remote ids: its first id, and each node's visits, limited to `most`: [n] int64."""
         for first, end in self.spans:
             counts = torch.zeros(end - first).long() if self.counts is None else self.counts[first:end]
             yield first, counts.clamp(max=most)
@@ -184,10 +184,10 @@ def _remote_types(store: Store, counts: Mapping[str, Tensor]) -> list[RemoteType
 
 
 def _spared(counts: Mapping[str, Tensor], look_ahead: int) -> Tensor | None:
-    """Return a table: entry n is the number of fetches per batch that caching a row saves if n batches need the row.
+    """Return how many fetches per batch are saved by caching a row: entry n is for a row that n batches need.
 
-    Look-ahead saves some of them: it fetches once per group of batches, and keeps the group's rows. None if `counts`
-    does not tell the number of batches, else [num_batches + 1].
+    The result is [num_batches + 1], or None if `counts` has no number of batches. With look-ahead, caching saves less:
+    a row is fetched at most once per group of batches, and not at all if the group before has it.
     """
     num_batches = getattr(counts, "num_batches", 0)
     if not num_batches:

@@ -42,7 +42,7 @@ class Sharded:
         return other
 
     def route(self, owner: TypeKey, ids: Tensor, positions: Tensor | None = None) -> list[Tensor]:
-        """Return, for each shard, the positions in `ids` of the ids that it has, or only those among `positions`."""
+        """Return, by shard, the positions of its ids in `ids`. With `positions`, only these positions are searched."""
         return ops.route(ids, self._cuts[owner], positions)
 
     def look_up(self, owner: TypeKey, ids: Tensor) -> RowLookup:
@@ -89,7 +89,7 @@ class Sharded:
         return outs
 
     def gather_at(self, wanted: Sequence[Wanted], positions: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
-        """Write the rows of wanted[i] to outs[i], only those at positions[i], or all if positions[i] is None."""
+        """Write the rows of wanted[i] to outs[i]: the rows at positions[i], or all if positions[i] is None."""
         routed: dict[tuple[TypeKey, int, int], list[Tensor]] = {}  # once for all fields of the same ids
         keys = [(w.owner, id(w.ids), id(own)) for w, own in zip(wanted, positions, strict=True)]
         for key, want, own in zip(keys, wanted, positions, strict=True):
@@ -100,7 +100,7 @@ class Sharded:
     def gather_routed(
         self, wanted: Sequence[Wanted], routed: Sequence[Sequence[Tensor]], outs: Sequence[Tensor]
     ) -> None:
-        """Write rows to outs[i]; routed[i][s] has the positions in wanted[i].ids whose rows shard s has."""
+        """Write rows of wanted[i] to outs[i]. Shard s gives the rows at the positions routed[i][s] of wanted[i].ids."""
         requests: dict[int, Callable[[], Finish[None]]] = {}
         for index, shard in enumerate(self.shards):
             own = [by_shard[index] for by_shard in routed]
@@ -109,7 +109,7 @@ class Sharded:
         self._send(requests)
 
     def _send(self, requests: Mapping[int, Callable[[], Finish[Answer]]]) -> dict[int, Answer]:
-        """Begin all requests, those to peers first, so that peers work meanwhile; return the responses by shard index.
+        """Begin all requests, then return the responses by shard index. Peers come first, and so work meanwhile.
 
         Every request that was begun is finished, even after an error, so that no response stays unread.
         """
@@ -141,7 +141,7 @@ def select_frontier(frontier: Frontier | None, positions: Tensor | None) -> Fron
 def merge_picks(
     parts: Sequence[Picks | None], positions: Sequence[Tensor], frontier: Frontier, *, counts_only: bool = False
 ) -> Picks | None:
-    """Merge the picks of all parts, reordered as in the frontier; return None if no part returned picks."""
+    """Merge the picks of all parts in the order of the frontier; return None if no part returned picks."""
     answered = [(own, picks) for picks, own in zip(parts, positions, strict=True) if picks is not None]
     if not answered:
         return None
@@ -171,7 +171,7 @@ def empty_rows(schema: Schema, owner: TypeKey, name: str, count: int, empty: Emp
 
 @dataclass(frozen=True)
 class ShardWrapper:
-    """Base of shards that have some rows of `shard` at hand. They take sampling, splits and other rows from `shard`."""
+    """Base of shards that have copies of some rows of another shard, `shard`, and ask it for everything else."""
 
     shard: Shard
 
@@ -194,7 +194,7 @@ class ShardWrapper:
     def _copy_and_gather(
         self, copies: Sequence[Finish[None]], wanted: Sequence[Wanted], rest: Sequence[Tensor], outs: Sequence[Tensor]
     ) -> Finish[None]:
-        """Request the rows at `rest` from `shard`; the returned function calls `copies` and receives these rows."""
+        """Request the rows at positions `rest` from `shard`. The returned function calls `copies`, then receives."""
         inner = self.shard.begin_gather(wanted, rest, outs) if any(own.numel() for own in rest) else None
 
         def finish() -> None:
@@ -210,7 +210,7 @@ class ShardWrapper:
 
 @dataclass(frozen=True)
 class LocalEdgeFields(ShardWrapper):
-    """A remote shard with edge `fields` that this host has too, in the shard `local`; they are read from `local`."""
+    """A remote shard whose edge `fields` are read from the shard `local`, because this host has them too."""
 
     local: Shard
     fields: Collection[tuple[TypeKey, str]]  # edge fields that `local` has

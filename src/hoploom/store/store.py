@@ -500,5 +500,5 @@ def map_array(
 
 
 def read_array(path: Path, field: Field) -> Tensor:
-    """Read the .npy file `path`, which was just written, into memory; return its rows as a tensor."""
+    """Read the .npy file `path` into memory, and return its rows as a tensor. Used for files that were just written."""
     return torch.from_numpy(np.load(path, allow_pickle=False)).view(DTYPES[field.dtype])

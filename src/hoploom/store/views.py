@@ -152,7 +152,7 @@ class FieldRows(Uncopied):
 
 
 def _is_one(index: Any) -> bool:
-    """Return whether an index selects one row: an integer of any type, but no bool."""
+    """Return whether an index selects one row: whether it is an integer of any type, but not a bool."""
     return not isinstance(index, bool | np.bool_) and (
         isinstance(index, int | np.integer)
         or (isinstance(index, Tensor | np.ndarray) and index.ndim == 0 and "bool" not in str(index.dtype))
@@ -286,7 +286,7 @@ class OriginalIds:
         return torch.from_numpy(found)
 
     def _read(self, originals: Any, what: str) -> Ids:
-        """Return given ids in the dtype of the store's id column, for comparison: int64, or UTF-8 without padding."""
+        """Return the given ids in a dtype that compares with the store's id column: int64, or UTF-8 bytes."""
         try:
             given = np.asarray(originals)
             if given.ndim != 1:
@@ -391,7 +391,7 @@ class Explored(Uncopied, ABC):
         return next(iter(counts.values())) if self.schema.homogeneous else counts
 
     def __getitem__(self, key: Any) -> Any:
-        """Return the view of a node type or relation (its two node types may do), or a field of a homogeneous store."""
+        """Return the view of a node type or relation, or a homogeneous store's field. Two types may name a relation."""
         schema = self.schema
         if isinstance(key, str) and schema.homogeneous and key not in schema.type_index:
             return self._with_field(key)[key]
@@ -489,7 +489,7 @@ def _node_bytes(store: Explored, nodes: Mapping[str, Tensor]) -> int:
 
 
 def _edge_bytes(relation: Relation) -> int:
-    """Return the peak memory per edge in `subgraph`: three copies of ends and position, two of the fields."""
+    """Return the peak bytes per edge in `subgraph`, which has three copies of both ends and position, two of fields."""
     return 24 + 24 + 24 + 2 * sum(field.row_bytes for field in relation.fields.values())
 
 

@@ -44,7 +44,7 @@ def key_of(key_at, trees, place, is_row):
 
 @triton.jit
 def put(out, position, place, is_pick, indices, sources, edges, destinations, capacity):
-    """Write the edges at `position` of the edge lists as picks number `out`; skip picks beyond `capacity`."""
+    """Write the edges at `position` in the edge lists to the picks with index `out`; skip picks beyond `capacity`."""
     fits = is_pick & (out < capacity)
     source = tl.load(indices + position, mask=fits, other=0).to(tl.int64)
     tl.store(sources + out, source, mask=fits)

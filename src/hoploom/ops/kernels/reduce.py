@@ -69,8 +69,8 @@ def list_of(indptr, entry, num_lists, steps):
 def long_list(indptr, num_lists, steps, window, begins_here):
     """Find the list longer than a window that begins in this program's window (`begins_here`) or continues into it.
 
-    Return the list's index, whether there is one, its first and end entry, and those of its part in the window. Such a
-    list has the last entry of the window that it begins in, and the first entry of every window that it continues into.
+    Return the list's index, whether there is one, its first and end entry, and the first and end of its entries in the
+    window. A long list that begins in a window has its last entry; one that continues into it has its first entry.
     """
     first = tl.program_id(0).to(tl.int64) * window
     last = tl.minimum(first + window, tl.load(indptr + num_lists))
@@ -89,7 +89,7 @@ def add_entries(
     total, begin, end, rows, places, x, stride, weights, heads, head, winners, starts, width, columns, inside,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Add the rows of each list to `total` [lists, columns]; return it. `winners`: add only values that were maxima."""
+    """Add each list's rows to `total` [lists, columns]; return it. With `winners`, add only gradients of maxima."""
     for step in range(0, most_of(end - begin), AHEAD):
         first = begin + step
         picked = ()
@@ -163,7 +163,7 @@ def sum_windows(
     stride_units, UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write a long list's sum over the entries in window w: to pieces[1, w] if the list begins in w, else to [0, w]."""
+    """Write the sum of a long list's entries in window w to pieces[1, w] if it begins there, else to pieces[0, w]."""
     share, stride = share_units * UNIT, stride_units * UNIT
     width = share * heads
     begins_here = tl.program_id(2)
@@ -208,9 +208,9 @@ def sum_pieces(
 
 @triton.jit
 def take_entries(best, winner, begin, end, origin, rows, x, stride, winners, columns, inside, AHEAD: tl.constexpr):
-    """Raise `best` [lists, columns] to the maxima of the lists' rows; return it and the entries that have the maxima.
+    """Raise `best` [lists, columns] to the maxima of the lists' rows; return `best`, and `winner`: who has the maxima.
 
-    Entries are numbered from `origin`; -1: none yet. With `winners`, a row has a window's maxima, won by these entries.
+    `winner` has entry numbers, counted from `origin`; -1: none yet. With `winners`, it has these numbers of the rows.
     """
     for step in range(0, most_of(end - begin), AHEAD):
         first = begin + step
@@ -241,7 +241,7 @@ def max_short(
     indptr, rows, x, out, winners, num_lists, window, share_units, stride_units,
     UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write, for every list no longer than a window, the maxima to out[list], and the entries that have them."""
+    """Write the maxima of every list no longer than a window to `out`, and the entries that have them to `winners`."""
     width, stride = share_units * UNIT, stride_units * UNIT
     lists, is_short, begin, end = short_lists(indptr, num_lists, window, LISTS)
     _, columns, inside = columns_of(width, COLUMNS)
@@ -259,7 +259,7 @@ def max_windows(
     indptr, rows, x, pieces, winners, num_lists, steps, window, share_units, stride_units,
     UNIT: tl.constexpr, SUM: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Write the maxima of long lists in each window, and the entries that have them, placed as by `sum_windows`."""
+    """Write a long list's maxima in a window to `pieces`, their entries to `winners`, placed as by `sum_windows`."""
     width, stride = share_units * UNIT, stride_units * UNIT
     begins_here = tl.program_id(2)
     _, is_there, origin, _, begin, end = long_list(indptr, num_lists, steps, window, begins_here == 1)

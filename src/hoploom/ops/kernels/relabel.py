@@ -194,7 +194,7 @@ def claim_direct(
 
 @triton.jit
 def tree_of(trees, destinations, place, live):
-    """Return the seed number of pick `place`: trees[destinations[place]], of a seed trees[place]; 0 without `trees`."""
+    """Return the seed number of the pick, or without `destinations` of the seed, at `place`; 0 without `trees`."""
     tree = place ^ place
     if trees is not None:
         if destinations is not None:
@@ -249,7 +249,7 @@ def claim_hashed(
 
 @kernel
 def settle(slots, found, before, claims, is_first, most, BLOCK: tl.constexpr):
-    """Copy the value in each pick's slot to `claims`; set is_first[pick] if that pick wrote it: its node is new."""
+    """Copy the value in each pick's slot to `claims`. Set is_first[pick] if it is the pick's own number: a new node."""
     pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = pick < most
     home = tl.load(found + pick, mask=live, other=-1)

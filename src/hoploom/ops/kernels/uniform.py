@@ -69,9 +69,9 @@ def draw_many(
 def floyd(key, node, stream, population, fanout, turn, count, DRAWS: tl.constexpr):
     """Return the list offsets that Floyd's algorithm picks in the given turns.
 
-    With oldest = population - fanout, turn t draws from [0, oldest + t]. It picks oldest + t if its draw was picked
-    before: if an earlier turn s drew it, or if it is oldest + s and turn s picked that. A lane follows this chain of
-    turns, in about log(fanout) steps.
+    Turn t draws an offset from [0, oldest + t], where oldest is population - fanout. If an earlier turn has picked this
+    offset, turn t picks oldest + t instead. As the earlier turn may have picked so too, a program looks back from turn
+    to turn, in about log(fanout) steps.
     """
     oldest = population - fanout
     drawn = draw_at(key, node, stream, population, oldest, turn)
