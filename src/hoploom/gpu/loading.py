@@ -286,7 +286,7 @@ def _assembler(host: Assembler, placed: PlacedStore, memory: BatchMemory) -> Dev
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice(Deployment):
-    """The deployment of a placed store: makes batches on the device. `before` is the store's earlier deployment."""
+    """The deployment of a placed store, which makes batches on the device. `before` is the deployment it replaces."""
 
     placed: PlacedStore
     before: Deployment
@@ -298,7 +298,7 @@ class OnDevice(Deployment):
     def producer(
         self, maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float
     ) -> Maker | None:
-        """Return a DeviceLoading; or ask `before` if servers make the batches or the batches go to another device."""
+        """Return a DeviceLoading. If servers make the batches, or batches go elsewhere, return what `before` does."""
         if self.makes_batches or not is_there(device, self.placed.device):
             return self.before.producer(maker, device, look_ahead, deadline)  # type: ignore[no-any-return]
         if isinstance(local_producer(maker, look_ahead or 1), LookAhead):

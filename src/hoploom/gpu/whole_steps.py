@@ -425,7 +425,7 @@ class WholeSteps:
         return self._whole.stepper.in_time(self._whole.learner.progress.steps + 1)
 
     def _complete(self, report: StepReport, slot: FixedBatch | None) -> StepReport:
-        """Wait for a step's loss; add it to the epoch's sums; return the report with it. Raise if it is not finite."""
+        """Wait for a step's loss; add the loss to the epoch's sums and to the report. Raise if it is not finite."""
         if slot is None:
             return report
         stepper = self._whole.stepper

@@ -192,7 +192,7 @@ class InEdges:
         return InEdges(indptr, self.sources[:num_edges], num_sources, permutation, self.first, whole=whole)
 
     def _num_edges_of(self, indptr: Tensor) -> int:
-        """Return how many of `sources` the first destinations have, whose offsets are `indptr`; all if unknown."""
+        """Return how many entries of `sources` the lists with the offsets `indptr` have; all entries if unknown."""
         if rows.runs_in_core(indptr):
             return int(indptr[-1])
         known = (self.num_edges_below or {}).get(indptr.numel() - 1)
@@ -388,7 +388,7 @@ class _Sum(Function):
 
 
 def _spread(grad: Tensor, edges: InEdges, weights: Tensor | None, share: Tensor | None) -> Tensor:
-    """Return each source's sum of its destinations' rows of `grad`, times edge `weights` and destination `share`."""
+    """Return, per source, the sum of its destinations' rows of `grad`, each times edge weight and `share`, if given."""
     indptr, destinations, places = edges.transposed
     if share is not None and weights is None:
         weights, places = share.index_select(0, destinations).unsqueeze(1), None

@@ -120,7 +120,7 @@ class NodeBudget:
         self._core = _core.NodeBudget()
 
     def add(self, picks: Picks, local: Tensor) -> None:
-        """For each frontier node, add 1 / (its number of picks) to the weight of its new sources (`local` is -1)."""
+        """Add 1 / n to the weight of each new source (`local` is -1); n is the frontier node's number of picks."""
         self._core.add(picks.sources.numpy(), local.numpy(), picks.counts.numpy())
 
     def draw(self, key: int, stream: int, count: int) -> Tensor:

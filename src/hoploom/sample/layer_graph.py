@@ -242,7 +242,7 @@ class LayerGraph:
 
 
 def _numbered(size: Size) -> tuple[Tensor, tuple[int, ...]]:
-    """Return distinct integers, from each of which one random number will be derived, and the shape of the result."""
+    """Return a distinct integer for each random number to be derived, and the shape of the random numbers."""
     if isinstance(size, Tensor):
         if size.dim() != 1 or size.is_floating_point() or size.dtype == torch.bool:
             raise ConfigError(f"ids have dtype {size.dtype} and shape {tuple(size.shape)}; give a list of integer ids")

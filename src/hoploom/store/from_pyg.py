@@ -84,7 +84,7 @@ def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
 
 
 def _frames(storage: Any, belongs: Callable[[str], bool]) -> dict[str, TensorFrame | Tensor]:
-    """Return the TensorFrames in `storage` by name, only those of nodes (or of edges) if `belongs` tests for that."""
+    """Return, by name, the TensorFrames in PyG's `storage` whose names `belongs` accepts: nodes' or edges' names."""
     return {name: value for name, value in storage.items() if isinstance(value, TensorFrame) and belongs(name)}
 
 

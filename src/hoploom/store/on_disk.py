@@ -201,7 +201,7 @@ class OnDisk:
             ) from error
 
     def _row(self, path: str, byte: int) -> str:
-        """Return the name of the row or edge at offset `byte` of a file, for error messages."""
+        """Return a text for error messages that names the row or edge at offset `byte` of the file `path`."""
         columns = [("row", of, name, table.rows, table.row_bytes) for (of, name), table in self.tables.items()]
         columns += [
             ("edge", self.part.schema.relations[index].key, name, rows, dtype.itemsize)

@@ -210,7 +210,7 @@ def sum_pieces(
 def take_entries(best, winner, begin, end, origin, rows, x, stride, winners, columns, inside, AHEAD: tl.constexpr):
     """Raise `best` [lists, columns] to the maxima of the lists' rows; return `best`, and `winner`: who has the maxima.
 
-    `winner` has entry numbers, counted from `origin`; -1: none yet. With `winners`, it has these numbers of the rows.
+    An entry's number is counted from `origin` or, with `winners`, read from there at the entry's row; -1: none yet.
     """
     for step in range(0, most_of(end - begin), AHEAD):
         first = begin + step

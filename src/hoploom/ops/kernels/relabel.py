@@ -1,11 +1,11 @@
 """Map global ids to batch-local ids on the device, by first occurrence. Costs memory, but the host never waits.
 
-Results equal those of hoploom.ops.NodeMap, in whatever order programs run. A map is a table with one slot per node.
-A slot holds the node's local id or, during a hop, the number of a pick of the node (a claim): the batch's size + the
-pick's index. These numbers are greater than all local ids, so an atomic minimum keeps the first pick. All state is in
-tensors with fixed addresses: once one batch has sized the map, a batch can be captured in a CUDA graph and replayed.
-If a batch exceeds its capacity, only its size is valid: make the batch again with more capacity. `trees` are seed
-numbers in disjoint sampling.
+Results equal those of hoploom.ops.NodeMap, in whatever order programs run. A map is a table with one slot per node. The
+slot holds the node's local id. During a hop a new node has none yet: its slot holds a claim, the number of one of its
+picks, which is the batch's size + the pick's index. Claims are greater than all local ids, so an atomic minimum keeps
+the first pick. All state is in tensors with fixed addresses: once one batch has sized the map, a batch can be captured
+in a CUDA graph. If a batch exceeds its capacity, only its size is valid: make the batch again with more capacity.
+`trees` are seed numbers in disjoint sampling.
 """
 
 import torch
@@ -249,7 +249,7 @@ def claim_hashed(
 
 @kernel
 def settle(slots, found, before, claims, is_first, most, BLOCK: tl.constexpr):
-    """Copy the value in each pick's slot to `claims`. Set is_first[pick] if it is the pick's own number: a new node."""
+    """Copy the value in each pick's slot to `claims`. Set is_first[pick] if the value is the pick's own number."""
     pick = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = pick < most
     home = tl.load(found + pick, mask=live, other=-1)
