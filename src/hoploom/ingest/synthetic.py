@@ -1,10 +1,10 @@
 """Generate synthetic graphs of any size in bounded memory, identical to the last bit on every machine.
 
-Every number is drawn from a counter (a node's or an edge's id) under the seed's key, so that any chunk can be made
-alone: memory holds one chunk, and neither its size nor the number of parts changes the graph. Only integers and float
+Every number is a random function of the seed and of a node's or an edge's id, so that any chunk can be made alone:
+memory holds one chunk, and neither its size nor the number of parts changes the graph. Only integers and float
 operations that IEEE 754 rounds exactly (+ - * / sqrt) are used. As edges are drawn one by one, a pair may be linked
-twice, a node may link to itself, and the two directions of a relation (writes, rev_writes) are between the same
-communities, but not between the same nodes.
+twice, and a node may link to itself. A relation (writes) and its other direction (rev_writes) have different edges,
+although between the same communities.
 """
 
 import math
@@ -156,7 +156,7 @@ class RelationDraws:
             first_edge = run.edges.stop
 
     def sources(self, run: EdgeRun) -> NDArray[np.signedinteger[Any]]:
-        """Return source ids [num_edges], mostly of the destination's community, where a few nodes are popular."""
+        """Return source ids [num_edges], mostly of the destination's community. A few nodes are drawn very often."""
         words = self._words(run)
         own = np.repeat(np.arange(run.nodes.start, run.nodes.stop) % self.num_classes, run.degrees)
         outside = int(self.homophily * 2**32)  # words from here on lead out of the community
@@ -182,7 +182,7 @@ class RelationDraws:
         return (share * MAX_TIME).astype(np.int64)
 
     def _words(self, run: EdgeRun) -> Words:
-        """Return random words [num_edges, 4]: for the source's rank and community, for the weight, for the time."""
+        """Return random words [num_edges, 4]. They draw, in this order: source, its community, weight, time."""
         return _words(self.key, EDGE, self.relation_index, run.edges)
 
 
@@ -253,8 +253,8 @@ def generate(
     """Write a synthetic graph and open it: power-law degrees, communities, weak features, labels and splits.
 
     The label `y` of a node is its community, with a little noise. The features `x` of one node say little about it; the
-    mean over its neighbours says much. `num_nodes` counts the labelled type (papers, if heterogeneous). `weights` and
-    `times` add the edge fields `weight` and `time`. `chunk` is about the number of edges held in memory.
+    mean over its neighbours says much. `num_nodes` is the number of nodes with labels (papers, if heterogeneous).
+    `weights` and `times` add the edge fields `weight` and `time`. About `chunk` edges are held in memory at a time.
 
     >>> store = generate("small.store", num_nodes=10_000)
     """

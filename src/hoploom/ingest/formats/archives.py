@@ -170,7 +170,7 @@ def _take_rest(
 ) -> dict[str, RowSource]:
     """Return the arrays in `left` that have a row per node; add those with a row per edge to `edge_fields`.
 
-    Arrays of text are ignored. If nodes and edges are equally many, names must begin with node_ or edge_.
+    Arrays of text are ignored. If there are as many nodes as edges, an array's name must begin with node_ or edge_.
     """
     fields: dict[str, RowSource] = {}
     owners = {"node": (nodes, fields), "edge": (edges, edge_fields)}
@@ -212,7 +212,7 @@ def npz_table(array: NpzArray) -> RowSource:
 
 
 def npz_pairs(array: NpzArray) -> tuple[RowSource, ...]:
-    """Return an array [2, n] as two RowSources of [n] values; if it is in Fortran order, as one RowSource of [n, 2]."""
+    """Return the two rows of an array [2, n] as RowSources. An array in Fortran order gives one RowSource of [n, 2]."""
     _check_numeric(array)
     if len(array.shape) != 2 or array.shape[0] != 2:
         raise DataError(f"{array.label} has shape {array.shape}; give [2, number of edges]")
@@ -281,7 +281,7 @@ def _check_numeric(array: NpzArray) -> None:
 
 
 def _chunks(array: NpzArray, dtype: str, skip: int = 0) -> Iterator[Tensor]:
-    """Yield the rows of an array in chunks; the first `skip` values of the file are skipped."""
+    """Yield the rows of an array in chunks, without the first `skip` values of the file."""
     row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
     if array.by_column:
         if row_bytes * array.shape[0] > MOST_AT_ONCE:

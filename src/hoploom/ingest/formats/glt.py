@@ -46,7 +46,7 @@ def import_glt(
     """Write a store with the parts of a GLT partition folder and open it. GLT's edge ids become the field `edge_id`.
 
     GLT keeps labels and splits in other folders: give the .pt file of the labels, and for each split a .pt file of ids,
-    a folder of such files, or a list of files and folders. With several node types, give `labels` and `splits` by type.
+    a folder of such files, or a list of files and folders. With several node types, give dicts from node type to these.
 
     >>> import_glt("products-partitions", "products.store", labels="label.pt", splits={"train": "train-partitions"})
     """
@@ -91,7 +91,7 @@ class _GltFolder:
         return [self.root / f"part{number}" / kind / name for number in range(self.num_parts)]
 
     def features(self, kind: str, owner: str | RelationName, num_rows: Sequence[int]) -> list[Features]:
-        """Return (folder, features, ids) of each part with rows of the type `owner`; [] if it has no features."""
+        """Return (folder, features, ids) for each part with rows of type `owner`; [] if the type has no features."""
         folders = [path for path, rows in zip(self.folders(kind, owner), num_rows, strict=True) if rows]
         if not any(folder.is_dir() for folder in folders):
             return []
@@ -218,7 +218,7 @@ def _nodes(layout: _GltFolder, name: str, new: Renumbering, labels: Any, splits:
 
 
 def _in_order(name: str, field: Field, new: Renumbering, values: Tensor | None = None) -> NodeFields:
-    """Return a field in the order of store ids. `values` are in the order of GLT's ids; None stores GLT's ids."""
+    """Return a field with its rows in the order of store ids. `values` are in GLT's order; None stores GLT's ids."""
 
     def rows() -> Iterator[Rows]:
         originals = torch.empty_like(new.store_ids)
@@ -302,7 +302,7 @@ def _edges(layout: _GltFolder, key: RelationName, sources: Renumbering, destinat
 
 
 def _edge_columns(folder: Path) -> dict[str, Tensor]:
-    """Return a part's edges as named tensors: rows, cols, and edge ids and weights if `folder` has them."""
+    """Return a part's edges as tensors by name: rows, cols, and edge ids and weights if `folder` has files of them."""
     names = {"rows": "rows.pt", "cols": "cols.pt", EDGE_ID: "eids.pt", "weight": "weights.pt"}
     columns = {
         ours: (_read_tensor if ours == "weight" else _read_ids)(folder / file)

@@ -46,7 +46,7 @@ EDGES, NUM_EDGES = "edge.csv.gz", "num-edge-list.csv.gz"  # of a relation
 
 @dataclass(frozen=True)
 class Dataset:
-    """The properties of a dataset that OGB's reader knows and the dataset's files do not tell."""
+    """The properties of a dataset that its files do not contain, although OGB's reader knows them."""
 
     read: Callable[["Dataset", Path, bool], Streams]
     num_classes: int
@@ -212,7 +212,7 @@ DAMAGE = (OSError, EOFError, zlib.error, UnicodeError, csv.Error)
 
 
 def csv_table(path: Path, dtype: str, block: int = BLOCK_BYTES) -> RowSource:
-    """Return a RowSource of a CSV file's rows [n, columns]. Empty fields become NaN; integer columns refuse them."""
+    """Return a CSV file's rows as a RowSource of [n, columns]. Empty fields become NaN, or an error for integers."""
     with _reading(path), gzip.open(path, "rb") as file:
         line = file.readline()
     columns = line.count(b",") + 1

@@ -67,7 +67,7 @@ class EdgeSource:
 
 
 def require_files(paths: Sequence[Path], what: str) -> None:
-    """Raise DataError that lists the missing files, unless all `paths` exist; `what` is what they are part of."""
+    """Raise DataError that lists the missing files, unless all `paths` exist; `what` names the incomplete thing."""
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
         raise DataError(f"{what} is incomplete; these files are missing: {', '.join(missing)}")
@@ -125,7 +125,7 @@ def check_values(rows: Tensor, limit: int, name: str, first: int, what: str) -> 
 
 
 def node_stream(name: str, fields: Mapping[str, RowSource], count: Count, splits: Mapping[str, Members]) -> NodeStream:
-    """Return a node type in the form that `write_graph` takes. Row i of every field is that of node i."""
+    """Return a node type in the form that `write_graph` takes. Row i of every field belongs to node i."""
 
     def rows(field: str, table: RowSource) -> Iterator[Rows]:
         for first, (chunk,) in in_step([table], count):
@@ -163,7 +163,7 @@ def labels(table: RowSource, num_classes: int | None) -> RowSource:
 
 
 def members(table: RowSource, num_nodes: int) -> Members:
-    """Return a function that yields the node ids of a split. Repeated ids raise an error only when they are written."""
+    """Return a function that yields the node ids of a split. Repeated ids are found only when the split is written."""
     plain = flat(integers(table, "ids of nodes"))
 
     def chunks() -> Iterator[Tensor]:
@@ -180,7 +180,7 @@ def members(table: RowSource, num_nodes: int) -> Members:
 
 
 def edge_stream(key: RelationName, ends: EdgeSource, sizes: tuple[int, int], rule: EdgeRule) -> EdgeStream:
-    """Return a relation in the form that `write_graph` takes; raise DataError if the ends of edges are no integers.
+    """Return a relation in the form that `write_graph` takes; raise DataError if ids of its edges are no integers.
 
     `ends` has the edges and their fields, `sizes` the numbers of source and destination nodes. `rule` changes the edges
     when they are written: it makes them undirected, for example.

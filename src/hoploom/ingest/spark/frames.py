@@ -71,7 +71,7 @@ class Ranges:
 
 
 def ranges_for(num_ids: int, num_rows: int, row_bytes: int, memory: int, tasks: int, step: int = 1) -> Ranges:
-    """Divide the ids into ranges that fit a task's memory and keep `tasks` busy. Sizes are multiples of `step`."""
+    """Divide the ids into ranges that fit a task's memory, enough for `tasks` cores. Sizes are multiples of `step`."""
     fitting = -(-num_rows * row_bytes // max(1, memory // 8))
     wanted = max(fitting, min(2 * tasks, -(-num_rows // LEAST_ROWS)), 1)
     span = max(1, -(-num_ids // min(wanted, MOST_RANGES)))
@@ -103,7 +103,7 @@ def run_tasks(frame: DataFrame, count: int, task: Task, row_bytes: int = 16) -> 
 
 
 def set_join_tasks(session: SparkSession, num_rows: int) -> None:
-    """Raise Spark's number of join tasks if a join of `num_rows` rows needs more. Spark itself only merges tasks."""
+    """Raise Spark's number of join tasks if a join of `num_rows` rows needs more. Spark itself can only lower it."""
     wanted, now = min(MOST_RANGES, num_rows * JOINED_BYTES // JOIN_BYTES), session.conf.get(JOIN_TASKS, "200")
     if str(now).isdecimal() and wanted > int(str(now)):
         session.conf.set(JOIN_TASKS, str(wanted))
@@ -160,7 +160,7 @@ def rows_of_binary(column: pa.Array, field: Field) -> Tensor:
 
 @cache
 def leading_there(count: int) -> list[int]:
-    """Return, for each of `count` partitions, an integer that Spark's hash partitioning sends to this partition."""
+    """Return a list with one integer per partition, which Spark's hash partitioning sends to this partition."""
     found = np.full(count, -1)
     begin, step = 0, 1 << 16
     while (found < 0).any():

@@ -121,14 +121,14 @@ class WholeFile:
 
     @property
     def head(self) -> bytes:
-        """The bytes before the pieces: the .npy header. An indptr without pieces also has its only offset, 0, here."""
+        """The bytes before the pieces: the .npy header. If an indptr has no pieces, its only offset, 0, is here too."""
         out = io.BytesIO()
         layout.write_npy_header(out, self.field.dtype, (max(self.rows, int(self.is_indptr)), *self.field.shape))
         return out.getvalue() + bytes(NUMBER if self.is_indptr and not self.pieces else 0)
 
     @property
     def contents(self) -> FileSlices:
-        """The head, then the pieces. Each piece of an indptr begins with a 0; only that of the first piece is kept."""
+        """The head, then the pieces. Each piece of an indptr begins with a 0; all but the first lose this 0."""
         slices = [
             PieceSlice(piece.name, NUMBER if self.is_indptr and index else 0, piece.bytes, edges)
             for index, (piece, edges) in enumerate(zip(self.pieces, self.before or repeat(0), strict=False))
@@ -159,7 +159,7 @@ def join_tasks(files: Sequence[WholeFile], cores: int) -> Tasks:
 
 
 def write_plan(staging: StoragePath, name: str, tasks: Tasks) -> None:
-    """Write to `name`, as JSON, which files each task joins. Offsets at the start let a task read its own line only."""
+    """Write to the file `name` which files each task joins: a line of JSON per task, after the offsets of the lines."""
     lines = [json.dumps(task).encode() for task in tasks]
     ends = np.cumsum([NUMBER * (len(lines) + 1), *map(len, lines)], dtype=np.int64)
     with staging.create(name) as file:
@@ -177,7 +177,7 @@ class JoinTask:
     plan: str
 
     def write(self, number: int, batches: Any) -> list[tuple[int, list[int]]]:
-        """Write the files of task `number`. Return, for each file, its checksum and those of the slices read for it."""
+        """Write the files of task `number`. For each file, return its checksum and the checksums of the slices read."""
         with self.staging.open(self.plan) as file:
             file.seek(NUMBER * number)
             begin, end = np.frombuffer(file.read(2 * NUMBER), np.int64)
@@ -199,7 +199,7 @@ class JoinTask:
 
 
 def _copy(staging: StoragePath, part: PieceSlice, out: BinaryIO) -> tuple[int, int]:
-    """Copy a slice of a piece to `out`; return the checksums of the bytes read and of the bytes written."""
+    """Copy a slice to `out`; return the checksums of the slice as read and as written (offsets of an indptr change)."""
     given, made, left = 0, 0, part.bytes
     with staging.open(part.piece) as file:
         file.seek(part.begin)
@@ -218,7 +218,7 @@ def _copy(staging: StoragePath, part: PieceSlice, out: BinaryIO) -> tuple[int, i
 def joined_files(
     staging: StoragePath, files: Sequence[WholeFile], tasks: Tasks, answers: Sequence[Any]
 ) -> Mapping[str, FileEntry]:
-    """Return each file's manifest entry; raise StoreError if a piece read by a task differs from the piece written."""
+    """Return the manifest entry of each file. Raise StoreError if tasks did not read pieces as they were written."""
     made: dict[str, FileEntry] = {}
     written = {piece.name: piece.crc32 for file in files for piece in file.pieces}
     for task, answer in zip(tasks, answers, strict=True):

@@ -194,7 +194,7 @@ def check_executors(session: SparkSession) -> None:
 
 
 def _reported() -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return a task that reports the executor's Python and Hoploom. It is nested so that it runs without Hoploom."""
+    """Return a task that reports an executor's Python and Hoploom. Nested, so that it also runs without Hoploom."""
 
     def report(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow
@@ -219,7 +219,7 @@ def _reported() -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 @contextmanager
 def explained(what: str, kind: type[HoploomError]) -> Iterator[None]:
-    """Raise Spark's errors in this block as Hoploom's: an executor's error, one for a known problem, or else `kind`."""
+    """Raise an error of Spark in this block as one of Hoploom: of type `kind`, unless a more exact error is known."""
     try:
         yield
     except HoploomError:
@@ -230,7 +230,7 @@ def explained(what: str, kind: type[HoploomError]) -> Iterator[None]:
 
 
 def sendable(error: HoploomError) -> RuntimeError:
-    """Return an executor's error as a RuntimeError with encoded text, which Spark's traces pass on to the driver."""
+    """Encode an executor's error in the text of a RuntimeError, which reaches the driver as part of Spark's trace."""
     encoded = json.dumps([type(error).__name__, str(error)]).encode()
     return RuntimeError(f"hoploom-error:{base64.b64encode(encoded).decode()}:")
 

@@ -144,7 +144,7 @@ class _SharedStore:
         return sizes
 
     def _block(self, stream: NodeStream, block: NodeFields) -> list[Any]:
-        """Write the fields of a block as pieces of files; return, for each task, its pieces by file name."""
+        """Write the fields of a block as pieces of files; return, for each task, a dict from file name to piece."""
         rows, width = self._frames(block.rows), sum(field.row_bytes for field in block.fields.values())
         step = chunk_rows(self._options.chunk_rows, width) if block.finish is not None else 1
         ranges = self._ranges(stream.num_nodes, stream.num_nodes, width + KEY_BYTES, step)
@@ -214,7 +214,7 @@ class _SharedStore:
     def _timed(
         self, rows: SharedRows, stream: EdgeStream, written: Sequence[WrittenRelation], nodes: Sequence[NodeStream]
     ) -> SharedRows:
-        """Return `rows`, with the times of both ends as columns if edges take the times of their source nodes."""
+        """Return `rows`. If edges take the times of their source nodes, add columns of the times of both end nodes."""
         if not any(one.time == SOURCE_TIME for one in written):
             return rows
         by_name, frame = {node.name: node for node in nodes}, rows.frame
@@ -262,7 +262,7 @@ def pieces_of(made: Sequence[Mapping[str, Any]], name: str) -> tuple[Piece, ...]
 
 
 def _directed(rows: SharedRows, stream: EdgeStream, ranges: Sequence[Ranges]) -> tuple[Any, Any]:
-    """Return a frame of all edges to write, reversed ones too, and an expression for the range number of a row."""
+    """Return a frame of all edges to write, also the reversed ones, and an expression for the range of a row."""
     frame, rule = rows.frame, stream.rule
     if not rule.undirected and rule.reverse is None:
         return frame, ranges[0].number_of("destination")
@@ -323,7 +323,7 @@ class NodeRangeTask:
     split: str = ""  # if there is no block
 
     def write(self, number: int, batches: Batches) -> Any:
-        """Write what node range `number` adds to each file; return these pieces by file name."""
+        """Write this range's pieces (what range `number` adds to each file); return a dict from file name to piece."""
         stream, rows = self._within(number, batches)
         with self.options.budget() as budget, PieceWriter(self.options.staging, number) as writer:
             if self.block is not None:
@@ -333,7 +333,7 @@ class NodeRangeTask:
             return writer.pieces
 
     def measure(self, number: int, batches: Batches) -> Any:
-        """Write the statistics of range `number` that the block's `finish` needs to a file; return the file's name."""
+        """Write the statistics of range `number` to a new file, for the block's `finish`; return the file's name."""
         assert self.block is not None
         stream, rows = self._within(number, batches)
         name = f"{PIECES}/measures/{number:06d}-{secrets.token_hex(8)}"
@@ -343,7 +343,7 @@ class NodeRangeTask:
         return name
 
     def _within(self, number: int, batches: Batches) -> tuple[NodeStream, Callable[[], Iterator[Any]]]:
-        """Return the node type, cut to range `number`, and a function that yields the rows of this range."""
+        """Return a NodeStream of range `number` without fields, and a function that yields the rows of this range."""
         (first, end), decode = self.ranges.limits(number), self.decode
         bounds, first_part = _parts_within(self.bounds, first, end)
 
@@ -361,14 +361,14 @@ def measures_in(staging: StoragePath, names: Sequence[str]) -> Iterator[Measures
 
 
 def _parts_within(bounds: Sequence[int], first: int, end: int) -> tuple[tuple[int, ...], int]:
-    """Return (first, the part bounds between first and end, end), and the number of the part that `first` is in."""
+    """Cut the parts' `bounds` to the ids [first, end); return the cut bounds, and the number of the part of `first`."""
     part = bisect_right(bounds, first) - 1
     return (first, *(bound for bound in bounds[part + 1 :] if bound < end), end), part
 
 
 @dataclass(frozen=True)
 class EdgeRangeTask:
-    """A Spark task that writes the in-edges of a range of nodes. The reverse relation has the last range numbers."""
+    """A Spark task that writes the in-edges of a range of nodes. Ranges of the reverse relation are numbered last."""
 
     options: TaskOptions
     ranges: tuple[Ranges, ...]  # of destinations
@@ -377,7 +377,7 @@ class EdgeRangeTask:
     decode: Callable[[pa.RecordBatch], EdgeRows]  # leaves out dropped edges
 
     def write(self, number: int, batches: Batches) -> Any:
-        """Write what edge range `number` adds to each file; return it by file name, and rows read and dropped."""
+        """Write the pieces of edge range `number`; return them by file name, the rows read, and the rows dropped."""
         direction = 0 if number < self.ranges[0].count else 1
         within = number - direction * self.ranges[0].count
         first, end = self.ranges[direction].limits(within)

@@ -34,7 +34,7 @@ class StoreTarget:
         self.described: tuple[Schema, tuple[PartRange, ...]] | None = None  # set before the block ends
 
     def local_scratch(self, name: str) -> Path:
-        """Return a new folder for this process's files. Executors reach it only if they share the store's path."""
+        """Return a new folder for this process's files: beside the store, or on this machine for an object store."""
         folder = self._scratch / name
         folder.mkdir()
         return folder

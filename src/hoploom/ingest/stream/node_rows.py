@@ -1,6 +1,6 @@
 """Write the rows of nodes in the order of their ids: fields part by part, members of splits ascending.
 
-Works on all nodes of a type, or on a range of ids: the first bound of a stream need not be 0.
+Works on all nodes of a type, or on a range of ids. For a range, the bounds of the stream begin with its first id.
 """
 
 from collections.abc import Callable, Iterator
@@ -77,9 +77,9 @@ def measured_chunks(stream: NodeStream, block: NodeFields, budget: SpillBudget) 
 
 
 def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Chunk]:
-    """Yield the block's fields in the order of the ids. If the block has a `finish`, it is applied first.
+    """Yield the block's fields in the order of the ids, after the block's `finish` if there is one.
 
-    Rows are passed on at once as long as they arrive in order; later rows, or all rows for a `finish`, are spooled.
+    Without a `finish`, rows are yielded at once while they arrive in order, and later rows are spooled; else all are.
     """
     position, arriving = stream.bounds[0], block.rows()
     for rows in arriving if block.finish is None else ():
@@ -104,7 +104,7 @@ def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Ite
 def _spooled(
     stream: NodeStream, block: NodeFields, budget: SpillBudget, position: int, arriving: Iterator[Rows]
 ) -> Iterator[Callable[[], Iterator[Chunk]]]:
-    """Spool the rows of all ids from `position` on; yield a function that reads these rows in id order when called."""
+    """Spool the rows that still arrive, of the ids from `position` on; yield a function that reads them in id order."""
     width = sum(field.row_bytes for field in block.fields.values())
     bounds = [position, stream.bounds[-1]]
     wanted = -(-(bounds[1] - position) * (width + KEY_BYTES) * 8 // budget.bytes)  # buckets of an eighth of the budget
@@ -134,7 +134,7 @@ def _in_chunks(spool: Spool, stream: NodeStream, block: NodeFields, step: int) -
 
 
 def chunk_rows(rows: int, width: int) -> int:
-    """Halve the number `rows` until so many rows of `width` bytes fit CHUNK_BYTES; return the result."""
+    """Return the number `rows`, halved until this number of rows of `width` bytes each fits CHUNK_BYTES."""
     while rows > 1 and rows * width > CHUNK_BYTES:
         rows //= 2
     return rows

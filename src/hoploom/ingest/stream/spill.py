@@ -139,7 +139,7 @@ class Spool:
 
 
 def bucket_bounds(bounds: Sequence[int], wanted: int, step: int = 1) -> list[int]:
-    """Return the bounds of about `wanted` buckets of `step` keys or a multiple. No bucket has keys of two parts."""
+    """Return the bounds of about `wanted` buckets, of a multiple of `step` keys each. A bucket lies in one part."""
     span = max(-(-(bounds[-1] - bounds[0]) // wanted), 1)
     span = -(-span // step) * step
     cuts = {bounds[0]}
@@ -161,7 +161,7 @@ def by_part(bounds: Sequence[int], buckets: Iterator[Bucket]) -> Iterator[tuple[
 
 
 def checked_rows(fields: Mapping[str, Field], given: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return `given`; raise DataError unless each field has `count` rows, and the dtype and shape of its Field."""
+    """Return `given`; raise DataError unless all have `count` rows, with the dtype and shape that `fields` names."""
     for name, field in fields.items():
         values = given[name]
         if values.dtype != DTYPES[field.dtype] or tuple(values.shape) != (count, *field.shape):

@@ -88,7 +88,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class NodeFields:
-    """A block of fields: those of a node type whose values arrive together, in the same rows."""
+    """A block of fields: fields of one node type whose values arrive together, in the same rows."""
 
     fields: Mapping[str, Field]  # as they arrive
     rows: Callable[[], Iterator[Rows]]  # every node once, in any order
@@ -149,7 +149,7 @@ class EdgeStream:
 
     @property
     def reverses(self) -> list[str | None]:
-        """For each relation of `keys`, the name of its reverse (its own if undirected); None if it has no reverse."""
+        """For each of `keys`, the name of the reverse relation, or None. An undirected relation is its own reverse."""
         if self.rule.undirected:
             return [self.key[1]]
         return [None] if self.rule.reverse is None else [self.rule.reverse, self.key[1]]

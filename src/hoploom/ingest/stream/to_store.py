@@ -140,7 +140,7 @@ def _budget(writer: StoreWriter, options: StoreOptions) -> SpillBudget:
 def written_relations(
     stream: EdgeStream, nodes: Sequence[NodeStream], options: StoreOptions, source_times: Sequence[Tensor | None]
 ) -> list[WrittenRelation]:
-    """Return the layout of a relation, and of its reverse if it has one. `source_times` has an entry for each."""
+    """Return the layouts of the relations in `stream.keys`. `source_times` has times, or None, for each of them."""
     by_name = {s.name: s for s in nodes}
     return [
         WrittenRelation(
@@ -158,7 +158,7 @@ def written_relations(
 
 
 def takes_node_times(stream: EdgeStream, sources: NodeStream, options: StoreOptions) -> bool:
-    """Return whether edges take the times of their source nodes; raise DataError if a time is not one integer."""
+    """Return whether edges take the times of their source nodes; raise DataError if these are not one integer each."""
     if options.time is None or options.time in stream.fields:
         return False
     field = stored_fields(sources).get(options.time)

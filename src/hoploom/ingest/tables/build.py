@@ -88,14 +88,14 @@ def open_engine(scratch: Path, memory: int, threads: int | None = None) -> Itera
 
 
 def fitting_threads(share: int, largest: int, cores: int) -> int:
-    """Return how many threads fit the engine's memory `share`, if each joins two row groups of `largest` bytes."""
+    """Return how many threads fit in `share` bytes, if each thread joins two row groups of `largest` bytes."""
     return max(1, min(cores, share // max(THREAD_SHARE, 2 * largest + JOIN_BYTES)))
 
 
 def engine_share(memory: int) -> int:
     """Return how many bytes the engine may use; raise ConfigError if they are too few.
 
-    They are half of `memory`, after subtracting what this process already holds and a reserve.
+    From `memory`, subtract what this process already holds and a reserve; the engine gets half of the rest.
     """
     _give_back()
     taken = resident_bytes()

@@ -112,7 +112,7 @@ class CsvFile:
         return DataError(f"{self.file.shown}, row {row}: {message}")
 
     def other_type(self, row: int, name: str, value: str, kind: str) -> DataError:
-        """Return the error about a value that is not of its column's type `kind`."""
+        """Return the error about a `value` that does not fit `kind`, the type of its column."""
         rule = rule_of(self.table, name)
         why, way_out = "as its cast says", "correct it, or leave it empty"
         if rule.cast is None:
@@ -179,7 +179,7 @@ def _integers(column: Any, file: CsvFile, name: str, first: int) -> Any:
 
 
 def _types(files: Sequence[CsvFile], used: Sequence[str]) -> dict[str, Any]:
-    """Return the type of every `used` column: that of its cast, else inferred from the first block of each file."""
+    """Return the types of the `used` columns: from the casts in graph.toml, else from the first block of each file."""
     table = files[0].table
     ids = set(table.id_columns.values())
     casts = {name: cast for name in used if (cast := rule_of(table, name).cast)}
@@ -252,7 +252,7 @@ def _id_type(file: CsvFile, name: str, column: Any) -> Any:
 
 
 def _type_further_on(files: Sequence[CsvFile], name: str) -> Any:
-    """Infer the type of a column whose first blocks hold only nulls from the first values after these blocks."""
+    """Return the type of a column with only nulls in the first blocks, inferred from the first values that follow."""
     is_id = name in files[0].table.id_columns.values()
     for file in files:
         for batch in file.batches({name: pa.string()}):

@@ -44,7 +44,7 @@ def not_utf8(source: TableSource, column: str) -> DataError:
 
 @contextmanager
 def naming_texts(source: TableSource, column: str) -> Iterator[None]:
-    """Raise an error that names file and row if values of the column cannot be decoded in this block."""
+    """Raise an error with file and row in place of a UnicodeDecodeError of this block, which decodes `column`."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -52,7 +52,7 @@ def naming_texts(source: TableSource, column: str) -> Iterator[None]:
 
 
 def duplicate_ids(engine: Engine, source: TableSource, pairs: ir.Table) -> DataError:
-    """Return the error about ids that have several rows: those in the table `pairs` for which `again` is true."""
+    """Return the error about ids that have several rows. The table `pairs` marks repeated ids in its column `again`."""
     column = source.id_column
     count, listed = _listed(engine, source, column, pairs.filter(pairs["again"]).select("id"), skip=1)
     some = "an id has" if count == 1 else f"{count} ids have"
@@ -60,7 +60,7 @@ def duplicate_ids(engine: Engine, source: TableSource, pairs: ir.Table) -> DataE
 
 
 def dangling(engine: Engine, source: TableSource, role: str, nodes: str, ends: ir.Table) -> DataError | None:
-    """Return the error about edges at unknown ids; None if there are none.
+    """Return the error about edges that begin or end at unknown ids; None if there are no such edges.
 
     `role` says which end of the edges is unknown, source or destination; `ends` has the unknown ids.
     """

@@ -145,7 +145,7 @@ class _Draft:
     notes: list[str] = field(default_factory=list)
 
     def refers(self, column: str) -> bool:
-        """Return whether the name of a column contains a word for ids, or is the name of a node type."""
+        """Return whether a column's name suggests ids: it has a word such as "id", or is the name of a node type."""
         return bool({*_words(column)} & {*ID_WORDS}) or _stem(column) in self.types
 
     def own_id(self, table: _Section) -> str | None:
@@ -208,7 +208,7 @@ class _Draft:
         return stem if stem and self.refers(column) and not table.is_text(column) else None
 
     def text(self, prefix: str) -> str:
-        """Return the text of graph.toml."""
+        """Return the text of graph.toml; paths in it begin with `prefix`."""
         if len(self.nodes) + len(self.counts) == len(self.relations) == 1:
             self.nodes = dict(zip([HOMOGENEOUS_TYPE], self.nodes.values(), strict=False))
             self.counts = dict(zip([HOMOGENEOUS_TYPE], self.counts.values(), strict=False))
@@ -227,7 +227,7 @@ class _Draft:
 
 
 def _named_ends(table: _Section) -> list[str]:
-    """Return the columns of sources and destinations, by the names in END_WORDS; [] unless there is one of each."""
+    """Return [source column, destination column], found by names in END_WORDS; [] unless there is one of each."""
     found = [name for words in END_WORDS.values() for name in table.id_typed if _stem(name) in words]
     return found if len(found) == 2 else []
 

@@ -43,7 +43,7 @@ def is_utf8(texts: pa.Array) -> bool:
 
 @dataclass
 class IdCounts:
-    """Counts of some ids of a node type, which show whether the ids can be used."""
+    """Counts of ids of one node type; they show whether the ids can be used."""
 
     sizes: dict[int, int] = field(default_factory=dict)  # ids by part
     nulls: int = 0
@@ -88,7 +88,7 @@ class Engine(Protocol):
         """Yield the rows of an expression in batches. If `as_read`, rows keep the order of the files where possible."""
 
     def fold(self, table: ir.Table, task: Fold, row_bytes: int = 16) -> list[dict[str, Any]]:
-        """Run `task` on all rows, or on each partition of the rows; return the results, dicts of numbers and texts."""
+        """Run `task` on all rows, or on each partition; return a list of its results, dicts of numbers and texts."""
 
     def number(self, ids: ir.Table, num_rows: int, name: str) -> tuple[ir.Table, IdCounts]:
         """Assign store ids to the ids in a table [id, part]; return a table [id, node, again], and counts of the ids.
@@ -196,7 +196,7 @@ class DuckEngine:
 
 
 def _numbered_in_buckets(ids: ir.Table, sizes: ir.Table) -> ir.Table:
-    """Return the table of `Engine.number` for ids [id, part, bucket]; `sizes` has the number of ids in each bucket."""
+    """Return [id, node, again] as `Engine.number` does, for ids [id, part, bucket]. `sizes` has the ids per bucket."""
     before = ibis.window(order_by=[sizes["part"], sizes["bucket"]], preceding=(None, 1))
     begins = sizes.select(
         in_part=sizes["part"],

@@ -113,7 +113,7 @@ class GraphTables:
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
-        """Read all files again if the engine cannot read a table in this block; raise an error that names the file."""
+        """If this block cannot read a table, read all files again, to raise an error that names the damaged file."""
         try:
             yield
         except UnreadableError:
@@ -162,7 +162,7 @@ class NodeRows:
         return EngineRows(self.engine, given, partial(_node_rows, planned), planned.row_bytes, as_read=in_order)
 
     def _with_nodes(self, columns: Mapping[str, str]) -> ir.Table:
-        """Return a table of store ids (`node`), user's ids (`id`) and `columns`, given as column name to alias."""
+        """Return a table of store ids (`node`), user's ids (`id`), and `columns`, a dict from column to new name."""
         rows, column = self.engine.read(self.source.paths), self.source.id_column
         ids = cast_ids(rows[column], self.source, column)
         chosen = rows.select(id=ids, **{alias: rows[name] for name, alias in columns.items()})
@@ -294,7 +294,7 @@ class _EdgeTables:
         return EdgeStream(table.relation, {field.name: field.field for field in planned.fields}, known, rule)
 
     def _joined(self, columns: dict[str, str]) -> ir.Table:
-        """Return a table of the edges, with the given `columns` under their aliases.
+        """Return a table of the edges, with further `columns`: a dict from column name to new name.
 
         Its columns `source` and `destination` have store ids; `source_given` and `destination_given` have the user's.
         """

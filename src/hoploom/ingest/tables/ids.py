@@ -72,7 +72,7 @@ def _shifted(first: int, nodes: Tensor) -> NodeIds:
 
 
 def read_node_ids(width: int, batch: pa.RecordBatch) -> NodeIds:
-    """Return the columns `node` and `id` of a batch as tensors. `width` is that of text ids, or 0 for integers."""
+    """Return a batch's columns `node` and `id` as tensors. `width` is the width of text ids, or 0 for integer ids."""
     ids = batch.column("id")
     return int64_of(batch.column("node")), padded(ids, width) if width else int64_of(ids)
 
@@ -145,7 +145,7 @@ def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> N
 
 
 def file_name(owner: str) -> str:
-    """Return a file name in hex digits, because the name of the section `owner` may have any characters."""
+    """Return a file name for the section `owner`, in hex digits, because a section's name may have any characters."""
     return owner.encode().hex() if len(owner) < 80 else md5(owner.encode()).hexdigest()
 
 

@@ -73,7 +73,7 @@ class TableSource:
         return column
 
     def has_text(self, column: str) -> bool:
-        """Return whether the ids in a column are text, in the file or by the column's cast. Else they are integers."""
+        """Return whether a column's ids are text, in the file or after the cast. If not, they are integers."""
         return bool(pa.types.is_string(self.schema.field(column).type)) or rule_of(self.table, column).cast == "string"
 
     def problem(self, key: str, message: str) -> ConfigError:
@@ -81,7 +81,7 @@ class TableSource:
         return self.graph.problem(f"{self.owner}.{key}", message)
 
     def scan(self, column: str, most_rows: int = BATCH) -> Iterator[tuple[str, int, pa.Array]]:
-        """Yield a column in batches, in the order of the files: (user's file, its rows before the batch, values)."""
+        """Yield a column in batches, file by file: (the user's file, number of rows before the batch in it, values)."""
         for path, origin in zip(self.paths, self.origins, strict=True):
             row = 0
             for batch in parquet_batches(TableFile(path, origin, "parquet"), [column], most_rows):
@@ -113,7 +113,7 @@ class TableSource:
 
 
 def read_sources(graph: GraphFile, scratch: Path, limits: ReadLimits | None = None) -> Mapping[str, TableSource]:
-    """Return the sources of all tables with files, by section. Other formats become Parquet in the folder `scratch`."""
+    """Return a dict from section to the source of its table. Other formats become Parquet in the folder `scratch`."""
     sources = {}
     for index, table in enumerate(graph.tables):
         if table.files:
@@ -313,7 +313,7 @@ def _check_ends(
 
 
 def _first_text(source: TableSource, column: str) -> str:
-    """Return a note for an error: the file and row of the first id not written as an integer; empty if none."""
+    """Return a note on the first id that is not written as an integer, with its file and row; "" if there is none."""
     for file, before, ids in source.scan(column) if pa.types.is_string(source.schema.field(column).type) else ():
         row = pc.index(pc.match_substring_regex(ids, INTEGER), False).as_py()
         if row >= 0:

@@ -137,10 +137,10 @@ def _folded(task: Fold, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 
 
 def _numbered(ids: DataFrame, num_rows: int) -> DataFrame:
-    """Sort the ids [id, part], for texts [id, part, bucket], in ranges; return rows [id, range, place, again, stats].
+    """Sort ids, of columns [id, part], or [id, part, bucket] for texts; return rows [id, range, place, again, stats].
 
-    `place` is the index of an id in its range; `again` is true if the row before has the same id. The last row of a
-    range has no id, but the counts of the range as `stats`.
+    Each task sorts a range. `place` is the index of an id in its range; `again` is true if the row before has the same
+    id. A range ends with a row without an id, whose `stats` are the counts of the range.
     """
     session, text = ids.sparkSession, "bucket" in ids.columns
     order = ["part", "bucket", "id"] if text else ["part", "id"]
@@ -214,7 +214,7 @@ def build_on_spark(graph: GraphFile, out: str | Path, options: BuildOptions, rep
 
 @contextmanager
 def _naming_files(sources: Mapping[str, TableSource]) -> Iterator[None]:
-    """Replace the path of a link in the scratch folder by the user's path in a DataError of this block."""
+    """If this block raises a DataError, replace a path in the scratch folder by the path that the user gave."""
     try:
         yield
     except DataError as error:

@@ -102,7 +102,7 @@ def _files_in(entry: Path) -> Iterator[Path]:
 
 
 def _remote(graph: GraphFile, key: str, url: str) -> list[str]:
-    """Return the URLs that `url` names: itself if it is an object, else all tables below it or matching its glob."""
+    """Return [url] if `url` is an object; if it is a folder or a glob, return the URLs of all tables that match it."""
     scheme, _, path = url.partition("://")
     begin = path
     for sign in MAGIC:
@@ -130,7 +130,7 @@ def _remote(graph: GraphFile, key: str, url: str) -> list[str]:
 
 @contextmanager
 def readable(refusal: str) -> Iterator[None]:
-    """Raise DataError if a file cannot be read in this block. The message is `refusal`, then the library's reason."""
+    """Raise DataError if a file cannot be read in this block. Its message is `refusal` and the library's reason."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -156,7 +156,7 @@ def parquet_footer(file: TableFile) -> tuple[pa.Schema, int]:
 
 
 def group_bytes(file: TableFile, columns: Sequence[str]) -> int:
-    """Return the bytes of `columns` in the largest row group of a Parquet file, which engines read at once."""
+    """Return the bytes of `columns` in a Parquet file's largest row group. Engines read a row group at once."""
     begins = tuple(f"{column}." for column in columns)
     most = 0
     with opened(file) as parquet:

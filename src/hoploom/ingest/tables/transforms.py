@@ -84,7 +84,7 @@ class FieldColumns:
 
     @property
     def arriving(self) -> Field:
-        """The field as its rows arrive: float64 if they are standardised later."""
+        """The field before it is standardised: float64 if some values will be standardised."""
         return Field("float64", self.field.shape) if self.standardised else self.field
 
     def unlabelled(self, rows: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def numbers_of(column: SourceColumn, given: pa.Array) -> Values:
 
 
 def signed(values: Values) -> Values:
-    """Return `values` in a dtype that torch computes with: bool as uint8, wide unsigned ones as int64 or float64."""
+    """Return `values` in a dtype that torch computes with: uint16 and wider as int64 or float64, bool as uint8."""
     if values.dtype == np.bool_:
         return values.view(np.uint8)
     if values.dtype.kind != "u" or values.dtype.itemsize == 1:
@@ -300,7 +300,7 @@ def _columns(rows: Tensor, some: Sequence[int]) -> Tensor:
 
 
 def moments_of(values: Values) -> Values:
-    """Return, for columns [n, width], count without NaN, mean, sum of squared deviations, min and max: [5, width]."""
+    """Return [5, width] for columns [n, width]: count without NaN, mean, sum of squared deviations, min and max."""
     given = ~np.isnan(values)
     count = given.sum(axis=0)
     mean = np.where(given, values, 0).sum(axis=0) / np.maximum(count, 1)
@@ -367,7 +367,7 @@ class Planner:
         return TableFields(self.source, found)
 
     def _field(self, key: str, name: str, names: Sequence[str], dtype: str | None = None) -> FieldColumns:
-        """Plan the field `name` of the key `key`, made of the columns `names`. dtype=None takes the key's default."""
+        """Plan the field `name` for the key `key`, made of the columns `names`. dtype=None takes the key's default."""
         columns = tuple(self._column(key, name, dtype) for name in names)
         shape = (sum(column.extent for column in columns),) if key == "features" else columns[0].shape
         dtype = dtype or self._own_dtype(key, columns[0])
