@@ -6,7 +6,7 @@ class HoploomError(Exception):
 
 
 class ConfigError(HoploomError, ValueError):
-    """An argument is wrong; raised when the object is made."""
+    """An argument or a setting is wrong."""
 
 
 class DataError(HoploomError, ValueError):

@@ -17,7 +17,7 @@ def epoch_key(seed: int, epoch: int) -> int:
 
 
 class BatchKey(int):
-    """The key of a step's random numbers, which also has the epoch and the step."""
+    """The key of a step's random numbers: an int, with its epoch and step as attributes."""
 
     epoch: int
     step: int
@@ -31,12 +31,12 @@ def batch_key(seed: int, epoch: int, step: int) -> BatchKey:
 
 
 def hook_key(key: int, layer: int, call: int) -> int:
-    """Return the key of the random numbers that a frontier hook gets in a layer from its call number `call`."""
+    """Return the key of the random numbers that a frontier hook draws: each `call` in each layer has its own."""
     return mix(mix(mix(key, HOOK), layer), call)
 
 
 def stream(hop: int, relation: int) -> int:
-    """Return the number that separates random numbers by hop and relation: a word of the generator's counter."""
+    """Return a word of the generator's counter that gives each hop and relation random numbers of its own."""
     return hop << 16 | relation
 
 

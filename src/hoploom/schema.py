@@ -177,7 +177,7 @@ def check_ids(what: str, ids: Tensor, limit: int, error: type[HoploomError] = Da
 
 
 def read_members(what: str, members: Tensor, limit: int, error: type[HoploomError] = DataError) -> Tensor:
-    """Return ids [n] int64, which are given as ids or as a bool mask [limit]; raise `error` if they are invalid."""
+    """Return the ids [n] int64 that `members` gives as ids or as a bool mask [limit]; raise `error` if invalid."""
     if members.dtype != torch.bool:
         ids = read_ids(what, members, limit, error)
         if ids.numel() == limit > 2 and int(ids.max()) <= 1:  # as ids, they would be nodes 0 and 1 over and over

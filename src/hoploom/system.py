@@ -86,7 +86,7 @@ def keep_imports() -> None:
 
 
 def _thaw() -> None:
-    """Undo `keep_imports` if Triton 3.8 or newer is loaded, which reports frozen objects as leaks at exit."""
+    """Undo `keep_imports` if Triton 3.8 or newer is loaded, because it reports frozen objects as leaks at exit."""
     version = str(getattr(sys.modules.get("triton"), "__version__", "0.0")).split(".")
     if "triton._C.libtriton" in sys.modules and [int(number) for number in version[:2]] >= [3, 8]:
         gc.unfreeze()
@@ -142,7 +142,7 @@ def available_memory(membership: Path = MEMBERSHIP, mounted: Path = MOUNTED) -> 
 
 
 def _private_bytes(path: Path) -> int:
-    """Return the bytes of a group's memory that are in no file on disk, so that the kernel cannot evict them."""
+    """Return the bytes that the kernel cannot evict, because they are in no file on disk, from a memory.stat file."""
     held = dict(line.split()[:2] for line in path.read_text().splitlines())
     names = ("total_rss", "total_shmem") if "total_rss" in held else ("anon", "shmem")  # in version 1; in version 2
     return sum(int(held.get(name, 0)) for name in names)

@@ -1,8 +1,8 @@
 """PyG's convolutions, built on `ops.aggregate`, with PyG's arguments and parameters; and a layer's view of a batch.
 
-A view has the edges that the remaining layers need, from blocks, a sampled subgraph or a whole graph. A convolution has
-two halves: `project` maps each source, `propagate` aggregates projected sources into destinations. No messages are
-stored, and there are no edge features; sums and means take edge weights. torch.compile skips aggregation.
+A view has the edges that one layer reads, whether the batch has blocks, a sampled subgraph or a whole graph. A
+convolution has two halves: `project` maps the row of each source, and `propagate` aggregates these rows by destination.
+No messages are stored. There are no edge features; sums and means take edge weights. torch.compile skips aggregation.
 """
 
 import math
@@ -121,8 +121,8 @@ def _of_subgraph(
 ) -> list[LayerView]:
     """Return one view per layer of a sampled subgraph.
 
-    Edges are grouped by destination once; each layer takes those of the first destinations. `running` has, by type, the
-    number of nodes within 0, 1, ... hops.
+    Edges are grouped by destination once. Each layer takes the edges to its destinations, which are the first nodes.
+    `running` has, by node type, the number of nodes within 0, 1, ... hops.
     """
     within = [
         {name: counts[min(hops, len(counts) - 1)] for name, counts in running.items()}
@@ -141,7 +141,7 @@ def _of_subgraph(
 
 
 def eager(function: Function) -> Function:
-    """Exclude a function from torch.compile: its kernels are compiled already, and output shapes depend on values."""
+    """Exclude a function whose kernels are compiled, and whose output shapes depend on values, from torch.compile."""
     excluded: Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return excluded
 
@@ -171,9 +171,9 @@ class Conv(nn.Module):
         """Return the destinations' rows [num_destinations, out_channels] from the sources x [num_sources, in_channels].
 
         `edges` may be an edge_index of PyG: then all nodes are destinations. `x_dst` are the rows of the destinations
-        themselves, by default their rows in x. `aggregated` [num_destinations, in_channels] replaces aggregating x.
-        `edge_weight` [num_edges], in the order of edge_index, multiplies what is summed; a mean still divides by the
-        number of edges.
+        themselves, by default their rows in x. `aggregated` [num_destinations, in_channels], if given, is used
+        instead of aggregating x. `edge_weight` [num_edges], in the order of edge_index, multiplies the rows before they
+        are summed; a mean still divides by the number of edges.
         """
         if self.in_channels not in (None, x.shape[-1]):
             raise ConfigError(f"{type(self).__name__} has in_channels={self.in_channels}, x has rows of {x.shape[-1]}")
@@ -196,11 +196,11 @@ class Conv(nn.Module):
         return type(self).project is not Conv.project
 
     def project(self, x: Tensor) -> Tensor:
-        """Return the row of each source that `propagate` aggregates; by default, x unchanged."""
+        """Return, for each source, the row that `propagate` aggregates; by default, its row in x."""
         return x
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
-        """Return the destinations' output rows; each aggregates the rows z of its sources, which `project` returned."""
+        """Return the destinations' output rows. Each aggregates its sources' rows in z, which `project` returned."""
         raise NotImplementedError
 
 
@@ -214,7 +214,7 @@ def _ends(in_channels: int | Ends) -> Ends:
 
 
 def _plus_linear(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
-    """Return out + linear(x); without bias and autocast, add in place, which saves a pass over new memory."""
+    """Return out + linear(x). With neither a bias nor autocast, add in place: this saves a pass over new memory."""
     if linear.bias is not None or torch.is_autocast_enabled(x.device.type):
         return out + linear(x)  # type: ignore[no-any-return]
     added: Tensor = out.addmm_(x, linear.weight.t())
@@ -351,7 +351,7 @@ class GATConv(Conv):
             nn.init.uniform_(att, -(bound := math.sqrt(6.0 / (heads + out_channels))), bound)
 
     def project(self, x: Tensor) -> Tensor:
-        """Return rows and scores of the heads in one tensor: [num_sources, heads * width + heads]."""
+        """Return the projected rows, with the heads' scores as last columns: [num_sources, heads * width + heads]."""
         weight = self.lin_src.weight if self.is_bipartite else self.lin.weight
         return F.linear(x, torch.cat([weight, self._scorer(weight, self.att_src)]))
 

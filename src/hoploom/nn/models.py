@@ -276,7 +276,7 @@ class GNN(nn.Module):
 
     @property
     def first_reduce(self) -> ops.Reduce | None:
-        """The value for the loader's `aggregate=`: layer one's aggregation, if that takes raw features; else None."""
+        """The value for the loader's `aggregate=`: the sum or mean that layer one takes of raw features; else None."""
         convs = [self.stage(0).conv(key) for key in self.stage(0).relations]
         reduces = {None if conv.projects or conv.reduce == "max" else conv.reduce for conv in convs}
         bare = not (self.shape.norm or self.shape.residual or self.embeddings)
@@ -348,7 +348,7 @@ class GNN(nn.Module):
         return self.layers[depth]  # type: ignore[return-value]
 
     def enter(self, depth: int, x: Rows) -> Rows:
-        """Return the rows that a layer's convolutions read: x, normalised, without the columns of earlier layers."""
+        """Return the input of a layer's convolutions: the last layer's columns of x, normalised if there are norms."""
         if self.shape.jk is not None and depth:
             x = {name: rows[:, -self.shape.hidden :] for name, rows in x.items()}
         norms: Any = self.norms[depth]
@@ -369,7 +369,7 @@ class GNN(nn.Module):
         return done
 
     def _join(self, rows: Mapping[str, Tensor], own: Rows) -> dict[str, Tensor]:
-        """Return a layer's rows, preceded by the columns of earlier layers (in `own`) that jumping knowledge keeps."""
+        """Put jumping knowledge before a layer's `rows`: earlier layers' rows ("cat") or the maximum so far ("max")."""
         if self.shape.jk == "cat":
             return {name: torch.cat([own[name], value], dim=1) for name, value in rows.items()}
         if self.shape.jk == "max":
@@ -406,7 +406,7 @@ def _types_by_layer(schema: Schema, shape: Shape, out_types: Collection[str] | N
 
 
 def _is_fit(x: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether layers accept the dtype of x: that of the parameters, or that of autocast."""
+    """Return whether layers accept x as it is: its dtype must be `dtype`, that of the parameters, or autocast's."""
     device = x.device.type
     return x.dtype == dtype or (torch.is_autocast_enabled(device) and x.dtype == torch.get_autocast_dtype(device))
 

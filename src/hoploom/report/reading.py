@@ -56,7 +56,7 @@ class JsonLines:
 
     @property
     def is_rewritten(self) -> bool:
-        """Whether the last line read has left the file. A resumed run repeats steps, and then rewrites their lines."""
+        """Whether the last line read is no longer in its place. A resumed run rewrites the lines of repeated steps."""
         if not self._offset:
             return False
         try:
@@ -168,7 +168,7 @@ class RunReader:
 
     @property
     def seconds(self) -> float:
-        """Total seconds of all sessions of the run (from a start or resumption to its end), including a running one."""
+        """Total seconds of the run's sessions: each from a start or resumption to its end, or still running."""
         spans, began = 0.0, None
         for event in self.events:
             if event.get("event") == "start":
@@ -182,13 +182,13 @@ class RunReader:
         return spans or float(self.result.get("seconds") or 0) or float(np.nansum(self.columns["seconds"]))
 
     def _last_line(self, since: float, before: float) -> float:
-        """Return the time of the last line with a time from `since` to `before`; `since` if there is no such line."""
+        """Return when the last line was written in the time from `since` to `before`; `since` if there is none."""
         lines = [*self.events, *(line for lines in self.times.values() for line in lines)]
         return max((at for line in lines if since <= (at := _number(line.get("at"))) < before), default=since)
 
     @property
     def steps_per_epoch(self) -> float:
-        """The number of steps in an epoch; 0 as long as no start of the run and no validation has recorded it."""
+        """The number of steps in an epoch; 0 until a start of the run or a validation has recorded it."""
         known = [_number(start.get("steps_per_epoch")) for start in self.starts]
         known += [line["step"] / _number(line.get("epoch")) for line in self.epochs[-1:] if _number(line.get("epoch"))]
         return next(filter(None, known), 0.0)
@@ -206,7 +206,7 @@ class RunReader:
 
     @property
     def measured(self) -> dict[int, list[Line]]:
-        """The lines of each rank's times file, by rank; only those since the number of processes last changed."""
+        """The lines of the times files by rank, without those from before the number of processes last changed."""
         if not self.starts:
             return self.times
         counts = [len(start.get("machines", ())) for start in self.starts]
@@ -222,7 +222,7 @@ Labelled: TypeAlias = Sequence[tuple[str, RunReader]]  # runs with the names the
 
 
 def totals(lines: Iterable[Line], kind: str) -> dict[str, float]:
-    """Return sums, by name, of the numbers in field `kind` of the lines: seconds, loader, traffic, disk or reads."""
+    """Add up the numbers in one field of all lines, by name. `kind` is the field, such as "seconds" or "disk"."""
     found: dict[str, float] = {}
     for line in lines:
         for name, value in line.get(kind, {}).items():
@@ -235,7 +235,7 @@ def _number(value: Any) -> float:
 
 
 def _stats(path: Path) -> Iterator[os.stat_result]:
-    """Yield the status of a file, if it still exists."""
+    """Yield the status of a file, or nothing if it no longer exists."""
     with suppress(FileNotFoundError):
         yield path.stat()
 

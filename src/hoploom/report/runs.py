@@ -61,9 +61,9 @@ def time_cards(runs: Labelled) -> list[Card]:
 
 
 def _time_rows(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dict[str, float], str]]:
-    """Return rows for `bars` with the seconds per step by activity: the mean of all ranks.
+    """Return rows for `bars` with the seconds per step by activity.
 
-    If the run is `alone` on the page, and has not too many ranks, every rank has a row.
+    There is one row, the mean of all ranks, or a row per rank if the run is `alone` on the page and has few ranks.
     """
     found: list[dict[str, float]] = []
     for _, lines in sorted(run.measured.items()):

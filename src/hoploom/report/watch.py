@@ -87,7 +87,7 @@ class _Live:
             return encoded(run_page(self._runs), is_live=True)
 
     def content(self, seen: str) -> bytes | None:
-        """Return the page's content as JSON; None if the browser has it already, because `seen` is its version."""
+        """Return the page's content as JSON; None if its version is still `seen`, the one that the browser has."""
         with self._lock:
             self._read()
             return None if seen == str(self._version) else self._content

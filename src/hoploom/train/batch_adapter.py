@@ -77,7 +77,7 @@ class BatchAdapter(nn.Module):
         self._is_new = True
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """Return the model's output for a batch; arguments other than a single batch go to the model unchanged."""
+        """Return the model's output for a batch. Pass any other arguments to the model unchanged."""
         if named or len(given) != 1 or not isinstance(given[0], (Data, HeteroData)):
             return self.called_model(*given, **named)
         batch: Batch = given[0]
@@ -145,7 +145,7 @@ def adapted(model: nn.Module) -> nn.Module:
 
 
 def without_ddp(model: nn.Module) -> nn.Module:
-    """Return the model that DDP wraps, if any: DDP's own forward may wait for other ranks."""
+    """Return the model inside DDP, or `model` if there is no DDP. DDP's own forward may wait for other ranks."""
     inner: Any = model
     while isinstance(getattr(inner, "_orig_mod", None), nn.Module):
         inner = inner._orig_mod
@@ -172,7 +172,7 @@ def _field_of(batch: Batch, field: str) -> Any:
 
 
 def _counts_hold(batch: Batch) -> bool:
-    """Return whether num_sampled_nodes and num_sampled_edges fit the batch; a transform may have changed its size."""
+    """Return whether num_sampled_nodes and num_sampled_edges add up to the batch's size. A transform may change it."""
     rows = [(NODES, FEATURES, 0, storage) for storage in batch.node_stores]
     edges = [(EDGES, "edge_index", 1, storage) for storage in batch.edge_stores]
     return all(

@@ -1,8 +1,8 @@
 """Checkpoints: the state of a run's parts as one safetensors file, written by rank 0 and read whole by every rank.
 
-Any safetensors reader sees the tensors; the structure around them is JSON in the file's metadata: keys of any scalar
-type, tuples, NaN and infinity survive, aliased tensors are written twice. A checksum covers the whole state, which
-costs one more pass over the bytes.
+Any safetensors reader sees the tensors. The structure around them is JSON in the file's metadata, which keeps keys of
+any scalar type, tuples, NaN and infinity. Tensors that share memory are written twice. A checksum covers the whole
+state, which costs one more pass over the bytes.
 
 This module does not import PyG, because that takes seconds and a program may only save checkpoints.
 """
@@ -145,9 +145,9 @@ def last_good(path: Path | None) -> str:
 
 
 class SaveClock:
-    """A clock for checkpoints within an epoch: due after the first step, then every `minutes`; never if `minutes` is 0.
+    """A clock for checkpoints within an epoch: one after the first step, then every `minutes`; none if `minutes` is 0.
 
-    The time between two checkpoints grows if writing one takes more than 1 % of it.
+    If writing a checkpoint takes more than 1 % of this time, the next one comes later.
     """
 
     def __init__(self, minutes: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -173,7 +173,7 @@ def _unwrapped(part: Any) -> Any:
 
 
 def _kind(part: Any) -> str:
-    """Return the class name of a part, which `restore` compares; empty for a model, whose parameters are compared."""
+    """Return a part's class name for `restore` to compare; empty for a model, because its parameters are compared."""
     name = type(part).__name__
     return "" if isinstance(part, nn.Module) else SAVED_KINDS.get(name, name)
 
@@ -213,7 +213,7 @@ def check_whole(model: nn.Module) -> None:
 def write_state(path: Path, state: Any, *, first: Path | None = None) -> None:
     """Write a nested state with tensors; the old file stays until the new one is complete and on the disk.
 
-    `first` is a second path, to which the same bytes are written before: damage to one file leaves the other intact.
+    `first` is a second path, which gets the same bytes before `path` does: damage to one file leaves the other intact.
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_encoded(state, (), tensors), separators=(",", ":"))
@@ -229,7 +229,7 @@ def write_state(path: Path, state: Any, *, first: Path | None = None) -> None:
 
 
 def read_state(path: Path) -> Any:
-    """Return the state in a file; raise StoreError if the file is missing, damaged, or of another program."""
+    """Return the state in a file; raise StoreError if the file is missing or damaged, or was not written by Hoploom."""
     try:
         with safe_open(regular(path), framework="pt", backend="pread") as file:
             metadata = file.metadata() or {}
@@ -271,7 +271,7 @@ def _raw(tensor: Tensor) -> memoryview:
 
 
 def _encoded(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    """Return `value` as JSON values; add each tensor in it to `tensors`, under its path, as a contiguous CPU tensor."""
+    """Return `value`, found at `path` in the state, as JSON values; put its tensors into `tensors`, named by path."""
     at = "/".join(path)
     if len(path) > DEPTH_LIMIT:
         raise ConfigError(f"the state is nested more than {DEPTH_LIMIT} deep at {at!r:.80}; make it flatter")
@@ -309,7 +309,7 @@ def _key(key: Any, at: str) -> Any:
 
 
 def _decoded(node: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the state that `_encoded` has turned into the JSON values `node` and the dict `tensors`."""
+    """Undo `_encoded`: return the state from its JSON values `node` and its tensors by name."""
     if isinstance(node, list):
         return [_decoded(entry, tensors) for entry in node]
     if not isinstance(node, dict):

@@ -1,8 +1,8 @@
 """The journal of a run: files about its steps, epochs and machines, and the loggers that get a copy of the metrics.
 
-It has a JSON line per step and rank, one per epoch, and one about once a second on time and memory used; a power
-cut may lose the newest lines. Each logger runs in a thread of its own, so that a slow network delays no step. A logger
-that fails is dropped for the rest of the run, with one warning.
+The files have a JSON line per step of each rank, one per epoch, and about one per second with the time and memory
+used. A power cut may lose the newest lines. Each logger runs in a thread of its own, so that a slow network delays no
+step. A logger that fails is dropped for the rest of the run, with one warning.
 """
 
 import json
@@ -46,8 +46,8 @@ class Journal:
     >>> with Journal("runs/papers", context, loggers=["tensorboard", "wandb", MyLogger()]) as journal:
     ...     fit(learner, training, context, journal=journal)
 
-    A `with` block also records a test or an error after `fit`; without the block, the journal closes when `fit` ends.
-    `loggers` are names, or objects with the three methods of `Logger`; None: TensorBoard, if it is installed.
+    In a `with` block, the journal also records a test or an error after `fit`. Otherwise, it closes when `fit` ends.
+    `loggers` are names, or objects with the three methods of `Logger`. None means TensorBoard, if it is installed.
     `settings` are the run's settings that W&B shows, such as `{"optimizer.lr": 0.01}`.
     """
 
@@ -70,7 +70,7 @@ class Journal:
 
     @contextmanager
     def recording(self, learner: "Learner", machines: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-        """Write the training of `learner` in this block to the journal; first remove lines beyond its progress.
+        """Record the training of `learner` in this block. First remove lines of steps and epochs beyond its progress.
 
         `machines` has the result of `machine_of` for each rank.
         """
@@ -221,7 +221,7 @@ def versions() -> dict[str, str]:
 
 
 def _shorten(path: Path, counted: str | None, last: int) -> None:
-    """Cut a file before its first incomplete line or line[counted] > last; if `counted` is None, after `last` lines."""
+    """Cut a file of JSON lines at a broken line, or where field `counted` exceeds `last`; None counts the lines."""
     try:
         with path.open("rb+") as file:
             kept = 0
@@ -277,7 +277,7 @@ class Times:
         self._step, self._num_steps, self._since = 0, 0, 0.0
 
     def watch(self, sources: Mapping[str, Callable[[], Counts]], step: int) -> None:
-        """Write the growth of the counts of `sources` in every line from now on. `step`: the number of steps so far."""
+        """From now on, write in each line how much the counts of `sources` grew. `step`: the number of steps so far."""
         self._sources, self._step = sources, step
         self._before = {name: read() for name, read in sources.items()}
 
@@ -292,7 +292,7 @@ class Times:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the seconds of this block to activity `name`; during "validation", the watched counts are left out."""
+        """Add the seconds of this block to activity `name`. The growth of counts during "validation" is left out."""
         began = time.perf_counter()
         held = {source: read() for source, read in self._sources.items()} if name == "validation" else {}
         try:
@@ -322,7 +322,7 @@ class Times:
 
 
 def memory(status: Path = Path("/proc/self/status")) -> dict[str, int]:
-    """Return this process's memory in bytes: `private`, `shared`, and `mapped`, mostly the graph; empty if unknown."""
+    """Return this process's resident bytes: `private`, `shared`, and `mapped` (of mapped files); empty if unknown."""
     found = {}
     with suppress(OSError, ValueError):
         for line in status.read_text().splitlines():
@@ -361,10 +361,10 @@ class DiskUse:
 def disk_use(
     num_steps: int, seconds: Counts, reads: Counts, stages: Counts, waits: float = 0.0, *, threads: int
 ) -> DiskUse | None:
-    """Return how busy the disk was and what limited the steps; None if they requested nothing from the disk.
+    """Return how busy the disk was and what limited the steps; None if no step requested anything from the disk.
 
-    `seconds` has the time of all steps (`step`) and of their waits for batches (`wait`). `stages`, the time in the
-    loading stages, and `waits`, the time spent waiting for servers, are summed over `threads`.
+    `seconds` has the total time of the steps (`step`) and of their waits for batches (`wait`). `stages` has the time of
+    each loading stage, and `waits` is the time spent waiting for servers; both are summed over `threads`.
     """
     if not reads.get("asked") or not num_steps or not seconds.get("step"):
         return None

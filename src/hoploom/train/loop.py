@@ -436,8 +436,8 @@ def evaluate(
     """Return the metrics of the task and the mean loss, exact and the same on every rank. All ranks call.
 
     The ranks share the steps of the loader, so the batches are those of one process. A loader that was made with
-    `rank=` and `world_size=` is not divided again. Every call samples the neighbors of epoch 0, so results repeat. A
-    loop over the loader does the same after `loader.set_epoch(0)`, else it samples new neighbors each time.
+    `rank=` and `world_size=` is not divided again. Every call samples the same neighbors, those of epoch 0 of the
+    loader, so results repeat. Your own loop over the loader gets the same ones after `loader.set_epoch(0)`.
 
     >>> evaluate(model, NeighborLoader(store, [-1, -1], input_nodes="val", batch_size=4096), task, context)
     """
@@ -510,7 +510,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _update_with_nothing(metrics: "MetricCollection", scores: Tensor, targets: Tensor) -> None:
-    """Give metrics on a rank without rows empty states, with the dtypes and shapes that gathering needs."""
+    """Make the states of metrics empty, on a rank without rows, but with the dtypes and shapes that gathering needs."""
     for metric in metrics.values():
         metric.update(scores, targets)
         filled = {name: list(s) if isinstance(s, list) else s for name, s in metric.metric_state.items()}

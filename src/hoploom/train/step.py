@@ -1,7 +1,7 @@
 """The learner, the settings of training, and one optimizer step over all ranks, from batches to update and report.
 
-Ranks and batches are weighted by their rows, so that a step is the step that one process would take with all rows.
-Each step costs one small all-reduce on the CPU. It notices a failed rank, for which the backward pass would wait.
+Each rank and each batch counts by its number of rows, so a step is the same as that of one process with all rows.
+One small all-reduce per step, on the CPU, finds a failed rank before the backward pass, which would wait for it.
 """
 
 import inspect
@@ -251,7 +251,7 @@ class StepTimer:
         self._last = now
 
     def parts(self, averaging: float) -> dict[str, float]:
-        """Return seconds by activity, without "wait" and "rest". Of backward, `averaging` count as "all-reduce"."""
+        """Return seconds by activity, less "wait" and "rest". `averaging` of "backward" move to "all-reduce"."""
         parts = {name: spent for name, spent in self.seconds.items() if name not in ("wait", "rest")}
         if averaging > 0:
             parts["all-reduce"] = averaging
@@ -260,7 +260,7 @@ class StepTimer:
 
 
 class _HostScalar:
-    """A number that is being copied to the host. `wait` waits only for the copy, not for later work, and returns it."""
+    """A number that is being copied to the host. `wait` returns it after the copy, without waiting for later work."""
 
     def __init__(self, number: Tensor) -> None:
         self._host = number
@@ -298,8 +298,8 @@ class Stepper:
     def take(self, batches: StepBatches, expected: int, requests: StopRequests, *, is_due: bool = False) -> StepResult:
         """Take the next step with `batches`. `expected` is an estimate of the step's number of seeds over all ranks.
 
-        The gradients are rescaled to the true number. All ranks learn whether some rank was asked to stop, and whether
-        rank 0 wants a checkpoint.
+        The gradients are rescaled when the true number is known. All ranks learn whether some rank was asked to stop
+        (`requests`), and whether rank 0 wants a checkpoint (`is_due`).
         """
         timer, progress, averaging_before = StepTimer(), self._learner.progress, self._averaging_seconds()
         is_alone = self._context.world_size == 1  # then backward waits for no rank, and the loss is read after it
@@ -370,7 +370,7 @@ class Stepper:
     def _agree(
         self, loss_sums: Sequence[_HostScalar], rows: int, requests: StopRequests, *, is_due: bool
     ) -> list[float]:
-        """Return the sums over all ranks: losses, rows, ranks asked to stop, and whether rank 0 wants a checkpoint.
+        """Return, over all ranks: [sum of losses, rows, ranks asked to stop, 1 or 0: does rank 0 want a checkpoint].
 
         All ranks raise if the loss of one of them is not finite.
         """

@@ -132,7 +132,7 @@ class NodeTask(MonitoredTask):
 
     @property
     def columns(self) -> tuple[int, str]:
-        """The number of outputs per seed, and what messages call these, such as "classes"."""
+        """The number of outputs per seed, and the word for outputs in messages, such as "classes"."""
         raise NotImplementedError
 
     def judge(self, labels: Tensor) -> tuple[Tensor, Tensor, str]:
@@ -172,7 +172,7 @@ class NodeTask(MonitoredTask):
         return self.read(storage[self.label][:num_seeds], storage["n_id"][:num_seeds])
 
     def _matrix(self, labels: Tensor, width: int, way_out: str) -> Tensor:
-        """Return labels as a matrix with `width` columns; raise ConfigError if they have another width."""
+        """Return labels as a matrix with `width` columns. For another width, raise ConfigError with `way_out`."""
         rows = labels.view(-1, 1) if labels.dim() == 1 else labels
         if rows.shape[1:] != (width,):
             raise ConfigError(f"{self.label!r} has rows of shape {tuple(rows.shape[1:])}{way_out}")
@@ -242,7 +242,7 @@ def _check_tensor(found: Any, wanted: str) -> None:
 
 
 def _seeds(batch: Batch, node_type: str | None) -> tuple[Any, str, int]:
-    """Return the batch's storage of the seeds' node type, the type's name, and the number of seeds, its first nodes."""
+    """Return the storage of the seeds' node type, the type's name, and the number of seeds, which come first."""
     if not isinstance(batch, HeteroData):
         return batch, "node", int(batch.batch_size)
     having = [storage for storage in batch.node_stores if "batch_size" in storage]
@@ -403,7 +403,7 @@ class LinkPrediction(MonitoredTask):
         return labels.long()
 
     def check(self, labels: Tensor, ends: Tensor, ids: str = "") -> None:
-        """Raise DataError for the first label that is neither 0 nor 1."""
+        """Raise DataError for the first label that is neither 0 nor 1. The message shows the link's `ends`."""
         bad = ((labels != 0) & (labels != 1)).reshape(-1)
         if bad.any():
             row = int(bad.nonzero()[0])
@@ -444,8 +444,8 @@ def _links(batch: Batch) -> tuple[Any, tuple[str, str]]:
 def check_labels(task: Task, loader: Loader, device: torch.device) -> Task:
     """Check the labels before the first batch if the device is a GPU; raise an error for an invalid label.
 
-    Return the task. It checks labels of links batch by batch on a CPU, and on a GPU if a transform or a server makes
-    the links, because these are not known in advance.
+    Return the task. A task on links checks labels batch by batch on a CPU. On a GPU, it does so only if a transform or
+    a server makes the links, because these are not known in advance.
     """
     maker = None if device.type == "cpu" else getattr(loader, "maker", None)
     if isinstance(task, NodeTask) and isinstance(maker, NodeMaker):

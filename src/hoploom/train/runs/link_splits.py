@@ -1,8 +1,8 @@
 """Split the links of a relation into train, val and test, and remove the held-out links from the graph.
 
 A random split is a hash of an edge's two ends, so both directions and all copies of a link have the same split on
-every rank; `task.links` gives splits in files. The remaining graph is in every process's own memory: for a relation
-that is too large for that, build a store of the training edges and give the other links as files.
+every rank. The key `task.links` names files with other splits. The remaining graph is in every process's own memory.
+If a relation is too large for that, build a store of its training edges, and give the other links as files.
 """
 
 import csv
@@ -56,7 +56,7 @@ class LinkShares:
     test: float
 
     def splits(self, sources: Tensor, destinations: Tensor, *, undirected: bool) -> Tensor:
-        """Return the split of every edge, TRAIN, VAL or TEST: [n] uint8; if `undirected`, one for both directions."""
+        """Return the split of every edge: TRAIN, VAL or TEST ([n] uint8); if `undirected`, the same both ways."""
         first, second = _words(sources), _words(destinations)
         if undirected:
             first, second = np.minimum(first, second), np.maximum(first, second)
@@ -95,7 +95,7 @@ def _words(ids: Tensor) -> Words:
 
 
 def reverses_of(schema: Schema, key: RelationName) -> tuple[RelationName, ...]:
-    """Return the other relations from the destination type of `key` to its source type: they may reverse its links."""
+    """Return the other relations that lead from the destination type of `key` to its source type: possible reverses."""
     return tuple(r.key for r in schema.relations if (r.source, r.destination) == (key[2], key[0]) and r.key != key)
 
 
@@ -132,7 +132,7 @@ def hold_out(
 
 
 def _within(store: Store, left: Store, changed: set[RelationName]) -> Store:
-    """Return the store `left` with the memory budget of `store`. Data of types not in `changed` stays on disk."""
+    """Return `left` with the memory budget of `store`. What `store` reads from disk stays there, but for `changed`."""
     if store.reads is None:
         return left
     shards = []
@@ -147,7 +147,7 @@ def _within(store: Store, left: Store, changed: set[RelationName]) -> Store:
 
 
 def _splits(part: Part, key: RelationName, shares: LinkShares | GivenLinks, *, turned: bool = False) -> Tensor:
-    """Return the split of every edge of a part's relation: [n] uint8. `turned` swaps each edge's two ends first."""
+    """Return the split of every edge of a part's relation: [n] uint8. If `turned`, swap each edge's two ends first."""
     found = [torch.empty(0, dtype=torch.uint8)]
     for sources, nodes in scan_edges(part.lists[part.schema.relation_index[key]], key, AT_ONCE):
         first, second = (nodes, sources) if turned else (sources, nodes)
@@ -156,7 +156,7 @@ def _splits(part: Part, key: RelationName, shares: LinkShares | GivenLinks, *, t
 
 
 def _links(parts: Sequence[Part], key: RelationName, chosen: Tensor) -> Tensor:
-    """Return the edges of a relation that the mask `chosen`, over all parts, selects: [2, n] int64."""
+    """Return the edges of a relation, from all parts, where the mask `chosen` is True: [2, n] int64."""
     links, begin, found = torch.empty(2, int(chosen.sum()), dtype=torch.int64), 0, 0
     for part in parts:
         for ends in scan_edges(part.lists[part.schema.relation_index[key]], key, AT_ONCE):
@@ -264,7 +264,7 @@ def given_links(store: Store, key: RelationName, ends: Tensor) -> GivenLinks:
 
 
 def in_graph(store: Store, key: RelationName, reverses: Collection[RelationName], ends: Tensor) -> bool:
-    """Return whether any of the links `ends` is an edge of the graph, in either direction. Reads neighbour lists."""
+    """Return whether the graph has any of the links `ends`, in either direction. Looks them up in neighbour lists."""
     looked_up = [(key, False), *((name, True) for name in reverses)]
     if key[0] == key[2]:
         looked_up += [(name, not is_turned) for name, is_turned in looked_up]
@@ -276,7 +276,7 @@ def in_graph(store: Store, key: RelationName, reverses: Collection[RelationName]
 
 
 def read_links(run_file: RunFile, store: Store, key: RelationName, folder: Path) -> dict[str, Tensor]:
-    """Return the links of every split that has a file in the folder: [2, n] int64 each."""
+    """Return the links by split, [2, n] int64 each, from the files in `folder`. A split without a file is left out."""
     found = {}
     for split in SPLITS:
         paths = [path for suffix in READERS if (path := folder / f"{split}{suffix}").exists()]
@@ -339,7 +339,7 @@ def _checked_columns(names: list[str]) -> list[str]:
 
 
 def write_links(folder: Path, store: Store, seeds: Mapping[str, Any], *, keep: bool = False) -> None:
-    """Write val.csv and test.csv with the user's ids, for `task.links`: all edges in neither file are for training.
+    """Write links to val.csv and test.csv, with the user's ids. With `task.links` = `folder`, a run trains on the rest.
 
     `keep` leaves files that exist unchanged.
     """

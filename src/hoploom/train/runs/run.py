@@ -1,6 +1,6 @@
 """A run of `hoploom train`: run.toml becomes a store, a task, a model, loaders and an optimizer; then fit and evaluate.
 
-All pieces are public, so that a script can put them together in the same way. Learning-rate schedules are functions of
+The functions for this are public, so that a script can do the same. Learning-rate schedules are functions of
 the step number, so that a resumed run follows the same curve.
 """
 
@@ -88,7 +88,7 @@ class Result:
 def run(
     run_file: RunFile, context: Context, *, resume: bool = False, progress: bool = True, checked: bool = False
 ) -> Result:
-    """Train and evaluate as run.toml describes; call `check_run` first unless `checked`. All ranks call.
+    """Train and evaluate as run.toml describes. All ranks call. Unless `checked`, `check_run` checks the run first.
 
     >>> with hoploom.init() as context:
     ...     result = run(read_run_file("run.toml"), context)
@@ -410,7 +410,7 @@ def eval_loader(run_file: RunFile, setup: TrainingSetup, context: Context, model
 def infer_loader(run_file: RunFile, setup: TrainingSetup, context: Context, model: nn.Module, nodes: Any) -> Loader:
     """Return a loader of `nodes` for inference, with the same batches for any number of ranks.
 
-    Batches have all neighbours if the model has `num_layers`, else the fanouts of evaluation.
+    If the model has `num_layers`, batches have all neighbours. Otherwise, they are sampled by evaluation's fanouts.
     """
     hops, only_nodes = getattr(model, "num_layers", None), replace(setup, seeds={NODES: nodes})
     if isinstance(hops, int) and hops > 0:
@@ -427,7 +427,7 @@ def _loader(
     fanouts: Fanouts,
     given: Mapping[str, Any] | None = None,
 ) -> Loader:
-    """Return a loader of a split with options `given`, by default those of evaluation: every rank has all seeds."""
+    """Return a loader of a split with options `given`; by default for evaluation, where every rank has all seeds."""
     section, task, schema = run_file.loader, run_file.task, setup.store.schema
     whole = {"rank": 0, "world_size": 1, "batch_size": section.eval_batch_size or section.batch_size}
     options: dict[str, Any] = dict(whole if given is None else given) | {
@@ -482,7 +482,7 @@ def make_optimizer(run_file: RunFile, model: nn.Module) -> Optimizer:
 def make_scheduler(
     run_file: RunFile, optimizer: Optimizer, num_batches: int, mode: Mode
 ) -> LRScheduler | ReduceLROnPlateau | None:
-    """Return the scheduler; None if run.toml has none. `mode` ("max", "min"): the better direction of the metric."""
+    """Return the scheduler; None if run.toml has none. `mode` is "max" or "min": the better direction of the metric."""
     section = run_file.scheduler
     if section.name == "none":
         return None

@@ -1,9 +1,9 @@
 """The keys of run.toml, as frozen dataclasses, section by section; and how the file is read, checked and written again.
 
-Each key is declared once, with its default, its rule and its help; the reader, the template of `hoploom init` and the
-table in docs/training.md are made from them. `only` limits a key to some values of another key. Errors name the file
-and line. Rules between keys are checked when a file is read; rules that depend on the number of processes and on the
-output folder are checked by `check_run`, once, before the ranks start.
+Each key is declared once, with its default, a check of its value, and its help text. The reader, the template of
+`hoploom init` and the table in docs/training.md are made from these declarations. A key with `only` has an effect for
+some values of another key only. Errors name the file and line. Conflicts between keys are found when a file is read.
+Before the ranks start, `check_run` looks for conflicts with the number of processes and the output folder.
 """
 
 # ruff: noqa: RUF009  (key() is dataclasses.field)
@@ -454,7 +454,7 @@ def _entries(counts: Sequence[int]) -> str:
 
 
 def check_run(run_file: RunFile, world_size: int, *, resume: bool) -> None:
-    """Raise ConfigError if a run cannot start with this many processes and the output folder as it is."""
+    """Raise ConfigError if a run cannot start with this many processes, or with what the output folder contains."""
     if run_file.loader.batch_size < world_size:
         message = f"loader.batch_size is {run_file.loader.batch_size} for {world_size} processes"
         raise run_file.problem("loader.batch_size", f"{message}; give at least {world_size}")
@@ -520,7 +520,7 @@ WHOLE_NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
 
 
 def template(known: Values | None = None, notes: Mapping[str, str] | None = None) -> str:
-    """Return a commented run.toml. `known` are values to fill in, by full name; `notes` replace a key's help.
+    """Return a commented run.toml with the values `known`, and `notes` in place of the help; both by keys' full names.
 
     >>> Path("run.toml").write_text(template({"store": "papers.store", "loader.fanouts": (10, 5)}))
     """
@@ -544,7 +544,7 @@ def template(known: Values | None = None, notes: Mapping[str, str] | None = None
 
 
 def template_for(folder: Path, *, beside: Path) -> tuple[str, str]:
-    """Return a run.toml for the store in `folder` (path relative to `beside`), and a line that explains its task."""
+    """Return a run.toml, to be put in `beside`, for the store in `folder`; and a line that says why this task."""
     schema = open_store(folder).schema
     known: dict[str, Any] = {"store": os.path.relpath(folder, beside)}
     notes: dict[str, str] = {}
