@@ -12,7 +12,7 @@ from hoploom.schema import RelationName, TypeKey
 
 @dataclass(frozen=True)
 class Seeds:
-    """The seeds of a batch, by node type. In disjoint sampling, every seed has its own subgraph, called tree."""
+    """The seeds of a batch, by node type. In disjoint sampling, every seed has its own subgraph, a "tree"."""
 
     nodes: tuple[Tensor | None, ...]  # per type: [n] int64
     trees: tuple[Tensor | None, ...]  # per type: [n] int64 tree numbers, disjoint sampling only

@@ -31,7 +31,7 @@ def batch_key(seed: int, epoch: int, step: int) -> BatchKey:
 
 
 def hook_key(key: int, layer: int, call: int) -> int:
-    """Return the key of the random numbers that a frontier hook draws: each `call` in each layer has its own."""
+    """Return the key of the random numbers that a frontier hook draws in its call number `call` in a layer."""
     return mix(mix(mix(key, HOOK), layer), call)
 
 

@@ -141,7 +141,7 @@ def _of_subgraph(
 
 
 def eager(function: Function) -> Function:
-    """Exclude a function whose kernels are compiled, and whose output shapes depend on values, from torch.compile."""
+    """Exclude a function from torch.compile. Its kernels are compiled already; its output shapes depend on values."""
     excluded: Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return excluded
 

@@ -369,7 +369,7 @@ class GNN(nn.Module):
         return done
 
     def _join(self, rows: Mapping[str, Tensor], own: Rows) -> dict[str, Tensor]:
-        """Put jumping knowledge before a layer's `rows`: earlier layers' rows ("cat") or the maximum so far ("max")."""
+        """Return a layer's rows, with earlier layers' rows ("cat") or the maximum so far ("max") in front."""
         if self.shape.jk == "cat":
             return {name: torch.cat([own[name], value], dim=1) for name, value in rows.items()}
         if self.shape.jk == "max":

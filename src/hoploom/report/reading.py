@@ -168,7 +168,7 @@ class RunReader:
 
     @property
     def seconds(self) -> float:
-        """Total seconds of the run's sessions: each from a start or resumption to its end, or still running."""
+        """Total seconds of the run's sessions, also a running one. A start or a resumption begins a session."""
         spans, began = 0.0, None
         for event in self.events:
             if event.get("event") == "start":
@@ -182,7 +182,7 @@ class RunReader:
         return spans or float(self.result.get("seconds") or 0) or float(np.nansum(self.columns["seconds"]))
 
     def _last_line(self, since: float, before: float) -> float:
-        """Return when the last line was written in the time from `since` to `before`; `since` if there is none."""
+        """Return the time of the last line between the times `since` and `before`; `since` if there is none."""
         lines = [*self.events, *(line for lines in self.times.values() for line in lines)]
         return max((at for line in lines if since <= (at := _number(line.get("at"))) < before), default=since)
 

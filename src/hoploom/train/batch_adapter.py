@@ -77,7 +77,7 @@ class BatchAdapter(nn.Module):
         self._is_new = True
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """Return the model's output for a batch. Pass any other arguments to the model unchanged."""
+        """Return the model's output for a batch, or for any other arguments, which go to the model unchanged."""
         if named or len(given) != 1 or not isinstance(given[0], (Data, HeteroData)):
             return self.called_model(*given, **named)
         batch: Batch = given[0]

@@ -147,7 +147,7 @@ def last_good(path: Path | None) -> str:
 class SaveClock:
     """A clock for checkpoints within an epoch: one after the first step, then every `minutes`; none if `minutes` is 0.
 
-    If writing a checkpoint takes more than 1 % of this time, the next one comes later.
+    If writing a checkpoint takes long, the next one comes later, so that writing takes at most 1 % of the time.
     """
 
     def __init__(self, minutes: float, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -221,7 +221,7 @@ def versions() -> dict[str, str]:
 
 
 def _shorten(path: Path, counted: str | None, last: int) -> None:
-    """Cut a file of JSON lines at a broken line, or where field `counted` exceeds `last`; None counts the lines."""
+    """Keep a file's first complete JSON lines, while field `counted` (None: the line's number) is at most `last`."""
     try:
         with path.open("rb+") as file:
             kept = 0

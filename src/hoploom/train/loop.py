@@ -510,7 +510,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _update_with_nothing(metrics: "MetricCollection", scores: Tensor, targets: Tensor) -> None:
-    """Make the states of metrics empty, on a rank without rows, but with the dtypes and shapes that gathering needs."""
+    """Give the metrics of a rank without rows empty states, of the dtypes and shapes that a gather needs."""
     for metric in metrics.values():
         metric.update(scores, targets)
         filled = {name: list(s) if isinstance(s, list) else s for name, s in metric.metric_state.items()}

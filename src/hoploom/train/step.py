@@ -251,7 +251,7 @@ class StepTimer:
         self._last = now
 
     def parts(self, averaging: float) -> dict[str, float]:
-        """Return seconds by activity, less "wait" and "rest". `averaging` of "backward" move to "all-reduce"."""
+        """Return seconds by activity, without "wait" and "rest". Count `averaging` as "all-reduce", not "backward"."""
         parts = {name: spent for name, spent in self.seconds.items() if name not in ("wait", "rest")}
         if averaging > 0:
             parts["all-reduce"] = averaging

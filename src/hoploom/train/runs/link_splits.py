@@ -1,7 +1,7 @@
 """Split the links of a relation into train, val and test, and remove the held-out links from the graph.
 
 A random split is a hash of an edge's two ends, so both directions and all copies of a link have the same split on
-every rank. The key `task.links` names files with other splits. The remaining graph is in every process's own memory.
+every rank. The key `task.links` names files with your splits. The remaining graph is in every process's own memory.
 If a relation is too large for that, build a store of its training edges, and give the other links as files.
 """
 
@@ -95,7 +95,7 @@ def _words(ids: Tensor) -> Words:
 
 
 def reverses_of(schema: Schema, key: RelationName) -> tuple[RelationName, ...]:
-    """Return the other relations that lead from the destination type of `key` to its source type: possible reverses."""
+    """Return the other relations from the destination type of `key` to its source type. They may be its reverses."""
     return tuple(r.key for r in schema.relations if (r.source, r.destination) == (key[2], key[0]) and r.key != key)
 
 
@@ -132,7 +132,7 @@ def hold_out(
 
 
 def _within(store: Store, left: Store, changed: set[RelationName]) -> Store:
-    """Return `left` with the memory budget of `store`. What `store` reads from disk stays there, but for `changed`."""
+    """Return `left` with the memory budget of `store`. Relations in `changed` are in memory; others where they were."""
     if store.reads is None:
         return left
     shards = []
@@ -339,7 +339,7 @@ def _checked_columns(names: list[str]) -> list[str]:
 
 
 def write_links(folder: Path, store: Store, seeds: Mapping[str, Any], *, keep: bool = False) -> None:
-    """Write links to val.csv and test.csv, with the user's ids. With `task.links` = `folder`, a run trains on the rest.
+    """Write the held-out links, with the user's ids, to val.csv and test.csv, for a later `task.links`.
 
     `keep` leaves files that exist unchanged.
     """

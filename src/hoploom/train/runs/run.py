@@ -1,7 +1,7 @@
 """A run of `hoploom train`: run.toml becomes a store, a task, a model, loaders and an optimizer; then fit and evaluate.
 
-The functions for this are public, so that a script can do the same. Learning-rate schedules are functions of
-the step number, so that a resumed run follows the same curve.
+The functions for this are public, so that a script can do the same. Learning-rate schedules are functions of the step
+number, so that a resumed run follows the same curve.
 """
 
 import json
@@ -88,7 +88,7 @@ class Result:
 def run(
     run_file: RunFile, context: Context, *, resume: bool = False, progress: bool = True, checked: bool = False
 ) -> Result:
-    """Train and evaluate as run.toml describes. All ranks call. Unless `checked`, `check_run` checks the run first.
+    """Train and evaluate as run.toml describes. All ranks call. Unless `checked`, call `check_run` first.
 
     >>> with hoploom.init() as context:
     ...     result = run(read_run_file("run.toml"), context)
