@@ -51,7 +51,7 @@ WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}  # dtypes that
 
 @dataclass(frozen=True)
 class NpzArray:
-    """The header of an array in an .npz archive. Functions such as `npz_table` read the values later."""
+    """The header of an array in an .npz archive. Functions such as `npz_table` read the array's values later."""
 
     path: Path
     name: str

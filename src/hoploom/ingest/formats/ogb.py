@@ -186,7 +186,7 @@ def _read_mag(dataset: Dataset, root: Path, undirected: bool) -> Streams:
 
 
 def _sizes(path: Path, named: Sequence[str]) -> dict[str, int]:
-    """Return the number of nodes by type, in OGB's order; raise DataError if a type in `named` is missing."""
+    """Return the number of nodes by type, in OGB's order; raise DataError if the file lacks a type in `named`."""
     rows = small_csv(path)
     if len(rows) != 2 or len(rows[0]) != len(rows[1]) or not all(size.strip().isdigit() for size in rows[1]):
         raise DataError(f"{path} holds {rows[:3]}; the names of the types and one row of sizes were expected")

@@ -62,7 +62,7 @@ class Ranges:
         return -(-self.num_ids // self.span)
 
     def limits(self, number: int) -> tuple[int, int]:
-        """Return begin and end of range `number`: its first id, and one more than its last."""
+        """Return the first id of range `number`, and one more than its last id."""
         return number * self.span, min(self.num_ids, (number + 1) * self.span)
 
     def number_of(self, column: str) -> Column:

@@ -257,7 +257,7 @@ class _SharedStore:
 
 
 def pieces_of(made: Sequence[Mapping[str, Any]], name: str) -> tuple[Piece, ...]:
-    """Return the pieces of the file `name` in the order of their ranges; `made` has the pieces of each range."""
+    """Return the pieces of the file `name` in the order of ranges; `made` has, for each range, its pieces by file."""
     return tuple(Piece(*by_file[name]) for by_file in made if name in by_file)
 
 

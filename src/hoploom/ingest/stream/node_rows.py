@@ -70,7 +70,7 @@ def write_fields(writer: ArraySink, stream: NodeStream, block: NodeFields, budge
 
 
 def measured_chunks(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Measures]:
-    """Yield the measures (statistics such as sums) that `block.finish` computes from each chunk of rows."""
+    """Yield what `block.finish` measures (statistics such as sums) in each chunk of rows."""
     assert block.finish is not None
     with _spooled(stream, block, budget, stream.bounds[0], block.rows()) as chunks:
         yield from map(block.finish.measure, chunks())

@@ -122,7 +122,7 @@ class Spool:
             return file.readinto(out.numpy().reshape(-1).data) // self._width
 
     def _split(self, bucket: int, first: int, end: int) -> Iterator[Bucket]:
-        """Yield a bucket that is too large as smaller buckets, through a second spool."""
+        """Yield smaller buckets in place of one that is too large for memory, through a second spool."""
         self._flush()
         bounds = bucket_bounds([first, end], MOST_BUCKETS, self._step)
         folder, width = self._path(bucket).with_suffix(".split"), self._width - KEY_BYTES
@@ -150,7 +150,7 @@ def bucket_bounds(bounds: Sequence[int], wanted: int, step: int = 1) -> list[int
 
 
 def by_part(bounds: Sequence[int], buckets: Iterator[Bucket]) -> Iterator[tuple[int, Iterator[Bucket]]]:
-    """Yield the number of each part, and an iterator of the part's buckets, which is empty if there are none."""
+    """Yield (part number, iterator of the part's buckets) for each part, also for parts that have no buckets."""
     grouped = groupby(buckets, key=lambda bucket: min(bisect_right(bounds, bucket.first), len(bounds) - 1) - 1)
     done = 0
     for part, some in grouped:

@@ -260,7 +260,7 @@ def describe_store(
     num_edges: Sequence[Sequence[int]],
     options: StoreOptions,
 ) -> tuple[Schema, list[PartRange]]:
-    """Return the schema and the parts. `sizes` has the members of splits by part, `num_edges` the edges by part."""
+    """Return the schema and the parts. `sizes` and `num_edges` count, by part, the members of splits and the edges."""
     node_types = [
         NodeType(s.name, s.num_nodes, stored_fields(s), {split: sum(count) for split, count in sizes[s.name].items()})
         for s in nodes

@@ -76,7 +76,7 @@ def _build_here(graph: GraphFile, out: Path, options: BuildOptions, report: Repo
 
 @contextmanager
 def open_engine(scratch: Path, memory: int, threads: int | None = None) -> Iterator[DuckEngine]:
-    """Start DuckDB for this block, with a folder for its files in `scratch` that is removed at the end."""
+    """Start DuckDB for this block. Its files are in a new folder in `scratch`, which is removed when the block ends."""
     folder = scratch / "engine"
     folder.mkdir(parents=True)
     engine = DuckEngine(folder, memory, threads)

@@ -18,7 +18,7 @@ NO_TEXT = "holds text that is not UTF-8; write it in UTF-8"
 
 
 class UnfitError(ValueError):
-    """A value of a column cannot be used."""
+    """A column has a value that cannot be used."""
 
 
 def nulls(source: TableSource, column: str, count: int, way_out: str) -> DataError:

@@ -1,7 +1,7 @@
 """Read graph.toml into frozen dataclasses: the tables of nodes and edges, and the roles of their columns.
 
-Each key is declared once, with its rule and its help, from which the table in docs/tables.md is made. Columns and types
-are checked when the tables are read.
+Each key is declared once, with its rule and with the help text that the table in docs/tables.md shows. Columns and
+types are checked when the tables are read.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Map the user's ids to store ids: the first store id of the part plus the rank of the user's id in the part.
+"""Map the user's ids to store ids: the first store id of the part plus the id's index among the part's sorted ids.
 
 Store ids follow from the user's ids alone, not from the order of rows or files: in a part, integers ascend, and texts
 ascend by (bucket, UTF-8 bytes), where the bucket is the first hex digits of their MD5. Integers without gaps need no
@@ -116,7 +116,7 @@ def number_nodes(engine: Engine, table: NodeTable, source: TableSource | None, p
 
 
 def _without_gaps(engine: Engine, source: TableSource, ids: ir.Table) -> Numbering | None:
-    """Return a Numbering that subtracts the smallest id; None if the ids have gaps or repeats and need a table."""
+    """Return a Numbering that subtracts the smallest id; None if this is impossible, as ids have gaps or repeats."""
     (found,) = result_rows(engine, ids.aggregate(rows=ids["id"].count(), low=ids["id"].min(), high=ids["id"].max()))
     if found["rows"] != source.num_rows or found["high"] - found["low"] + 1 != found["rows"]:
         return None

@@ -198,7 +198,7 @@ def arrow_schema(file: TableFile) -> pa.Schema:
 
 @contextmanager
 def arrow_batches(file: TableFile) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
-    """Yield the schema and the batches of an Arrow file, in the file or stream format. A local file is mapped."""
+    """Open an Arrow file, in file or stream format; yield its schema and batches. A local file is memory-mapped."""
     with file.open() if is_url(file.path) else pa.memory_map(file.path) as handle:
         try:
             reader = ipc.open_file(handle)
@@ -214,7 +214,7 @@ def arrow_batches(file: TableFile) -> Iterator[tuple[pa.Schema, Iterator[Any]]]:
 
 
 def stage(batches: Iterable[Any], schema: Any, path: Path, group: int = GROUP) -> None:
-    """Write record batches as a Parquet file, uncompressed because the file is read once and removed."""
+    """Write batches as a Parquet file with row groups of about `group` bytes, uncompressed because it is read once."""
     stored = pa.schema([(field.name, _stored(field.type)) for field in schema])
     with pq.ParquetWriter(path, stored, compression="none", use_dictionary=False, write_statistics=False) as writer:
         for table in _grouped(batches, stored, group):
@@ -233,7 +233,7 @@ def _stored(kind: Any) -> Any:
 
 
 def _grouped(batches: Iterable[Any], schema: Any, group: int) -> Iterator[Any]:
-    """Yield tables of about `group` bytes. Longer batches are cut, so that a mapped file is read piece by piece."""
+    """Yield tables of about `group` bytes. Longer batches are cut, so that memory-mapped files are read in pieces."""
     waiting: list[Any] = []
     size = 0
     for batch in batches:

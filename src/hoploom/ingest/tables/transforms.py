@@ -54,7 +54,7 @@ class SourceColumn:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of what the column adds to each row of the field: () for one number."""
+        """The shape of the values that the column adds to each row of the field: () for one number."""
         if self.rule.categories == "one-hot":
             assert self.words is not None
             return (len(self.words),)
@@ -484,7 +484,7 @@ class TableFields:
 
     @property
     def label(self) -> "TableFields | None":
-        """A copy with the label as its only field; None if there is no label, or if labels cannot be missing."""
+        """These fields reduced to the label; None if there is no label, or if labels cannot be missing."""
         found = [field for field in self.fields if field.columns[0].null is not None]
         return replace(self, fields=found) if found else None
 
