@@ -175,7 +175,7 @@ def unwritten_bytes(sizes: Mapping[str, int]) -> int:
 
 
 def sweep(keep: Collection[str] = ()) -> None:
-    """Remove this user's shared files that no living process uses, except the file names in `keep`."""
+    """Remove this user's shared files that no living process uses, except files named in `keep`."""
     for path in FOLDER.glob(f"{_prefix()}*"):
         if path.name in keep:
             continue

@@ -298,7 +298,7 @@ class OnDevice(Deployment):
     def producer(
         self, maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float
     ) -> Maker | None:
-        """Return a DeviceLoading. If servers make the batches, or batches go elsewhere, return what `before` does."""
+        """Return a DeviceLoading. If servers make the batches, or batches go elsewhere, ask `before` instead."""
         if self.makes_batches or not is_there(device, self.placed.device):
             return self.before.producer(maker, device, look_ahead, deadline)  # type: ignore[no-any-return]
         if isinstance(local_producer(maker, look_ahead or 1), LookAhead):

@@ -180,8 +180,8 @@ class InEdges:
     def head(self, num_destinations: int, num_sources: int) -> "InEdges":
         """Return the edges of the first `num_destinations` destinations, without a copy.
 
-        On a GPU, the host does not wait for the number of these edges. If it is not in `num_edges_below`, `sources`
-        keeps its length.
+        On a GPU, the host does not wait for the number of these edges. Unless `num_edges_below` tells the number, all
+        entries of `sources` are kept.
         """
         if num_destinations == self.num_destinations and num_sources == self.num_sources:
             return self

@@ -92,7 +92,7 @@ def gather(table: Tensor, ids: Tensor, out: Tensor, first: int = 0, places: Tens
 
 
 def _array(rows: Tensor) -> Any:
-    """Return rows as a NumPy array for the core, which copies bytes: bfloat16, which NumPy lacks, as int16."""
+    """Return rows as a NumPy array whose bytes the core copies. As NumPy has no bfloat16, such rows become int16."""
     return (rows if rows.dtype is not torch.bfloat16 else rows.view(torch.int16)).numpy()
 
 
@@ -168,7 +168,7 @@ def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def max_rows_backward(
     indptr: Tensor, rows: Tensor, places: Tensor | None, starts: Tensor, grad: Tensor, winners: Tensor
 ) -> Tensor:
-    """Return the gradient of x in `max_rows`. List r has the lists that row r of x was in; `starts` was `indptr`."""
+    """Return the gradient of x in `max_rows`. List r names the lists there with row r; `starts` is their `indptr`."""
     length = int(indptr[-1])
     out = empty((indptr.numel() - 1, grad.shape[1]), grad.dtype)
     at = None if places is None else places[:length].numpy()

@@ -108,7 +108,7 @@ def widen_picks(counts: Tensor, sources: Tensor, edges: Tensor, first_edge: int)
 
 
 def stitch(parts: Sequence[tuple[Tensor, Picks]], frontier_size: int) -> Picks:
-    """Return the picks of all parts in the frontier's order. `parts` are pairs: positions in the frontier, picks."""
+    """Return the picks of all parts in the frontier's order. `parts`: pairs (positions in the frontier, picks)."""
     columns = [(places.numpy(), *(column.numpy() for column in picks)) for places, picks in parts]
     return Picks(*map(tensor_of, _core.stitch(columns, frontier_size)))  # type: ignore[arg-type]
 

@@ -303,7 +303,7 @@ def read_path(schema: Schema, path: Sequence[RelationName] | None, length: int, 
 
 
 def walk(graph: GraphStore, key: int, steps: Sequence[int], starts: Tensor, length: int, restart: float) -> Tensor:
-    """Return random walks [n, length + 1] int64 against edges of the relations `steps`, in turn; -1 after the end."""
+    """Return random walks against edges: [n, length + 1] int64, -1 after the end. Relations `steps` take turns."""
     schema, walkers = graph.schema, apart(starts)
     trace = torch.full((length + 1, starts.numel()), -1)
     trace[0] = starts

@@ -18,7 +18,7 @@ from hoploom.store.from_tensors import as_tensor, build_store, mask_splits
 
 @dataclass(frozen=True)
 class PygGraph:
-    """A store made from PyG's data, and the other attributes of that data, which batches need too."""
+    """A store made from PyG's data, with the attributes that the store does not hold and batches need."""
 
     store: Store
     template: Data | HeteroData  # attributes that every batch carries unchanged

@@ -194,7 +194,7 @@ class ShardWrapper:
     def _copy_and_gather(
         self, copies: Sequence[Finish[None]], wanted: Sequence[Wanted], rest: Sequence[Tensor], outs: Sequence[Tensor]
     ) -> Finish[None]:
-        """Request the rows at positions `rest` from `shard`. Return a function: call `copies`, then receive."""
+        """Request the rows at positions `rest` from `shard`; return a function that calls `copies` and gets these."""
         inner = self.shard.begin_gather(wanted, rest, outs) if any(own.numel() for own in rest) else None
 
         def finish() -> None:

@@ -152,7 +152,7 @@ class FieldRows(Uncopied):
 
 
 def _is_one(index: Any) -> bool:
-    """Return whether an index selects one row: whether it is an integer of any type, but not a bool."""
+    """Return whether `index` selects one row: it must be an integer of any type, but not a bool."""
     return not isinstance(index, bool | np.bool_) and (
         isinstance(index, int | np.integer)
         or (isinstance(index, Tensor | np.ndarray) and index.ndim == 0 and "bool" not in str(index.dtype))

@@ -208,7 +208,7 @@ def sum_pieces(
 
 @triton.jit
 def take_entries(best, winner, begin, end, origin, rows, x, stride, winners, columns, inside, AHEAD: tl.constexpr):
-    """Raise `best` [lists, columns] to the maxima of the lists' rows; return `best`, and `winner`: who has the maxima.
+    """Raise `best` [lists, columns] to the maxima of the lists' rows; return `best`, and `winner`, their entries.
 
     An entry's number is counted from `origin` or, with `winners`, read from there at the entry's row; -1: none yet.
     """

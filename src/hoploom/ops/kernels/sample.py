@@ -64,7 +64,7 @@ def _way_of(lists: DeviceLists, frontier: DeviceFrontier, rule: Rule) -> Way:
 
 
 def _count(lists: DeviceLists, frontier: DeviceFrontier, rule: Rule, way: Way, rows: Tensor, faults: Tensor) -> None:
-    """Write to the three rows of `rows`, for each frontier node: list offset, list length, and number of picks."""
+    """Write each frontier node's list offset, list length and number of picks to the three rows of `rows`."""
     num_rows, span = rows.shape[1] - 1, frontier.span
     times = frontier.trees, frontier.times, frontier.first_tree
     source_time = None if lists.edge_time is not None else lists.source_time
