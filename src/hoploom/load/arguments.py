@@ -77,7 +77,7 @@ DEFAULTS = {"pin_memory_device": "", "in_order": True, "use_ddp": False}  # of t
 
 @dataclass(kw_only=True)
 class LoaderArguments:
-    """The arguments that all loaders have. Checks that need no graph are made when the object is made."""
+    """The arguments that all loaders have. The constructor makes those checks that need no graph."""
 
     loader: ClassVar[str]  # the name in error messages
     data: Any = field(init=False)
@@ -119,7 +119,7 @@ class LoaderArguments:
                 raise ConfigError(f"{name} is of type {type(value).__name__}; give a function")
 
     def random_seed(self) -> int:
-        """Return `seed`, or the initial seed of `generator`, or 0; raise ConfigError if both are given."""
+        """Return `seed`, else the initial seed of `generator`, else 0. Raise ConfigError if both are given."""
         if self.generator is None:
             return as_int("seed", 0 if self.seed is None else self.seed, None, "give an integer")
         if not isinstance(self.generator, torch.Generator):
@@ -191,9 +191,9 @@ class HGTArguments(LoaderArguments):
 def taking(
     arguments: Callable[Parameters, Given],
 ) -> Callable[[Callable[[Any, Given], None]], Callable[Concatenate[Any, Parameters], None]]:
-    """Return a decorator for __init__ methods: callers pass the fields of a dataclass, __init__ gets the dataclass.
+    """Return a decorator for __init__: callers pass the fields of the dataclass `arguments`, __init__ gets one object.
 
-    The method raises ConfigError for an unsupported argument of another library, unless its value is the default there.
+    An argument that only other libraries know raises ConfigError, unless its value is the default of that library.
     """
     signature, loader = inspect.signature(arguments), arguments.loader  # type: ignore[attr-defined]
 
@@ -250,7 +250,7 @@ def read_fanouts(schema: Schema, num_neighbors: Fanouts | NumNeighbors) -> Fanou
 
 
 def shown_counts(schema: Schema, sampling: Sampling) -> dict[str, str]:
-    """Return the fanouts for display, by relation if they differ; for HGT, the numbers of nodes by type."""
+    """Return {"fanouts": text}, by relation if they differ; for HGT, {"num_samples": text}, by node type."""
     counts, owners = sampling.fanouts, [" ".join(relation.key) for relation in schema.relations]
     if sampling.num_samples:
         counts, owners = sampling.num_samples, list(schema.type_index)
@@ -280,7 +280,7 @@ def assembler_of(given: LoaderArguments, graph: PygGraph, sampling: Sampling) ->
 
 
 def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degrees: bool) -> Reduce | None:
-    """Check `degrees` and `aggregate`. Return `aggregate`: how the first layer's neighbours are reduced, or None."""
+    """Check the arguments `aggregate` and `degrees` against the graph and the sampling. Return `aggregate`."""
     if degrees and len(schema.relations) != 1:
         raise ConfigError("degrees=True is for graphs of one node type and relation; leave it out")
     if aggregate is None:
@@ -299,7 +299,7 @@ def read_added(schema: Schema, sampling: Sampling, aggregate: str | None, degree
 
 
 def read_fields(schema: Schema, given: Any, frames: Mapping[TypeKey, Iterable[str]] | None = None) -> Fields | None:
-    """Return the names of the fields that batches have, by node type and relation; None if they have all."""
+    """Return, by node type and relation, the names of the fields that `given` chooses for batches; None: all fields."""
     if given is None:
         return None
     owners: dict[TypeKey, list[str]] = {t.name: list(t.fields) for t in schema.node_types}
@@ -339,9 +339,9 @@ def read_tensor(what: str, values: Any) -> Tensor:
 
 
 def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tensor | None]:
-    """Return the seeds' node type, their ids [n] int64, and for a mask their ids again, as the batch field `input_id`.
+    """Return the seeds' node type, their ids [n] int64, and the batch field `input_id`: the ids for a mask, else None.
 
-    `input_nodes` is None (all nodes), a split, ids or a mask; with several types, also a type, or (type, one of these).
+    For one type, `input_nodes` is None (all), a split, ids or a mask; else a split, a type or (type, any of them).
     """
     schema = store.schema
     if schema.homogeneous:
@@ -396,9 +396,9 @@ def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[Relation
 
 
 def canonical(schema: Schema, name: Sequence[str], *, known: bool = True) -> RelationName:
-    """Return a relation's full name (three words) from this name, or from two node types that one relation joins.
+    """Return the three words that name a relation. `name` has these, or two node types that one relation joins.
 
-    If `known` is false, the relation may be new, between known node types; as in PyG, its default name is "to".
+    If `known` is false, the graph may lack the relation, but not its node types; the middle word is "to" by default.
     """
     key = tuple(name)
     if not known and len(key) == 3 and key not in schema.relation_index:  # perhaps a misspelt relation of the graph
@@ -493,7 +493,7 @@ def as_times(what: str, times: Any, count: int) -> Tensor | None:
 
 
 def read_weight(name: str, given: Any, num_nodes: int) -> Tensor:
-    """Return the weights of nodes in draws of negatives, [num_nodes]; raise ConfigError if they are invalid."""
+    """Return the weights with which nodes are drawn as negatives, [num_nodes]; raise ConfigError if one is invalid."""
     weight = read_column(name, given, "nodes", num_nodes)
     bad = ~(torch.isfinite(weight) & (weight >= 0))
     if bad.any():

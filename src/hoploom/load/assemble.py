@@ -117,7 +117,7 @@ class Assembler:
         return tuple(n for n in owner.fields if n == EDGE_ID or (n in chosen and (key, n) not in self.deleted))
 
     def _aggregated(self, sampled: Sampled) -> dict[tuple[TypeKey, str], Tensor]:
-        """Return neighbours' features aggregated for layer one, by relation; the batch then has no neighbours' rows."""
+        """Return, by relation, the features of layer one's source nodes, aggregated at each destination node."""
         schema = self.store.schema
         if any("weight" in data for block in sampled.blocks[:1] for data in block.data.values()):
             raise ConfigError("aggregate= adds rows up without the weights that sample_frontier gives; leave it out")
@@ -179,7 +179,7 @@ class Assembler:
         return {name: frame[ids] for name, frame in named.items() if self.fields is None or name in self.fields[owner]}
 
     def _set(self, added: dict[str, Any]) -> dict[str, Any]:
-        """Return `added`, without None values if the graph is heterogeneous. Else None removes a field, as in PyG."""
+        """Return `added`. If the graph is heterogeneous, leave out None values; otherwise None removes a field."""
         keep_none = self.store.schema.homogeneous
         return {name: value for name, value in added.items() if keep_none or value is not None}
 
@@ -205,7 +205,7 @@ def _num_inner(sampled: Sampled, index: int, name: str) -> int:
 
 
 def _install(storage: Any, values: Mapping[str, Any], order: Sequence[str]) -> None:
-    """Set the fields of a PyG storage in the user's order, directly in its mapping; PyG's setter is slow."""
+    """Set `values` as fields of a PyG storage, in `order`. Change its mapping directly: PyG's setter is slow."""
     mapping = storage._mapping
     found = {**mapping, **values}
     early = [name for name in found if name not in ADDED]
@@ -215,7 +215,7 @@ def _install(storage: Any, values: Mapping[str, Any], order: Sequence[str]) -> N
 
 
 def _presented(block: Block, schema: Schema, rows: Mapping[tuple[TypeKey, str], Tensor], index: int) -> Block:
-    """Return a block with the user's own edge ids, and with plain tensors for a homogeneous graph."""
+    """Return a block with the user's own edge ids; for a homogeneous graph, with tensors instead of dicts."""
     e_id = {
         key: rows.get((key, f"{EDGE_ID}/{index}"), positions)
         for key, positions in block.e_id.items()  # type: ignore[union-attr]
@@ -293,7 +293,7 @@ class Mover:
         self._stream = torch.cuda.Stream(self.device) if self.is_cuda else None  # type: ignore[no-untyped-call]
 
     def send(self, batch: Batch | Arriving) -> Batch | Arriving:
-        """Start to copy a batch to the device, without waiting; return it unchanged if there is nothing to copy."""
+        """Start to copy a batch to the device, and return it as Arriving; return it unchanged if no copy is needed."""
         if self._stream is None or isinstance(batch, Arriving):
             return batch
         with torch.cuda.stream(self._stream):
@@ -301,7 +301,7 @@ class Mover:
             return Arriving(partial(self._receive, moved, self._stream.record_event(), batch), batch)
 
     def _receive(self, batch: Batch, copied: Any, host: Batch) -> Batch:
-        """Make the current stream wait for the copies; return the batch. `host` keeps pinned memory until then."""
+        """Make the current stream wait until `batch` is copied; return `batch`. `host` keeps pinned memory alive."""
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(copied)
 

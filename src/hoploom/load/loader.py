@@ -53,7 +53,7 @@ class EpochSteps:
 
 
 def producer_of(maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float) -> Maker:
-    """Return the maker of a loader's batches: on the GPU or the servers that have the store, else in this process."""
+    """Return the Maker of a loader's batches. It works on the GPU or servers with the store, else here."""
     deployment = maker.assembler.store.deployment
     deployed: Maker | None = deployment.producer(maker, device, look_ahead, deadline)
     return local_producer(maker, look_ahead or deployment.look_ahead) if deployed is None else deployed
@@ -62,7 +62,7 @@ def producer_of(maker: LocalMaker, device: torch.device | None, look_ahead: int 
 def local_producer(maker: LocalMaker, num_steps: int | None) -> Maker:
     """Return `maker`, wrapped in LookAhead if some rows are on disk or on another host.
 
-    LookAhead fetches the rows of `num_steps` steps at a time; if it is None, of as many as fit in the memory budget.
+    LookAhead fetches the rows of `num_steps` steps at a time; None stands for as many as fit in the memory budget.
     """
     store = maker.assembler.store
     features = store.features
@@ -76,7 +76,7 @@ def local_producer(maker: LocalMaker, num_steps: int | None) -> Maker:
 
 
 class _WatchedData:
-    """The user's PyG data, watched for changes: batches lose fields that are deleted, and get new fields of nodes."""
+    """Watches the user's PyG data: later batches lack its deleted fields, and have its new node fields."""
 
     def __init__(self, data: Any, graph: PygGraph) -> None:
         self._graph = graph
@@ -112,12 +112,12 @@ def _is_dense(rows: Any) -> bool:
 
 
 def _version(rows: Any) -> int:
-    """Return how often a tensor that the loader had to copy was written in place; 0 for any other value."""
+    """Return how often a non-contiguous tensor, which the loader copied, was written in place; 0 for other values."""
     return 0 if not _is_dense(rows) or rows.is_contiguous() or rows.is_inference() else rows._version
 
 
 def _is_as_read(storage: Any, name: str, old: Any, version: int) -> bool:
-    """Return whether a field has the rows that the loader read; also True if it was deleted, or moved to a device."""
+    """Return False if a field has other rows than the loader read; True also if it is gone, or on another device."""
     if (now := storage.get(name)) is old:
         return _version(now) == version
     if now is None or not isinstance(old, Tensor | TensorFrame) or getattr(now, "device", None) != old.device:
@@ -200,10 +200,10 @@ class Loader:
             self._meeting = Meeting(here, self.reading(self._order), self._call_chain, self._order.num_seeds)
 
     def settle(self, *, together: bool = False) -> None:
-        """Find out from the other ranks whether all were given the same seeds, or each its own share of them.
+        """Ask the other ranks whether all were given the same seeds, or each its own share of them; set the order so.
 
-        Wait for the ranks as long as the process group does. Unless all ranks read the loader `together`, this rank may
-        be the only one that reads it; then it reads all seeds.
+        The wait has the timeout of the process group. Pass `together` if all ranks read the loader. Without it, this
+        rank may be the only one that reads the loader, and then reads all seeds.
         """
         self._meet()
         meeting = self._meeting
@@ -254,7 +254,7 @@ class Loader:
         raise ConfigError("a loader is never copied or pickled; make another, and give it this one's state_dict()")
 
     def share_steps(self, num_seeds: int) -> Self:
-        """Set the seeds per step of all ranks together; batch_size must be num_seeds // world_size. Return self."""
+        """Set the seeds of a step, over all ranks; batch_size must be num_seeds // world_size. Return self."""
         self._order = replace(self._order, extra_seeds=num_seeds - self.batch_size * self.world_size)
         self._looping = self._order
         return self
@@ -268,7 +268,7 @@ class Loader:
         return self._epoch(self.begin_epoch())
 
     def begin_epoch(self) -> EpochSteps:
-        """Begin the next epoch, or the rest of a restored one; return its steps, whose batches the caller makes."""
+        """Begin the next epoch, or the rest of a restored one. Return its EpochSteps, for making the batches."""
         self._watched.check()
         self.settle()
         reader = None if self._meeting is None or self.share.origin == LONE else self._meeting.lone_reader()
@@ -309,7 +309,7 @@ class Loader:
             self._consumed = Position(order.epoch + 1) if at_end else after
 
     def reading(self, order: Order | None = None) -> Fingerprint:
-        """Return the settings and seeds that ranks must share to read `order`; default: whole steps, taken in turn."""
+        """Return the Fingerprint of `order`, for ranks to compare; None: of epoch 0, as one process would read it."""
         if order is None:
             order = self._order if isinstance(self._order, DividedOrder) else self._order.for_one_rank()
             order = order.at_epoch(0)
@@ -318,7 +318,7 @@ class Loader:
     def steps(self, steps: range, *, dealt: bool = True) -> Generator[Batch, None, None]:
         """Return the batches of these steps of epoch 0, without moving the loader's position.
 
-        With `dealt=False`, they are the steps of one process that reads all seeds. Ranks can take these in turn:
+        With `dealt=False`, `steps` are those of one process that reads all seeds. Ranks can take these steps in turn:
         `loader.steps(range(rank, loader.num_whole_steps, world_size), dealt=False)`.
         """
         self._watched.check()
@@ -359,13 +359,13 @@ class Loader:
                     yield received(batch)
 
     def _make_step(self, order: Order, step: int) -> Batch:
-        """Make the batch of a step, a pure function of the store, options, seed, epoch, step, rank and world size."""
+        """Return the batch of a step. It depends only on the store, options, seed, epoch, step, rank and world size."""
         with order.naming(step):
             made = self._mover.send(self._producer.make(*order.step(step)))
         return received(made)
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
-        """Return a batch of the seeds at these positions in the seeds given to the loader: `loader([0, 1, 2])`."""
+        """Return a batch of the seeds at positions `index` among all seeds of the loader: `loader([0, 1, 2])`."""
         self._watched.check()
         indices = torch.as_tensor(index)
         if indices.dim() != 1 or indices.dtype not in ID_DTYPES:

@@ -60,8 +60,8 @@ def _key_of(owner: TypeKey, ids: Tensor) -> Ids:
 class Window:
     """The fetched rows of one node type or relation that the newest two groups of steps need.
 
-    A row keeps its index in the tables (its slot) while it is needed; later another row gets this slot. No row is
-    copied from group to group. With `little_memory`, a hash table maps ids to slots; else an array over all ids does.
+    There is a table for each field. A row keeps its index in the tables (its slot) while it is needed; later, another
+    row gets this slot. With `little_memory`, a hash table maps ids to slots; otherwise, an array over all ids does.
     """
 
     def __init__(self, schema: Schema, owner: TypeKey, fields: Collection[str], *, little_memory: bool) -> None:
@@ -71,7 +71,7 @@ class Window:
         self.tables = {name: empty_rows(schema, owner, name, 0) for name in fields}
 
     def find(self, lookups: Sequence[RowLookup]) -> tuple[list[CachedPositions], Tensor]:
-        """Begin the next group: return the table rows of each lookup's missing ids, and the table rows to be filled."""
+        """Begin the next group of steps. Return the slots of each lookup's missing ids, and the slots to fill."""
         self.slots.begin()  # rows that only the group before the last needed may be replaced
         found = [self.slots.find(one.ids, one.missing) for one in lookups]
         fresh = [self.slots.add(one.ids, new, slots) for one, (slots, new) in zip(lookups, found, strict=True)]
@@ -119,7 +119,7 @@ class PrefetchedRows:
 
 
 class PackedRows(NamedTuple):
-    """The rows of ascending `ids` in a scratch file. They are in the order of `ids`, but in several separate pieces."""
+    """The rows of ascending `ids` in a scratch file. They have the order of `ids`; other rows may stand in between."""
 
     rows: FileRows
     ids: SortedIds  # ascending
@@ -138,10 +138,10 @@ class PackedRows(NamedTuple):
 
 
 class RowLists:
-    """Ids of one table, ascending, for each step of a group. `copy` copies their rows to scratch space in pieces."""
+    """The ascending ids of the rows that each step of a group needs of one table; `copy` copies the rows to a file."""
 
     def __init__(self, ids: Sequence[SortedIds], row_bytes: int, piece_bytes: int) -> None:
-        """Take the ids by step, the bytes of a row, and the memory that reading a piece may take."""
+        """Take the ids of each step, the bytes of a row, and the bytes of memory for rows that are copied at a time."""
         self.ids, self.row_bytes = ids, row_bytes
         self.rows_at_once = max(1, piece_bytes // (row_bytes + OF_A_ROW))
         self.begins = cut(ids, self.rows_at_once)  # index at which each piece begins in each list: [pieces + 1, lists]
@@ -159,7 +159,7 @@ class RowLists:
     ) -> list[PackedRows]:
         """Copy the rows to a scratch file, and return the PackedRows of each step.
 
-        `read(ids, outs)` reads rows as bytes, [n, row_bytes] uint8; `check()` is called before each piece.
+        `read(ids, outs)` writes the rows of ids[i] to outs[i], [n, row_bytes] uint8. `check()` is called now and then.
         """
         shifts = np.zeros((len(self.begins) - 1, len(self.ids)), dtype=np.int64)
         for piece, (begins, ends) in enumerate(pairwise(self.begins)):
@@ -192,7 +192,7 @@ Packed = Mapping[tuple[TypeKey, int], Mapping[str, PackedRows]]  # rows of a ste
 
 
 class StepRows(NamedTuple):
-    """The rows, in scratch space, that one lookup needs from one shard. Has the `copy` method of CachedPositions."""
+    """The rows in scratch space that one lookup needs from one shard. Its `copy` is used as CachedPositions.copy is."""
 
     tables: Mapping[str, PackedRows]
     reads: Reads
@@ -284,7 +284,7 @@ class LookAhead(Maker):
             )
 
     def _measured(self, order: Order) -> tuple[int, int]:
-        """Return the bytes of rows that a step must fetch, and of their ids: the most in three steps of a loop."""
+        """Sample three steps; return the most bytes of rows that one of them must fetch, and the most of their ids."""
         if self._step_size is None:
             sizes, left, schema = [(1, 0)], order.steps, self._features.schema
             for step in sorted({left[0], (left[0] + left[-1]) // 2, left[-1]}) if left else ():
@@ -303,7 +303,7 @@ class LookAhead(Maker):
     def fetch(self, batches: Sequence[Sampled], windows: dict[TypeKey, Window]) -> Mapping[int, Assembler]:
         """Fetch the rows that these batches need and this process does not have, in one request per peer.
 
-        Return an Assembler for each batch, by the `id` of its Sampled object.
+        Return an Assembler for each batch. The key is Python's id() of the batch's Sampled object.
         """
         with self._maker.seconds("fetch"):
             fields, lookups = self._look_up(batches)
@@ -340,7 +340,7 @@ class LookAhead(Maker):
         return {owner: (found, fields[owner]) for owner, found in ids.items() if len(found)}
 
     def _look_up(self, batches: Sequence[Sampled]) -> tuple[Fields, list[list[RowLookup]]]:
-        """Return the fields that are not all in memory, and for each batch, one lookup for every tensor of ids."""
+        """Return the fields with rows outside of memory, and for each batch, one lookup for every tensor of ids."""
         wanted = [self._maker.assembler.wanted(one) for one in batches]
         fields: dict[TypeKey, list[str]] = {}
         for owner, name in dict.fromkeys((want.owner, want.field) for of_batch in wanted for want in of_batch):
@@ -361,7 +361,7 @@ class LookAhead(Maker):
     # --- scratch space ----------------------------------------------------------------------------
 
     def _steps_that_fit(self, order: Order, num_bytes: int, id_bytes: int, deadline: float) -> int:
-        """Return the steps of a group in scratch space, limited by space, memory, and the wait for the first batch."""
+        """Return how many steps a group in scratch space has, limited by space, memory, and the first batch's wait."""
         store = self._maker.assembler.store
         assert store.reads is not None
         assert store.budget is not None
@@ -389,7 +389,7 @@ class LookAhead(Maker):
         return self._maker.finish(sampled, self._assembler(fields, lookups))
 
     def _pack(self, order: Order, steps: Sequence[int], left: threading.Event) -> Mapping[int, Packed]:
-        """Copy those rows of these steps that are not in memory to an unnamed file in scratch space.
+        """Copy the rows that `steps` need and memory lacks to an unnamed file in scratch space. Return them by step.
 
         Raise CancelledError if `left` is set, which means that the loop over the batches has ended.
         """
@@ -429,7 +429,7 @@ class LookAhead(Maker):
     def _planned(
         self, ids: Mapping[TypeKey, Mapping[int, SortedIds]], fields: Fields
     ) -> list[tuple[TypeKey, int, str, RowLists]]:
-        """Return the tables to copy rows from: node type or relation, shard number, field name, and the ids by step."""
+        """Return, for each table to copy from: node type or relation, shard number, field name, and the ids by step."""
         plans = []
         for number, shard in enumerate(self._features.shards):
             on_disk = {of: table.rows for (of, _), table in shard.tables.items()} if isinstance(shard, OnDisk) else {}

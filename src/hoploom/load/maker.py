@@ -81,10 +81,10 @@ class Maker(ABC):
 
     @abstractmethod
     def make(self, indices: Tensor, first: int, key: int) -> Batch | Arriving:
-        """Return the batch of the seeds at positions `indices`; `first` is the first one's index within the step."""
+        """Return the batch of the seeds at positions `indices`. The index of the first one in its step is `first`."""
 
     def stages(self, order: Order, pipeline: Pipeline) -> AbstractContextManager[Stages[Batch | Arriving]]:
-        """Return a context manager that yields the Stages of a loop, and exits after the loop's threads have ended."""
+        """Return a context manager that yields the Stages of a loop. Leave it only after the loop's threads."""
 
         def finish(step: int, begun: None, fetched: None) -> Batch | Arriving:
             return self.make(*order.step(step))
@@ -104,7 +104,7 @@ class LocalMaker(Maker):
     @property
     @abstractmethod
     def seed_nodes(self) -> tuple[str, Tensor]:
-        """The node type and ids of the seeds; for links, those of their destinations."""
+        """The node type and the ids of the seeds. Of links, these are the destination nodes."""
 
     @abstractmethod
     def start(self, indices: Tensor, first: int, key: int) -> Seeds:
@@ -273,9 +273,9 @@ class Fingerprint:
         }
 
     def seed_hashes(self, limit: int) -> list[int]:
-        """Return the `limit` lowest hashes of the seeds, duplicates included; for a sampler, one hash of its order.
+        """Return the `limit` lowest hashes of the seeds, with repetitions. For seeds of a sampler, return one hash.
 
-        The hashes differ between graphs and between node types.
+        One id has different hashes in different graphs and node types.
         """
         if isinstance(self.order, DrawnOrder):
             drawn = f"{self._store} {self._seeds} {self.order.layout}"
@@ -293,7 +293,7 @@ class Fingerprint:
 
     @cached_property
     def _ids(self) -> tuple[str, Tensor]:
-        """The type and ids of nodes [n], or the relation and both ends of links [2, n]."""
+        """The seeds: the type and the ids [n] of nodes, or the relation and the end nodes [2, n] of links."""
         if isinstance(self.maker, NodeMaker):
             return self.maker.node_type, self.maker.nodes
         assert isinstance(self.maker, LinkMaker)

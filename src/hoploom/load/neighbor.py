@@ -23,8 +23,8 @@ class NeighborLoader(Loader):
     - `seed`: the number from which all random choices derive; default: the seed of `generator`, else 0
     - `rank`, `world_size`: which share of the seeds this loader reads; by default those of the process group, else of
       torchrun's or Slurm's environment, else one process. `rank=0, world_size=1` reads all seeds
-    - `least_tail`: a last step with fewer seeds joins the step before it. If the value is at least your largest number
-      of ranks, an epoch has the same steps for all numbers of ranks
+    - `least_tail`: a last step with fewer seeds than this joins the step before it. If the value is at least your
+      largest number of ranks, an epoch has the same steps for all numbers of ranks
     - `locality=[[0], [1]]`: seeds go to the ranks that hold their part, as far as equal batches allow; `True`: the
       parts of every rank are those that `hoploom.open` found
     - `look_ahead`: fetch the remote rows of this many steps together, each row once
@@ -51,10 +51,10 @@ class NeighborLoader(Loader):
 class HGTLoader(Loader):
     """Batches with a fixed number of nodes per type, sampled by budget, as PyG's HGTLoader makes them.
 
-    In each layer, `num_samples` nodes of every type join the batch; give a list for all types, or one by type. They are
-    drawn without replacement, in proportion to the square of their budget: the sum, over a node's edges to nodes of the
-    batch, of 1 / in-degree within the relation. Of a node with more than 50 in-edges of a relation, 50 are picked. A
-    batch has all edges between its nodes.
+    In each layer, `num_samples` nodes of every type join the batch; give one list for all types, or a list by type.
+    Nodes are drawn without replacement, in proportion to the square of their budget. A node's budget is the sum of
+    1 / in-degree of all nodes of the batch to which it has an edge, for each relation. If a node has more than 50
+    in-edges of a relation, 50 of them are picked. A batch has all edges between its nodes.
 
     Takes PyG's arguments, and of those that NeighborLoader adds `seed`, `rank`, `world_size`, `least_tail`, `locality`,
     `look_ahead`, `fields` and `device`.

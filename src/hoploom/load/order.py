@@ -1,7 +1,7 @@
 """The order of an epoch: its seeds are permuted, cut into steps, and each step is distributed over the ranks.
 
-All of it is arithmetic and takes no memory, unless seeds go to the ranks that hold their parts or a torch sampler draws
-them: these orders keep a list of positions for one epoch.
+Most orders are arithmetic and take no memory. Two kinds keep a list of positions for one epoch: an order that gives
+seeds to the ranks that hold their parts, and one that a torch sampler draws.
 """
 
 import hashlib
@@ -84,12 +84,12 @@ class Order:
 
     @property
     def layout(self) -> int:
-        """Hash of the settings under which a mid-epoch position is valid; 0 if it is valid under all."""
+        """A hash of the settings that a saved position inside an epoch depends on; 0 if it depends on none."""
         return 0
 
     @property
     def layout_hint(self) -> str:
-        """The reason and the hint in an error message about a saved position whose `layout` is another one."""
+        """The end of the error message for a saved position with another `layout`: the reason, and what to do."""
         return (
             "and that epoch was divided for another world size, locality, batch size or sampler; "
             "resume with the same ones"
@@ -100,7 +100,7 @@ class Order:
         return replace(self, epoch=epoch, first_step=0, first_seed=0)
 
     def after(self, step: int, num_seeds: int) -> Self:
-        """Return the rest of the epoch after `step` steps that took `num_seeds` seeds, at any world size."""
+        """Return the order of the rest of the epoch, after `step` steps that took `num_seeds` seeds over all ranks."""
         return replace(self, first_step=step, first_seed=num_seeds)
 
     def for_one_rank(self) -> "Order":
@@ -108,7 +108,7 @@ class Order:
         return replace(self, rank=0, world_size=1, extra_seeds=0)
 
     def step(self, step: int) -> tuple[Tensor, int, int]:
-        """Return this rank's seeds in a step, as indices [n] int64, the index in the step of the first, and the key."""
+        """Return this rank's seeds of a step (positions [n] int64), the first one's index in the step, and the key."""
         begin, end = self.rank_span(step)
         return self.indices(begin, end), begin - self.step_span(step)[0], self._key(step)
 
@@ -135,7 +135,7 @@ class Order:
 
     @contextmanager
     def naming(self, step: int) -> Iterator[None]:
-        """Add the step to a StoreError's message in this block; turn errors that are not Hoploom's into BatchErrors."""
+        """In a `with` block, add the step to StoreErrors, and turn errors that are not Hoploom's into BatchErrors."""
         of_step = f"step {step} of epoch {self.epoch} on rank {self.rank}"
         try:
             yield
@@ -205,7 +205,7 @@ class DividedOrder(Order):
         return self.own
 
     def _begins(self, step: int) -> Tensor:
-        """Return the index of each rank's first seed in a step: [world_size] int64. `drop_last` keeps batches full."""
+        """Return, for each rank, which of its own seeds is the first of a step: [world_size] int64."""
         counts = torch.tensor(self.counts)
         even = counts * step // max(1, self.num_steps)
         if not self.drop_last:
@@ -227,7 +227,7 @@ def divided(order: Order, counts: Sequence[int], origin: str) -> DividedOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedOrder(Order):
-    """An order that keeps the seed positions of one epoch in memory: `at_epoch` makes them, the newest are kept."""
+    """An order that keeps a list of one epoch's seeds in memory. `at_epoch` makes the list; only the newest is kept."""
 
     listed: Tensor | None = field(default=None, repr=False, compare=False)  # [positions of all steps] int64
     _newest: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)  # one at most
@@ -242,7 +242,7 @@ class ListedOrder(Order):
         return replace(order, listed=self._newest[key])
 
     def list_epoch(self, epoch: int) -> Tensor:
-        """Return the index of the seed at each position of an epoch: [positions of all steps] int64."""
+        """Return the seeds (their indices) of all steps of an epoch, in order: [positions of all steps] int64."""
         raise NotImplementedError
 
     def indices(self, begin: int, end: int) -> Tensor:
@@ -321,7 +321,7 @@ class LocalOrder(ListedOrder):
 
 
 def localised(order: Order, store: Store, node_type: str, nodes: Tensor, locality: Any) -> Order:
-    """Return an order that gives seeds to ranks that have their parts; `nodes` are the seeds' node ids: [n] int64.
+    """Return an order that gives seeds to ranks that hold their parts; `nodes` are the seeds' node ids: [n] int64.
 
     `locality` has the parts of every rank; True stands for the parts that `hoploom.open` found. If servers make the
     batches, True changes nothing, so that one script runs with and without servers.

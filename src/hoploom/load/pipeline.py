@@ -30,7 +30,7 @@ LEAD = 2  # groups of steps that are begun before the first one is finished, so 
 
 @dataclass(frozen=True)
 class Stages(Generic[Made]):
-    """The stages in which a loop's batches are made. If `begin` or `fetch` is None, `finish` gets None instead."""
+    """The stages in which a loop's batches are made. If `begin` or `fetch` is None, `finish` gets None in its place."""
 
     finish: Callable[[int, Any, Any], Made]  # (step, result of `begin`, result of `fetch` for its group)
     window: int  # the most steps in flight
@@ -124,7 +124,7 @@ class _Run(Generic[Made]):
             return self._stages.begin(step)
 
     def _fetch(self, begun: Sequence["Future[Any]"]) -> Any:
-        """Call `fetch` for the steps whose `begin` succeeded. Errors of other steps are raised when these are due."""
+        """Call `fetch` for the steps whose `begin` succeeded. Other steps' errors are raised when these are due."""
         assert self._stages.fetch is not None
         return self._stages.fetch([one.result() for one in begun if one.exception(self._pipeline.deadline) is None])
 
@@ -149,7 +149,7 @@ class _Run(Generic[Made]):
             raise
 
     def _result(self, future: "Future[Any]", step: int) -> Any:
-        """Return the result of a stage of a step, or raise its error; raise BatchError after the deadline."""
+        """Return the result of `future`, a stage of `step`, or raise its error; raise BatchError after the deadline."""
         deadline = self._pipeline.deadline
         try:
             return future.result(timeout=deadline)

@@ -65,7 +65,7 @@ def visited(store: Store, fanouts: Fanouts, seeds: Any, plan: Presampling = AS_T
 
 
 def count_visits(store: Store, fanouts: Fanouts, seeds: Any, plan: Presampling = AS_TRAINED) -> Visits:
-    """Return the number of sampled batches that have each node, by node type: [num_nodes] int64.
+    """Return, by node type, how many of the sampled batches have each node: [num_nodes] int64.
 
     >>> counts = count_visits(store, [15, 10, 5], "train")
     >>> hottest = counts["paper"].argsort(descending=True)[:1000]
