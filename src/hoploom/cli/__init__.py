@@ -1,4 +1,4 @@
-"""The `hoploom` command. COMMANDS has the module of each subcommand; COMMANDS of that module has the functions to run.
+"""The `hoploom` command. COMMANDS names a module for each subcommand; COMMANDS in that module has its functions.
 
 The modules that define arguments do not import torch, so that help appears at once.
 Exit codes: 0 done, 1 a check found problems or training failed, 2 the user's mistake (one line, no traceback),
@@ -356,7 +356,7 @@ class _Reading(argparse.Action):
 def add_option(
     parser: argparse.ArgumentParser, flag: str, read: Read, *, default: str | None = None, **described: Any
 ) -> None:
-    """Add an option to `parser`. `read(flag, text)` converts and checks the user's text, and also a text `default`."""
+    """Add an option to `parser`. `read(flag, text)` checks and converts the text that a user gives, or `default`."""
     value = default if default in (None, argparse.SUPPRESS) else read(flag, str(default))
     parser.add_argument(flag, action=_Reading, read=read, default=value, **described)
 

@@ -108,7 +108,7 @@ def _checks() -> Iterator[Check]:
 
 
 def _packages() -> Iterator[Check]:
-    """Yield a check of each required package, which is wrong if missing, and of each extra, which is only noted."""
+    """Yield the result for each required package, a problem if missing, and for each extra, which is only noted."""
     try:
         from packaging.requirements import Requirement  # torchmetrics needs it
 

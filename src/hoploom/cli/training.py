@@ -125,7 +125,7 @@ def train_rank(context: "Context", run_file: "RunFile", resume: bool, progress: 
 
 
 def _way_on(error: str, arguments: Arguments, run_file: "RunFile", started: RankInfo) -> list[str]:
-    """Return hints for the time after a stop: the last checkpoint (if `error` does not name it) and how to continue."""
+    """Return hints on how to go on after a stop: the last checkpoint (unless `error` names it), and the command."""
     from hoploom.train.checkpoint import last_good
     from hoploom.train.runs.run_file import LAST
 

@@ -36,7 +36,7 @@ REQUIRED: Any = MISSING  # the default of a key that must be given
 
 @dataclass(frozen=True)
 class KeyRule:
-    """A check of a key's value. `read` returns the value, converted; if it is wrong, None: messages show `expects`."""
+    """A check of a key's value. `read` returns the converted value, or None if it is wrong; messages show `expects`."""
 
     expects: str
     read: Callable[[Any], Any]
@@ -144,7 +144,7 @@ def number(least: float = 0.0, most: float = math.inf, *, open_ends: bool = Fals
 def parsed(
     expects: str, parse: Callable[[Any], Any], *, kinds: Any = str, words: tuple[str, ...] = (), is_text: bool = False
 ) -> KeyRule:
-    """Return a rule that converts values of type `kinds` by `parse`, which rejects a value by ConfigError or None.
+    """Return a rule that converts values of type `kinds`. `parse` raises ConfigError or returns None for a wrong one.
 
     Error messages name `expects` as what to give, and the accepted `words`, if any, as hints.
     """
@@ -159,19 +159,19 @@ def parsed(
 
 
 def accepted(expects: str, check: Callable[[Any], Any], *, kinds: Any = str, words: tuple[str, ...] = ()) -> KeyRule:
-    """Return a rule that leaves values of type `kinds` unchanged. `check` rejects a value by ConfigError or False."""
+    """Return a rule for values of type `kinds`. `check` raises ConfigError or returns False for a wrong value."""
     is_text = kinds is str
     return parsed(expects, lambda v: v if check(v) is not False else None, kinds=kinds, words=words, is_text=is_text)
 
 
 def choice(*words: str) -> KeyRule:
-    """Return a rule that accepts exactly one of the words given as arguments."""
+    """Return a rule that accepts any one of `words`."""
     listed = ", ".join(f'"{word}"' for word in words)
     return accepted(f"one of {listed}", lambda value: value in words, words=words)
 
 
 def choices(*words: str) -> KeyRule:
-    """Return a rule that accepts one of the words given as arguments, or a list of several, without repetition."""
+    """Return a rule that accepts any one of `words`, or a list of some of them without repetition."""
     one, listed_words = choice(*words), ", ".join(f'"{word}"' for word in words)
 
     def read(value: Any) -> tuple[str, ...] | None:
@@ -227,7 +227,7 @@ def table_of(entry: KeyRule, expects: str) -> KeyRule:
 
 
 def _read_variables(value: dict[str, Any]) -> dict[str, str] | None:
-    """Return environment variables, numbers converted to text; None if a name or a value is invalid."""
+    """Return environment variables with their values as text; None if a name or a value is invalid."""
     good = all(isinstance(given, str | int | float) and not isinstance(given, bool) for given in value.values())
     good = good and all("\0" not in str(given) for given in value.values())
     good = good and all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name in value)
@@ -328,7 +328,7 @@ class Document:
     def section(
         self, path: KeyPath, *, owner: type[Any], tables: Sequence[str] = (), optional: Collection[str] = ()
     ) -> dict[str, Any]:
-        """Return the values of all keys of a section, which are the keys in the dataclass `owner`; defaults included.
+        """Return the value or the default of every key of a section. The dataclass `owner` describes these keys.
 
         `tables` names subtables that are read separately; `optional` names required keys that may be missing.
         """
@@ -532,7 +532,7 @@ def _parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, 
 
 
 def _note_lines(node: Any, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:
-    """Add the line of every key of nested mappings to `lines`; raise ConfigError for a repeated key (legal YAML)."""
+    """Add the line of every key of nested mappings to `lines`. Raise ConfigError for a repeated key."""
     if node.id != "mapping":
         return
     for key, value in node.value:

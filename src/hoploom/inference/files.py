@@ -59,7 +59,7 @@ class RowFile(Closing):
             return torch.frombuffer(MappedFile(file.fileno(), self._size), dtype=self._dtype).view(self._shape)
 
     def gatherer(self, reads: Reads) -> Gather:
-        """Return a function that reads rows without the page cache, after all ranks have written their rows."""
+        """Return a function that reads rows past the page cache. Call this after all ranks have written their rows."""
         rows = FileRows(DiskFile(str(self.path)), 0, self._shape[0])
 
         def gather(ids: Sequence[Tensor], outs: Sequence[Tensor]) -> None:

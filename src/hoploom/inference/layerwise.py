@@ -1,7 +1,7 @@
 """Models that run one layer at a time over a whole graph: the plan of their layers, and the passes over all nodes.
 
 A plan is made by running the model once on one row per node type, before anything is read or written. If a layer
-projects rows, or normalises them first, it does so once per source: that costs another pass and file. The nodes of each
+projects or normalises its source rows, an extra pass does so, once per source, and writes a file. The nodes of each
 type are divided into slices that fit in memory. If not all nodes of a type are mapped, the in-edges of a slice are
 sampled from the store, and the size of a slice is estimated from the average degree.
 """
@@ -29,7 +29,7 @@ from hoploom.store.base import covers
 
 @dataclass(frozen=True)
 class Slice:
-    """Nodes of one type with consecutive ids, all in one part if the parts are mapped."""
+    """Nodes of one type with consecutive ids. If the parts are memory-mapped, all these nodes are in one part."""
 
     node_type: str
     first: int
@@ -109,7 +109,7 @@ class Slices:
 def edges_of(
     store: Store, some: Slice, keys: Sequence[RelationName], degrees: Mapping[RelationName, Tensor]
 ) -> dict[RelationName, InEdges]:
-    """Return all in-edges of a slice's nodes, by relation; the sources have their ids in the store."""
+    """Return all in-edges of a slice's nodes, by relation. Sources are given by their ids in the store."""
     lists = _sampled(store, some, keys) if some.part is None else _mapped(some.part, some, keys)
     edges = {}
     for key, (indptr, sources) in lists.items():
@@ -151,9 +151,9 @@ def _sampled(store: Store, some: Slice, keys: Sequence[RelationName]) -> dict[Re
 def gather_sources(
     key: RelationName, rows: Tensor, gather: Gather, some: Slice, edges: InEdges
 ) -> tuple[Tensor, InEdges]:
-    """Read a slice's source rows with `gather`; return the rows, and the edges with sources numbered by row.
+    """Read the rows of a slice's sources with `gather`. Return them, and the edges with sources numbered as these.
 
-    This is for `rows` that exceed memory: only their shape is used. If source and destination type are equal, the
+    Of `rows`, which may exceed memory, only shape and dtype are used. If source and destination type are equal, the
     slice's own nodes come first; then come the other sources in the order of their ids.
     """
     first, end = (some.first, some.end) if key[0] == key[2] else (0, 0)
@@ -213,7 +213,7 @@ class ModelPlan:
         return sorted({key for layer in self.layers for key in layer.with_degrees})
 
     def row_bytes(self, schema: Schema) -> dict[str, int]:
-        """Return, by node type, the largest number of bytes of a node's rows before, in and after any layer."""
+        """Return, by node type, the most bytes that the rows of one node take at a time, over all layers."""
         found = {}
         for name, width in self.inputs.items():
             fields = schema.node_type(name).fields
@@ -228,7 +228,7 @@ class ModelPlan:
 
 
 def plan_of(model: GNN, schema: Schema, node_types: Collection[str] | None, *, embeds_only: bool) -> ModelPlan:
-    """Return the plan for outputs of `node_types` (None: all); `embeds_only`: only layers that embeddings need."""
+    """Return the plan for the outputs of `node_types` (None: all). `embeds_only`: only layers that embeddings need."""
     try:
         full = _probe(model, schema, None, skip_last=False)
         wanted = list(full.outputs) if node_types is None else list(node_types)
@@ -273,7 +273,7 @@ def _probe(model: GNN, schema: Schema, wanted: Collection[str] | None, *, skip_l
 
 
 def _probe_inputs(model: GNN, schema: Schema) -> tuple[dict[str, Tensor], set[str]]:
-    """Return the input row of each type's last node, and the types whose features the model takes unchanged."""
+    """Return one input row per node type, made from zeros, and the types whose features the model takes unchanged."""
     x: dict[str, Tensor] = {}
     as_stored: set[str] = set()
     for node_type in schema.node_types:
@@ -385,7 +385,7 @@ class LayerWise:
             self._sources, _ = self._rewrite(self._num_between)
 
     def results(self) -> Iterator[Group]:
-        """Yield (node type, ids, rows by column) for each slice of this rank; each type begins with an empty group."""
+        """Yield (node type, ids, rows by column) for each slice of this rank; before each type, once with no nodes."""
         for name, width in self._plan.embeddings.items():
             widths = {"embedding": width, "output": self._plan.outputs.get(name, 0)}
             empty = {column: torch.empty(0, size, dtype=self._plan.dtype) for column, size in widths.items()}
@@ -409,7 +409,7 @@ class LayerWise:
         types: Iterable[str],
         compute: Callable[[Slice], Mapping[Any, Tensor]],
     ) -> dict[Any, RowFile]:
-        """Call `compute` for this rank's slices of `types`; all ranks write the rows to a file per key of `widths`."""
+        """Write what `compute` returns for this rank's slices of `types`. Ranks share one file per key of `widths`."""
         files = {}
         with self._folder.together(doing), ExitStack() as opened:
             for number, (owner, width) in enumerate(widths.items()):
@@ -436,7 +436,7 @@ class LayerWise:
         self._store.require_whole()  # also without slices: unreadable edge lists may have led to none
 
     def _degrees_of(self, some: Slice) -> dict[RelationName, Tensor]:
-        """Return the in-degrees of a slice's nodes without self-loops: [nodes] int64."""
+        """Return, by relation, the in-degrees of a slice's nodes, self-loops not counted: [nodes] int64."""
         keys = [key for key in self._plan.with_degrees if key[2] == some.node_type]
         return {
             key: torch.bincount(edges.destinations[~edges.are_loops], minlength=len(some))
@@ -449,7 +449,7 @@ class LayerWise:
         return {name: self._model.prepare(given, {name: some.ids})[name]}
 
     def _rewrite(self, depth: int) -> tuple[Sources, Iterable[RowFile]]:
-        """Write rows that layer `depth` normalises or projects to files; return all source rows, and the files."""
+        """Write to files the rows that layer `depth` normalises or projects. Return all source rows, and the files."""
         layer, stage = self._plan.layers[depth], self._model.stage(depth)
 
         def changed(some: Slice) -> dict[TypeKey, Tensor]:
@@ -491,7 +491,7 @@ class LayerWise:
         return self._store.features.gather([Wanted(some.node_type, FEATURES, some.ids)])[0]
 
     def _own_rows(self, some: Slice) -> Tensor:
-        """Return the rows that a slice's nodes have before the current layer: its input."""
+        """Return the rows of a slice's nodes that the current layer takes as input."""
         if some.node_type not in self._files and self._features_on_disk(some.node_type):
             return self._features(some)
         rows = self._x[some.node_type][some.span]

@@ -174,9 +174,9 @@ class DeadlockDetector:
         return self.begun[channel]
 
     def wait(self, channel: str, doing: str, waited: Callable[[float], bool], *, is_firm: bool = True) -> None:
-        """Wait for this rank's last call of the kind `channel`: repeat `waited(seconds)` until it returns True.
+        """Wait for the end of this rank's newest call of the kind `channel`: repeat `waited(seconds)` until it is True.
 
-        Raise ConfigError if all ranks wait and none can go on, DistError if a rank has left without this call.
+        Raise ConfigError if all ranks wait and none can go on, DistError if a rank has left without making the call.
         """
         if waited(PATIENCE):
             return
@@ -213,7 +213,7 @@ class DeadlockDetector:
         self.store = PrefixStore("", HashStore())  # releases the rendezvous store
 
     def _watch(self, is_open: Callable[[], bool]) -> None:
-        """Post this rank's status and read verdicts, again until the process group or its TCPStore's holder ends."""
+        """Post the status and read rank 0's verdict, until the process group or the process with its TCPStore ends."""
         seen: tuple[FrameType | None, str] = (None, "")
         looks, posted = 0, Status()
         with suppress(RuntimeError):
@@ -237,7 +237,7 @@ class DeadlockDetector:
         return text
 
     def _read_verdict(self, status: Status) -> None:
-        """Keep an error for `wait` to raise if rank 0 has found a deadlock, or a rank has left without the call."""
+        """Store an error, which `wait` raises, if rank 0 has found a deadlock or a rank has left without the call."""
         verdict = f"verdict/{self.rank}/{status.serial}"
         if self.store.check([verdict]):
             self._errors[status.serial] = ConfigError(self.store.get(verdict).decode())
@@ -249,7 +249,7 @@ class DeadlockDetector:
             self._errors[status.serial] = dist.DistError("it left before its part")
 
     def _judge(self) -> None:
-        """Post an error for all ranks if none can go on. Then pause, as rank 0 may hold the store that they read."""
+        """Post an error for all ranks if none can go on. Then pause, so that they can read it before this rank ends."""
         waits = self.statuses()
         serials, one_goes_on = [wait.serial for wait in waits], sum(not wait.is_firm for wait in waits) == 1
         is_known = any(serial == before for serial, before in zip(serials, self._judged, strict=False))
@@ -351,7 +351,7 @@ class _Round:
         return self.entries() if self.posts.add("posted", 0) >= self.here.size else None
 
     def wait(self, look: Callable[[], Found | None], *, may_be_alone: bool) -> Found | None:
-        """Call `look` until it has a result; return it, or None if `may_be_alone` and no other rank can take part.
+        """Call `look` until it returns a result, and return that. If `may_be_alone` and no other rank can join: None.
 
         Raise ConfigError if a rank will never post its entry, PeerError if a rank has not after the group's timeout.
         """
@@ -383,7 +383,7 @@ class _Round:
         raise PeerError(f"{notice or says}, and {here.seconds:g} seconds have passed; {ONE_RANK}")
 
     def _lost(self) -> tuple[list[str], str, bool]:
-        """Return (ranks that have not posted, why none of them will or "", whether no other rank can take part)."""
+        """Return the ranks that have not posted, why none of them will (or ""), and whether no other can join."""
         here, posted = self.here, {self.here.rank, *(entry["rank"] for entry in self.entries())}
         missing, whys, num_waiting = [rank for rank in range(here.size) if rank not in posted], [], 0
         for rank, status in enumerate(here.statuses()):
@@ -404,7 +404,7 @@ class _Round:
 
 
 class Meeting(_Round):
-    """The exchange of a loader's seeds: ranks post them when they make the loader, and read all before the first batch.
+    """The exchange of a loader's seeds. A rank posts its own with the loader, and reads all before the first batch.
 
     Loaders of two ranks count as the same loader if the same lines of the script made them.
     """
@@ -417,7 +417,7 @@ class Meeting(_Round):
     def seeds(self, *, may_be_lone: bool) -> list[str]:
         """Return one text per rank, in the order of ranks: its number of seeds and the fingerprint of its seeds.
 
-        Return [] if this rank `may_be_lone` and all others have ended or wait for it, so that none can make the loader.
+        With `may_be_lone`, return [] if all other ranks have ended or wait for this one: they cannot make the loader.
         """
         entries = self.wait(self.all_entries, may_be_alone=may_be_lone) or []
         return [entry["seeds"] for entry in sorted(entries, key=lambda entry: int(entry["rank"]))]
@@ -483,13 +483,13 @@ class _Loop(_Round):
         return (self._difference() or AGREED) if self.posts.add("posted", 0) >= self.here.size else None
 
     def confirm(self, outcome: str) -> None:
-        """Post that this rank has read `outcome`. If it is an error, or this is rank 0, wait until all ranks have."""
+        """Post that this rank has read `outcome`. On rank 0, or after an error, wait for the other ranks."""
         self.posts.add("read", 1)
         seconds = READ if outcome != AGREED or self.here.rank == 0 else 0.0  # rank 0 may hold the store
         poll(lambda: self.posts.add("read", 0) >= self.here.size, seconds)
 
     def _difference(self) -> str:
-        """Return an error text about the first log entry that does not fit an earlier one, or "". Ranks agree on it."""
+        """Return the error text for the first log entry that does not fit an earlier one, or "". It is equal on all."""
         entries, size = self.entries(), self.here.size
         of_share, of_hash = dict[int, int](), defaultdict[int, list[int]](list)  # the ranks that posted them
         may_repeat: set[int] = set()  # ranks whose seeds repeat, as links of a multigraph do

@@ -120,7 +120,7 @@ def chosen_device(wanted: str | torch.device | None, info: RankInfo) -> torch.de
 
 
 def chosen_backend(wanted: str | None, device: torch.device) -> str:
-    """Return `wanted` or, if None, the usual torch.distributed backend of `device`. Raise ConfigError if unusable."""
+    """Return the torch.distributed backend: `wanted`, or the usual one of `device`. Raise ConfigError if unfit."""
     allowed = {"cuda": ("nccl", "gloo"), "cpu": ("gloo",)}.get(device.type, ("gloo",))
     chosen = allowed[0] if wanted is None else wanted
     if dist.is_initialized():
@@ -283,7 +283,7 @@ class Context:
 
     @contextmanager
     def guard(self, doing: str, *, way_out: str = LEFT) -> Iterator[None]:
-        """Raise a PeerError that says what this rank was doing if another rank is lost in the `with` block.
+        """If another rank is lost in the `with` block, raise a PeerError that says what this rank was `doing`.
 
         >>> with context.guard("averaging gradients"):
         ...     loss.backward()
@@ -371,7 +371,7 @@ class Context:
         return sum(numbers) if operation == SUM else max(numbers)
 
     def _small(self, doing: str, tensor: Tensor) -> tuple[str, list[Tensor] | None]:
-        """Check that all ranks make the call `doing`; return its full name and, if small, the tensors of all ranks."""
+        """Check that all ranks make the call `doing`. Return its full name, and all ranks' tensors or None if large."""
         if self._here is None:
             return doing, [tensor.detach().clone()]
         is_small = tensor.nbytes <= CONTENT
@@ -421,7 +421,7 @@ class GradientAveraging:
         model.register_comm_hook(None, self._begin)
 
     def _begin(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Start to average a bucket of gradients. The first bucket makes the backward pass wait in `_finish`."""
+        """Start to average a bucket of gradients. The first one makes the backward pass end with `_finish`."""
         if bucket.index() == 0:
             self._pending = []
             self._here.begin(self._channel)
@@ -460,7 +460,7 @@ def _is_over(work: dist.Work, seconds: float) -> bool:
 
 
 def _difference(first: bytes, other: bytes, rank: int) -> str:
-    """Return the error text for messages that name different calls, of rank 0 (`first`) and of `rank` (`other`)."""
+    """Return the error text if ranks made different calls. `first` is rank 0's message, `other` that of `rank`."""
     ours, theirs = (_text(message[:LABEL]).split("|") for message in (first, other))
     if [*ours[:2], *ours[3:]] == [*theirs[:2], *theirs[3:]]:
         return f"rank 0 was {ours[1]}: {ours[2]}, but rank {rank} has {theirs[2]}; give all ranks the same"
@@ -508,8 +508,8 @@ def all_or_none(ranks: Ranks, doing: str, *, stops: bool = False) -> Iterator[No
     >>> with all_or_none(context, "writing the checkpoint"):
     ...     write(path)
 
-    Ctrl-C and SystemExit do not wait for the other ranks, which then report this rank as lost. With `stops`, they do
-    wait: use this only if the block soon ends on all ranks once one rank fails.
+    After Ctrl-C or SystemExit, this rank does not wait for the others, which then report it as lost. With `stops`, it
+    waits; use `stops` only if the block ends soon on all ranks once one rank fails.
     """
     failure: BaseException | None = None
     try:

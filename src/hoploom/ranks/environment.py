@@ -1,7 +1,7 @@
 """The surroundings of this process: environment variables, which only this module reads and sets, and signals.
 
-The rank is read from torchrun's variables, else from a Slurm step's; without either, this is the only process. An
-incomplete set is an error, or eight processes might each train alone. `hoploom launch` sets variables for the graph.
+The rank is read from torchrun's variables, else from a Slurm step's; without either, this is the only process. If only
+some variables are set, this is an error: otherwise, eight processes might each train alone.
 
 Signal handlers are set only in the main thread. If a process ignores SIGINT from its start, as a shell's background
 jobs do, only SIGTERM stops it.
@@ -76,7 +76,7 @@ def read_started() -> RankInfo:
 
 
 def in_group(rank: int, world_size: int) -> RankInfo:
-    """Return the RankInfo of a rank in the user's process group, from the environment if that names the same rank."""
+    """Return the RankInfo of a rank in the user's process group, from the environment if it gives the same rank."""
     with suppress(ConfigError):  # a script that makes the group itself may set MASTER_ADDR alone
         info = read_started()
         if (info.rank, info.world_size) == (rank, world_size):
@@ -141,9 +141,9 @@ def enter(info: RankInfo) -> None:
 
 
 def listening_on(interface: str | None) -> AbstractContextManager[None]:
-    """Return a context manager in which Gloo, on loopback also NCCL, listens on `interface`, unless the user chose one.
+    """Return a context manager in which Gloo listens on `interface` (on loopback, NCCL too), unless the user chose one.
 
-    By default, Gloo takes the address of this host's name, which other hosts cannot reach on Debian: 127.0.1.1.
+    By default, Gloo takes the address of this host's name. On Debian that is 127.0.1.1: other hosts cannot reach it.
     """
     usual = () if interface is None else INTERFACES if interface in LOOPBACK_INTERFACES else INTERFACES[:1]
     return _set({variable: str(interface) for variable in usual if variable not in os.environ})
@@ -381,7 +381,7 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 
 def die_with(parent: int) -> None:
-    """Let Linux kill this process when its parent process `parent` dies. Other systems cannot do this."""
+    """Make Linux kill this process when its parent process `parent` dies. Other systems cannot do this."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the call

@@ -78,7 +78,7 @@ class Rendezvous:
     def own_address(self, info: RankInfo) -> str:
         """Return the address of this host that the other hosts can reach. All ranks must call this.
 
-        On the first host, its own name may resolve to loopback: then the address towards another host is returned.
+        The first host's name may resolve to loopback there. Then return the address from which it reaches another host.
         """
         own = address_towards(info.address, info.port)
         self.store.set(f"address/{self._rank}", own)
@@ -93,7 +93,7 @@ class Rendezvous:
     ) -> None:
         """Post why this rank ends, unless it has lost another rank; then call `close` to end this rank's connections.
 
-        If this rank holds the store, and `stays` is true or a rank was lost, wait a moment so that others can read it.
+        If this rank holds the store, and `stays` is true or a rank was lost, wait, so that others can read the post.
         """
         farewell = why if isinstance(why, str) else f"ended with {type(why).__name__}: {why}"[:300]
 
@@ -144,9 +144,9 @@ class Rendezvous:
 
 
 def meet(info: RankInfo, seconds: float) -> Rendezvous:
-    """Wait until all ranks use one store, a new one or that of the user's process group; return the Rendezvous.
+    """Wait until all ranks use one store: that of the user's process group, else a new one. Return the Rendezvous.
 
-    Ranks that make a second context may still meet rank 0's previous store: then they try again.
+    A rank that makes a second context may still find the store of rank 0's first context; it then tries again.
     """
     deadline, is_group = time.monotonic() + seconds, info.source == "group"
     while True:
@@ -265,7 +265,7 @@ def hold_local_store(port: int, wait: timedelta) -> TCPStore:
 
 
 def rendezvous_store(info: RankInfo, wait: timedelta) -> TCPStore:
-    """Return the store of all ranks: a new store on rank 0, unless the launcher holds it, else a connection to it."""
+    """Return the store of all ranks. Rank 0 makes it, unless the launcher holds it; the other ranks connect to it."""
     holds = info.rank == 0 and not info.hosted
     is_local = (info.on_one_host or is_loopback(info.address)) and not info.hosted
     address = LOOPBACK if is_local else info.address
@@ -303,7 +303,7 @@ def rendezvous_store(info: RankInfo, wait: timedelta) -> TCPStore:
 
 
 def _store_at(address: str, port: int, wait: timedelta, *, holds: bool) -> TCPStore:
-    """Make a store if `holds`; else connect once its port is open, as torch prints many warnings if it is not."""
+    """Make a store if `holds`. Else connect to one when its port is open: before, torch would print many warnings."""
     deadline = time.monotonic() + wait.total_seconds()
     if not holds:
         poll(lambda: _listens(address, port), wait.total_seconds())

@@ -173,7 +173,7 @@ def _run_rank(place: RankInfo, parent: int, report: Connection, *work: Any) -> N
 
 
 def _rebuild(rank: int, failure: dict[str, str]) -> Exception:
-    """Rebuild a rank's error: with its type if that is from Hoploom or builtin, otherwise as a TrainError."""
+    """Return a rank's error as an exception: of its own type if Hoploom or Python defines it, else a TrainError."""
     message, name = failure["message"], failure["type"]
     if name == "KeyboardInterrupt":
         return TrainError(f"rank {rank} was interrupted by SIGINT")
