@@ -1,6 +1,6 @@
 """The keys of a cluster file, cluster.toml or cluster.yaml, and the cluster that it describes.
 
-A field made by `key` declares a key of the file: the reader and the documentation use its name, rule and help text.
+Dataclass fields made by `key` declare the keys. Their names, rules and help texts serve to check and document files.
 """
 
 # ruff: noqa: RUF009  (key() is dataclasses.field)

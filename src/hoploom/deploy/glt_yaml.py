@@ -65,7 +65,7 @@ def keys_of_glt(document: Document) -> ParsedClusterFile:
 
 
 def _host(given: GltKeys, node: int) -> Host:
-    """Return node `node` as a host. Its name is its address, or ADDRESS-INDEX if several nodes have this address."""
+    """Return node number `node` as a host. The host is named ADDRESS, or ADDRESS-INDEX if nodes share the address."""
     address, devices = given.nodes[node], given.visible_devices[node]
     return Host(
         address if given.nodes.count(address) == 1 else f"{address}-{node}",

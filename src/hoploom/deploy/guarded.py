@@ -86,7 +86,7 @@ class Executor:
 
 
 def by_hand(process: Process) -> str:
-    """Return a shell command that starts the process on its host without a guard. Put a folder in place of LOGS."""
+    """Return a shell command that starts the process on its host without a guard. LOGS in it stands for a folder."""
     words = ["LOGS" if word == guard.LOGS else word for word in process.words]
     variables = [f"{name}={shlex.quote(value)}" for name, value in process.environment.items()]
     return " ".join([f"cd {shlex.quote(process.folder)} &&", *variables, shlex.join(words)])
@@ -189,7 +189,7 @@ class Supervisor:
         self._next_heartbeat = 0.0
 
     def add(self, child: GuardedProcess) -> GuardedProcess:
-        """Add `child` to the supervised processes and return it. It must report its events to `self.events`."""
+        """Supervise `child` and return it. The child must report its events to `self.events`."""
         self.children[child.label] = child
         return child
 

@@ -1,8 +1,8 @@
 """Write the manifests of a cluster on Kubernetes, for `kubectl apply -f -`. This module starts nothing.
 
 Servers are a StatefulSet with a headless Service, whose names outlive their pods; trainers are a TrainJob of Kubeflow
-Trainer 2. The TrainJob has its own TrainingRuntime, because Trainer 2.1 and 2.2 differ in the key that mounts volumes
-into torch-distributed. In worker mode there is no StatefulSet: the first trainer of each pod starts a server.
+Trainer 2. The TrainJob has its own TrainingRuntime: mounting volumes into the usual one, torch-distributed, needs one
+key in Trainer 2.1 and another in 2.2. In worker mode there is no StatefulSet: each pod's first trainer starts a server.
 """
 
 import re
@@ -306,7 +306,7 @@ def _mounts(cluster: Cluster, *, read_only: bool) -> list[Manifest]:
 def _mistakes(cluster: Cluster, options: KubernetesOptions) -> Iterator[str]:
     """Yield an error text for each option that is missing or wrong.
 
-    Also yield one for each way in which two servers or two trainers differ, because one template makes all their pods.
+    Also yield one for each setting in which two servers or two trainers differ: their pods come from one template.
     """
     if not options.name[0].isalpha():
         yield f"kubernetes.name is {options.name}; let it begin with a letter"

@@ -182,7 +182,7 @@ class Launch(Closing):
             self._supervisor.stop("TERM", timeouts.after_terminate, running, hurried=self._hurry())
 
     def _hurry(self) -> Callable[[], bool]:
-        """Return a function that returns whether another signal, such as a second Ctrl-C, has come since this call."""
+        """Return a function that tells whether a signal has come since this call, such as a second Ctrl-C."""
         num_signals = len(self._signals)
         return lambda: len(self._signals) > num_signals
 
@@ -218,9 +218,9 @@ class Tail:
 def cause(tails: Sequence[Tail], own: str) -> Tail | None:
     """Return the tail of the speaker whose error came first; None if no speaker failed.
 
-    Errors that report the failure of another process count last. Errors of ranks count before those of torchrun, whose
-    speaker is `own`, the label of its process. torchrun's lines count if a rank was killed, or if no rank has printed
-    an error.
+    Ranks come before torchrun, whose speaker is `own`; errors that only report another process' failure come last.
+    torchrun's tail is returned if no rank has printed an error, or if a rank was killed and the others have printed
+    only such reports.
     """
     failed = sorted((tail for tail in tails if tail.error_at is not None), key=lambda tail: tail.error_at or 0)
     of_ranks = [tail for tail in failed if tail.speaker != own] or failed

@@ -130,7 +130,7 @@ class Opening:
 def _with_settings(opening: Opening, settings: LaunchSettings) -> Opening:
     """Return `opening` with the settings of `hoploom launch` added.
 
-    Servers that the script names come first, then the settings of the launcher, then the path that the script names.
+    If only the launcher names servers, its servers and store replace the script's path. Otherwise, both have no effect.
     """
     options = dict(settings.security) | {k: v for k, v in opening.options.items() if v is not None}
     opening = replace(opening, options=options)
@@ -192,7 +192,7 @@ def _with_layout(context: Context, store: Store) -> Store:
 
 
 def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Opening, num_parts: int) -> Store:
-    """Start a server on each host that has parts, by the first rank of the host, and connect to all servers."""
+    """On each host that has parts, let the first rank start a server; then connect to all servers."""
     info, path = context.rank_info, opening.path
     assert path is not None
     told = settings.node if info.node is None else info.node

@@ -93,7 +93,7 @@ class ServerCommand:
 
 
 def server_command(cluster: Cluster, host: Host) -> ServerCommand:
-    """Return the command line of a host's server. If servers share an address, their metrics ports are consecutive."""
+    """Return the command of a host's server. Servers that share an address get consecutive ports for metrics."""
     peers = [other.endpoint for other in cluster.servers if other.name != host.name]
     port, metrics = cluster.server.metrics_port, None
     if port is not None:

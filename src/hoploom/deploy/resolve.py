@@ -245,7 +245,7 @@ def _name(host: Host, key: str) -> str:
 
 
 def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield (key, error text) for server keys without effect, in mode "none" or in "worker" on Kubernetes."""
+    """Yield (key, error text) for each server key without effect, in mode "none" or, on Kubernetes, in "worker"."""
     where, keys = 'in mode "none", where no server is started', ["serves", "parts", "port"]
     if cluster.mode == "worker":
         where, keys = 'on Kubernetes in mode "worker", where trainers start the servers', ["parts", "port"]
@@ -258,7 +258,7 @@ def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[s
 
 
 def _about_roles(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield (key, error text) for each host that lacks a server: it has parts or, in mode "worker", trainers.
+    """Yield (key, error text) for each host that has parts or, in mode "worker", trainers, but no server.
 
     Also yield one if no host of the cluster has a server.
     """

@@ -147,7 +147,7 @@ def _parts_by_hash(schema: Schema, index: int, num_parts: int) -> Tensor:
 
 
 def _parts_by_range(schema: Schema, index: int, num_parts: int) -> Tensor:
-    """Return the part of each node of type `index`. Parts get equal ranges of ids; small types are cut together."""
+    """Return the part of each node of type `index`: equal ranges of ids. Types of fewer nodes than parts are joined."""
     small = [t.num_nodes if t.num_nodes < num_parts else 0 for t in schema.node_types]
     num_nodes = schema.node_types[index].num_nodes
     before, total = (sum(small[:index]), sum(small)) if small[index] else (0, num_nodes)

@@ -42,7 +42,7 @@ class EdgeSpan(NamedTuple):
 class BoundedStore:
     """Reads and samples a store, given open or as a path, so that the process stays within a memory limit.
 
-    Samplers use the attribute `store`: its picks come from `sample`, which samples few nodes at a time and checks ids.
+    The attribute `store` is for samplers. It samples by `sample` of this class: in small chunks, with checks of ids.
     """
 
     def __init__(self, given: Store | str | Path, memory: int) -> None:

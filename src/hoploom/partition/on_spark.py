@@ -1,8 +1,8 @@
 """Cut a store into parts on Spark: this process assigns and renumbers the nodes, the executors write the parts.
 
-The driver writes the new node ids to files, which tasks read; only the new ids of edges' sources come from a join.
-Within a part, nodes are ordered by expected visits, estimated hop by hop from the seeds: nothing is sampled, and all
-edges are read once in every hop but the first.
+This process writes the new node ids to files, and tasks read the files. Only edges' sources get new ids by a join.
+Within a part, nodes are ordered by expected visits, estimated hop by hop from the seeds, without sampling. Each hop
+but the first reads all edges once.
 """
 
 from collections import deque
@@ -86,7 +86,7 @@ def _reached(visits: Tensor, num_batches: int) -> Tensor:
 
 
 def visit_classes(visits: Tensor) -> Tensor:
-    """Return a rounded logarithm of each node's visits, [n] int16: 0 for none; twice the visits add PER_DOUBLING."""
+    """Return a rounded logarithm of each node's visits, [n] int16. Twice the visits add PER_DOUBLING; none give 0."""
     classes = torch.empty(visits.shape, dtype=torch.int16)
     for chunk, found in zip(torch.split(visits, CHUNK_NODES), torch.split(classes, CHUNK_NODES), strict=True):
         share, doublings = torch.frexp(chunk.double())
@@ -194,7 +194,7 @@ def _report(written: StoreFiles, inside: Sequence[int], split: tuple[str, str] |
 
 @dataclass(frozen=True)
 class NewIds:
-    """The new ids of a store's nodes, numbered within each type. Each file has those of a bucket, a range of nodes."""
+    """The new ids of a store's nodes, numbered within each type. A bucket is a range of nodes; each has a file."""
 
     store: StoreFiles
     buckets: Ranges
@@ -212,7 +212,7 @@ class NewIds:
                 np.lib.format.write_array(file, torch.cat(found).numpy(), allow_pickle=False)
 
     def nodes_of(self, bucket: int, type_index: int) -> tuple[int, int, Array]:
-        """Return (begin, end, new ids) of a type's nodes in a bucket: their range, and new ids [end - begin] int64."""
+        """Return (begin, end, new ids): the range of a type's nodes in a bucket, and new ids [end - begin] int64."""
         first, end = self.buckets.limits(bucket)
         type_first, type_end = self.store.bounds[type_index : type_index + 2]
         low = max(first, type_first)
@@ -230,7 +230,7 @@ def spark_node_streams(
 ) -> list[NodeStream]:
     """Return, for each node type, a stream of its nodes with new ids, read by Spark tasks.
 
-    `bounds[i]` are the parts' bounds of type i. If `changed[i]`, its field `original_id` is added unless it exists.
+    `bounds[i]` divides the ids of type i into parts. If `changed[i]`, type i gets a field `original_id` if it has none.
     """
     streams = []
     for index, node_type in enumerate(to.store.schema.node_types):
@@ -266,7 +266,7 @@ def spark_edge_streams(session: SparkSession, to: NewIds) -> list[EdgeStream]:
 
 
 def count_inside(to: NewIds, bucket: int, batches: Batches) -> list[int]:
-    """Count, by relation, the in-edges of a bucket's nodes whose two ends are in one part. Runs in a Spark task."""
+    """Count, by relation, the in-edges of a bucket's nodes that come from the same part. Runs in a Spark task."""
     inside = [0] * len(to.store.schema.relations)
     for lists in to.store.in_lists(*to.buckets.limits(bucket)):
         part, source = to.store.parts[lists.part], to.store.schema.sources[lists.relation]

@@ -98,7 +98,7 @@ def partition(
 
 
 def _renumbered(seeds: Any, marked: Mapping[str, Tensor], orders: Mapping[str, NewOrder], schema: Schema) -> Any:
-    """Return `seeds` with new ids; the name of a split is returned unchanged. `marked` has the old ids by node type."""
+    """Return `seeds` with new ids, or unchanged if they name a split. `marked` has their old ids by node type."""
     given = seeds[1] if isinstance(seeds, tuple | list) and len(seeds) == 2 else seeds
     if isinstance(given, str):
         return seeds

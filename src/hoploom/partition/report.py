@@ -186,7 +186,7 @@ def _count_cut(opened: BoundedStore, index: int) -> Cut:
 def _sampled_cost(
     opened: BoundedStore, number: int, held: PartCost, fanouts: Fanouts, seeds: Any, plan: Presampling
 ) -> PartCost:
-    """Sample batches from `seeds`; return `held`, the cost of part `number`, with the batches' mean rows added."""
+    """Sample batches from `seeds`. Return `held`, the cost of part `number`, with the mean rows of batches added."""
     if held.num_seeds == 0:
         return replace(held, batch_rows=0.0, remote_rows=0.0, remote_bytes=0.0)
     count, part = max(1, MEASURED // len(opened.ranges)), opened.ranges[number]

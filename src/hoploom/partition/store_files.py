@@ -180,7 +180,7 @@ class StoreFiles:
                     yield NodeSpan(number, type_index, low - first, high - low, low - begin)
 
     def in_lists(self, begin: int, end: int) -> Iterator[InLists]:
-        """Yield the in-edges of nodes [begin, end) by type, part and relation. Read one before you take the next."""
+        """Yield the in-edges of nodes [begin, end) by type, part and relation. Read each before you take the next."""
         for span in self.spans(begin, end):
             for index, relation in enumerate(self.schema.relations):
                 if self.schema.destinations[index] != span.type:

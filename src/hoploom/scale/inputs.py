@@ -64,7 +64,7 @@ def parse_cut(what: str, text: str) -> float | str:
 
 
 def option(read: Callable[[str, str], Any], rule: KeyRule, default: str | None, help: str) -> Any:
-    """Return a dataclass field. `read` parses the text `default`; "" stands for None, and None for a required field."""
+    """Return a dataclass field, required if `default` is None. `read` parses its default from text; "" gives None."""
     value = MISSING if default is None else read(help, default) if default else None
     shown = f"{help} (default: {default})" if default else help
     return field(default=value, metadata={"read": read, "rule": rule, "help": shown})
@@ -168,7 +168,7 @@ REMEDY = "run `hoploom bench --out bench.json` again"
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """Measured rates of a machine, per second. They are those of one thread unless the comment says all cores."""
+    """Measured rates of a machine, per second. A rate is that of one thread, unless its comment says "all cores"."""
 
     machine: str
     cores: int  # in use; torch had as many threads

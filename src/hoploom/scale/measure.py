@@ -112,7 +112,7 @@ def _disk(here: Path, effort: Effort) -> Rates:
 
 
 def _gathering(here: Path, effort: Effort) -> Rates:
-    """Measure gathering by random ids: short rows per second, and the bytes per second that longer rows add."""
+    """Measure gathering by random ids: short rows per second, and bytes per second for the rest of longer rows."""
     bytes_ = np.memmap(here / "rows", dtype=np.uint8, mode="r+")
     int(bytes_[::PAGE].sum())  # every page is mapped
     seconds = {}

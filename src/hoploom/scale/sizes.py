@@ -87,7 +87,7 @@ class Popularity:
     skew: float = 0.5
 
     def distinct(self, seeds: float, draws: float, among: float = 1.0) -> float:
-        """Return the expected number of distinct nodes reached, among the most popular share `among` of all nodes."""
+        """Return the expected number of distinct nodes reached. Count only the most popular, a share `among` of all."""
         missed = math.log1p(-seeds / self.num_nodes) if seeds < self.num_nodes else -math.inf
         total = 0.0
         for point in RANKS:
@@ -96,14 +96,14 @@ class Popularity:
         return self.num_nodes * among * total / len(RANKS)
 
     def hit_rate(self, seeds: float, draws: float, cached: float) -> float:
-        """Return the share of a batch's nodes that is in a cache of the most popular nodes, a share `cached` of all."""
+        """Return the expected hit rate of a cache that holds the most popular nodes, a share `cached` of all."""
         return min(1.0, self.distinct(seeds, draws, min(1.0, cached)) / self.distinct(seeds, draws))
 
 
 def picks_per_node(mean_degree: float, *fanouts: int) -> float:
     """Return the mean picks per node. Degrees are Pareto: the share of nodes with more than d edges falls as 1 / d^2.
 
-    With several fanouts, a node is sampled once with each, and distinct edges are counted. Fanout -1 takes all edges.
+    A node is sampled once with each of the `fanouts`; an edge sampled twice counts once. Fanout -1 takes all edges.
     """
     total = 0.0
     for point in RANKS:
@@ -181,7 +181,7 @@ def batch_size(question: Question, *, everywhere: bool) -> BatchSize:
 def _shares_away(question: Question) -> list[float]:
     """Return shares of nodes that other hosts hold: of the seeds, then of the nodes that each hop adds.
 
-    An edge is assumed to stay on its host with probability 1 - cut, else to lead to any other host alike.
+    An edge is assumed to stay on its host with probability 1 - cut, else to lead to each other host equally often.
     """
     others = question.hosts - 1
     home = 1.0 if question.local_seeds else 1 / question.hosts

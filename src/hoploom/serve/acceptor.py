@@ -30,7 +30,7 @@ OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class NewConnection:
-    """A connection not yet admitted. Instead of blocking, its methods yield; the acceptor's loop resumes them later."""
+    """A connection not yet admitted. Its methods are generators, which yield where they would block."""
 
     def __init__(
         self, accepted: socket.socket, deadline: float, admit: Callable[["NewConnection"], Steps[None]]
@@ -41,7 +41,7 @@ class NewConnection:
         self.steps, self.event = admit(self), READ  # the event that `steps` waits for
 
     def retry(self, event: int, call: Callable[..., Value], *arguments: object) -> Steps[Value]:
-        """Repeat `call` until it does not block; return its result. Yield the socket event to wait for meanwhile."""
+        """Repeat `call` until it does not block; return its result. Before a retry, yield the event to wait for."""
         while True:
             try:
                 return call(*arguments)

@@ -36,7 +36,7 @@ LINK_COLUMNS = (["sources", "destinations"], ["labels", "times"])
 
 @dataclass(frozen=True)
 class Negatives:
-    """Options for negative links. Both weights are always None, because servers do not accept weights per node."""
+    """Options for negative links. Servers accept no weights per node, so `src_weight` and `dst_weight` are None."""
 
     mode: str  # binary or triplet
     amount: float
@@ -153,7 +153,7 @@ def read_batch_request(header: Mapping[str, Any], tensors: Sequence[Tensor], sch
 
 
 def _check_seeds(columns: dict[str, Tensor], description: Description, schema: Schema) -> dict[str, Tensor]:
-    """Return the seed columns; raise ConfigError if a column is missing, has no effect, or differs in length."""
+    """Check and return the seed columns; raise ConfigError if one is missing, has no effect, or has wrong values."""
     owner, negatives = description.owner, description.negatives
     needed, optional = NODE_COLUMNS if isinstance(owner, str) else LINK_COLUMNS
     fits = set(needed) <= set(columns) <= {*needed, *optional}
@@ -188,8 +188,8 @@ def _check_seeds(columns: dict[str, Tensor], description: Description, schema: S
 def encode_batch(batch: Batch, narrow_from: int = NARROW_FROM) -> Message:
     """Return a batch as a message. The fields of each PyG storage keep their order.
 
-    int64 tensors of `narrow_from` elements or more are sent as int32 if all values fit. The conversion takes less time
-    than sending the other half of the bytes, even on loopback.
+    int64 tensors of `narrow_from` elements or more are sent as int32 if all values fit. Even on loopback, this saves
+    more time than it costs.
     """
     tensors: list[Tensor] = []
     fields = [
@@ -218,7 +218,7 @@ def _encode(value: Any, tensors: list[Tensor], narrow_from: int) -> Any:
 
 
 def decode_batch(message: Message, *, pinned: bool = False) -> Batch:
-    """Return the batch in a message. Its tensors are those of the message, except those that are converted to int64."""
+    """Return the batch in a message. Tensors are not copied, except int64 tensors that were sent as int32."""
     try:
         batch = Data() if message.header["homogeneous"] else HeteroData()
         for key, fields in message.header["fields"]:
@@ -236,7 +236,7 @@ def decode_batch(message: Message, *, pinned: bool = False) -> Batch:
 
 
 def _decode(plain: Any, tensors: Sequence[Any], *, pinned: bool) -> Any:
-    """Return a field's value from `plain`, which `_encode` has made, and the tensors of the message."""
+    """Undo `_encode`: return a field's value from its JSON values `plain` and the tensors of the message."""
     if isinstance(plain, list):
         return [_decode(entry, tensors, pinned=pinned) for entry in plain]
     if not isinstance(plain, dict):

@@ -1,6 +1,6 @@
 """The service that makes whole batches on a server. A request is complete in itself, so any server can answer it.
 
-Only buffers, and the node times that temporal negative links have needed, are kept between requests.
+Between requests, it keeps only buffers and, once temporal negative links have needed them, the times of nodes.
 """
 
 import threading
@@ -55,7 +55,7 @@ class BatchService:
             self._threads.release()
 
     def _maker(self, request: BatchRequest) -> NodeMaker | LinkMaker:
-        """Return the object with which a local loader would make this batch; it has only the seeds of the request."""
+        """Return the object that makes the batch, as in a local loader. Its only seeds are those of the request."""
         store, description, seeds = self._store, request.description, request.seeds
         sampler = Sampler(store.graph, description.sampling, idle=self._idle)
         fields = None if description.fields is None else dict(description.fields)
@@ -72,7 +72,7 @@ class BatchService:
 
 
 class MeteredStore:
-    """A wrapper of a store that reserves memory for the picks and rows of the batch that the calling thread makes."""
+    """Wraps a store. Reserves memory for the picks and rows of the batch that the calling thread makes."""
 
     def __init__(self, store: Store, budget: MemoryBudget) -> None:
         self.schema: Schema = store.schema
@@ -99,7 +99,7 @@ class MeteredStore:
         return picks
 
     def gather(self, wanted: Sequence[Triple], *, empty: Empty = ops.empty) -> list[Tensor]:
-        """Wait until the budget has memory for the rows, then gather them; share them with the client if possible."""
+        """Wait for memory for the rows, then gather them, if possible into memory shared with the client."""
         size = sum(ids.numel() * self._row_bytes[owner, name] for owner, name, ids in wanted)
         reservation: Reservation = self._of_thread.reservation
         reservation.take(size)

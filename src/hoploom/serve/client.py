@@ -159,7 +159,7 @@ class Peer(Closing):
     def _connected(self) -> PooledConnection:
         """Return an idle connection that the server has not closed meanwhile, or a new one.
 
-        Unix sockets are used only after a TCP handshake: once a server has ended, another program can take its name.
+        A TCP handshake comes first, even for a Unix socket: another program can have taken a dead server's name.
         """
         while self._idle:
             with self._lock:

@@ -138,7 +138,7 @@ class Connected(Deployment):
 
 
 class IdColumn(NamedTuple):
-    """Ids of one type in a request: `ids[positions]`. `wants` has the indices of the fields whose rows are needed."""
+    """The ids of one type in a request: those at `positions` of `ids`. `wants` lists the indices of fields to read."""
 
     ids: Tensor  # [n] int64
     positions: Tensor  # [m] int64
@@ -205,7 +205,7 @@ class RemotePart:
     def begin_gather(
         self, wanted: Sequence[Wanted], positions: Sequence[Tensor], outs: Sequence[Tensor]
     ) -> Callable[[], None]:
-        """Send a request for rows. Return a function that writes rows to `outs`; it may make further requests."""
+        """Request rows. Return a function that writes them to `outs`; it sends more requests if one is not enough."""
         columns: dict[tuple[int, int], IdColumn] = {}
         for index, (want, own) in enumerate(zip(wanted, positions, strict=True)):
             if own.numel():
@@ -256,7 +256,7 @@ class RemotePart:
         return {"ask": kind, "identity": self._peers.identity, "part": self.number}
 
     def _scatter(self, incoming: IncomingMessage, targets: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Write the rows of a response to `targets`, one (positions, out) per field, while the rows arrive."""
+        """While a response arrives, write its rows to `targets`: one pair (positions, out) for each field."""
         if incoming.specs != [(out.dtype, (positions.numel(), *out.shape[1:])) for positions, out in targets]:
             raise self._wrong("rows of another dtype or shape")
         for index, row, rows in incoming.pieces():
@@ -296,7 +296,7 @@ class ServedBatches(Maker):
 
     @property
     def least_threads(self) -> int:
-        """Two threads for each server, so that it makes one batch while it sends another."""
+        """Two threads for each server, so that a server makes one batch while it sends another."""
         return 2 * self.peers.num_servers
 
     def make(self, indices: Tensor, first: int, key: int) -> Batch:

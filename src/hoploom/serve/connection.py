@@ -211,7 +211,7 @@ class Connection(Closing):
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS's own shutdown needs the reading thread
 
     def hang_up(self) -> None:
-        """Stop sending, read until the peer closes, then close: unread bytes could make the last message be lost."""
+        """Stop sending, and close after the peer has. Closing with unread bytes could lose the last message sent."""
         if isinstance(self._socket, ssl.SSLSocket):
             self._socket = socket.socket(fileno=self._socket.detach())
         end = time.monotonic() + LINGER

@@ -1,8 +1,8 @@
 """The beginning of a connection: both sides name their protocol, and the client proves that it has the token.
 
-The token is never sent: the server sends a challenge, and the client a proof. A refused client gets the reason, even
-if it uses no TLS, or another version or protocol. A client on the server's host gets the name of the server's
-Unix socket and a password for it, so only clients that were admitted over TCP can use that socket.
+The token is never sent: the server sends a challenge, and the client a proof. A refused client is told why, also
+a client without TLS, or one of another version or protocol. A client on the server's host gets the name and password of
+the server's Unix socket. So only clients that were admitted over TCP can use this socket.
 """
 
 import errno
@@ -67,7 +67,7 @@ def boot_id() -> str:
 
 
 def encode_greeting(content: dict[str, Any]) -> bytes:
-    """Return a greeting as bytes. Its final newline makes an HTTP server reply, too, so that the client detects it."""
+    """Return a greeting as bytes. The newline at its end makes an HTTP server reply, so the client can detect one."""
     text = json.dumps(content).encode() + b"\n"
     return OPENING + PREFIX.pack(HELLO, len(text)) + text
 
@@ -166,7 +166,7 @@ class _ReplyError(Exception):
 def connect_tcp(
     address: str, security: Reloading[ClientSecurity], idle_timeout: float
 ) -> tuple[Connection, UnixEndpoint | None]:
-    """Connect to a server; return the connection, and the server's Unix socket or None. Raise PeerError on failure."""
+    """Connect to a server; raise PeerError on failure. Return the connection, and the server's Unix socket or None."""
     shown, context = security.now()
     host, port = split_address(address)
     try:
@@ -330,7 +330,7 @@ def _tls_failed(error: ssl.SSLError, address: str) -> PeerError:
 
 
 def _without_tls(address: str) -> PeerError:
-    """Return the error for a port without TLS. Connects once more, without TLS, to see if a graph server listens."""
+    """Connect again, without TLS, to see what listens at this address; return the error to raise."""
     try:
         connect_tcp(address, Reloading(ClientSecurity()), CONNECT_TIMEOUT)[0].close()
     except (NoGraphServerError, LostError) as error:  # the server is full, say, or about to end

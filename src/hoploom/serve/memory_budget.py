@@ -1,4 +1,4 @@
-"""Limits on a server's memory: requests reserve it before they are read, responses hold it until they are sent.
+"""Limits on a server's memory. Requests reserve memory before they are read; responses hold theirs until they are sent.
 
 A request waits a limited time for memory, then fails; its client may repeat it. One that can never fit is refused.
 """
@@ -78,7 +78,7 @@ class Reservation:
     def __init__(
         self, budget: MemoryBudget, request: RequestContext = NO_CLIENT, *, of: str = "a batch", beside: int = 0
     ) -> None:
-        """`of` is a name for error messages; `beside` is the number of bytes that `request` already holds elsewhere."""
+        """`of` says in error messages what needs the memory. `request` already holds `beside` bytes elsewhere."""
         self._budget, self.taken, self.request, self._of, self._beside = budget, 0, request, of, beside
 
     @property

@@ -1,7 +1,7 @@
 """Counts of a server's requests, and an HTTP endpoint with two pages: /metrics for Prometheus and /health for probes.
 
-/metrics requires the server's token and client certificates; /health does not, because probes carry neither. On
-loopback, neither page requires them. prometheus_client's own endpoint has no token and no limit of connections.
+Except on loopback, /metrics requires the server's token and client certificates. /health never does, because probes
+have neither. prometheus_client's own endpoint has no token and no limit of connections.
 """
 
 import bisect
@@ -51,9 +51,9 @@ class RequestCount:
 
 
 class Metrics(Collector):
-    """The counts of one server, thread-safe. `held_bytes` and `cache_rows` are functions that return further values.
+    """The counts of one server, thread-safe. The functions `held_bytes` and `cache_rows` return further figures.
 
-    These counts replace Prometheus's counters, whose locks together take half the time of a small request.
+    Prometheus's own counters are not used: their locks together take half the time of a small request.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ class Peers(Closing):
         *,
         own: Sequence[int] | None = None,
     ) -> None:
-        """Connect; wait for peers that hold all parts not in `own` or, if `own` is None, for one that makes batches."""
+        """Connect. Wait for peers that hold all parts not in `own`; if it is None, wait for one that makes batches."""
         self._timeout, self._own = timeout, own
         idle_timeout = timeout / 3 if len(addresses) > 1 else timeout / 2  # leaves time for another attempt
         reloading = Reloading(security)
@@ -133,7 +133,7 @@ class Peers(Closing):
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _wait_for_all(self, seconds: float) -> ServerInfo:
-        """Wait until `_missing` returns None, then a moment for further servers; return the ServerInfo of one server.
+        """Wait until nothing is missing, and a moment longer for more servers; return the ServerInfo of one of them.
 
         Raise the error of a server that can never be used, or an error that names what is missing after `seconds`.
         """
@@ -276,7 +276,7 @@ class Peers(Closing):
             return None
 
     def _choose(self, part: int | None, excluded: Collection[Peer] = ()) -> Peer | None:
-        """Return the peer with the fewest requests in flight that holds `part` and is not paused, or None."""
+        """Return a peer that holds `part` and is not paused: the one with the fewest requests in flight. Else None."""
         now, able = time.monotonic(), [peer for peer, info in self._present.items() if info.holds(part)]
         ready = [peer for peer in able if self._rests_until[peer] <= now and peer not in excluded]
         if len(ready) <= 1:

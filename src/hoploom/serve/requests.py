@@ -62,7 +62,7 @@ def read_draw(header: Mapping[str, Any], num_relations: int) -> Draw:
 
 
 def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:
-    """Return ids of a request as [n] int64; int32 ids count from `first`. Raise ConfigError for ids out of range."""
+    """Return ids of a request as [n] int64; `first` is added to int32 ids. Raise ConfigError for ids out of range."""
     shown = (ids.dtype, tuple(ids.shape))
     fits = ids.dtype in (torch.int32, torch.int64) and ids.dim() == 1
     require(fits, f"ids of {what}", shown, "int32 or int64 [n]")
@@ -99,7 +99,7 @@ def read_frontiers(request: Message, part: Part) -> list[Frontier | None]:
 
 
 def most_picks(graph: GraphStore, frontiers: Sequence[Frontier | None], draw: Draw, enough: int) -> int:
-    """Return an upper bound on a hop's picks: from the fanouts or, if that exceeds `enough`, from the in-degrees."""
+    """Return an upper bound on a hop's picks. Count in-edges only if the fanouts alone allow more than `enough`."""
     if draw.counts_only:
         return 0
     sizes = [0 if (frontier := frontiers[end]) is None else len(frontier.nodes) for end in graph.schema.destinations]
@@ -144,7 +144,7 @@ def read_row_requests(request: Message, part: Part) -> list[Wanted]:
 
 
 def read_owner(schema: Schema, given: Any, *, known: bool = True) -> TypeKey:
-    """Return `given`, a node type or a relation (three names). The relation must be in the schema only if `known`."""
+    """Check and return `given`, a node type or relation of the schema. If not `known`, the relation may be new."""
     if isinstance(given, str):
         return schema.node_type(given).name
     names = isinstance(given, list) and len(given) == 3 and all(isinstance(name, str) for name in given)

@@ -187,7 +187,7 @@ def read_ca(path: PathLike | None) -> bytes | None:
 
 
 def _read_file(path: PathLike, named: str, *, secret: bool = False) -> bytes:
-    """Return the content of a small file; raise ConfigError if it is unusable, or `secret` and open to other users."""
+    """Return the content of a small file. Raise ConfigError if it is unusable, or is a `secret` open to other users."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())  # of the opened file, which cannot be replaced meanwhile
@@ -292,7 +292,7 @@ def check_pair(certificate: bytes, key: bytes, named: tuple[str, str] = ("the ce
 
 
 def check_certificates(text: bytes, named: str) -> None:
-    """Raise ConfigError if a text has no certificate, or its first is not valid now. Later ones may have expired."""
+    """Raise ConfigError if a text has no certificate, or its first one is not valid now. Others may have expired."""
     with needs("cluster"):
         from cryptography import x509
     if b"-----BEGIN CERTIFICATE-----" not in text:
@@ -326,7 +326,7 @@ def _unnamed(content: bytes) -> Iterator[str]:
 
 
 def check_listen(host: str, security: ServerSecurity, *, insecure: bool = False, flag: str = "--listen") -> str | None:
-    """Check a server's address. Return a warning or None; raise ConfigError if it is unprotected and not `insecure`."""
+    """Return a warning about a server's address, or None. Unless `insecure`, raise ConfigError for an open address."""
     if is_loopback(host):
         return None
     where = f"{flag} {host or '(every address)'}"

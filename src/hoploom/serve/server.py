@@ -290,7 +290,7 @@ def error_response(error: Exception) -> Message:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; raise ConfigError for an unusable address, or a host name that leads to loopback."""
+    """Return a listening socket. Raise ConfigError if the address is unusable, or a host name resolves to loopback."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, where = found[0]

@@ -130,7 +130,7 @@ class Service:
 
         If the rows on disk fit this response's share of memory, they are read before anything is sent, in sorted
         order, so that each disk block is read once. Otherwise they are read while they are sent, in pieces that fit.
-        This never waits for memory: a client may need this response before it frees another one's memory.
+        This never waits for memory, which a client may free only once it has this response: both would wait forever.
         """
         part, shard = self._part(request.header)
         wanted = requests.read_row_requests(request, part)

@@ -192,9 +192,9 @@ def write_message(connection: Connection, message: Message, segments: ServerSegm
 
 
 def _encode_tensor(tensor: Tensor | StreamedTensor, segments: ServerSegments | None) -> tuple[list[Any], Any, int]:
-    """Return a tensor's entry in the header, the content to send after the header, if any, and its number of bytes.
+    """Return a tensor's entry in the header, what to send after the header (or None), and the tensor's size in bytes.
 
-    Large tensors are copied to a shared segment if possible, because sending through the socket costs two copies.
+    Large tensors are copied to a shared segment if possible, because the socket would copy them twice.
     """
     if isinstance(tensor, StreamedTensor):
         spec = tensor.spec
@@ -308,12 +308,12 @@ class IncomingMessage:
 
     @property
     def widened_bytes(self) -> int:
-        """The bytes of all tensors, plus those of 64-bit copies of narrower tensors, which decoding may need."""
+        """The bytes of all tensors and of 64-bit copies of the narrower ones, which decoding may make."""
         widths = [tensor.spec.dtype.itemsize for tensor in self._tensors]
         return sum(one.num_bytes * (1 + (8 // n if n < 8 else 0)) for one, n in zip(self._tensors, widths, strict=True))
 
     def into(self, allocate: Allocate | None = None) -> Message:
-        """Read all tensors into memory from `allocate`, by default shared or recycled; return the message with them."""
+        """Read all tensors; return the message with them. `allocate`, if given, makes the memory for each tensor."""
         return Message(self.header, [self._read_tensor(tensor, allocate) for tensor in self._tensors])
 
     def pieces(self) -> Iterator[tuple[int, int, Tensor]]:
@@ -397,7 +397,7 @@ class IncomingMessage:
 
 
 def _read_small(connection: Connection, dtype: torch.dtype, shape: tuple[int, ...], num_bytes: int) -> Tensor:
-    """Read and return a small tensor with few calls: calls take most of the time of a short round trip."""
+    """Read a small tensor with few calls, because calls take most of the time of a short round trip."""
     if not num_bytes:
         return torch.empty(shape, dtype=dtype)
     flat = torch.frombuffer(connection.take(num_bytes), dtype=dtype)
