@@ -157,7 +157,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def read_addresses(servers: str | Iterable[str]) -> list[str]:
-    """Return the distinct addresses in a list, or in text such as HOST:PORT,HOST:PORT; else raise ConfigError."""
+    """Return the distinct addresses in a list, or in text such as HOST:PORT,HOST:PORT; raise ConfigError if wrong."""
     listed = servers.split(",") if isinstance(servers, str) else list(servers)
     found = [join_address(*split_address(one.strip())) for one in listed if isinstance(one, str) and one.strip()]
     if not found or len(found) != len([one for one in listed if one != ""]):

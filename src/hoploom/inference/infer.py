@@ -105,7 +105,7 @@ def infer(
 
     >>> infer(model, store, "papers.out", context, inference=Inference(task=NodeClassification(16)))
 
-    The files are `out/<node type>/part-<rank>.parquet`. All ranks call infer, and see the same folder `out`.
+    The files are `out/<node type>/part-<rank>.parquet`. All ranks must call infer and see the same folder `out`.
     `progress(done, total)` gets the number of rows that this rank has computed, or of batches if the model runs in
     batches; by default, rank 0 shows a bar on a terminal.
     """

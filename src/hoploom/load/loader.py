@@ -200,7 +200,7 @@ class Loader:
             self._meeting = Meeting(here, self.reading(self._order), self._call_chain, self._order.num_seeds)
 
     def settle(self, *, together: bool = False) -> None:
-        """Ask the other ranks whether all were given the same seeds, or each its own share of them; set the order so.
+        """Ask the other ranks whether all were given the same seeds, or each its own share, and order them so.
 
         The wait has the timeout of the process group. Pass `together` if all ranks read the loader. Without it, this
         rank may be the only one that reads the loader, and then reads all seeds.
@@ -309,7 +309,7 @@ class Loader:
             self._consumed = Position(order.epoch + 1) if at_end else after
 
     def reading(self, order: Order | None = None) -> Fingerprint:
-        """Return the Fingerprint of `order`, for ranks to compare; None: of epoch 0, as one process would read it."""
+        """Return the Fingerprint of `order`, for ranks to compare; None: of all seeds of epoch 0, not one share."""
         if order is None:
             order = self._order if isinstance(self._order, DividedOrder) else self._order.for_one_rank()
             order = order.at_epoch(0)

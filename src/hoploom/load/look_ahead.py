@@ -159,7 +159,7 @@ class RowLists:
     ) -> list[PackedRows]:
         """Copy the rows to a scratch file, and return the PackedRows of each step.
 
-        `read(ids, outs)` writes the rows of ids[i] to outs[i], [n, row_bytes] uint8. `check()` is called now and then.
+        `read(ids, outs)` writes the rows of ids[i] to outs[i], [n, row_bytes] uint8. `check()` may raise to stop this.
         """
         shifts = np.zeros((len(self.begins) - 1, len(self.ids)), dtype=np.int64)
         for piece, (begins, ends) in enumerate(pairwise(self.begins)):

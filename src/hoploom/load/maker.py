@@ -84,7 +84,7 @@ class Maker(ABC):
         """Return the batch of the seeds at positions `indices`. The index of the first one in its step is `first`."""
 
     def stages(self, order: Order, pipeline: Pipeline) -> AbstractContextManager[Stages[Batch | Arriving]]:
-        """Return a context manager that yields the Stages of a loop. Leave it only after the loop's threads."""
+        """Return a context manager that yields the Stages of a loop. Its block outlives the loop's threads."""
 
         def finish(step: int, begun: None, fetched: None) -> Batch | Arriving:
             return self.make(*order.step(step))

@@ -404,7 +404,7 @@ class _Round:
 
 
 class Meeting(_Round):
-    """The exchange of a loader's seeds. A rank posts its own with the loader, and reads all before the first batch.
+    """The exchange of a loader's seeds. Ranks post theirs when they make it, and read all before the first batch.
 
     Loaders of two ranks count as the same loader if the same lines of the script made them.
     """
