@@ -130,7 +130,7 @@ class Opening:
 def _with_settings(opening: Opening, settings: LaunchSettings) -> Opening:
     """Return `opening` with the settings of `hoploom launch` added.
 
-    If only the launcher names servers, its servers and store replace the script's path. Otherwise, both have no effect.
+    If only the launcher names servers, its servers and store replace the script's path. Else they have no effect.
     """
     options = dict(settings.security) | {k: v for k, v in opening.options.items() if v is not None}
     opening = replace(opening, options=options)

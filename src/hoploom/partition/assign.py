@@ -48,7 +48,7 @@ def assign(
     """Return the part of every node, by type: [num_nodes] int16.
 
     `store` is an opened store, a path, or an s3:// or gs:// URL. Only "stream" uses `seeds` (as for NeighborLoader, or
-    ids by type), `passes` and `imbalance`: a part has at most `1 + imbalance` times the mean of each type's nodes, of
+    ids by type), `passes` and `imbalance`. A part has at most `1 + imbalance` times the mean of each type's nodes, of
     in-edges and of seeds, as far as single nodes allow. If `store` is a path or URL, edges that do not fit `memory`
     bytes are read from its files several times. Besides the edges, assigning takes at most 24 bytes of memory a node.
 

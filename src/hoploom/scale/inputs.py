@@ -64,7 +64,7 @@ def parse_cut(what: str, text: str) -> float | str:
 
 
 def option(read: Callable[[str, str], Any], rule: KeyRule, default: str | None, help: str) -> Any:
-    """Return a dataclass field, required if `default` is None. `read` parses its default from text; "" gives None."""
+    """Return a dataclass field, required if `default` is None. `read` parses `default`, but "" means None."""
     value = MISSING if default is None else read(help, default) if default else None
     shown = f"{help} (default: {default})" if default else help
     return field(default=value, metadata={"read": read, "rule": rule, "help": shown})

@@ -326,7 +326,7 @@ def _unnamed(content: bytes) -> Iterator[str]:
 
 
 def check_listen(host: str, security: ServerSecurity, *, insecure: bool = False, flag: str = "--listen") -> str | None:
-    """Return a warning about a server's address, or None. Unless `insecure`, raise ConfigError for an open address."""
+    """Return a warning about a server's address, or None. Unless `insecure`, raise ConfigError without protection."""
     if is_loopback(host):
         return None
     where = f"{flag} {host or '(every address)'}"
