@@ -85,8 +85,9 @@ class SparkCluster:
         found = []
         for pid in (child for worker in self.workers for child in children_of(worker)):
             with suppress(OSError):  # it has ended meanwhile
-                if EXECUTOR in command_of(pid):
-                    found.append(Executor(pid, Path(os.readlink(f"/proc/{pid}/cwd"))))
+                folder = Path(os.readlink(f"/proc/{pid}/cwd"))
+                if EXECUTOR in command_of(pid) and folder.name.isdecimal():  # a JVM that ends looks elsewhere at last
+                    found.append(Executor(pid, folder))
         return sorted(found, key=lambda executor: executor.number)
 
     @property

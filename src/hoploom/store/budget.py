@@ -40,7 +40,7 @@ NO_PARTS = (
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is kept in memory of a store's edge lists and fields, over all open parts together."""
+    """The amount of a store's edge lists and fields that is kept in memory, over all open parts together."""
 
     num_bytes: int
     lists: float  # share of the source ids in edge lists

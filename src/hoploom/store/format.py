@@ -40,7 +40,7 @@ PARSING = threading.Lock()  # the parser of Python 3.11 counts its depth wrongly
 
 @dataclass(frozen=True)
 class PartRange:
-    """What one part has: a range of node ids per node type, and a range of edge positions per relation."""
+    """The contents of one part: a range of node ids per node type, and a range of edge positions per relation."""
 
     first_nodes: tuple[int, ...]
     num_nodes: tuple[int, ...]
