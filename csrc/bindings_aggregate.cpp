@@ -1,5 +1,6 @@
 // Aggregation for Python: one overload per type of value and of id. Checks shapes, releases the GIL, calls the core.
 #include "aggregate.h"
+#include "best.h"
 #include "bindings.h"
 #include "tables.h"
 
@@ -129,6 +130,22 @@ void sum_table_rows(nb::list tables, int element, Array<int64_t> ids, Array<int6
   });
 }
 
+// scores [num_sources, width] are of the destinations from `first` on; `best` and `ids` [num_sources, k] are changed.
+void keep_best_rows(Rows<const float> scores, int64_t first, Optional<int64_t> indptr, Optional<int64_t> known,
+                    int threads, Rows<float> best, Rows<int64_t> ids) {
+  const int64_t num_sources = int64_t(scores.shape(0)), k = int64_t(best.shape(1));
+  require(int64_t(best.shape(0)) == num_sources && ids.shape(0) == best.shape(0) && ids.shape(1) == best.shape(1),
+          "one row per source is needed");
+  require(bool(indptr) == bool(known), "indptr and known are given together");
+  if (indptr) {
+    require(int64_t(indptr->shape(0)) == num_sources + 1, "one list per source is needed");
+    check_indptr(indptr->data(), num_sources, int64_t(known->shape(0)));
+  }
+  nb::gil_scoped_release release;
+  keep_best({scores.data(), num_sources, int64_t(scores.shape(1)), first}, {pointer(indptr), pointer(known)}, k,
+            threads, best.data(), ids.data());
+}
+
 }  // namespace
 
 void bind_aggregates(nb::module_& m) {
@@ -140,6 +157,8 @@ void bind_aggregates(nb::module_& m) {
   bind_softmax<double>(m);
   m.def("sum_tables", &sum_table_rows, "tables"_a, "element"_a, nb::arg("ids").noconvert(),
         nb::arg("indptr").noconvert(), "mean"_a, nb::arg("out").noconvert());
+  m.def("keep_best", &keep_best_rows, nb::arg("scores").noconvert(), "first"_a, nb::arg("indptr").noconvert().none(),
+        nb::arg("known").noconvert().none(), "threads"_a, nb::arg("best").noconvert(), nb::arg("ids").noconvert());
 }
 
 }  // namespace hoploom

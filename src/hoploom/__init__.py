@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         NeighborLoader as NeighborLoader,
     )
     from hoploom.partition.partition import partition as partition
+    from hoploom.ranking.highest import best as best
     from hoploom.ranks.context import init as init
     from hoploom.ranks.spawn import spawn as spawn
     from hoploom.sample import Edges as Edges
@@ -54,6 +55,7 @@ _NAMES = {
     "ingest.formats.dgl": "from_dgl",
     "ingest.synthetic": "generate",
     "load": "HGTLoader LinkNeighborLoader NeighborLoader",
+    "ranking.highest": "best",
     "ranks.context": "init",
     "ranks.spawn": "spawn",
     "sample": "Edges",
@@ -69,7 +71,8 @@ _NAMES = {
 }
 _HOMES = {name: room for room, names in _NAMES.items() for name in names.split()}
 __all__ = sorted([*_HOMES, "partition"])  # partition is a package that can be called
-_PUBLIC = {"inference", "load", "nn", "ops", "partition", "sample", "scale", "store", "train"}  # each has an __all__
+# each has an __all__
+_PUBLIC = {"inference", "load", "nn", "ops", "partition", "ranking", "sample", "scale", "store", "train"}
 _PACKAGES = {"batch", "config", "deploy", "ranks", "errors", "gpu", "ingest", "keys", "schema", "serve", *_PUBLIC}
 
 

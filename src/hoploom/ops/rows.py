@@ -205,6 +205,15 @@ def _matrix(tensor: Tensor) -> Any:
     return tensor.detach().numpy()
 
 
+def keep_best(scores: Tensor, first: int, known: tuple[Tensor, Tensor] | None, best: Tensor, ids: Tensor) -> None:
+    """Merge `scores` of the destinations from id `first` on into the best scores and ids of each source, in place.
+
+    `known` (indptr, ids) has the destinations that are left out for each source, ascending.
+    """
+    indptr, left_out = (None, None) if known is None else (known[0].numpy(), known[1].numpy())
+    _core.keep_best(scores.numpy(), first, indptr, left_out, torch.get_num_threads(), best.numpy(), ids.numpy())
+
+
 ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as csrc/tables.h numbers them
 
 

@@ -1,0 +1,177 @@
+"""Find the destinations with the highest scores for each source, such as ten items for every user.
+
+A score is the dot product of two rows. Scores are computed block by block, and each block is merged into the best so
+far: memory is bounded by one block, whatever the number of destinations. The result is exact, and does not depend on
+the number of threads.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hoploom import ops
+from hoploom.config.values import as_int
+from hoploom.errors import ConfigError, DataError
+from hoploom.schema import RelationName
+from hoploom.store import Store
+from hoploom.store.base import sampled_edges
+
+SOURCES, DESTINATIONS = 1024, 16384  # rows of a block of scores, and columns: 64 MB
+NODES = 1 << 16  # destinations whose edges are read at once
+
+Rows = Mapping[str, Tensor]
+Sources = tuple[str, Tensor | None] | Tensor | None
+
+
+class Best(NamedTuple):
+    """The best destinations of each source, the best first. Of destinations with equal scores, the lowest id is first.
+
+    A source with fewer than k destinations has -1 and -infinity in the last entries.
+    """
+
+    ids: Tensor  # [num_sources, k] int64 node ids
+    scores: Tensor  # [num_sources, k] float32
+
+
+class Known(NamedTuple):
+    """The destinations that are left out: those of source s are ids[indptr[s]] to ids[indptr[s + 1] - 1]."""
+
+    indptr: Tensor  # [num_sources + 1] int64
+    ids: Tensor  # int64, ascending for each source
+
+    def of(self, begin: int, end: int) -> "Known":
+        """Return the lists of the sources [begin, end)."""
+        first, last = int(self.indptr[begin]), int(self.indptr[end])
+        return Known(self.indptr[begin : end + 1] - first, self.ids[first:last])
+
+
+def best(
+    rows: Rows | Tensor,
+    store: Store,
+    sources: Sources = None,
+    *,
+    of: str | None = None,
+    k: int = 10,
+    exclude: Literal["known"] | Sequence[RelationName] | None = "known",
+) -> Best:
+    """Return the `k` destinations of node type `of` with the highest dot product, for each source.
+
+    `rows` has a row for every node, by node type; for a graph with one node type, it may be a tensor. `sources` is
+    ("user", ids), or ("user", None) for all users; for a graph with one node type, ids or None. `exclude` names the
+    relations whose destinations are left out for a source; "known" means all relations from the sources' type to `of`.
+
+    >>> best({"user": users, "item": items}, store, ("user", ids), of="item", k=10).ids
+    """
+    source_type, wanted = _read_sources(store, sources)
+    of = _only_type(store, "of") if of is None else of
+    by_type = {_only_type(store, "rows"): rows} if isinstance(rows, Tensor) else rows
+    num_destinations = store.schema.node_type(of).num_nodes
+    of_sources, of_destinations = (_rows_of(by_type, store, name) for name in (source_type, of))
+    if of_sources.shape[1] != of_destinations.shape[1]:
+        raise ConfigError(
+            f"rows of {source_type!r} have {of_sources.shape[1]} columns and rows of {of!r} have "
+            f"{of_destinations.shape[1]}; a dot product needs as many"
+        )
+    if as_int("k", k, 1, "give how many destinations to find for each source") > num_destinations:
+        raise ConfigError(f"k is {k}, and there are {num_destinations} nodes of {of!r}; give at most that many")
+    unique, places = torch.unique(wanted, return_inverse=True)
+    known = _known(store, unique, _excluded(store, source_type, of, exclude), num_destinations)
+    ids = torch.full((unique.numel(), k), -1)
+    scores = torch.full((unique.numel(), k), -torch.inf)
+    for begin in range(0, unique.numel(), SOURCES):
+        end = min(begin + SOURCES, unique.numel())
+        left = _finite(of_sources[unique[begin:end]], source_type)
+        lists = None if known is None else known.of(begin, end)
+        for first, block in _blocks(left, of_destinations, of):
+            ops.keep_best(block, first, lists, scores[begin:end], ids[begin:end])
+    return Best(ids[places], scores[places])
+
+
+def _blocks(left: Tensor, rows: Tensor, of: str) -> Iterator[tuple[int, Tensor]]:
+    """Yield the scores of the sources `left`, some destinations at a time: the first destination, then the scores."""
+    memory = torch.empty(left.shape[0] * DESTINATIONS)
+    for first in range(0, rows.shape[0], DESTINATIONS):
+        right = _finite(rows[first : first + DESTINATIONS], of)
+        out = memory[: left.shape[0] * right.shape[0]].view(left.shape[0], right.shape[0])
+        yield first, torch.mm(left, right.t(), out=out)
+
+
+def _finite(rows: Tensor, name: str) -> Tensor:
+    """Return the rows as float32; raise DataError if a value is not finite, because no score would mean anything."""
+    rows = rows.to(torch.float32)
+    if not rows.isfinite().all():
+        raise DataError(f"rows of {name!r} have values that are not finite; look at the model that made them")
+    return rows
+
+
+def _only_type(store: Store, argument: str) -> str:
+    names = [node_type.name for node_type in store.schema.node_types]
+    if len(names) > 1:
+        raise ConfigError(f"{argument} must name a node type, because the graph has several: {', '.join(names)}")
+    return names[0]
+
+
+def _read_sources(store: Store, sources: Sources) -> tuple[str, Tensor]:
+    """Return the node type and the ids of the sources; raise an error for ids that no node has."""
+    name, ids = sources if isinstance(sources, tuple) else (_only_type(store, "sources"), sources)
+    num_nodes = store.schema.node_type(name).num_nodes
+    if ids is None:
+        return name, torch.arange(num_nodes)
+    ids = torch.as_tensor(ids)
+    if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ConfigError(f"sources are {ids.dtype} of shape {list(ids.shape)}; give a list of node ids")
+    outside = (ids < 0) | (ids >= num_nodes)
+    if outside.any():
+        raise DataError(f"source {int(ids[outside][0])} is no node of {name!r}, which has {num_nodes}")
+    return name, ids.to(torch.int64)
+
+
+def _rows_of(rows: Rows, store: Store, name: str) -> Tensor:
+    """Return the rows of a node type; raise ConfigError unless there is one for each node."""
+    num_nodes = store.schema.node_type(name).num_nodes
+    if name not in rows:
+        raise ConfigError(f"there are no rows of {name!r}; give rows for it: {{{name!r}: tensor}}")
+    own = rows[name]
+    if own.dim() != 2 or own.shape[0] != num_nodes or not own.is_floating_point():
+        raise ConfigError(
+            f"rows of {name!r} are {own.dtype} of shape {list(own.shape)}; give floats, one row for each of its "
+            f"{num_nodes} nodes"
+        )
+    return own
+
+
+def _excluded(
+    store: Store, source_type: str, of: str, exclude: Literal["known"] | Sequence[RelationName] | None
+) -> list[int]:
+    """Return the numbers of the relations whose destinations are left out."""
+    between = [r.key for r in store.schema.relations if (r.source, r.destination) == (source_type, of)]
+    if exclude == "known":
+        chosen: Sequence[RelationName] = between
+    elif exclude is None or not isinstance(exclude, str):
+        chosen = [tuple(key) for key in exclude or ()]
+    else:
+        raise ConfigError(f"exclude is {exclude!r}; give 'known', a list of relations, or None")
+    for key in chosen:
+        if key not in between:
+            raise ConfigError(f"exclude names {key}, which is no relation from {source_type!r} to {of!r}: {between}")
+    return [store.schema.relation_index[key] for key in chosen]
+
+
+def _known(store: Store, sources: Tensor, relations: Sequence[int], num_destinations: int) -> Known | None:
+    """Read the destinations of `sources` in these relations, by one pass over all edges; None without relations."""
+    if not relations:
+        return None
+    found = []
+    for relation in relations:
+        source_type = store.schema.node_types[store.schema.sources[relation]]
+        place_of = torch.full((source_type.num_nodes,), -1)
+        place_of[sources] = torch.arange(sources.numel())
+        for ends, destinations in sampled_edges(store.graph, relation, NODES):
+            places = place_of[ends]
+            is_wanted = places >= 0
+            found.append(places[is_wanted] * num_destinations + destinations[is_wanted])
+    pairs = torch.unique(torch.cat(found))
+    counts = torch.bincount(pairs // num_destinations, minlength=sources.numel())
+    return Known(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), pairs % num_destinations)
