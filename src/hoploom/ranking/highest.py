@@ -100,7 +100,7 @@ def _blocks(left: Tensor, rows: Tensor, of: str) -> Iterator[tuple[int, Tensor]]
 
 def _finite(rows: Tensor, name: str) -> Tensor:
     """Return the rows as float32; raise DataError if a value is not finite, because no score would mean anything."""
-    rows = rows.to(torch.float32)
+    rows = rows.detach().to("cpu", torch.float32)
     if not rows.isfinite().all():
         raise DataError(f"rows of {name!r} have values that are not finite; look at the model that made them")
     return rows
@@ -133,7 +133,7 @@ def _rows_of(rows: Rows, store: Store, name: str) -> Tensor:
     num_nodes = store.schema.node_type(name).num_nodes
     if name not in rows:
         raise ConfigError(f"there are no rows of {name!r}; give rows for it: {{{name!r}: tensor}}")
-    own = rows[name]
+    own = torch.as_tensor(rows[name])
     if own.dim() != 2 or own.shape[0] != num_nodes or not own.is_floating_point():
         raise ConfigError(
             f"rows of {name!r} are {own.dtype} of shape {list(own.shape)}; give floats, one row for each of its "
@@ -150,7 +150,7 @@ def _excluded(
     if exclude == "known":
         chosen: Sequence[RelationName] = between
     elif exclude is None or not isinstance(exclude, str):
-        chosen = [tuple(key) for key in exclude or ()]
+        chosen = list(exclude or ())
     else:
         raise ConfigError(f"exclude is {exclude!r}; give 'known', a list of relations, or None")
     for key in chosen:

@@ -75,7 +75,7 @@ def test_the_best_are_those_of_a_loop(
 
 
 def test_all_users_are_the_default_and_half_precision_is_widened(store: Store, rows: dict[str, Tensor]) -> None:
-    half = {name: own.half() for name, own in rows.items()}
+    half = {"user": rows["user"].half().requires_grad_(), "item": rows["item"].half().numpy()}  # as models give them
     found = hoploom.best(half, store, ("user", None), of="item", k=3)
     assert pairs(found) == expected(rows, list(range(USERS)), 3, [RATES, SEES])
     assert (found.ids.dtype, found.scores.dtype) == (torch.int64, torch.float32)
