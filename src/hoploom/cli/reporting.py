@@ -108,7 +108,7 @@ def _checks() -> Iterator[Check]:
 
 
 def _packages() -> Iterator[Check]:
-    """Yield the result for each required package, a problem if missing, and for each extra, which is only noted."""
+    """Yield a result for each package. A missing required package is a problem, a missing optional one is not."""
     try:
         from packaging.requirements import Requirement  # torchmetrics needs it
 

@@ -216,9 +216,9 @@ class Tail:
 
 
 def cause(tails: Sequence[Tail], own: str) -> Tail | None:
-    """Return the tail of the speaker whose error came first; None if no speaker failed.
+    """Return the last lines of the process whose error came first; None if no process failed.
 
-    Ranks come before torchrun, whose speaker is `own`; errors that only report another process' failure come last.
+    Ranks come before torchrun, whose name is `own`; errors that only report another process' failure come last.
     torchrun's tail is returned if no rank has printed an error, or if a rank was killed and the others have printed
     only such reports.
     """

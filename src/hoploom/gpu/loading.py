@@ -242,7 +242,7 @@ class DeviceLoading(Maker):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceAssembler(Assembler):
-    """An assembler of batches on the device, which allocates tensors from the batch's `memory`."""
+    """An assembler of batches on the device. It allocates the tensors of a batch with the allocator `memory`."""
 
     placed: PlacedStore
     memory: BatchMemory

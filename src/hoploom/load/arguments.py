@@ -341,7 +341,8 @@ def read_tensor(what: str, values: Any) -> Tensor:
 def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tensor | None]:
     """Return the seeds' node type, their ids [n] int64, and the batch field `input_id`: the ids for a mask, else None.
 
-    For one type, `input_nodes` is None (all), a split, ids or a mask; else a split, a type or (type, any of them).
+    With one node type, `input_nodes` is None (all nodes), a split, ids or a mask. With several types, it is a split,
+    a type, or a pair of a type and one of these.
     """
     schema = store.schema
     if schema.homogeneous:

@@ -53,7 +53,7 @@ class EpochSteps:
 
 
 def producer_of(maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float) -> Maker:
-    """Return the Maker of a loader's batches. It works on the GPU or servers with the store, else here."""
+    """Return the maker of a loader's batches: on the GPU or servers that hold the store, else in this process."""
     deployment = maker.assembler.store.deployment
     deployed: Maker | None = deployment.producer(maker, device, look_ahead, deadline)
     return local_producer(maker, look_ahead or deployment.look_ahead) if deployed is None else deployed

@@ -76,7 +76,7 @@ def read_started() -> RankInfo:
 
 
 def in_group(rank: int, world_size: int) -> RankInfo:
-    """Return the RankInfo of a rank in the user's process group, from the environment if it gives the same rank."""
+    """Return a rank of the user's process group, with all that the environment says if it names the same rank."""
     with suppress(ConfigError):  # a script that makes the group itself may set MASTER_ADDR alone
         info = read_started()
         if (info.rank, info.world_size) == (rank, world_size):

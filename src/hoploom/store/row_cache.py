@@ -184,10 +184,10 @@ def _remote_types(store: Store, counts: Mapping[str, Tensor]) -> list[RemoteType
 
 
 def _spared(counts: Mapping[str, Tensor], look_ahead: int) -> Tensor | None:
-    """Return how many fetches per batch are saved by caching a row: entry n is for a row that n batches need.
+    """Return a table [num_batches + 1]. Entry n: how many fetches a cached row saves per batch if n batches need it.
 
-    The result is [num_batches + 1], or None if `counts` has no number of batches. With look-ahead, caching saves less:
-    a row is fetched at most once per group of batches, and not at all if the group before has it.
+    Return None if `counts` has no number of batches. With look-ahead, caching saves less: a row is fetched at most once
+    for a group of batches, and not at all if the previous group has fetched it.
     """
     num_batches = getattr(counts, "num_batches", 0)
     if not num_batches:

@@ -69,7 +69,7 @@ class PieceWriter:
         self._open[name] = file, stack, Piece(piece.name, num_rows, num_bytes, zlib.crc32(values, piece.crc32))
 
     def finish(self, name: str, field: Field) -> int:
-        """Complete this range's piece of the file `name`; return its number of rows, which may be 0."""
+        """Complete what this writer adds to the file `name`; return how many rows that is (0 is possible)."""
         self.append(name, field, torch.empty((0, *field.shape), dtype=DTYPES[field.dtype]))
         _, stack, self.pieces[name] = self._open.pop(name)
         stack.close()

@@ -77,9 +77,9 @@ def measured_chunks(stream: NodeStream, block: NodeFields, budget: SpillBudget) 
 
 
 def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Chunk]:
-    """Yield the block's fields in the order of the ids, after the block's `finish` if there is one.
+    """Yield the fields of a block in the order of the ids, changed by the block's `finish` if it has one.
 
-    Without a `finish`, rows are yielded at once while they arrive in order, and later rows are spooled; else all are.
+    With `finish`, all rows are spooled. Without, only rows from the first one out of order on are.
     """
     position, arriving = stream.bounds[0], block.rows()
     for rows in arriving if block.finish is None else ():

@@ -96,7 +96,7 @@ class NodeFields:
 
     @property
     def stored(self) -> Mapping[str, Field]:
-        """The fields as they are stored, after `finish`."""
+        """The fields that the store will have: those that `finish` makes, or `fields` without it."""
         return self.fields if self.finish is None else self.finish.fields
 
 

@@ -98,7 +98,7 @@ def count_picks(population, fanout, REPLACE: tl.constexpr):
 
 @triton.jit
 def count_until(start, population, time, indices, edge_time, source_time, num_sources):
-    """Return how many edges of each time-sorted list are not after `time`, and the mask of lists with a bad source."""
+    """Return how many edges of each time-sorted list are not after `time`, and a mask of lists with a bad source id."""
     low, high = population * 0, population
     is_stray = population < 0
     if edge_time is None and source_time is None:
