@@ -19,8 +19,8 @@ FIRST = ("libraries", "core", "training", "building", "cluster")  # the others f
 INTRO = """# Results
 
 Made from the files in `benchmarks/results/`, which `make bench` writes (all but `layout` and `together`: those compare
-two checkouts, and were measured once). Medians (least to greatest) of repetitions in
-which ours and its baseline took turns; ratios are of medians. Machines are shared with others: compare figures within
+two checkouts, and were measured once), and `scripts/gpu_check.sh` on a GPU. Medians (least to greatest) of repetitions
+in which ours and its baseline took turns; ratios are of medians. Machines are shared with others: compare figures within
 a table, not between tables.
 """
 
@@ -70,24 +70,34 @@ def _of_device(path: Path) -> Section:
     reports = list(found["benchmarks"].values())
     counts = {name: sum(file[name] for file in found["tests"].values()) for name in ("passed", "failed", "skipped")}
     tests = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    broken = [name for part in ("tests", "benchmarks") for name, one in found[part].items() if "unfinished" in one]
+    tests += f"; not finished: {', '.join(broken)}" if broken else ""
     tools = ", ".join(f"{name} {_verdict(one)}" for name, one in found["sanitizer"].items())
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    lines = [f"machine: {found['machine']}, {found['gpu']}, driver {found['driver']}", f"commit: {found['commit']}"]
+    lines = [
+        f"machine: {found['machine']}, {found['gpu']}, driver {(found['driver'] or '-').split(',')[0]}",
+        f"commit: {found['commit']}",
+    ]
     lines += [f"versions: {versions}", f"date: {found['date'][:10]}"]
     lines += [f"tests on the device: {tests}", f"compute-sanitizer: {tools}"]
-    rows = [{**row, "target": _target(row["target"])} for one in reports for row in one["rows"]]
+    rows = [{**row, "target": _target(row["target"])} for one in reports for row in one.get("rows", [])]
     for row in rows:
         del row["met"]
-    notes = [note for one in reports for note in one["notes"] if not note.startswith(("|", "GPU: ", "where a step's"))]
+    notes = [
+        note
+        for one in reports
+        for note in one.get("notes", [])
+        if not note.startswith(("|", "GPU: ", "where a step's"))
+    ]
     return Section(path.stem, lines, report.from_json(json.dumps({"rows": rows, "notes": notes, "absent": []})))
 
 
 def _verdict(one: dict[str, Any]) -> str:
     """What compute-sanitizer found with one of its tools."""
+    if "clean" not in one:
+        return "not run" if "said" in one else "not finished"
     verdict = "clean" if one["clean"] else "not clean"
-    return (
-        f"{verdict} but for {one['not followed']} launch that it could not follow" if "not followed" in one else verdict
-    )
+    return f"{verdict}, launches that it could not follow: {one['not followed']}" if "not followed" in one else verdict
 
 
 def _target(said: str | None) -> dict[str, str | float] | None:

@@ -33,7 +33,7 @@ def stored(group: str, question: str, baseline: str, column: str) -> float:
     folder = RESULTS / "devices" if group.startswith("gpu_") else RESULTS
     found: dict[str, Any] = json.loads((folder / f"{group}.json").read_text())
     rows: list[dict[str, Any]] = found.get("rows") or [
-        row for one in found["benchmarks"].values() for row in one["rows"]
+        row for one in found["benchmarks"].values() for row in one.get("rows", [])
     ]
     (row,) = [row for row in rows if (row["question"], row["baseline"]) == (question, baseline)]
     return float(row["ratio"] if column == "ratio" else row[column]["median"])

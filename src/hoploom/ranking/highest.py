@@ -1,8 +1,8 @@
 """Find the destinations with the highest scores for each source, such as ten items for every user.
 
-A score is the dot product of two rows. Scores are computed block by block, and each block is merged into the best so
-far: memory is bounded by one block, whatever the number of destinations. The result is exact, and does not depend on
-the number of threads.
+A score is the dot product of two rows, in float32. Scores are computed block by block, and each block is merged into
+the best so far, so that one block of them is in memory at a time. No destination is skipped. The last bits of a score
+may depend on the other sources of the call, as in any matrix product.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,12 +61,13 @@ def best(
     `rows` has a row for every node, by node type; for a graph with one node type, it may be a tensor. `sources` is
     ("user", ids), or ("user", None) for all users; for a graph with one node type, ids or None. `exclude` names the
     relations whose destinations are left out for a source; "known" means all relations from the sources' type to `of`.
+    Their edges are read once at every call, so give many sources at once. `k` should be small.
 
     >>> best({"user": users, "item": items}, store, ("user", ids), of="item", k=10).ids
     """
     source_type, wanted = _read_sources(store, sources)
     of = _only_type(store, "of") if of is None else of
-    by_type = {_only_type(store, "rows"): rows} if isinstance(rows, Tensor) else rows
+    by_type = rows if isinstance(rows, Mapping) else {_only_type(store, "rows"): rows}
     num_destinations = store.schema.node_type(of).num_nodes
     of_sources, of_destinations = (_rows_of(by_type, store, name) for name in (source_type, of))
     if of_sources.shape[1] != of_destinations.shape[1]:
@@ -119,7 +120,8 @@ def _read_sources(store: Store, sources: Sources) -> tuple[str, Tensor]:
     num_nodes = store.schema.node_type(name).num_nodes
     if ids is None:
         return name, torch.arange(num_nodes)
-    ids = torch.as_tensor(ids)
+    ids = torch.as_tensor(ids).detach().cpu()
+    ids = ids.to(torch.int64) if ids.shape == (0,) else ids  # an empty list becomes float32
     if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ConfigError(f"sources are {ids.dtype} of shape {list(ids.shape)}; give a list of node ids")
     outside = (ids < 0) | (ids >= num_nodes)
@@ -147,6 +149,8 @@ def _excluded(
 ) -> list[int]:
     """Return the numbers of the relations whose destinations are left out."""
     between = [r.key for r in store.schema.relations if (r.source, r.destination) == (source_type, of)]
+    if exclude == "known" and not between:
+        raise ConfigError(f"there is no relation from {source_type!r} to {of!r}, so none is known; give exclude=None")
     if exclude == "known":
         chosen: Sequence[RelationName] = between
     elif exclude is None or not isinstance(exclude, str):
@@ -172,6 +176,8 @@ def _known(store: Store, sources: Tensor, relations: Sequence[int], num_destinat
             places = place_of[ends]
             is_wanted = places >= 0
             found.append(places[is_wanted] * num_destinations + destinations[is_wanted])
-    pairs = torch.unique(torch.cat(found))
+    pairs = torch.cat(found)
+    found.clear()
+    pairs = torch.unique(pairs)
     counts = torch.bincount(pairs // num_destinations, minlength=sources.numel())
     return Known(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), pairs % num_destinations)

@@ -81,13 +81,18 @@ def test_all_users_are_the_default_and_half_precision_is_widened(store: Store, r
     assert (found.ids.dtype, found.scores.dtype) == (torch.int64, torch.float32)
 
 
+def test_no_source_gets_no_list(store: Store, rows: dict[str, Tensor]) -> None:
+    for none in ([], torch.empty(0, dtype=torch.int32)):
+        assert hoploom.best(rows, store, ("user", none), of="item", k=3).ids.shape == (0, 3)  # type: ignore[arg-type]
+
+
 def test_a_graph_of_one_type_needs_no_names() -> None:
     """The neighbours that a node points to are left out; the node itself is not."""
     data = Data(edge_index=torch.tensor([[0, 0, 2], [1, 2, 0]]), num_nodes=4)
     rows = torch.tensor([[1.0], [4.0], [3.0], [2.0]])
     found = hoploom.best(rows, hoploom.from_pyg(data), [0, 3], k=2)
     assert found.ids.tolist() == [[3, 0], [1, 2]]
-    assert hoploom.best(rows, hoploom.from_pyg(data), k=4).ids[0].tolist() == [3, 0, -1, -1]
+    assert hoploom.best(rows.numpy(), hoploom.from_pyg(data), k=4).ids[0].tolist() == [3, 0, -1, -1]
 
 
 def test_a_store_in_parts_leaves_out_the_same(store: Store, rows: dict[str, Tensor], tmp_path: Path) -> None:
@@ -117,6 +122,7 @@ def test_a_store_in_parts_leaves_out_the_same(store: Store, rows: dict[str, Tens
         ({"sources": ("user", torch.tensor([USERS]))}, "source 23 is no node of 'user', which has 23"),
         ({"sources": ("user", torch.tensor([-1]))}, "source -1 is no node"),
         ({"sources": ("user", torch.tensor([0.5]))}, "give a list of node ids"),
+        ({"sources": ("item", None), "rows": {"item": torch.ones(ITEMS, 4)}}, "there is no relation from 'item'"),
         ({"exclude": "rated"}, "exclude is 'rated'; give 'known'"),
         ({"exclude": [("item", "rev_rates", "user")]}, "is no relation from 'user' to 'item'"),
         ({"rows": {"user": torch.ones(USERS, 4)}}, "there are no rows of 'item'"),
