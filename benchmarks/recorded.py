@@ -20,8 +20,8 @@ INTRO = """# Results
 
 Made from the files in `benchmarks/results/`, which `make bench` writes (all but `layout` and `together`: those compare
 two checkouts, and were measured once), and `scripts/gpu_check.sh` on a GPU. Medians (least to greatest) of repetitions
-in which ours and its baseline took turns; ratios are of medians. Machines are shared with others: compare figures within
-a table, not between tables.
+in which ours and its baseline took turns; ratios are of medians. Machines are shared with others: compare figures
+within a table, not between tables.
 """
 
 
