@@ -33,7 +33,7 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 680,
     "config": 810,
-    "ops": 3210,
+    "ops": 3210,  # 10 of deploy's
     "store": 4200,
     "sample": 1210,
     "ranks": 2000,
@@ -43,15 +43,15 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "train": 4200,
     "gpu": 2700,
     "inference": 1000,
-    "ranking": 1990,  # and 2,000 more in all: links that rank
+    "ranking": 180,
     "ingest": 6900,
     "partition": 1500,
     "scale": 1000,
-    "deploy": 2620,
+    "deploy": 2610,
     "report": 1200,
     "cli": 1900,
 }
-BUDGET, MOST_FILES = 45_300, 230
+BUDGET, MOST_FILES = 43_300, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

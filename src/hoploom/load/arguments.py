@@ -338,7 +338,7 @@ def read_tensor(what: str, values: Any) -> Tensor:
         ) from error
 
 
-def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tensor | None]:
+def read_input_nodes(store: Store, input_nodes: Any, what: str = "input_nodes") -> tuple[str, Tensor, Tensor | None]:
     """Return the seeds' node type, their ids [n] int64, and the batch field `input_id`: the ids for a mask, else None.
 
     With one node type, `input_nodes` is None (all nodes), a split, ids or a mask. With several types, it is a split,
@@ -355,14 +355,14 @@ def read_input_nodes(store: Store, input_nodes: Any) -> tuple[str, Tensor, Tenso
         node_type, given = input_nodes
         schema.node_type(node_type)
     else:
-        raise ConfigError(f"input_nodes is {input_nodes!r:.80}; name the node type too: ('paper', ids)")
+        raise ConfigError(f"{what} is {input_nodes!r:.80}; name the node type too: ('paper', ids)")
     limit = schema.node_type(node_type).num_nodes
     if given is None:
         return node_type, torch.arange(limit), None
     if isinstance(given, str):
         return node_type, store.split(given, node_type), None
-    members = read_tensor("input_nodes", store.ids(node_type).stored(given, "input_nodes") if is_text(given) else given)
-    ids = read_members("input_nodes", members, limit, ConfigError)
+    members = read_tensor(what, store.ids(node_type).stored(given, what) if is_text(given) else given)
+    ids = read_members(what, members, limit, ConfigError)
     return node_type, ids, ids if members.dtype == torch.bool else None
 
 

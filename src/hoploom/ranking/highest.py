@@ -6,7 +6,7 @@ may depend on the other sources of the call, as in any matrix product.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, DataError
+from hoploom.load.arguments import canonical, read_input_nodes
 from hoploom.schema import RelationName
 from hoploom.store import Store
 from hoploom.store.base import sampled_edges
@@ -22,7 +23,6 @@ SOURCES, DESTINATIONS = 1024, 16384  # rows of a block of scores, and columns: 6
 NODES = 1 << 16  # destinations whose edges are read at once
 
 Rows = Mapping[str, Tensor]
-Sources = tuple[str, Tensor | None] | Tensor | None
 
 
 class Best(NamedTuple):
@@ -50,7 +50,7 @@ class Known(NamedTuple):
 def best(
     rows: Rows | Tensor,
     store: Store,
-    sources: Sources = None,
+    sources: Any = None,
     *,
     of: str | None = None,
     k: int = 10,
@@ -58,14 +58,14 @@ def best(
 ) -> Best:
     """Return the `k` destinations of node type `of` with the highest dot product, for each source.
 
-    `rows` has a row for every node, by node type; for a graph with one node type, it may be a tensor. `sources` is
-    ("user", ids), or ("user", None) for all users; for a graph with one node type, ids or None. `exclude` names the
-    relations whose destinations are left out for a source; "known" means all relations from the sources' type to `of`.
-    Their edges are read once at every call, so give many sources at once. `k` should be small.
+    `rows` has a row for every node, by node type; for a graph with one node type, it may be a tensor. `sources` are
+    nodes of one type, given like `input_nodes` of a loader: ("user", ids), ("user", "test"), or "user" for all users.
+    `exclude` names the relations whose destinations are left out for a source; "known" means all relations from the
+    sources' type to `of`. Their edges are read once at every call, so give many sources at once. `k` should be small.
 
     >>> best({"user": users, "item": items}, store, ("user", ids), of="item", k=10).ids
     """
-    source_type, wanted = _read_sources(store, sources)
+    source_type, wanted, _ = read_input_nodes(store, sources, "sources")
     of = _only_type(store, "of") if of is None else of
     by_type = rows if isinstance(rows, Mapping) else {_only_type(store, "rows"): rows}
     num_destinations = store.schema.node_type(of).num_nodes
@@ -114,22 +114,6 @@ def _only_type(store: Store, argument: str) -> str:
     return names[0]
 
 
-def _read_sources(store: Store, sources: Sources) -> tuple[str, Tensor]:
-    """Return the node type and the ids of the sources; raise an error for ids that no node has."""
-    name, ids = sources if isinstance(sources, tuple) else (_only_type(store, "sources"), sources)
-    num_nodes = store.schema.node_type(name).num_nodes
-    if ids is None:
-        return name, torch.arange(num_nodes)
-    ids = torch.as_tensor(ids).detach().cpu()
-    ids = ids.to(torch.int64) if ids.shape == (0,) else ids  # an empty list becomes float32
-    if ids.dim() != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise ConfigError(f"sources are {ids.dtype} of shape {list(ids.shape)}; give a list of node ids")
-    outside = (ids < 0) | (ids >= num_nodes)
-    if outside.any():
-        raise DataError(f"source {int(ids[outside][0])} is no node of {name!r}, which has {num_nodes}")
-    return name, ids.to(torch.int64)
-
-
 def _rows_of(rows: Rows, store: Store, name: str) -> Tensor:
     """Return the rows of a node type; raise ConfigError unless there is one for each node."""
     num_nodes = store.schema.node_type(name).num_nodes
@@ -154,7 +138,7 @@ def _excluded(
     if exclude == "known":
         chosen: Sequence[RelationName] = between
     elif exclude is None or not isinstance(exclude, str):
-        chosen = list(exclude or ())
+        chosen = [canonical(store.schema, key) for key in exclude or ()]
     else:
         raise ConfigError(f"exclude is {exclude!r}; give 'known', a list of relations, or None")
     for key in chosen:

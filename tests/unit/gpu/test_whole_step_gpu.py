@@ -29,10 +29,11 @@ def test_replays_learn_what_eager_steps_learn(kind: str, on_host: bool, device: 
     expected = eager(own, device, EPOCHS, clip_norm=1.0)
     losses, step = taken(whole, device, EPOCHS, clip_norm=1.0)
     assert losses[:FULL] == pytest.approx(expected[:FULL], rel=1e-5, abs=1e-5)
-    assert losses == pytest.approx(expected, rel=1e-3)  # padded rows round another way, and Adam makes more of it
+    later = 1e-3 if kind == "rgat" else 1e-5  # an H100 differed by 1e-4 after an epoch; why was not looked into
+    assert losses == pytest.approx(expected, rel=later, abs=1e-5)
     assert step.counts.replayed > 0
     assert step.counts.overflowed == 0
-    if kind != "rgat":  # some of its parameters change no output: Adam makes whole steps of their rounding
+    if kind != "rgat":
         for ours, theirs in zip(parameters_of(whole), parameters_of(own), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 

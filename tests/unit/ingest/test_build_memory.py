@@ -227,7 +227,7 @@ def test_memory_is_kept_near_the_least_that_is_taken(tmp_path: Path, write: Call
     assert_kept(tmp_path, least_memory(tmp_path))
 
 
-BEYOND = 230 << 20  # bytes that an import gets beyond Python, torch and pyarrow; PyG and pandas take 200 MB more
+BEYOND = 222 << 20  # bytes that an import gets beyond Python, torch and pyarrow; PyG and pandas take 200 MB more
 SCRIPT = """
 import re, sys
 from hoploom.ingest.formats import import_ogb
@@ -272,5 +272,5 @@ def test_papers_at_a_hundredth_keep_to_less_memory_than_their_size(tmp_path: Pat
     given = ["ogbn-papers100M", str(folder), str(tmp_path / "out"), str(BEYOND)]
     done = subprocess.run([sys.executable, "-c", SCRIPT, *given], capture_output=True, text=True, check=True)
     limit, peak = map(int, done.stdout.split()[-2:])
-    assert (folder / "raw" / "data.npz").stat().st_size > limit * 1.3
+    assert (folder / "raw" / "data.npz").stat().st_size > limit * 1.4
     assert peak <= limit
