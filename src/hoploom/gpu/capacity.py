@@ -165,8 +165,8 @@ def grow_capacity(capacity: Capacity, seen: Capacity) -> Capacity:
 
 def probe(maker: NodeMaker, order: Order, batch_size: int, most: int = PROBED) -> list[Sampled]:
     """Sample up to `most` batches of full size from all over an epoch; return them, without features."""
-    full = [step for step in order.steps if order.step(step)[0].numel() == batch_size]
-    return [maker.sample(*order.step(step)) for step in full[:: max(1, len(full) // most)][:most]]
+    full = [step for step in order.steps if order.step(step).indices.numel() == batch_size]
+    return [maker.sample(order.step(step)) for step in full[:: max(1, len(full) // most)][:most]]
 
 
 def sizes_of_probes(

@@ -44,7 +44,7 @@ from hoploom.load.assemble import Arriving, Assembler, is_there, note_edges
 from hoploom.load.loader import local_producer
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import LocalMaker, Maker
-from hoploom.load.order import Order
+from hoploom.load.order import Order, StepShare
 from hoploom.load.pipeline import Pipeline, Stages
 from hoploom.ops import InEdges
 from hoploom.ops.kernels.gather import Segments
@@ -69,9 +69,9 @@ class HostSampling:
     def __init__(self, maker: LocalMaker, pool: Pool) -> None:
         self._maker, self._pool = maker, pool
 
-    def begin(self, indices: Tensor, first: int, key: int) -> StagedValue:
-        """Sample the seeds at `indices` on the host, and return the batch in one block of pinned memory."""
-        return self._pool.stage(self._maker.sample(indices, first, key))
+    def begin(self, share: StepShare) -> StagedValue:
+        """Sample on the host, and return the batch in one block of pinned memory."""
+        return self._pool.stage(self._maker.sample(share))
 
     def finish(self, begun: StagedValue, memory: BatchMemory) -> Sampled:
         """Return the sampled batch on the device, after one asynchronous copy of its block."""
@@ -108,9 +108,9 @@ class DeviceSampling:
         self._idle: deque[Buffers] = deque()
         self._lock = threading.Lock()
 
-    def begin(self, indices: Tensor, first: int, key: int) -> Enqueued:
-        """Copy the key and the seeds at `indices` to the device, and enqueue the kernels of all hops; does not wait."""
-        seeds = self._maker.start(indices, first, key)
+    def begin(self, share: StepShare) -> Enqueued:
+        """Copy the key and the seeds to the device, and enqueue the kernels of all hops; does not wait."""
+        seeds, key = self._maker.start(share), share.key
         self._grow(seeds)
         staged = self._pool.stage((torch.tensor(key - (1 << 64) if key >> 63 else key), seeds))
         with self._pool.side_stream():
@@ -206,7 +206,7 @@ class DeviceLoading(Maker):
             if not idle.acquire(timeout=pipeline.deadline):
                 raise TimeoutError(f"no batch before it was cut out within {pipeline.deadline:g} s")
             try:
-                return self._sampling.begin(*order.step(step))
+                return self._sampling.begin(order.step(step))
             except BaseException:
                 idle.release()
                 raise
@@ -226,11 +226,11 @@ class DeviceLoading(Maker):
             running.push(self.pool.leave)
             yield Stages(finish, window, pipeline.num_ahead + 1, begin, hint=FASTER)
 
-    def make(self, indices: Tensor, first: int, key: int) -> Arriving:
-        """Return the batch of the seeds at `indices`, made at once on the consumer's thread."""
+    def make(self, share: StepShare) -> Arriving:
+        """Return the batch of these seeds, made at once on the consumer's thread."""
         self.pool.use_current_stream()
         memory = BatchMemory(self.pool)
-        begun: Any = self._sampling.begin(indices, first, key)
+        begun: Any = self._sampling.begin(share)
         return self._assembled(self._sampling.finish(begun, memory), memory)
 
     def _assembled(self, sampled: Sampled, memory: BatchMemory) -> Arriving:

@@ -21,7 +21,7 @@ from hoploom.load.arguments import LoaderArguments, seeds_name, shown_counts
 from hoploom.load.assemble import Batch, Mover, received
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Fingerprint, LocalMaker, Maker, NodeMaker
-from hoploom.load.order import DividedOrder, DrawnOrder, Order, divided, drawn, localised
+from hoploom.load.order import DividedOrder, DrawnOrder, Order, StepShare, divided, drawn, localised
 from hoploom.load.pipeline import DEADLINE, Pipeline
 from hoploom.ranks import agreement
 from hoploom.ranks.agreement import DIVIDED, LONE, Meeting, Share
@@ -361,7 +361,7 @@ class Loader:
     def _make_step(self, order: Order, step: int) -> Batch:
         """Return the batch of a step. It depends only on the store, options, seed, epoch, step, rank and world size."""
         with order.naming(step):
-            made = self._mover.send(self._producer.make(*order.step(step)))
+            made = self._mover.send(self._producer.make(order.step(step)))
         return received(made)
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
@@ -377,7 +377,7 @@ class Loader:
             raise ConfigError(f"index holds {outside[0]}, out of range [0, {limit}); give positions among the seeds")
         key = keys.batch_key(self._order.seed, self._consumed.epoch, CALLS)
         try:
-            made = self._producer.make(indices.to(torch.int64).contiguous(), 0, key)
+            made = self._producer.make(StepShare(indices.to(torch.int64).contiguous(), 0, key))
         except TimeoutError as error:
             raise BatchError(f"a batch of {indices.numel()} given positions failed: TimeoutError: {error}") from error
         return received(self._mover.send(made))

@@ -27,7 +27,7 @@ from hoploom.batch import Sampled
 from hoploom.errors import StoreError
 from hoploom.load.assemble import Assembler, Batch
 from hoploom.load.maker import LocalMaker, Maker
-from hoploom.load.order import Order
+from hoploom.load.order import Order, StepShare
 from hoploom.load.pipeline import LEAD, Pipeline, Stages
 from hoploom.ops import DiskError, Empty, FileRows, IdMap, Reads, RowRequest, SlotMap
 from hoploom.schema import DTYPES, Schema, TypeKey
@@ -234,8 +234,8 @@ class LookAhead(Maker):
         self._maker, self._features = maker, features
         self._uncached = features.over([one.shard if isinstance(one, Cached) else one for one in features.shards])
 
-    def make(self, indices: Tensor, first: int, key: int) -> Batch:
-        return self._maker.make(indices, first, key)
+    def make(self, share: StepShare) -> Batch:
+        return self._maker.make(share)
 
     @contextmanager
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Batch]]:
@@ -278,7 +278,7 @@ class LookAhead(Maker):
                 finish,
                 window=num_groups * group if group > 1 else num_ahead + LEAD,
                 num_finishing=num_ahead,
-                begin=lambda step: self._maker.sample(*order.step(step)),
+                begin=lambda step: self._maker.sample(order.step(step)),
                 fetch=(lambda batches: self.fetch(batches, windows)) if group > 1 else None,
                 group=group,
             )
@@ -289,7 +289,7 @@ class LookAhead(Maker):
             sizes, left, schema = [(1, 0)], order.steps, self._features.schema
             for step in sorted({left[0], (left[0] + left[-1]) // 2, left[-1]}) if left else ():
                 with order.naming(step):
-                    missing = self.missing(self._maker.sample(*order.step(step)))
+                    missing = self.missing(self._maker.sample(order.step(step)))
                 num_bytes = num_id_bytes = 0
                 for owner, (ids, names) in missing.items():
                     fields = schema.described(owner).fields
@@ -374,9 +374,9 @@ class LookAhead(Maker):
         in_time = int((seconds - sweep) * bytes_per_second / (2 * num_bytes))
         return max(0, min(MOST_PACKED, len(order.steps), in_scratch, in_memory, in_time))
 
-    def _from_scratch(self, step: tuple[Tensor, int, int], packed: Packed | None) -> Batch:
+    def _from_scratch(self, share: StepShare, packed: Packed | None) -> Batch:
         """Make the batch of a step, with rows that are not in memory read from scratch space."""
-        sampled = self._maker.sample(*step)
+        sampled = self._maker.sample(share)
         if not packed:
             return self._maker.finish(sampled, self._maker.assembler)
         fields, (lookups,) = self._look_up([sampled])
@@ -403,7 +403,7 @@ class LookAhead(Maker):
         for step in steps:
             check()
             try:
-                missing = self.missing(self._maker.sample(*order.step(step)))
+                missing = self.missing(self._maker.sample(order.step(step)))
             except Exception:  # raised again when the step is made; those after it are not delivered
                 break
             for owner, (found, names) in missing.items():

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hoploom.batch import Sampled, Seeds
 from hoploom.load.assemble import Arriving, Assembler, Batch
-from hoploom.load.order import DividedOrder, DrawnOrder, Order
+from hoploom.load.order import DividedOrder, DrawnOrder, Order, StepShare
 from hoploom.load.pipeline import Pipeline, Stages
 from hoploom.sample import (
     Links,
@@ -80,14 +80,14 @@ class Maker(ABC):
         return 0
 
     @abstractmethod
-    def make(self, indices: Tensor, first: int, key: int) -> Batch | Arriving:
-        """Return the batch of the seeds at positions `indices`. The index of the first one in its step is `first`."""
+    def make(self, share: StepShare) -> Batch | Arriving:
+        """Return the batch of these seeds."""
 
     def stages(self, order: Order, pipeline: Pipeline) -> AbstractContextManager[Stages[Batch | Arriving]]:
         """Return a context manager that yields the Stages of a loop. Its block outlives the loop's threads."""
 
         def finish(step: int, begun: None, fetched: None) -> Batch | Arriving:
-            return self.make(*order.step(step))
+            return self.make(order.step(step))
 
         return nullcontext(Stages(finish, pipeline.num_ahead, pipeline.num_ahead))
 
@@ -107,13 +107,13 @@ class LocalMaker(Maker):
         """The node type and the ids of the seeds. Of links, these are the destination nodes."""
 
     @abstractmethod
-    def start(self, indices: Tensor, first: int, key: int) -> Seeds:
-        """Return the seeds at these positions, with the batch fields that describe them."""
+    def start(self, share: StepShare) -> Seeds:
+        """Return the nodes to start from, with the batch fields that describe them."""
 
-    def sample(self, indices: Tensor, first: int, key: int) -> Sampled:
+    def sample(self, share: StepShare) -> Sampled:
         with self.seconds("sample"):
-            seeds = self.start(indices, first, key)
-            sampled = self.sampler.sample(seeds, key)
+            seeds = self.start(share)
+            sampled = self.sampler.sample(seeds, share.key)
             if sampled.trees is not None and seeds.link_of is not None:
                 sampled.trees = [seeds.link_of[trees] for trees in sampled.trees]
             sampled.fields = seeds.fields
@@ -128,8 +128,8 @@ class LocalMaker(Maker):
         with self.seconds("transform"):
             return self.transform(batch)
 
-    def make(self, indices: Tensor, first: int, key: int) -> Batch:
-        return self.finish(self.sample(indices, first, key), self.assembler)
+    def make(self, share: StepShare) -> Batch:
+        return self.finish(self.sample(share), self.assembler)
 
 
 @dataclass(frozen=True)
@@ -145,14 +145,15 @@ class NodeMaker(LocalMaker):
     def seed_nodes(self) -> tuple[str, Tensor]:
         return self.node_type, self.nodes
 
-    def start(self, indices: Tensor, first: int, key: int) -> Seeds:
+    def start(self, share: StepShare) -> Seeds:
+        indices = share.indices
         nodes, times, schema = self.nodes[indices], None, self.assembler.store.schema
         if self.times is not None:
             times = self.times[indices]
         elif self.sampler.sampling.temporal is not None and schema.time is not None:
             own = Wanted(self.node_type, schema.time, nodes)
             times = self.assembler.store.features.gather([own])[0].long()
-        seeds = one_type_seeds(self.sampler, self.node_type, nodes, times, first)
+        seeds = one_type_seeds(self.sampler, self.node_type, nodes, times, share.first)
         fields: dict[str, Any] = {
             "input_id": indices if self.input_id is None else self.input_id[indices],
             "seed_time": times if self.times is not None else None,
@@ -210,7 +211,8 @@ class LinkMaker(LocalMaker):
     def seed_nodes(self) -> tuple[str, Tensor]:
         return self.task.key[2], self.ends[1]
 
-    def start(self, indices: Tensor, first: int, key: int) -> Seeds:
+    def start(self, share: StepShare) -> Seeds:
+        indices, first, key = share
         labels = None if self.labels is None else self.labels[indices]
         times = None if self.times is None else self.times[indices]
         links = Links(self.ends[0][indices], self.ends[1][indices], labels, times, first)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,14 @@ NO_LOCALITY = "locality=True changes nothing: servers make the batches here, and
 # Mixed into an epoch's key, so that these random numbers differ from those of its permutation.
 LOCALITY, SAMPLER = 0x6465616C, 0x64726177
 OrderKind = TypeVar("OrderKind", bound="Order")
+
+
+class StepShare(NamedTuple):
+    """One rank's seeds of a step."""
+
+    indices: Tensor  # [n] int64: positions of the seeds among all seeds of the loader
+    first: int  # the index of the first one within the step, over all ranks
+    key: int  # determines all random numbers of the step
 
 
 @dataclass(frozen=True)
@@ -107,10 +115,10 @@ class Order:
         """Return the order of one process that reads all seeds."""
         return replace(self, rank=0, world_size=1, extra_seeds=0)
 
-    def step(self, step: int) -> tuple[Tensor, int, int]:
-        """Return this rank's seeds of a step (positions [n] int64), the first one's index in the step, and the key."""
+    def step(self, step: int) -> StepShare:
+        """Return this rank's seeds of a step."""
         begin, end = self.rank_span(step)
-        return self.indices(begin, end), begin - self.step_span(step)[0], self._key(step)
+        return StepShare(self.indices(begin, end), begin - self.step_span(step)[0], self._key(step))
 
     def _key(self, step: int) -> int:
         return keys.batch_key(self.seed, self.epoch, step)
@@ -193,10 +201,10 @@ class DividedOrder(Order):
     def at_epoch(self, epoch: int) -> Self:
         return replace(super().at_epoch(epoch), own=self.own.at_epoch(epoch))
 
-    def step(self, step: int) -> tuple[Tensor, int, int]:
+    def step(self, step: int) -> StepShare:
         begins, ends = self._begins(step), self._begins(step + 1)
         seeds = self.own.indices(int(begins[self.rank]), int(ends[self.rank]))
-        return seeds, int((ends - begins)[: self.rank].sum()), self._key(step)
+        return StepShare(seeds, int((ends - begins)[: self.rank].sum()), self._key(step))
 
     def step_span(self, step: int) -> tuple[int, int]:
         return int(self._begins(step).sum()), int(self._begins(step + 1).sum())

@@ -55,8 +55,8 @@ def visited(store: Store, fanouts: Fanouts, seeds: Any, plan: Presampling = AS_T
 
     def sampled(number: int, begun: None, fetched: None) -> list[Tensor]:
         epoch, step = divmod(number, order.num_steps)
-        indices, _, key = order.at_epoch(epoch).step(step)
-        return sampler.sample(one_type_seeds(sampler, node_type, nodes[indices], None, 0), key).nodes
+        share = order.at_epoch(epoch).step(step)
+        return sampler.sample(one_type_seeds(sampler, node_type, nodes[share.indices], None, 0), share.key).nodes
 
     batches = range(order.num_steps) if plan.batches is None else plan.batches
     pipeline = Pipeline(threads, per_thread=1)

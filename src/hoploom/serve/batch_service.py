@@ -17,6 +17,7 @@ from hoploom import ops
 from hoploom.load.arguments import empty_batch
 from hoploom.load.assemble import Assembler
 from hoploom.load.maker import LinkMaker, NodeMaker, NodeTimes, Sampler
+from hoploom.load.order import StepShare
 from hoploom.ops import Empty, Frontier, Picks
 from hoploom.sample import LinkTask, Workspace
 from hoploom.schema import Field, Schema, TypeKey
@@ -47,7 +48,7 @@ class BatchService:
         try:
             with self._metered.batch(context) as reservation:
                 count = next(iter(request.seeds.values())).numel()
-                batch = self._maker(request).make(torch.arange(count), request.first, request.key)
+                batch = self._maker(request).make(StepShare(torch.arange(count), request.first, request.key))
                 response = encode_batch(batch, NEVER if context.is_shared else NARROW_FROM)  # shared memory is not sent
                 reservation.resize(sum(tensor.nbytes for tensor in response.whole_tensors))
                 return response._replace(done=reservation.close)

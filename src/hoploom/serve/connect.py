@@ -19,6 +19,7 @@ from hoploom.config.values import as_int, as_number, read_addresses
 from hoploom.errors import ConfigError, PeerError, StoreError
 from hoploom.load.assemble import Batch
 from hoploom.load.maker import LinkMaker, LocalMaker, Maker, NodeMaker
+from hoploom.load.order import StepShare
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import Schema, TypeKey
 from hoploom.serve.batch_messages import BatchRequest, Description, Negatives, decode_batch
@@ -299,8 +300,8 @@ class ServedBatches(Maker):
         """Two threads for each server, so that a server makes one batch while it sends another."""
         return 2 * self.peers.num_servers
 
-    def make(self, indices: Tensor, first: int, key: int) -> Batch:
-        """Return the batch of the seeds at `indices`; `first` is the position of the first seed in its step."""
+    def make(self, share: StepShare) -> Batch:
+        indices, first, key = share
         seeds = {name: column[indices] for name, column in self.columns.items()}
         request = BatchRequest(self.description, seeds, first, key).message(self.peers.identity)
         batch = decode_batch(self.peers.ask(request, pinned=self.pinned), pinned=self.pinned)

@@ -27,6 +27,7 @@ from hoploom.gpu.batch_memory import BatchMemory, PendingRead, Pool, map_tensors
 from hoploom.gpu.loading import DeviceLoading, DeviceSampling
 from hoploom.load.assemble import is_there
 from hoploom.load.loader import Loader
+from hoploom.load.order import StepShare
 from hoploom.load.pipeline import Workers
 from hoploom.store import Store
 
@@ -99,9 +100,9 @@ def test_a_batch_is_read_about_once(graph: Store, device: torch.device, monkeypa
     loader = nodes(placed(graph, device))
     there, begun = loading(loader), []
     for step in range(3):
-        place = torch.arange(7 * step, 7 * step + 7), 0, step
+        share = StepShare(torch.arange(7 * step, 7 * step + 7), 0, step)
         with NoWaiting():  # type: ignore[no-untyped-call]
-            begun.append(there._sampling.begin(*place))
+            begun.append(there._sampling.begin(share))
     assert reads == []
     for one in begun:
         there._sampling.finish(one, BatchMemory(there.pool))

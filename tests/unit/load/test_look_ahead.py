@@ -13,6 +13,7 @@ from support.shards import elsewhere_of, spread
 import hoploom
 from hoploom import BatchError, ConfigError, NeighborLoader, PeerError, Store, ops
 from hoploom.load.look_ahead import LookAhead
+from hoploom.load.order import StepShare
 from hoploom.serve.connect import Connected
 from hoploom.store.row_cache import cached, report
 
@@ -107,10 +108,10 @@ def test_a_step_that_cannot_be_drawn_fails_alone(num_workers: int) -> None:
     loader = _loader(store, num_workers=num_workers)
     draw = loader._producer._maker.sample
 
-    def drawn(indices: torch.Tensor, first: int, key: int) -> Any:
-        if 20 in indices:
+    def drawn(share: StepShare) -> Any:
+        if 20 in share.indices:
             raise ValueError("no")
-        return draw(indices, first, key)
+        return draw(share)
 
     object.__setattr__(loader._producer._maker, "sample", drawn)
     found: list[Any] = []
