@@ -76,7 +76,7 @@ void make_lists(Lists* self, Array<int64_t> indptr,
 
 auto sample_lists(const Lists& lists, Array<int64_t> nodes, Optional<int64_t> trees, Optional<int64_t> times,
                   uint64_t key, uint32_t stream, int64_t fanout, bool replace, bool last, bool labor, bool weighted,
-                  bool positions_only) {
+                  int64_t window, Optional<int64_t> excluded, bool positions_only) {
   const int64_t size = int64_t(nodes.shape(0));
   require(!trees || int64_t(trees->shape(0)) == size, "one tree per frontier node is needed");
   require(!times || int64_t(times->shape(0)) == size, "one time per frontier node is needed");
@@ -86,11 +86,12 @@ auto sample_lists(const Lists& lists, Array<int64_t> nodes, Optional<int64_t> tr
   Adjacency adjacency = lists.adjacency;
   if (positions_only) adjacency.indices = nullptr;
   require(!positions_only || !(labor || columns.weight || times), "these picks depend on more than positions");
+  const int64_t num_excluded = excluded ? int64_t(excluded->shape(0)) : 0;
+  const Rule rule{key, stream, fanout, replace, last, labor, window, pointer(excluded), num_excluded};
   Picks picks;
   {
     nb::gil_scoped_release release;
-    read_maps(lists.arrays(),
-              [&] { picks = sample(adjacency, columns, frontier, Rule{key, stream, fanout, replace, last, labor}); });
+    read_maps(lists.arrays(), [&] { picks = sample(adjacency, columns, frontier, rule); });
   }
   return std::make_tuple(std::move(picks.counts), std::move(picks.sources), std::move(picks.edges));
 }
@@ -191,7 +192,7 @@ NB_MODULE(_core, m) {
            nb::arg("source_time").noconvert().none());
   m.def("sample", &sample_lists, "lists"_a, nb::arg("nodes").noconvert(), nb::arg("trees").noconvert().none(),
         nb::arg("times").noconvert().none(), "key"_a, "stream"_a, "fanout"_a, "replace"_a, "last"_a, "labor"_a,
-        "weighted"_a, "positions_only"_a = false);
+        "weighted"_a, "window"_a = -1, nb::arg("excluded").noconvert().none() = nb::none(), "positions_only"_a = false);
 
   m.def("build_csc", &make_csc, nb::arg("sources").noconvert(), nb::arg("destinations").noconvert(), "num_sources"_a,
         "num_destinations"_a, "threads"_a, nb::arg("edge_time").noconvert().none(),

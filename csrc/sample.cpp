@@ -3,6 +3,7 @@
 #include "sample.h"
 
 #include <algorithm>
+#include <functional>
 #include <string>
 
 #include "random.h"
@@ -23,16 +24,26 @@ class Picker {
  public:
   Picker(const Adjacency& a, const EdgeColumns& c, const Rule& r) : a_(a), c_(c), r_(r) {}
 
-  // Fills scratch.offsets for one node.
-  void pick(uint64_t key, int64_t node, Extent list, const int64_t* seed_time) {
+  // Fills scratch.offsets for one node: offsets within the returned range of its list.
+  Extent pick(uint64_t key, int64_t node, Extent list, const int64_t* seed_time) {
     scratch.offsets.clear();
-    int64_t population = list.degree;
-    if (seed_time) population = count_until(list, *seed_time);
-    if (r_.last && seed_time && r_.fanout >= 0)
-      return take_range(std::max<int64_t>(0, population - r_.fanout), population);
-    if (c_.weight) return pick_weighted(key, node, list.begin, population);
-    if (r_.labor) return pick_labor(list.begin, population);
-    pick_uniform(key, node, r_.stream, population, r_.fanout, r_.replace, scratch);
+    if (seed_time) list = in_time(list, *seed_time);
+    const Gaps gaps = gaps_of(r_, a_.first_edge + list.begin, list.degree);
+    const int64_t population = list.degree - gaps.size;  // of edges that are not excluded
+    if (r_.last && seed_time && r_.fanout >= 0) {
+      take_range(std::max<int64_t>(0, population - r_.fanout), population);
+    } else if (c_.weight) {
+      pick_weighted(key, node, weights_of(list, gaps), list.degree);
+      return list;
+    } else if (r_.labor && r_.fanout >= 0 && population > r_.fanout) {
+      pick_labor(list, gaps);
+      return list;
+    } else {
+      pick_uniform(key, node, r_.stream, population, r_.labor ? -1 : r_.fanout, r_.replace, scratch);
+    }
+    if (gaps.size)
+      for (int64_t& offset : scratch.offsets) offset = gaps.offset_of(offset);
+    return list;
   }
   int64_t source(int64_t position) const {
     if (!a_.indices) return 0;
@@ -45,9 +56,17 @@ class Picker {
   void take_range(int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) scratch.offsets.push_back(i);
   }
+  // Returns the range of the list's edges that are not later than `time`, and not older than the window allows.
+  Extent in_time(Extent list, int64_t time) const {
+    if (!c_.edge_time && !c_.source_time) return list;
+    const int64_t seen = count_until(list, time);
+    int64_t oldest, expired = 0;
+    if (r_.window >= 0 && !__builtin_sub_overflow(time, r_.window, &oldest) && oldest > INT64_MIN)
+      expired = std::min(seen, count_until(list, oldest - 1));
+    return {list.begin + expired, seen - expired};
+  }
   // Returns how many edges of the list, which is sorted by time, are not later than `time`.
   int64_t count_until(Extent list, int64_t time) const {
-    if (!c_.edge_time && !c_.source_time) return list.degree;
     int64_t low = 0, high = list.degree;
     while (low < high) {
       const int64_t middle = low + (high - low) / 2;
@@ -63,8 +82,15 @@ class Picker {
       throw std::out_of_range("source id " + std::to_string(id) + " is out of range");
     return c_.source_time[id];
   }
-  void pick_weighted(uint64_t key, int64_t node, int64_t begin, int64_t population) {
-    const float* weight = c_.weight + begin;
+  // Returns the weights of a list, with those of excluded edges set to zero.
+  const float* weights_of(Extent list, Gaps gaps) {
+    const float* weight = c_.weight + list.begin;
+    if (!gaps.size) return weight;
+    scratch.weights.assign(weight, weight + list.degree);
+    for (int64_t i = 0; i < gaps.size; ++i) scratch.weights[size_t(gaps.positions[i] - gaps.first)] = 0.0f;
+    return scratch.weights.data();
+  }
+  void pick_weighted(uint64_t key, int64_t node, const float* weight, int64_t population) {
     const int64_t positive = std::count_if(weight, weight + population, [](float w) { return w > 0; });
     if (positive == 0) return;
     if (r_.fanout < 0 || (!r_.replace && positive <= r_.fanout)) {
@@ -96,11 +122,13 @@ class Picker {
     keep_smallest(races, r_.fanout, scratch.offsets);
   }
   // LABOR: one rank per source, shared by every destination; each keeps its lowest ranks.
-  void pick_labor(int64_t begin, int64_t population) {
-    if (r_.fanout < 0 || population <= r_.fanout) return take_range(0, population);
+  void pick_labor(Extent list, Gaps gaps) {
     auto& ranks = scratch.ranks;
     ranks.clear();
-    for (int64_t i = 0; i < population; ++i) ranks.emplace_back(Draws(r_.key, source(begin + i), ~0u).wide(0), i);
+    for (int64_t rank = 0; rank < list.degree - gaps.size; ++rank) {
+      const int64_t i = gaps.size ? gaps.offset_of(rank) : rank;
+      ranks.emplace_back(Draws(r_.key, source(list.begin + i), ~0u).wide(0), i);
+    }
     keep_smallest(ranks, r_.fanout, scratch.offsets);
   }
 
@@ -179,6 +207,9 @@ int64_t most_picks(const Adjacency& adjacency, const Frontier& frontier, const R
 }
 
 Picks sample(const Adjacency& adjacency, const EdgeColumns& columns, const Frontier& frontier, const Rule& rule) {
+  const int64_t* end = rule.excluded + rule.num_excluded;
+  if (std::adjacent_find(rule.excluded, end, std::greater_equal<>()) != end)
+    throw std::invalid_argument("excluded positions do not ascend");
   const bool plain = !columns.weight && !frontier.trees && !frontier.times && !rule.labor && adjacency.indices;
   if (plain && rule.fanout <= kVectorFanout) return sample_vector(adjacency, frontier, rule);
 
@@ -190,8 +221,7 @@ Picks sample(const Adjacency& adjacency, const EdgeColumns& columns, const Front
   for (int64_t i = 0; i < frontier.size; ++i) {
     const int64_t node = frontier.nodes[i];
     const uint64_t key = frontier.trees ? mix(rule.key, uint64_t(frontier.trees[i])) : rule.key;
-    const Extent list = extent(adjacency, node);
-    picker.pick(key, node, list, frontier.times ? frontier.times + i : nullptr);
+    const Extent list = picker.pick(key, node, extent(adjacency, node), frontier.times ? frontier.times + i : nullptr);
     const auto& offsets = picker.scratch.offsets;
     out.counts.as<int64_t>()[i] = int64_t(offsets.size());
     for (int64_t offset : offsets) {

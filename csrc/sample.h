@@ -1,6 +1,7 @@
 // One hop: for each node of a frontier, pick edges of its adjacency list.
 // O(fanout) a node for uniform picks; O(degree) for weighted and LABOR ones.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <vector>
@@ -38,6 +39,9 @@ struct Rule {
   uint32_t stream;  // hop << 16 | relation
   int64_t fanout;   // -1: all
   bool replace, last, labor;
+  int64_t window = -1;                // temporal: edges older than this before the node's time are skipped; -1: none
+  const int64_t* excluded = nullptr;  // ascending positions in the store's CSC order, which are never picked
+  int64_t num_excluded = 0;
 };
 
 struct Picks {
@@ -63,8 +67,31 @@ inline Extent extent(const Adjacency& a, int64_t node) {
   return {begin, end - begin};
 }
 
+// The excluded positions of one list, or of a part of it that begins at `first`; all in the store's CSC order.
+struct Gaps {
+  const int64_t* positions;
+  int64_t size, first;
+
+  // Returns the offset from `first` of the edge that is number `rank` among those that are not excluded.
+  int64_t offset_of(int64_t rank) const {
+    int64_t low = 0, high = size;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (positions[middle] - first - middle <= rank) low = middle + 1;
+      else high = middle;
+    }
+    return rank + low;
+  }
+};
+inline Gaps gaps_of(const Rule& rule, int64_t first, int64_t population) {
+  const int64_t* end = rule.excluded + rule.num_excluded;
+  const int64_t* low = std::lower_bound(rule.excluded, end, first);
+  return {low, std::lower_bound(low, end, first + population) - low, first};
+}
+
 struct Scratch {
   std::vector<int64_t> offsets;  // the picks of one node, positions within its list
+  std::vector<float> weights;    // of a list with gaps
   std::vector<int64_t> table;    // Floyd's set for large fanouts
   std::vector<double> sums;
   std::vector<std::pair<double, int64_t>> races;

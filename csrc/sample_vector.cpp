@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kLanes = 16;
 
-enum class Kind : uint8_t { run, drawn, wide };  // all neighbours; drawn in vector lanes; drawn alone
+enum class Kind : uint8_t { run, drawn, alone };  // all neighbours; drawn in vector lanes; one node at a time
 
 struct Group {
   int size;
@@ -88,6 +88,7 @@ class Pipeline {
   }
 
  private:
+  Gaps gaps_of(Extent list) const { return hoploom::gaps_of(r_, a_.first_edge + list.begin, list.degree); }
   int lanes(int64_t group) const { return int(std::min<int64_t>(kLanes, f_.size - group * kLanes)); }
 
   void locate(int64_t group) const {
@@ -107,7 +108,8 @@ class Pipeline {
       g.begin[l] = list.begin;
       g.degree[l] = list.degree;
       const bool whole = r_.fanout < 0 || list.degree == 0 || (!r_.replace && list.degree <= r_.fanout);
-      g.kind[l] = whole ? Kind::run : uint64_t(list.degree) > kNarrowLimit ? Kind::wide : Kind::drawn;
+      g.kind[l] = whole ? Kind::run : uint64_t(list.degree) > kNarrowLimit ? Kind::alone : Kind::drawn;
+      if (r_.num_excluded && gaps_of(list).size) g.kind[l] = Kind::alone;
       g.population[l] = g.kind[l] == Kind::drawn ? uint32_t(list.degree) : uint32_t(kVectorFanout);
       g.low[l] = uint32_t(uint64_t(node));
       g.high[l] = uint32_t(uint64_t(node) >> 32);
@@ -143,10 +145,14 @@ class Pipeline {
           edges[i] = first_edge + position;
         }
       } else {
-        pick_uniform(r_.key, f_.nodes[group * kLanes + l], r_.stream, g.degree[l], picks, r_.replace, scratch_);
+        const Gaps gaps = gaps_of({begin, g.degree[l]});
+        const int64_t population = g.degree[l] - gaps.size;
+        pick_uniform(r_.key, f_.nodes[group * kLanes + l], r_.stream, population, picks, r_.replace, scratch_);
+        picks = int64_t(scratch_.offsets.size());
         for (int64_t i = 0; i < picks; ++i) {
-          sources[i] = indices[begin + scratch_.offsets[size_t(i)]];
-          edges[i] = first_edge + begin + scratch_.offsets[size_t(i)];
+          const int64_t position = begin + gaps.offset_of(scratch_.offsets[size_t(i)]);
+          sources[i] = indices[position];
+          edges[i] = first_edge + position;
         }
       }
       counts_[group * kLanes + l] = picks;

@@ -33,13 +33,13 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 680,
     "config": 810,
-    "ops": 3210,  # 10 of deploy's
+    "ops": 3300,
     "store": 4200,
-    "sample": 1210,
+    "sample": 1340,
     "ranks": 2000,
-    "load": 3095,
+    "load": 3195,
     "nn": 900,
-    "serve": 4200,
+    "serve": 4262,
     "train": 4200,
     "gpu": 2700,
     "inference": 1000,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1200,
     "cli": 1900,
 }
-BUDGET, MOST_FILES = 43_300, 230
+BUDGET, MOST_FILES = 43_685, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

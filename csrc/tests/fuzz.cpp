@@ -1,5 +1,6 @@
 // Feeds the core calls that may be damaged. It must throw, or answer as the reference does; where
 // the reference says nothing (lists out of time order), the answer must still be consistent.
+#include <algorithm>
 #include <optional>
 #include <set>
 
@@ -68,6 +69,7 @@ void check_node(const Input& input, size_t i, const int64_t* sources, const int6
     CHECK_EQUAL(sources[k], source_at(adjacency, position));
     if (!input.weight.empty() && !takes_last) CHECK(input.weight[size_t(position)] > 0);
     if (is_timed(input) && in_order) CHECK(time_at(input, position) <= input.times[i]);
+    CHECK(!std::binary_search(rule.excluded, rule.excluded + rule.num_excluded, edges[k]));
     CHECK(distinct.insert(position).second || (rule.replace && rule.fanout >= 0 && !takes_last));
   }
 }

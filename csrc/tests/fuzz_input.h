@@ -46,6 +46,7 @@ struct Input {
   std::vector<int64_t> edge_time, source_time;
   std::vector<int64_t> nodes, trees, times;
   bool with_frontier_times;
+  std::vector<int64_t> excluded;  // ascending, unless damaged
   Rule rule;
   uint64_t salt;
 
@@ -137,6 +138,16 @@ inline void read_frontier(ByteReader& reader, Input& input) {
   if (size && reader.one_in(8)) input.times[0] = int64_t(reader.raw());
 }
 
+inline void read_excluded(ByteReader& reader, Input& input) {
+  if (!reader.one_in(2)) return;
+  const int64_t first = input.graph.first_edge, num_edges = input.graph.num_edges();
+  for (int64_t position = first - 2; position < first + num_edges + 2; position += 1 + reader.below(6))
+    input.excluded.push_back(position);
+  if (reader.one_in(8)) input.excluded[reader.raw() % input.excluded.size()] = damaged_id(reader);
+  input.rule.excluded = input.excluded.data();
+  input.rule.num_excluded = int64_t(input.excluded.size());
+}
+
 inline Input read_input(ByteReader& reader) {
   Input input{};
   input.salt = reader.raw();
@@ -151,6 +162,8 @@ inline Input read_input(ByteReader& reader) {
   read_graph(reader, input);
   read_columns(reader, input);
   read_frontier(reader, input);
+  if (reader.one_in(3)) input.rule.window = reader.any_of<int64_t>({0, 1, 5, 50, INT64_MAX});
+  read_excluded(reader, input);
   return input;
 }
 

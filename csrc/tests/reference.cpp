@@ -92,19 +92,23 @@ Offsets weighted(const NodeDraws& draws, const float* weight, int64_t population
   return smallest(races, rule.fanout);
 }
 
-Offsets labor(const Adjacency& a, int64_t begin, int64_t population, const Rule& rule) {
-  if (rule.fanout < 0) return range(0, population);
+Offsets labor(const Adjacency& a, int64_t begin, const Offsets& left, const Rule& rule) {
+  if (rule.fanout < 0) return left;
   std::vector<std::pair<uint64_t, int64_t>> ranks;
-  for (int64_t i = 0; i < population; ++i)
-    ranks.emplace_back(NodeDraws{rule.key, source_at(a, begin + i), ~0u}.wide(0), i);
+  for (int64_t i : left) ranks.emplace_back(NodeDraws{rule.key, source_at(a, begin + i), ~0u}.wide(0), i);
   return smallest(ranks, rule.fanout);
 }
 
-int64_t seen_by(const Adjacency& a, const EdgeColumns& c, Extent list, int64_t time) {
-  if (!c.edge_time && !c.source_time) return list.degree;
-  int64_t seen = 0;
-  for (int64_t p = list.begin; p < list.begin + list.degree; ++p)
-    seen += (c.edge_time ? c.edge_time[p] : c.source_time[source_at(a, p)]) <= time;
+// Returns the part of a list that a node sees at `time`: lists are in time order, so it is a range.
+Extent seen_by(const Adjacency& a, const EdgeColumns& c, Extent list, int64_t time, int64_t window) {
+  if (!c.edge_time && !c.source_time) return list;
+  Extent seen{list.begin, 0};
+  for (int64_t p = list.begin; p < list.begin + list.degree; ++p) {
+    const int64_t then = c.edge_time ? c.edge_time[p] : c.source_time[source_at(a, p)];
+    if (then > time) continue;
+    if (window >= 0 && __int128(then) < __int128(time) - window) ++seen.begin;
+    else ++seen.degree;
+  }
   return seen;
 }
 
@@ -133,15 +137,29 @@ std::ostream& operator<<(std::ostream& text, const PickLists& picks) {
 
 PickLists naive_sample(const Adjacency& a, const EdgeColumns& c, const Frontier& f, const Rule& r) {
   PickLists out;
+  const int64_t* excluded_end = r.excluded + r.num_excluded;
+  for (int64_t i = 1; i < r.num_excluded; ++i)
+    if (r.excluded[i] <= r.excluded[i - 1]) throw std::invalid_argument("excluded");
   for (int64_t i = 0; i < f.size; ++i) {
-    const Extent list = naive_extent(a, f.nodes[i]);
+    Extent list = naive_extent(a, f.nodes[i]);
+    if (f.times) list = seen_by(a, c, list, f.times[i], r.window);
     const NodeDraws draws{f.trees ? mix(r.key, uint64_t(f.trees[i])) : r.key, f.nodes[i], r.stream};
-    const int64_t population = f.times ? seen_by(a, c, list, f.times[i]) : list.degree;
+    Offsets left;  // what is not excluded
+    std::vector<float> weights;
+    for (int64_t offset = 0; offset < list.degree; ++offset) {
+      const int64_t position = a.first_edge + list.begin + offset;
+      const bool is_left = !std::binary_search(r.excluded, excluded_end, position);
+      if (is_left) left.push_back(offset);
+      if (c.weight) weights.push_back(is_left ? c.weight[list.begin + offset] : 0.0f);
+    }
+    const auto population = int64_t(left.size());
     Offsets offsets;
-    if (r.last && f.times && r.fanout >= 0) offsets = range(std::max<int64_t>(0, population - r.fanout), population);
-    else if (c.weight) offsets = weighted(draws, c.weight + list.begin, population, r);
-    else if (r.labor) offsets = labor(a, list.begin, population, r);
-    else offsets = uniform(draws, population, r.fanout, r.replace);
+    if (r.last && f.times && r.fanout >= 0)
+      offsets = Offsets(left.begin() + std::max<int64_t>(0, population - r.fanout), left.end());
+    else if (c.weight) offsets = weighted(draws, weights.data(), list.degree, r);
+    else if (r.labor) offsets = labor(a, list.begin, left, r);
+    else
+      for (int64_t rank : uniform(draws, population, r.fanout, r.replace)) offsets.push_back(left[size_t(rank)]);
     out.counts.push_back(int64_t(offsets.size()));
     for (int64_t offset : offsets) {
       out.sources.push_back(source_at(a, list.begin + offset));

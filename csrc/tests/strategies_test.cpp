@@ -242,7 +242,10 @@ TEST(all_strategies_together_equal_the_reference) {
   const auto weights = weights_from(graph.num_edges(), {0, 1, 2, 0.5f});
   const auto edge_time = ascending_times(graph), source_time = counting(500);
   const auto nodes = scattered(60, graph.num_nodes()), trees = scattered(60, 4), times = scattered(60, 400);
-  for (int flags = 0; flags < 1 << 7; ++flags)
+  std::vector<int64_t> excluded;
+  for (int64_t position : {0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 60, 77, 78, 79, 140, 143, 144, 300, 442})
+    excluded.push_back(graph.first_edge + position);
+  for (int flags = 0; flags < 1 << 9; ++flags)
     for (int64_t fanout : {-1, 0, 3, 64, 66}) {
       const auto flag = [&](int bit) { return (flags >> bit & 1) != 0; };
       EdgeColumns columns;
@@ -252,6 +255,8 @@ TEST(all_strategies_together_equal_the_reference) {
       Rule rule = rule_of(fanout, flag(3));
       rule.last = flag(4);
       rule.labor = flag(5);
+      if (flag(7)) rule.window = 60;
+      if (flag(8)) rule.excluded = excluded.data(), rule.num_excluded = int64_t(excluded.size());
       const Frontier frontier = frontier_of(nodes, flag(6) ? &trees : nullptr, flag(1) || flag(2) ? &times : nullptr);
       CHECK_EQUAL(lists_of(sample(graph.adjacency(), columns, frontier, rule)),
                   naive_sample(graph.adjacency(), columns, frontier, rule));

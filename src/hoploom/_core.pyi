@@ -84,6 +84,8 @@ def sample(
     last: bool,
     labor: bool,
     weighted: bool,
+    window: int = -1,
+    excluded: NDArray[Any] | None = None,
     positions_only: bool = False,
 ) -> tuple[Buffer, Buffer, Buffer]: ...
 

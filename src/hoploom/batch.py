@@ -20,6 +20,7 @@ class Seeds:
     first_tree: int = 0  # the lowest tree number
     link_of: Tensor | None = None  # [num_trees] int64: the index of each tree's link in the batch; None: its own index
     fields: Mapping[TypeKey, Mapping[str, Any]] = field(default_factory=dict)  # copied to the batch
+    excluded: tuple[Tensor | None, ...] = ()  # per relation: [n] int64 ascending positions, never sampled; (): none
 
 
 @dataclass

@@ -51,7 +51,8 @@ class Graph:
 
     def by_reference(self, rule: ops.Rule) -> reference.Picks:
         frontier = self.frontier()
-        return reference.sample(self.indptr, self.indices.tolist(), frontier, reference.Rule(*rule), self.columns)
+        given = rule._replace(excluded=None if rule.excluded is None else rule.excluded.tolist())
+        return reference.sample(self.indptr, self.indices.tolist(), frontier, reference.Rule(*given), self.columns)
 
     def by_core(self, rule: ops.Rule) -> reference.Picks:
         columns = [self.weight, *(int64_or_none(times) for times in self.columns[1:])]
@@ -126,7 +127,11 @@ def check(device: torch.device, seed: int, fanout: int, time: str | None = None,
     graph_options = {name: options.pop(name) for name in ("trees", "max_degree") if name in options}
     graphs = (graph(one, time, **graph_options) for one in count(1000 * seed))
     drawn = next(one for one in graphs if one.tells(fanout))
-    rule = ops.Rule(rng.getrandbits(64), rng.getrandbits(32), fanout, **options)
+    excluded = None
+    if (share := options.pop("excluded", 0.0)) > 0:
+        num_edges = drawn.indices.numel()
+        excluded = torch.tensor(sorted(rng.sample(range(num_edges), max(1, int(share * num_edges)))))
+    rule = ops.Rule(rng.getrandbits(64), rng.getrandbits(32), fanout, **options, excluded=excluded)
     picks = drawn.by_kernels(rule, device)
     assert picks == drawn.by_core(rule)
     assert picks == drawn.by_reference(rule)
@@ -169,3 +174,23 @@ def test_nothing_later_than_a_trees_time_is_picked(device: torch.device, flags: 
 @rules
 def test_each_tree_has_draws_of_its_own(device: torch.device, flags: dict[str, bool]) -> None:
     check(device, RULES.index(flags), 3, trees=True, max_degree=16, **flags)
+
+
+@pytest.mark.parametrize("share", [0.05, pytest.param(0.7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("fanout", "flags"),
+    [
+        *((-1, {}), (3, {}), (3, {"replace": True}), (65, {}), (5, {"labor": True}), (5, {"weighted": True})),
+        (5, {"weighted": True, "replace": True}),
+    ],
+    ids=str,
+)
+def test_excluded_edges_are_not_picked(device: torch.device, fanout: int, flags: dict[str, bool], share: float) -> None:
+    check(device, fanout + 9, fanout, excluded=share, **({"max_degree": 40} if fanout < 10 else {}), **flags)
+
+
+@pytest.mark.parametrize("time", ["edge", pytest.param("source", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flags", [{}, {"last": True}, {"weighted": True}], ids="-".join)
+def test_edges_older_than_a_window_are_not_picked(device: torch.device, flags: dict[str, bool], time: str) -> None:
+    for window in (0, 12, (1 << 63) - 1):
+        check(device, 5 + window % 7, 3, time, max_degree=40, window=window, excluded=0.2, **flags)

@@ -76,7 +76,8 @@ class ReferenceGraph:
                 found.append(Picks(counts, frontier.nodes[:0], frontier.nodes[:0]))
                 continue
             weight = lists.weight if draw.weighted else None
-            rule = draw.rule(index)._replace(weighted=weight is not None)
+            rule = draw.rule(index)
+            rule = rule._replace(weighted=weight is not None, excluded=_listed(rule.excluded))
             picks = reference.sample(
                 lists.indptr.tolist(),
                 lists.indices.tolist(),

@@ -95,6 +95,8 @@ def _own_ids(batch: Any) -> Any:
 
 WEIGHT, NODE_TIME, EDGE_TIME = {"weight_attr": "weight"}, {"time_attr": "node_time"}, {"time_attr": "edge_time"}
 LINK_TIMES: dict[str, Any] = {**NODE_TIME, "edge_label_time": torch.arange(20) * 5}
+ALL_EDGES: dict[str, Any] = {"edge_label_index": None, "batch_size": 90}
+PAIRS = random_graph(60, 500, seed=1).edge_index[:, :20]
 HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "uniform": (_nodes(), {}),
     "all": (_nodes(num_neighbors=[-1, 2]), {}),
@@ -103,6 +105,11 @@ HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "node times": (_nodes(**NODE_TIME), NODE_TIME),
     "node times, last": (_nodes(**NODE_TIME, temporal_strategy="last"), NODE_TIME),
     "edge times": (_nodes(**EDGE_TIME, input_nodes=torch.arange(40), input_time=torch.arange(40) * 2), EDGE_TIME),
+    "node times, a window": (_nodes(**NODE_TIME, time_window=30), NODE_TIME),
+    "node times, last of a window": (
+        _nodes(**NODE_TIME, temporal_strategy="last", time_window=20, strictly_before=True),
+        NODE_TIME,
+    ),
     "labor": (_nodes(labor=True), {}),
     "disjoint": (_nodes(disjoint=True), {}),
     "induced": (_nodes(subgraph_type="induced"), {}),
@@ -136,7 +143,19 @@ HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
         _links(neg_sampling=NegativeSampling("binary", 1.5, torch.arange(60.0), torch.arange(60) % 7)),
         {},
     ),
+    "links of the graph": (_links(**ALL_EDGES, neg_sampling="binary"), {}),  # excluded in both directions
+    "links of the graph, a rank": (_links(**ALL_EDGES, rank=1, world_size=3, mode="blocks"), {}),
+    "links of the graph, weighted": (_links(**ALL_EDGES, **WEIGHT, exclude="self"), WEIGHT),
+    "links of the graph, labor": (_links(**ALL_EDGES, labor=True, exclude="reverse"), {}),
+    "links of the graph, induced": (_links(**ALL_EDGES, subgraph_type="induced"), {}),
+    "links of the graph, few": (_links(**ALL_EDGES, disjoint=True, replace=True, exclude_below=9), {}),
+    "links of the graph, a hook": (_links(**ALL_EDGES, mode="blocks", sample_frontier=_drawn_by_the_hook), {}),
+    "links, excluded": (_links(edge_label_index=PAIRS, exclude="both", batch_size=20), {}),
     "links, times": (_links(**LINK_TIMES), NODE_TIME),
+    "links, times and a window": (
+        _links(**LINK_TIMES, edge_label_index=PAIRS, exclude="both", time_window=40, strictly_before=True),
+        NODE_TIME,
+    ),
     "links, times and negatives": (_links(**LINK_TIMES, neg_sampling=NegativeSampling("binary", 2)), NODE_TIME),
 }
 HETEROGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
@@ -170,7 +189,7 @@ HETEROGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
         {"time_attr": "year"},
     ),
 }
-HOOKS = ("blocks, a frontier hook", "blocks, draws of a frontier hook")
+HOOKS = ("blocks, a frontier hook", "blocks, draws of a frontier hook", "links of the graph, a hook")
 NOT_SENT = {  # to servers, and the beginning of the error
     **dict.fromkeys(HOOKS, "sample_frontier is a function, which cannot go to the servers"),
     "links, weights": "src_weight and dst_weight of neg_sampling are not sent to servers",

@@ -62,7 +62,8 @@ def frontier_of(
 
 
 def rule_of(rule: ops.Rule, device: torch.device) -> ops.Rule:
-    return rule._replace(key=number(rule.key, device))
+    excluded = None if rule.excluded is None else rule.excluded.to(device)
+    return rule._replace(key=number(rule.key, device), excluded=excluded)
 
 
 def picks_of(capacity: int, device: torch.device, num_places: int | None = None, begin: int = 0) -> DevicePicks:

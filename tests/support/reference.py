@@ -10,7 +10,7 @@ rounded after each operation (no fused multiply-add).
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -102,6 +102,8 @@ class Rule(NamedTuple):
     last: bool = False
     labor: bool = False
     weighted: bool = False
+    window: int = -1  # edges older than this before the node's time are left out; -1: none are too old
+    excluded: Sequence[int] | None = None  # positions in the store that are never picked
 
 
 class Edges(NamedTuple):
@@ -111,32 +113,41 @@ class Edges(NamedTuple):
     weights: Sequence[float] | None = None
     times: Sequence[int] | None = None  # ascending
 
-    def until(self, time: int | None) -> "Edges":
-        """The edges not later than `time`: a prefix."""
+    def seen(self, time: int | None, window: int) -> range:
+        """The positions of the edges not later than `time` and, with a window, not older than `time - window`."""
         if time is None or self.times is None:
-            return self
-        size = sum(edge_time <= time for edge_time in self.times)
-        weights = None if self.weights is None else self.weights[:size]
-        return Edges(self.sources[:size], weights, self.times[:size])
+            return range(len(self.sources))
+        end = sum(edge_time <= time for edge_time in self.times)
+        return range(sum(edge_time < time - window for edge_time in self.times) if window >= 0 else 0, end)
 
 
-def pick(rule: Rule, node: int, edges: Edges, tree: int | None = None, time: int | None = None) -> list[int]:
-    """The positions picked for one node. Time cuts the list first; the rest sees only what is left."""
-    edges = edges.until(time)
-    population = len(edges.sources)
+def pick(
+    rule: Rule,
+    node: int,
+    edges: Edges,
+    tree: int | None = None,
+    time: int | None = None,
+    excluded: Collection[int] = (),
+) -> list[int]:
+    """The positions picked for one node. Time and exclusions cut the list first; the rest sees only what is left."""
+    seen = edges.seen(time, rule.window)
+    left = [position for position in seen if position not in excluded]
     if rule.last and time is not None and rule.fanout >= 0:
-        return list(range(max(0, population - rule.fanout), population))
+        return left[max(0, len(left) - rule.fanout) :]
     draws = Draws(rule.key if tree is None else mix(rule.key, tree), node, rule.stream)
     if rule.weighted:
         assert edges.weights is not None
-        return pick_weighted(draws, edges.weights, rule.fanout, replace=rule.replace)
+        weights = [0.0 if position in excluded else edges.weights[position] for position in seen]
+        return [seen[place] for place in pick_weighted(draws, weights, rule.fanout, replace=rule.replace)]
     if rule.labor:
-        return pick_labor(rule.key, edges.sources, rule.fanout)
-    if rule.fanout < 0 or (not rule.replace and population <= rule.fanout):
-        return list(range(population))
-    if rule.replace:
-        return pick_with_replacement(draws, population, rule.fanout)
-    return pick_without_replacement(draws, population, rule.fanout)
+        places = pick_labor(rule.key, [edges.sources[position] for position in left], rule.fanout)
+    elif rule.fanout < 0 or (not rule.replace and len(left) <= rule.fanout):
+        return left
+    elif rule.replace:
+        places = pick_with_replacement(draws, len(left), rule.fanout)
+    else:
+        places = pick_without_replacement(draws, len(left), rule.fanout)
+    return [left[place] for place in places]
 
 
 def pick_with_replacement(draws: Draws, population: int, fanout: int) -> list[int]:
@@ -236,7 +247,9 @@ def sample(
         begin, end = indptr[row], indptr[row + 1]
         tree = None if frontier.trees is None else frontier.trees[i]
         time = None if frontier.times is None else frontier.times[i]
-        positions = pick(rule, node, edges_of(indices, columns, begin, end), tree, time)
+        edges = edges_of(indices, columns, begin, end)
+        excluded = {position - first_edge - begin for position in rule.excluded or ()}
+        positions = pick(rule, node, edges, tree, time, excluded)
         picks.counts.append(len(positions))
         picks.sources.extend(indices[begin + position] for position in positions)
         picks.edges.extend(first_edge + begin + position for position in positions)

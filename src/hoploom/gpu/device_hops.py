@@ -140,7 +140,8 @@ def _expand(
     span = DeviceSpan(into.total(ask.begin), into.total(ask.end), into.capacity.picks[hop][relation])
     scratch = into.sources[relation][: edges.edges.numel()]
     picks = DevicePicks(scratch, edges.edges, edges.edge_index[1], span, edges.indptr)
-    rule = make_draw(plan.sampling, 0, hop).rule(relation)._replace(key=key)
+    excluded = seeds.excluded[relation] if seeds.excluded else None
+    rule = make_draw(plan.sampling, 0, hop).rule(relation)._replace(key=key, excluded=excluded)
     sample(lists, frontier, rule, picks, into.faults)
     if rule.fanout != 0:
         before, after = into.total(ask.before), into.total(ask.after)

@@ -417,7 +417,7 @@ class WholeSteps:
 
     def _begin(self) -> tuple[int, FixedBatch | None]:
         step = self._left.popleft()
-        indices, _, key = self._epoch.order.step(step)
+        indices, _, key, _ = self._epoch.order.step(step)
         with self._in_time():
             return step, self._whole.fill_next(indices, key)
 

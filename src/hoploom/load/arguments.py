@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from hoploom.load.assemble import FEATURES, Assembler, Batch, Fields
 from hoploom.load.pipeline import DEADLINE
 from hoploom.ops import Reduce
 from hoploom.sample import SampleFrontier
-from hoploom.sample.hops import Fanouts, Mode, NumSamples, Sampling, Subgraph, Temporal
+from hoploom.sample.exclusions import Exclude, ExcludedEdges, Exclusion, find_edges, has_few_links, match_edges
+from hoploom.sample.hops import Fanouts, Mode, NumSamples, Sampling, Subgraph, Temporal, reverse_of
 from hoploom.schema import (
     DTYPES,
     EDGE_ID,
@@ -50,6 +51,8 @@ COUNTS = {  # arguments that are counts: the least value, and the hint in the er
     "least_tail": (1, "give a count of seeds, 1 for none to join"),
     "look_ahead": (1, "give a count of steps, 1 for none ahead"),
 }
+EXCLUDES = ("none", "self", "reverse", "both")
+MICROSECONDS = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6}  # as dates are kept in stores
 MAY_BE_NONE = ("prefetch_factor", "look_ahead")
 SEED_BYTES, ORDER_BYTES = 16, 32  # bytes per edge as a seed, and to put it in the user's own order
 UNSUPPORTED = {  # arguments of PyG, of torch's DataLoader, then of other libraries; their default values are accepted
@@ -141,6 +144,8 @@ class NeighborArguments(LoaderArguments):
     temporal_strategy: Temporal = "uniform"
     time_attr: str | None = None
     weight_attr: str | None = None
+    time_window: float | str | None = None
+    strictly_before: bool = False
     labor: bool = False
     mode: Mode = "subgraph"
     sample_frontier: SampleFrontier | None = None
@@ -175,6 +180,8 @@ class LinkArguments(NeighborArguments):
     neg_sampling: NegativeSampling | Literal["binary", "triplet"] | None = None
     neg_sampling_ratio: float | None = None
     strict_negatives: bool = False
+    exclude: Exclude | None = None
+    exclude_below: int | None = None
 
 
 @dataclass
@@ -366,8 +373,28 @@ def read_input_nodes(store: Store, input_nodes: Any, what: str = "input_nodes") 
     return node_type, ids, ids if members.dtype == torch.bool else None
 
 
-def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[RelationName, Tensor]:
-    """Return the relation of the links, and the node ids of their sources and destinations: [2, n] int64."""
+def read_time_window(time_window: float | str | None) -> int:
+    """Return the greatest age of an edge at its seed's time, in the unit of the times; -1 for any."""
+    if time_window is None:
+        return -1
+    if not isinstance(time_window, str):
+        return as_int("time_window", time_window, 0, "give a number in the unit of the times, or e.g. '90d'")
+    count, unit = time_window[:-1], time_window[-1:]
+    if unit not in MICROSECONDS or not count.isdecimal():
+        raise ConfigError(f"time_window is {time_window!r:.80}; give a number and a unit: {', '.join(MICROSECONDS)}")
+    return int(count) * MICROSECONDS[unit]
+
+
+class SeedLinks(NamedTuple):
+    """The links that a loader was given."""
+
+    key: RelationName
+    ends: Tensor  # [2, n] int64: node ids of sources and destinations
+    are_edges: bool  # they are all edges of the relation, in the user's own order
+
+
+def read_edge_label_index(store: Store, edge_label_index: Any) -> SeedLinks:
+    """Return the links that `edge_label_index` names or lists."""
     schema = store.schema
     given = edge_label_index
     if schema.homogeneous:
@@ -381,7 +408,7 @@ def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[Relation
     else:
         raise ConfigError("edge_label_index needs the relation too: (('user', 'rates', 'item'), edge_label_index)")
     if given is None:
-        return key, all_edges(store, key)
+        return SeedLinks(key, all_edges(store, key), True)
     if isinstance(given, np.ndarray | list | tuple) and len(given) == 2 and all(map(is_text, given)):
         ends = zip((key[0], key[2]), given, strict=True)
         given = torch.stack([store.ids(end).stored(row, "edge_label_index") for end, row in ends])
@@ -393,7 +420,46 @@ def read_edge_label_index(store: Store, edge_label_index: Any) -> tuple[Relation
         read_ids(f"edge_label_index ({end} row)", row, schema.node_type(name).num_nodes, ConfigError)
         for (end, name), row in zip(named, links, strict=True)
     ]
-    return key, torch.stack(rows)
+    return SeedLinks(key, torch.stack(rows), False)
+
+
+def read_exclude(store: Store, links: SeedLinks, given: LinkArguments) -> Exclusion | None:
+    """Return the edges that the links keep out of message passing; None if there are none."""
+    key, ends, are_edges = links
+    index = store.schema.relation_index.get(key)
+    reverse = None if index is None else reverse_of(store.schema, index)[0]
+    chosen: str | None = given.exclude
+    if chosen is None:
+        chosen = "none" if not are_edges else "self" if reverse is None else "both"
+    if chosen not in EXCLUDES:
+        raise ConfigError(f"exclude is {chosen!r:.80}; choose one of {list(EXCLUDES)}")
+    if chosen == "none":
+        if given.exclude_below is not None:
+            raise ConfigError("exclude_below has no effect without exclude; give exclude='both', or leave it out")
+        return None
+    if index is None:
+        raise ConfigError(f"exclude={chosen!r} leaves out edges of {key}, which the graph does not have; leave it out")
+    if reverse is None and chosen != "self":
+        raise ConfigError(f"exclude={chosen!r} needs the relation with the reverse edges of {key}; give 'self'")
+    if given.subgraph_type == "bidirectional" and reverse is not None and chosen != "both":
+        raise ConfigError(f"exclude={chosen!r} leaves edges that subgraph_type='bidirectional' reverses; give 'both'")
+    places = edge_places(store, key) if are_edges else None
+    order = torch.arange(ends.shape[1]) if places is None else places  # of the links as they are in the store
+    edges = []
+    if chosen in ("self", "both"):
+        own = torch.empty_like(order).index_copy_(0, order, torch.arange(order.numel()))
+        edges.append(ExcludedEdges(index, own) if are_edges else find_edges(store.graph, index, ends))
+    if chosen in ("reverse", "both"):
+        assert reverse is not None
+        turned = ends.flip(0)
+        if are_edges:
+            found = match_edges(store.graph, reverse, turned[:, order]).positions
+            edges.append(ExcludedEdges(reverse, torch.empty_like(found).index_copy_(0, order, found)))
+        else:
+            edges.append(find_edges(store.graph, reverse, turned))
+    below = given.exclude_below
+    few = None if below is None else has_few_links(ends, as_int("exclude_below", below, 1, "give a number of links"))
+    return Exclusion(len(store.schema.relations), tuple(edges), few)
 
 
 def canonical(schema: Schema, name: Sequence[str], *, known: bool = True) -> RelationName:
@@ -439,10 +505,7 @@ def all_edges(store: Store, key: RelationName, at_once: int = NODES) -> Tensor:
         f"all {num_edges:,} edges of {key} as seeds take",
         "give some of them: edge_label_index=edges, [2, n]",
     )
-    places = None
-    if EDGE_ID in relation.fields:
-        order = torch.cat(list(scan_rows(store.features, key, EDGE_ID, num_edges)))
-        places = read_permutation(f"{EDGE_ID} of {key}", order, num_edges)
+    places = edge_places(store, key)
     edges, begin = torch.empty(2, num_edges, dtype=torch.int64), 0
     for sources, ends in pieces:
         if (end := begin + ends.numel()) > num_edges:
@@ -453,6 +516,15 @@ def all_edges(store: Store, key: RelationName, at_once: int = NODES) -> Tensor:
     if begin != num_edges:
         raise StoreError(f"not {num_edges} edges of {key} are found; run hoploom check, and copy the store again")
     return edges
+
+
+def edge_places(store: Store, key: RelationName) -> Tensor | None:
+    """Return the index of each edge in the user's own order, [e] int64 in CSC order; None if the store keeps none."""
+    relation = store.schema.relation(key)
+    if EDGE_ID not in relation.fields:
+        return None
+    order = torch.cat(list(scan_rows(store.features, key, EDGE_ID, relation.num_edges)))
+    return read_permutation(f"{EDGE_ID} of {key}", order, relation.num_edges)
 
 
 def read_negatives(neg_sampling: Any, ratio: float | None) -> NegativeSampling | None:

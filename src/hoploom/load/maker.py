@@ -27,6 +27,7 @@ from hoploom.sample import (
     make_link_seeds,
     sample_hops,
 )
+from hoploom.sample.exclusions import Exclusion, WithoutEdges
 from hoploom.sample.hops import Sampling
 from hoploom.schema import RelationName, TypeKey
 from hoploom.store import GraphStore, Store, Wanted
@@ -47,8 +48,9 @@ class Sampler:
             workspace = self.idle.pop()
         except IndexError:
             workspace = Workspace(self.graph.schema)
+        graph = WithoutEdges(self.graph, seeds.excluded) if seeds.excluded else self.graph
         try:
-            sampled = sample_hops(self.graph, workspace, seeds, self.sampling, key, self.sample_frontier)
+            sampled = sample_hops(graph, workspace, seeds, self.sampling, key, self.sample_frontier)
         finally:
             self.idle.append(workspace)
         if self.sampling.subgraph == "bidirectional":
@@ -107,8 +109,19 @@ class LocalMaker(Maker):
         """The node type and the ids of the seeds. Of links, these are the destination nodes."""
 
     @abstractmethod
-    def start(self, share: StepShare) -> Seeds:
+    def seeds(self, share: StepShare) -> Seeds:
         """Return the nodes to start from, with the batch fields that describe them."""
+
+    def start(self, share: StepShare) -> Seeds:
+        """Return the nodes to start from; their times are the latest at which an edge may be sampled."""
+        seeds = self.seeds(share)
+        if self.sampler.sampling.strictly_before and seeds.times is not None:
+            return replace(seeds, times=seeds.times - 1)
+        return seeds
+
+    def excludes(self, share: StepShare) -> tuple[Tensor | None, ...]:
+        """Return the edges that a step excludes, over all ranks: per relation, ascending positions [n] or None."""
+        return ()
 
     def sample(self, share: StepShare) -> Sampled:
         with self.seconds("sample"):
@@ -145,7 +158,7 @@ class NodeMaker(LocalMaker):
     def seed_nodes(self) -> tuple[str, Tensor]:
         return self.node_type, self.nodes
 
-    def start(self, share: StepShare) -> Seeds:
+    def seeds(self, share: StepShare) -> Seeds:
         indices = share.indices
         nodes, times, schema = self.nodes[indices], None, self.assembler.store.schema
         if self.times is not None:
@@ -206,13 +219,14 @@ class LinkMaker(LocalMaker):
     labels: Tensor | None = None
     times: Tensor | None = None
     input_id: Tensor | None = None
+    exclusion: Exclusion | None = None
 
     @property
     def seed_nodes(self) -> tuple[str, Tensor]:
         return self.task.key[2], self.ends[1]
 
-    def start(self, share: StepShare) -> Seeds:
-        indices, first, key = share
+    def seeds(self, share: StepShare) -> Seeds:
+        indices, first, key = share.indices, share.first, share.key
         labels = None if self.labels is None else self.labels[indices]
         times = None if self.times is None else self.times[indices]
         links = Links(self.ends[0][indices], self.ends[1][indices], labels, times, first)
@@ -227,7 +241,10 @@ class LinkMaker(LocalMaker):
             placed[relation[2]] = placed.get(relation[2], {}) | of_destinations
         else:
             placed[relation] |= found
-        return replace(made.seeds, link_of=made.link_of, fields=placed)
+        return replace(made.seeds, link_of=made.link_of, fields=placed, excluded=self.excludes(share))
+
+    def excludes(self, share: StepShare) -> tuple[Tensor | None, ...]:
+        return () if self.exclusion is None else self.exclusion.of(share.whole_step())
 
 
 # --- the description that ranks compare -------------------------------------------------------
@@ -257,7 +274,8 @@ class Fingerprint:
         """All settings that ranks must share, by the names of the arguments."""
         order, sampling = self.order, self.maker.sampler.sampling
         assembler, hook = self.maker.assembler, self.maker.sampler.sample_frontier
-        negatives = self.maker.task.negatives if isinstance(self.maker, LinkMaker) else None
+        links = self.maker if isinstance(self.maker, LinkMaker) else None
+        negatives, exclusion = (None, None) if links is None else (links.task.negatives, links.exclusion)
         names = ("batch_size", "shuffle", "drop_last", "least_tail", "seed")
         return {
             "loader": self.loader,
@@ -267,6 +285,7 @@ class Fingerprint:
             "sampler" if isinstance(order, DrawnOrder) else "layout": str(order.layout),
             **{entry.name: str(getattr(sampling, entry.name)) for entry in fields(sampling)},
             **({} if negatives is None else {"neg_sampling": f"{negatives.mode} {negatives.amount}"}),
+            "exclude": "none" if exclusion is None else str([relation for relation, *_ in exclusion.edges]),
             "aggregate": str(assembler.reduce),
             "degrees": str(assembler.degrees),
             "fields": "all" if assembler.fields is None else str(assembler.fields),

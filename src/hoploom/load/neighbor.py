@@ -31,6 +31,7 @@ class NeighborLoader(Loader):
     - `fields=["x"]`, `fields={"paper": ["x", "y"]}`: batches have only these fields, and ids; `[]`: no fields
     - `device`: where batches arrive, copied on a side stream; batches of a placed store are made on its device
     - `mode="blocks"`: message-flow blocks; `sample_frontier(layer, graph, seeds)` chooses the edges of each layer
+    - `time_window`, `strictly_before`: edges that are too old, or as new as the seed, are not sampled
     - `labor`: the seeds of a batch share neighbours, so a batch has fewer distinct nodes
     - `aggregate="mean"`: the neighbours of layer one arrive aggregated, and `x` has only the nodes that layer one
       computes. Take the value from a model of hoploom.nn: `model.first_reduce`
@@ -72,8 +73,11 @@ class HGTLoader(Loader):
 class LinkNeighborLoader(Loader):
     """Batches of sampled neighbourhoods of links, with negative links, as PyG's LinkNeighborLoader makes them.
 
-    Takes PyG's arguments and yields PyG's batches. Beyond PyG, it has the arguments that NeighborLoader adds, and
-    `strict_negatives`: no negative link is an edge of the graph.
+    Takes PyG's arguments and yields PyG's batches. Beyond PyG, it has the arguments that NeighborLoader adds, and:
+
+    - `strict_negatives`: no negative link is an edge of the graph
+    - `exclude="both"`: the links of a step, and the same edges in the reverse relation, are not sampled; also "self",
+      "reverse" or "none". `exclude_below=20` excludes only edges with an end that has fewer than 20 links
 
     >>> loader = LinkNeighborLoader(data, [10, 5], neg_sampling="binary", batch_size=512, shuffle=True)
     """
@@ -88,7 +92,8 @@ class LinkNeighborLoader(Loader):
         sampler = _neighbor_sampler(store, given)
         assembler = inputs.assembler_of(given, graph, sampler.sampling)
         negatives = inputs.read_negatives(given.neg_sampling, given.neg_sampling_ratio)
-        key, ends = inputs.read_edge_label_index(store, given.edge_label_index)
+        links = inputs.read_edge_label_index(store, given.edge_label_index)
+        key, ends, _ = links
         count = ends.shape[1]
         if count == 0:
             raise ConfigError("edge_label_index is empty; give at least one link")
@@ -104,7 +109,8 @@ class LinkNeighborLoader(Loader):
         task = _link_task(store, key, negatives, given)
         times = inputs.as_times("edge_label_time", given.edge_label_time, count)
         input_id = None if given.input_id is None else inputs.read_column("input_id", given.input_id, "links", count)
-        maker = LinkMaker(sampler, assembler, task, ends, labels, times, input_id, transform=given.transform)
+        exclusion = inputs.read_exclude(store, links, given)
+        maker = LinkMaker(sampler, assembler, task, ends, labels, times, input_id, exclusion, transform=given.transform)
         super().__init__(given, graph, maker)
 
 
@@ -120,6 +126,8 @@ def _neighbor_sampler(store: Store, given: NodeArguments | LinkArguments) -> Sam
         time_attr=given.time_attr,
         weight_attr=given.weight_attr,
         mode=given.mode,
+        window=inputs.read_time_window(given.time_window),
+        strictly_before=given.strictly_before,
     )
     if given.sample_frontier is None:
         return Sampler(store.graph, sampling)

@@ -7,10 +7,10 @@ seeds to the ranks that hold their parts, and one that a torch sampler draws.
 import hashlib
 import random
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -36,6 +36,11 @@ class StepShare(NamedTuple):
     indices: Tensor  # [n] int64: positions of the seeds among all seeds of the loader
     first: int  # the index of the first one within the step, over all ranks
     key: int  # determines all random numbers of the step
+    of_all_ranks: Callable[[], Tensor] | None = None  # returns the seeds of the whole step; None: `indices` are all
+
+    def whole_step(self) -> Tensor:
+        """Return the positions of the step's seeds, over all ranks: [n] int64."""
+        return self.indices if self.of_all_ranks is None else self.of_all_ranks()
 
 
 @dataclass(frozen=True)
@@ -117,8 +122,9 @@ class Order:
 
     def step(self, step: int) -> StepShare:
         """Return this rank's seeds of a step."""
-        begin, end = self.rank_span(step)
-        return StepShare(self.indices(begin, end), begin - self.step_span(step)[0], self._key(step))
+        span, (begin, end) = self.step_span(step), self.rank_span(step)
+        of_all_ranks = partial(self.indices, *span) if self.world_size > 1 else None
+        return StepShare(self.indices(begin, end), begin - span[0], self._key(step), of_all_ranks)
 
     def _key(self, step: int) -> int:
         return keys.batch_key(self.seed, self.epoch, step)

@@ -47,6 +47,8 @@ class Rule(NamedTuple):
     last: bool = False  # in temporal sampling: take the latest edges
     labor: bool = False
     weighted: bool = False
+    window: int = -1  # in temporal sampling: skip edges older than this before a node's time; -1: skip none
+    excluded: Tensor | None = None  # [n] int64, ascending: positions in the store's CSC order that are not picked
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ def sample(lists: EdgeLists, frontier: Frontier, rule: Rule, *, positions_only: 
         nodes.numpy(),
         None if trees is None else trees.numpy(),
         None if times is None else times.numpy(),
-        *rule,
+        *rule[:-1],
+        None if rule.excluded is None else rule.excluded.numpy(),
         positions_only,
     )
     return Picks(tensor_of(counts), tensor_of(sources), tensor_of(edges))

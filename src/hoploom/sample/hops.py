@@ -17,7 +17,7 @@ from hoploom.config.values import as_fanouts, as_int
 from hoploom.errors import ConfigError
 from hoploom.ops import Frontier, NodeMap, Picks
 from hoploom.sample.layer_graph import EdgeData, LayerGraph, SampleFrontier, call_hook
-from hoploom.schema import REVERSE, Relation, RelationName, Schema
+from hoploom.schema import REVERSE, RelationName, Schema
 from hoploom.store import Draw, GraphStore
 
 Subgraph = Literal["directional", "bidirectional", "induced"]
@@ -41,6 +41,8 @@ class Sampling:
     subgraph: Subgraph = "directional"
     mode: Mode = "subgraph"
     num_samples: tuple[tuple[int, ...], ...] = ()  # [layer][node type]: nodes drawn by budget, as in HGT
+    window: int = -1  # temporal: the greatest age of an edge at its seed's time; -1: any
+    strictly_before: bool = False  # temporal: an edge at the very time of its seed is too late
 
     @property
     def num_hops(self) -> int:
@@ -92,6 +94,8 @@ def make_sampling(
     weight_attr: str | None = None,
     subgraph_type: str = "directional",
     mode: str = "subgraph",
+    window: int = -1,
+    strictly_before: bool = False,
 ) -> Sampling:
     """Return the sampling options of a loader, checked against each other and against the graph."""
     subgraph = _choice("subgraph_type", subgraph_type, Subgraph.__args__)  # type: ignore[attr-defined]
@@ -108,7 +112,12 @@ def make_sampling(
         temporal=temporal if time_attr is not None else None,  # type: ignore[arg-type]
         subgraph=subgraph,  # type: ignore[arg-type]
         mode=mode,  # type: ignore[arg-type]
+        window=window,
+        strictly_before=strictly_before,
     )
+    for name, is_given in (("time_window", window >= 0), ("strictly_before", strictly_before)):
+        if is_given and time_attr is None:
+            raise ConfigError(f"{name} is set while 'time_attr' is not set; name the time attribute")
     if sampling.mode == "blocks" and not sampling.num_hops:
         raise ConfigError("fanouts are empty, but mode='blocks' needs layers; give one per layer, e.g. [15, 10, 5]")
     if sampling.subgraph != "directional" and sampling.mode == "blocks":
@@ -203,7 +212,8 @@ class HopEdges:
 
 def make_draw(sampling: Sampling, key: int, hop: int) -> Draw:
     last = sampling.temporal == "last"
-    return Draw(key, hop, sampling.fanouts[hop], sampling.replace, last, sampling.labor, sampling.weighted)
+    flags = sampling.replace, last, sampling.labor, sampling.weighted
+    return Draw(key, hop, sampling.fanouts[hop], *flags, window=sampling.window)
 
 
 def frontier_of(node_map: NodeMap, begin: int, seeds: Seeds, disjoint: bool) -> Frontier | None:
@@ -265,7 +275,7 @@ def sample_hops(
     trees = [node_map.trees() - seeds.first_tree for node_map in maps] if sampling.disjoint else None
     if sampling.subgraph == "induced":
         frontiers = [frontier_of(node_map, 0, seeds, sampling.disjoint) for node_map in maps]
-        return _induced(graph, workspace, frontiers, trees, key)
+        return _induced(graph, workspace, frontiers, trees, sampling.window)
     nodes = [node_map.take() for node_map in maps]
     if in_blocks:
         return Sampled(nodes, trees, [], [], None, None, blocks)
@@ -319,14 +329,14 @@ def _induced(
     workspace: Workspace,
     frontiers: Sequence[Frontier | None],
     trees: list[Tensor] | None,
-    key: int,
+    window: int,
 ) -> Sampled:
     """Return the subgraph of all edges between the batch's nodes, up to the seed time if sampling is temporal.
 
     In disjoint sampling, only nodes of the same tree are joined.
     """
     schema, maps = graph.schema, workspace.maps
-    answers = graph.sample(frontiers, Draw(key, 0, [-1] * len(schema.relations)))
+    answers = graph.sample(frontiers, Draw(0, 0, [-1] * len(schema.relations), window=window))
     edge_index, edges = [], []
     for relation, picks in enumerate(answers):
         frontier = frontiers[schema.destinations[relation]]
@@ -351,7 +361,7 @@ def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
     for index, relation in enumerate(schema.relations):
         if not schema.homogeneous and relation.name.startswith(REVERSE):
             continue
-        back, both = _reverse_of(schema, index, relation)
+        back, both = reverse_of(schema, index)
         if back is None:
             warnings.warn(f"relation {relation.key} has no reverse; its edges stay directional", stacklevel=2)
             continue
@@ -372,8 +382,9 @@ def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
     return Sampled(sampled.nodes, sampled.trees, edge_index, edges, None, None)
 
 
-def _reverse_of(schema: Schema, index: int, relation: Relation) -> tuple[int | None, bool]:
+def reverse_of(schema: Schema, index: int) -> tuple[int | None, bool]:
     """Return the index of the relation with the reverse edges, or None; and whether it, too, gets reverse edges."""
+    relation = schema.relations[index]
     named = (relation.destination, REVERSE + relation.name, relation.source)
     if named in schema.relation_index:
         return schema.relation_index[named], True

@@ -22,7 +22,14 @@ from hoploom.load.assemble import Batch, of_blocks
 from hoploom.ops import Reduce
 from hoploom.sample.hops import Sampling, make_hgt_sampling, make_sampling
 from hoploom.schema import Schema, TypeKey, read_ids
-from hoploom.serve.requests import read_flag, read_hop_fanouts, read_integer, read_owner, require
+from hoploom.serve.requests import (
+    read_excluded,
+    read_flag,
+    read_hop_fanouts,
+    read_integer,
+    read_owner,
+    require,
+)
 from hoploom.serve.wire import Message
 
 MAX_HOPS = 64
@@ -69,12 +76,14 @@ class BatchRequest(NamedTuple):
     seeds: Mapping[str, Tensor]  # "nodes", or "sources" and "destinations"; "times" and "labels", if any
     first: int  # the position of the first seed in its step
     key: int
+    excluded: Sequence[Tensor | None] = ()  # per relation: ascending positions of edges that are not sampled; (): none
 
     def message(self, identity: str) -> Message:
         """Return the request as a message to servers of the store with this `identity`."""
         header: dict[str, Any] = {"ask": "batch", "identity": identity, "description": self.description.plain}
         header |= {"seeds": list(self.seeds), "weights": [], "first": self.first, "key": self.key}
-        return Message(header, list(self.seeds.values()))
+        excluded = {relation: found for relation, found in enumerate(self.excluded) if found is not None}
+        return Message(header | {"excluded": list(excluded)}, [*self.seeds.values(), *excluded.values()])
 
 
 def read_description(given: Any, schema: Schema) -> Description:
@@ -125,6 +134,8 @@ def _read_sampling(values: Mapping[str, Any], schema: Schema) -> Sampling:
         weight_attr=schema.weight or "weight" if weighted else None,
         subgraph_type=values["subgraph"],
         mode=values["mode"],
+        window=read_integer("window", values["window"], -1, 1 << 63),
+        strictly_before=read_flag(values, "strictly_before"),
     )
 
 
@@ -145,11 +156,16 @@ def read_batch_request(header: Mapping[str, Any], tensors: Sequence[Tensor], sch
     fits = isinstance(seeds, list) and all(isinstance(one, str) for one in seeds) and len(set(seeds)) == len(seeds)
     require(fits, "seeds", seeds, "a list of the names of tensors, each once")
     require(header.get("weights") == [], "weights", header.get("weights"), "none: use connect(..., made='here')")
+    tensors, excluded = read_excluded(header, tensors, schema)
+    for relation, edges in zip(schema.relations, excluded, strict=True):
+        if edges is not None:
+            require(not isinstance(description.owner, str), "excluded", relation.key, "links as seeds")
+            read_ids(f"excluded edges of {relation.key}", edges, relation.num_edges, ConfigError)
     require(len(seeds) == len(tensors), "seeds", seeds, f"one name for each of {len(tensors)} tensors")
     columns = dict(zip(seeds, tensors, strict=True))
     first = read_integer("first", header.get("first"), 0, MAX_FIRST)
     key = read_integer("key", header.get("key"), 0, 1 << 64)
-    return BatchRequest(description, _check_seeds(columns, description, schema), first, key)
+    return BatchRequest(description, _check_seeds(columns, description, schema), first, key, excluded)
 
 
 def _check_seeds(columns: dict[str, Tensor], description: Description, schema: Schema) -> dict[str, Tensor]:

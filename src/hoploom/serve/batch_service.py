@@ -20,6 +20,7 @@ from hoploom.load.maker import LinkMaker, NodeMaker, NodeTimes, Sampler
 from hoploom.load.order import StepShare
 from hoploom.ops import Empty, Frontier, Picks
 from hoploom.sample import LinkTask, Workspace
+from hoploom.sample.exclusions import ExcludedEdges, Exclusion
 from hoploom.schema import Field, Schema, TypeKey
 from hoploom.serve.batch_messages import NARROW_FROM, NEVER, BatchRequest, encode_batch, read_batch_request
 from hoploom.serve.memory_budget import NO_CLIENT, WAIT, BusyError, MemoryBudget, RequestContext, Reservation
@@ -69,7 +70,15 @@ class BatchService:
         if named is not None:
             node_times = self._node_times if description.sampling.temporal is not None else None
             task = LinkTask(description.owner, NegativeSampling(named.mode, named.amount), named.strict, node_times)
-        return LinkMaker(sampler, assembler, task, ends, seeds.get("labels"), seeds.get("times"))
+        excluded = []
+        for relation, edges in enumerate(request.excluded):
+            if edges is not None:  # of the whole step, which may have links on other ranks: the first link has them all
+                indptr = torch.full((ends.shape[1] + 1,), edges.numel())
+                indptr[0] = 0
+                excluded.append(ExcludedEdges(relation, edges, indptr))
+        exclusion = Exclusion(len(request.excluded), tuple(excluded)) if excluded else None
+        columns = seeds.get("labels"), seeds.get("times")
+        return LinkMaker(sampler, assembler, task, ends, *columns, exclusion=exclusion)
 
 
 class MeteredStore:

@@ -182,9 +182,20 @@ class RemotePart:
             listed.append([number, trees is not None, times is not None])
             columns.append(self._encoding.nodes[number].encode(nodes))
             columns += [column for column in (trees, times) if column is not None]
-        header = dict(zip(draw._fields, draw, strict=True)) | {"frontiers": listed, "fanouts": list(draw.fanouts)}
+        excluded = {n: found for n in drawn if (found := self._excluded(draw, n)) is not None}
+        columns += excluded.values()
+        header = draw._asdict() | {"frontiers": listed, "fanouts": list(draw.fanouts), "excluded": list(excluded)}
         request = Message(self._header("sample") | header, columns)
         return self._peers.begin(request, self.number, lambda incoming: self._picks(incoming.into(), drawn, frontiers))
+
+    def _excluded(self, draw: Draw, relation: int) -> Tensor | None:
+        """Return the excluded edges of a relation that this part has, encoded for a message; None if there are none."""
+        excluded = None if draw.excluded is None else draw.excluded[relation]
+        if excluded is None:
+            return None
+        held = self._encoding.owned[self.schema.relations[relation].key]
+        begin, end = torch.searchsorted(excluded, torch.tensor([held.first, held.first + held.size])).tolist()
+        return held.encode(excluded[begin:end]) if end > begin else None
 
     def _picks(
         self, response: Message, drawn: Sequence[int], frontiers: Sequence[Frontier | None]
@@ -294,6 +305,7 @@ class ServedBatches(Maker):
     input_id: Tensor | None
     transform: Callable[[Batch], Any] | None
     pinned: bool
+    excludes: Callable[[StepShare], tuple[Tensor | None, ...]]
 
     @property
     def least_threads(self) -> int:
@@ -301,9 +313,9 @@ class ServedBatches(Maker):
         return 2 * self.peers.num_servers
 
     def make(self, share: StepShare) -> Batch:
-        indices, first, key = share
+        indices, first, key, _ = share
         seeds = {name: column[indices] for name, column in self.columns.items()}
-        request = BatchRequest(self.description, seeds, first, key).message(self.peers.identity)
+        request = BatchRequest(self.description, seeds, first, key, self.excludes(share)).message(self.peers.identity)
         batch = decode_batch(self.peers.ask(request, pinned=self.pinned), pinned=self.pinned)
         storage = batch._store if isinstance(batch, Data) else batch[self.description.owner]
         storage._mapping["input_id"] = indices if self.input_id is None else self.input_id[indices]
@@ -339,4 +351,4 @@ def served_batches(maker: LocalMaker, peers: Peers) -> ServedBatches:
     fields = None if added.fields is None else tuple((of, tuple(names)) for of, names in added.fields.items())
     description = Description(owner, maker.sampler.sampling, added.reduce, added.degrees, negatives, fields)
     given = {name: column for name, column in columns.items() if column is not None}
-    return ServedBatches(peers, description, given, input_id, maker.transform, added.pinned)
+    return ServedBatches(peers, description, given, input_id, maker.transform, added.pinned, maker.excludes)

@@ -53,12 +53,40 @@ def read_hop_fanouts(given: Any, num_relations: int) -> list[int]:
     return [read_integer("fanout", fanout, -1, MAX_FANOUT) for fanout in given]
 
 
-def read_draw(header: Mapping[str, Any], num_relations: int) -> Draw:
-    """Return the sampling options of a hop, from the header of a request."""
-    fanouts = read_hop_fanouts(header.get("fanouts"), num_relations)
+def read_draw(request: Message, part: Part) -> Draw:
+    """Return the sampling options of a hop, from the header and the last tensors of a request."""
+    header, relations = {"counts_only": False, "window": -1} | request.header, part.schema.relations
+    fanouts = read_hop_fanouts(header.get("fanouts"), len(relations))
     key, hop = read_integer("key", header.get("key"), 0, 1 << 64), read_integer("hop", header.get("hop"), 0, 1 << 16)
-    flags = ("replace", "last", "labor", "weighted", "counts_only")
-    return Draw(key, hop, fanouts, *(read_flag({"counts_only": False, **header}, name) for name in flags))
+    flags = {name: read_flag(header, name) for name in ("replace", "last", "labor", "weighted", "counts_only")}
+    _, of_relation = read_excluded(header, request.whole_tensors, part.schema)
+    excluded = [
+        None if edges is None else read_owned(f"excluded edges of {of.key}", edges, lists.first_edge, lists.num_edges)
+        for edges, of, lists in zip(of_relation, relations, part.lists, strict=True)
+    ]
+    return Draw(
+        key, hop, fanouts, **flags, window=read_integer("window", header["window"], -1, 1 << 63), excluded=excluded
+    )
+
+
+def read_excluded(
+    header: Mapping[str, Any], tensors: Sequence[Tensor], schema: Schema
+) -> tuple[Sequence[Tensor], list[Tensor | None]]:
+    """Return the tensors before those of excluded edges, and the excluded edges of each relation, or None.
+
+    Raise ConfigError unless excluded edges ascend.
+    """
+    listed = header.get("excluded", [])
+    fits = isinstance(listed, list) and len(listed) <= min(len(tensors), len(schema.relations))
+    require(fits, "excluded", listed, "a list of relations, with a tensor for each at the end of the message")
+    found: list[Tensor | None] = [None] * len(schema.relations)
+    count = len(tensors) - len(listed)
+    for number, edges in zip(listed, tensors[count:], strict=True):
+        relation = read_integer("excluded", number, 0, len(found))
+        fits = edges.dtype in (torch.int32, torch.int64) and edges.dim() == 1 and bool((edges[1:] > edges[:-1]).all())
+        require(fits, "excluded", (edges.dtype, tuple(edges.shape)), "int32 or int64 [n], ascending")
+        found[relation] = edges
+    return tensors[:count], found
 
 
 def read_owned(what: str, ids: Tensor, first: int, count: int) -> Tensor:

@@ -109,7 +109,7 @@ class Service:
     def _sample(self, request: Message, context: RequestContext) -> Message:
         """Sample one hop over all relations from the in-edges that a part holds; return the picks."""
         (part, shard), schema = self._part(request.header), self.store.schema
-        draw = requests.read_draw(request.header, len(schema.relations))
+        draw = requests.read_draw(request, part)
         frontiers = requests.read_frontiers(request, part)
         picks = requests.most_picks(part, frontiers, draw, ENOUGH)
         if picks > MAX_PICKS:

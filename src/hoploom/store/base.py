@@ -29,11 +29,14 @@ class Draw(NamedTuple):
     labor: bool = False
     weighted: bool = False
     counts_only: bool = False  # return the number of in-edges of every node, and no picks
+    window: int = -1  # temporal sampling: the greatest age of an edge at its seed's time; -1: any
+    excluded: Sequence[Tensor | None] | None = None  # per relation: [n] int64 ascending positions, never picked
 
     def rule(self, relation: int) -> Rule:
         """Return the sampling options of one relation, given as its index in the schema."""
-        word = keys.stream(self.hop, relation)
-        return Rule(self.key, word, self.fanouts[relation], self.replace, self.last, self.labor, self.weighted)
+        word, excluded = keys.stream(self.hop, relation), None if self.excluded is None else self.excluded[relation]
+        flags = self.replace, self.last, self.labor, self.weighted
+        return Rule(self.key, word, self.fanouts[relation], *flags, self.window, excluded)
 
 
 class Wanted(NamedTuple):

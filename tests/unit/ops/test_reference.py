@@ -62,7 +62,8 @@ class Graph:
         )
         nodes, trees, times = self.frontier
         frontier = ops.Frontier(int64(nodes), tensor_or_none(trees), tensor_or_none(times))
-        picks = ops.sample(lists, frontier, ops.Rule(*rule))
+        *options, excluded = rule
+        picks = ops.sample(lists, frontier, ops.Rule(*options, tensor_or_none(excluded)))
         return reference.Picks(*(column.tolist() for column in picks))
 
     def rule(self, fanout: int, **flags: bool) -> reference.Rule:
@@ -227,6 +228,38 @@ def test_the_reference_speaks_of_rules_and_frontiers_as_the_ops_do() -> None:
 def test_any_mixture_of_options_equals_the_reference(graph: Graph, fanout: int, flags: dict[str, bool]) -> None:
     rule = graph.rule(fanout, **flags)
     assert graph.by_core(rule) == graph.by_reference(rule)
+
+
+@fanouts
+@few
+@given(
+    graph=st.one_of(
+        graphs(),
+        graphs(weight=True, trees=True),
+        graphs("edge", weight=True, trees=True, times=True),
+        graphs("source", weight=True, times=True),
+    ),
+    flags=st.fixed_dictionaries({flag: st.booleans() for flag in ("replace", "last", "labor", "weighted")}),
+    window=st.sampled_from([-1, 0, 3, 10, (1 << 63) - 1]),
+    share=st.sampled_from([0.02, 0.3, 0.9, 1.0]),
+    chosen=st.randoms(use_true_random=False),
+)
+def test_excluded_and_expired_edges_are_not_picked_and_the_rest_is_drawn_as_a_shorter_list(
+    graph: Graph, fanout: int, flags: dict[str, bool], window: int, share: float, chosen: random.Random
+) -> None:
+    first, count = graph.first[1], len(graph.indices)
+    excluded = sorted(chosen.sample(range(first - 3, first + count + 3), int(share * (count + 6))))
+    flags |= {"weighted": flags["weighted"] and graph.columns.weight is not None}
+    rule = graph.rule(fanout, **flags)._replace(window=window, excluded=excluded)
+    picks = graph.by_core(rule)
+    assert not set(picks.edges) & set(excluded)
+    assert picks == graph.by_reference(rule)
+
+
+def test_excluded_positions_must_ascend() -> None:
+    rule = ring(8, 3).rule(2)._replace(excluded=[4, 4])
+    with pytest.raises(ValueError, match="excluded positions do not ascend"):
+        ring(8, 3).by_core(rule)
 
 
 @fanouts

@@ -69,7 +69,7 @@ def whole() -> Store:
 def test_the_most_picks_are_those_that_come(fanout: int, replace: bool, whole: Store) -> None:
     asked = _sample(whole, fanout, replace=replace)
     (part,) = whole.parts
-    frontiers, draw = requests.read_frontiers(asked, part), requests.read_draw(asked.header, 1)
+    frontiers, draw = requests.read_frontiers(asked, part), requests.read_draw(asked, part)
     (picks,) = part.sample(frontiers, draw)
     assert picks is not None
     assert picks.sources.numel() == requests.most_picks(part, frontiers, draw, 0)

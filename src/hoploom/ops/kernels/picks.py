@@ -52,14 +52,58 @@ def put(out, position, place, is_pick, indices, sources, edges, destinations, ca
     tl.store(destinations + out, place, mask=fits)
 
 
+@triton.jit
+def count_excluded(bound, excluded, num_excluded, reach, BY_RANK: tl.constexpr):
+    """Return how many excluded positions are below `bound`; if BY_RANK, how many precede the edge with this rank.
+
+    An edge's rank is its position less the number of excluded positions below it. `reach` is the highest power of two
+    that is at most `num_excluded`.
+    """
+    found = bound * 0
+    step = reach
+    while step > 0:
+        after = found + step
+        is_there = after <= num_excluded
+        position = tl.load(excluded + after - 1, mask=is_there, other=0)
+        if BY_RANK:
+            is_there &= position - (after - 1) <= bound
+        else:
+            is_there &= position < bound
+        found = tl.where(is_there, after, found)
+        step = step >> 1
+    return found
+
+
+@triton.jit
+def edge_at(rank, excluded, num_excluded, reach):
+    """Return the position of the edge with this rank among the edges that are not excluded."""
+    if excluded is None:
+        return rank
+    else:
+        return rank + count_excluded(rank, excluded, num_excluded, reach, True)
+
+
+@triton.jit
+def weight_at(position, is_edge, weight, excluded, num_excluded, reach):
+    """Return the weights of edges; 0 for excluded ones, and where `is_edge` is false."""
+    if excluded is not None:
+        below = count_excluded(position, excluded, num_excluded, reach, False)
+        is_there = is_edge & (below < num_excluded)
+        is_edge &= ~(is_there & (tl.load(excluded + below, mask=is_there, other=0) == position))
+    return tl.load(weight + position, mask=is_edge, other=0.0)
+
+
 @kernel
 def locate(
     nodes, trees, times, first_tree, num_places, begin_at, end_at, rows,
-    indptr, num_nodes, indices, num_edges, edge_time, source_time, num_sources,
-    fanout, starts, populations, counts, faults,
-    REPLACE: tl.constexpr, LAST: tl.constexpr, ROWS: tl.constexpr,
+    indptr, num_nodes, indices, num_edges, edge_time, source_time, num_sources, window,
+    fanout, excluded, num_excluded, reach, starts, populations, counts, faults,
+    REPLACE: tl.constexpr, LAST: tl.constexpr, WINDOW: tl.constexpr, BY_RANK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write each frontier node's list offset to `starts`, list length to `populations`, number of picks to `counts`."""
+    """Write each frontier node's list offset to `starts`, list length to `populations`, number of picks to `counts`.
+
+    If BY_RANK, offsets are ranks and lengths count edges that are not excluded.
+    """
     row = rows_of(ROWS)
     place = tl.load(begin_at) + row
     is_row = (row < rows) & (place < tl.minimum(tl.load(end_at), num_places))
@@ -75,6 +119,16 @@ def locate(
         time = tl.load(times + tree - first_tree, mask=is_row, other=0)
         population, is_stray = count_until(start, population, time, indices, edge_time, source_time, num_sources)
         code = tl.where(is_stray, SOURCE_OUT_OF_RANGE, code)
+        if WINDOW and (edge_time is not None or source_time is not None):
+            too_old = time - window - 1
+            expired, _ = count_until(start, population, too_old, indices, edge_time, source_time, num_sources)
+            expired = tl.where(too_old < time, expired, 0)  # else it has wrapped around
+            start += expired
+            population -= expired
+    if BY_RANK and excluded is not None:
+        below = count_excluded(start, excluded, num_excluded, reach, False)
+        population -= count_excluded(start + population, excluded, num_excluded, reach, False) - below
+        start -= below
     count = count_picks(population, fanout, REPLACE)
     if LAST:
         start += population - count
@@ -120,7 +174,7 @@ def count_until(start, population, time, indices, edge_time, source_time, num_so
 
 @kernel
 def count_weighing(
-    starts, populations, weight, fanout, counts,
+    starts, populations, weight, excluded, num_excluded, reach, fanout, counts,
     REPLACE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Correct the number of picks of one frontier node: weighted sampling picks only edges of positive weight."""
@@ -131,7 +185,7 @@ def count_weighing(
     at = population * 0
     while (at < population) & (found < enough):
         offset = at + tl.arange(0, CHUNK)
-        weighs = tl.load(weight + start + offset, mask=offset < population, other=0.0) > 0
+        weighs = weight_at(start + offset, offset < population, weight, excluded, num_excluded, reach) > 0
         found += tl.sum(weighs.to(tl.int64), 0)
         at += CHUNK
     tl.store(counts + row + 1, count_picks(found, fanout, REPLACE))

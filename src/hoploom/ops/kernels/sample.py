@@ -43,10 +43,17 @@ def sample(lists: DeviceLists, frontier: DeviceFrontier, rule: Rule, picks: Devi
         return
     kernel, grid, constants = _draws(way, num_rows, rule, picks.sources.numel())
     nodes = frontier.nodes, None if way == "labor" else frontier.trees, frontier.span.begin, num_rows
-    rule_and_lists = rule.key, rule.stream, rule.fanout, lists.indices, lists.weight if way == "weighted" else None
+    weight = lists.weight if way == "weighted" else None
+    rule_and_lists = rule.key, rule.stream, rule.fanout, lists.indices, weight, *_excluded(rule)
     written = picks.span.begin, picks.sources, picks.edges, picks.destinations, picks.sources.numel()
     arguments = *nodes, starts, populations, bounds, *rule_and_lists, *written
     launch(kernel, grid, *arguments, device=lists.device, **constants)
+
+
+def _excluded(rule: Rule) -> tuple[Tensor | None, int, int]:
+    """Return the excluded positions, their number, and the highest power of two that is at most this number."""
+    num_excluded = 0 if rule.excluded is None else rule.excluded.numel()
+    return rule.excluded if num_excluded else None, num_excluded, 1 << num_excluded.bit_length() >> 1
 
 
 def _takes_last(frontier: DeviceFrontier, rule: Rule) -> bool:
@@ -71,12 +78,14 @@ def _count(lists: DeviceLists, frontier: DeviceFrontier, rule: Rule, way: Way, r
     num_sources = 0 if source_time is None else source_time.numel()
     edges = lists.indptr, lists.indptr.numel() - 1, lists.indices, lists.indices.numel()
     where = frontier.nodes, *times, frontier.nodes.numel(), span.begin, span.end, num_rows
-    arguments = *where, *edges, lists.edge_time, source_time, num_sources, rule.fanout, *rows, faults
+    arguments = *where, *edges, lists.edge_time, source_time, num_sources
+    arguments = *arguments, rule.window, rule.fanout, *_excluded(rule), *rows, faults
     constants = {"REPLACE": rule.replace and way == "uniform", "LAST": _takes_last(frontier, rule), "ROWS": ROWS}
+    constants |= {"WINDOW": rule.window >= 0, "BY_RANK": way != "weighted"}
     launch(locate, blocks_of(num_rows, ROWS), *arguments, device=lists.device, **constants)
     if way == "weighted":
         starts, populations, counts = rows
-        columns = starts, populations, lists.weight, rule.fanout, counts
+        columns = starts, populations, lists.weight, *_excluded(rule), rule.fanout, counts
         launch(count_weighing, (num_rows,), *columns, device=lists.device, REPLACE=rule.replace, CHUNK=CHUNK)
 
 

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from hoploom.ops.kernels.launch import kernel
 from hoploom.ops.kernels.philox import wide
-from hoploom.ops.kernels.picks import key_of, put, row_at
+from hoploom.ops.kernels.picks import edge_at, key_of, put, row_at, weight_at
 
 
 @triton.jit
@@ -36,15 +36,19 @@ def unit(key, ids, stream, draw):
 
 
 @triton.jit
-def scores(key, node, stream, start, population, begin, indices, weight, CHUNK: tl.constexpr):
+def scores(
+    key, node, stream, start, population, begin, indices, weight, excluded, num_excluded, reach,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
     """Return the uint64 scores of a list's CHUNK edges from `begin` on, and the mask of edges that can be picked."""
     offset = begin + tl.arange(0, CHUNK)
     is_edge = offset < population
     if weight is None:
-        source = tl.load(indices + start + offset, mask=is_edge, other=0).to(tl.int64)
+        position = edge_at(start + offset, excluded, num_excluded, reach)
+        source = tl.load(indices + position, mask=is_edge, other=0).to(tl.int64)
         score = wide(key, source, tl.full([], 0xFFFFFFFF, tl.uint32), offset * 0)
     else:
-        heavy = tl.load(weight + start + offset, mask=is_edge, other=0.0)
+        heavy = weight_at(start + offset, is_edge, weight, excluded, num_excluded, reach)
         is_edge &= heavy > 0
         race = -exact_log(unit(key, node + (offset * 0), stream, offset))
         score = (race / tl.where(is_edge, heavy, 1.0).to(tl.float64)).to(tl.uint64, bitcast=True)
@@ -52,7 +56,10 @@ def scores(key, node, stream, start, population, begin, indices, weight, CHUNK: 
 
 
 @triton.jit
-def divide(key, node, stream, start, population, wanted, indices, weight, CHUNK: tl.constexpr):
+def divide(
+    key, node, stream, start, population, wanted, indices, weight, excluded, num_excluded, reach,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
     """Find the threshold of the `wanted` lowest scores by radix select; return (prefix, shift, missing).
 
     Picks are all edges with score >> shift < prefix, and the first `missing` edges with score >> shift == prefix.
@@ -67,7 +74,9 @@ def divide(key, node, stream, start, population, wanted, indices, weight, CHUNK:
         counts = tl.zeros([256], tl.int32)
         begin = wanted * 0
         while begin < population:
-            score, is_edge = scores(key, node, stream, start, population, begin, indices, weight, CHUNK)
+            score, is_edge = scores(
+                key, node, stream, start, population, begin, indices, weight, excluded, num_excluded, reach, CHUNK
+            )
             head = score >> shift
             counts += tl.histogram((head & 255).to(tl.int32), 256, mask=is_edge & ((head >> 8) == prefix))
             begin += CHUNK
@@ -81,7 +90,7 @@ def divide(key, node, stream, start, population, wanted, indices, weight, CHUNK:
 @kernel
 def keep_lowest(
     nodes, trees, begin_at, rows, starts, populations, bounds, key_at, stream, fanout, indices, weight,
-    picks_begin, sources, edges, destinations, capacity,
+    excluded, num_excluded, reach, picks_begin, sources, edges, destinations, capacity,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Pick the edges of one frontier node that have the lowest scores, and write them in list order."""
@@ -95,11 +104,15 @@ def keep_lowest(
     prefix, shift, missing = (count * 0).to(tl.uint64), (count * 0).to(tl.uint64), count
     is_whole = count != fanout
     if count == fanout:
-        prefix, shift, missing = divide(key, node, stream, start, population, count, indices, weight, CHUNK)
+        prefix, shift, missing = divide(
+            key, node, stream, start, population, count, indices, weight, excluded, num_excluded, reach, CHUNK
+        )
     num_ties, num_kept = count * 0, count * 0
     begin = count * 0
     while (num_kept < count) & (begin < population):
-        score, is_edge = scores(key, node, stream, start, population, begin, indices, weight, CHUNK)
+        score, is_edge = scores(
+            key, node, stream, start, population, begin, indices, weight, excluded, num_excluded, reach, CHUNK
+        )
         head = score >> shift
         is_tie = is_edge & (is_whole | (head == prefix))
         ties = is_tie.to(tl.int64)
@@ -108,23 +121,26 @@ def keep_lowest(
         kept = is_kept.to(tl.int64)
         offset = begin + tl.arange(0, CHUNK)
         out = first + num_kept + tl.cumsum(kept, 0) - 1
-        put(out, start + offset, place + (offset * 0), is_kept, indices, sources, edges, destinations, capacity)
+        position = start + offset
+        if weight is None:
+            position = edge_at(position, excluded, num_excluded, reach)
+        put(out, position, place + (offset * 0), is_kept, indices, sources, edges, destinations, capacity)
         num_ties += tl.sum(ties, 0)
         num_kept += tl.sum(kept, 0)
         begin += CHUNK
 
 
 @triton.jit
-def weigh(weight, start, population, offset):
+def weigh(weight, start, population, offset, excluded, num_excluded, reach):
     """Return the weight of each row's edge at `offset`, float64; 0 for weights below 0 and offsets beyond the list."""
-    heavy = tl.load(weight + start + offset, mask=offset < population, other=0.0)
+    heavy = weight_at(start + offset, offset < population, weight, excluded, num_excluded, reach)
     return tl.where(heavy > 0, heavy, 0.0).to(tl.float64)
 
 
 @kernel
 def invert_sums(
     nodes, trees, begin_at, rows, starts, populations, bounds, key_at, stream, fanout, indices, weight,
-    picks_begin, sources, edges, destinations, capacity,
+    excluded, num_excluded, reach, picks_begin, sources, edges, destinations, capacity,
     ROWS: tl.constexpr, FANOUT: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Sample by weight with replacement: pick the edge at which the running weight sum exceeds a random target."""
@@ -140,13 +156,13 @@ def invert_sums(
     at = longest * 0
     while at < longest:
         for step in tl.static_range(UNROLL):
-            total += weigh(weight, start, population, at + step)
+            total += weigh(weight, start, population, at + step, excluded, num_excluded, reach)
         at += UNROLL
     turn = tl.broadcast_to(turn[None, :], [ROWS, FANOUT])
     none = turn * 0
     key = key_of(key_at, trees, place, count > 0)[:, None] + none.to(tl.uint64)
     target = unit(key, node[:, None] + none, stream.to(tl.uint32), turn) * total[:, None]
-    found = find_sum(weight, start, population, longest, target, total, UNROLL)
+    found = find_sum(weight, start, population, longest, target, total, excluded, num_excluded, reach, UNROLL)
     out = tl.load(picks_begin) + first[:, None] + turn
     is_pick = turn < count[:, None]
     places = place[:, None] + none
@@ -154,7 +170,10 @@ def invert_sums(
 
 
 @triton.jit
-def find_sum(weight, start, population, longest, target, total, UNROLL: tl.constexpr):
+def find_sum(
+    weight, start, population, longest, target, total, excluded, num_excluded, reach,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
     """Return the first offset at which the running sum of weights exceeds `target`, or reaches `total`."""
     found = (target < 0).to(tl.int64)
     final = (total < 0).to(tl.int64)
@@ -162,7 +181,7 @@ def find_sum(weight, start, population, longest, target, total, UNROLL: tl.const
     at = longest * 0
     while at < longest:
         for step in tl.static_range(UNROLL):
-            reached += weigh(weight, start, population, at + step)
+            reached += weigh(weight, start, population, at + step, excluded, num_excluded, reach)
             found += (reached[:, None] <= target).to(tl.int64)
             final += (reached < total).to(tl.int64)
         at += UNROLL

@@ -5,13 +5,13 @@ import triton.language as tl
 
 from hoploom.ops.kernels.launch import kernel
 from hoploom.ops.kernels.philox import bounded
-from hoploom.ops.kernels.picks import key_of, put, row_at, rows_of
+from hoploom.ops.kernels.picks import edge_at, key_of, put, row_at, rows_of
 
 
 @kernel
 def draw_few(
     nodes, trees, begin_at, rows, starts, populations, bounds, key_at, stream, fanout, indices, weight,
-    picks_begin, sources, edges, destinations, capacity,
+    excluded, num_excluded, reach, picks_begin, sources, edges, destinations, capacity,
     REPLACE: tl.constexpr, ROWS: tl.constexpr, FANOUT: tl.constexpr,
 ):  # fmt: skip
     """Draw all picks of ROWS frontier nodes (Floyd's algorithm, unless REPLACE). Nodes with few edges take them all."""
@@ -37,13 +37,14 @@ def draw_few(
     out = tl.load(picks_begin) + first[:, None] + turn
     places = tl.broadcast_to(place[:, None], [ROWS, FANOUT])
     is_pick = turn < count[:, None]
-    put(out, start[:, None] + offset, places, is_pick, indices, sources, edges, destinations, capacity)
+    position = edge_at(start[:, None] + offset, excluded, num_excluded, reach)
+    put(out, position, places, is_pick, indices, sources, edges, destinations, capacity)
 
 
 @kernel
 def draw_many(
     nodes, trees, begin_at, rows, starts, populations, bounds, key_at, stream, fanout, indices, weight,
-    picks_begin, sources, edges, destinations, capacity,
+    excluded, num_excluded, reach, picks_begin, sources, edges, destinations, capacity,
     REPLACE: tl.constexpr, LANES: tl.constexpr, DRAWS: tl.constexpr,
 ):  # fmt: skip
     """Draw LANES picks of one frontier node, for any fanout. Each lane checks if its draw repeats an earlier one."""
@@ -62,7 +63,8 @@ def draw_many(
     elif population > fanout:
         offset = floyd(key, node, stream.to(tl.uint32), population, fanout, turn, count, DRAWS)
     out = tl.load(picks_begin) + first + turn
-    put(out, start + offset, place + (turn * 0), turn < count, indices, sources, edges, destinations, capacity)
+    position = edge_at(start + offset, excluded, num_excluded, reach)
+    put(out, position, place + (turn * 0), turn < count, indices, sources, edges, destinations, capacity)
 
 
 @triton.jit
@@ -104,7 +106,7 @@ def draw_at(key, node, stream, population, oldest, turn):
 @kernel
 def copy_lists(
     nodes, trees, begin_at, rows, starts, populations, bounds, key_at, stream, fanout, indices, weight,
-    picks_begin, sources, edges, destinations, capacity,
+    excluded, num_excluded, reach, picks_begin, sources, edges, destinations, capacity,
     PLACES: tl.constexpr,
 ):  # fmt: skip
     """Write PLACES picks of frontier nodes that take whole lists. Several programs may share a long list."""
@@ -120,6 +122,7 @@ def copy_lists(
         is_past = tl.load(bounds + middle, mask=is_pick, other=0) <= pick
         row = tl.where(is_past & is_pick, middle, row)
         beyond = tl.where(is_past | ~is_pick, beyond, middle)
-    position = tl.load(starts + row, mask=is_pick, other=0) + pick - tl.load(bounds + row, mask=is_pick, other=0)
+    rank = tl.load(starts + row, mask=is_pick, other=0) + pick - tl.load(bounds + row, mask=is_pick, other=0)
+    position = edge_at(rank, excluded, num_excluded, reach)
     place = tl.load(begin_at) + row
     put(tl.load(picks_begin) + pick, position, place, is_pick, indices, sources, edges, destinations, capacity)

@@ -1,0 +1,119 @@
+"""Edges that message passing leaves out: those that a step predicts, and the same edges in the opposite direction.
+
+They are looked up once, when a loader is made, and take 8 bytes per link and direction. A batch then costs one sort.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hoploom.ops import Frontier, Picks
+from hoploom.schema import Schema
+from hoploom.store import Draw, GraphStore
+from hoploom.store.base import in_edges
+
+Exclude = Literal["none", "self", "reverse", "both"]
+AT_ONCE = 1 << 20  # links that are looked up together
+
+
+class ExcludedEdges(NamedTuple):
+    """The edges of one relation that each link of a loader excludes."""
+
+    relation: int  # index in the schema
+    positions: Tensor  # [n] int64 positions in CSC order, link by link; -1: the link has no such edge
+    indptr: Tensor | None = None  # [links + 1] int64: where each link's positions begin; None: one position per link
+
+    def of(self, links: Tensor) -> Tensor:
+        """Return the positions that these links exclude, with repetitions."""
+        if self.indptr is None:
+            found = self.positions[links]
+            return found[found >= 0]
+        return self.positions[runs(self.indptr[links], self.indptr[links + 1])]
+
+
+@dataclass(frozen=True)
+class WithoutEdges:
+    """A graph whose `excluded` edges are never sampled. A fanout counts the edges that are left."""
+
+    graph: GraphStore
+    excluded: Sequence[Tensor | None]  # per relation: [n] int64 ascending positions in CSC order
+
+    @property
+    def schema(self) -> Schema:
+        return self.graph.schema
+
+    def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
+        return self.graph.sample(frontiers, draw._replace(excluded=self.excluded))
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """The edges that the links of a loader keep out of message passing."""
+
+    num_relations: int
+    edges: tuple[ExcludedEdges, ...]
+    chosen: Tensor | None = None  # [links] bool: the links that exclude their edges; None: all
+
+    def of(self, links: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the edges that these links exclude: per relation, ascending positions [n] int64, or None."""
+        links = links if self.chosen is None else links[self.chosen[links]]
+        found: list[list[Tensor]] = [[] for _ in range(self.num_relations)]
+        for edges in self.edges:
+            found[edges.relation].append(edges.of(links))
+        return tuple(torch.unique(torch.cat(some)) if some else None for some in found)
+
+
+def has_few_links(ends: Tensor, below: int) -> Tensor:
+    """Return a mask of the links [2, n] that have an end with fewer than `below` links: [n] bool."""
+    return torch.stack([torch.bincount(row)[row] < below for row in ends]).any(0)
+
+
+def runs(begins: Tensor, ends: Tensor) -> Tensor:
+    """Return the integers of all ranges [begins[i], ends[i]), one range after the other."""
+    counts = ends - begins
+    first = torch.cumsum(counts, 0) - counts
+    return torch.repeat_interleave(begins - first, counts) + torch.arange(int(counts.sum()))
+
+
+def find_edges(graph: GraphStore, relation: int, ends: Tensor) -> ExcludedEdges:
+    """Return all edges of a relation that join the ends [2, n] of each link; parallel edges are all found."""
+    order, counts, found = _looked_up(graph, relation, ends)
+    sizes = torch.zeros_like(counts).index_copy_(0, order, counts)
+    indptr = torch.cat([sizes.new_zeros(1), torch.cumsum(sizes, 0)])
+    positions = torch.empty_like(found).index_copy_(0, runs(indptr[order], indptr[order + 1]), found)
+    return ExcludedEdges(relation, positions, indptr)
+
+
+def match_edges(graph: GraphStore, relation: int, ends: Tensor) -> ExcludedEdges:
+    """Return one edge of a relation for each link, -1 if there is none: the second for the second of equal links."""
+    order, counts, found = _looked_up(graph, relation, ends)
+    pairs = ends[:, order]
+    is_first = torch.ones_like(order, dtype=torch.bool)
+    is_first[1:] = (pairs[:, 1:] != pairs[:, :-1]).any(0)
+    places = torch.arange(order.numel())
+    nth = places - torch.cummax(torch.where(is_first, places, 0), 0).values
+    begins, is_found = torch.cumsum(counts, 0) - counts, nth < counts
+    positions = torch.full_like(order, -1)
+    positions[order[is_found]] = found[(begins + nth)[is_found]]
+    return ExcludedEdges(relation, positions)
+
+
+def _looked_up(graph: GraphStore, relation: int, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the order of links by destination and source; in this order, their numbers of edges, and the edges."""
+    stride = graph.schema.node_types[graph.schema.sources[relation]].num_nodes
+    order = torch.argsort(ends[0], stable=True)
+    order = order[torch.argsort(ends[1][order], stable=True)]
+    counts, found = [order[:0]], [order[:0]]
+    for some in torch.split(order, AT_ONCE):
+        nodes, place = torch.unique_consecutive(ends[1][some], return_inverse=True)
+        picks = in_edges(graph, relation, nodes)
+        owners = torch.repeat_interleave(torch.arange(nodes.numel()), picks.counts)
+        listed, by = torch.sort(owners * stride + picks.sources, stable=True)
+        wanted = place * stride + ends[0][some]
+        begins, stops = torch.searchsorted(listed, wanted), torch.searchsorted(listed, wanted, right=True)
+        counts.append(stops - begins)
+        found.append(picks.edges[by[runs(begins, stops)]])
+    return order, torch.cat(counts), torch.cat(found)
