@@ -17,10 +17,10 @@ LAYERS = [
     {"store"},
     {"sample", "ranks"},
     {"load"},
-    {"nn", "serve"},
+    {"nn", "serve", "ranking"},
     {"train"},
     {"gpu"},
-    {"inference", "ingest", "partition", "ranking"},
+    {"inference", "ingest", "partition"},
     {"scale"},
     {"deploy"},
     {"train.runs", "report"},
@@ -40,10 +40,10 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "load": 3195,
     "nn": 900,
     "serve": 4262,
-    "train": 4200,
+    "train": 4310,
     "gpu": 2700,
     "inference": 1000,
-    "ranking": 180,
+    "ranking": 500,
     "ingest": 6900,
     "partition": 1500,
     "scale": 1000,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1200,
     "cli": 1900,
 }
-BUDGET, MOST_FILES = 43_685, 230
+BUDGET, MOST_FILES = 44_110, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

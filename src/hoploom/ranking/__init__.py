@@ -1,4 +1,4 @@
-"""Ranking: the best destinations of each source, by the scores of a trained model."""
+"""Ranking: losses and metrics of true links among candidates, and the best destinations of each source."""
 
 from hoploom.ranking.highest import Best, best
 

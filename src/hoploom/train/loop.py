@@ -449,7 +449,7 @@ def evaluate(
         raise ConfigError(difference_of((0, described[0]), (other, described[other]), context.world_size))
     if isinstance(task, LinkPrediction):  # fit checks the labels of training nodes, a run those of all splits
         task = check_labels(task, loader, context.device)
-    metrics, total = task.metrics(context.device), torch.zeros(2, dtype=torch.float64)
+    metrics, total = task.new_metrics(context.device), torch.zeros(2, dtype=torch.float64)
     context.sync_buffers(module)
 
     def rows(steps: range) -> Iterator[tuple[Tensor, Tensor]]:

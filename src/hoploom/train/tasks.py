@@ -4,9 +4,10 @@ Labels are checked in every batch. On a GPU, this would wait for the device, so 
 checked once, before the first batch.
 """
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,9 @@ from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.load.maker import LinkMaker, NodeMaker
+from hoploom.ranking.losses import in_batch, read_loss
 from hoploom.ranks.context import unwrap
-from hoploom.schema import ORIGINAL_ID, holds_text
+from hoploom.schema import ORIGINAL_ID, RelationName, holds_text
 from hoploom.store import Store, Wanted
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class Task(Protocol):
         """Return the values that the metrics compare with the targets."""
         ...
 
-    def metrics(self, device: torch.device) -> "MetricCollection":
+    def new_metrics(self, device: torch.device) -> "MetricCollection":
         """Return a new collection of metrics without values."""
         ...
 
@@ -68,7 +70,7 @@ class MonitoredTask:
     def __post_init__(self) -> None:
         if self.best in ("loss", VAL_LOSS, type(self).best):  # so that torchmetrics is not imported for its names
             return
-        known = [VAL_LOSS, *map(str, self.metrics(torch.device("cpu")))]
+        known = [VAL_LOSS, *self.metric_names]
         if self.best not in known:
             same = "f1_micro equals accuracy where a node has one class; " if self.best == "f1_micro" else ""
             alike = nearest(self.best, known)
@@ -77,7 +79,12 @@ class MonitoredTask:
                 f"best is {self.best!r}, no metric of {type(self).__name__}; {same}give one of {known}{hint}"
             )
 
-    def metrics(self, device: torch.device) -> "MetricCollection":
+    @property
+    def metric_names(self) -> list[str]:
+        """The names of the metrics."""
+        return list(map(str, self.new_metrics(torch.device("cpu"))))
+
+    def new_metrics(self, device: torch.device) -> "MetricCollection":
         """Return a new collection of metrics by name, without values."""
         raise NotImplementedError
 
@@ -279,7 +286,7 @@ class NodeClassification(NodeTask):
     def scores(self, outputs: Tensor) -> Tensor:
         return outputs.double().softmax(dim=-1)
 
-    def metrics(self, device: torch.device) -> "MetricCollection":
+    def new_metrics(self, device: torch.device) -> "MetricCollection":
         metrics = _class_metrics("Multiclass", self.num_classes)
         del metrics["f1_micro"]
         if self.num_classes != 2:
@@ -316,7 +323,7 @@ class MultiLabel(NodeTask):
     def scores(self, outputs: Tensor) -> Tensor:
         return outputs.double().sigmoid()
 
-    def metrics(self, device: torch.device) -> "MetricCollection":
+    def new_metrics(self, device: torch.device) -> "MetricCollection":
         return _collection(device, **_class_metrics("Multilabel", self.num_labels))
 
 
@@ -352,7 +359,7 @@ class NodeRegression(NodeTask):
     def scores(self, outputs: Tensor) -> Tensor:
         return outputs.double()
 
-    def metrics(self, device: torch.device) -> "MetricCollection":
+    def new_metrics(self, device: torch.device) -> "MetricCollection":
         from torchmetrics import regression as kinds
 
         return _collection(
@@ -366,40 +373,109 @@ class NodeRegression(NodeTask):
 
 # --- links ----------------------------------------------------------------------------------
 
+LABELLED = ("auroc", "average_precision")  # metrics that need no candidates
+
+
+class ScoredLinks(NamedTuple):
+    """The links of a batch whose scores are wanted."""
+
+    key: RelationName
+    ends: Tensor  # [2, n] int64 local ids
+    labels: Tensor | None = None  # [n]
+    width: int | None = None  # links per row, a true one and its candidates; 0: the others are candidates; None: labels
+
+    @property
+    def types(self) -> tuple[str, str]:
+        """The node types of sources and destinations."""
+        return self.key[0], self.key[2]
+
 
 @dataclass(frozen=True)
 class LinkPrediction(MonitoredTask):
-    """Prediction of whether links exist, by the model's score(z, edge_label_index) if it has one, else by dot products.
+    """Prediction of links, by the model's score(z, edge_label_index) if it has one, else by dot products.
 
-    A forward that takes `edge_label_index` returns the scores itself. Use LinkNeighborLoader(neg_sampling="binary"), or
-    give it links with labels 0 and 1. Metrics: AUROC, average precision.
+    A forward that takes `edge_label_index` returns the scores itself. The loader decides what a true link is compared
+    with: labels 0 and 1, such as neg_sampling="binary" makes; candidates, by neg_sampling="triplet"; or, if it has no
+    negatives, all other destinations of the batch. Losses are "binary", and for candidates also "focal", "bpr",
+    "margin" and "softmax" (InfoNCE). Metrics are auroc and average_precision, and for candidates mrr, hits@k and
+    mean_rank. `log_q` has the logarithm of each destination's share of the links, to correct a softmax over a batch.
+
+    >>> task = LinkPrediction(loss="bpr", metrics=["mrr", "hits@10"])
     """
 
-    best: str = "auroc"
+    best: str = ""  # by default, the first metric
+    loss: str = "binary"
+    metrics: Sequence[str] = LABELLED
+    gamma: float | None = field(default=None, kw_only=True)  # of the focal loss
+    margin: float | None = field(default=None, kw_only=True)
+    temperature: float | None = field(default=None, kw_only=True)  # of the softmax
+    log_q: Tensor | None = field(default=None, kw_only=True, compare=False)  # [destinations] float
     checks_on_gpu: bool = field(default=True, repr=False, kw_only=True)  # labels batch by batch
 
+    def __post_init__(self) -> None:
+        if isinstance(self.metrics, str) or not self.metrics:
+            raise ConfigError(f"metrics is {self.metrics!r}; give a list of names, such as ['mrr', 'hits@10']")
+        object.__setattr__(self, "metrics", tuple(self.metrics))
+        object.__setattr__(self, "best", self.best or self.metrics[0])
+        self._loss_of_rows()
+        if self.metrics != LABELLED:
+            self.new_metrics(torch.device("cpu"))
+        super().__post_init__()
+
+    @property
+    def metric_names(self) -> list[str]:
+        return list(self.metrics)
+
+    @property
+    def needs_candidates(self) -> str:
+        """The name of the loss or the metric that needs candidates for each true link; empty if none does."""
+        names = [self.loss] if self.loss != "binary" else [one for one in self.metrics if one not in LABELLED]
+        return names[0] if names else ""
+
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        storage, (source, destination) = _links(batch)
-        z, ends = model(batch), storage["edge_label_index"]
+        links = _links(batch, self.needs_candidates)
+        (source, destination), ends, width = links.types, links.ends, links.width
+        if width == 0:  # every source with every destination
+            width = ends.shape[1]
+            ends = torch.stack([ends[0].repeat_interleave(width), ends[1].repeat(width)])
+        if width is not None and getattr(model, "takes_links", False):
+            batch = copy.copy(batch)
+            (batch[links.key] if isinstance(batch, HeteroData) else batch)["edge_label_index"] = ends
+        z = model(batch)
         score = getattr(unwrap(model), "score", None)
         if not isinstance(z, Mapping):
             _check_tensor(z, "a row for every node, or a score for every link")
+        of_source, of_destination = (z[source], z[destination]) if isinstance(z, Mapping) else (z, z)
         if getattr(model, "takes_links", False):
             found: Tensor = z.reshape(-1)
         elif score is not None:
             found = score(z, ends).reshape(-1)
+        elif links.width == 0:
+            found = (of_source[links.ends[0]] @ of_destination[links.ends[1]].t()).reshape(-1)
         else:
-            of_source, of_destination = (z[source], z[destination]) if isinstance(z, Mapping) else (z, z)
             found = (of_source.index_select(0, ends[0]) * of_destination.index_select(0, ends[1])).sum(dim=-1)
         if found.shape[0] != ends.shape[1]:
             raise ConfigError(f"the model returned {found.shape[0]} scores for {ends.shape[1]} links")
-        return found
+        if width is None:
+            return found
+        return self._in_batch(found.view(-1, width), links, batch) if links.width == 0 else found.view(-1, width)
+
+    def _in_batch(self, scores: Tensor, links: ScoredLinks, batch: Batch) -> Tensor:
+        """Return scores [n, 1 + n]: of true links, and of all destinations in the batch, without accidental hits."""
+        nodes = [batch[name]["n_id"] if isinstance(batch, HeteroData) else batch.n_id for name in links.types]
+        sources, destinations = (own[ends] for own, ends in zip(nodes, links.ends, strict=True))
+        log_q = None if self.log_q is None else self.log_q.to(scores.device)[destinations]
+        return in_batch(scores, sources, destinations, log_q)
 
     def targets(self, batch: Batch) -> Tensor:
-        storage, _ = _links(batch)
-        labels: Tensor = storage["edge_label"].reshape(-1)
+        links = _links(batch, self.needs_candidates)
+        if links.labels is None:  # 1 for the true link of each row
+            count = links.ends.shape[1]
+            rows, width = (count // links.width, links.width) if links.width else (count, count + 1)
+            return (torch.arange(width, device=links.ends.device) == 0).long().expand(rows, width)
+        labels = links.labels.reshape(-1)
         if self.checks_on_gpu or not labels.is_cuda:
-            self.check(labels, storage["edge_label_index"], " (local ids)")
+            self.check(labels, links.ends, " (local ids)")
         return labels.long()
 
     def check(self, labels: Tensor, ends: Tensor, ids: str = "") -> None:
@@ -413,29 +489,58 @@ class LinkPrediction(MonitoredTask):
             )
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if outputs.dim() == 2:
+            return self._loss_of_rows()(_full(outputs))
+        if self.needs_candidates:
+            raise _no_candidates(self.needs_candidates)
         return _binary_losses(outputs, targets)
 
+    def _loss_of_rows(self) -> Callable[[Tensor], Tensor]:
+        options = {"gamma": self.gamma, "margin": self.margin, "temperature": self.temperature}
+        return read_loss(self.loss, options)
+
     def scores(self, outputs: Tensor) -> Tensor:
-        return outputs.double().sigmoid()
+        return outputs.double() if outputs.dim() == 2 else outputs.double().sigmoid()
 
-    def metrics(self, device: torch.device) -> "MetricCollection":
-        from torchmetrics import classification as kinds
+    def new_metrics(self, device: torch.device) -> "MetricCollection":
+        from hoploom.ranking.rank_metrics import LinkAUROC, LinkAveragePrecision, RankMetrics
 
-        return _collection(
-            device,
-            auroc=kinds.BinaryAUROC(validate_args=False),
-            average_precision=kinds.BinaryAveragePrecision(validate_args=False),
-        )
+        kinds = {"auroc": LinkAUROC, "average_precision": LinkAveragePrecision}
+        chosen: dict[str, Any] = {name: kinds[name](validate_args=False) for name in self.metrics if name in kinds}
+        if ranks := [name for name in self.metrics if name not in kinds]:
+            chosen["ranks"] = RankMetrics(ranks)  # computes all of them by name
+        return _collection(device, **chosen)
 
 
-def _links(batch: Batch) -> tuple[Any, tuple[str, str]]:
-    """Return the batch's storage that has labelled links, and the links' source and destination node types."""
-    stores = batch.edge_stores if isinstance(batch, HeteroData) else [batch]
-    found = [storage for storage in stores if "edge_label_index" in storage and "edge_label" in storage]
+def _no_candidates(name: str) -> ConfigError:
+    return ConfigError(f"{name!r} needs candidates for each true link; use LinkNeighborLoader(neg_sampling='triplet')")
+
+
+def _links(batch: Batch, needs_candidates: str) -> ScoredLinks:
+    """Return the links of a batch whose scores are wanted, of a task that may need candidates."""
+    is_typed = isinstance(batch, HeteroData)
+    stores = batch.edge_stores if is_typed else [batch]
+    found = [storage for storage in stores if "edge_label_index" in storage or "input_id" in storage]
     if len(found) != 1:
+        raise ConfigError("the batch has no links to predict; use LinkNeighborLoader")
+    storage, key = found[0], found[0]._key if is_typed else ("node", "to", "node")
+    of_source, of_destination = (batch[name] if is_typed else batch for name in (key[0], key[2]))
+    if "src_index" in of_source:
+        sources = of_source["src_index"]
+        destinations = torch.cat(
+            [of_destination["dst_pos_index"][:, None], of_destination["dst_neg_index"].reshape(sources.numel(), -1)],
+            dim=1,
+        )
+        width = destinations.shape[1]
+        ends = torch.stack([sources.repeat_interleave(width), destinations.view(-1)])
+        return ScoredLinks(key, ends, width=width)
+    if "edge_label" in storage:
+        if needs_candidates:
+            raise _no_candidates(needs_candidates)
+        return ScoredLinks(key, storage["edge_label_index"], storage["edge_label"])
+    if not needs_candidates or "edge_label_index" not in storage:
         raise ConfigError("the batch has no labelled links; use LinkNeighborLoader with neg_sampling='binary'")
-    key = found[0]._key if isinstance(batch, HeteroData) else ("node", "to", "node")
-    return found[0], (key[0], key[2])
+    return ScoredLinks(key, storage["edge_label_index"], width=0)
 
 
 # --- before the first batch -----------------------------------------------------------------

@@ -243,7 +243,7 @@ def test_links_without_labels_or_with_others_are_refused() -> None:
     ],
 )
 def test_a_task_has_metrics_and_knows_which_is_best(task: Any, names: list[str], monitor: tuple[str, str]) -> None:
-    assert sorted(task.metrics(CPU).keys()) == names
+    assert sorted(task.new_metrics(CPU).keys()) == names
     assert task.monitor == monitor
 
 

@@ -1,0 +1,168 @@
+"""Links against candidates: a loader's triplets, or all destinations of a batch; any loss and metric of ranks."""
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from support.graphs import library, random_graph
+from torch import Tensor, nn
+from torch_geometric.sampler import NegativeSampling
+
+import hoploom
+from hoploom import ConfigError, LinkNeighborLoader
+from hoploom.ranking.losses import bpr_loss, softmax_loss
+from hoploom.train.batch_adapter import adapted
+from hoploom.train.loop import evaluate, fit
+from hoploom.train.step import Learner, Training
+from hoploom.train.tasks import LinkPrediction
+
+WRITES = ("author", "writes", "paper")
+TRIPLETS = NegativeSampling("triplet", 3)
+
+
+class Ids(nn.Module):
+    """Rows that depend on the node alone."""
+
+    def __init__(self, num_nodes: int = 60) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(num_nodes, 4)
+
+    def forward(self, batch: Any) -> Tensor:
+        found: Tensor = self.rows(batch.n_id)
+        return found
+
+
+class Scored(Ids):
+    def score(self, z: Tensor, edge_label_index: Tensor) -> Tensor:
+        source, destination = edge_label_index
+        return -(z[source] - z[destination]).square().sum(-1)
+
+
+class TakesLinks(Ids):
+    def forward(self, n_id: Tensor, edge_label_index: Tensor) -> Tensor:  # type: ignore[override]
+        z = self.rows(n_id)
+        return (z[edge_label_index[0]] * z[edge_label_index[1]]).sum(-1)
+
+
+def loader(**options: Any) -> LinkNeighborLoader:
+    given = {"edge_label_index": None, "batch_size": 40, "shuffle": True, "seed": 2, **options}
+    return LinkNeighborLoader(random_graph(60, 500, seed=1), [3], **given)
+
+
+def task(**options: Any) -> LinkPrediction:
+    return LinkPrediction(**{"loss": "bpr", "metrics": ["mrr", "hits@2"], **options})
+
+
+@pytest.mark.parametrize("kind", [Ids, Scored, TakesLinks])
+def test_a_row_has_the_score_of_a_true_link_and_then_those_of_its_candidates(kind: type[Ids]) -> None:
+    batch, model = next(iter(loader(neg_sampling=TRIPLETS))), kind()
+    rows = task().outputs(adapted(model), batch)
+    assert rows.shape == (40, 4)
+    for row in range(40):
+        for column in range(4):
+            other = batch.dst_pos_index[row] if column == 0 else batch.dst_neg_index[row, column - 1]
+            u, v = (model.rows.weight[batch.n_id[local]] for local in (batch.src_index[row], other))
+            expected = -(u - v).square().sum() if kind is Scored else u @ v
+            torch.testing.assert_close(rows[row, column], expected)
+    assert task().targets(batch).tolist() == [[1, 0, 0, 0]] * 40
+    assert "edge_label_index" not in batch
+
+
+def test_triplets_of_two_node_types_are_rows_too() -> None:
+    batch = next(iter(LinkNeighborLoader(library(), [2], (WRITES, None), neg_sampling=TRIPLETS, batch_size=5)))
+    z = {"author": torch.randn(len(batch["author"].n_id), 3), "paper": torch.randn(len(batch["paper"].n_id), 3)}
+
+    class Given(nn.Module):
+        def forward(self, batch: Any) -> Any:
+            return z
+
+    rows = task().outputs(Given(), batch)
+    sources = z["author"][batch["author"].src_index]
+    others = torch.cat([batch["paper"].dst_pos_index[:, None], batch["paper"].dst_neg_index.view(5, -1)], dim=1)
+    torch.testing.assert_close(rows, (sources[:, None] * z["paper"][others]).sum(-1))
+
+
+@pytest.mark.parametrize("kind", [Ids, Scored, TakesLinks])
+def test_without_negatives_all_destinations_of_the_batch_are_candidates(kind: type[Ids]) -> None:
+    batch, model = next(iter(loader())), kind()
+    judge = task(loss="softmax")
+    ends = batch.edge_label_index.clone()
+    rows = judge.outputs(adapted(model), batch)
+    assert rows.shape == judge.targets(batch).shape == (40, 41)
+    assert torch.equal(batch.edge_label_index, ends)
+    sources, destinations = batch.n_id[ends]
+    for row in range(40):
+        for column in range(40):
+            u, v = model.rows.weight[sources[row]], model.rows.weight[destinations[column]]
+            expected = -(u - v).square().sum() if kind is Scored else u @ v
+            is_hit = destinations[column] == destinations[row] or sources[column] == sources[row]
+            torch.testing.assert_close(rows[row, 1 + column], torch.tensor(-torch.inf) if is_hit else expected)
+            if column == row:
+                torch.testing.assert_close(rows[row, 0], expected)
+    torch.testing.assert_close(judge.losses(rows, judge.targets(batch)), softmax_loss(rows))
+
+
+def test_log_q_is_looked_up_by_the_destinations_ids() -> None:
+    batch, model, log_q = next(iter(loader())), Ids(), torch.randn(60)
+    plain, corrected = (task(loss="softmax", log_q=given).outputs(adapted(model), batch) for given in (None, log_q))
+    of_links = log_q[batch.n_id[batch.edge_label_index[1]]]
+    torch.testing.assert_close(corrected, plain - torch.cat([of_links[:, None], of_links.expand(40, 40)], dim=1))
+
+
+def test_evaluation_ranks_every_link_among_its_candidates() -> None:
+    model, links = Ids(), loader(neg_sampling=TRIPLETS, shuffle=False)
+    with hoploom.init(device="cpu") as context:
+        judge = task(metrics=["mrr", "hits@2", "auroc"])
+        found = evaluate(model, links, judge, context)
+    rows = torch.cat([judge.outputs(adapted(model), batch) for batch in links])
+    ranks = 1 + (rows[:, 1:] > rows[:, :1]).sum(1) + (rows[:, 1:] == rows[:, :1]).sum(1) / 2
+    assert math.isclose(found["mrr"], float((1 / ranks.double()).mean()), rel_tol=1e-6)
+    assert math.isclose(found["hits@2"], float((ranks <= 2).double().mean()), rel_tol=1e-6)
+    assert math.isclose(found["loss"], float(bpr_loss(rows).double().mean()), rel_tol=1e-6)
+    true, others = rows[:, 0], rows[:, 1:].reshape(-1)
+    wins = (true[:, None] > others).double() + (true[:, None] == others).double() / 2
+    assert math.isclose(found["auroc"], float(wins.mean()), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["binary", "focal", "bpr", "margin", "softmax"])
+def test_every_loss_trains_and_the_best_epoch_is_that_of_the_first_metric(loss: str) -> None:
+    torch.manual_seed(1)
+    model, judge = Ids(), task(loss=loss)
+    with hoploom.init(device="cpu") as context:
+        val = loader(neg_sampling=TRIPLETS, shuffle=False)
+        before = evaluate(model, val, judge, context)
+        learner = Learner(model, torch.optim.Adam(model.parameters(), lr=0.05), judge, loader(neg_sampling=TRIPLETS))
+        validate = partial(evaluate, learner.model, val, judge, context)
+        outcome = fit(learner, Training(epochs=3), context, validate=validate)
+        after = evaluate(model, val, judge, context)
+    assert judge.monitor == ("mrr", "max")
+    assert outcome.best == max(epoch["mrr"] for epoch in outcome.history)
+    assert after["mrr"] > before["mrr"]
+
+
+def test_what_needs_candidates_refuses_a_loader_without() -> None:
+    batch = next(iter(loader(neg_sampling="binary")))
+    for judge, name in ((task(), "bpr"), (LinkPrediction(metrics=["mrr"]), "mrr")):
+        with pytest.raises(ConfigError, match=rf"'{name}' needs candidates for each true link; use LinkNeighborLoader"):
+            judge.targets(batch)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metrics": "mrr"}, r"metrics is 'mrr'; give a list of names, such as \['mrr', 'hits@10'\]"),
+        ({"metrics": []}, r"metrics is \[\]; give a list of names"),
+        ({"metrics": ["mrr", "recall@3"]}, "metric 'recall@3' is unknown"),
+        ({"loss": "nll"}, "loss is 'nll'; choose one of"),
+        ({"margin": 2.0}, "margin belongs to loss='margin', and loss is 'bpr'"),
+        (
+            {"best": "auroc"},
+            r"best is 'auroc', no metric of LinkPrediction; give one of \['val_loss', 'mrr', 'hits@2'\]",
+        ),
+    ],
+)
+def test_a_task_that_cannot_be_is_refused_when_it_is_made(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        task(**options)
