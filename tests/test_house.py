@@ -40,7 +40,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "load": 3195,
     "nn": 900,
     "serve": 4262,
-    "train": 4310,
+    "train": 4385,
     "gpu": 2700,
     "inference": 1000,
     "ranking": 500,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1200,
     "cli": 1900,
 }
-BUDGET, MOST_FILES = 44_110, 230
+BUDGET, MOST_FILES = 44_190, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -274,7 +274,7 @@ def _init(arguments: Arguments) -> int:
             if "  # guessed" in line:
                 print(f"{section} {line}", file=sys.stderr)
     else:
-        from hoploom.train.runs.run_file import template, template_for
+        from hoploom.train.runs.first_run_file import template, template_for
 
         text, why = (template(), "") if arguments.store is None else template_for(arguments.store, beside=path.parent)
         if why:

@@ -254,6 +254,10 @@ HOST_PATH = accepted(  # other hosts do not expand ~
     "a path in quotes, written out without ~", lambda value: TEXT.read(value) is not None and value[0] != "~"
 )
 FUNCTION = matching('"module:function", e.g. "my_model:make"', r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+METRICS = KeyRule(
+    'a list of names, e.g. ["mrr", "hits@10"]',
+    lambda value: tuple(value) if isinstance(value, list) and all(isinstance(one, str) for one in value) else None,
+)
 TABLE = accepted("a table, e.g. { width = 64 }", lambda value: True, kinds=dict)
 VARIABLES = parsed(
     'a table of variables with text or numbers, e.g. { NCCL_DEBUG = "INFO" }', _read_variables, kinds=dict

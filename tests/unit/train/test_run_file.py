@@ -17,6 +17,7 @@ from hoploom.config.rules import REQUIRED, default_of, key_of, keys_in
 from hoploom.config.values import as_toml
 from hoploom.deploy.resolve import read_cluster
 from hoploom.ingest.tables.graph_file import read_graph
+from hoploom.train.runs.first_run_file import template
 from hoploom.train.runs.run_file import (
     FIELDS,
     HEADINGS,
@@ -25,7 +26,6 @@ from hoploom.train.runs.run_file import (
     check_run,
     parse_run_file,
     read_run_file,
-    template,
     to_toml,
     values_of,
 )

@@ -344,6 +344,63 @@ def test_no_batch_has_a_held_out_link_in_either_direction(reverse: str) -> None:
     assert not {(b, a) for a, b in edges_of(setup.store, 1)} & held_out
 
 
+@pytest.mark.parametrize("reverse", ["rev_buys", "bought_by"])
+@pytest.mark.parametrize(
+    ("overrides", "leaks"), [((), (0, 0)), (("task.exclude=none",), (1, 1)), (("task.exclude=self",), (0, 1))]
+)
+def test_a_step_of_training_does_not_see_the_links_that_it_predicts(
+    reverse: str, overrides: tuple[str, ...], leaks: tuple[int, int]
+) -> None:
+    store, run_file = shop(reverse=reverse), parse_run_file(PREDICT, overrides)
+    setup = training_setup(run_file, store)
+    seen = [0, 0]
+    for batch in train_loader(run_file, setup, ALONE, make_model(run_file, setup)):
+        ends = batch[KEY].edge_label_index[:, batch[KEY].edge_label == 1]
+        predicted = pairs(torch.stack([batch["user"].n_id[ends[0]], batch["item"].n_id[ends[1]]]))
+        seen[0] += len(predicted & messages(batch, KEY))
+        seen[1] += len(predicted & {(b, a) for a, b in messages(batch, ("item", reverse, "user"))})
+    assert tuple(min(1, count) for count in seen) == leaks
+
+
+def test_a_run_ranks_links_among_candidates() -> None:
+    """Three in training, and in evaluation as many as eval_negatives says."""
+    overrides = ("task.loss=bpr", "task.negatives=3", "task.eval_negatives=7")
+    run_file = parse_run_file(PREDICT, overrides)
+    setup = training_setup(run_file, shop())
+    assert setup.task.monitor == ("mrr", "max")
+    model = make_model(run_file, setup)
+    for loader, count in (
+        (train_loader(run_file, setup, ALONE, model), 3),
+        (eval_loader(run_file, setup, ALONE, model, "val"), 7),
+    ):
+        assert {batch["item"].dst_neg_index.shape[1] for batch in loader} == {count}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task.metrics=['mmr']", r"^--set task.metrics=.*: metric 'mmr' is unknown; choose from"),
+        (
+            "task.loss=mae",
+            r"^--set task.loss=mae: task.loss is 'mae'; for this task, choose one of \['binary', 'focal'",
+        ),
+        ("task.negatives=1.5", r"task.negatives is 1.5, and 'bpr' ranks each link among them; give a whole number"),
+        (
+            "train.monitor=auroc",
+            r"train.monitor is 'auroc', no metric of LinkPrediction; give one of \['val_loss', 'mrr'",
+        ),
+    ],
+)
+def test_a_run_of_links_that_cannot_be_names_the_key(override: str, message: str) -> None:
+    def loader() -> Any:
+        run_file = parse_run_file(PREDICT, ("task.loss=bpr", override))
+        setup = training_setup(run_file, shop())
+        return train_loader(run_file, setup, ALONE, make_model(run_file, setup))
+
+    with pytest.raises(ConfigError, match=message):
+        loader()
+
+
 BACK, ALSO_BACK = ("item", "rev_buys", "user"), ("item", "bought_by", "user")
 TWICE = torch.tensor([[0, 0, 5], [0, 0, 5]])  # edges of `buys` that stand in it once more
 

@@ -20,8 +20,9 @@ from hoploom.nn.models import KINDS
 from hoploom.ranks.context import init
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.loop import evaluate
+from hoploom.train.runs.first_run_file import template_for
 from hoploom.train.runs.run import eval_loader, make_model, run, training_setup
-from hoploom.train.runs.run_file import parse_run_file, read_run_file, template_for
+from hoploom.train.runs.run_file import parse_run_file, read_run_file
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 Captured, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch

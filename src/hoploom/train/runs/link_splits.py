@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.sampler import NegativeSampling
 
 from hoploom import keys, ops
 from hoploom.config.values import nearest
 from hoploom.errors import ConfigError, HoploomError
 from hoploom.ops import EdgeLists
 from hoploom.ops.sample import Words, mix_words
+from hoploom.sample.hops import reverse_of
 from hoploom.sample.links import are_edges
 from hoploom.schema import EDGE_ID, RelationName, Schema, read_ids
 from hoploom.store import Store
@@ -31,6 +33,7 @@ from hoploom.store.sharded import Sharded
 from hoploom.store.store import assemble
 from hoploom.system import needs, require_memory
 from hoploom.train.runs.run_file import RunFile
+from hoploom.train.tasks import LinkPrediction
 
 HELD_OUT = 0x6C696E6B73  # mixed into the seed's key, which samplers use too
 EDGE_BYTES = 32  # memory per edge while links are held out: ends, split and new position
@@ -199,16 +202,52 @@ def _without(parts: Sequence[Part], schema: Schema, kept: Mapping[RelationName, 
 # --- the links of a run --------------------------------------------------------------------------
 
 
+def link_task(run_file: RunFile) -> LinkPrediction:
+    """Return the task of a run on links."""
+    section = run_file.task
+    ranked = ("mrr", "hits@10")  # by default, where links have candidates
+    options: dict[str, Any] = {} if section.loss in (None, "binary") else {"loss": section.loss, "metrics": ranked}
+    try:
+        return LinkPrediction(**options | ({} if section.metrics is None else {"metrics": section.metrics}))
+    except ConfigError as error:
+        raise run_file.problem("task.metrics", str(error)) from error
+
+
+def link_options(run_file: RunFile, schema: Schema, split: str) -> dict[str, Any]:
+    """Return the options of a split's loader of links: negatives, and the edges that a step of training leaves out."""
+    section, task, options = run_file.task, link_task(run_file), dict[str, Any]()
+    if task.needs_candidates:
+        amount = section.negatives if split == "train" else section.eval_negatives
+        if amount != int(amount):
+            message = f"task.negatives is {amount:g}, and {task.needs_candidates!r} ranks each link among them"
+            raise run_file.problem("task.negatives", f"{message}; give a whole number")
+        options["neg_sampling"] = NegativeSampling("triplet", int(amount))
+    else:
+        options["neg_sampling_ratio"] = section.negatives
+    options["strict_negatives"] = section.strict_negatives
+    if split == "train":
+        key = link_relation(run_file, schema)
+        if section.exclude is not None:
+            options["exclude"] = section.exclude
+        else:
+            options["exclude"] = "self" if reverse_of(schema, schema.relation_index[key])[0] is None else "both"
+    return options
+
+
+def link_relation(run_file: RunFile, schema: Schema) -> RelationName:
+    """Return the relation whose links a run learns; raise ConfigError if run.toml does not name one of several."""
+    if run_file.task.relation is not None:
+        return relation_of(run_file, "task.relation", schema, run_file.task.relation)
+    if len(schema.relations) > 1:
+        known = [" ".join(r.key) for r in schema.relations]
+        raise run_file.problem("task.relation", f"task.relation is missing; name one of {known}")
+    return schema.relations[0].key
+
+
 def link_seeds(run_file: RunFile, store: Store) -> tuple[RelationName, Store, dict[str, Tensor], tuple[str, ...]]:
     """Return the relation to learn, the graph without held-out links, the links of each split, and notes to print."""
     schema, graph, links, notes = store.schema, store, dict[str, Tensor](), list[str]()
-    if run_file.task.relation is not None:
-        key = relation_of(run_file, "task.relation", schema, run_file.task.relation)
-    elif len(schema.relations) == 1:
-        key = schema.relations[0].key
-    else:
-        known = [" ".join(r.key) for r in schema.relations]
-        raise run_file.problem("task.relation", f"task.relation is missing; name one of {known}")
+    key = link_relation(run_file, schema)
     reverses = reverses_of(schema, key)
     if run_file.task.links is not None:
         links = read_links(run_file, store, key, run_file.task.links)

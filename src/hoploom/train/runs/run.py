@@ -41,7 +41,8 @@ from hoploom.train import tasks
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.journal import Journal, no_run
 from hoploom.train.loop import Outcome, evaluate, fit
-from hoploom.train.runs.link_splits import SPLITS, link_seeds, relation_of, unknown_name, write_links
+from hoploom.train.runs import link_splits
+from hoploom.train.runs.link_splits import SPLITS, relation_of, unknown_name
 from hoploom.train.runs.run_file import (
     BEST,
     LAST,
@@ -56,7 +57,7 @@ from hoploom.train.runs.run_file import (
     values_of,
 )
 from hoploom.train.step import Learner, MakeStepper, Training
-from hoploom.train.tasks import LinkPrediction, Mode, NodeTask, Task
+from hoploom.train.tasks import Mode, NodeTask, Task
 
 RESULT_FILE, LINKS_FOLDER = "result.json", "links"
 NUM_BATCHES = 64  # batches that are sampled to choose the rows to cache
@@ -120,7 +121,7 @@ def run(
         if context.is_main:  # the run that this one continues may have a result
             write_whole(folder / RUN_FILE, [to_toml(run_file).encode()])
             if run_file.task.kind == LINKS and run_file.task.links is None:
-                write_links(folder / LINKS_FOLDER, setup.store, setup.seeds, keep=resume)
+                link_splits.write_links(folder / LINKS_FOLDER, setup.store, setup.seeds, keep=resume)
             (folder / RESULT_FILE).unlink(missing_ok=True)
         stepper: MakeStepper | None = None
         if run_file.train.whole_steps:
@@ -260,9 +261,11 @@ def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
     for name in run_file.loader.relation_fanouts:
         relation_of(run_file, "loader.relation_fanouts", schema, name)
     if run_file.task.kind == LINKS:
-        key, graph, links, notes = link_seeds(run_file, store)
+        key, graph, links, notes = link_splits.link_seeds(run_file, store)
         seeds = {split: ends if schema.homogeneous else (key, ends) for split, ends in links.items()}
-        setup = TrainingSetup(graph, LinkPrediction(), run_file.model.hidden, seeds, (key[0], key[2]), notes)
+        setup = TrainingSetup(
+            graph, link_splits.link_task(run_file), run_file.model.hidden, seeds, (key[0], key[2]), notes
+        )
     else:
         setup = _node_setup(run_file, store)
     if run_file.train.monitor is None:
@@ -284,7 +287,7 @@ def _node_setup(run_file: RunFile, store: Store) -> TrainingSetup:
     if section.kind == "multi-label":
         task = tasks.MultiLabel(num_labels=width, **common)
     elif section.kind == "node-regression":
-        task = tasks.NodeRegression(num_targets=width, loss=section.loss, **common)  # type: ignore[arg-type]
+        task = tasks.NodeRegression(num_targets=width, loss=section.loss or "mse", **common)  # type: ignore[arg-type]
     else:
         count = section.num_classes or _count_classes(run_file, store, node_type, list(nodes.values()))
         task = tasks.NodeClassification(num_classes=count, **common)
@@ -453,7 +456,7 @@ def _loader(
             way_out = 'set cluster.topology = "local", or take another model'
             raise run_file.problem("cluster.topology", f"{message} only; {way_out}")
     if task.kind == LINKS and split != NODES:
-        options |= {"neg_sampling_ratio": task.negatives, "strict_negatives": task.strict_negatives}
+        options |= link_splits.link_options(run_file, schema, split)
         return LinkNeighborLoader(setup.store, fanouts, setup.seeds[split], **options)
     if section.temporal is not None:
         options |= {"temporal_strategy": section.temporal, "time_attr": schema.time}

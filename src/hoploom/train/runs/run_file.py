@@ -1,14 +1,13 @@
 """The keys of run.toml, as frozen dataclasses, section by section; and how the file is read, checked and written again.
 
-Each key is declared once, with its default, a check of its value, and its help text. The reader, the template of
-`hoploom init` and the table in docs/training.md are made from these declarations. A key with `only` has an effect for
-some values of another key only. Errors name the file and line. Conflicts between keys are found when a file is read.
+Each key is declared once, with its default, a check of its value, and its help text. The reader, the file that
+`hoploom init` writes and the table in docs/training.md are made from these. A key with `only` has an effect for some
+values of another key only. Errors name the file and line. Conflicts between keys are found when a file is read.
 Before the ranks start, `check_run` looks for conflicts with the number of processes and the output folder.
 """
 
 # ruff: noqa: RUF009  (key() is dataclasses.field)
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from functools import reduce
@@ -34,13 +33,12 @@ from hoploom.config.rules import (
     problem,
     read_document,
 )
-from hoploom.config.values import as_toml, printable
+from hoploom.config.values import as_toml
 from hoploom.errors import ConfigError
 from hoploom.gpu.placement import read_features, read_topology
 from hoploom.nn.models import KINDS
+from hoploom.ranking.losses import LOSSES
 from hoploom.ranks import environment
-from hoploom.schema import ORIGINAL_ID, NodeType, Schema
-from hoploom.store import open_store
 from hoploom.store.format import STORE_FILE
 from hoploom.train.checkpoint import MINUTES
 from hoploom.train.journal import NAMES, check_loggers
@@ -51,8 +49,9 @@ USUAL_THREADS = 2  # per process, that make batches
 
 OF_NODES = KeyCondition("task.kind", NODE_KINDS)
 OF_CLASSES = KeyCondition("task.kind", ("node-classification",))
-OF_NUMBERS = KeyCondition("task.kind", ("node-regression",))
 OF_LINKS = KeyCondition("task.kind", (LINKS,))
+ERRORS = ("mse", "mae")  # squared and absolute
+WITH_LOSS = KeyCondition("task.kind", ("node-regression", LINKS))
 DRAWN_LINKS = KeyCondition("task.links", absent=True)
 BUILT_IN = KeyCondition("model.factory", absent=True)
 OWN = KeyCondition("model.factory")
@@ -88,7 +87,13 @@ class TaskSection:
     train: str = key("train", "the split to train on", rules.TEXT, only=OF_NODES)
     val: str = key("val", 'the split to validate on; "" turns validation off', rules.TEXT_OR_EMPTY, only=OF_NODES)
     test: str = key("test", 'the split to evaluate at the end; "" turns it off', rules.TEXT_OR_EMPTY, only=OF_NODES)
-    loss: str = key("mse", "mse: squared error; mae: absolute error", rules.choice("mse", "mae"), only=OF_NUMBERS)
+    loss: str | None = key(
+        None,
+        "default: mse for numbers, binary for links",
+        rules.choice("mse", "mae", *LOSSES),
+        example="bpr",
+        only=WITH_LOSS,
+    )
     relation: str | None = key(
         None, "the relation whose links the model predicts", rules.TEXT, example="author writes paper", only=OF_LINKS
     )
@@ -99,6 +104,23 @@ class TaskSection:
     test_share: float = key(0.1, "of links: share of the edges held out for the test", rules.SHARE, only=DRAWN_LINKS)
     negatives: float = key(1.0, "random negative links per true link", rules.number(open_ends=True), only=OF_LINKS)
     strict_negatives: bool = key(False, "negative links are never edges of the graph", rules.FLAG, only=OF_LINKS)
+    eval_negatives: int = key(
+        100, "negatives that each link is ranked among, in validation and test", rules.whole(1), only=OF_LINKS
+    )
+    metrics: tuple[str, ...] | None = key(
+        None,
+        "auroc, average_precision, mrr, mean_rank or hits@k; by default those that go with the loss",
+        rules.METRICS,
+        example=("mrr", "hits@10"),
+        only=OF_LINKS,
+    )
+    exclude: str | None = key(
+        None,
+        "edges that are left out of a step's messages: its links, their reverses, or both; default: all there are",
+        rules.choice("none", "self", "reverse", "both"),
+        example="both",
+        only=OF_LINKS,
+    )
 
 
 @dataclass(frozen=True)
@@ -424,6 +446,9 @@ def _problems(values: Values, where: Mapping[str, str]) -> Problems:
             yield name, f"{name} cannot be combined with loader.labor; drop one"
     if values["loader.weighted"] and values["loader.temporal"] == "last":
         yield "loader.temporal", 'loader.temporal = "last" draws nothing, so loader.weighted has no effect; drop one'
+    losses = LOSSES if values["task.kind"] == LINKS else ERRORS
+    if values["task.loss"] not in (None, *losses):
+        yield "task.loss", f"task.loss is {values['task.loss']!r}; for this task, choose one of {list(losses)}"
     is_validated, way_out = bool(values["task.val"]), "name one in task.val"
     if values["task.kind"] == LINKS:
         held_out = values["task.val_share"] + values["task.test_share"]
@@ -507,81 +532,3 @@ def to_toml(run_file: RunFile) -> str:
             if applies(key, values) and values[key] is not None:
                 lines.append(f"{name} = {as_toml(values[key])}")
     return "\n".join(lines) + "\n"
-
-
-# --- the template --------------------------------------------------------------------------------
-
-HEADER = """\
-# The settings of a run: `hoploom train` reads this file. Only `store` is required. All other lines show the default,
-# and lines that begin with `# ` have no effect. To change a setting for one run: `--set optimizer.lr=0.01`.
-"""
-COLUMN, WIDTH = 32, 120  # where comments begin, and where they end
-WHOLE_NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
-
-
-def template(known: Values | None = None, notes: Mapping[str, str] | None = None) -> str:
-    """Return a commented run.toml with the values `known`, and `notes` in place of the help; both by keys' full names.
-
-    >>> Path("run.toml").write_text(template({"store": "papers.store", "loader.fanouts": (10, 5)}))
-    """
-    known, notes = known or {}, notes or {}
-    values = {key: default_of(described) for key, described in FIELDS.items()}
-    values |= {"store": KEYS["store"].example} | dict(known)
-    lines = [HEADER]
-    for section, owner in HEADINGS.items():
-        purpose = str(owner.__doc__).rstrip(".")
-        lines += [f"\n[{section}]  # {purpose[0].lower()}{purpose[1:]}"] if section else []
-        for name in keys_in(owner):
-            key = f"{section}.{name}".removeprefix(".")
-            value, help, words = values[key], printable(notes.get(key, KEYS[key].help)), KEYS[key].rule.words
-            has_effect = applies(key, values) and value not in (None, {})
-            shown = KEYS[key].example if value in (None, {}) and KEYS[key].example is not None else value
-            line = f"{'' if has_effect else '# '}{name} = {as_toml(shown)}"
-            help += f": {', '.join(words)}" if words and not any(f"{word}:" in help for word in words) else ""
-            commented = f"{line:<{COLUMN}}  # {help}"
-            lines.append(commented if len(commented) <= WIDTH else f"# {help}:\n{line}")
-    return "\n".join(lines) + "\n"
-
-
-def template_for(folder: Path, *, beside: Path) -> tuple[str, str]:
-    """Return a run.toml, to be put in `beside`, for the store in `folder`; and a line that says why this task."""
-    schema = open_store(folder).schema
-    known: dict[str, Any] = {"store": os.path.relpath(folder, beside)}
-    notes: dict[str, str] = {}
-    relations = ", ".join(as_toml(" ".join(relation.key)) for relation in schema.relations)
-    labelled = next(((t, label) for t in schema.node_types if t.splits and (label := _label_of(t, schema))), None)
-    if labelled is None:
-        known |= {"task.kind": LINKS, "task.relation": " ".join(schema.relations[0].key)}
-        notes["task.relation"] = f"the relation whose links the model predicts; one of {relations}"
-        way_out = "to predict a column of nodes, name it as label in graph.toml, and build again"
-        why = f"task: {LINKS}, because the store has no label field; {way_out}"
-        for ready in [t.name for t in schema.node_types if "y" in t.fields][:1]:
-            way_out = f"to predict it, add split to [nodes.{ready}] in graph.toml, and build again"
-            why = f"task: {LINKS}, because {ready!r} has the label 'y', but no split; {way_out}"
-    else:
-        node_type, label = labelled
-        field, names = node_type.fields[label], list(node_type.splits)
-        kind = "node-classification" if field.dtype in WHOLE_NUMBERS else "node-regression"
-        known["task.kind"] = "multi-label" if field.shape and field.shape != (1,) else kind
-        known |= {"task.label": label, "task.train": "train" if "train" in names else names[0]}
-        known["task.val"] = next((name for name in ("val", "valid", "validation") if name in names), "")
-        known["task.test"] = "test" if "test" in names else ""
-        notes["task.label"] = "the field that holds the labels; one of " + ", ".join(
-            name for name in node_type.fields if name != ORIGINAL_ID
-        )
-        if not schema.homogeneous:
-            known["task.node_type"] = node_type.name
-        why = f"task: {known['task.kind']}, because {node_type.name!r} has splits and the label {label!r}"
-    if not schema.homogeneous:
-        known["model.name"] = "rsage"
-        notes["loader.relation_fanouts"] = f"other fanouts for some relations; the relations are {relations}"
-    return template(known, notes), why
-
-
-def _label_of(node_type: NodeType, schema: Schema) -> str | None:
-    """Return the name of the label field: `y`, else the first integer field; None if the type has none."""
-    if "y" in node_type.fields:
-        return "y"
-    others = ("x", ORIGINAL_ID, schema.time)
-    fields = node_type.fields.items()
-    return next((name for name, field in fields if field.dtype in WHOLE_NUMBERS and name not in others), None)
