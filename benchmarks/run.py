@@ -22,6 +22,7 @@ GROUPS = {
     "libraries": ("libraries",),
     "core": ("sampling", "gathering", "loading", "small_batches", "scaling", "opening"),
     "training": ("stepping", "aggregating"),
+    "links": ("links",),
     "building": ("csc_building", "tables_to_store", "partitioning"),
     "scale": ("scale_model",),
     "checkpoints": ("checkpoints",),

@@ -22,13 +22,13 @@ void keep_smallest(auto& keyed, int64_t count, std::vector<int64_t>& offsets) {
 
 class Picker {
  public:
-  Picker(const Adjacency& a, const EdgeColumns& c, const Rule& r) : a_(a), c_(c), r_(r) {}
+  Picker(const Adjacency& a, const EdgeColumns& c, const Rule& r) : a_(a), c_(c), r_(r), exclusions_(r) {}
 
   // Fills scratch.offsets for one node: offsets within the returned range of its list.
   Extent pick(uint64_t key, int64_t node, Extent list, const int64_t* seed_time) {
     scratch.offsets.clear();
     if (seed_time) list = in_time(list, *seed_time);
-    const Gaps gaps = gaps_of(r_, a_.first_edge + list.begin, list.degree);
+    const Gaps gaps = exclusions_.of(a_.first_edge + list.begin, list.degree);
     const int64_t population = list.degree - gaps.size;  // of edges that are not excluded
     if (r_.last && seed_time && r_.fanout >= 0) {
       take_range(std::max<int64_t>(0, population - r_.fanout), population);
@@ -135,6 +135,7 @@ class Picker {
   const Adjacency& a_;
   const EdgeColumns& c_;
   const Rule& r_;
+  const Exclusions exclusions_;
 };
 
 // Set membership for Floyd: a linear scan while the set is small, then an open-addressing table.

@@ -83,11 +83,40 @@ struct Gaps {
     return rank + low;
   }
 };
-inline Gaps gaps_of(const Rule& rule, int64_t first, int64_t population) {
-  const int64_t* end = rule.excluded + rule.num_excluded;
-  const int64_t* low = std::lower_bound(rule.excluded, end, first);
-  return {low, std::lower_bound(low, end, first + population) - low, first};
-}
+// The excluded positions of a rule, in buckets of equal width: most lists have none, which takes two looks to see.
+class Exclusions {
+ public:
+  explicit Exclusions(const Rule& rule) : positions_(rule.excluded), size_(rule.num_excluded) {
+    if (!size_) return;
+    const uint64_t buckets = std::max(4 * uint64_t(size_), std::min<uint64_t>(16 * uint64_t(size_), 1 << 14));
+    const uint64_t width = offset(positions_[size_ - 1]);
+    while (width >> shift_ >= buckets) ++shift_;
+    first_.resize((width >> shift_) + 2);
+    size_t bucket = 0;
+    for (int64_t i = 0; i < size_; ++i)
+      for (const size_t own = offset(positions_[i]) >> shift_; bucket <= own; ++bucket) first_[bucket] = i;
+    for (; bucket < first_.size(); ++bucket) first_[bucket] = size_;
+  }
+  // Returns those of the `population` positions from `first` on.
+  Gaps of(int64_t first, int64_t population) const {
+    const int64_t last = first + population - 1;
+    if (!size_ || last < positions_[0] || first > positions_[size_ - 1] || last < first) return {positions_, 0, first};
+    const size_t low = first <= positions_[0] ? 0 : offset(first) >> shift_;
+    const size_t high = std::min<size_t>(offset(last) >> shift_, first_.size() - 2) + 1;
+    if (first_[low] == first_[high]) return {positions_, 0, first};
+    const int64_t* end = positions_ + first_[high];
+    const int64_t* begin = std::lower_bound(positions_ + first_[low], end, first);
+    return {begin, std::upper_bound(begin, end, last) - begin, first};
+  }
+
+ private:
+  uint64_t offset(int64_t position) const { return uint64_t(position) - uint64_t(positions_[0]); }
+
+  const int64_t* positions_;
+  int64_t size_;
+  int shift_ = 0;
+  std::vector<int64_t> first_;  // by bucket: the index of the first position that is in it or behind it
+};
 
 struct Scratch {
   std::vector<int64_t> offsets;  // the picks of one node, positions within its list

@@ -18,6 +18,7 @@ struct Group {
   int size;
   int64_t begin[kLanes], degree[kLanes];
   Kind kind[kLanes];
+  bool has_gaps[kLanes];                    // some edges are excluded
   alignas(64) uint32_t population[kLanes];  // of the drawn lanes; unused in the others
   alignas(64) uint32_t low[kLanes], high[kLanes];
   alignas(64) uint32_t offsets[kVectorFanout][kLanes];
@@ -70,6 +71,7 @@ class Pipeline {
       : a_(a),
         f_(f),
         r_(r),
+        exclusions_(r),
         indices_(static_cast<const Id*>(a.indices)),
         counts_(out.counts.as<int64_t>()),
         sources_(out.sources.as<int64_t>()),
@@ -88,7 +90,7 @@ class Pipeline {
   }
 
  private:
-  Gaps gaps_of(Extent list) const { return hoploom::gaps_of(r_, a_.first_edge + list.begin, list.degree); }
+  Gaps gaps_of(Extent list) const { return exclusions_.of(a_.first_edge + list.begin, list.degree); }
   int lanes(int64_t group) const { return int(std::min<int64_t>(kLanes, f_.size - group * kLanes)); }
 
   void locate(int64_t group) const {
@@ -107,23 +109,33 @@ class Pipeline {
       const Extent list = extent(a_, node);
       g.begin[l] = list.begin;
       g.degree[l] = list.degree;
-      const bool whole = r_.fanout < 0 || list.degree == 0 || (!r_.replace && list.degree <= r_.fanout);
-      g.kind[l] = whole ? Kind::run : uint64_t(list.degree) > kNarrowLimit ? Kind::alone : Kind::drawn;
-      if (r_.num_excluded && gaps_of(list).size) g.kind[l] = Kind::alone;
-      g.population[l] = g.kind[l] == Kind::drawn ? uint32_t(list.degree) : uint32_t(kVectorFanout);
+      const Gaps gaps = gaps_of(list);
+      const int64_t left = list.degree - gaps.size;
+      g.has_gaps[l] = gaps.size > 0;
+      const bool whole = r_.fanout < 0 || left == 0 || (!r_.replace && left <= r_.fanout);
+      if (whole) g.kind[l] = gaps.size ? Kind::alone : Kind::run;
+      else g.kind[l] = uint64_t(left) > kNarrowLimit ? Kind::alone : Kind::drawn;
+      g.population[l] = g.kind[l] == Kind::drawn ? uint32_t(left) : uint32_t(kVectorFanout);
       g.low[l] = uint32_t(uint64_t(node));
       g.high[l] = uint32_t(uint64_t(node) >> 32);
       any |= g.kind[l] == Kind::drawn;
     }
     if (any) run_fastest<draw_lanes>(r_.key, r_.stream, int(r_.fanout), r_.replace, &g);
-    for (int l = 0; l < g.size; ++l) prefetch(g, l);
+    for (int l = 0; l < g.size; ++l) {
+      if (g.has_gaps[l] && g.kind[l] == Kind::drawn) step_over_gaps(g, l);
+      prefetch(g, l);
+    }
+  }
+  void step_over_gaps(Group& g, int l) const {
+    const Gaps gaps = gaps_of({g.begin[l], g.degree[l]});
+    for (int i = 0; i < r_.fanout; ++i) g.offsets[i][l] = uint32_t(gaps.offset_of(g.offsets[i][l]));
   }
   void prefetch(const Group& g, int l) const {
     const Id* list = indices_ + g.begin[l];
-    if (g.kind[l] == Kind::run) {
-      for (int64_t i = 0; i < std::min<int64_t>(g.degree[l], 64); i += 64 / sizeof(Id)) __builtin_prefetch(list + i);
-    } else if (g.kind[l] == Kind::drawn) {
+    if (g.kind[l] == Kind::drawn) {
       for (int i = 0; i < r_.fanout; ++i) __builtin_prefetch(list + g.offsets[i][l]);
+    } else {
+      for (int64_t i = 0; i < std::min<int64_t>(g.degree[l], 64); i += 64 / sizeof(Id)) __builtin_prefetch(list + i);
     }
   }
   void emit(int64_t group, const Group& g) {
@@ -165,6 +177,7 @@ class Pipeline {
   const Adjacency& a_;
   const Frontier& f_;
   const Rule& r_;
+  const Exclusions exclusions_;
   const Id* indices_;
   int64_t *counts_, *sources_, *edges_, written_ = 0;
   Scratch scratch_;
