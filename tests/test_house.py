@@ -42,7 +42,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "serve": 4262,
     "train": 4385,
     "gpu": 2700,
-    "inference": 1000,
+    "inference": 1070,
     "ranking": 500,
     "ingest": 6900,
     "partition": 1500,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1200,
     "cli": 1900,
 }
-BUDGET, MOST_FILES = 44_190, 230
+BUDGET, MOST_FILES = 44_300, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

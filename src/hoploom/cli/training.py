@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hoploom.cli import Arguments, Command, add_json, add_option, check_writable, read_up_to, say
+from hoploom.cli import Arguments, Command, add_json, add_option, check_writable, read_positive, read_up_to, say
 from hoploom.config.values import parse_bytes, printable
 from hoploom.errors import BatchError, ConfigError, PeerError, TrainError
 from hoploom.ranks import environment
@@ -21,6 +21,8 @@ from hoploom.ranks.environment import RankInfo
 
 if TYPE_CHECKING:
     from hoploom.ranks.context import Context
+    from hoploom.schema import RelationName
+    from hoploom.store import Store
     from hoploom.train.runs.run_file import RunFile
 
 
@@ -68,6 +70,8 @@ def _infer_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--columns", metavar="NAME,...", help=text)
     text = "the node types to write (default: all with outputs)"
     parser.add_argument("--node-types", metavar="NAME,...", help=text)
+    text = "for links: also write the K best destinations of every source, as OUT/best-K"
+    add_option(parser, "--best", read_positive, metavar="K", help=text)
     text = "memory of each process besides the model (default: 256MiB)"
     add_option(parser, "--memory", parse_bytes, default="256MiB", metavar="SIZE", help=text)
     add_json(parser)
@@ -184,12 +188,19 @@ def infer_run(arguments: Arguments) -> int:
         "node_types": None if arguments.node_types is None else arguments.node_types.split(","),
         "memory": arguments.memory,
     }
-    _on_ranks_of_run(arguments, run_file, infer_rank, (checkpoint, str(out), options, arguments.json))
+    given = (checkpoint, str(out), options, arguments.best, arguments.json)
+    _on_ranks_of_run(arguments, run_file, infer_rank, given)
     return 0
 
 
 def infer_rank(
-    context: "Context", run_file: "RunFile", checkpoint: Path, out: str, options: dict[str, Any], as_object: bool
+    context: "Context",
+    run_file: "RunFile",
+    checkpoint: Path,
+    out: str,
+    options: dict[str, Any],
+    num_best: int | None,
+    as_object: bool,
 ) -> None:
     """Write this rank's share of the output rows. Rank 0 prints the path of the folder with the output."""
     from hoploom.inference.infer import Inference, folder_of, infer
@@ -197,18 +208,45 @@ def infer_rank(
     from hoploom.ranks.context import unwrap
     from hoploom.train.runs.run import infer_loader, open_graph, trained_model, training_setup
 
-    setup = training_setup(run_file, open_graph(run_file, context))
+    graph = open_graph(run_file, context)
+    setup = training_setup(run_file, graph)
     model = trained_model(run_file, setup, context, checkpoint)
+    if num_best is not None:
+        relation = _relation_of_best(num_best, run_file, graph, model)
+        if options["columns"] is not None:
+            options["columns"] = list(dict.fromkeys([*options["columns"], "output"]))
     options["node_types"] = options["node_types"] or (None if isinstance(unwrap(model), GNN) else setup.out_types)
     make = partial(infer_loader, run_file, setup, context, model)
     inference = Inference(task=setup.task, loader=make, **options)
     infer(model, setup.store, out, context, inference=inference)
+    if num_best is not None:
+        from hoploom.inference.best_links import write_best
+
+        write_best(graph, Path(out), relation, num_best, context)
     if context.is_main:
         print(f"written to {out}", file=sys.stderr if as_object else sys.stdout, flush=True)
         if as_object:
             rows = {t.name: t.num_nodes for t in setup.store.schema.node_types if Path(out, folder_of(t.name)).exists()}
             result = {"checkpoint": str(checkpoint), "out": out}
             print(json.dumps({**result, "columns": list(inference.written_of(model)), "rows": rows}), flush=True)
+
+
+def _relation_of_best(num_best: int, run_file: "RunFile", store: "Store", model: Any) -> "RelationName":
+    """Return the relation whose best links --best writes; raise ConfigError if it cannot write them."""
+    from hoploom.ranks.context import unwrap
+    from hoploom.train.runs.link_splits import link_relation
+    from hoploom.train.runs.run_file import LINKS
+
+    if run_file.task.kind != LINKS:
+        raise ConfigError(f"--best is for links, and the run has task.kind = {run_file.task.kind!r}; leave it out")
+    if hasattr(unwrap(model), "score"):
+        raise ConfigError("--best scores by dot products, but the model has a score of its own; leave it out")
+    relation = link_relation(run_file, store.schema)
+    if num_best > (count := store.schema.node_type(relation[2]).num_nodes):
+        raise ConfigError(
+            f"--best is {num_best}, and there are {count} nodes of {relation[2]!r}; give at most that many"
+        )
+    return relation
 
 
 def _on_ranks_of_run(

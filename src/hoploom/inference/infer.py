@@ -166,10 +166,7 @@ def _write(
     with folder.together("writing"), ExitStack() as opened:
         (folder.path / RESULT).mkdir(exist_ok=True)
         for name, nodes, found in results:
-            found["id"] = nodes  # or your own ids, if the store has them
-            if ORIGINAL_ID in store.schema.node_type(name).fields:
-                ids = store.features.gather([Wanted(name, ORIGINAL_ID, nodes)])[0]
-                found["id"] = ids if ids.dim() > 1 else ids.to(torch.int64)
+            found["id"] = ids_of_user(store, name, nodes)
             if PREDICTION in columns and inference.predict is not None:
                 found[PREDICTION] = inference.predict(found["output"])
             rows = {column: found[column] for column in ("id", *columns)}
@@ -178,6 +175,14 @@ def _write(
                 files[name] = opened.enter_context(parquet_file(path, rows))
             if len(nodes):
                 files[name](rows)
+
+
+def ids_of_user(store: Store, name: str, nodes: Tensor) -> Tensor:
+    """Return the user's ids of nodes, as a column of a result; the store's ids if the store has no others."""
+    if ORIGINAL_ID not in store.schema.node_type(name).fields:
+        return nodes
+    ids = store.features.gather([Wanted(name, ORIGINAL_ID, nodes)])[0]
+    return ids if ids.dim() > 1 else ids.to(torch.int64)
 
 
 def folder_of(node_type: str) -> str:
