@@ -38,7 +38,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "sample": 1340,
     "ranks": 2000,
     "load": 3195,
-    "nn": 900,
+    "nn": 1035,
     "serve": 4262,
     "train": 4385,
     "gpu": 2700,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1200,
     "cli": 1900,
 }
-BUDGET, MOST_FILES = 44_300, 230
+BUDGET, MOST_FILES = 44_445, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

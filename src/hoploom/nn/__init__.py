@@ -1,5 +1,6 @@
 """Layers and models, with PyG's arguments and parameters, for sampled batches and whole graphs."""
 
+from hoploom.nn.decoders import MLP, Bilinear, ComplEx, Cosine, Decoder, DistMult, Dot, RotatE, TransE
 from hoploom.nn.layers import Conv, GATConv, GCNConv, GINConv, LayerView, SAGEConv, views_of
 from hoploom.nn.models import GAT, GCN, GIN, GNN, GraphSAGE, RelationLayer, Shape
 
@@ -8,15 +9,24 @@ __all__ = [
     "GCN",
     "GIN",
     "GNN",
+    "MLP",
+    "Bilinear",
+    "ComplEx",
     "Conv",
+    "Cosine",
+    "Decoder",
+    "DistMult",
+    "Dot",
     "GATConv",
     "GCNConv",
     "GINConv",
     "GraphSAGE",
     "LayerView",
     "RelationLayer",
+    "RotatE",
     "SAGEConv",
     "Shape",
+    "TransE",
     "views_of",
 ]
 __dir__ = __all__.copy

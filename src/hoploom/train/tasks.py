@@ -19,6 +19,7 @@ from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.load.maker import LinkMaker, NodeMaker
+from hoploom.nn.decoders import Decoder
 from hoploom.ranking.losses import in_batch, read_loss
 from hoploom.ranks.context import unwrap
 from hoploom.schema import ORIGINAL_ID, RelationName, holds_text
@@ -392,7 +393,7 @@ class ScoredLinks(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkPrediction(MonitoredTask):
-    """Prediction of links, by the model's score(z, edge_label_index) if it has one, else by dot products.
+    """Prediction of links, by the model's score(z, edge_label_index) or `decoder` if it has one, else by dot products.
 
     A forward that takes `edge_label_index` returns the scores itself. The loader decides what a true link is compared
     with: labels 0 and 1, such as neg_sampling="binary" makes; candidates, by neg_sampling="triplet"; or, if it has no
@@ -442,7 +443,7 @@ class LinkPrediction(MonitoredTask):
             batch = copy.copy(batch)
             (batch[links.key] if isinstance(batch, HeteroData) else batch)["edge_label_index"] = ends
         z = model(batch)
-        score = getattr(unwrap(model), "score", None)
+        score, decoder = (getattr(unwrap(model), name, None) for name in ("score", "decoder"))
         if not isinstance(z, Mapping):
             _check_tensor(z, "a row for every node, or a score for every link")
         of_source, of_destination = (z[source], z[destination]) if isinstance(z, Mapping) else (z, z)
@@ -450,6 +451,8 @@ class LinkPrediction(MonitoredTask):
             found: Tensor = z.reshape(-1)
         elif score is not None:
             found = score(z, ends).reshape(-1)
+        elif isinstance(decoder, Decoder):
+            found = decoder(of_source.index_select(0, ends[0]), of_destination.index_select(0, ends[1]))
         elif links.width == 0:
             found = (of_source[links.ends[0]] @ of_destination[links.ends[1]].t()).reshape(-1)
         else:

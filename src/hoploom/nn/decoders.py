@@ -1,0 +1,129 @@
+"""Decoders: modules that score a link from the rows of its two ends, and of its relation in a knowledge graph.
+
+LinkPrediction uses the attribute `decoder` of a model: `model.decoder = Bilinear(64)`. Rows may have any leading
+dimensions that broadcast: sources [n, 1, d] and destinations [n, k, d] give scores [n, k]. Rows of complex numbers hold
+the real parts first, then the imaginary ones.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hoploom.errors import ConfigError
+
+
+class Decoder(nn.Module):
+    """Base of decoders. `relations` are the numbers of the links' relations, for decoders that have several."""
+
+    def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        """Return one score per link; the higher, the likelier."""
+        raise NotImplementedError
+
+
+class Dot(Decoder):
+    """The dot product of both rows."""
+
+    def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        return (sources * destinations).sum(-1)
+
+
+class Cosine(Decoder):
+    """The cosine of the angle between both rows."""
+
+    def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        return functional.cosine_similarity(sources, destinations, dim=-1)
+
+
+class MLP(Decoder):
+    """A network of two layers over both rows, joined."""
+
+    def __init__(self, channels: int, hidden: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2 * channels, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+    def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        both = torch.broadcast_tensors(sources, destinations)  # type: ignore[no-untyped-call]
+        found: Tensor = self.layers(torch.cat(both, dim=-1))
+        return found.squeeze(-1)
+
+
+class OfRelations(Decoder):
+    """Base of decoders that learn a row for each relation. With one relation, `relations` may be left out."""
+
+    def __init__(self, channels: int, num_relations: int = 1, *, width: int | None = None) -> None:
+        super().__init__()
+        self.relations = nn.Embedding(num_relations, width or channels)
+        nn.init.xavier_uniform_(self.relations.weight)
+
+    def rows(self, relations: Tensor | None, like: Tensor) -> Tensor:
+        """Return the rows of relations [...], with as many dimensions as the rows `like`."""
+        if relations is None:
+            if self.relations.num_embeddings > 1:
+                count = self.relations.num_embeddings
+                raise ConfigError(f"{type(self).__name__} has {count} relations; give the number of each link's")
+            return self.relations.weight[0]
+        found: Tensor = self.relations(relations)
+        return found.view(*found.shape[:-1], *[1] * (like.dim() - found.dim()), found.shape[-1])
+
+
+class Bilinear(OfRelations):
+    """A bilinear form: source · M · destination, with a matrix for each relation (RESCAL)."""
+
+    def __init__(self, channels: int, num_relations: int = 1) -> None:
+        super().__init__(channels, num_relations, width=channels * channels)
+
+    def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        matrices = self.rows(relations, sources)
+        matrices = matrices.view(*matrices.shape[:-1], sources.shape[-1], -1)
+        return ((sources.unsqueeze(-2) @ matrices).squeeze(-2) * destinations).sum(-1)
+
+
+class DistMult(OfRelations):
+    """A dot product weighted by the relation's row (Yang et al. 2015). Both directions have the same score."""
+
+    def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        return (sources * self.rows(relations, sources) * destinations).sum(-1)
+
+
+class ComplEx(OfRelations):
+    """DistMult with complex numbers (Trouillon et al. 2016), which tells directions apart."""
+
+    def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        source, relation = _complex(sources), _complex(self.rows(relations, sources))
+        found: Tensor = (source * relation * _complex(destinations).conj()).real.sum(-1)
+        return found
+
+
+class TransE(OfRelations):
+    """The negative distance between source + relation and destination (Bordes et al. 2013), by the `p`-norm."""
+
+    def __init__(self, channels: int, num_relations: int = 1, *, p: float = 1.0) -> None:
+        super().__init__(channels, num_relations)
+        self.p = p
+
+    def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        between = sources + self.rows(relations, sources) - destinations
+        distances: Tensor = torch.linalg.vector_norm(between, self.p, dim=-1)
+        return -distances
+
+
+class RotatE(OfRelations):
+    """The negative distance between the source, rotated by the relation, and the destination (Sun et al. 2019)."""
+
+    def __init__(self, channels: int, num_relations: int = 1) -> None:
+        super().__init__(channels, num_relations, width=channels // 2)
+        nn.init.uniform_(self.relations.weight, -math.pi, math.pi)
+
+    def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        angles = self.rows(relations, sources)
+        rotated = _complex(sources) * torch.polar(torch.ones_like(angles), angles)
+        return -(rotated - _complex(destinations)).abs().sum(-1)
+
+
+def _complex(rows: Tensor) -> Tensor:
+    """Return rows [..., 2 d] as complex numbers [..., d]."""
+    if rows.shape[-1] % 2:
+        raise ConfigError(f"rows have {rows.shape[-1]} channels; complex numbers need an even number")
+    return torch.complex(*rows.chunk(2, dim=-1))
