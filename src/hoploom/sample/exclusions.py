@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from hoploom.errors import StoreError
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import Schema
 from hoploom.store import Draw, GraphStore
@@ -109,7 +110,11 @@ def _looked_up(graph: GraphStore, relation: int, ends: Tensor) -> tuple[Tensor, 
     counts, found = [order[:0]], [order[:0]]
     for some in torch.split(order, AT_ONCE):
         nodes, place = torch.unique_consecutive(ends[1][some], return_inverse=True)
-        picks = in_edges(graph, relation, nodes)
+        try:
+            picks = in_edges(graph, relation, nodes)
+        except IndexError as error:  # of a damaged store: ids that a caller gives are checked
+            key = graph.schema.relations[relation].key
+            raise StoreError(f"links cannot be looked up in {key}: {error}; run hoploom check on the store") from error
         owners = torch.repeat_interleave(torch.arange(nodes.numel()), picks.counts)
         listed, by = torch.sort(owners * stride + picks.sources, stable=True)
         wanted = place * stride + ends[0][some]
