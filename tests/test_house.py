@@ -35,15 +35,15 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "config": 810,
     "ops": 3300,
     "store": 4200,
-    "sample": 1340,
+    "sample": 1370,
     "ranks": 2000,
-    "load": 3195,
+    "load": 3210,
     "nn": 1035,
     "serve": 4262,
-    "train": 4385,
+    "train": 4410,
     "gpu": 2700,
     "inference": 1070,
-    "ranking": 500,
+    "ranking": 520,
     "ingest": 6900,
     "partition": 1500,
     "scale": 1000,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1200,
     "cli": 1900,
 }
-BUDGET, MOST_FILES = 44_445, 230
+BUDGET, MOST_FILES = 44_540, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -213,8 +213,9 @@ def infer_rank(
     model = trained_model(run_file, setup, context, checkpoint)
     if num_best is not None:
         relation = _relation_of_best(num_best, run_file, graph, model)
-        if options["columns"] is not None:
-            options["columns"] = list(dict.fromkeys([*options["columns"], "output"]))
+        for name, needed in (("columns", ["output"]), ("node_types", [relation[0], relation[2]])):
+            if options[name] is not None:
+                options[name] = list(dict.fromkeys([*options[name], *needed]))
     options["node_types"] = options["node_types"] or (None if isinstance(unwrap(model), GNN) else setup.out_types)
     make = partial(infer_loader, run_file, setup, context, model)
     inference = Inference(task=setup.task, loader=make, **options)

@@ -18,7 +18,7 @@ from hoploom.schema import RelationName
 from hoploom.store import Store
 from hoploom.system import needs
 
-AT_ONCE = 1 << 16  # sources; the edges of the graph are read once for each so many
+AT_ONCE = 1 << 20  # sources; the edges of the graph are read once for each so many
 
 
 def write_best(store: Store, outputs: Path, relation: RelationName, k: int, context: Context) -> Path:
@@ -58,13 +58,9 @@ def read_outputs(outputs: Path, store: Store, name: str) -> Tensor:
     """Return the column `output` that `infer` has written for a node type: [num_nodes, width] float32, by store id."""
     with needs("tables"):
         import pyarrow.parquet as parquet
-    rows: Tensor | None = None
-    for file in sorted((outputs / folder_of(name)).glob("*.parquet")):
-        for group in parquet.ParquetFile(file).iter_batches(columns=["id", "output"]):
-            values = torch.from_numpy(np.array(group["output"].flatten().to_numpy(zero_copy_only=False), np.float32))
-            found = values.view(len(group), -1)
-            if rows is None:
-                rows = torch.empty(store.schema.node_type(name).num_nodes, found.shape[1])
-            rows[store.ids(name).stored(group["id"].to_numpy(zero_copy_only=False))] = found
-    assert rows is not None  # every rank has a file for every type
+    table = parquet.read_table(outputs / folder_of(name), columns=["id", "output"])
+    values = table["output"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    found = torch.from_numpy(np.array(values, np.float32)).view(len(table), -1)
+    rows = torch.empty(store.schema.node_type(name).num_nodes, found.shape[1])
+    rows[store.ids(name).stored(table["id"].to_numpy())] = found
     return rows

@@ -21,8 +21,17 @@ from hoploom.load.assemble import FEATURES, Assembler, Batch, Fields
 from hoploom.load.pipeline import DEADLINE
 from hoploom.ops import Reduce
 from hoploom.sample import SampleFrontier
-from hoploom.sample.exclusions import Exclude, ExcludedEdges, Exclusion, find_edges, has_few_links, match_edges
-from hoploom.sample.hops import Fanouts, Mode, NumSamples, Sampling, Subgraph, Temporal, reverse_of
+from hoploom.sample.exclusions import (
+    LOOKUP_BYTES,
+    Exclude,
+    ExcludedEdges,
+    Exclusion,
+    find_edges,
+    has_few_links,
+    match_edges,
+    opposite_relations,
+)
+from hoploom.sample.hops import Fanouts, Mode, NumSamples, Sampling, Subgraph, Temporal
 from hoploom.schema import (
     DTYPES,
     EDGE_ID,
@@ -51,8 +60,8 @@ COUNTS = {  # arguments that are counts: the least value, and the hint in the er
     "least_tail": (1, "give a count of seeds, 1 for none to join"),
     "look_ahead": (1, "give a count of steps, 1 for none ahead"),
 }
-EXCLUDES = ("none", "self", "reverse", "both")
 MICROSECONDS = {"s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6}  # as dates are kept in stores
+MOST_TIME = (1 << 63) - 1
 MAY_BE_NONE = ("prefetch_factor", "look_ahead")
 SEED_BYTES, ORDER_BYTES = 16, 32  # bytes per edge as a seed, and to put it in the user's own order
 UNSUPPORTED = {  # arguments of PyG, of torch's DataLoader, then of other libraries; their default values are accepted
@@ -144,7 +153,7 @@ class NeighborArguments(LoaderArguments):
     temporal_strategy: Temporal = "uniform"
     time_attr: str | None = None
     weight_attr: str | None = None
-    time_window: float | str | None = None
+    time_window: int | str | None = None
     strictly_before: bool = False
     labor: bool = False
     mode: Mode = "subgraph"
@@ -373,16 +382,17 @@ def read_input_nodes(store: Store, input_nodes: Any, what: str = "input_nodes") 
     return node_type, ids, ids if members.dtype == torch.bool else None
 
 
-def read_time_window(time_window: float | str | None) -> int:
+def read_time_window(time_window: int | str | None) -> int:
     """Return the greatest age of an edge at its seed's time, in the unit of the times; -1 for any."""
     if time_window is None:
         return -1
     if not isinstance(time_window, str):
-        return as_int("time_window", time_window, 0, "give a number in the unit of the times, or e.g. '90d'")
+        way_out = "give a whole number in the unit of the times, or e.g. '90d'"
+        return min(as_int("time_window", time_window, 0, way_out), MOST_TIME)
     count, unit = time_window[:-1], time_window[-1:]
     if unit not in MICROSECONDS or not count.isdecimal():
         raise ConfigError(f"time_window is {time_window!r:.80}; give a number and a unit: {', '.join(MICROSECONDS)}")
-    return int(count) * MICROSECONDS[unit]
+    return min(int(count) * MICROSECONDS[unit], MOST_TIME)
 
 
 class SeedLinks(NamedTuple):
@@ -427,30 +437,32 @@ def read_exclude(store: Store, links: SeedLinks, given: LinkArguments) -> Exclus
     """Return the edges that the links keep out of message passing; None if there are none."""
     key, ends, are_edges = links
     index = store.schema.relation_index.get(key)
-    reverse = None if index is None else reverse_of(store.schema, index)[0]
+    reverses = [] if index is None else opposite_relations(store.schema, index)
     chosen: str | None = given.exclude
     if chosen is None:
-        chosen = "none" if not are_edges else "self" if reverse is None else "both"
-    if chosen not in EXCLUDES:
-        raise ConfigError(f"exclude is {chosen!r:.80}; choose one of {list(EXCLUDES)}")
+        chosen = "none" if not are_edges else "both" if reverses else "self"
+    if chosen not in Exclude.__args__:  # type: ignore[attr-defined]
+        raise ConfigError(f"exclude is {chosen!r:.80}; choose one of {list(Exclude.__args__)}")  # type: ignore[attr-defined]
     if chosen == "none":
         if given.exclude_below is not None:
             raise ConfigError("exclude_below has no effect without exclude; give exclude='both', or leave it out")
         return None
     if index is None:
         raise ConfigError(f"exclude={chosen!r} leaves out edges of {key}, which the graph does not have; leave it out")
-    if reverse is None and chosen != "self":
+    if not reverses and chosen != "self":
         raise ConfigError(f"exclude={chosen!r} needs the relation with the reverse edges of {key}; give 'self'")
-    if given.subgraph_type == "bidirectional" and reverse is not None and chosen != "both":
+    if given.subgraph_type == "bidirectional" and reverses and chosen != "both":
         raise ConfigError(f"exclude={chosen!r} leaves edges that subgraph_type='bidirectional' reverses; give 'both'")
+    if not are_edges or chosen != "self":
+        number, way_out = ends.shape[1], "give fewer links, or exclude='none'"
+        require_memory(number * LOOKUP_BYTES, f"looking up the edges of {number:,} links takes", way_out)
     places = edge_places(store, key) if are_edges else None
     order = torch.arange(ends.shape[1]) if places is None else places  # of the links as they are in the store
     edges = []
     if chosen in ("self", "both"):
         own = torch.empty_like(order).index_copy_(0, order, torch.arange(order.numel()))
         edges.append(ExcludedEdges(index, own) if are_edges else find_edges(store.graph, index, ends))
-    if chosen in ("reverse", "both"):
-        assert reverse is not None
+    for reverse in reverses if chosen in ("reverse", "both") else ():
         turned = ends.flip(0)
         if are_edges:
             found = match_edges(store.graph, reverse, turned[:, order]).positions
@@ -459,7 +471,8 @@ def read_exclude(store: Store, links: SeedLinks, given: LinkArguments) -> Exclus
             edges.append(find_edges(store.graph, reverse, turned))
     below = given.exclude_below
     few = None if below is None else has_few_links(ends, as_int("exclude_below", below, 1, "give a number of links"))
-    return Exclusion(len(store.schema.relations), tuple(edges), few)
+    shown = chosen if below is None else f"{chosen}, below {below}"
+    return Exclusion(len(store.schema.relations), tuple(edges), few, shown)
 
 
 def canonical(schema: Schema, name: Sequence[str], *, known: bool = True) -> RelationName:

@@ -285,7 +285,7 @@ class Fingerprint:
             "sampler" if isinstance(order, DrawnOrder) else "layout": str(order.layout),
             **{entry.name: str(getattr(sampling, entry.name)) for entry in fields(sampling)},
             **({} if negatives is None else {"neg_sampling": f"{negatives.mode} {negatives.amount}"}),
-            "exclude": "none" if exclusion is None else str([relation for relation, *_ in exclusion.edges]),
+            "exclude": "none" if exclusion is None else exclusion.shown,
             "aggregate": str(assembler.reduce),
             "degrees": str(assembler.degrees),
             "fields": "all" if assembler.fields is None else str(assembler.fields),

@@ -61,7 +61,8 @@ def best(
     `rows` has a row for every node, by node type; for a graph with one node type, it may be a tensor. `sources` are
     nodes of one type, given like `input_nodes` of a loader: ("user", ids), ("user", "test"), or "user" for all users.
     `exclude` names the relations whose destinations are left out for a source; "known" means all relations from the
-    sources' type to `of`. Their edges are read once at every call, so give many sources at once. `k` should be small.
+    sources' type to `of`, and the source itself if both are of one type. Edges are read once at every call, so give
+    many sources at once. `k` should be small.
 
     >>> best({"user": users, "item": items}, store, ("user", ids), of="item", k=10).ids
     """
@@ -78,7 +79,7 @@ def best(
     if as_int("k", k, 1, "give how many destinations to find for each source") > num_destinations:
         raise ConfigError(f"k is {k}, and there are {num_destinations} nodes of {of!r}; give at most that many")
     unique, places = torch.unique(wanted, return_inverse=True)
-    known = _known(store, unique, _excluded(store, source_type, of, exclude), num_destinations)
+    known = _known(store, unique, _excluded(store, source_type, of, exclude), num_destinations, source_type == of)
     ids = torch.full((unique.numel(), k), -1)
     scores = torch.full((unique.numel(), k), -torch.inf)
     for begin in range(0, unique.numel(), SOURCES):
@@ -147,11 +148,16 @@ def _excluded(
     return [store.schema.relation_index[key] for key in chosen]
 
 
-def _known(store: Store, sources: Tensor, relations: Sequence[int], num_destinations: int) -> Known | None:
-    """Read the destinations of `sources` in these relations, by one pass over all edges; None without relations."""
+def _known(
+    store: Store, sources: Tensor, relations: Sequence[int], num_destinations: int, with_itself: bool
+) -> Known | None:
+    """Read the destinations of `sources` in these relations, by one pass over all edges; None without relations.
+
+    If `with_itself`, a source is one of its own.
+    """
     if not relations:
         return None
-    found = []
+    found = [torch.arange(sources.numel()) * num_destinations + sources] if with_itself else []
     for relation in relations:
         source_type = store.schema.node_types[store.schema.sources[relation]]
         place_of = torch.full((source_type.num_nodes,), -1)

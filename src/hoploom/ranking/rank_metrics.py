@@ -46,6 +46,13 @@ def doubled_ranks(scores: Tensor) -> Tensor:
     return torch.cat(found)
 
 
+def _require_ids(what: str, ids: Tensor, least: int, limit: int) -> None:
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ConfigError(f"{what} have dtype {ids.dtype}; give integers")
+    if ids.numel() and not (least <= int(ids.min()) and int(ids.max()) < limit):
+        raise ConfigError(f"{what} hold {int(ids.min())} to {int(ids.max())}, out of range [{least}, {limit})")
+
+
 class _OfRows:
     """Base of metrics of scores with labels 0 and 1, also in rows of links and candidates. -infinity does not count."""
 
@@ -150,6 +157,8 @@ class ListMetrics(Metric):
         popularity: Tensor | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(names, str) or not names:
+            raise ConfigError(f"names are {names!r:.80}; give a list, such as ['recall@10']")
         self.names = {name: read_metric(name, LIST_METRICS) for name in names}
         given = {"diversity": category, "popularity": popularity}
         for name, (kind, k) in self.names.items():
@@ -178,7 +187,10 @@ class ListMetrics(Metric):
             raise ConfigError(
                 f"the best are of shape {list(best.shape)}; give [sources, k], with a k of {longest} at least"
             )
-        stride = self.shown.shape[1] + 1
+        limit, stride = self.shown.shape[1], self.shown.shape[1] + 1
+        _require_ids("best", best, -1, limit)
+        _require_ids("rows of links", links[0], 0, best.shape[0])
+        _require_ids("destinations of links", links[1], 0, limit)
         pairs = torch.unique(links[0] * stride + links[1])
         places = torch.arange(best.shape[0], device=best.device)[:, None] * stride + best
         is_true = torch.isin(places, pairs) & (best >= 0)

@@ -3,7 +3,7 @@
 They are looked up once, when a loader is made, and take 8 bytes per link and direction. A batch then costs one sort.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -12,12 +12,13 @@ from torch import Tensor
 
 from hoploom.errors import StoreError
 from hoploom.ops import Frontier, Picks
-from hoploom.schema import Schema
+from hoploom.schema import REVERSE, Schema
 from hoploom.store import Draw, GraphStore
-from hoploom.store.base import in_edges
+from hoploom.store.base import degrees_of, in_edges
 
 Exclude = Literal["none", "self", "reverse", "both"]
-AT_ONCE = 1 << 20  # links that are looked up together
+AT_ONCE = 1 << 20  # links and in-edges that are looked up together, unless one node has more
+LOOKUP_BYTES = 240  # of memory per link, while its edges are looked up
 
 
 class ExcludedEdges(NamedTuple):
@@ -57,6 +58,7 @@ class Exclusion:
     num_relations: int
     edges: tuple[ExcludedEdges, ...]
     chosen: Tensor | None = None  # [links] bool: the links that exclude their edges; None: all
+    shown: str = ""  # the loader's arguments, for the comparison of ranks
 
     def of(self, links: Tensor) -> tuple[Tensor | None, ...]:
         """Return the edges that these links exclude: per relation, ascending positions [n] int64, or None."""
@@ -77,6 +79,15 @@ def runs(begins: Tensor, ends: Tensor) -> Tensor:
     counts = ends - begins
     first = torch.cumsum(counts, 0) - counts
     return torch.repeat_interleave(begins - first, counts) + torch.arange(int(counts.sum()))
+
+
+def opposite_relations(schema: Schema, relation: int) -> list[int]:
+    """Return the relations that have the reverse edges of a relation: the one named so, else all that lead back."""
+    source, name, destination = schema.relations[relation].key
+    for reverse in (REVERSE + name, *([name.removeprefix(REVERSE)] if name.startswith(REVERSE) else [])):
+        if (destination, reverse, source) in schema.relation_index:
+            return [schema.relation_index[destination, reverse, source]]
+    return [index for index, r in enumerate(schema.relations) if (r.source, r.destination) == (destination, source)]
 
 
 def find_edges(graph: GraphStore, relation: int, ends: Tensor) -> ExcludedEdges:
@@ -102,19 +113,34 @@ def match_edges(graph: GraphStore, relation: int, ends: Tensor) -> ExcludedEdges
     return ExcludedEdges(relation, positions)
 
 
+def _pieces(
+    graph: GraphStore, relation: int, order: Tensor, destinations: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield the links of some destinations at a time, their distinct destinations, and the place of each link's."""
+    nodes, place, num_links = torch.unique_consecutive(destinations, return_inverse=True, return_counts=True)
+    try:
+        degrees = degrees_of(graph, relation, nodes)
+    except IndexError as error:  # of a damaged store: ids that a caller gives are checked
+        key = graph.schema.relations[relation].key
+        raise StoreError(f"links cannot be looked up in {key}: {error}; run hoploom check on the store") from error
+    work, ends = torch.cumsum(num_links + degrees, 0), torch.cumsum(num_links, 0)
+    first = 0
+    while first < nodes.numel():
+        done = int(work[first - 1]) if first else 0
+        last = max(first + 1, int(torch.searchsorted(work, done + AT_ONCE, right=True)))
+        links = slice(int(ends[first - 1]) if first else 0, int(ends[last - 1]))
+        yield order[links], nodes[first:last], place[links] - first
+        first = last
+
+
 def _looked_up(graph: GraphStore, relation: int, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the order of links by destination and source; in this order, their numbers of edges, and the edges."""
     stride = graph.schema.node_types[graph.schema.sources[relation]].num_nodes
     order = torch.argsort(ends[0], stable=True)
     order = order[torch.argsort(ends[1][order], stable=True)]
     counts, found = [order[:0]], [order[:0]]
-    for some in torch.split(order, AT_ONCE):
-        nodes, place = torch.unique_consecutive(ends[1][some], return_inverse=True)
-        try:
-            picks = in_edges(graph, relation, nodes)
-        except IndexError as error:  # of a damaged store: ids that a caller gives are checked
-            key = graph.schema.relations[relation].key
-            raise StoreError(f"links cannot be looked up in {key}: {error}; run hoploom check on the store") from error
+    for some, nodes, place in _pieces(graph, relation, order, ends[1][order]):
+        picks = in_edges(graph, relation, nodes)
         owners = torch.repeat_interleave(torch.arange(nodes.numel()), picks.counts)
         listed, by = torch.sort(owners * stride + picks.sources, stable=True)
         wanted = place * stride + ends[0][some]

@@ -407,6 +407,16 @@ def in_edges(graph: GraphStore, relation: int, nodes: Tensor) -> Picks:
     return picks
 
 
+def degrees_of(graph: GraphStore, relation: int, nodes: Tensor) -> Tensor:
+    """Return the number of in-edges of these nodes in one relation: [n] int64."""
+    schema = graph.schema
+    frontiers: list[Frontier | None] = [None] * len(schema.node_types)
+    frontiers[schema.destinations[relation]] = Frontier(nodes)
+    fanouts = [-1 if other == relation else 0 for other in range(len(schema.relations))]
+    picks = graph.sample(frontiers, Draw(0, 0, fanouts, counts_only=True))[relation]
+    return torch.zeros_like(nodes) if picks is None else picks.counts
+
+
 def scan_rows(
     features: FeatureStore, owner: TypeKey, name: str, count: int, at_once: int | None = None
 ) -> Iterator[Tensor]:

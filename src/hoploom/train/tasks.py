@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["max", "min"]
 VAL_LOSS = "val_loss"  # the name of evaluate()'s `loss` in the history of epochs, which also has `train_loss`
-SMALLER_IS_BETTER = frozenset((VAL_LOSS, "mae", "mse", "rmse"))
+SMALLER_IS_BETTER = frozenset((VAL_LOSS, "mae", "mse", "rmse", "mean_rank"))
 LABELS_AT_ONCE = 1 << 20  # labels that are read at a time
 
 
@@ -399,7 +399,8 @@ class LinkPrediction(MonitoredTask):
     with: labels 0 and 1, such as neg_sampling="binary" makes; candidates, by neg_sampling="triplet"; or, if it has no
     negatives, all other destinations of the batch. Losses are "binary", and for candidates also "focal", "bpr",
     "margin" and "softmax" (InfoNCE). Metrics are auroc and average_precision, and for candidates mrr, hits@k and
-    mean_rank. `log_q` has the logarithm of each destination's share of the links, to correct a softmax over a batch.
+    mean_rank. `log_q` has the logarithm of each destination's share of the links; in training, it corrects scores of
+    the destinations of a batch.
 
     >>> task = LinkPrediction(loss="bpr", metrics=["mrr", "hits@10"])
     """
@@ -419,6 +420,8 @@ class LinkPrediction(MonitoredTask):
         object.__setattr__(self, "metrics", tuple(self.metrics))
         object.__setattr__(self, "best", self.best or self.metrics[0])
         self._loss_of_rows()
+        if self.log_q is not None and not (self.log_q.dim() == 1 and self.log_q.isfinite().all()):
+            raise ConfigError("log_q needs a finite number for each destination; count every node once more, say")
         if self.metrics != LABELLED:
             self.new_metrics(torch.device("cpu"))
         super().__post_init__()
@@ -461,13 +464,16 @@ class LinkPrediction(MonitoredTask):
             raise ConfigError(f"the model returned {found.shape[0]} scores for {ends.shape[1]} links")
         if width is None:
             return found
-        return self._in_batch(found.view(-1, width), links, batch) if links.width == 0 else found.view(-1, width)
+        rows = found.view(-1, width)
+        return self._in_batch(rows, links, batch, is_training=model.training) if links.width == 0 else rows
 
-    def _in_batch(self, scores: Tensor, links: ScoredLinks, batch: Batch) -> Tensor:
+    def _in_batch(self, scores: Tensor, links: ScoredLinks, batch: Batch, *, is_training: bool) -> Tensor:
         """Return scores [n, 1 + n]: of true links, and of all destinations in the batch, without accidental hits."""
         nodes = [batch[name]["n_id"] if isinstance(batch, HeteroData) else batch.n_id for name in links.types]
         sources, destinations = (own[ends] for own, ends in zip(nodes, links.ends, strict=True))
-        log_q = None if self.log_q is None else self.log_q.to(scores.device)[destinations]
+        log_q = None
+        if self.log_q is not None and is_training:  # metrics judge the scores themselves
+            log_q = self.log_q.to(scores.device)[destinations] * (self.temperature or 1.0)
         return in_batch(scores, sources, destinations, log_q)
 
     def targets(self, batch: Batch) -> Tensor:

@@ -11,6 +11,7 @@ from torch_geometric.data import Data, HeteroData
 
 import hoploom
 from hoploom import ConfigError, LinkNeighborLoader
+from hoploom.sample import exclusions
 
 RATES, RATED = ("user", "rates", "item"), ("item", "rev_rates", "user")
 USERS, ITEMS, EDGES = 30, 20, 400
@@ -129,12 +130,11 @@ def test_exclude_below_leaves_out_edges_with_an_end_of_few_links() -> None:
     data = ratings(distinct=True)
     ends = data[RATES].edge_index
     of_users, of_items = (torch.bincount(row) for row in ends)
-    few = (of_users[ends[0]] < 13) | (of_items[ends[1]] < 20)
-    assert 0 < int(few.sum()) < EDGES
     found: set[int] = set()
     for batch in batches(data, num_neighbors=[-1], exclude_below=13, exclude="self"):
         found |= set(seen(batch, RATES)) & set(batch[RATES].input_id.tolist())
     low = (of_users[ends[0]] < 13) | (of_items[ends[1]] < 13)
+    assert 0 < int(low.sum()) < EDGES
     assert found == set(torch.nonzero(~low).view(-1).tolist())
 
 
@@ -148,6 +148,48 @@ def test_an_undirected_graph_of_one_type_is_its_own_reverse() -> None:
         there = pairs_of(data.edge_index, range(300))
         for pair, count in pairs_of(data.edge_index, batch.e_id.tolist()).items():
             assert count <= there[pair] - max(predicted[pair], turned[pair])
+
+
+BUYS, BOUGHT = ("user", "buys", "item"), ("item", "bought_by", "user")
+
+
+@pytest.mark.parametrize("kind", ["several lead back", "seeds of the reverse", "one type, another relation"])
+def test_the_reverse_is_found_whatever_it_is_called(kind: str) -> None:
+    data = ratings(distinct=True)
+    data[BUYS].edge_index, data[BOUGHT].edge_index = (data[key].edge_index[:, ::2] for key in (RATES, RATED))
+    seeds, back = RATES, [RATED]
+    if kind == "several lead back":
+        data["item", "rated_by", "user"].edge_index = data[RATED].edge_index
+        del data[RATED]
+        back = [("item", "rated_by", "user"), BOUGHT]
+    elif kind == "seeds of the reverse":
+        data["item", "rev_buys", "user"].edge_index = data[BOUGHT].edge_index
+        seeds, back = RATED, [RATES]
+    else:
+        follows = torch.randint(USERS, (2, 300), generator=torch.Generator().manual_seed(2))
+        seeds, back = ("user", "follows", "user"), [("user", "followed_by", "user")]
+        data[seeds].edge_index, data[back[0]].edge_index = follows, follows.flip(0)
+    for batch in batches(data, edge_label_index=seeds, num_neighbors=[-1, -1]):
+        predicted = pairs_of(data[seeds].edge_index, batch[seeds].input_id.tolist())
+        for key in back:
+            assert seen(batch, key)
+            found = pairs_of(data[key].edge_index.flip(0), seen(batch, key))
+            there = pairs_of(data[seeds].edge_index, range(data[seeds].edge_index.shape[1]))
+            assert all(count <= there[pair] - predicted[pair] for pair, count in found.items() if pair in predicted)
+
+
+def test_links_are_looked_up_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = ratings()
+    pairs = (RATES, data[RATES].edge_index)
+
+    def found() -> list[tuple[list[int], list[int]]]:
+        made = batches(data) + batches(data, edge_label_index=pairs, exclude="both")
+        return [(seen(one, RATES), seen(one, RATED)) for one in made]
+
+    whole = found()
+    for at_once in (1, 30):
+        monkeypatch.setattr(exclusions, "AT_ONCE", at_once)
+        assert found() == whole
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -185,7 +227,8 @@ def test_a_step_leaves_out_the_links_of_all_its_ranks(world_size: int) -> None:
         ),
         ({"time_window": 5}, "time_window is set while 'time_attr' is not set"),
         ({"time_window": "5 moons"}, "time_window is '5 moons'; give a number and a unit: s, m, h, d"),
-        ({"time_window": -1}, "time_window is -1; give a number in the unit of the times"),
+        ({"time_window": -1}, "time_window is -1; give a whole number in the unit of the times"),
+        ({"time_window": 2.5}, "time_window is 2.5; give a whole number in the unit of the times"),
         ({"strictly_before": True}, "strictly_before is set while 'time_attr' is not set"),
     ],
 )

@@ -87,12 +87,12 @@ def test_no_source_gets_no_list(store: Store, rows: dict[str, Tensor]) -> None:
 
 
 def test_a_graph_of_one_type_needs_no_names() -> None:
-    """The neighbours that a node points to are left out; the node itself is not."""
+    """The neighbours that a node points to are left out, and the node itself."""
     data = Data(edge_index=torch.tensor([[0, 0, 2], [1, 2, 0]]), num_nodes=4)
     rows = torch.tensor([[1.0], [4.0], [3.0], [2.0]])
     found = hoploom.best(rows, hoploom.from_pyg(data), [0, 3], k=2)
-    assert found.ids.tolist() == [[3, 0], [1, 2]]
-    assert hoploom.best(rows.numpy(), hoploom.from_pyg(data), k=4).ids[0].tolist() == [3, 0, -1, -1]
+    assert found.ids.tolist() == [[3, -1], [1, 2]]
+    assert hoploom.best(rows.numpy(), hoploom.from_pyg(data), k=4).ids[0].tolist() == [3, -1, -1, -1]
 
 
 def test_a_store_in_parts_leaves_out_the_same(store: Store, rows: dict[str, Tensor], tmp_path: Path) -> None:
@@ -136,3 +136,12 @@ def test_bad_input_is_one_error(change: dict[str, Any], message: str, store: Sto
     with pytest.raises(HoploomError, match=message) as error:
         hoploom.best(given.pop("rows"), store, given.pop("sources"), **given)
     assert isinstance(error.value, ConfigError | DataError)
+
+
+def test_a_source_is_not_among_its_own_best_in_a_graph_of_one_type() -> None:
+    rows = torch.nn.functional.normalize(torch.randn(30, 8), dim=1)
+    store = hoploom.from_tensors({"x": rows}, torch.stack([torch.arange(30), (torch.arange(30) + 1) % 30]))
+    found = hoploom.best(rows, store, k=5).ids
+    assert not (found == torch.arange(30)[:, None]).any()
+    assert not (found == (torch.arange(30)[:, None] + 1) % 30).any()
+    assert torch.equal(hoploom.best(rows, store, k=5, exclude=None).ids[:, 0], torch.arange(30))

@@ -179,6 +179,7 @@ def test_missing_places_of_a_list_are_no_hits() -> None:
         (lambda: RankMetrics(["mrr@10"]), "metric 'mrr@10' cannot be"),
         (lambda: RankMetrics(["hits@0"]), "metric 'hits@0' is unknown"),
         (lambda: RankMetrics(["mrr"]).update(torch.ones(4)), "mrr need candidates for every true link"),
+        (lambda: ListMetrics([], 9), r"names are \[\]; give a list, such as"),
         (lambda: ListMetrics(["map"], 9), "metric 'map' needs a k of at most 9, such as 'map@10'"),
         (lambda: ListMetrics(["map@10"], 9), "metric 'map@10' needs a k of at most 9"),
         (
@@ -198,6 +199,20 @@ def test_missing_places_of_a_list_are_no_hits() -> None:
 def test_metrics_that_cannot_be_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("best", "links", "message"),
+    [
+        ([[9]], [[0], [1]], r"best hold 9 to 9, out of range \[-1, 9\)"),
+        ([[1]], [[1], [1]], r"rows of links hold 1 to 1, out of range \[0, 1\)"),
+        ([[1]], [[0], [-1]], r"destinations of links hold -1 to -1, out of range \[0, 9\)"),
+        ([[1.0]], [[0], [1]], "best have dtype torch.float32; give integers"),
+    ],
+)
+def test_ids_of_lists_are_checked(best: Any, links: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ListMetrics(["recall@1"], 9).update(torch.tensor(best), torch.tensor(links))
 
 
 def test_a_score_that_is_no_number_is_refused_as_it_would_look_best() -> None:

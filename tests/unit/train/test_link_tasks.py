@@ -106,9 +106,13 @@ def test_without_negatives_all_destinations_of_the_batch_are_candidates(kind: ty
 
 def test_log_q_is_looked_up_by_the_destinations_ids() -> None:
     batch, model, log_q = next(iter(loader())), Ids(), torch.randn(60)
-    plain, corrected = (task(loss="softmax", log_q=given).outputs(adapted(model), batch) for given in (None, log_q))
+    judges = [task(loss="softmax", temperature=0.5, log_q=given) for given in (None, log_q)]
+    plain, corrected = (judge.outputs(adapted(model), batch) for judge in judges)
     of_links = log_q[batch.n_id[batch.edge_label_index[1]]]
-    torch.testing.assert_close(corrected, plain - torch.cat([of_links[:, None], of_links.expand(40, 40)], dim=1))
+    of_rows = torch.cat([of_links[:, None], of_links.expand(40, 40)], dim=1)
+    torch.testing.assert_close(judges[1].losses(corrected, corrected), softmax_loss(plain / 0.5 - of_rows))
+    with torch.no_grad():
+        assert torch.equal(judges[1].outputs(adapted(model).eval(), batch), judges[0].outputs(adapted(model), batch))
 
 
 def test_evaluation_ranks_every_link_among_its_candidates() -> None:
@@ -149,12 +153,17 @@ def test_what_needs_candidates_refuses_a_loader_without() -> None:
             judge.targets(batch)
 
 
+def test_a_low_mean_rank_is_best() -> None:
+    assert task(metrics=["mean_rank"]).monitor == ("mean_rank", "min")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"metrics": "mrr"}, r"metrics is 'mrr'; give a list of names, such as \['mrr', 'hits@10'\]"),
         ({"metrics": []}, r"metrics is \[\]; give a list of names"),
         ({"metrics": ["mrr", "recall@3"]}, "metric 'recall@3' is unknown"),
+        ({"log_q": torch.tensor([0.0, -torch.inf])}, "log_q needs a finite number for each destination"),
         ({"loss": "nll"}, "loss is 'nll'; choose one of"),
         ({"margin": 2.0}, "margin belongs to loss='margin', and loss is 'bpr'"),
         (

@@ -364,7 +364,7 @@ def test_a_step_of_training_does_not_see_the_links_that_it_predicts(
 
 def test_a_run_ranks_links_among_candidates() -> None:
     """Three in training, and in evaluation as many as eval_negatives says."""
-    overrides = ("task.loss=bpr", "task.negatives=3", "task.eval_negatives=7")
+    overrides = ("task.loss=bpr", "task.negatives=3", "task.eval_negatives=7", "task.metrics=['mrr', 'hits@3']")
     run_file = parse_run_file(PREDICT, overrides)
     setup = training_setup(run_file, shop())
     assert setup.task.monitor == ("mrr", "max")
@@ -383,6 +383,10 @@ def test_a_run_ranks_links_among_candidates() -> None:
         (
             "task.loss=mae",
             r"^--set task.loss=mae: task.loss is 'mae'; for this task, choose one of \['binary', 'focal'",
+        ),
+        (
+            "task.eval_negatives=9",
+            r"task.metrics has hits@10, and a link has 9 candidates; give more",
         ),
         ("task.negatives=1.5", r"task.negatives is 1.5, and 'bpr' ranks each link among them; give a whole number"),
         (

@@ -22,7 +22,7 @@ from hoploom.config.values import nearest
 from hoploom.errors import ConfigError, HoploomError
 from hoploom.ops import EdgeLists
 from hoploom.ops.sample import Words, mix_words
-from hoploom.sample.hops import reverse_of
+from hoploom.sample import exclusions
 from hoploom.sample.links import are_edges
 from hoploom.schema import EDGE_ID, RelationName, Schema, read_ids
 from hoploom.store import Store
@@ -32,11 +32,12 @@ from hoploom.store.on_disk import OnDisk
 from hoploom.store.sharded import Sharded
 from hoploom.store.store import assemble
 from hoploom.system import needs, require_memory
-from hoploom.train.runs.run_file import RunFile
+from hoploom.train.runs.run_file import LINKS, RunFile
 from hoploom.train.tasks import LinkPrediction
 
 HELD_OUT = 0x6C696E6B73  # mixed into the seed's key, which samplers use too
 EDGE_BYTES = 32  # memory per edge while links are held out: ends, split and new position
+LEAST_LINKS = 16  # of a batch of evaluation in which each link has candidates, which are seeds, too
 AT_ONCE = 1 << 18  # edges that are read at a time: each takes a few 64-bit integers
 TRAIN, VAL, TEST = range(3)
 SPLITS = ("train", "val", "test")
@@ -221,6 +222,10 @@ def link_options(run_file: RunFile, schema: Schema, split: str) -> dict[str, Any
         if amount != int(amount):
             message = f"task.negatives is {amount:g}, and {task.needs_candidates!r} ranks each link among them"
             raise run_file.problem("task.negatives", f"{message}; give a whole number")
+        most = max((int(name[5:]) for name in task.metrics if name.startswith("hits@")), default=0)
+        if most > section.eval_negatives:
+            message = f"task.metrics has hits@{most}, and a link has {section.eval_negatives} candidates"
+            raise run_file.problem("task.metrics", f"{message}; give more task.eval_negatives, or a smaller number")
         options["neg_sampling"] = NegativeSampling("triplet", int(amount))
     else:
         options["neg_sampling_ratio"] = section.negatives
@@ -230,8 +235,18 @@ def link_options(run_file: RunFile, schema: Schema, split: str) -> dict[str, Any
         if section.exclude is not None:
             options["exclude"] = section.exclude
         else:
-            options["exclude"] = "self" if reverse_of(schema, schema.relation_index[key])[0] is None else "both"
+            options["exclude"] = "both" if exclusions.opposite_relations(schema, schema.relation_index[key]) else "self"
     return options
+
+
+def eval_batch_size(run_file: RunFile) -> int:
+    """Return the batch size of evaluation: by default that of training, less if each link has many candidates."""
+    section = run_file.loader
+    if section.eval_batch_size is not None:
+        return section.eval_batch_size
+    if run_file.task.kind != LINKS or not link_task(run_file).needs_candidates:
+        return section.batch_size
+    return min(section.batch_size, max(LEAST_LINKS, section.batch_size // (1 + run_file.task.eval_negatives)))
 
 
 def link_relation(run_file: RunFile, schema: Schema) -> RelationName:

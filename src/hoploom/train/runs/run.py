@@ -432,7 +432,7 @@ def _loader(
 ) -> Loader:
     """Return a loader of a split with options `given`; by default for evaluation, where every rank has all seeds."""
     section, task, schema = run_file.loader, run_file.task, setup.store.schema
-    whole = {"rank": 0, "world_size": 1, "batch_size": section.eval_batch_size or section.batch_size}
+    whole = {"rank": 0, "world_size": 1, "batch_size": link_splits.eval_batch_size(run_file)}
     options: dict[str, Any] = dict(whole if given is None else given) | {
         "device": context.device,
         "num_workers": section.num_threads(context.num_cores),

@@ -173,7 +173,9 @@ class LoaderSection:
     eval_fanouts: tuple[int, ...] | None = key(
         None, "fanouts for evaluation; default: those of training", rules.FANOUTS, example=(-1, -1)
     )
-    eval_batch_size: int | None = key(None, "batch_size in evaluation; default: the same", rules.whole(1), example=4096)
+    eval_batch_size: int | None = key(
+        None, "batch_size in evaluation; default: the same, less if links have candidates", rules.whole(1), example=4096
+    )
 
     def num_threads(self, num_cores: int) -> int:
         """Return the number of threads that make the batches of a process with this many cores."""
