@@ -32,7 +32,7 @@ from hoploom.store.on_disk import OnDisk
 from hoploom.store.sharded import Sharded
 from hoploom.store.store import assemble
 from hoploom.system import needs, require_memory
-from hoploom.train.runs.run_file import LINKS, RunFile
+from hoploom.train.runs.run_file import RunFile
 from hoploom.train.tasks import LinkPrediction
 
 HELD_OUT = 0x6C696E6B73  # mixed into the seed's key, which samplers use too
@@ -240,13 +240,11 @@ def link_options(run_file: RunFile, schema: Schema, split: str) -> dict[str, Any
 
 
 def eval_batch_size(run_file: RunFile) -> int:
-    """Return the batch size of evaluation: by default that of training, less if each link has many candidates."""
-    section = run_file.loader
-    if section.eval_batch_size is not None:
-        return section.eval_batch_size
-    if run_file.task.kind != LINKS or not link_task(run_file).needs_candidates:
-        return section.batch_size
-    return min(section.batch_size, max(LEAST_LINKS, section.batch_size // (1 + run_file.task.eval_negatives)))
+    """Return the default batch size of evaluation: that of training, less if each link has many candidates."""
+    size = run_file.loader.batch_size
+    if not link_task(run_file).needs_candidates:
+        return size
+    return min(size, max(LEAST_LINKS, size // (1 + run_file.task.eval_negatives)))
 
 
 def link_relation(run_file: RunFile, schema: Schema) -> RelationName:

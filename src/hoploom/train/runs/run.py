@@ -263,9 +263,8 @@ def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
     if run_file.task.kind == LINKS:
         key, graph, links, notes = link_splits.link_seeds(run_file, store)
         seeds = {split: ends if schema.homogeneous else (key, ends) for split, ends in links.items()}
-        setup = TrainingSetup(
-            graph, link_splits.link_task(run_file), run_file.model.hidden, seeds, (key[0], key[2]), notes
-        )
+        task = link_splits.link_task(run_file)
+        setup = TrainingSetup(graph, task, run_file.model.hidden, seeds, (key[0], key[2]), notes)
     else:
         setup = _node_setup(run_file, store)
     if run_file.train.monitor is None:
@@ -432,7 +431,8 @@ def _loader(
 ) -> Loader:
     """Return a loader of a split with options `given`; by default for evaluation, where every rank has all seeds."""
     section, task, schema = run_file.loader, run_file.task, setup.store.schema
-    whole = {"rank": 0, "world_size": 1, "batch_size": link_splits.eval_batch_size(run_file)}
+    size = link_splits.eval_batch_size(run_file) if task.kind == LINKS else section.batch_size
+    whole = {"rank": 0, "world_size": 1, "batch_size": section.eval_batch_size or size}
     options: dict[str, Any] = dict(whole if given is None else given) | {
         "device": context.device,
         "num_workers": section.num_threads(context.num_cores),
