@@ -14,7 +14,12 @@ from support.cases import HOOKS, Case
 from support.shards import elsewhere_of
 
 NOT_ON_DEVICE = ("induced", "induced, node times", "bidirectional", *HOOKS, "no layers")
-NOT_ON_DEVICE += ("heterogeneous induced", "heterogeneous induced, times", "heterogeneous HGT")
+NOT_ON_DEVICE += (
+    "links of the graph, induced",
+    "heterogeneous induced",
+    "heterogeneous induced, times",
+    "heterogeneous HGT",
+)
 
 
 @dataclass(frozen=True)
