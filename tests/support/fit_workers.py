@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
+from torch_geometric.sampler import NegativeSampling
 
 import hoploom
 from hoploom import ConfigError, LinkNeighborLoader, NeighborLoader, Store
@@ -91,6 +92,9 @@ def train_loader(batch: int = 16, context: Context | None = None, **options: Any
 
 def val_loader(**options: Any) -> NeighborLoader:
     return NeighborLoader(store(), [4, 3], input_nodes="val", **{"batch_size": 16, "mode": "blocks"} | options)
+
+
+RANKED, TRIPLETS = ("mrr", "hits@3", "mean_rank", "auroc"), NegativeSampling("triplet", 5)
 
 
 def link_loader(context: Context | None = None, **options: Any) -> LinkNeighborLoader:
@@ -194,9 +198,9 @@ def compiled_two_ranks(context: Context, folder: str) -> None:
         assert ours == pytest.approx(theirs)
 
 
-def link_curve(context: Context) -> list[Tensor]:
+def link_curve(context: Context, exclude: str = "none") -> list[Tensor]:
     model = context.wrap(ScoredSage())
-    loader = link_loader(context, batch_size=16 // context.world_size)
+    loader = link_loader(context, batch_size=16 // context.world_size, exclude=exclude)
     learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), LinkPrediction(), loader)
     fit(learner, Training(2, accumulate=2, **QUIET), context)
     return parameters_of(learner)
@@ -218,6 +222,9 @@ def all_metrics(context: Context) -> dict[str, dict[str, float]]:
         "amount": (1, NodeRegression(label="amount")),
     }
     found = {"links": evaluate(ScoredSage(), link_loader(shuffle=False), LinkPrediction(), context)}
+    ranked, batch = LinkPrediction(loss="bpr", metrics=RANKED), {"shuffle": False, "neg_sampling": TRIPLETS}
+    found["ranked links"] = evaluate(ScoredSage(), link_loader(**batch), ranked, context)
+    found["ranked links 200"] = evaluate(ScoredSage(), link_loader(**batch, batch_size=200), ranked, context)
     for size, loader in loaders.items():
         for name, (out, task) in tasks.items():
             found[f"{name} {size}"] = evaluate(Sage(out), loader, task, context)
@@ -243,6 +250,7 @@ def two_ranks(context: Context, folder: str) -> None:
     found = {
         "gradients": [gradients_of(context, step) for step in (0, 3)],
         "links": link_curve(context),
+        "links, left out": link_curve(context, "both"),
         "curve": curve(context),
         "accumulated": curve(context, accumulate=2),
         "metrics": all_metrics(context),

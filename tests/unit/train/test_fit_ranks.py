@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support import fit_workers
 from support.fit_workers import QUIET, alone, assert_close, learner_of, parameters_of
 
@@ -67,6 +68,19 @@ def test_a_step_of_two_ranks_has_the_gradients_of_one_process(found: Any) -> Non
 
 def test_links_are_weighed_by_their_rows(found: Any) -> None:
     assert_close(found["links"], fit_workers.link_curve(alone()))
+
+
+def test_links_that_a_step_leaves_out_are_those_of_all_its_ranks(found: Any) -> None:
+    left_out = fit_workers.link_curve(alone(), "both")
+    assert_close(found["links, left out"], left_out)
+    assert not all(torch.equal(a, b) for a, b in zip(left_out, fit_workers.link_curve(alone()), strict=True))
+
+
+def test_two_ranks_rank_links_to_the_very_bits_of_one_process(found: Any) -> None:
+    alone_found = fit_workers.all_metrics(alone())
+    for where in ("ranked links", "ranked links 200"):
+        for name in ("mrr", "hits@3", "mean_rank"):
+            assert found["metrics"][where][name] == alone_found[where][name]
 
 
 def test_the_curve_of_two_ranks_is_that_of_one_process(found: Any) -> None:
