@@ -40,7 +40,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "load": 3210,
     "nn": 1035,
     "serve": 4262,
-    "train": 4410,
+    "train": 4540,
     "gpu": 2700,
     "inference": 1070,
     "ranking": 520,
@@ -49,9 +49,9 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "scale": 1000,
     "deploy": 2610,
     "report": 1200,
-    "cli": 1900,
+    "cli": 1920,
 }
-BUDGET, MOST_FILES = 44_540, 230
+BUDGET, MOST_FILES = 44_690, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -410,10 +410,37 @@ def _num_bytes(manifest: "Manifest", part: int | None = None) -> int:
 # --- check ---------------------------------------------------------------------------------------
 
 
+def _check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", type=Path, help="a store's folder; with --leaks, a run.toml")
+    text = "look for predicted links, later edges and labels in some training batches of a run.toml"
+    parser.add_argument("--leaks", action="store_true", help=text)
+    add_json(parser)
+
+
+def _check_leaks(arguments: Arguments) -> int:
+    """Print the leaks of a run's training batches; return 1 if there are any."""
+    from hoploom.ranks.context import init
+    from hoploom.train.runs.leaks import find_leaks
+    from hoploom.train.runs.run_file import read_run_file
+
+    people, run_file = for_people(arguments), read_run_file(arguments.store)
+    with init(device="cpu") as context:
+        leaks = find_leaks(run_file, context)
+    for leak in leaks.found:
+        print(printable(leak), file=people, flush=True)
+    if not leaks.found:
+        print(f"{paint('ok', 'green', people)}: {leaks.num_edges:,} edges in {leaks.num_batches} batches", file=people)
+    if arguments.json:
+        print(json.dumps({"ok": not leaks.found, "leaks": leaks.found, "edges": leaks.num_edges}))
+    return 1 if leaks.found else 0
+
+
 def _check(arguments: Arguments) -> int:
     from hoploom.store.check import problems
     from hoploom.store.format import read_manifest
 
+    if arguments.leaks:
+        return _check_leaks(arguments)
     if not arguments.store.exists():
         raise StoreError(f"{arguments.store} does not exist; give a store's folder")
     people, found = for_people(arguments), []
@@ -475,6 +502,6 @@ COMMANDS = {
     "partition": Command(_partition_arguments, _partition, lambda a: f"opening {a.store}", "hoploom.report.page"),
     "fetch": Command(_fetch_arguments, _fetch, lambda a: f"reading {a.url}", "hoploom.store.fetch"),
     "info": Command(_store_arguments, _info, lambda a: f"opening {a.store}", "hoploom.store.format"),
-    "check": Command(_store_arguments, _check, lambda a: f"reading every byte of {a.store}", "hoploom.store.check"),
+    "check": Command(_check_arguments, _check, lambda a: f"reading {a.store}", "hoploom.store.check"),
     "generate": Command(_generate_arguments, _generate, lambda a: f"writing {a.out}", "hoploom.ingest.synthetic"),
 }
