@@ -14,7 +14,7 @@ from hoploom.errors import StoreError
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import REVERSE, Schema
 from hoploom.store import Draw, GraphStore
-from hoploom.store.base import degrees_of, in_edges
+from hoploom.store.base import in_edges
 
 Exclude = Literal["none", "self", "reverse", "both"]
 AT_ONCE = 1 << 20  # links and in-edges that are looked up together, unless one node has more
@@ -119,7 +119,7 @@ def _pieces(
     """Yield the links of some destinations at a time, their distinct destinations, and the place of each link's."""
     nodes, place, num_links = torch.unique_consecutive(destinations, return_inverse=True, return_counts=True)
     try:
-        degrees = degrees_of(graph, relation, nodes)
+        degrees = in_edges(graph, relation, nodes, counts_only=True).counts
     except IndexError as error:  # of a damaged store: ids that a caller gives are checked
         key = graph.schema.relations[relation].key
         raise StoreError(f"links cannot be looked up in {key}: {error}; run hoploom check on the store") from error

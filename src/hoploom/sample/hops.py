@@ -361,7 +361,7 @@ def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
     for index, relation in enumerate(schema.relations):
         if not schema.homogeneous and relation.name.startswith(REVERSE):
             continue
-        back, both = reverse_of(schema, index)
+        back, both = _reverse_of(schema, index)
         if back is None:
             warnings.warn(f"relation {relation.key} has no reverse; its edges stay directional", stacklevel=2)
             continue
@@ -382,7 +382,7 @@ def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
     return Sampled(sampled.nodes, sampled.trees, edge_index, edges, None, None)
 
 
-def reverse_of(schema: Schema, index: int) -> tuple[int | None, bool]:
+def _reverse_of(schema: Schema, index: int) -> tuple[int | None, bool]:
     """Return the index of the relation with the reverse edges, or None; and whether it, too, gets reverse edges."""
     relation = schema.relations[index]
     named = (relation.destination, REVERSE + relation.name, relation.source)

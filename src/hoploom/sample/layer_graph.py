@@ -19,7 +19,7 @@ from hoploom.errors import ConfigError
 from hoploom.ops import Frontier, Picks
 from hoploom.schema import ID_DTYPES, Relation, RelationName, Schema, read_ids
 from hoploom.store import Draw, GraphStore
-from hoploom.store.base import NO_IDS
+from hoploom.store.base import NO_IDS, in_edges
 
 
 @dataclass(frozen=True)
@@ -156,12 +156,8 @@ class LayerGraph:
     def in_degrees(self, nodes: Tensor, relation: RelationName | None = None) -> Tensor:
         """Return the in-degree of each node in a relation, self-loops included: [n] int64. Reads no edges."""
         index = relation_index(self.schema, "relation", relation)
-        frontiers: list[Frontier | None] = [None] * len(self.schema.node_types)
-        end = self.schema.destinations[index]
-        frontiers[end] = Frontier(self._ids("nodes", self.schema.node_types[end].name, nodes))
-        fanouts = [-1 if other == index else 0 for other in range(len(self.schema.relations))]
-        counted = self._graph.sample(frontiers, Draw(0, 0, fanouts, counts_only=True))[index]
-        return torch.zeros_like(frontiers[end].nodes) if counted is None else counted.counts  # type: ignore[union-attr]
+        nodes = self._ids("nodes", self.schema.relations[index].destination, nodes)
+        return in_edges(self._graph, index, nodes, counts_only=True).counts
 
     # --- numbers ----------------------------------------------------------------------------
 

@@ -395,26 +395,16 @@ def sampled_edges(graph: GraphStore, relation: int, at_once: int = NODES) -> Ite
         yield picks.sources, torch.repeat_interleave(nodes, picks.counts)
 
 
-def in_edges(graph: GraphStore, relation: int, nodes: Tensor) -> Picks:
-    """Return all in-edges of these nodes in one relation, as picks."""
+def in_edges(graph: GraphStore, relation: int, nodes: Tensor, *, counts_only: bool = False) -> Picks:
+    """Return all in-edges of these nodes in one relation, as picks, or only their number for each node."""
     schema = graph.schema
     frontiers: list[Frontier | None] = [None] * len(schema.node_types)
     frontiers[schema.destinations[relation]] = Frontier(nodes)
     fanouts = [-1 if other == relation else 0 for other in range(len(schema.relations))]
-    picks = graph.sample(frontiers, Draw(0, 0, fanouts))[relation]
+    picks = graph.sample(frontiers, Draw(0, 0, fanouts, counts_only=counts_only))[relation]
     if picks is None:  # no part has any of them
         return Picks(torch.zeros_like(nodes), nodes[:0], nodes[:0])
     return picks
-
-
-def degrees_of(graph: GraphStore, relation: int, nodes: Tensor) -> Tensor:
-    """Return the number of in-edges of these nodes in one relation: [n] int64."""
-    schema = graph.schema
-    frontiers: list[Frontier | None] = [None] * len(schema.node_types)
-    frontiers[schema.destinations[relation]] = Frontier(nodes)
-    fanouts = [-1 if other == relation else 0 for other in range(len(schema.relations))]
-    picks = graph.sample(frontiers, Draw(0, 0, fanouts, counts_only=True))[relation]
-    return torch.zeros_like(nodes) if picks is None else picks.counts
 
 
 def scan_rows(
