@@ -1,24 +1,30 @@
 """Write the best destinations of every source, such as ten items for each user, from outputs that `infer` has written.
 
-A score is the dot product of two outputs. Each rank reads the outputs of both node types into its memory, and writes
-the sources of its share.
+A score is the dot product of two outputs. The ranks copy the outputs into files of rows that they map, because Parquet
+cannot be read at any place; then each rank finds and writes the best of its share of the sources. Memory holds a block
+of scores, and the results and known destinations of some sources, whatever the number of nodes.
 """
 
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hoploom.inference.files import parquet_file
+from hoploom.inference.files import RESULT, RowFile, SharedFolder, parquet_file, shared_folder
 from hoploom.inference.infer import folder_of, ids_of_user
 from hoploom.ranking import best
 from hoploom.ranks.context import Context
 from hoploom.schema import RelationName
 from hoploom.store import Store
+from hoploom.store.views import OriginalIds
 from hoploom.system import needs
 
-AT_ONCE = 1 << 20  # sources; the edges of the graph are read once for each so many
+AT_ONCE = 1 << 18  # nodes; the edges of the graph are read once for each so many sources
+ROWS = 1 << 12  # outputs that are copied at once
 
 
 def write_best(store: Store, outputs: Path, relation: RelationName, k: int, context: Context) -> Path:
@@ -28,39 +34,67 @@ def write_best(store: Store, outputs: Path, relation: RelationName, k: int, cont
     `score`. What a source has already is left out: `store` decides what this is.
     """
     source, _, of = relation
-    rows = {name: read_outputs(outputs, store, name) for name in {source, of}}
-    num_sources, folder = store.schema.node_type(source).num_nodes, outputs / f"best-{k}"
+    num_sources, target = store.schema.node_type(source).num_nodes, outputs / f"best-{k}"
     first, last = (num_sources * rank // context.world_size for rank in (context.rank, context.rank + 1))
-    path = folder / f"part-{context.rank:05d}.parquet"
-    unfinished = path.with_suffix(".unfinished")
+    with shared_folder(target, None, context) as folder:
+        rows = output_rows(outputs, store, sorted({source, of}), folder)
 
-    def columns(sources: Tensor) -> dict[str, Tensor]:
-        found = best(rows, store, sources if store.schema.homogeneous else (source, sources), of=of, k=k)
-        is_there = found.ids >= 0
-        places = torch.arange(1, k + 1, dtype=torch.int32).expand_as(found.ids)
-        return {
-            "id": ids_of_user(store, source, sources[:, None].expand_as(found.ids)[is_there]),
-            "rank": places[is_there],
-            "destination": ids_of_user(store, of, found.ids[is_there]),
-            "score": found.scores[is_there],
-        }
+        def columns(sources: Tensor) -> dict[str, Tensor]:
+            found = best(rows, store, sources if store.schema.homogeneous else (source, sources), of=of, k=k)
+            is_there = found.ids >= 0
+            places = torch.arange(1, k + 1, dtype=torch.int32).expand_as(found.ids)
+            return {
+                "id": ids_of_user(store, source, sources[:, None].expand_as(found.ids)[is_there]),
+                "rank": places[is_there],
+                "destination": ids_of_user(store, of, found.ids[is_there]),
+                "score": found.scores[is_there],
+            }
 
-    with parquet_file(unfinished, columns(torch.arange(first, first))) as write:
-        for sources in torch.split(torch.arange(first, last), AT_ONCE):
-            if sources.numel():
-                write(columns(sources))
-    unfinished.rename(path)
-    context.barrier()
-    return folder
+        path = folder.path / RESULT / f"part-{context.rank:05d}.parquet"
+        with folder.together("writing"), parquet_file(path, columns(torch.arange(first, first))) as write:
+            for sources in torch.split(torch.arange(first, last), AT_ONCE):
+                folder.check_peers()
+                if sources.numel():
+                    write(columns(sources))
+        folder.publish()
+    return target
 
 
-def read_outputs(outputs: Path, store: Store, name: str) -> Tensor:
-    """Return the column `output` that `infer` has written for a node type: [num_nodes, width] float32, by store id."""
+def output_rows(outputs: Path, store: Store, names: list[str], folder: SharedFolder) -> dict[str, Tensor]:
+    """Return the column `output` that `infer` has written for some node types: [num_nodes, width], by the store's ids.
+
+    Each rank copies some Parquet files into files of `folder`, which all of them map.
+    """
     with needs("tables"):
         import pyarrow.parquet as parquet
-    table = parquet.read_table(outputs / folder_of(name), columns=["id", "output"])
-    values = table["output"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    found = torch.from_numpy(np.array(values, np.float32)).view(len(table), -1)
-    rows = torch.empty(store.schema.node_type(name).num_nodes, found.shape[1])
-    rows[store.ids(name).stored(table["id"].to_numpy())] = found
-    return rows
+    files, context = dict[str, RowFile](), folder.context
+    with folder.together("reading outputs"), ExitStack() as opened:
+        for kind, name in enumerate(names):
+            first, num_nodes = 0, store.schema.node_type(name).num_nodes
+            for number, path in enumerate(sorted((outputs / folder_of(name)).glob("*.parquet"))):
+                table = opened.enter_context(parquet.ParquetFile(path, memory_map=True))
+                shape = (num_nodes, table.schema_arrow.field("output").type.list_size)
+                if number == 0:
+                    scratch = RowFile(folder.scratch / f"{kind}.rows", shape, torch.float32)
+                    files[name] = opened.enter_context(scratch)
+                if number % context.world_size == context.rank:
+                    _copy(table.iter_batches(ROWS, columns=["id", "output"]), first, store.ids(name), files[name])
+                first += table.metadata.num_rows
+            files[name].sync()
+    return {name: file.read() for name, file in files.items()}
+
+
+def _copy(batches: Iterable[Any], first: int, known: OriginalIds, file: RowFile) -> None:
+    """Write the rows of a Parquet file's batches to `file`. The user's ids are looked up only if they are in no order.
+
+    `infer` writes nodes in the store's order, so the first batch begins with node `first`.
+    """
+    for batch in batches:
+        ids, values = batch["id"].to_numpy(zero_copy_only=False), np.array(batch["output"].flatten(), np.float32)
+        nodes, rows = torch.arange(first, first + len(ids)), torch.from_numpy(values).view(len(ids), -1)
+        if not np.array_equal(known.original(nodes), ids):
+            nodes = known.stored(ids)
+        ends = [*((nodes.diff() != 1).nonzero()[:, 0] + 1).tolist(), len(nodes)]
+        for begin, end in zip([0, *ends], ends, strict=False):  # of consecutive nodes
+            file.write(int(nodes[begin]), rows[begin:end])
+        first += len(ids)

@@ -22,9 +22,11 @@ from torch import Tensor
 from hoploom.errors import HoploomError, StoreError
 from hoploom.ops import DiskError, DiskFile, FileRows, MappedFile, Reads, RowRequest
 from hoploom.ranks.context import Context, all_or_none
+from hoploom.store.format import sync_folder
 from hoploom.system import Closing, needs
 
 Gather = Callable[[Sequence[Tensor], Sequence[Tensor]], None]  # (ids, outs): writes the rows of ids[i] to outs[i]
+RESULT = "result"
 Columns = Mapping[str, Tensor]  # [rows], [rows, width] for fixed-size lists, uint8 [rows, width] for text
 
 
@@ -146,8 +148,25 @@ class SharedFolder:
         if any(self._note(rank).exists() for rank in range(self.context.world_size) if rank != self.context.rank):
             raise _PeerFailedError
 
+    def publish(self) -> None:
+        """Rename the folder RESULT to `target`, which is never half-written therefore. All ranks call."""
+        with self.together(f"naming {self.target}"):
+            if self.context.is_main:
+                result = self.path / RESULT
+                for inner in (result, *(path for path in result.rglob("*") if path.is_dir())):
+                    sync_folder(inner)
+                refuse_existing(self.target)  # os.rename would replace an empty directory
+                os.rename(result, self.target)
+                sync_folder(self.target.absolute().parent)
+
     def _note(self, rank: int) -> Path:
         return self.path / f"failed-{rank}"
+
+
+def refuse_existing(target: Path) -> None:
+    """Raise StoreError if there is a file or a folder at `target`."""
+    if os.path.lexists(target):
+        raise StoreError(f"{target} exists; give another path, or remove it first")
 
 
 @contextmanager

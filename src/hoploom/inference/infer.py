@@ -5,7 +5,6 @@ Models that cannot run layer by layer run in batches, which compute inner rows a
 """
 
 import copy
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,8 +17,8 @@ from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 
 from hoploom.config.values import as_int
-from hoploom.errors import ConfigError, StoreError
-from hoploom.inference.files import Columns, SharedFolder, parquet_file, shared_folder
+from hoploom.errors import ConfigError
+from hoploom.inference.files import RESULT, Columns, SharedFolder, parquet_file, refuse_existing, shared_folder
 from hoploom.inference.layerwise import Group, LayerWise, Progress, plan_of
 from hoploom.load import NeighborLoader
 from hoploom.load.assemble import FEATURES
@@ -31,7 +30,7 @@ from hoploom.ranks.environment import RankInfo
 from hoploom.schema import ORIGINAL_ID
 from hoploom.store import Store, Wanted
 from hoploom.store.budget import little_idle
-from hoploom.store.format import node_file, sync_folder
+from hoploom.store.format import node_file
 from hoploom.train.batch_adapter import adapted
 from hoploom.train.loop import evaluating, progress_bar
 from hoploom.train.tasks import NodeTask, Task
@@ -41,7 +40,6 @@ MakeLoader = Callable[[str | None], Loader]  # takes input_nodes: a node type; N
 Predict = Callable[[Tensor], Tensor]  # outputs become predictions, row by row
 
 PREDICTION: Column = "prediction"
-RESULT = "result"
 MEMORY = 256 << 20
 LEAST_MEMORY = 1 << 10
 BATCH_SIZE = 512  # seeds of a batch, for models that cannot run layer by layer
@@ -118,7 +116,7 @@ def infer(
             )
         context = Context(RankInfo(), torch.device("cpu"), "gloo", DEADLINE)
     target, scratch = Path(out), None if inference.scratch is None else Path(inference.scratch)
-    _refuse_existing(target)
+    refuse_existing(target)
     module = unwrap(model)
     if any(held.device.type != "cpu" for held in (*module.parameters(), *module.buffers())):
         module = copy.deepcopy(module).cpu()  # a copy: DDP fails if its model is moved
@@ -147,14 +145,7 @@ def infer(
             work.run()
             results = work.results()
         _write(folder, store, results, inference, columns)
-        with folder.together(f"naming {target}"):
-            if context.is_main:
-                result = folder.path / RESULT
-                for inner in (result, *(path for path in result.rglob("*") if path.is_dir())):
-                    sync_folder(inner)
-                _refuse_existing(target)  # os.rename would replace an empty directory
-                os.rename(result, target)
-                sync_folder(target.absolute().parent)
+        folder.publish()
     return target
 
 
@@ -188,11 +179,6 @@ def ids_of_user(store: Store, name: str, nodes: Tensor) -> Tensor:
 def folder_of(node_type: str) -> str:
     """Return the folder name for a node type's results, which is also its folder name in a store."""
     return Path(node_file(0, node_type, FEATURES)).parent.name
-
-
-def _refuse_existing(target: Path) -> None:
-    if os.path.lexists(target):
-        raise StoreError(f"{target} exists; give another path, or remove it first")
 
 
 @contextmanager

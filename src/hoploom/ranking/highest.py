@@ -153,17 +153,18 @@ def _known(
 ) -> Known | None:
     """Read the destinations of `sources` in these relations, by one pass over all edges; None without relations.
 
-    If `with_itself`, a source is one of its own.
+    `sources` are ascending. If `with_itself`, a source is one of its own.
     """
     if not relations:
         return None
     found = [torch.arange(sources.numel()) * num_destinations + sources] if with_itself else []
+    first, last = (int(sources[0]), int(sources[-1])) if sources.numel() else (0, -1)
+    place_of = torch.full((last - first + 1,), -1)  # of the source that is the n-th after the first
+    place_of[sources - first] = torch.arange(sources.numel())
     for relation in relations:
-        source_type = store.schema.node_types[store.schema.sources[relation]]
-        place_of = torch.full((source_type.num_nodes,), -1)
-        place_of[sources] = torch.arange(sources.numel())
         for ends, destinations in sampled_edges(store.graph, relation, NODES):
-            places = place_of[ends]
+            is_near = (ends >= first) & (ends < first + place_of.numel())
+            places, destinations = place_of[ends[is_near] - first], destinations[is_near]
             is_wanted = places >= 0
             found.append(places[is_wanted] * num_destinations + destinations[is_wanted])
     pairs = torch.cat(found)

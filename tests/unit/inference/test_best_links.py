@@ -1,16 +1,17 @@
 """The table of the best destinations: the user's ids, ranks and scores, equal for any number of ranks."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from support.infer_workers import in_threads
+from support.memory_group import memory_group
+from support.stores import left_in
 from torch import Tensor
 
 import hoploom
-from hoploom import Store
-from hoploom.inference.best_links import read_outputs, write_best
+from hoploom import DataError, PeerError, Store
+from hoploom.inference.best_links import write_best
 from hoploom.inference.files import parquet_file
 from hoploom.inference.infer import folder_of, ids_of_user
 
@@ -41,23 +42,15 @@ def with_outputs(folder: Path, store: Store) -> dict[str, Tensor]:
     return rows
 
 
-def rank(number: int, world_size: int) -> Any:
-    return SimpleNamespace(rank=number, world_size=world_size, barrier=lambda: None)
-
-
-def test_outputs_are_read_in_the_order_of_the_store(tmp_path: Path) -> None:
-    store = shop()
-    rows = with_outputs(tmp_path, store)
-    assert all(torch.equal(read_outputs(tmp_path, store, name), rows[name]) for name in rows)
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 4, 12])
 def test_each_source_has_its_best_destinations_but_for_those_that_it_has(tmp_path: Path, world_size: int) -> None:
     store = shop()
     rows = with_outputs(tmp_path, store)
-    folders = {write_best(store, tmp_path, LIKES, K, rank(number, world_size)) for number in range(world_size)}
-    assert len(list(*[folder.iterdir() for folder in folders])) == world_size
-    found = parquet.read_table(*folders).to_pylist()
+    raised = in_threads(world_size, lambda context: write_best(store, tmp_path, LIKES, K, context))
+    assert raised == [None] * world_size
+    assert left_in(tmp_path) == ["best-3", "item", "user"]
+    assert len(left_in(tmp_path / "best-3")) == world_size
+    found = parquet.read_table(tmp_path / "best-3").to_pylist()
     scores = rows["user"] @ rows["item"].t()
     expected = []
     for user in range(USERS):
@@ -75,5 +68,65 @@ def test_a_source_that_has_nearly_all_has_fewer(tmp_path: Path) -> None:
         columns = {"id": ids_of_user(store, name, torch.arange(count)), "output": torch.ones(count, 2)}
         with parquet_file(tmp_path / folder_of(name) / "part-00000.parquet", columns) as write:
             write(columns)
-    found = parquet.read_table(write_best(store, tmp_path, LIKES, K, rank(0, 1))).to_pylist()
+    assert in_threads(1, lambda context: write_best(store, tmp_path, LIKES, K, context)) == [None]
+    found = parquet.read_table(tmp_path / "best-3").to_pylist()
     assert found == [{"id": 3, "rank": 1, "destination": ITEMS - 1, "score": 2.0}]
+
+
+def test_what_fails_on_one_rank_fails_on_all_and_leaves_no_folder(tmp_path: Path) -> None:
+    """Every rank scores the last item; the last user is in the share of one rank, whose error the other one raises."""
+    store = shop()
+    for damaged in ("item", "user"):
+        rows = with_outputs(tmp_path, store)
+        rows[damaged][-1] = torch.nan
+        with parquet_file(tmp_path / damaged / "part-00000.parquet", table := whole(store, damaged, rows)) as write:
+            write(table)
+        (tmp_path / damaged / "part-00001.parquet").unlink()
+        raised = in_threads(2, lambda context: write_best(store, tmp_path, LIKES, K, context))
+        assert all(isinstance(error, DataError | PeerError) and "not finite" in str(error) for error in raised)
+        assert left_in(tmp_path) == ["item", "user"]
+
+
+def whole(store: Store, name: str, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {"id": ids_of_user(store, name, torch.arange(len(rows[name]))), "output": rows[name]}
+
+
+MB = 1 << 20
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+import hoploom, pyarrow.parquet
+from hoploom.inference.best_links import write_best
+from hoploom.inference.infer import infer
+from support.infer_workers import in_threads
+
+torch.set_num_threads(2)
+store = hoploom.open(sys.argv[2])
+hoploom.best({name: torch.ones(store.schema.node_type(name).num_nodes, 1) for name in ("user", "item")}, store,
+    ("user", [0]), of="item", k=2)  # imports, and starts threads
+enter()
+print(in_threads(1, lambda context: write_best(store, Path(sys.argv[1]), ("user", "likes", "item"), 2, context)))
+"""
+
+
+@pytest.mark.parametrize(("num_users", "num_items"), [(600, 700_000), (700_000, 40)], ids=["items", "users"])
+def test_outputs_need_not_fit_in_memory(num_users: int, num_items: int, tmp_path: Path) -> None:
+    """They are 300 MB and more; a block of scores is 64 MB at most, and the results of some users 20 MB."""
+    generator, outputs = torch.Generator().manual_seed(1), tmp_path / "outputs"
+    sizes = {"user": num_users, "item": num_items}
+    likes = torch.stack([torch.randint(n, (10_000,), generator=generator) for n in sizes.values()])
+    hoploom.from_tensors({name: {"one": torch.ones(n)} for name, n in sizes.items()}, {LIKES: likes}).save(
+        tmp_path / "shop.store"
+    )
+    for name, count in sizes.items():
+        columns = {"id": torch.arange(count), "output": torch.randn(count, 128, generator=generator)}
+        with parquet_file(outputs / folder_of(name) / "part-00000.parquet", columns) as write:
+            write(columns)
+    assert sum(path.stat().st_size for path in outputs.rglob("*.parquet")) > 300 * MB
+    with memory_group(192 * MB) as group:
+        done = group.run(SCRIPT, [str(outputs), str(tmp_path / "shop.store")])
+        assert group.num_killed == 0
+        assert group.peak <= 192 * MB
+    assert done.stdout == "[None]\n", done.stderr
+    assert parquet.ParquetFile(outputs / "best-2" / "part-00000.parquet").metadata.num_rows == 2 * num_users
