@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         NeighborLoader as NeighborLoader,
     )
     from hoploom.partition.partition import partition as partition
+    from hoploom.ranking.all_nodes import rank_links as rank_links
     from hoploom.ranking.highest import best as best
     from hoploom.ranks.context import init as init
     from hoploom.ranks.spawn import spawn as spawn
@@ -55,6 +56,7 @@ _NAMES = {
     "ingest.formats.dgl": "from_dgl",
     "ingest.synthetic": "generate",
     "load": "HGTLoader LinkNeighborLoader NeighborLoader",
+    "ranking.all_nodes": "rank_links",
     "ranking.highest": "best",
     "ranks.context": "init",
     "ranks.spawn": "spawn",

@@ -5,13 +5,18 @@ dimensions that broadcast: sources [n, 1, d] and destinations [n, k, d] give sco
 the real parts first, then the imaginary ones.
 """
 
+import copy
 import math
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hoploom.errors import ConfigError
+from hoploom.schema import check_ids
+
+AT_ONCE = 1 << 22  # values of pairs of rows that are in memory at a time
 
 
 class Decoder(nn.Module):
@@ -21,12 +26,28 @@ class Decoder(nn.Module):
         """Return one score per link; the higher, the likelier."""
         raise NotImplementedError
 
+    def against(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        """Return the score of every source [n, d] with every destination [m, d]: [n, m]. `relations` are [n].
+
+        This takes `forward` of some pairs at a time; decoders whose scores are products or distances are faster.
+        """
+        some = max(1, AT_ONCE // max(1, sources.numel()))
+        found = [self(sources[:, None], rows, relations) for rows in torch.split(destinations, some)]
+        return torch.cat(found, dim=1)
+
 
 class Dot(Decoder):
-    """The dot product of both rows."""
+    """The dot product of both rows. In a class derived from this one, `query` changes the source's row first."""
+
+    def query(self, sources: Tensor, relations: Tensor | None) -> Tensor:
+        """Return the rows whose dot product with a destination is its score."""
+        return sources
 
     def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
-        return (sources * destinations).sum(-1)
+        return (self.query(sources, relations) * destinations).sum(-1)
+
+    def against(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        return self.query(sources, relations) @ destinations.t()
 
 
 class Cosine(Decoder):
@@ -34,6 +55,10 @@ class Cosine(Decoder):
 
     def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
         return functional.cosine_similarity(sources, destinations, dim=-1)
+
+    def against(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        left, right = (functional.normalize(rows, dim=-1, eps=1e-8) for rows in (sources, destinations))
+        return left @ right.t()
 
 
 class MLP(Decoder):
@@ -60,40 +85,54 @@ class OfRelations(Decoder):
     def rows(self, relations: Tensor | None, like: Tensor) -> Tensor:
         """Return the rows of relations [...], with as many dimensions as the rows `like`."""
         if relations is None:
-            if self.relations.num_embeddings > 1:
-                count = self.relations.num_embeddings
-                raise ConfigError(f"{type(self).__name__} has {count} relations; give the number of each link's")
+            self.check(relations)
             return self.relations.weight[0]
         found: Tensor = self.relations(relations)
         return found.view(*found.shape[:-1], *[1] * (like.dim() - found.dim()), found.shape[-1])
 
+    def check(self, relations: Tensor | None) -> None:
+        """Raise ConfigError unless these are numbers of relations of this decoder; None if it has one only."""
+        count = self.relations.num_embeddings
+        if relations is not None:
+            check_ids("relations", relations, count, ConfigError)
+        elif count > 1:
+            raise ConfigError(f"{type(self).__name__} has {count} relations; give the number of each link's")
 
-class Bilinear(OfRelations):
+    def only(self, relation: int) -> Self:
+        """Return a copy that has this relation alone, such as for hoploom.best."""
+        self.check(torch.tensor([relation]))
+        own = copy.deepcopy(self)
+        own.relations = nn.Embedding(
+            1, self.relations.embedding_dim, _weight=self.relations.weight[[relation]].detach()
+        )
+        return own
+
+
+class Bilinear(OfRelations, Dot):
     """A bilinear form: source · M · destination, with a matrix for each relation (RESCAL)."""
 
     def __init__(self, channels: int, num_relations: int = 1) -> None:
         super().__init__(channels, num_relations, width=channels * channels)
 
-    def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+    def query(self, sources: Tensor, relations: Tensor | None) -> Tensor:
         matrices = self.rows(relations, sources)
-        matrices = matrices.view(*matrices.shape[:-1], sources.shape[-1], -1)
-        return ((sources.unsqueeze(-2) @ matrices).squeeze(-2) * destinations).sum(-1)
+        matrices = matrices.view(*matrices.shape[:-1], *2 * sources.shape[-1:])
+        return (sources.unsqueeze(-2) @ matrices).squeeze(-2)
 
 
-class DistMult(OfRelations):
+class DistMult(OfRelations, Dot):
     """A dot product weighted by the relation's row (Yang et al. 2015). Both directions have the same score."""
 
-    def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
-        return (sources * self.rows(relations, sources) * destinations).sum(-1)
+    def query(self, sources: Tensor, relations: Tensor | None) -> Tensor:
+        return sources * self.rows(relations, sources)
 
 
-class ComplEx(OfRelations):
+class ComplEx(OfRelations, Dot):
     """DistMult with complex numbers (Trouillon et al. 2016), which tells directions apart."""
 
-    def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
-        source, relation = _complex(sources), _complex(self.rows(relations, sources))
-        found: Tensor = (source * relation * _complex(destinations).conj()).real.sum(-1)
-        return found
+    def query(self, sources: Tensor, relations: Tensor | None) -> Tensor:
+        product = _complex(sources) * _complex(self.rows(relations, sources))
+        return torch.cat([product.real, product.imag], dim=-1)
 
 
 class TransE(OfRelations):
@@ -107,6 +146,10 @@ class TransE(OfRelations):
         between = sources + self.rows(relations, sources) - destinations
         distances: Tensor = torch.linalg.vector_norm(between, self.p, dim=-1)
         return -distances
+
+    def against(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        moved, exact = sources + self.rows(relations, sources), "donot_use_mm_for_euclid_dist"
+        return -torch.cdist(moved, destinations, self.p, compute_mode=exact)
 
 
 class RotatE(OfRelations):

@@ -1,6 +1,7 @@
 """Ranking: losses and metrics of true links among candidates, and the best destinations of each source."""
 
+from hoploom.ranking.all_nodes import LinkRanks, rank_links
 from hoploom.ranking.highest import Best, best
 
-__all__ = ["Best", "best"]
+__all__ = ["Best", "LinkRanks", "best", "rank_links"]
 __dir__ = __all__.copy

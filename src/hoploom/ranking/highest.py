@@ -1,10 +1,11 @@
 """Find the destinations with the highest scores for each source, such as ten items for every user.
 
-A score is the dot product of two rows, in float32. Scores are computed block by block, and each block is merged into
-the best so far, so that one block of them is in memory at a time. No destination is skipped. The last bits of a score
-may depend on the other sources of the call, as in any matrix product.
+A score is the dot product of two rows, or that of a decoder, in float32. Scores are computed block by block, and each
+block is merged into the best so far, so that one block of them is in memory at a time. No destination is skipped. The
+last bits of a score may depend on the other sources of the call, as in any matrix product.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, DataError
 from hoploom.load.arguments import canonical, read_input_nodes
+from hoploom.nn.decoders import Decoder, Dot, OfRelations
 from hoploom.schema import RelationName
 from hoploom.store import Store
 from hoploom.store.base import sampled_edges
@@ -47,6 +49,7 @@ class Known(NamedTuple):
         return Known(self.indptr[begin : end + 1] - first, self.ids[first:last])
 
 
+@torch.no_grad()
 def best(
     rows: Rows | Tensor,
     store: Store,
@@ -55,8 +58,11 @@ def best(
     of: str | None = None,
     k: int = 10,
     exclude: Literal["known"] | Sequence[RelationName] | None = "known",
+    decoder: Decoder | None = None,
 ) -> Best:
-    """Return the `k` destinations of node type `of` with the highest dot product, for each source.
+    """Return the `k` destinations of node type `of` with the highest scores, for each source.
+
+    A score is the dot product of two rows, or that of a `decoder`; of several relations, choose one: `decoder.only(3)`.
 
     `rows` has a row for every node, by node type; for a graph with one node type, it may be a tensor. `sources` are
     nodes of one type, given like `input_nodes` of a loader: ("user", ids), ("user", "test"), or "user" for all users.
@@ -70,39 +76,55 @@ def best(
     of = _only_type(store, "of") if of is None else of
     by_type = rows if isinstance(rows, Mapping) else {_only_type(store, "rows"): rows}
     num_destinations = store.schema.node_type(of).num_nodes
-    of_sources, of_destinations = (_rows_of(by_type, store, name) for name in (source_type, of))
-    if of_sources.shape[1] != of_destinations.shape[1]:
-        raise ConfigError(
-            f"rows of {source_type!r} have {of_sources.shape[1]} columns and rows of {of!r} have "
-            f"{of_destinations.shape[1]}; a dot product needs as many"
-        )
+    of_sources, of_destinations = read_rows(by_type, source_type, of)
+    for name in (source_type, of):
+        num_nodes, num_rows = store.schema.node_type(name).num_nodes, len(by_type[name])
+        if num_rows != num_nodes:
+            raise ConfigError(f"there are {num_rows} rows of {name!r}; give one row for each of its {num_nodes} nodes")
     if as_int("k", k, 1, "give how many destinations to find for each source") > num_destinations:
         raise ConfigError(f"k is {k}, and there are {num_destinations} nodes of {of!r}; give at most that many")
     unique, places = torch.unique(wanted, return_inverse=True)
     known = _known(store, unique, _excluded(store, source_type, of, exclude), num_destinations, source_type == of)
+    if isinstance(decoder, OfRelations):
+        decoder.check(None)
+    scorer = scorer_of(decoder, torch.float32)
     ids = torch.full((unique.numel(), k), -1)
     scores = torch.full((unique.numel(), k), -torch.inf)
     for begin in range(0, unique.numel(), SOURCES):
         end = min(begin + SOURCES, unique.numel())
-        left = _finite(of_sources[unique[begin:end]], source_type)
+        left = finite_rows(of_sources[unique[begin:end]], source_type, torch.float32)
         lists = None if known is None else known.of(begin, end)
-        for first, block in _blocks(left, of_destinations, of):
+        for first, block in blocks(scorer, left, of_destinations, of):
             ops.keep_best(block, first, lists, scores[begin:end], ids[begin:end])
     return Best(ids[places], scores[places])
 
 
-def _blocks(left: Tensor, rows: Tensor, of: str) -> Iterator[tuple[int, Tensor]]:
+def scorer_of(decoder: Decoder | None, dtype: torch.dtype) -> Decoder:
+    """Return a copy of the decoder that computes on the CPU, with this dtype; None stands for dot products."""
+    own = copy.deepcopy(decoder or Dot()).to("cpu", dtype).eval()
+    if not all(parameter.isfinite().all() for parameter in own.parameters()):
+        raise DataError("the decoder has values that are not finite; look at the training that made them")
+    return own
+
+
+def blocks(
+    scorer: Decoder, left: Tensor, rows: Tensor, of: str, relations: Tensor | None = None
+) -> Iterator[tuple[int, Tensor]]:
     """Yield the scores of the sources `left`, some destinations at a time: the first destination, then the scores."""
-    memory = torch.empty(left.shape[0] * DESTINATIONS)
+    memory = torch.empty(left.shape[0] * DESTINATIONS, dtype=left.dtype)
+    query = scorer.query(left, relations) if isinstance(scorer, Dot) else None
     for first in range(0, rows.shape[0], DESTINATIONS):
-        right = _finite(rows[first : first + DESTINATIONS], of)
-        out = memory[: left.shape[0] * right.shape[0]].view(left.shape[0], right.shape[0])
-        yield first, torch.mm(left, right.t(), out=out)
+        right = finite_rows(rows[first : first + DESTINATIONS], of, left.dtype)
+        if query is None:
+            yield first, scorer.against(left, right, relations)
+        else:
+            out = memory[: left.shape[0] * right.shape[0]].view(left.shape[0], right.shape[0])
+            yield first, torch.mm(query, right.t(), out=out)
 
 
-def _finite(rows: Tensor, name: str) -> Tensor:
-    """Return the rows as float32; raise DataError if a value is not finite, because no score would mean anything."""
-    rows = rows.detach().to("cpu", torch.float32)
+def finite_rows(rows: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+    """Return the rows on the CPU; raise DataError if a value is not finite, because no score would mean anything."""
+    rows = rows.detach().to("cpu", dtype)
     if not rows.isfinite().all():
         raise DataError(f"rows of {name!r} have values that are not finite; look at the model that made them")
     return rows
@@ -115,18 +137,25 @@ def _only_type(store: Store, argument: str) -> str:
     return names[0]
 
 
-def _rows_of(rows: Rows, store: Store, name: str) -> Tensor:
-    """Return the rows of a node type; raise ConfigError unless there is one for each node."""
-    num_nodes = store.schema.node_type(name).num_nodes
-    if name not in rows:
-        raise ConfigError(f"there are no rows of {name!r}; give rows for it: {{{name!r}: tensor}}")
-    own = torch.as_tensor(rows[name])
-    if own.dim() != 2 or own.shape[0] != num_nodes or not own.is_floating_point():
+def read_rows(rows: Rows, source: str, destination: str) -> tuple[Tensor, Tensor]:
+    """Return the rows of two node types; raise ConfigError unless they are floats, with as many columns."""
+    found = []
+    for name in (source, destination):
+        if name not in rows:
+            raise ConfigError(f"there are no rows of {name!r}; give rows for it: {{{name!r}: tensor}}")
+        own = torch.as_tensor(rows[name])
+        if own.dim() != 2 or not own.is_floating_point():
+            raise ConfigError(
+                f"rows of {name!r} are {own.dtype} of shape {list(own.shape)}; give floats [nodes, width]"
+            )
+        found.append(own)
+    left, right = found
+    if left.shape[1] != right.shape[1]:
         raise ConfigError(
-            f"rows of {name!r} are {own.dtype} of shape {list(own.shape)}; give floats, one row for each of its "
-            f"{num_nodes} nodes"
+            f"rows of {source!r} have {left.shape[1]} columns and rows of {destination!r} have {right.shape[1]}; a "
+            "score needs as many"
         )
-    return own
+    return left, right
 
 
 def _excluded(
@@ -169,6 +198,11 @@ def _known(
             found.append(places[is_wanted] * num_destinations + destinations[is_wanted])
     pairs = torch.cat(found)
     found.clear()
+    return known_of(pairs, sources.numel(), num_destinations)
+
+
+def known_of(pairs: Tensor, num_sources: int, num_destinations: int) -> Known:
+    """Return the destinations of each source from numbers source * num_destinations + destination, in any order."""
     pairs = torch.unique(pairs)
-    counts = torch.bincount(pairs // num_destinations, minlength=sources.numel())
+    counts = torch.bincount(pairs // num_destinations, minlength=num_sources)
     return Known(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), pairs % num_destinations)

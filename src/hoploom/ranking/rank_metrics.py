@@ -100,7 +100,10 @@ class RankMetrics(Metric):
                 f"{', '.join(self.names)} need candidates for every true link, but there is one score for each link; "
                 "use a loader with neg_sampling='triplet'"
             )
-        doubled = doubled_ranks(scores)
+        self.count(doubled_ranks(scores))
+
+    def count(self, doubled: Tensor) -> None:
+        """Count doubled ranks [n], on this process only."""
         great = doubled[doubled >= SMALL]
         self.counts += torch.bincount(doubled[doubled < SMALL], minlength=SMALL)
         reciprocals = (2 << UNIT) // great

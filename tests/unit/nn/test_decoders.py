@@ -16,6 +16,7 @@ from torch_geometric.sampler import NegativeSampling
 import hoploom
 from hoploom import ConfigError, LinkNeighborLoader
 from hoploom.nn import MLP, Bilinear, ComplEx, Cosine, Decoder, DistMult, Dot, RotatE, TransE
+from hoploom.nn.decoders import OfRelations
 from hoploom.train.batch_adapter import adapted
 from hoploom.train.tasks import LinkPrediction
 
@@ -26,7 +27,7 @@ def by_hand(decoder: Any, source: list[float], destination: list[float], relatio
     """A score from lists of floats."""
     pairs = list(zip(source, destination, strict=True))
     dot = sum(u * v for u, v in pairs)
-    if isinstance(decoder, Dot):
+    if type(decoder) is Dot:
         return dot
     if isinstance(decoder, Cosine):
         return dot / (sum(u * u for u in source) * sum(v * v for v in destination)) ** 0.5
@@ -81,8 +82,33 @@ def test_candidates_of_a_link_have_the_scores_of_pairs(make: Callable[[int], Dec
         torch.testing.assert_close(rows[:, column], decoder(sources, destinations[:, column], relations))
 
 
+@pytest.mark.parametrize("at_once", [1, 1 << 22])
+@pytest.mark.parametrize("make", [*MAKERS.values(), lambda relations: MLP(D, 8)], ids=[*MAKERS, "mlp"])
+def test_all_pairs_have_the_scores_of_pairs(
+    make: Callable[[int], Decoder], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr("hoploom.nn.decoders.AT_ONCE", at_once)
+    decoder, sources, destinations, relations = make(R), torch.randn(5, D), torch.randn(7, D), torch.arange(5) % R
+    expected = decoder(sources[:, None], destinations, relations)
+    torch.testing.assert_close(decoder.against(sources, destinations, relations), expected, rtol=1e-5, atol=1e-5)
+    assert decoder.against(sources[:0], destinations, relations[:0]).shape == (0, 7)
+    assert decoder.against(sources, destinations[:0], relations).shape == (5, 0)
+
+
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
-def test_one_relation_need_not_be_named(make: Callable[[int], Decoder]) -> None:
+def test_one_relation_of_several_is_a_decoder(make: Callable[[int], Decoder]) -> None:
+    torch.manual_seed(0)
+    decoder, sources, destinations = make(R), torch.randn(5, D), torch.randn(5, D)
+    if isinstance(decoder, OfRelations):
+        expected = decoder(sources, destinations, torch.full((5,), 2))
+        torch.testing.assert_close(decoder.only(2)(sources, destinations), expected)
+        with pytest.raises(ConfigError, match=r"relations holds id 4, out of range \[0, 4\)"):
+            decoder.only(R)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_one_relation_need_need_not_be_named(make: Callable[[int], Decoder]) -> None:
     torch.manual_seed(0)
     decoder, sources, destinations = make(1), torch.randn(5, D), torch.randn(5, D)
     zero = torch.zeros(5, dtype=torch.int64)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch_geometric.data import Data, HeteroData
 
 import hoploom
 from hoploom import ConfigError, DataError, HoploomError, Store
+from hoploom.nn import DistMult, RotatE
+from hoploom.nn.decoders import OfRelations
 from hoploom.ranking.highest import Best
 
 USERS, ITEMS = 23, 57
@@ -126,7 +129,7 @@ def test_a_store_in_parts_leaves_out_the_same(store: Store, rows: dict[str, Tens
         ({"exclude": "rated"}, "exclude is 'rated'; give 'known'"),
         ({"exclude": [("item", "rev_rates", "user")]}, "is no relation from 'user' to 'item'"),
         ({"rows": {"user": torch.ones(USERS, 4)}}, "there are no rows of 'item'"),
-        ({"rows": {"user": torch.ones(USERS, 4), "item": torch.ones(ITEMS, 5)}}, "a dot product needs as many"),
+        ({"rows": {"user": torch.ones(USERS, 4), "item": torch.ones(ITEMS, 5)}}, "a score needs as many"),
         ({"rows": {"user": torch.ones(USERS, 4), "item": torch.ones(5, 4)}}, "one row for each of its 57 nodes"),
         ({"rows": {"user": torch.ones(USERS, 4), "item": torch.full((ITEMS, 4), torch.nan)}}, "are not finite"),
     ],
@@ -145,3 +148,18 @@ def test_a_source_is_not_among_its_own_best_in_a_graph_of_one_type() -> None:
     assert not (found == torch.arange(30)[:, None]).any()
     assert not (found == (torch.arange(30)[:, None] + 1) % 30).any()
     assert torch.equal(hoploom.best(rows, store, k=5, exclude=None).ids[:, 0], torch.arange(30))
+
+
+@pytest.mark.parametrize("make", [lambda: DistMult(4, 3), lambda: RotatE(4, 3)])
+def test_a_decoder_scores_with_one_of_its_relations(
+    make: Callable[[], OfRelations], store: Store, rows: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hoploom.ranking.highest.DESTINATIONS", 13)
+    torch.manual_seed(0)
+    decoder = make()
+    found = hoploom.best(rows, store, ("user", None), of="item", k=5, exclude=None, decoder=decoder.only(2))
+    every = decoder(rows["user"][:, None], rows["item"], torch.full((USERS,), 2))
+    torch.testing.assert_close(found.scores, every.topk(5).values)
+    torch.testing.assert_close(every.gather(1, found.ids), found.scores)
+    with pytest.raises(ConfigError, match="has 3 relations; give the number of each link's"):
+        hoploom.best(rows, store, ("user", None), of="item", decoder=decoder)
