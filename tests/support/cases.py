@@ -96,6 +96,7 @@ def _own_ids(batch: Any) -> Any:
 WEIGHT, NODE_TIME, EDGE_TIME = {"weight_attr": "weight"}, {"time_attr": "node_time"}, {"time_attr": "edge_time"}
 LINK_TIMES: dict[str, Any] = {**NODE_TIME, "edge_label_time": torch.arange(20) * 5}
 ALL_EDGES: dict[str, Any] = {"edge_label_index": None, "batch_size": 90}
+PAIRED = {"edge_label_index": (("author", "cites", "author"), torch.arange(14).view(2, 7) % 6)}
 PAIRS = random_graph(60, 500, seed=1).edge_index[:, :20]
 HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "uniform": (_nodes(), {}),
@@ -138,6 +139,7 @@ HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "links, disjoint": (_links(neg_sampling="binary", disjoint=True), {}),
     "links, blocks": (_links(neg_sampling="binary", mode="blocks"), {}),
     "links, labels": (_links(edge_label=torch.arange(20.0)), {}),
+    "links, relations": (_links(neg_sampling=NegativeSampling("triplet", 2), edge_label=torch.arange(20) % 3), {}),
     "links, input ids": (_links(input_id=torch.arange(20) * 2, neg_sampling="triplet"), {}),
     "links, weights": (
         _links(neg_sampling=NegativeSampling("binary", 1.5, torch.arange(60.0), torch.arange(60) % 7)),
@@ -172,10 +174,9 @@ HETEROGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "chosen fields": (_nodes(fields={"paper": ["x"], ("author", "writes", "paper"): ["edge_attr"]}), {}),
     "links": (_links(neg_sampling="binary"), {}),
     "links, disjoint": (_links(neg_sampling=NegativeSampling("triplet", 1), disjoint=True), {}),
+    "links, relations": (_links(**PAIRED, neg_sampling="triplet", edge_label=torch.arange(7) % 3), {}),
     "links of a relation that is not there": (
-        _links(
-            edge_label_index=(("author", "cites", "author"), torch.arange(14).view(2, 7) % 6), neg_sampling="triplet"
-        ),
+        _links(**PAIRED, neg_sampling="triplet"),
         {},
     ),
     "links, times of one type": (

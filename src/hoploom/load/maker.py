@@ -236,6 +236,8 @@ class LinkMaker(LocalMaker):
         placed: dict[TypeKey, dict[str, Any]] = {relation: {"input_id": input_id}}  # as PyG places them
         if "src_index" in found:
             placed[relation] |= {"edge_label_index": None, "edge_label_time": None}
+            if labels is not None:
+                placed[relation]["edge_label"] = labels
             placed[relation[0]] = {name: found[name] for name in ("src_index", "seed_time")}
             of_destinations = {name: found[name] for name in ("dst_pos_index", "dst_neg_index", "seed_time")}
             placed[relation[2]] = placed.get(relation[2], {}) | of_destinations

@@ -76,6 +76,7 @@ class LinkNeighborLoader(Loader):
     Takes PyG's arguments and yields PyG's batches. Beyond PyG, it has the arguments that NeighborLoader adds, and:
 
     - `strict_negatives`: no negative link is an edge of the graph
+    - `edge_label` with neg_sampling="triplet": the number of each link's relation, for decoders that have several
     - `exclude="both"`: the links of a step, and the same edges in the reverse relation, are not sampled; also "self",
       "reverse" or "none". `exclude_below=20` excludes only edges with an end that has fewer than 20 links
 
@@ -102,9 +103,7 @@ class LinkNeighborLoader(Loader):
             labels = inputs.read_tensor("edge_label", given.edge_label)
             if labels.shape[:1] != (count,):
                 raise ConfigError(f"edge_label has shape {tuple(labels.shape)} for {count} links; give one each")
-            if negatives is not None and negatives.is_triplet():
-                raise ConfigError("edge_label has no place in triplet negative sampling; leave it out")
-            if negatives is not None and labels.min() == 0:
+            if negatives is not None and negatives.is_binary() and labels.min() == 0:
                 labels = labels + 1  # zero now means negative, as in PyG
         task = _link_task(store, key, negatives, given)
         times = inputs.as_times("edge_label_time", given.edge_label_time, count)

@@ -96,7 +96,8 @@ class OfRelations(Decoder):
         if relations is not None:
             check_ids("relations", relations, count, ConfigError)
         elif count > 1:
-            raise ConfigError(f"{type(self).__name__} has {count} relations; give the number of each link's")
+            name = type(self).__name__
+            raise ConfigError(f"{name} has {count} relations; give the number of each link's (edge_label of a loader)")
 
     def only(self, relation: int) -> Self:
         """Return a copy that has this relation alone, such as for hoploom.best."""

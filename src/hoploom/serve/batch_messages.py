@@ -192,8 +192,6 @@ def _check_seeds(columns: dict[str, Tensor], description: Description, schema: S
     else:
         fits = temporal and times.dtype == torch.int64 and times.dim() == 1
         require(fits, "times", (times.dtype, tuple(times.shape)), "int64 [n], and sampling that is temporal")
-    is_triplet = negatives is not None and negatives.mode == "triplet"
-    require("labels" not in columns or not is_triplet, "seeds", sorted(columns), "no labels with triplets")
     return columns
 
 

@@ -143,7 +143,7 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
             raise ConfigError("ReduceLROnPlateau needs a metric; give validate")
         if learner.plateau.mode != mode:
             raise ConfigError(f"ReduceLROnPlateau has mode={learner.plateau.mode!r}, {name!r} wants {mode!r}")
-    learner.task = check_labels(learner.task, loader, context.device)
+    learner.task = check_labels(learner.task, loader, learner.model, context.device)
 
 
 def _seek_loader(learner: Learner) -> None:
@@ -448,7 +448,7 @@ def evaluate(
     if (other := next((rank for rank, one in enumerate(described) if one != described[0]), None)) is not None:
         raise ConfigError(difference_of((0, described[0]), (other, described[other]), context.world_size))
     if isinstance(task, LinkPrediction):  # fit checks the labels of training nodes, a run those of all splits
-        task = check_labels(task, loader, context.device)
+        task = check_labels(task, loader, model, context.device)
     metrics, total = task.new_metrics(context.device), torch.zeros(2, dtype=torch.float64)
     context.sync_buffers(module)
 

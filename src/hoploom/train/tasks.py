@@ -19,7 +19,7 @@ from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.load.maker import LinkMaker, NodeMaker
-from hoploom.nn.decoders import Decoder
+from hoploom.nn.decoders import Decoder, Dot, OfRelations
 from hoploom.ranking.losses import in_batch, read_loss
 from hoploom.ranks.context import unwrap
 from hoploom.schema import ORIGINAL_ID, RelationName, holds_text
@@ -383,6 +383,7 @@ class ScoredLinks(NamedTuple):
     key: RelationName
     ends: Tensor  # [2, n] int64 local ids
     labels: Tensor | None = None  # [n]
+    relations: Tensor | None = None  # [n / width] of the true links
     width: int | None = None  # links per row, a true one and its candidates; 0: the others are candidates; None: labels
 
     @property
@@ -454,12 +455,8 @@ class LinkPrediction(MonitoredTask):
             found: Tensor = z.reshape(-1)
         elif score is not None:
             found = score(z, ends).reshape(-1)
-        elif isinstance(decoder, Decoder):
-            found = decoder(of_source.index_select(0, ends[0]), of_destination.index_select(0, ends[1]))
-        elif links.width == 0:
-            found = (of_source[links.ends[0]] @ of_destination[links.ends[1]].t()).reshape(-1)
         else:
-            found = (of_source.index_select(0, ends[0]) * of_destination.index_select(0, ends[1])).sum(dim=-1)
+            found = _decoded(decoder if isinstance(decoder, Decoder) else Dot(), links, of_source, of_destination)
         if found.shape[0] != ends.shape[1]:
             raise ConfigError(f"the model returned {found.shape[0]} scores for {ends.shape[1]} links")
         if width is None:
@@ -525,6 +522,16 @@ def _no_candidates(name: str) -> ConfigError:
     return ConfigError(f"{name!r} needs candidates for each true link; use LinkNeighborLoader(neg_sampling='triplet')")
 
 
+def _decoded(decoder: Decoder, links: ScoredLinks, of_source: Tensor, of_destination: Tensor) -> Tensor:
+    """Return the decoder's scores of the links, row after row; of width 0, of every source with every destination."""
+    sources, destinations = links.ends[0, :: links.width or 1], links.ends[1]
+    left, right = of_source.index_select(0, sources), of_destination.index_select(0, destinations)
+    if links.width:
+        left, right = left[:, None], right.view(-1, links.width, right.shape[-1])
+    found: Tensor = decoder.against(left, right) if links.width == 0 else decoder(left, right, links.relations)
+    return found.reshape(-1)
+
+
 def _links(batch: Batch, needs_candidates: str) -> ScoredLinks:
     """Return the links of a batch whose scores are wanted, of a task that may need candidates."""
     is_typed = isinstance(batch, HeteroData)
@@ -542,7 +549,7 @@ def _links(batch: Batch, needs_candidates: str) -> ScoredLinks:
         )
         width = destinations.shape[1]
         ends = torch.stack([sources.repeat_interleave(width), destinations.view(-1)])
-        return ScoredLinks(key, ends, width=width)
+        return ScoredLinks(key, ends, relations=storage.get("edge_label"), width=width)
     if "edge_label" in storage:
         if needs_candidates:
             raise _no_candidates(needs_candidates)
@@ -555,19 +562,23 @@ def _links(batch: Batch, needs_candidates: str) -> ScoredLinks:
 # --- before the first batch -----------------------------------------------------------------
 
 
-def check_labels(task: Task, loader: Loader, device: torch.device) -> Task:
+def check_labels(task: Task, loader: Loader, model: nn.Module, device: torch.device) -> Task:
     """Check the labels before the first batch if the device is a GPU; raise an error for an invalid label.
 
-    Return the task. A task on links checks labels batch by batch on a CPU. On a GPU, it does so only if a transform or
-    a server makes the links, because these are not known in advance.
+    Numbers of relations are checked on any device. Return the task. A task on links checks labels batch by batch on a
+    CPU. On a GPU, it does so only if a transform or a server makes the links, because these are not known in advance.
     """
-    maker = None if device.type == "cpu" else getattr(loader, "maker", None)
+    maker, decoder = getattr(loader, "maker", None), getattr(unwrap(model), "decoder", None)
+    is_triplet = isinstance(maker, LinkMaker) and maker.task.negatives is not None and maker.task.negatives.is_triplet()
+    if isinstance(maker, LinkMaker) and maker.transform is None and isinstance(decoder, OfRelations):
+        decoder.check(maker.labels if is_triplet else None)
+    maker = None if device.type == "cpu" else maker
     if isinstance(task, NodeTask) and isinstance(maker, NodeMaker):
         task.check(maker.assembler.store, maker.nodes, maker.node_type)
     if not isinstance(task, LinkPrediction):
         return task
     if not isinstance(maker, LinkMaker) or maker.transform is not None:
         return replace(task, checks_on_gpu=True)
-    if maker.labels is not None:
+    if maker.labels is not None and not is_triplet:
         task.check(maker.labels, maker.ends)
     return replace(task, checks_on_gpu=False)

@@ -22,7 +22,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 def test_nobody_looks_at_labels_on_a_gpu_that_have_been_looked_at() -> None:
     """A tensor without values has no answer for who looks."""
-    known = check_labels(LinkPrediction(), rated(torch.arange(8) % 2), GPU)
+    known = check_labels(LinkPrediction(), rated(torch.arange(8) % 2), torch.nn.Identity(), GPU)
     with FakeTensorMode():
         labels = torch.empty(4, dtype=torch.int64, device=GPU)
         batch = Data(edge_label=labels, edge_label_index=torch.stack([labels, labels]))
@@ -35,8 +35,12 @@ def test_nobody_looks_at_labels_on_a_gpu_that_have_been_looked_at() -> None:
 
 def test_labels_that_nobody_knows_beforehand_are_looked_at_in_every_batch() -> None:
     changed = rated(torch.arange(8), transform=lambda batch: batch)
-    task = check_labels(LinkPrediction(), rated(torch.arange(8) % 2), GPU)
-    assert check_labels(task, changed, GPU) == check_labels(LinkPrediction(), link_loader(), CPU) == LinkPrediction()
+    task = check_labels(LinkPrediction(), rated(torch.arange(8) % 2), torch.nn.Identity(), GPU)
+    assert (
+        check_labels(task, changed, torch.nn.Identity(), GPU)
+        == check_labels(LinkPrediction(), link_loader(), torch.nn.Identity(), CPU)
+        == LinkPrediction()
+    )
     assert task != LinkPrediction()
 
 
@@ -49,17 +53,17 @@ def test_the_labels_of_links_are_checked_before_training() -> None:
     source, destination = labelled().edge_index[:, 2].tolist()
     said = rf"^link \[{source}, {destination}\] has the label 2; links are 1, or 0 where there is none$"
     with pytest.raises(DataError, match=said):
-        check_labels(LinkPrediction(), rated(torch.arange(8)), GPU)
+        check_labels(LinkPrediction(), rated(torch.arange(8)), torch.nn.Identity(), GPU)
     with pytest.raises(DataError, match="has the label 2; links are 1"):  # 0 means negative, so 1 has become 2
-        check_labels(LinkPrediction(), rated(torch.arange(8) % 2, neg_sampling="binary"), GPU)
+        check_labels(LinkPrediction(), rated(torch.arange(8) % 2, neg_sampling="binary"), torch.nn.Identity(), GPU)
     for loader in (
         link_loader(),
         rated(torch.arange(8) % 2),
         rated(torch.ones(8), neg_sampling="binary"),
         rated(torch.arange(8), transform=lambda batch: batch),  # nobody knows what becomes of them
     ):
-        check_labels(LinkPrediction(), loader, GPU)
-    check_labels(LinkPrediction(), rated(torch.arange(8)), torch.device("cpu"))  # every batch is looked at
+        check_labels(LinkPrediction(), loader, torch.nn.Identity(), GPU)
+    check_labels(LinkPrediction(), rated(torch.arange(8)), torch.nn.Identity(), CPU)  # every batch is looked at
 
 
 def test_the_labels_of_nodes_are_checked_before_training() -> None:
@@ -67,8 +71,8 @@ def test_the_labels_of_nodes_are_checked_before_training() -> None:
     data.y[21] = NUM_CLASSES
     loader, task = NeighborLoader(hoploom.from_pyg(data), [2], "train", batch_size=16), NodeClassification(NUM_CLASSES)
     with pytest.raises(DataError, match="node 21 is a seed with the label"):
-        check_labels(task, loader, GPU)
-    check_labels(task, loader, torch.device("cpu"))
+        check_labels(task, loader, torch.nn.Identity(), GPU)
+    check_labels(task, loader, torch.nn.Identity(), CPU)
 
 
 def fitted(model: torch.nn.Module, context: Context) -> None:

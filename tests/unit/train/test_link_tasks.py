@@ -12,6 +12,7 @@ from torch_geometric.sampler import NegativeSampling
 
 import hoploom
 from hoploom import ConfigError, LinkNeighborLoader
+from hoploom.nn import ComplEx, DistMult
 from hoploom.ranking.losses import bpr_loss, softmax_loss
 from hoploom.train.batch_adapter import adapted
 from hoploom.train.loop import evaluate, fit
@@ -82,6 +83,53 @@ def test_triplets_of_two_node_types_are_rows_too() -> None:
     sources = z["author"][batch["author"].src_index]
     others = torch.cat([batch["paper"].dst_pos_index[:, None], batch["paper"].dst_neg_index.view(5, -1)], dim=1)
     torch.testing.assert_close(rows, (sources[:, None] * z["paper"][others]).sum(-1))
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_each_link_and_its_candidates_have_the_scores_of_the_links_relation(is_typed: bool) -> None:
+    torch.manual_seed(0)
+    numbers, model = torch.arange(12) % 3, Ids(300)
+    given = {"neg_sampling": TRIPLETS, "edge_label": numbers, "batch_size": 5, "shuffle": True}
+    ends = torch.stack([torch.arange(12) % 5, torch.arange(12) % 7])
+    if is_typed:
+        batch = next(iter(LinkNeighborLoader(library(), [2], (WRITES, ends), **given)))
+        storage, source, destination = batch[WRITES], batch["author"], batch["paper"]
+    else:
+        batch = next(iter(loader(edge_label_index=ends, **given)))
+        storage = source = destination = batch
+    assert torch.equal(storage.edge_label, numbers[storage.input_id])
+    model.decoder = ComplEx(4, 3)
+    z = [model.rows.weight[of.n_id] for of in (source, destination)]
+    if is_typed:
+        model.forward = lambda batch: dict(zip(("author", "paper"), z, strict=True))
+    rows = task().outputs(model, batch)
+    others = torch.cat([destination.dst_pos_index[:, None], destination.dst_neg_index], dim=1)
+    for row, number in enumerate(storage.edge_label):
+        u = z[0][source.src_index[row]].expand(4, 4)
+        torch.testing.assert_close(rows[row], model.decoder(u, z[1][others[row]], number.expand(4)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"neg_sampling": TRIPLETS, "edge_label": torch.arange(500) % 4}, "relations holds id 3, out of range"),
+        ({"neg_sampling": TRIPLETS, "edge_label": torch.rand(500)}, "give a list of integer ids"),
+        ({"neg_sampling": TRIPLETS}, r"DistMult has 3 relations; give the number of each link's \(edge_label"),
+        ({"neg_sampling": "binary", "edge_label": torch.zeros(500).long()}, "DistMult has 3 relations"),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_no_relation_are_refused_before_the_first_step(options: Any, message: str) -> None:
+    class Unused(Ids):
+        def forward(self, batch: Any) -> Tensor:
+            raise AssertionError
+
+    model, judge = Unused(), LinkPrediction()
+    model.decoder = DistMult(4, 3)
+    with hoploom.init(device="cpu") as context:
+        with pytest.raises(ConfigError, match=message):
+            fit(Learner(model, torch.optim.SGD(model.parameters()), judge, loader(**options)), Training(1), context)
+        with pytest.raises(ConfigError, match=message):
+            evaluate(model, loader(**options), judge, context)
 
 
 @pytest.mark.parametrize("kind", [Ids, Scored, TakesLinks])
