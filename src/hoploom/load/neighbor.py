@@ -7,7 +7,7 @@ from hoploom.load import arguments as inputs
 from hoploom.load.arguments import HGTArguments, LinkArguments, NodeArguments, taking
 from hoploom.load.loader import Loader
 from hoploom.load.maker import LinkMaker, NodeMaker, NodeTimes, Sampler
-from hoploom.sample import LinkTask, make_link_task
+from hoploom.sample import LinkTask
 from hoploom.sample.hops import make_hgt_sampling, make_sampling
 from hoploom.schema import RelationName
 from hoploom.store import Store
@@ -177,4 +177,4 @@ def _link_task(store: Store, key: RelationName, negatives: NegativeSampling | No
     }
     negatives = NegativeSampling(negatives.mode, negatives.amount, **weights)
     times = None if given.time_attr is None else NodeTimes(store)  # links have times: negatives must exist by then
-    return make_link_task(key, negatives, strict=given.strict_negatives, node_times=times)
+    return LinkTask(key, negatives, given.strict_negatives, times)

@@ -2,7 +2,8 @@
 
 from hoploom.sample.hops import Workspace, make_bidirectional, sample_hops
 from hoploom.sample.layer_graph import Edges, Layer, LayerGraph, SampleFrontier
-from hoploom.sample.links import Links, LinkSeeds, LinkTask, make_link_seeds, make_link_task
+from hoploom.sample.links import LinkSeeds, make_link_seeds
+from hoploom.sample.negatives import Links, LinkTask
 
 __all__ = [
     "Edges",
@@ -15,7 +16,6 @@ __all__ = [
     "Workspace",
     "make_bidirectional",
     "make_link_seeds",
-    "make_link_task",
     "sample_hops",
 ]
 __dir__ = __all__.copy

@@ -23,7 +23,7 @@ from hoploom.errors import ConfigError, HoploomError
 from hoploom.ops import EdgeLists
 from hoploom.ops.sample import Words, mix_words
 from hoploom.sample import exclusions
-from hoploom.sample.links import are_edges
+from hoploom.sample.negatives import are_edges
 from hoploom.schema import EDGE_ID, RelationName, Schema, read_ids
 from hoploom.store import Store
 from hoploom.store.base import Part, Table, scan_edges
