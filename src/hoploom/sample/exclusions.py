@@ -87,7 +87,13 @@ def opposite_relations(schema: Schema, relation: int) -> list[int]:
     for reverse in (REVERSE + name, *([name.removeprefix(REVERSE)] if name.startswith(REVERSE) else [])):
         if (destination, reverse, source) in schema.relation_index:
             return [schema.relation_index[destination, reverse, source]]
-    return [index for index, r in enumerate(schema.relations) if (r.source, r.destination) == (destination, source)]
+    return leading_back(schema, relation)
+
+
+def leading_back(schema: Schema, relation: int) -> list[int]:
+    """Return all relations from the destination type of a relation to its source type; maybe also the relation."""
+    ends = schema.relations[relation].destination, schema.relations[relation].source
+    return [index for index, other in enumerate(schema.relations) if (other.source, other.destination) == ends]
 
 
 def find_edges(graph: GraphStore, relation: int, ends: Tensor) -> ExcludedEdges:

@@ -16,6 +16,7 @@ from hoploom.batch import Block, Sampled, Seeds
 from hoploom.config.values import as_fanouts, as_int
 from hoploom.errors import ConfigError
 from hoploom.ops import Frontier, NodeMap, Picks
+from hoploom.sample.exclusions import opposite_relations
 from hoploom.sample.layer_graph import EdgeData, LayerGraph, SampleFrontier, call_hook
 from hoploom.schema import REVERSE, RelationName, Schema
 from hoploom.store import Draw, GraphStore
@@ -361,10 +362,11 @@ def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
     for index, relation in enumerate(schema.relations):
         if not schema.homogeneous and relation.name.startswith(REVERSE):
             continue
-        back, both = _reverse_of(schema, index)
-        if back is None:
+        found = opposite_relations(schema, index)
+        if index not in found and len(found) != 1:
             warnings.warn(f"relation {relation.key} has no reverse; its edges stay directional", stacklevel=2)
             continue
+        back = index if index in found else found[0]
         ends = torch.cat([sampled.edge_index[index], sampled.edge_index[back].flip(0)], dim=1)
         order_key = ends[1] * max(1, sampled.nodes[schema.sources[index]].numel()) + ends[0]
         order = torch.argsort(order_key, stable=True)
@@ -377,22 +379,6 @@ def make_bidirectional(sampled: Sampled, schema: Schema) -> Sampled:
         edges[index] = None
         if schema.homogeneous and own is not None and reverse is not None:  # another relation's edge has no id here
             edges[index] = torch.cat([own, reverse])[kept]
-        if both:
+        if schema.relations[back].name == REVERSE + relation.name:
             edge_index[back], edges[back] = merged.flip(0), None
     return Sampled(sampled.nodes, sampled.trees, edge_index, edges, None, None)
-
-
-def _reverse_of(schema: Schema, index: int) -> tuple[int | None, bool]:
-    """Return the index of the relation with the reverse edges, or None; and whether it, too, gets reverse edges."""
-    relation = schema.relations[index]
-    named = (relation.destination, REVERSE + relation.name, relation.source)
-    if named in schema.relation_index:
-        return schema.relation_index[named], True
-    if relation.source == relation.destination:
-        return index, False
-    candidates = [
-        i
-        for i, r in enumerate(schema.relations)
-        if (r.source, r.destination) == (relation.destination, relation.source)
-    ]
-    return (candidates[0], False) if len(candidates) == 1 else (None, False)

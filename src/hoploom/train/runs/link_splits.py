@@ -100,7 +100,8 @@ def _words(ids: Tensor) -> Words:
 
 def reverses_of(schema: Schema, key: RelationName) -> tuple[RelationName, ...]:
     """Return the other relations from the destination type of `key` to its source type. They may be its reverses."""
-    return tuple(r.key for r in schema.relations if (r.source, r.destination) == (key[2], key[0]) and r.key != key)
+    leading_back = exclusions.leading_back(schema, schema.relation_index[key])
+    return tuple(other for index in leading_back if (other := schema.relations[index].key) != key)
 
 
 def hold_out(
