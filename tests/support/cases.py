@@ -98,6 +98,8 @@ LINK_TIMES: dict[str, Any] = {**NODE_TIME, "edge_label_time": torch.arange(20) *
 ALL_EDGES: dict[str, Any] = {"edge_label_index": None, "batch_size": 90}
 PAIRED = {"edge_label_index": (("author", "cites", "author"), torch.arange(14).view(2, 7) % 6)}
 PAIRS = random_graph(60, 500, seed=1).edge_index[:, :20]
+TWO = NegativeSampling("triplet", 2)
+LISTED = torch.arange(100).view(20, 5) * 7 % 60
 HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
     "uniform": (_nodes(), {}),
     "all": (_nodes(num_neighbors=[-1, 2]), {}),
@@ -145,6 +147,16 @@ HOMOGENEOUS: dict[str, tuple[MakeLoader, dict[str, Any]]] = {
         _links(neg_sampling=NegativeSampling("binary", 1.5, torch.arange(60.0), torch.arange(60) % 7)),
         {},
     ),
+    "links, joint": (_links(neg_sampling=TWO, candidates="joint", strict_negatives=True), {}),
+    "links, historical": (_links(neg_sampling=TWO, candidates="historical"), {}),
+    "links, historical by time": (
+        _links(neg_sampling=TWO, candidates="historical", edge_label_time=torch.arange(20) * 5, time_attr="edge_time"),
+        EDGE_TIME,
+    ),
+    "links, all": (_links(candidates="all", strict_negatives=True, known_links=LISTED[:, :2].t()), {}),
+    "links, listed": (_links(candidates=LISTED, neg_sampling=TWO), {}),
+    "links, listed in time": (_links(candidates=LISTED, **LINK_TIMES), NODE_TIME),
+    "links, known": (_links(neg_sampling="binary", strict_negatives=True, known_links=PAIRS), {}),
     "links of the graph": (_links(**ALL_EDGES, neg_sampling="binary"), {}),  # excluded in both directions
     "links of the graph, a rank": (_links(**ALL_EDGES, rank=1, world_size=3, mode="blocks"), {}),
     "links of the graph, weighted": (_links(**ALL_EDGES, **WEIGHT, exclude="self"), WEIGHT),

@@ -189,6 +189,8 @@ class LinkArguments(NeighborArguments):
     neg_sampling: NegativeSampling | Literal["binary", "triplet"] | None = None
     neg_sampling_ratio: float | None = None
     strict_negatives: bool = False
+    candidates: Any = "uniform"
+    known_links: Any = None
     exclude: Exclude | None = None
     exclude_below: int | None = None
 
@@ -422,15 +424,20 @@ def read_edge_label_index(store: Store, edge_label_index: Any) -> SeedLinks:
     if isinstance(given, np.ndarray | list | tuple) and len(given) == 2 and all(map(is_text, given)):
         ends = zip((key[0], key[2]), given, strict=True)
         given = torch.stack([store.ids(end).stored(row, "edge_label_index") for end, row in ends])
-    links = read_tensor("edge_label_index", given)
+    return SeedLinks(key, read_ends("edge_label_index", given, schema, key), False)
+
+
+def read_ends(what: str, given: Any, schema: Schema, key: RelationName) -> Tensor:
+    """Return the ends of links, [2, n] int64."""
+    links = read_tensor(what, given)
     if links.dim() != 2 or links.shape[0] != 2:
-        raise ConfigError(f"edge_label_index has shape {tuple(links.shape)}; give [2, n]")
+        raise ConfigError(f"{what} has shape {tuple(links.shape)}; give [2, n]")
     named = [("source", key[0]), ("destination", key[2])]
     rows = [
-        read_ids(f"edge_label_index ({end} row)", row, schema.node_type(name).num_nodes, ConfigError)
+        read_ids(f"{what} ({end} row)", row, schema.node_type(name).num_nodes, ConfigError)
         for (end, name), row in zip(named, links, strict=True)
     ]
-    return SeedLinks(key, torch.stack(rows), False)
+    return torch.stack(rows)
 
 
 def read_exclude(store: Store, links: SeedLinks, given: LinkArguments) -> Exclusion | None:

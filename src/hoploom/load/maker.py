@@ -220,6 +220,7 @@ class LinkMaker(LocalMaker):
     times: Tensor | None = None
     input_id: Tensor | None = None
     exclusion: Exclusion | None = None
+    candidates: Tensor | None = None  # [n, m] int64: listed candidates
 
     @property
     def seed_nodes(self) -> tuple[str, Tensor]:
@@ -229,7 +230,8 @@ class LinkMaker(LocalMaker):
         indices, first, key = share.indices, share.first, share.key
         labels = None if self.labels is None else self.labels[indices]
         times = None if self.times is None else self.times[indices]
-        links = Links(self.ends[0][indices], self.ends[1][indices], labels, times, first)
+        listed = None if self.candidates is None else self.candidates[indices]
+        links = Links(self.ends[0][indices], self.ends[1][indices], labels, times, first, listed)
         made = make_link_seeds(self.sampler.graph, links, self.task, key, disjoint=self.sampler.sampling.disjoint)
         input_id = indices if self.input_id is None else self.input_id[indices]
         relation, found = self.task.key, made.fields
@@ -277,7 +279,8 @@ class Fingerprint:
         order, sampling = self.order, self.maker.sampler.sampling
         assembler, hook = self.maker.assembler, self.maker.sampler.sample_frontier
         links = self.maker if isinstance(self.maker, LinkMaker) else None
-        negatives, exclusion = (None, None) if links is None else (links.task.negatives, links.exclusion)
+        task, exclusion = (None, None) if links is None else (links.task, links.exclusion)
+        negatives, candidates = None if task is None else task.negatives, None if links is None else links.candidates
         names = ("batch_size", "shuffle", "drop_last", "least_tail", "seed")
         return {
             "loader": self.loader,
@@ -287,6 +290,8 @@ class Fingerprint:
             "sampler" if isinstance(order, DrawnOrder) else "layout": str(order.layout),
             **{entry.name: str(getattr(sampling, entry.name)) for entry in fields(sampling)},
             **({} if negatives is None else {"neg_sampling": f"{negatives.mode} {negatives.amount}"}),
+            "candidates": "none" if task is None else task.candidates if candidates is None else _digest(candidates),
+            "known_links": "none" if task is None or task.known is None else _digest(task.known.pairs),
             "exclude": "none" if exclusion is None else exclusion.shown,
             "aggregate": str(assembler.reduce),
             "degrees": str(assembler.degrees),

@@ -1,5 +1,9 @@
 """NeighborLoader, LinkNeighborLoader and HGTLoader: PyG's arguments in, PyG's batches out."""
 
+from typing import Any
+
+import torch
+from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from hoploom.errors import ConfigError
@@ -9,9 +13,13 @@ from hoploom.load.loader import Loader
 from hoploom.load.maker import LinkMaker, NodeMaker, NodeTimes, Sampler
 from hoploom.sample import LinkTask
 from hoploom.sample.hops import make_hgt_sampling, make_sampling
-from hoploom.schema import RelationName
+from hoploom.sample.negatives import KINDS, Kind, known_links
+from hoploom.schema import ID_DTYPES, RelationName
 from hoploom.store import Store
 from hoploom.store.from_pyg import PygGraph
+from hoploom.system import require_memory
+
+PAIR_BYTES = 96  # of memory for each link and candidate, while a batch is made
 
 
 class NeighborLoader(Loader):
@@ -75,7 +83,9 @@ class LinkNeighborLoader(Loader):
 
     Takes PyG's arguments and yields PyG's batches. Beyond PyG, it has the arguments that NeighborLoader adds, and:
 
-    - `strict_negatives`: no negative link is an edge of the graph
+    - `candidates`: the destinations that triplets draw: "uniform", or "joint", the same for all links of a step;
+      "historical", earlier ones of the same source; "all", every other node; or a tensor of ids [num_links, m]
+    - `strict_negatives`: no negative link is an edge of the graph, or one of `known_links` ([2, m])
     - `edge_label` with neg_sampling="triplet": the number of each link's relation, for decoders that have several
     - `exclude="both"`: the links of a step, and the same edges in the reverse relation, are not sampled; also "self",
       "reverse" or "none". `exclude_below=20` excludes only edges with an end that has fewer than 20 links
@@ -105,11 +115,13 @@ class LinkNeighborLoader(Loader):
                 raise ConfigError(f"edge_label has shape {tuple(labels.shape)} for {count} links; give one each")
             if negatives is not None and negatives.is_binary() and labels.min() == 0:
                 labels = labels + 1  # zero now means negative, as in PyG
-        task = _link_task(store, key, negatives, given)
+        kind, negatives, listed = _read_candidates(given, negatives, count, store.schema.node_type(key[2]).num_nodes)
+        task = _link_task(store, key, negatives, given, kind)
         times = inputs.as_times("edge_label_time", given.edge_label_time, count)
         input_id = None if given.input_id is None else inputs.read_column("input_id", given.input_id, "links", count)
         exclusion = inputs.read_exclude(store, links, given)
-        maker = LinkMaker(sampler, assembler, task, ends, labels, times, input_id, exclusion, transform=given.transform)
+        columns = labels, times, input_id
+        maker = LinkMaker(sampler, assembler, task, ends, *columns, exclusion, listed, transform=given.transform)
         super().__init__(given, graph, maker)
 
 
@@ -163,11 +175,56 @@ def _node_maker(given: NodeArguments | HGTArguments, sampler: Sampler, graph: Py
     return NodeMaker(sampler, assembler, node_type, nodes, input_id, times, transform=given.transform)
 
 
-def _link_task(store: Store, key: RelationName, negatives: NegativeSampling | None, given: LinkArguments) -> LinkTask:
+def _read_candidates(
+    given: LinkArguments, negatives: NegativeSampling | None, count: int, num_nodes: int
+) -> tuple[Kind, NegativeSampling | None, Tensor | None]:
+    """Return the kind of candidates, the options of negatives with their number, and listed candidates [count, m]."""
+    named: Any = given.candidates
+    if isinstance(named, str):
+        if named not in KINDS[:-1]:
+            names = list(KINDS[:-1])
+            raise ConfigError(f"candidates is {named!r:.80}; choose one of {names}, or give ids [num_links, m]")
+        if named != "all":
+            return named, negatives, None
+        if negatives is not None and (negatives.is_binary() or negatives.amount != 1):
+            raise ConfigError("candidates='all' compares each link with all other nodes; give neg_sampling='triplet'")
+        if num_nodes < 2:
+            raise ConfigError("candidates='all' needs another destination than the true one; give a larger graph")
+        size = min(given.batch_size, count)
+        what = f"the {num_nodes - 1:,} candidates of each of {size} links take"
+        require_memory(size * num_nodes * PAIR_BYTES, what, "give a smaller batch_size, or neg_sampling='triplet'")
+        return "all", NegativeSampling("triplet", num_nodes - 1), None
+    listed = inputs.read_tensor("candidates", named)
+    if listed.dim() != 2 or listed.shape[0] != count or not listed.shape[1] or listed.dtype not in ID_DTYPES:
+        shown = f"{listed.dtype} of shape {tuple(listed.shape)}"
+        raise ConfigError(f"candidates is {shown}; give integer ids [{count}, m], a row for each link, -1 for none")
+    least, most = (int(bound) for bound in listed.aminmax())
+    if least < -1 or most >= num_nodes:
+        raise ConfigError(f"candidates holds id {least if least < -1 else most}, out of range [-1, {num_nodes})")
+    if (empty := (listed < 0).all(1)).any():
+        raise ConfigError(f"candidates has only -1 in row {int(empty.nonzero()[0])}; leave the link out, or give ids")
+    width = listed.shape[1]
+    negatives = NegativeSampling("triplet", width) if negatives is None else negatives
+    if negatives.amount > width:
+        raise ConfigError(f"neg_sampling wants {negatives.amount:g} candidates of {width}; give at most {width}")
+    return "listed", negatives, listed.to(torch.int64).contiguous()
+
+
+def _link_task(
+    store: Store, key: RelationName, negatives: NegativeSampling | None, given: LinkArguments, kind: Kind
+) -> LinkTask:
+    known = None
+    if given.known_links is not None:
+        if not (given.strict_negatives or kind == "all"):
+            raise ConfigError("known_links has no effect without strict_negatives; give strict_negatives=True")
+        ends = inputs.read_ends("known_links", given.known_links, store.schema, key)
+        known = known_links(ends, store.schema.node_type(key[2]).num_nodes)
     if negatives is None:
         if given.strict_negatives:
             raise ConfigError("strict_negatives needs neg_sampling")
-        return LinkTask(key)
+        task = LinkTask(key, candidates=kind)
+        task.check(store.schema)
+        return task
     if given.strict_negatives and key not in store.schema.relation_index:
         raise ConfigError(f"strict_negatives looks for edges of {key}, which the graph does not have; leave it out")
     weights = {
@@ -177,4 +234,6 @@ def _link_task(store: Store, key: RelationName, negatives: NegativeSampling | No
     }
     negatives = NegativeSampling(negatives.mode, negatives.amount, **weights)
     times = None if given.time_attr is None else NodeTimes(store)  # links have times: negatives must exist by then
-    return LinkTask(key, negatives, given.strict_negatives, times)
+    task = LinkTask(key, negatives, given.strict_negatives, times, kind, known)
+    task.check(store.schema)
+    return task

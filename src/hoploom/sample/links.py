@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from hoploom.batch import Seeds
-from hoploom.sample.negatives import Links, LinkTask, negative_destinations, negative_pairs, owners_of
+from hoploom.sample.negatives import SLOT_BITS, Links, LinkTask, negative_destinations, negative_pairs, owners_of
 from hoploom.schema import Schema
 from hoploom.store import GraphStore
 
@@ -35,7 +35,8 @@ class Ends(NamedTuple):
 
 def make_link_seeds(graph: GraphStore, links: Links, task: LinkTask, key: int, *, disjoint: bool) -> LinkSeeds:
     """Draw negative links; return the ends of all links as seeds, with the batch fields that refer to them."""
-    ends = _with_negatives(graph, links, task, key)
+    drawn = _with_negatives(graph, links, task, key)
+    ends, is_there = _those_there(drawn)
     schema = graph.schema
     types = schema.type_index[task.key[0]], schema.type_index[task.key[2]]
     link_of = None
@@ -45,6 +46,8 @@ def make_link_seeds(graph: GraphStore, links: Links, task: LinkTask, key: int, *
         link_of = torch.cat([of_all[: sources.numel()], of_all])
     else:
         seeds, sources, destinations = _unique_seeds(schema, types, ends)
+    if is_there is not None:
+        destinations = torch.full_like(drawn.destinations, -1).masked_scatter_(is_there, destinations)
     fields = _fields(links, task.negatives, sources, destinations, ends.source_times)
     return LinkSeeds(seeds, fields, link_of)
 
@@ -56,27 +59,45 @@ def _with_negatives(graph: GraphStore, links: Links, task: LinkTask, key: int) -
     positives, repeats = owners_of(links, task.negatives.amount)
     slot_times = None if times is None else times[positives]
     all_times = None if times is None or slot_times is None else torch.cat([times, slot_times])
-    slots = (links.first + positives) | repeats << 40  # unique among the negatives of the step
+    slots = (links.first + positives) | repeats << SLOT_BITS  # unique among the negatives of the step
     if task.negatives.is_binary():
         sources, destinations = negative_pairs(graph, task, key, slots, slot_times)
         sources = torch.cat([links.sources, sources])
         return Ends(sources, torch.cat([links.destinations, destinations]), all_times, all_times, positives)
-    sources = links.sources[positives]
-    destinations = negative_destinations(graph, task, key, (slots, sources), slot_times)
+    destinations = negative_destinations(graph, links, task, key, positives, slots)
     return Ends(links.sources, torch.cat([links.destinations, destinations]), times, all_times, positives)
+
+
+def _those_there(ends: Ends) -> tuple[Ends, Tensor | None]:
+    """Return the ends without destinations of -1, which stand for no candidate, and a mask of the others; None: all."""
+    is_there = ends.destinations >= 0
+    if bool(is_there.all()):
+        return ends, None
+    times = None if ends.destination_times is None else ends.destination_times[is_there]
+    owners = ends.owners[is_there[ends.sources.numel() :]]
+    return ends._replace(destinations=ends.destinations[is_there], destination_times=times, owners=owners), is_there
 
 
 def _unique_seeds(schema: Schema, types: tuple[int, int], ends: Ends) -> tuple[Seeds, Tensor, Tensor]:
     """Return the distinct ends as seeds, ascending as in PyG, and the local ids of all sources and destinations."""
     nodes: list[Tensor | None] = [None] * len(schema.node_types)
-    no_trees = (None,) * len(nodes)
+    no_trees, counts = (None,) * len(nodes), [node_type.num_nodes for node_type in schema.node_types]
     if types[0] == types[1]:
-        nodes[types[0]], place = torch.unique(torch.cat([ends.sources, ends.destinations]), return_inverse=True)
+        nodes[types[0]], place = _unique(torch.cat([ends.sources, ends.destinations]), counts[types[0]])
         split = ends.sources.numel()
         return Seeds(tuple(nodes), no_trees), place[:split], place[split:]
-    nodes[types[0]], sources = torch.unique(ends.sources, return_inverse=True)
-    nodes[types[1]], destinations = torch.unique(ends.destinations, return_inverse=True)
+    nodes[types[0]], sources = _unique(ends.sources, counts[types[0]])
+    nodes[types[1]], destinations = _unique(ends.destinations, counts[types[1]])
     return Seeds(tuple(nodes), no_trees), sources, destinations
+
+
+def _unique(ids: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """Return the distinct ids, ascending, and the place of each id among them. Many ids of few nodes are not sorted."""
+    if ids.numel() < num_nodes:
+        distinct, places = torch.unique(ids, return_inverse=True)
+        return distinct, places
+    is_seen = torch.zeros(num_nodes, dtype=torch.bool).index_fill_(0, ids, True)
+    return is_seen.nonzero().view(-1), (is_seen.cumsum(0) - 1)[ids]
 
 
 def _seeds_with_trees(

@@ -1,25 +1,30 @@
-"""Negative links: keyed draws of nodes, uniform or by weight, in time, and strict on request."""
+"""Negative links: keyed draws of nodes, shared by a step or of earlier links, in time and strict; or listed nodes."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from hoploom import keys, ops
-from hoploom.errors import DataError
-from hoploom.schema import RelationName
+from hoploom.errors import ConfigError, DataError
+from hoploom.sample.exclusions import opposite_relations, runs
+from hoploom.schema import RelationName, Schema
 from hoploom.store import GraphStore
-from hoploom.store.base import in_edges
+from hoploom.store.base import in_edges, sampled_edges
 
+SLOT_BITS = 40  # of the number of a negative; its repeat is in the higher bits
 ROUNDS = 256  # if nine of ten draws are bad, one in 10^12 is still bad after these
 DrawNodes = Callable[[Tensor, int], Tensor]  # (unique numbers of the negatives, attempt) -> nodes
 IsBad = Callable[[Tensor, Tensor], Tensor]  # (nodes, their indices) -> mask of draws to repeat
 SOURCE, DESTINATION = 0, 1  # which end of a link is drawn
+EARLIER, LISTED = 2, 3  # further streams of random numbers
+Kind = Literal["uniform", "joint", "historical", "all", "listed"]  # of candidates
+KINDS: tuple[Kind, ...] = get_args(Kind)
 NodeTimes = Callable[[RelationName], Mapping[int, Tensor]]  # relation -> {node type of an end: time of each node}
 
 
@@ -39,6 +44,34 @@ class Links:
     labels: Tensor | None = None  # [n, ...]
     times: Tensor | None = None  # [n] int64
     first: int = 0  # the index of the first link within the step, over all ranks
+    candidates: Tensor | None = None  # [n, m] int64: listed destinations; -1: none
+
+
+@dataclass(frozen=True)
+class KnownLinks:
+    """True links beside the graph's edges."""
+
+    pairs: Tensor  # [n] int64, ascending: source * num_destinations + destination
+    num_destinations: int
+
+    def holds(self, sources: Tensor, destinations: Tensor) -> Tensor:
+        """Return a mask of the links that are known."""
+        links = sources.to(torch.int64) * self.num_destinations + destinations
+        if not self.pairs.numel():
+            return torch.zeros_like(links, dtype=torch.bool)
+        at = torch.searchsorted(self.pairs, links).clamp(max=self.pairs.numel() - 1)
+        return self.pairs[at] == links
+
+    def of(self, sources: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the known links of some sources: the index of each link's source in `sources`, its destination."""
+        begins, ends = (torch.searchsorted(self.pairs, some * self.num_destinations) for some in (sources, sources + 1))
+        owners = torch.repeat_interleave(torch.arange(sources.numel()), ends - begins)
+        return owners, self.pairs[runs(begins, ends)] % self.num_destinations
+
+
+def known_links(ends: Tensor, num_destinations: int) -> KnownLinks:
+    """Return the links `ends`, [2, n] int64, as KnownLinks."""
+    return KnownLinks(torch.sort(ends[0] * num_destinations + ends[1]).values, num_destinations)
 
 
 @dataclass(frozen=True)
@@ -49,6 +82,36 @@ class LinkTask:
     negatives: NegativeSampling | None = None
     strict: bool = False
     node_times: NodeTimes | None = None  # if given, negatives must exist at the link's time
+    candidates: Kind = "uniform"
+    known: KnownLinks | None = None  # not drawn either by strict negatives
+
+    def check(self, schema: Schema) -> None:
+        """Raise ConfigError if the candidates do not fit the other options or the graph."""
+        kind, negatives = self.candidates, self.negatives
+        if kind == "uniform":
+            return
+        if negatives is None or negatives.is_binary():
+            raise ConfigError(
+                f"{kind} candidates are for triplets; give neg_sampling=NegativeSampling('triplet', k), or leave "
+                "candidates out"
+            )
+        if negatives.dst_weight is not None and kind in ("all", "listed"):
+            raise ConfigError(f"dst_weight has no effect on {kind} candidates; leave it out")
+        if kind != "historical":
+            return
+        if self.strict:
+            raise ConfigError("historical candidates are true links of an earlier time; leave strict_negatives out")
+        index = schema.relation_index.get(self.key)
+        reverses = [] if index is None else opposite_relations(schema, index)
+        if len(reverses) != 1:
+            keys_found = [schema.relations[reverse].key for reverse in reverses]
+            raise ConfigError(
+                f"historical candidates are read from the one relation with the reverse edges of {self.key}, and there "
+                f"are {keys_found}; add one (T.ToUndirected()), or take other candidates"
+            )
+        reverse = schema.relations[reverses[0]]
+        if self.node_times is not None and schema.edge_time and schema.time not in reverse.fields:
+            raise ConfigError(f"edges of {reverse.key} have no {schema.time!r} to tell earlier ones; give it to them")
 
     @cached_property
     def weights(self) -> tuple[WeightSums | None, WeightSums | None]:
@@ -77,7 +140,12 @@ def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNo
     weight = task.weights[end]
     num_nodes = schema.node_types[node_type].num_nodes
     node_times = None if task.node_times is None else task.node_times(task.key).get(node_type)
-    return lambda slots, attempt: draw_nodes(key, slots, end, attempt, num_nodes, weight), node_times
+    is_joint = task.candidates == "joint"  # then the links of a step share each repeat's draw
+
+    def draw(slots: Tensor, attempt: int) -> Tensor:
+        return draw_nodes(key, slots >> SLOT_BITS if is_joint else slots, end, attempt, num_nodes, weight)
+
+    return draw, node_times
 
 
 def _in_time(drawn: Tensor, bad: Tensor, node_times: Tensor | None) -> Tensor:
@@ -99,7 +167,7 @@ def negative_pairs(
         draws.append((draw, node_times))
     if not task.strict:
         return ends[0], ends[1]
-    is_edge = _is_edge(graph, task)
+    is_edge = partial(_is_true, graph, task)
     bad = torch.nonzero(is_edge(*ends)).view(-1)
     for attempt in range(ROUNDS, 2 * ROUNDS):
         if bad.numel() == 0:
@@ -113,23 +181,100 @@ def negative_pairs(
 
 
 def negative_destinations(
-    graph: GraphStore, task: LinkTask, key: int, drawn_for: tuple[Tensor, Tensor], times: Tensor | None
+    graph: GraphStore, links: Links, task: LinkTask, key: int, positives: Tensor, slots: Tensor
 ) -> Tensor:
-    slots, sources = drawn_for
+    """Return a destination for each negative; -1 if a link has fewer candidates. All links come before their repeats.
+
+    `positives` has the index of each negative's link, and `slots` its unique number.
+    """
+    if task.candidates in ("all", "listed"):
+        return _candidates(graph, links, task, key).t().reshape(-1)
     draw, node_times = _draw(graph, task, key, DESTINATION)
-    too_late = _too_late(node_times, times)
+    too_late = _too_late(node_times, None if links.times is None else links.times[positives])
     if not task.strict:
-        return _in_time(*draw_until(draw, too_late, slots), node_times)
-    is_edge = _is_edge(graph, task)
-    drawn, bad = draw_until(draw, lambda nodes, at: too_late(nodes, at) | is_edge(sources[at], nodes), slots)
+        drawn = _in_time(*draw_until(draw, too_late, slots), node_times)
+        return (
+            drawn if task.candidates != "historical" else _earlier(graph, links, task, key, (positives, slots), drawn)
+        )
+    sources = links.sources[positives]
+    drawn, bad = draw_until(
+        draw, lambda nodes, at: too_late(nodes, at) | _is_true(graph, task, sources[at], nodes), slots
+    )
     if bad.numel():
         raise too_dense(task.key)
     return drawn
 
 
-def _is_edge(graph: GraphStore, task: LinkTask) -> Callable[[Tensor, Tensor], Tensor]:
-    graph.schema.relation(task.key)  # strict negatives need its edges
-    return partial(are_edges, graph, graph.schema.relation_index[task.key])
+def _earlier(
+    graph: GraphStore, links: Links, task: LinkTask, key: int, drawn_for: tuple[Tensor, Tensor], others: Tensor
+) -> Tensor:
+    """Return a random earlier destination of each negative's source, each equally likely; if it has none, others[i].
+
+    Without times, all other destinations of the source are taken for earlier ones.
+    """
+    positives, slots = drawn_for
+    (relation,) = opposite_relations(graph.schema, graph.schema.relation_index[task.key])
+    stride = graph.schema.node_type(task.key[2]).num_nodes
+    picks = in_edges(graph, relation, links.sources, None if links.times is None else links.times - 1)
+    of_link = torch.repeat_interleave(torch.arange(links.sources.numel()), picks.counts)
+    is_other = picks.sources != links.destinations[of_link]
+    found = torch.unique(of_link[is_other] * stride + picks.sources[is_other])
+    counts = torch.bincount(found // stride, minlength=links.sources.numel())
+    begins = torch.cumsum(counts, 0) - counts
+    words = ops.draw_words(key, slots, keys.NEGATIVE_STREAM + EARLIER).to(torch.int64)
+    count = counts[positives]
+    place = begins[positives] + (words[:, 0] * count + (words[:, 1] * count >> 32) >> 32)
+    has_some = count > 0
+    return others.index_put_((has_some,), found[place[has_some]] % stride)
+
+
+def _candidates(graph: GraphStore, links: Links, task: LinkTask, key: int) -> Tensor:
+    """Return each link's listed candidates, or all other destinations: [n, amount]; -1 for those that do not count."""
+    assert task.negatives is not None
+    num_nodes, own = graph.schema.node_type(task.key[2]).num_nodes, links.destinations[:, None]
+    if links.candidates is None:
+        nodes = torch.arange(num_nodes - 1).expand(own.numel(), -1)
+        nodes = nodes + (nodes >= own)
+    else:
+        nodes = links.candidates.clone()
+    _, node_times = _draw(graph, task, key, DESTINATION)
+    if node_times is not None and links.times is not None:
+        nodes[node_times[nodes.clamp(min=0)] > links.times[:, None]] = -1
+    if links.candidates is None:
+        for true in _true_links(graph, task, links.sources):
+            rows, found = true.of(links.sources)
+            is_other = found != links.destinations[rows]
+            rows, found = rows[is_other], found[is_other]
+            nodes[rows, found - (found > links.destinations[rows]).long()] = -1
+    elif task.strict:
+        rows, columns = (nodes >= 0).nonzero(as_tuple=True)
+        is_true = _is_true(graph, task, links.sources[rows], nodes[rows, columns])
+        nodes[rows[is_true], columns[is_true]] = -1
+    amount = int(task.negatives.amount)
+    if amount == nodes.shape[1]:
+        return nodes
+    places = links.first + torch.arange(own.numel())[:, None] | torch.arange(nodes.shape[1]) << SLOT_BITS
+    words = ops.draw_words(key, places.reshape(-1), keys.NEGATIVE_STREAM + LISTED)[:, 0].to(torch.int64)
+    in_order = torch.argsort(words.view(nodes.shape) + ((nodes < 0).long() << 32), dim=1, stable=True)
+    return nodes.gather(1, in_order[:, :amount])
+
+
+def _true_links(graph: GraphStore, task: LinkTask, sources: Tensor) -> Iterator[KnownLinks]:
+    """Yield the true links of some sources that are no candidates, by one pass over the edges of the relation."""
+    if task.known is not None:
+        yield task.known
+    if task.strict:
+        ends = [
+            torch.stack([some, nodes])[:, torch.isin(some, sources)]
+            for some, nodes in sampled_edges(graph, graph.schema.relation_index[task.key])
+        ]
+        yield known_links(torch.cat(ends, dim=1), graph.schema.node_type(task.key[2]).num_nodes)
+
+
+def _is_true(graph: GraphStore, task: LinkTask, sources: Tensor, destinations: Tensor) -> Tensor:
+    """Return a mask of the links that are edges of the graph or known."""
+    is_edge = are_edges(graph, graph.schema.relation_index[task.key], sources, destinations)
+    return is_edge if task.known is None else is_edge | task.known.holds(sources, destinations)
 
 
 def _too_late(node_times: Tensor | None, times: Tensor | None) -> IsBad:

@@ -21,6 +21,7 @@ from hoploom.load.arguments import read_added, read_fields
 from hoploom.load.assemble import Batch, of_blocks
 from hoploom.ops import Reduce
 from hoploom.sample.hops import Sampling, make_hgt_sampling, make_sampling
+from hoploom.sample.negatives import KINDS, Kind
 from hoploom.schema import Schema, TypeKey, read_ids
 from hoploom.serve.requests import (
     read_excluded,
@@ -38,7 +39,8 @@ MAX_FIRST = 1 << 40  # positions of a step: the numbers of negatives hold a posi
 NARROW_FROM = 1 << 12  # elements: in tensors of this size on, it pays to check whether all fit into 32 bits
 NEVER = 1 << 62  # elements: no tensor is that large
 NODE_COLUMNS = (["nodes"], ["times"])  # required, optional
-LINK_COLUMNS = (["sources", "destinations"], ["labels", "times"])
+LINK_COLUMNS = (["sources", "destinations"], ["labels", "times", "candidates"])
+KNOWN = "known"  # a tensor [2, n] of true links beside the graph's edges
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Negatives:
     mode: str  # binary or triplet
     amount: float
     strict: bool = False
+    candidates: Kind = "uniform"
     src_weight: None = None
     dst_weight: None = None
 
@@ -73,17 +76,19 @@ class BatchRequest(NamedTuple):
     """The options, seeds and random key of one batch. Together with the store, they determine the batch."""
 
     description: Description
-    seeds: Mapping[str, Tensor]  # "nodes", or "sources" and "destinations"; "times" and "labels", if any
+    seeds: Mapping[str, Tensor]  # "nodes", or "sources" and "destinations"; if any, "times", "labels", "candidates"
     first: int  # the position of the first seed in its step
     key: int
     excluded: Sequence[Tensor | None] = ()  # per relation: ascending positions of edges that are not sampled; (): none
+    known: Tensor | None = None  # [2, n] int64: true links that are no negatives
 
     def message(self, identity: str) -> Message:
         """Return the request as a message to servers of the store with this `identity`."""
         header: dict[str, Any] = {"ask": "batch", "identity": identity, "description": self.description.plain}
-        header |= {"seeds": list(self.seeds), "weights": [], "first": self.first, "key": self.key}
+        seeds = dict(self.seeds) | ({} if self.known is None else {KNOWN: self.known})
+        header |= {"seeds": list(seeds), "weights": [], "first": self.first, "key": self.key}
         excluded = {relation: found for relation, found in enumerate(self.excluded) if found is not None}
-        return Message(header | {"excluded": list(excluded)}, [*self.seeds.values(), *excluded.values()])
+        return Message(header | {"excluded": list(excluded)}, [*seeds.values(), *excluded.values()])
 
 
 def read_description(given: Any, schema: Schema) -> Description:
@@ -146,7 +151,9 @@ def _read_negatives(values: Mapping[str, Any]) -> Negatives:
     require(fits, "amount", amount, f"negatives per link, at most {MAX_SEEDS}, whole ones for triplets")
     for name in ("src_weight", "dst_weight"):
         require(values[name] is None, name, values[name], "null: use connect(..., made='here') for weights")
-    return Negatives(mode, amount, read_flag(values, "strict"))
+    kind = values["candidates"]
+    require(kind in KINDS, "candidates", kind, f"one of {list(KINDS)}")
+    return Negatives(mode, amount, read_flag(values, "strict"), kind)
 
 
 def read_batch_request(header: Mapping[str, Any], tensors: Sequence[Tensor], schema: Schema) -> BatchRequest:
@@ -163,9 +170,15 @@ def read_batch_request(header: Mapping[str, Any], tensors: Sequence[Tensor], sch
             read_ids(f"excluded edges of {relation.key}", edges, relation.num_edges, ConfigError)
     require(len(seeds) == len(tensors), "seeds", seeds, f"one name for each of {len(tensors)} tensors")
     columns = dict(zip(seeds, tensors, strict=True))
+    known = columns.pop(KNOWN, None)
+    if known is not None:
+        fits = description.negatives is not None and known.dim() == 2 and known.shape[0] == 2
+        require(fits and known.shape[1] <= MAX_SEEDS, KNOWN, tuple(known.shape), f"[2, at most {MAX_SEEDS}], negatives")
+        ends = zip((description.owner[0], description.owner[2]), known, strict=True)
+        known = torch.stack([read_ids(KNOWN, row, schema.node_type(of).num_nodes, ConfigError) for of, row in ends])
     first = read_integer("first", header.get("first"), 0, MAX_FIRST)
     key = read_integer("key", header.get("key"), 0, 1 << 64)
-    return BatchRequest(description, _check_seeds(columns, description, schema), first, key, excluded)
+    return BatchRequest(description, _check_seeds(columns, description, schema), first, key, excluded, known)
 
 
 def _check_seeds(columns: dict[str, Tensor], description: Description, schema: Schema) -> dict[str, Tensor]:
@@ -192,6 +205,18 @@ def _check_seeds(columns: dict[str, Tensor], description: Description, schema: S
     else:
         fits = temporal and times.dtype == torch.int64 and times.dim() == 1
         require(fits, "times", (times.dtype, tuple(times.shape)), "int64 [n], and sampling that is temporal")
+    listed, is_listed = columns.get("candidates"), negatives is not None and negatives.candidates == "listed"
+    require(is_listed is (listed is not None), "candidates", is_listed, "listed candidates and their tensor")
+    if listed is not None:
+        fits = listed.dim() == 2 and amount <= listed.shape[1] and listed.numel() <= MAX_SEEDS
+        require(fits, "candidates", tuple(listed.shape), f"[{count}, at least {amount}], {MAX_SEEDS} at most")
+        limit = schema.node_type(owner[2]).num_nodes + 1
+        columns["candidates"] = (
+            read_ids("candidates", listed.reshape(-1) + 1, limit, ConfigError).view(listed.shape) - 1
+        )
+    if negatives is not None and negatives.candidates == "all":
+        others = schema.node_type(owner[2]).num_nodes - 1
+        require(amount == others, "amount", amount, f"{others}, the number of all other nodes")
     return columns
 
 

@@ -21,6 +21,7 @@ from hoploom.load.order import StepShare
 from hoploom.ops import Empty, Frontier, Picks
 from hoploom.sample import LinkTask, Workspace
 from hoploom.sample.exclusions import ExcludedEdges, Exclusion
+from hoploom.sample.negatives import known_links
 from hoploom.schema import Field, Schema, TypeKey
 from hoploom.serve.batch_messages import NARROW_FROM, NEVER, BatchRequest, encode_batch, read_batch_request
 from hoploom.serve.memory_budget import NO_CLIENT, WAIT, BusyError, MemoryBudget, RequestContext, Reservation
@@ -66,10 +67,14 @@ class BatchService:
         if isinstance(description.owner, str):
             return NodeMaker(sampler, assembler, description.owner, seeds["nodes"], times=seeds.get("times"))
         ends = torch.stack([seeds["sources"], seeds["destinations"]])
-        task, named = LinkTask(description.owner), description.negatives
+        task, named, known = LinkTask(description.owner), description.negatives, None
         if named is not None:
+            if request.known is not None:
+                known = known_links(request.known, store.schema.node_type(description.owner[2]).num_nodes)
             node_times = self._node_times if description.sampling.temporal is not None else None
-            task = LinkTask(description.owner, NegativeSampling(named.mode, named.amount), named.strict, node_times)
+            negatives = NegativeSampling(named.mode, named.amount)
+            task = LinkTask(description.owner, negatives, named.strict, node_times, named.candidates, known)
+            task.check(store.schema)
         excluded = []
         for relation, edges in enumerate(request.excluded):
             if edges is not None:  # of the whole step, which may have links on other ranks: the first link has them all
@@ -78,7 +83,8 @@ class BatchService:
                 excluded.append(ExcludedEdges(relation, edges, indptr))
         exclusion = Exclusion(len(request.excluded), tuple(excluded)) if excluded else None
         columns = seeds.get("labels"), seeds.get("times")
-        return LinkMaker(sampler, assembler, task, ends, *columns, exclusion=exclusion)
+        listed = seeds.get("candidates")
+        return LinkMaker(sampler, assembler, task, ends, *columns, exclusion=exclusion, candidates=listed)
 
 
 class MeteredStore:

@@ -21,8 +21,9 @@ from hoploom.load.assemble import Batch
 from hoploom.load.maker import LinkMaker, LocalMaker, Maker, NodeMaker
 from hoploom.load.order import StepShare
 from hoploom.ops import Frontier, Picks
+from hoploom.sample.negatives import KnownLinks
 from hoploom.schema import Schema, TypeKey
-from hoploom.serve.batch_messages import BatchRequest, Description, Negatives, decode_batch
+from hoploom.serve.batch_messages import MAX_SEEDS, BatchRequest, Description, Negatives, decode_batch
 from hoploom.serve.peers import TIMEOUT, Peers
 from hoploom.serve.security import ClientSecurity, read_client_security
 from hoploom.serve.wire import IncomingMessage, Message
@@ -306,6 +307,7 @@ class ServedBatches(Maker):
     transform: Callable[[Batch], Any] | None
     pinned: bool
     excludes: Callable[[StepShare], tuple[Tensor | None, ...]]
+    known: KnownLinks | None = None
 
     @property
     def least_threads(self) -> int:
@@ -315,8 +317,16 @@ class ServedBatches(Maker):
     def make(self, share: StepShare) -> Batch:
         indices, first, key, _ = share
         seeds = {name: column[indices] for name, column in self.columns.items()}
-        request = BatchRequest(self.description, seeds, first, key, self.excludes(share)).message(self.peers.identity)
-        batch = decode_batch(self.peers.ask(request, pinned=self.pinned), pinned=self.pinned)
+        known = None
+        if self.known is not None:
+            negatives, sources = self.description.negatives, self.known.pairs // self.known.num_destinations
+            if negatives is not None and negatives.mode == "triplet":  # then a negative has the source of its link
+                sources = seeds["sources"]
+            owners, destinations = self.known.of(of := torch.unique(sources))
+            known = torch.stack([of[owners], destinations])
+        request = BatchRequest(self.description, seeds, first, key, self.excludes(share), known)
+        message = request.message(self.peers.identity)
+        batch = decode_batch(self.peers.ask(message, pinned=self.pinned), pinned=self.pinned)
         storage = batch._store if isinstance(batch, Data) else batch[self.description.owner]
         storage._mapping["input_id"] = indices if self.input_id is None else self.input_id[indices]
         return batch if self.transform is None else self.transform(batch)
@@ -332,6 +342,7 @@ def served_batches(maker: LocalMaker, peers: Peers) -> ServedBatches:
     owner: TypeKey
     columns: dict[str, Tensor | None]
     negatives: Negatives | None = None
+    known: KnownLinks | None = None
     if isinstance(maker, NodeMaker):
         owner, input_id = maker.node_type, maker.input_id
         columns = {"nodes": maker.nodes, "times": maker.times}
@@ -344,11 +355,23 @@ def served_batches(maker: LocalMaker, peers: Peers) -> ServedBatches:
                     "src_weight and dst_weight of neg_sampling are not sent to servers; use connect(..., made='here'), "
                     "which makes batches in this process"
                 )
-            negatives = Negatives(drawn.mode.value, drawn.amount, maker.task.strict)
+            negatives = Negatives(drawn.mode.value, drawn.amount, maker.task.strict, maker.task.candidates)
         sources, destinations = maker.ends
         columns = {"sources": sources, "destinations": destinations, "labels": maker.labels, "times": maker.times}
+        columns["candidates"] = maker.candidates
+        known = maker.task.known
+        if (
+            known is not None
+            and negatives is not None
+            and negatives.mode == "binary"
+            and known.pairs.numel() > MAX_SEEDS
+        ):
+            raise ConfigError(
+                f"{known.pairs.numel():,} known_links would go to the servers with every batch; give at most "
+                f"{MAX_SEEDS:,}, neg_sampling='triplet', or connect(..., made='here')"
+            )
     added = maker.assembler
     fields = None if added.fields is None else tuple((of, tuple(names)) for of, names in added.fields.items())
     description = Description(owner, maker.sampler.sampling, added.reduce, added.degrees, negatives, fields)
     given = {name: column for name, column in columns.items() if column is not None}
-    return ServedBatches(peers, description, given, input_id, maker.transform, added.pinned, maker.excludes)
+    return ServedBatches(peers, description, given, input_id, maker.transform, added.pinned, maker.excludes, known)

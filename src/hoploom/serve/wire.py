@@ -21,7 +21,7 @@ from hoploom.schema import DTYPE_NAMES, DTYPES
 from hoploom.serve.connection import Connection
 from hoploom.serve.shared_memory import SHARED_FROM, ClientSegments, Segment, ServerSegments
 
-PROTOCOL = 5
+PROTOCOL = 6
 PREFIX = struct.Struct("<4sI")  # kind of the frame, length of its header
 MESSAGE, HEARTBEAT = b"MESG", b"MADE"  # a heartbeat says that the response is still being made
 LENGTH = struct.Struct("<I")  # of a piece, whose bytes follow

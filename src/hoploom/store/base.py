@@ -395,11 +395,16 @@ def sampled_edges(graph: GraphStore, relation: int, at_once: int = NODES) -> Ite
         yield picks.sources, torch.repeat_interleave(nodes, picks.counts)
 
 
-def in_edges(graph: GraphStore, relation: int, nodes: Tensor, *, counts_only: bool = False) -> Picks:
-    """Return all in-edges of these nodes in one relation, as picks, or only their number for each node."""
+def in_edges(
+    graph: GraphStore, relation: int, nodes: Tensor, times: Tensor | None = None, *, counts_only: bool = False
+) -> Picks:
+    """Return all in-edges of these nodes in one relation, as picks, or only their number for each node.
+
+    With `times`, only edges that are not later than times[i] are picked for nodes[i].
+    """
     schema = graph.schema
     frontiers: list[Frontier | None] = [None] * len(schema.node_types)
-    frontiers[schema.destinations[relation]] = Frontier(nodes)
+    frontiers[schema.destinations[relation]] = Frontier(nodes, times=times)
     fanouts = [-1 if other == relation else 0 for other in range(len(schema.relations))]
     picks = graph.sample(frontiers, Draw(0, 0, fanouts, counts_only=counts_only))[relation]
     if picks is None:  # no part has any of them

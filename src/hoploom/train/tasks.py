@@ -439,6 +439,8 @@ class LinkPrediction(MonitoredTask):
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         links = _links(batch, self.needs_candidates)
+        is_there = links.ends[1] >= 0  # a candidate of -1 is none
+        links = links._replace(ends=links.ends.clamp(min=0))
         (source, destination), ends, width = links.types, links.ends, links.width
         if width == 0:  # every source with every destination
             width = ends.shape[1]
@@ -462,7 +464,9 @@ class LinkPrediction(MonitoredTask):
         if width is None:
             return found
         rows = found.view(-1, width)
-        return self._in_batch(rows, links, batch, is_training=model.training) if links.width == 0 else rows
+        if links.width == 0:
+            return self._in_batch(rows, links, batch, is_training=model.training)
+        return rows.masked_fill(~is_there.view(-1, width), -torch.inf)
 
     def _in_batch(self, scores: Tensor, links: ScoredLinks, batch: Batch, *, is_training: bool) -> Tensor:
         """Return scores [n, 1 + n]: of true links, and of all destinations in the batch, without accidental hits."""

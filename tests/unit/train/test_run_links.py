@@ -376,6 +376,40 @@ def test_a_run_ranks_links_among_candidates() -> None:
         assert {batch["item"].dst_neg_index.shape[1] for batch in loader} == {count}
 
 
+def candidates_of(*overrides: str) -> list[Any]:
+    """For training and validation, what the batches of a run on links have as candidates."""
+    run_file = parse_run_file(PREDICT, ("task.loss=softmax", "task.metrics=['mrr']", *overrides))
+    setup = training_setup(run_file, shop())
+    model = make_model(run_file, setup)
+    loaders = train_loader(run_file, setup, ALONE, model), eval_loader(run_file, setup, ALONE, model, "val")
+    return [
+        [(batch[end].n_id[batch[end].dst_neg_index.clamp(min=0)], batch[end].dst_neg_index >= 0) for batch in loader]
+        for loader in loaders
+        for end in ["item"]
+    ]
+
+
+@pytest.mark.parametrize("kind", ["degree", "joint", "historical", "all"])
+def test_a_run_chooses_the_candidates_of_training_and_all_are_those_of_evaluation_too(kind: str) -> None:
+    train, val = candidates_of(f"task.candidates={kind}", "task.negatives=4", "task.eval_negatives=5")
+    widths = {nodes.shape[1] for nodes, _ in train}, {nodes.shape[1] for nodes, _ in val}
+    others = shop().schema.node_type("item").num_nodes - 1
+    assert widths == (({others}, {others}) if kind == "all" else ({4}, {5}))
+    uniform, of_val = candidates_of("task.negatives=4", "task.eval_negatives=5")
+    assert kind == "all" or not torch.equal(train[0][0], uniform[0][0])
+    assert kind == "all" or all(torch.equal(one[0], other[0]) for one, other in zip(val, of_val, strict=True))
+
+
+def test_strict_negatives_of_a_run_are_true_links_of_no_split() -> None:
+    """Of each user, the items that are left are those in no split."""
+    run_file = parse_run_file(PREDICT)
+    links = torch.cat([ends for _, ends in training_setup(run_file, shop()).seeds.values()], dim=1)
+    true = [len(set(links[1, links[0] == user].tolist())) for user in range(int(links[0].max()) + 1)]
+    num_items = shop().schema.node_type("item").num_nodes
+    for split in candidates_of("task.candidates=all", "task.strict_negatives=true"):
+        assert set(torch.cat([is_there.sum(1) for _, is_there in split]).tolist()) <= {num_items - few for few in true}
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -403,6 +437,13 @@ def test_a_run_of_links_that_cannot_be_names_the_key(override: str, message: str
 
     with pytest.raises(ConfigError, match=message):
         loader()
+
+
+def test_candidates_are_for_links_that_are_ranked() -> None:
+    run_file = parse_run_file(PREDICT, ("task.candidates=joint",))
+    setup = training_setup(run_file, shop())
+    with pytest.raises(ConfigError, match=r"task.candidates is 'joint', .*; set task.loss"):
+        train_loader(run_file, setup, ALONE, make_model(run_file, setup))
 
 
 BACK, ALSO_BACK = ("item", "rev_buys", "user"), ("item", "bought_by", "user")

@@ -23,10 +23,10 @@ from hoploom.errors import ConfigError, HoploomError
 from hoploom.ops import EdgeLists
 from hoploom.ops.sample import Words, mix_words
 from hoploom.sample import exclusions
-from hoploom.sample.negatives import are_edges
+from hoploom.sample.negatives import KnownLinks, are_edges, known_links
 from hoploom.schema import EDGE_ID, RelationName, Schema, read_ids
 from hoploom.store import Store
-from hoploom.store.base import Part, Table, scan_edges
+from hoploom.store.base import Part, Table, in_edges, scan_edges
 from hoploom.store.format import write_whole
 from hoploom.store.on_disk import OnDisk
 from hoploom.store.sharded import Sharded
@@ -72,26 +72,15 @@ class LinkShares:
         return torch.from_numpy(out)
 
 
-@dataclass(frozen=True)
-class GivenLinks:
+class GivenLinks(KnownLinks):
     """Held-out links that the user gives, e.g. in files; all other edges are for training."""
-
-    held_out: Tensor  # [n] int64, ascending: source * num_destinations + destination
-    num_destinations: int
 
     def splits(self, sources: Tensor, destinations: Tensor, *, undirected: bool) -> Tensor:
         """Return the split of every edge: [n] uint8. It is TEST if the edge is held out, else TRAIN."""
-        found = self._holds(sources, destinations)
+        found = self.holds(sources, destinations)
         if undirected:
-            found |= self._holds(destinations, sources)
+            found |= self.holds(destinations, sources)
         return found.to(torch.uint8) * TEST
-
-    def _holds(self, sources: Tensor, destinations: Tensor) -> Tensor:
-        links = sources.to(torch.int64) * self.num_destinations + destinations
-        if not self.held_out.numel():
-            return torch.zeros_like(links, dtype=torch.bool)
-        at = torch.searchsorted(self.held_out, links).clamp(max=self.held_out.numel() - 1)
-        return self.held_out[at] == links
 
 
 def _words(ids: Tensor) -> Words:
@@ -215,37 +204,51 @@ def link_task(run_file: RunFile) -> LinkPrediction:
         raise run_file.problem("task.metrics", str(error)) from error
 
 
-def link_options(run_file: RunFile, schema: Schema, split: str) -> dict[str, Any]:
+def link_options(run_file: RunFile, store: Store, split: str, seeds: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a split's loader of links: negatives, and the edges that a step of training leaves out."""
-    section, task, options = run_file.task, link_task(run_file), dict[str, Any]()
+    section, task, schema, options = run_file.task, link_task(run_file), store.schema, dict[str, Any]()
+    key, kind = link_relation(run_file, schema), section.candidates
+    index, num_nodes = schema.relation_index[key], schema.node_type(key[2]).num_nodes
+    mode, amount, weight = "binary", section.negatives, None
     if task.needs_candidates:
-        amount = section.negatives if split == "train" else section.eval_negatives
+        mode, amount = "triplet", amount if split == "train" else section.eval_negatives
         if amount != int(amount):
             message = f"task.negatives is {amount:g}, and {task.needs_candidates!r} ranks each link among them"
             raise run_file.problem("task.negatives", f"{message}; give a whole number")
         most = max((int(name[5:]) for name in task.metrics if name.startswith("hits@")), default=0)
-        if most > section.eval_negatives:
-            message = f"task.metrics has hits@{most}, and a link has {section.eval_negatives} candidates"
+        if most > (among := num_nodes - 1 if kind == "all" else section.eval_negatives):
+            message = f"task.metrics has hits@{most}, and a link has {among} candidates"
             raise run_file.problem("task.metrics", f"{message}; give more task.eval_negatives, or a smaller number")
-        options["neg_sampling"] = NegativeSampling("triplet", int(amount))
-    else:
-        options["neg_sampling_ratio"] = section.negatives
+    elif kind not in ("uniform", "degree"):
+        message = f"task.candidates is {kind!r}, which is for links that are ranked"
+        raise run_file.problem("task.candidates", f'{message}; set task.loss, such as "softmax"')
+    if kind == "all" or (split == "train" and kind != "degree"):
+        options["candidates"] = kind
+    elif split == "train":
+        weight = in_edges(store.graph, index, torch.arange(num_nodes), counts_only=True).counts.double() ** 0.75
+    options["neg_sampling"] = NegativeSampling(mode, 1 if kind == "all" else amount, dst_weight=weight)
+    if section.strict_negatives:  # edges of the graph are no negatives; held-out and listed links are not, either
+        known = [given for name, given in seeds.items() if name != "train" or section.links is not None]
+        ends = [given if schema.homogeneous else given[1] for given in known]
+        options["known_links"] = torch.cat(ends, dim=1) if ends else None
     options["strict_negatives"] = section.strict_negatives
     if split == "train":
-        key = link_relation(run_file, schema)
         if section.exclude is not None:
             options["exclude"] = section.exclude
         else:
-            options["exclude"] = "both" if exclusions.opposite_relations(schema, schema.relation_index[key]) else "self"
+            options["exclude"] = "both" if exclusions.opposite_relations(schema, index) else "self"
     return options
 
 
-def eval_batch_size(run_file: RunFile) -> int:
+def eval_batch_size(run_file: RunFile, schema: Schema) -> int:
     """Return the default batch size of evaluation: that of training, less if each link has many candidates."""
     size = run_file.loader.batch_size
     if not link_task(run_file).needs_candidates:
         return size
-    return min(size, max(LEAST_LINKS, size // (1 + run_file.task.eval_negatives)))
+    num_candidates = run_file.task.eval_negatives
+    if run_file.task.candidates == "all":
+        num_candidates = schema.node_type(link_relation(run_file, schema)[2]).num_nodes
+    return min(size, max(LEAST_LINKS, size // (1 + num_candidates)))
 
 
 def link_relation(run_file: RunFile, schema: Schema) -> RelationName:
@@ -312,8 +315,8 @@ def relation_of(run_file: RunFile, key: str, schema: Schema, name: str) -> Relat
 
 def given_links(store: Store, key: RelationName, ends: Tensor) -> GivenLinks:
     """Return the links `ends` ([2, n] int64) of relation `key` as a GivenLinks, which `hold_out` takes."""
-    num_destinations = store.schema.node_type(key[2]).num_nodes
-    return GivenLinks(torch.sort(ends[0] * num_destinations + ends[1]).values, num_destinations)
+    known = known_links(ends, store.schema.node_type(key[2]).num_nodes)
+    return GivenLinks(known.pairs, known.num_destinations)
 
 
 def in_graph(store: Store, key: RelationName, reverses: Collection[RelationName], ends: Tensor) -> bool:

@@ -431,7 +431,7 @@ def _loader(
 ) -> Loader:
     """Return a loader of a split with options `given`; by default for evaluation, where every rank has all seeds."""
     section, task, schema = run_file.loader, run_file.task, setup.store.schema
-    size = link_splits.eval_batch_size(run_file) if task.kind == LINKS else section.batch_size
+    size = link_splits.eval_batch_size(run_file, schema) if task.kind == LINKS else section.batch_size
     whole = {"rank": 0, "world_size": 1, "batch_size": section.eval_batch_size or size}
     options: dict[str, Any] = dict(whole if given is None else given) | {
         "device": context.device,
@@ -456,7 +456,7 @@ def _loader(
             way_out = 'set cluster.topology = "local", or take another model'
             raise run_file.problem("cluster.topology", f"{message} only; {way_out}")
     if task.kind == LINKS and split != NODES:
-        options |= link_splits.link_options(run_file, schema, split)
+        options |= link_splits.link_options(run_file, setup.store, split, setup.seeds)
         return LinkNeighborLoader(setup.store, fanouts, setup.seeds[split], **options)
     if section.temporal is not None:
         options |= {"temporal_strategy": section.temporal, "time_attr": schema.time}

@@ -104,6 +104,12 @@ class TaskSection:
     test_share: float = key(0.1, "of links: share of the edges held out for the test", rules.SHARE, only=DRAWN_LINKS)
     negatives: float = key(1.0, "random negative links per true link", rules.number(open_ends=True), only=OF_LINKS)
     strict_negatives: bool = key(False, "negative links are never edges of the graph", rules.FLAG, only=OF_LINKS)
+    candidates: str = key(
+        "uniform",
+        "which negatives: by degree ^ 0.75, shared by a step, earlier ones, or all nodes; only all holds in evaluation",
+        rules.choice("uniform", "degree", "joint", "historical", "all"),
+        only=OF_LINKS,
+    )
     eval_negatives: int = key(
         100, "negatives that each link is ranked among, in validation and test", rules.whole(1), only=OF_LINKS
     )
