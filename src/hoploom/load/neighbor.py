@@ -19,7 +19,7 @@ from hoploom.store import Store
 from hoploom.store.from_pyg import PygGraph
 from hoploom.system import require_memory
 
-PAIR_BYTES = 96  # of memory for each link and candidate, while a batch is made
+PAIR_BYTES = 128  # of memory for each link and candidate, while a batch is made
 
 
 class NeighborLoader(Loader):
@@ -219,20 +219,17 @@ def _link_task(
             raise ConfigError("known_links has no effect without strict_negatives; give strict_negatives=True")
         ends = inputs.read_ends("known_links", given.known_links, store.schema, key)
         known = known_links(ends, store.schema.node_type(key[2]).num_nodes)
-    if negatives is None:
-        if given.strict_negatives:
-            raise ConfigError("strict_negatives needs neg_sampling")
-        task = LinkTask(key, candidates=kind)
-        task.check(store.schema)
-        return task
+    if negatives is None and given.strict_negatives:
+        raise ConfigError("strict_negatives needs neg_sampling")
     if given.strict_negatives and key not in store.schema.relation_index:
         raise ConfigError(f"strict_negatives looks for edges of {key}, which the graph does not have; leave it out")
     weights = {
         name: inputs.read_weight(name, weight, store.schema.node_type(end).num_nodes)
         for name, end in (("src_weight", key[0]), ("dst_weight", key[2]))
-        if (weight := getattr(negatives, name)) is not None
+        if (weight := getattr(negatives, name, None)) is not None
     }
-    negatives = NegativeSampling(negatives.mode, negatives.amount, **weights)
+    if negatives is not None:
+        negatives = NegativeSampling(negatives.mode, negatives.amount, **weights)
     times = None if given.time_attr is None else NodeTimes(store)  # links have times: negatives must exist by then
     task = LinkTask(key, negatives, given.strict_negatives, times, kind, known)
     task.check(store.schema)

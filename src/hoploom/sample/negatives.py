@@ -1,7 +1,7 @@
 """Negative links: keyed draws of nodes, shared by a step or of earlier links, in time and strict; or listed nodes."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal, NamedTuple, get_args
@@ -12,10 +12,10 @@ from torch_geometric.sampler import NegativeSampling
 
 from hoploom import keys, ops
 from hoploom.errors import ConfigError, DataError
-from hoploom.sample.exclusions import opposite_relations, runs
+from hoploom.sample.exclusions import opposite_relations
 from hoploom.schema import RelationName, Schema
 from hoploom.store import GraphStore
-from hoploom.store.base import in_edges, sampled_edges
+from hoploom.store.base import in_edges
 
 SLOT_BITS = 40  # of the number of a negative; its repeat is in the higher bits
 ROUNDS = 256  # if nine of ten draws are bad, one in 10^12 is still bad after these
@@ -49,24 +49,18 @@ class Links:
 
 @dataclass(frozen=True)
 class KnownLinks:
-    """True links beside the graph's edges."""
+    """A set of links, such as true ones beside the graph's edges."""
 
     pairs: Tensor  # [n] int64, ascending: source * num_destinations + destination
     num_destinations: int
 
     def holds(self, sources: Tensor, destinations: Tensor) -> Tensor:
-        """Return a mask of the links that are known."""
+        """Return a mask of the links that are in the set."""
         links = sources.to(torch.int64) * self.num_destinations + destinations
         if not self.pairs.numel():
             return torch.zeros_like(links, dtype=torch.bool)
         at = torch.searchsorted(self.pairs, links).clamp(max=self.pairs.numel() - 1)
         return self.pairs[at] == links
-
-    def of(self, sources: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the known links of some sources: the index of each link's source in `sources`, its destination."""
-        begins, ends = (torch.searchsorted(self.pairs, some * self.num_destinations) for some in (sources, sources + 1))
-        owners = torch.repeat_interleave(torch.arange(sources.numel()), ends - begins)
-        return owners, self.pairs[runs(begins, ends)] % self.num_destinations
 
 
 def known_links(ends: Tensor, num_destinations: int) -> KnownLinks:
@@ -140,12 +134,8 @@ def _draw(graph: GraphStore, task: LinkTask, key: int, end: int) -> tuple[DrawNo
     weight = task.weights[end]
     num_nodes = schema.node_types[node_type].num_nodes
     node_times = None if task.node_times is None else task.node_times(task.key).get(node_type)
-    is_joint = task.candidates == "joint"  # then the links of a step share each repeat's draw
-
-    def draw(slots: Tensor, attempt: int) -> Tensor:
-        return draw_nodes(key, slots >> SLOT_BITS if is_joint else slots, end, attempt, num_nodes, weight)
-
-    return draw, node_times
+    shift = SLOT_BITS if task.candidates == "joint" else 0  # then the links of a step share each repeat's draw
+    return lambda slots, attempt: draw_nodes(key, slots >> shift, end, attempt, num_nodes, weight), node_times
 
 
 def _in_time(drawn: Tensor, bad: Tensor, node_times: Tensor | None) -> Tensor:
@@ -193,9 +183,9 @@ def negative_destinations(
     too_late = _too_late(node_times, None if links.times is None else links.times[positives])
     if not task.strict:
         drawn = _in_time(*draw_until(draw, too_late, slots), node_times)
-        return (
-            drawn if task.candidates != "historical" else _earlier(graph, links, task, key, (positives, slots), drawn)
-        )
+        if task.candidates == "historical":
+            return _earlier(graph, links, task, key, (positives, slots), drawn)
+        return drawn
     sources = links.sources[positives]
     drawn, bad = draw_until(
         draw, lambda nodes, at: too_late(nodes, at) | _is_true(graph, task, sources[at], nodes), slots
@@ -240,13 +230,7 @@ def _candidates(graph: GraphStore, links: Links, task: LinkTask, key: int) -> Te
     _, node_times = _draw(graph, task, key, DESTINATION)
     if node_times is not None and links.times is not None:
         nodes[node_times[nodes.clamp(min=0)] > links.times[:, None]] = -1
-    if links.candidates is None:
-        for true in _true_links(graph, task, links.sources):
-            rows, found = true.of(links.sources)
-            is_other = found != links.destinations[rows]
-            rows, found = rows[is_other], found[is_other]
-            nodes[rows, found - (found > links.destinations[rows]).long()] = -1
-    elif task.strict:
+    if task.strict or task.known is not None:
         rows, columns = (nodes >= 0).nonzero(as_tuple=True)
         is_true = _is_true(graph, task, links.sources[rows], nodes[rows, columns])
         nodes[rows[is_true], columns[is_true]] = -1
@@ -259,22 +243,14 @@ def _candidates(graph: GraphStore, links: Links, task: LinkTask, key: int) -> Te
     return nodes.gather(1, in_order[:, :amount])
 
 
-def _true_links(graph: GraphStore, task: LinkTask, sources: Tensor) -> Iterator[KnownLinks]:
-    """Yield the true links of some sources that are no candidates, by one pass over the edges of the relation."""
-    if task.known is not None:
-        yield task.known
-    if task.strict:
-        ends = [
-            torch.stack([some, nodes])[:, torch.isin(some, sources)]
-            for some, nodes in sampled_edges(graph, graph.schema.relation_index[task.key])
-        ]
-        yield known_links(torch.cat(ends, dim=1), graph.schema.node_type(task.key[2]).num_nodes)
-
-
 def _is_true(graph: GraphStore, task: LinkTask, sources: Tensor, destinations: Tensor) -> Tensor:
-    """Return a mask of the links that are edges of the graph or known."""
-    is_edge = are_edges(graph, graph.schema.relation_index[task.key], sources, destinations)
-    return is_edge if task.known is None else is_edge | task.known.holds(sources, destinations)
+    """Return a mask of the links that are known or, if negatives are strict, edges of the graph."""
+    is_known = torch.zeros_like(sources, dtype=torch.bool)
+    if task.known is not None:
+        is_known = task.known.holds(sources, destinations)
+    if not task.strict:
+        return is_known
+    return is_known | are_edges(graph, graph.schema.relation_index[task.key], sources, destinations)
 
 
 def _too_late(node_times: Tensor | None, times: Tensor | None) -> IsBad:
@@ -315,11 +291,11 @@ def draw_until(draw: DrawNodes, is_bad: IsBad, slots: Tensor) -> tuple[Tensor, T
 
 def are_edges(graph: GraphStore, relation: int, sources: Tensor, destinations: Tensor) -> Tensor:
     """Return a mask of the pairs that are edges of a relation. Reads all in-edges of the destinations."""
-    unique, place = torch.unique(destinations, return_inverse=True)
-    picks = in_edges(graph, relation, unique)
-    stride = graph.schema.node_types[graph.schema.sources[relation]].num_nodes
-    edges = torch.repeat_interleave(torch.arange(unique.numel()), picks.counts) * stride + picks.sources
-    return torch.isin(place * stride + sources, edges)
+    nodes = torch.unique(destinations)
+    picks = in_edges(graph, relation, nodes)
+    ends = torch.stack([picks.sources, torch.repeat_interleave(nodes, picks.counts)])
+    num_nodes = graph.schema.node_types[graph.schema.destinations[relation]].num_nodes
+    return known_links(ends, num_nodes).holds(sources, destinations)
 
 
 def too_dense(relation: object) -> DataError:

@@ -40,7 +40,7 @@ NARROW_FROM = 1 << 12  # elements: in tensors of this size on, it pays to check 
 NEVER = 1 << 62  # elements: no tensor is that large
 NODE_COLUMNS = (["nodes"], ["times"])  # required, optional
 LINK_COLUMNS = (["sources", "destinations"], ["labels", "times", "candidates"])
-KNOWN = "known"  # a tensor [2, n] of true links beside the graph's edges
+KNOWN = "known"  # a tensor of true links beside the graph's edges
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class BatchRequest(NamedTuple):
     first: int  # the position of the first seed in its step
     key: int
     excluded: Sequence[Tensor | None] = ()  # per relation: ascending positions of edges that are not sampled; (): none
-    known: Tensor | None = None  # [2, n] int64: true links that are no negatives
+    known: Tensor | None = None  # [n] int64: true links, source * num_destinations + destination, that are no negatives
 
     def message(self, identity: str) -> Message:
         """Return the request as a message to servers of the store with this `identity`."""
@@ -172,10 +172,9 @@ def read_batch_request(header: Mapping[str, Any], tensors: Sequence[Tensor], sch
     columns = dict(zip(seeds, tensors, strict=True))
     known = columns.pop(KNOWN, None)
     if known is not None:
-        fits = description.negatives is not None and known.dim() == 2 and known.shape[0] == 2
-        require(fits and known.shape[1] <= MAX_SEEDS, KNOWN, tuple(known.shape), f"[2, at most {MAX_SEEDS}], negatives")
-        ends = zip((description.owner[0], description.owner[2]), known, strict=True)
-        known = torch.stack([read_ids(KNOWN, row, schema.node_type(of).num_nodes, ConfigError) for of, row in ends])
+        require(description.negatives is not None and known.numel() <= MAX_SEEDS, KNOWN, known.numel(), "fewer links")
+        num_nodes = [schema.node_type(description.owner[end]).num_nodes for end in (0, 2)]
+        known = torch.sort(read_ids(KNOWN, known, num_nodes[0] * num_nodes[1], ConfigError)).values
     first = read_integer("first", header.get("first"), 0, MAX_FIRST)
     key = read_integer("key", header.get("key"), 0, 1 << 64)
     return BatchRequest(description, _check_seeds(columns, description, schema), first, key, excluded, known)

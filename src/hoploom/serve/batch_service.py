@@ -21,7 +21,7 @@ from hoploom.load.order import StepShare
 from hoploom.ops import Empty, Frontier, Picks
 from hoploom.sample import LinkTask, Workspace
 from hoploom.sample.exclusions import ExcludedEdges, Exclusion
-from hoploom.sample.negatives import known_links
+from hoploom.sample.negatives import KnownLinks
 from hoploom.schema import Field, Schema, TypeKey
 from hoploom.serve.batch_messages import NARROW_FROM, NEVER, BatchRequest, encode_batch, read_batch_request
 from hoploom.serve.memory_budget import NO_CLIENT, WAIT, BusyError, MemoryBudget, RequestContext, Reservation
@@ -70,7 +70,7 @@ class BatchService:
         task, named, known = LinkTask(description.owner), description.negatives, None
         if named is not None:
             if request.known is not None:
-                known = known_links(request.known, store.schema.node_type(description.owner[2]).num_nodes)
+                known = KnownLinks(request.known, store.schema.node_type(description.owner[2]).num_nodes)
             node_times = self._node_times if description.sampling.temporal is not None else None
             negatives = NegativeSampling(named.mode, named.amount)
             task = LinkTask(description.owner, negatives, named.strict, node_times, named.candidates, known)

@@ -307,7 +307,8 @@ class ServedBatches(Maker):
     transform: Callable[[Batch], Any] | None
     pinned: bool
     excludes: Callable[[StepShare], tuple[Tensor | None, ...]]
-    known: KnownLinks | None = None
+    known: Tensor | None = None
+    num_destinations: int = 0
 
     @property
     def least_threads(self) -> int:
@@ -317,13 +318,9 @@ class ServedBatches(Maker):
     def make(self, share: StepShare) -> Batch:
         indices, first, key, _ = share
         seeds = {name: column[indices] for name, column in self.columns.items()}
-        known = None
-        if self.known is not None:
-            negatives, sources = self.description.negatives, self.known.pairs // self.known.num_destinations
-            if negatives is not None and negatives.mode == "triplet":  # then a negative has the source of its link
-                sources = seeds["sources"]
-            owners, destinations = self.known.of(of := torch.unique(sources))
-            known = torch.stack([of[owners], destinations])
+        known, negatives = self.known, self.description.negatives
+        if known is not None and negatives is not None and negatives.mode == "triplet":  # then links keep their source
+            known = known[torch.isin(known // self.num_destinations, seeds["sources"])]
         request = BatchRequest(self.description, seeds, first, key, self.excludes(share), known)
         message = request.message(self.peers.identity)
         batch = decode_batch(self.peers.ask(message, pinned=self.pinned), pinned=self.pinned)
@@ -360,18 +357,11 @@ def served_batches(maker: LocalMaker, peers: Peers) -> ServedBatches:
         columns = {"sources": sources, "destinations": destinations, "labels": maker.labels, "times": maker.times}
         columns["candidates"] = maker.candidates
         known = maker.task.known
-        if (
-            known is not None
-            and negatives is not None
-            and negatives.mode == "binary"
-            and known.pairs.numel() > MAX_SEEDS
-        ):
-            raise ConfigError(
-                f"{known.pairs.numel():,} known_links would go to the servers with every batch; give at most "
-                f"{MAX_SEEDS:,}, neg_sampling='triplet', or connect(..., made='here')"
-            )
+        if known is not None and known.pairs.numel() > MAX_SEEDS:
+            raise ConfigError(f"known_links are {known.pairs.numel():,} links, too many; use connect(..., made='here')")
     added = maker.assembler
     fields = None if added.fields is None else tuple((of, tuple(names)) for of, names in added.fields.items())
     description = Description(owner, maker.sampler.sampling, added.reduce, added.degrees, negatives, fields)
     given = {name: column for name, column in columns.items() if column is not None}
-    return ServedBatches(peers, description, given, input_id, maker.transform, added.pinned, maker.excludes, known)
+    common = peers, description, given, input_id, maker.transform, added.pinned, maker.excludes
+    return ServedBatches(*common, *(() if known is None else (known.pairs, known.num_destinations)))

@@ -529,7 +529,11 @@ def _no_candidates(name: str) -> ConfigError:
 def _decoded(decoder: Decoder, links: ScoredLinks, of_source: Tensor, of_destination: Tensor) -> Tensor:
     """Return the decoder's scores of the links, row after row; of width 0, of every source with every destination."""
     sources, destinations = links.ends[0, :: links.width or 1], links.ends[1]
-    left, right = of_source.index_select(0, sources), of_destination.index_select(0, destinations)
+    left = of_source.index_select(0, sources)
+    if of_destination.shape[0] <= (links.width or 0):  # all nodes are candidates of each link
+        every = decoder.against(left, of_destination, links.relations)
+        return every.gather(1, destinations.view(-1, links.width or 1)).reshape(-1)
+    right = of_destination.index_select(0, destinations)
     if links.width:
         left, right = left[:, None], right.view(-1, links.width, right.shape[-1])
     found: Tensor = decoder.against(left, right) if links.width == 0 else decoder(left, right, links.relations)
