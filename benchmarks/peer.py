@@ -83,6 +83,13 @@ def loader_of(library: str) -> Iterator[Peer | None]:
 
 
 @contextmanager
+def typed_loader() -> Iterator[Peer | None]:
+    """PyG's loaders with pyg-lib over a graph of several types, or None where no venv can import them."""
+    with _first_that_starts("typed_loader_peer.py") as peer:
+        yield peer
+
+
+@contextmanager
 def glt_cluster() -> Iterator[Peer | None]:
     """GLT's distributed loaders, or None where no venv can import it."""
     with _first_that_starts("glt_cluster_peer.py") as peer:

@@ -23,6 +23,7 @@ GROUPS = {
     "core": ("sampling", "gathering", "loading", "small_batches", "scaling", "opening"),
     "training": ("stepping", "aggregating"),
     "links": ("links",),
+    "typed": ("typed",),
     "building": ("csc_building", "tables_to_store", "partitioning"),
     "scale": ("scale_model",),
     "checkpoints": ("checkpoints",),

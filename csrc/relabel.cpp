@@ -1,5 +1,6 @@
 #include "relabel.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -9,7 +10,11 @@
 namespace hoploom {
 namespace {
 constexpr int64_t kAhead = 24;
+constexpr int64_t kBlock = 64;  // nodes that are hashed before they are looked up
 constexpr size_t kFirstTable = 1024;
+
+uint64_t hash_of(uint64_t tree_hash, int64_t node) { return mix(tree_hash, uint64_t(node)); }
+uint64_t hash_of_tree(int64_t tree) { return mix(0, uint64_t(tree)); }
 }  // namespace
 
 NodeMap::NodeMap(int64_t num_nodes, int64_t budget) : num_nodes_(num_nodes) {
@@ -60,7 +65,8 @@ void NodeMap::add_seeds(const int64_t* nodes, const int64_t* trees, int64_t coun
       if (slot == 0) slot = int32_t(size_) + 1;
     } else {
       const int32_t before = int32_t(size_);
-      const int32_t local = insert(nodes[i], trees ? trees[i] : 0);
+      const int64_t tree = trees ? trees[i] : 0;
+      const int32_t local = insert(hash_of(hash_of_tree(tree), nodes[i]), nodes[i], tree);
       if (local == before) continue;  // appended by insert()
     }
     if (with_trees_) trees_.as<int64_t>()[size_] = trees[i];
@@ -103,29 +109,45 @@ Buffer NodeMap::add(const int64_t* sources, int64_t count, const int64_t* counts
     add_direct(sources, count, local);
     return out;
   }
-  int64_t position = 0;
-  for (int64_t i = 0; i < frontier_size; ++i) {
-    for (int64_t end = position + counts[i]; position < end; ++position) {
-      check(sources[position]);
-      local[position] = insert(sources[position], with_trees_ ? frontier_trees[i] : 0);
+  // Hashes some sources ahead, so that their slots are in the cache when they are looked up.
+  uint64_t hashes[kBlock];
+  int64_t trees[kBlock], owner = -1, tree = 0, left = 0;
+  uint64_t tree_hash = hash_of_tree(0);
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t size = std::min(kBlock, count - begin);
+    for (int64_t j = 0; j < size; ++j, --left) {
+      check(sources[begin + j]);
+      while (left == 0) {
+        left = counts[++owner];
+        tree = with_trees_ ? frontier_trees[owner] : 0;
+        tree_hash = hash_of_tree(tree);
+      }
+      trees[j] = tree;
+      hashes[j] = hash_of(tree_hash, sources[begin + j]);
+      __builtin_prefetch(&table_[hashes[j] & (table_.size() - 1)], 1);
     }
+    for (int64_t j = 0; j < size; ++j) local[begin + j] = insert(hashes[j], sources[begin + j], trees[j]);
   }
   return out;
 }
 
-size_t NodeMap::slot_of(int64_t node, int64_t tree) const {
+size_t NodeMap::slot_of(uint64_t hash, int64_t node, int64_t tree) const {
+  const int64_t *nodes = nodes_.as<int64_t>(), *trees = trees_.as<int64_t>();
   const size_t mask = table_.size() - 1;
-  size_t slot = mix(mix(0, uint64_t(tree)), uint64_t(node)) & mask;
-  while (table_[slot].local && (table_[slot].node != node || table_[slot].tree != tree)) slot = (slot + 1) & mask;
-  return slot;
+  for (size_t slot = hash & mask;; slot = (slot + 1) & mask) {
+    const auto [tag, local] = table_[slot];
+    if (!local) return slot;
+    if (tag == uint32_t(hash >> 32) && nodes[local - 1] == node && (!with_trees_ || trees[local - 1] == tree))
+      return slot;
+  }
 }
 
 // Returns the local id of (node, tree); appends it if it is new.
-int32_t NodeMap::insert(int64_t node, int64_t tree) {
+int32_t NodeMap::insert(uint64_t hash, int64_t node, int64_t tree) {
   if (used_.size() * 2 >= table_.size()) grow_table();
-  const size_t slot = slot_of(node, tree);
+  const size_t slot = slot_of(hash, node, tree);
   if (table_[slot].local) return table_[slot].local - 1;
-  table_[slot] = {node, tree, int32_t(size_) + 1};
+  table_[slot] = {uint32_t(hash >> 32), int32_t(size_) + 1};
   used_.push_back(slot);
   nodes_.as<int64_t>()[size_] = node;
   if (with_trees_) trees_.as<int64_t>()[size_] = tree;
@@ -136,8 +158,10 @@ void NodeMap::grow_table() {
   std::vector<Slot> old = std::move(table_);
   table_.assign(old.size() * 2, Slot{});
   for (size_t& used : used_) {
-    const Slot& entry = old[used];
-    used = slot_of(entry.node, entry.tree);
+    const int32_t at = old[used].local - 1;
+    const int64_t node = nodes_.as<int64_t>()[at], tree = with_trees_ ? trees_.as<int64_t>()[at] : 0;
+    const Slot entry = old[used];
+    used = slot_of(hash_of(hash_of_tree(tree), node), node, tree);
     table_[used] = entry;
   }
 }
@@ -153,8 +177,9 @@ Buffer NodeMap::find(const int64_t* sources, int64_t count, const int64_t* trees
     if (direct() && i + kAhead < count && uint64_t(sources[i + kAhead]) < uint64_t(num_nodes_))
       __builtin_prefetch(slots + sources[i + kAhead]);
     check(sources[i]);
-    const int64_t tree = trees ? trees[i] : 0;
-    local[i] = (direct() ? slots[sources[i]] : table_.empty() ? 0 : table_[slot_of(sources[i], tree)].local) - 1;
+    const int64_t node = sources[i], tree = trees ? trees[i] : 0;
+    if (direct()) local[i] = slots[node] - 1;
+    else local[i] = table_.empty() ? -1 : table_[slot_of(hash_of(hash_of_tree(tree), node), node, tree)].local - 1;
   }
   return out;
 }

@@ -33,7 +33,7 @@ class NodeMap {
 
  private:
   struct Slot {
-    int64_t node, tree;
+    uint32_t tag;   // the upper bits of the hash
     int32_t local;  // local id plus one; 0 is empty
   };
   bool direct() const { return !hashed_; }
@@ -42,8 +42,8 @@ class NodeMap {
   void reserve(int64_t more);
   void check(int64_t node) const;
   void check_from(int64_t from) const;
-  size_t slot_of(int64_t node, int64_t tree) const;
-  int32_t insert(int64_t node, int64_t tree);
+  size_t slot_of(uint64_t hash, int64_t node, int64_t tree) const;
+  int32_t insert(uint64_t hash, int64_t node, int64_t tree);
   void grow_table();
   void add_direct(const int64_t* sources, int64_t count, int32_t* local);
 

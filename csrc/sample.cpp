@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 
+#include "processor.h"
 #include "random.h"
 
 namespace hoploom {
@@ -22,12 +23,12 @@ void keep_smallest(auto& keyed, int64_t count, std::vector<int64_t>& offsets) {
 
 class Picker {
  public:
-  Picker(const Adjacency& a, const EdgeColumns& c, const Rule& r) : a_(a), c_(c), r_(r), exclusions_(r) {}
+  Picker(const Adjacency& a, const EdgeColumns& c, const Rule& r) : a_(a), c_(c), r_(r), times_(a, c), exclusions_(r) {}
 
   // Fills scratch.offsets for one node: offsets within the returned range of its list.
   Extent pick(uint64_t key, int64_t node, Extent list, const int64_t* seed_time) {
     scratch.offsets.clear();
-    if (seed_time) list = in_time(list, *seed_time);
+    if (seed_time && times_) times_.cut(r_.window, 1, seed_time, &list);
     const Gaps gaps = exclusions_.of(a_.first_edge + list.begin, list.degree);
     const int64_t population = list.degree - gaps.size;  // of edges that are not excluded
     if (r_.last && seed_time && r_.fanout >= 0) {
@@ -45,42 +46,11 @@ class Picker {
       for (int64_t& offset : scratch.offsets) offset = gaps.offset_of(offset);
     return list;
   }
-  int64_t source(int64_t position) const {
-    if (!a_.indices) return 0;
-    return a_.wide_ids ? static_cast<const int64_t*>(a_.indices)[position]
-                       : static_cast<const int32_t*>(a_.indices)[position];
-  }
   Scratch scratch;
 
  private:
   void take_range(int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) scratch.offsets.push_back(i);
-  }
-  // Returns the range of the list's edges that are not later than `time`, and not older than the window allows.
-  Extent in_time(Extent list, int64_t time) const {
-    if (!c_.edge_time && !c_.source_time) return list;
-    const int64_t seen = count_until(list, time);
-    int64_t oldest, expired = 0;
-    if (r_.window >= 0 && !__builtin_sub_overflow(time, r_.window, &oldest) && oldest > INT64_MIN)
-      expired = std::min(seen, count_until(list, oldest - 1));
-    return {list.begin + expired, seen - expired};
-  }
-  // Returns how many edges of the list, which is sorted by time, are not later than `time`.
-  int64_t count_until(Extent list, int64_t time) const {
-    int64_t low = 0, high = list.degree;
-    while (low < high) {
-      const int64_t middle = low + (high - low) / 2;
-      if (edge_time(list.begin + middle) <= time) low = middle + 1;
-      else high = middle;
-    }
-    return low;
-  }
-  int64_t edge_time(int64_t position) const {
-    if (c_.edge_time) return c_.edge_time[position];
-    const int64_t id = source(position);
-    if (uint64_t(id) >= uint64_t(c_.num_sources))
-      throw std::out_of_range("source id " + std::to_string(id) + " is out of range");
-    return c_.source_time[id];
   }
   // Returns the weights of a list, with those of excluded edges set to zero.
   const float* weights_of(Extent list, Gaps gaps) {
@@ -127,7 +97,7 @@ class Picker {
     ranks.clear();
     for (int64_t rank = 0; rank < list.degree - gaps.size; ++rank) {
       const int64_t i = gaps.size ? gaps.offset_of(rank) : rank;
-      ranks.emplace_back(Draws(r_.key, source(list.begin + i), ~0u).wide(0), i);
+      ranks.emplace_back(Draws(r_.key, source_of(a_, list.begin + i), ~0u).wide(0), i);
     }
     keep_smallest(ranks, r_.fanout, scratch.offsets);
   }
@@ -135,6 +105,7 @@ class Picker {
   const Adjacency& a_;
   const EdgeColumns& c_;
   const Rule& r_;
+  const EdgeTimes times_;
   const Exclusions exclusions_;
 };
 
@@ -166,7 +137,53 @@ class FloydSet {
   bool small_;
 };
 
+constexpr int64_t kShortList = 32;
+
+HOPLOOM_INLINE void count_short(const int64_t* times, int count, const int64_t* until, const Extent* lists,
+                                const int64_t* left, int64_t* counts) {
+  for (int l = 0; l < count; ++l) {
+    const int64_t* time = times + lists[l].begin + counts[l];
+    const int64_t limit = until[l];
+    int64_t seen = 0;
+    for (int64_t i = 0; i < left[l]; ++i) seen += time[i] <= limit;
+    counts[l] += seen;
+  }
+}
+
 }  // namespace
+
+void EdgeTimes::cut(int64_t window, int count, const int64_t* now, Extent* lists) const {
+  int64_t seen[kLanes], expired[kLanes], oldest[kLanes];
+  count_until(count, now, lists, seen);
+  for (int l = 0; l < count; ++l) lists[l].degree = seen[l];
+  if (window < 0) return;
+  for (int l = 0; l < count; ++l)
+    if (__builtin_sub_overflow(now[l], window, &oldest[l])) oldest[l] = INT64_MIN;
+  for (int l = 0; l < count; ++l) expired[l] = oldest[l] - (oldest[l] > INT64_MIN);
+  count_until(count, expired, lists, seen);
+  for (int l = 0; l < count; ++l)
+    if (oldest[l] > INT64_MIN) lists[l] = {lists[l].begin + seen[l], lists[l].degree - seen[l]};
+}
+
+// Counts the edges of each list that are not later than `until`: by binary search, and one by one in a short list.
+void EdgeTimes::count_until(int count, const int64_t* until, const Extent* lists, int64_t* counts) const {
+  const int64_t most = c_.edge_time ? kShortList : 0;
+  int64_t left[kLanes], longest = 0;  // how many edges are searched on: the same for every outcome
+  for (int l = 0; l < count; ++l) {
+    counts[l] = 0;
+    left[l] = lists[l].degree;
+    longest = std::max(longest, left[l]);
+  }
+  for (; longest > most; longest >>= 1) {
+    for (int l = 0; l < count; ++l) {  // without branches: the outcomes are as good as random
+      const int64_t half = left[l] > most ? (left[l] + 1) >> 1 : 0;
+      const int64_t middle = (lists[l].begin + counts[l] + half - 1) & -int64_t(half > 0);
+      counts[l] += half & -int64_t(at(middle) <= until[l]);
+      left[l] = half ? left[l] >> 1 : left[l];
+    }
+  }
+  if (most) run_fastest<count_short>(c_.edge_time, count, until, lists, left, counts);
+}
 
 void pick_uniform(uint64_t key, int64_t node, uint32_t stream, int64_t population, int64_t fanout, bool replace,
                   Scratch& scratch) {
@@ -211,8 +228,9 @@ Picks sample(const Adjacency& adjacency, const EdgeColumns& columns, const Front
   const int64_t* end = rule.excluded + rule.num_excluded;
   if (std::adjacent_find(rule.excluded, end, std::greater_equal<>()) != end)
     throw std::invalid_argument("excluded positions do not ascend");
-  const bool plain = !columns.weight && !frontier.trees && !frontier.times && !rule.labor && adjacency.indices;
-  if (plain && rule.fanout <= kVectorFanout) return sample_vector(adjacency, frontier, rule);
+  const bool is_uniform = !columns.weight && !rule.labor && !(rule.last && frontier.times);
+  if (is_uniform && adjacency.indices && rule.fanout <= kVectorFanout)
+    return sample_vector(adjacency, columns, frontier, rule);
 
   const size_t capacity = size_t(most_picks(adjacency, frontier, rule));
   Picks out{Buffer(size_t(frontier.size) * 8), Buffer(capacity * 8), Buffer(capacity * 8)};
@@ -226,7 +244,7 @@ Picks sample(const Adjacency& adjacency, const EdgeColumns& columns, const Front
     const auto& offsets = picker.scratch.offsets;
     out.counts.as<int64_t>()[i] = int64_t(offsets.size());
     for (int64_t offset : offsets) {
-      *sources++ = picker.source(list.begin + offset);
+      *sources++ = source_of(adjacency, list.begin + offset);
       *edges++ = adjacency.first_edge + list.begin + offset;
     }
   }

@@ -58,6 +58,11 @@ Picks sample(const Adjacency& adjacency, const EdgeColumns& columns, const Front
 struct Extent {
   int64_t begin, degree;
 };
+inline int64_t source_of(const Adjacency& a, int64_t position) {
+  if (!a.indices) return 0;
+  return a.wide_ids ? static_cast<const int64_t*>(a.indices)[position]
+                    : static_cast<const int32_t*>(a.indices)[position];
+}
 inline Extent extent(const Adjacency& a, int64_t node) {
   const uint64_t row = uint64_t(node) - uint64_t(a.first_node);  // may wrap: no id is too low
   if (row >= uint64_t(a.num_nodes)) throw std::out_of_range("node " + std::to_string(node) + " is not in this part");
@@ -66,6 +71,37 @@ inline Extent extent(const Adjacency& a, int64_t node) {
     throw std::out_of_range("indptr is damaged at node " + std::to_string(node));
   return {begin, end - begin};
 }
+
+// The times of edges by position, if there are any: of the edge itself, or of its source.
+class EdgeTimes {
+ public:
+  EdgeTimes(const Adjacency& a, const EdgeColumns& c) : a_(a), c_(c) {}
+  explicit operator bool() const { return c_.edge_time || c_.source_time; }
+  int64_t at(int64_t position) const {
+    if (c_.edge_time) return c_.edge_time[position];
+    const int64_t id = source_of(a_, position);
+    if (uint64_t(id) >= uint64_t(c_.num_sources))
+      throw std::out_of_range("source id " + std::to_string(id) + " is out of range");
+    return c_.source_time[id];
+  }
+  // Fetches what the first two or three steps of a search read.
+  void prefetch(Extent list) const {
+    for (int64_t eighths : {1, 3, 5, 7}) {
+      const int64_t position = list.begin + list.degree * eighths / 8;
+      if (c_.edge_time) __builtin_prefetch(c_.edge_time + position);
+      else __builtin_prefetch(static_cast<const char*>(a_.indices) + position * (a_.wide_ids ? 8 : 4));
+    }
+  }
+  // Cuts `count` lists, each sorted by time, to the edges that are not later than their node's time `now`, and not
+  // older than `window` allows. Searches all lists side by side, so that their cache misses overlap.
+  void cut(int64_t window, int count, const int64_t* now, Extent* lists) const;
+
+ private:
+  void count_until(int count, const int64_t* until, const Extent* lists, int64_t* counts) const;
+
+  const Adjacency& a_;
+  const EdgeColumns& c_;
+};
 
 // The excluded positions of one list, or of a part of it that begins at `first`; all in the store's CSC order.
 struct Gaps {
@@ -133,7 +169,8 @@ void pick_uniform(uint64_t key, int64_t node, uint32_t stream, int64_t populatio
 // Returns the largest number of picks of a call, which is the capacity of the outputs.
 int64_t most_picks(const Adjacency& adjacency, const Frontier& frontier, const Rule& rule);
 
+constexpr int kLanes = 16;  // nodes, or lists, side by side
 constexpr int64_t kVectorFanout = 64;
-Picks sample_vector(const Adjacency& adjacency, const Frontier& frontier, const Rule& rule);
+Picks sample_vector(const Adjacency& adjacency, const EdgeColumns& columns, const Frontier& frontier, const Rule& rule);
 
 }  // namespace hoploom

@@ -14,10 +14,10 @@ namespace {
 
 const std::vector<int64_t> kFanouts = {-1, 0, 1, 2, 3, 4, 5, 10, 15, 25, 63, 64, 65, 100, 1000};
 
-// The same picks without the vector path: times that no column gives a meaning to.
-PickLists sample_generic(const Adjacency& adjacency, const std::vector<int64_t>& nodes, const Rule& rule) {
-  const std::vector<int64_t> times(nodes.size(), 0);
-  return lists_of(sample(adjacency, {}, frontier_of(nodes, nullptr, &times), rule));
+// Picks of one node at a time, which LABOR needs.
+PickLists sample_alone(const Adjacency& adjacency, const std::vector<int64_t>& nodes, Rule rule) {
+  rule.labor = true;
+  return lists_of(sample(adjacency, {}, frontier_of(nodes), rule));
 }
 
 void check_all_paths(const Graph& graph, const std::vector<int64_t>& nodes, int64_t fanout, bool replace) {
@@ -26,8 +26,7 @@ void check_all_paths(const Graph& graph, const std::vector<int64_t>& nodes, int6
     const Adjacency adjacency = graph.adjacency(wide_ids);
     const PickLists wanted = naive_sample(adjacency, {}, frontier_of(nodes), rule);
     CHECK_EQUAL(lists_of(sample(adjacency, {}, frontier_of(nodes), rule)), wanted);
-    CHECK_EQUAL(sample_generic(adjacency, nodes, rule), wanted);
-    if (fanout <= kVectorFanout) CHECK_EQUAL(lists_of(sample_vector(adjacency, frontier_of(nodes), rule)), wanted);
+    if (fanout <= kVectorFanout) CHECK_EQUAL(lists_of(sample_vector(adjacency, {}, frontier_of(nodes), rule)), wanted);
   }
 }
 
@@ -75,7 +74,7 @@ TEST(pick_uniform_gives_the_offsets_of_sample_vector) {
       for (bool replace : {false, true}) {
         const Rule rule = rule_of(fanout, replace);
         const std::vector<int64_t> nodes = {node};
-        const PickLists picks = lists_of(sample_vector(graph.adjacency(), frontier_of(nodes), rule));
+        const PickLists picks = lists_of(sample_vector(graph.adjacency(), {}, frontier_of(nodes), rule));
         pick_uniform(rule.key, node, rule.stream, graph.degree(node), fanout, replace, scratch);
         auto edges = scratch.offsets;
         for (int64_t& edge : edges) edge += graph.first_edge + graph.indptr[size_t(node - graph.first_node)];
@@ -91,7 +90,7 @@ TEST(a_tree_is_only_another_key) {
     Rule rule = rule_of(fanout);
     const PickLists disjoint = lists_of(sample(graph.adjacency(), {}, frontier_of(nodes, &trees), rule));
     rule.key = mix(rule.key, 12);
-    CHECK_EQUAL(disjoint, lists_of(sample_vector(graph.adjacency(), frontier_of(nodes), rule)));
+    CHECK_EQUAL(disjoint, lists_of(sample_vector(graph.adjacency(), {}, frontier_of(nodes), rule)));
   }
 }
 
@@ -204,7 +203,7 @@ TEST(a_node_outside_the_part_throws_on_both_paths) {
       std::vector<int64_t> nodes = counting(20, 10);
       nodes[17] = node;
       CHECK_THROWS(sample(graph.adjacency(), {}, frontier_of(nodes), rule_of(fanout)));
-      CHECK_THROWS(sample_generic(graph.adjacency(), nodes, rule_of(fanout)));
+      CHECK_THROWS(sample_alone(graph.adjacency(), nodes, rule_of(fanout)));
     }
 }
 
@@ -216,7 +215,7 @@ TEST(a_damaged_indptr_throws_on_both_paths) {
         graph.indptr[at] = damage;
         const auto nodes = counting(20);
         CHECK_THROWS(sample(graph.adjacency(), {}, frontier_of(nodes), rule_of(fanout)));
-        CHECK_THROWS(sample_generic(graph.adjacency(), nodes, rule_of(fanout)));
+        CHECK_THROWS(sample_alone(graph.adjacency(), nodes, rule_of(fanout)));
       }
 }
 
@@ -226,7 +225,7 @@ TEST(a_decreasing_indptr_throws_and_its_sound_lists_are_still_read) {
   const auto sound = counting(6), damaged = counting(7);
   CHECK_EQUAL(lists_of(sample(graph.adjacency(), {}, frontier_of(sound), rule_of(-1))).sources.size(), size_t(24));
   CHECK_THROWS(sample(graph.adjacency(), {}, frontier_of(damaged), rule_of(-1)));
-  CHECK_THROWS(sample_generic(graph.adjacency(), damaged, rule_of(3)));
+  CHECK_THROWS(sample_alone(graph.adjacency(), damaged, rule_of(3)));
 }
 
 TEST(most_picks_bounds_the_picks) {
