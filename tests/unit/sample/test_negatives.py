@@ -175,6 +175,18 @@ def test_candidates_that_are_newer_than_their_link_do_not_count() -> None:
     assert made(data, None, links, candidates=LISTED, **options) == by_loop(of_listed)
 
 
+@pytest.mark.parametrize("candidates", ["all", LISTED], ids=["all", "listed"])
+def test_trees_of_candidates_that_are_left_have_the_number_and_the_time_of_their_link(candidates: Any) -> None:
+    data = random_graph(30, 300, 0)
+    options: dict[str, Any] = {"time_attr": "node_time", "edge_label_time": TIMES, "candidates": candidates}
+    for batch in LinkNeighborLoader(data, [3], LINKS % 30, batch_size=12, **options):
+        rows, columns = (batch.dst_neg_index >= 0).nonzero(as_tuple=True)
+        assert 0 < rows.numel() < batch.dst_neg_index.numel()
+        assert torch.equal(batch.batch[batch.dst_neg_index[rows, columns]], rows)
+        sources, ends = batch.edge_index
+        assert (batch.node_time[sources] <= batch.seed_time[batch.batch[ends]]).all()
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "joint": {"candidates": "joint", "strict_negatives": True},
     "historical": {"candidates": "historical"},
