@@ -17,7 +17,7 @@ from hoploom.errors import ConfigError, DataError
 SMALL = 1 << 17  # doubled ranks that are counted one by one; greater ones are summed
 UNIT = 40  # sums of fractions are in units of 2^-40
 AT_ONCE = 1 << 22  # scores that are compared at a time
-RANK_METRICS = ("mrr", "hits", "mean_rank")
+RANK_METRICS = ("mrr", "hits", "mean_rank", "ranks")
 LIST_METRICS = ("precision", "recall", "f1", "map", "ndcg", "mrr", "hit_ratio", "coverage", "diversity", "popularity")
 
 
@@ -74,6 +74,8 @@ class LinkAveragePrecision(_OfRows, BinaryAveragePrecision):
 class RankMetrics(Metric):
     """MRR, hits@k and mean rank of true links, each among its own candidates.
 
+    The metric "ranks" is the number of links by rank: ranks/1, ranks/2, ranks/3 for ranks 3 and 4, ranks/5 for 5 to 8.
+
     >>> metrics = RankMetrics(["mrr", "hits@10"])
     >>> metrics.update(torch.tensor([[0.5, 0.9, 0.5, 0.1]]))
     >>> metrics.compute()["mrr"]
@@ -114,10 +116,13 @@ class RankMetrics(Metric):
         doubled = torch.arange(SMALL, dtype=torch.float64, device=self.counts.device)
         number, sum_doubled, sum_reciprocal = self.beyond.double()
         total = self.counts.sum() + number
-        found = {}
+        found: dict[str, Tensor] = {}
         for name, (kind, k) in self.names.items():
             if kind == "mrr":
                 summed = (self.counts[2:] * (2 / doubled[2:])).sum() + sum_reciprocal / (1 << UNIT)
+            elif kind == "ranks":
+                found |= {f"{name}/{least}": total.new_tensor(links) for least, links in self.histogram() if links}
+                continue
             elif kind == "hits":
                 assert k is not None
                 summed = self.counts[: 2 * k + 1].sum().double()

@@ -236,7 +236,7 @@ def run_page(runs: Sequence[RunReader]) -> Page:
     warnings = [text if len(runs) == 1 else f"{name}: {text}" for name, run in labelled for text in _warnings(run)]
     cards = [Card("Results", _results(labelled))]
     cards += [Card("Warnings", notices(warnings))] if warnings else []
-    cards += _test_card(labelled)
+    cards += _test_card(labelled) + _ranks_card(labelled)
     if drawn:
         text = "Drag over a chart to zoom in, double-click to go back. Choose a name to hide its curve."
         cards.append(Card("Curves", charts(drawn), text))
@@ -340,12 +340,29 @@ def _test_card(runs: Labelled) -> list[Card]:
         run, best = runs[0][1], runs[0][1].result.get("best_epoch")
         validated = [line | {"loss": line.get("val_loss")} for line in run.epochs if best in (None, line.get("epoch"))]
         columns = dict(zip(["test", "validation"], [run.tested, *validated[-1:]], strict=False))
-    names = dict.fromkeys(name for _, run in runs for name in run.tested)
+    names = dict.fromkeys(name for _, run in runs for name in run.tested if "/" not in name)
     rows = [
         [name, *(_figure(values[name]) if name in values else "-" for values in columns.values())] for name in names
     ]
     text = "The test split is evaluated once, with the weights of the best checkpoint if there was a validation."
     return [Card("Metrics of the test split", table_markup(["", *columns], rows), text)] if rows else []
+
+
+def _ranks_card(runs: Labelled) -> list[Card]:
+    """Return a card with the number of links by rank, a bar each; empty unless the links of a single run have ranks."""
+    run = runs[0][1]
+    split, metrics = ("test", run.tested) if run.tested else ("validation", run.epochs[-1] if run.epochs else {})
+    counts = {int(name[6:]): int(links) for name, links in metrics.items() if name.startswith("ranks/")}
+    if len(runs) > 1 or not counts:
+        return []
+    firsts, rows = [1, *(1 + (1 << power) for power in range(16)), 1 << 16], []
+    for first, after in zip(firsts, [*firsts[1:], 0], strict=True):
+        label = f"{first:,}" if after == first + 1 else f"{first:,} to {after - 1:,}" if after else f"{first:,} or more"
+        if first <= max(counts):
+            links = counts.get(first, 0)
+            rows.append((f"rank {label}", {"links": float(links)}, f"{links:,}"))
+    text = f"Each link of the {split} split is ranked among its candidates; rank 1 is best."
+    return [Card("Ranks of links", bars(rows, ["links"]), text)]
 
 
 # --- warnings ------------------------------------------------------------------------------------

@@ -429,7 +429,7 @@ class LinkPrediction(MonitoredTask):
 
     @property
     def metric_names(self) -> list[str]:
-        return list(self.metrics)
+        return [name for name in self.metrics if name != "ranks"]
 
     @property
     def needs_candidates(self) -> str:

@@ -88,7 +88,7 @@ def test_any_division_and_order_gives_the_same_bits() -> None:
 
 
 def test_the_histogram_counts_every_link_once() -> None:
-    metrics = RankMetrics(["mrr"])
+    metrics = RankMetrics(["mrr", "ranks"])
     for rank, number in ((1, 5), (2, 1), (3, 2), (4, 3), (5, 1), (9, 2)):
         row = torch.arange(20, 0, -1).float().roll(0)
         scores = torch.cat([torch.tensor([20.5 - rank + 0.0]), row[row != 21 - rank]])
@@ -100,6 +100,9 @@ def test_the_histogram_counts_every_link_once() -> None:
         (5, 1),
         (9, 2),
     ]
+    found = computed(metrics)
+    del found["mrr"]
+    assert found == {"ranks/1": 5, "ranks/2": 1, "ranks/3": 5, "ranks/5": 1, "ranks/9": 2}
 
 
 def test_ogb_computes_the_same() -> None:
@@ -174,7 +177,7 @@ def test_missing_places_of_a_list_are_no_hits() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RankMetrics(["mmr"]), r"metric 'mmr' is unknown; choose from \['mrr', 'hits', 'mean_rank'\]"),
+        (lambda: RankMetrics(["mmr"]), r"metric 'mmr' is unknown; choose from \['mrr', 'hits', 'mean_rank', 'ranks'\]"),
         (lambda: RankMetrics(["hits"]), "metric 'hits' cannot be; give 'mrr', 'mean_rank', or hits, such as 'hits@10'"),
         (lambda: RankMetrics(["mrr@10"]), "metric 'mrr@10' cannot be"),
         (lambda: RankMetrics(["hits@0"]), "metric 'hits@0' is unknown"),

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -47,6 +48,24 @@ def test_every_metric_of_the_test_split_is_shown_beside_the_validation_of_the_be
     for cells in ("accuracy", "0.7000", "0.6667"), ("f1", "0.4500", "0.5000"), ("loss", "0.7500", "0.5000"):
         assert row.format(*cells) in shown(run)
     assert row.format("f1", "0.4500", "0.4500") in shown(run, other)
+
+
+def test_links_that_rank_have_a_bar_for_each_span_of_ranks(tmp_path: Path) -> None:
+    ranks = {"ranks/1": 30.0, "ranks/3": 1200.0, "ranks/65536": 7.0}
+    result = {"monitor": "mrr", "best": 0.5, "best_epoch": 2, "test": {"mrr": 0.45, **ranks}}
+    run = write_run(tmp_path / "run", result=result)
+    card = shown(run).partition("<h2>Ranks of links</h2>")[2].partition("</section>")[0]
+    assert "of the test split" in card
+    bars = dict(re.findall(r"<span>rank ([^<]*)</span>.*?<b>([\d,]*)</b>", card))
+    assert len(bars) == 18
+    assert {name: count for name, count in bars.items() if count != "0"} == {
+        "1": "30", "3 to 4": "1,200", "65,536 or more": "7"
+    }  # fmt: skip
+    assert "ranks/" not in shown(run)
+    going_on = write_run(tmp_path / "going_on", epochs=[epoch_line(1, **ranks)], result={})
+    assert "Each link of the validation split" in shown(going_on)
+    for others in ([run, going_on], [write_run(tmp_path / "nodes")]):
+        assert "Ranks of links" not in shown(*others)
 
 
 def test_an_axis_of_epochs_has_the_steps_of_each_run(tmp_path: Path) -> None:

@@ -368,6 +368,7 @@ def test_a_run_ranks_links_among_candidates() -> None:
     run_file = parse_run_file(PREDICT, overrides)
     setup = training_setup(run_file, shop())
     assert setup.task.monitor == ("mrr", "max")
+    assert setup.task.metrics == ("mrr", "hits@3", "ranks")  # for the report
     model = make_model(run_file, setup)
     for loader, count in (
         (train_loader(run_file, setup, ALONE, model), 3),

@@ -33,7 +33,7 @@ from hoploom.store.sharded import Sharded
 from hoploom.store.store import assemble
 from hoploom.system import needs, require_memory
 from hoploom.train.runs.run_file import RunFile
-from hoploom.train.tasks import LinkPrediction
+from hoploom.train.tasks import LABELLED, LinkPrediction
 
 HELD_OUT = 0x6C696E6B73  # mixed into the seed's key, which samplers use too
 EDGE_BYTES = 32  # memory per edge while links are held out: ends, split and new position
@@ -199,7 +199,8 @@ def link_task(run_file: RunFile) -> LinkPrediction:
     ranked = ("mrr", "hits@10")  # by default, where links have candidates
     options: dict[str, Any] = {} if section.loss in (None, "binary") else {"loss": section.loss, "metrics": ranked}
     try:
-        return LinkPrediction(**options | ({} if section.metrics is None else {"metrics": section.metrics}))
+        task = LinkPrediction(**options | ({} if section.metrics is None else {"metrics": section.metrics}))
+        return task if set(task.metrics) <= set(LABELLED) else replace(task, metrics=[*task.metrics, "ranks"])
     except ConfigError as error:
         raise run_file.problem("task.metrics", str(error)) from error
 
