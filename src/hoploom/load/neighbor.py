@@ -221,8 +221,6 @@ def _link_task(
         known = known_links(ends, store.schema.node_type(key[2]).num_nodes)
     if negatives is None and given.strict_negatives:
         raise ConfigError("strict_negatives needs neg_sampling")
-    if given.strict_negatives and key not in store.schema.relation_index:
-        raise ConfigError(f"strict_negatives looks for edges of {key}, which the graph does not have; leave it out")
     weights = {
         name: inputs.read_weight(name, weight, store.schema.node_type(end).num_nodes)
         for name, end in (("src_weight", key[0]), ("dst_weight", key[2]))

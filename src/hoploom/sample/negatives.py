@@ -82,13 +82,14 @@ class LinkTask:
     def check(self, schema: Schema) -> None:
         """Raise ConfigError if the candidates do not fit the other options or the graph."""
         kind, negatives = self.candidates, self.negatives
+        if self.strict and self.key not in schema.relation_index:
+            raise ConfigError(
+                f"strict_negatives looks for edges of {self.key}, which the graph does not have; leave it out"
+            )
         if kind == "uniform":
             return
         if negatives is None or negatives.is_binary():
-            raise ConfigError(
-                f"{kind} candidates are for triplets; give neg_sampling=NegativeSampling('triplet', k), or leave "
-                "candidates out"
-            )
+            raise ConfigError(f"{kind} candidates are for triplets; give neg_sampling=NegativeSampling('triplet', k)")
         if negatives.dst_weight is not None and kind in ("all", "listed"):
             raise ConfigError(f"dst_weight has no effect on {kind} candidates; leave it out")
         if kind != "historical":
@@ -96,14 +97,13 @@ class LinkTask:
         if self.strict:
             raise ConfigError("historical candidates are true links of an earlier time; leave strict_negatives out")
         index = schema.relation_index.get(self.key)
-        reverses = [] if index is None else opposite_relations(schema, index)
+        reverses = [] if index is None else [schema.relations[other] for other in opposite_relations(schema, index)]
         if len(reverses) != 1:
-            keys_found = [schema.relations[reverse].key for reverse in reverses]
             raise ConfigError(
-                f"historical candidates are read from the one relation with the reverse edges of {self.key}, and there "
-                f"are {keys_found}; add one (T.ToUndirected()), or take other candidates"
+                f"historical candidates need one relation with the reverse edges of {self.key}, and there are "
+                f"{[reverse.key for reverse in reverses]}; add it with ToUndirected(), or take other candidates"
             )
-        reverse = schema.relations[reverses[0]]
+        (reverse,) = reverses
         if self.node_times is not None and schema.edge_time and schema.time not in reverse.fields:
             raise ConfigError(f"edges of {reverse.key} have no {schema.time!r} to tell earlier ones; give it to them")
 

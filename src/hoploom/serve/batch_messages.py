@@ -204,18 +204,14 @@ def _check_seeds(columns: dict[str, Tensor], description: Description, schema: S
     else:
         fits = temporal and times.dtype == torch.int64 and times.dim() == 1
         require(fits, "times", (times.dtype, tuple(times.shape)), "int64 [n], and sampling that is temporal")
-    listed, is_listed = columns.get("candidates"), negatives is not None and negatives.candidates == "listed"
-    require(is_listed is (listed is not None), "candidates", is_listed, "listed candidates and their tensor")
+    listed, kind = columns.get("candidates"), None if negatives is None else negatives.candidates
+    num_nodes = schema.node_type(owner if isinstance(owner, str) else owner[2]).num_nodes
+    require((kind == "listed") is (listed is not None), "candidates", kind, '"listed", and a tensor of them')
     if listed is not None:
-        fits = listed.dim() == 2 and amount <= listed.shape[1] and listed.numel() <= MAX_SEEDS
-        require(fits, "candidates", tuple(listed.shape), f"[{count}, at least {amount}], {MAX_SEEDS} at most")
-        limit = schema.node_type(owner[2]).num_nodes + 1
-        columns["candidates"] = (
-            read_ids("candidates", listed.reshape(-1) + 1, limit, ConfigError).view(listed.shape) - 1
-        )
-    if negatives is not None and negatives.candidates == "all":
-        others = schema.node_type(owner[2]).num_nodes - 1
-        require(amount == others, "amount", amount, f"{others}, the number of all other nodes")
+        fits = listed.dtype == torch.int64 and listed.dim() == 2 and max(1, amount) <= listed.shape[1]
+        fits = fits and 0 < listed.numel() <= MAX_SEEDS and -1 <= int(listed.min()) <= int(listed.max()) < num_nodes
+        require(fits, "candidates", tuple(listed.shape), f"int64 ids [{count}, at least {amount}], {MAX_SEEDS} at most")
+    require(kind != "all" or amount == num_nodes - 1, "amount", amount, f"{num_nodes - 1}, all other nodes")
     return columns
 
 
