@@ -17,6 +17,7 @@ from torch_geometric.sampler import NegativeSampling
 import hoploom
 from hoploom import ConfigError, LinkNeighborLoader, NeighborLoader, Store
 from hoploom.load.loader import Loader
+from hoploom.nn import Bilinear
 from hoploom.ranks.context import Context, init
 from hoploom.train.checkpoint import Checkpoint, write_state
 from hoploom.train.journal import Journal
@@ -206,6 +207,20 @@ def link_curve(context: Context, exclude: str = "none") -> list[Tensor]:
     return parameters_of(learner)
 
 
+def in_batch_curve(context: Context, *, across: bool = True) -> tuple[list[float], list[Tensor]]:
+    """Links are ranked among the destinations of the step; of its tail, 5 links, rank 0 has 2 and rank 1 has 3."""
+    model = Sage(4)
+    model.decoder = Bilinear(4)
+    learning = context.wrap(model)
+    loader = link_loader(context, batch_size=16 // context.world_size, neg_sampling=None)
+    counts = 1 + torch.bincount(labelled().edge_index[1], minlength=NUM_NODES)
+    given: dict[str, Any] = {"log_q": (counts / counts.sum()).log(), "temperature": 0.5, "across_ranks": across}
+    task = LinkPrediction(loss="softmax", metrics=["mrr"], **given)
+    learner = Learner(learning, torch.optim.SGD(learning.parameters(), lr=0.1), task, loader)
+    outcome = fit(learner, Training(2, **QUIET), context)
+    return [epoch["train_loss"] for epoch in outcome.history], parameters_of(learner)
+
+
 def curve(context: Context, accumulate: int = 1) -> tuple[list[float], list[Tensor]]:
     learner = learner_of(context)
     outcome = fit(learner, Training(3, accumulate=accumulate, **QUIET), context)
@@ -251,6 +266,8 @@ def two_ranks(context: Context, folder: str) -> None:
         "gradients": [gradients_of(context, step) for step in (0, 3)],
         "links": link_curve(context),
         "links, left out": link_curve(context, "both"),
+        "in batch": in_batch_curve(context),
+        "in batch, own": in_batch_curve(context, across=False),
         "curve": curve(context),
         "accumulated": curve(context, accumulate=2),
         "metrics": all_metrics(context),

@@ -14,9 +14,10 @@ from torch.nn import functional
 from hoploom.errors import ConfigError
 
 
-def binary_loss(scores: Tensor) -> Tensor:
-    """Return the mean binary cross-entropy of each true link (label 1) and its candidates (label 0)."""
-    return _mean(scores, functional.softplus(torch.cat([-scores[:, :1], scores[:, 1:]], dim=1)))
+def binary_loss(scores: Tensor, weights: Tensor | float = 1.0) -> Tensor:
+    """Return the mean binary cross-entropy of each true link (label 1; times its weight, [n, 1]) and its candidates."""
+    true, others = functional.softplus(-scores[:, :1]), functional.softplus(scores[:, 1:])
+    return _mean(scores, torch.cat([true * weights, others], dim=1))
 
 
 def focal_loss(scores: Tensor, gamma: float = 2.0) -> Tensor:

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -144,6 +144,8 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
         if learner.plateau.mode != mode:
             raise ConfigError(f"ReduceLROnPlateau has mode={learner.plateau.mode!r}, {name!r} wants {mode!r}")
     learner.task = check_labels(learner.task, loader, learner.model, context.device)
+    if isinstance(learner.task, LinkPrediction):
+        learner.task = learner.task.bound(loader, context)
 
 
 def _seek_loader(learner: Learner) -> None:
@@ -448,7 +450,7 @@ def evaluate(
     if (other := next((rank for rank, one in enumerate(described) if one != described[0]), None)) is not None:
         raise ConfigError(difference_of((0, described[0]), (other, described[other]), context.world_size))
     if isinstance(task, LinkPrediction):  # fit checks the labels of training nodes, a run those of all splits
-        task = check_labels(task, loader, model, context.device)
+        task = check_labels(replace(task, running=None), loader, model, context.device)  # weights are for training
     metrics, total = task.new_metrics(context.device), torch.zeros(2, dtype=torch.float64)
     context.sync_buffers(module)
 

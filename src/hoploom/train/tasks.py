@@ -20,9 +20,11 @@ from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.load.maker import LinkMaker, NodeMaker
 from hoploom.nn.decoders import Decoder, Dot, OfRelations
-from hoploom.ranking.losses import in_batch, read_loss
-from hoploom.ranks.context import unwrap
-from hoploom.schema import ORIGINAL_ID, RelationName, holds_text
+from hoploom.ranking.losses import binary_loss, in_batch, read_loss
+from hoploom.ranking.scored_links import ScoredLinks, links_of_batch, no_candidates, weights_of_links
+from hoploom.ranks.context import Context, unwrap
+from hoploom.ranks.gathered import rows_of_all_ranks
+from hoploom.schema import ORIGINAL_ID, holds_text
 from hoploom.store import Store, Wanted
 
 if TYPE_CHECKING:
@@ -377,19 +379,11 @@ class NodeRegression(NodeTask):
 LABELLED = ("auroc", "average_precision")  # metrics that need no candidates
 
 
-class ScoredLinks(NamedTuple):
-    """The links of a batch whose scores are wanted."""
+class Running(NamedTuple):
+    """The ranks that train together, and the weights of the loader's links: [n] float32."""
 
-    key: RelationName
-    ends: Tensor  # [2, n] int64 local ids
-    labels: Tensor | None = None  # [n]
-    relations: Tensor | None = None  # [n / width] of the true links
-    width: int | None = None  # links per row, a true one and its candidates; 0: the others are candidates; None: labels
-
-    @property
-    def types(self) -> tuple[str, str]:
-        """The node types of sources and destinations."""
-        return self.key[0], self.key[2]
+    context: Context
+    weights: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -403,6 +397,10 @@ class LinkPrediction(MonitoredTask):
     mean_rank. `log_q` has the logarithm of each destination's share of the links; in training, it corrects scores of
     the destinations of a batch.
 
+    With loss="binary", `weight` weighs the true links in training: a field of their edges, or a number for each link of
+    the loader. With `across_ranks`, the other destinations are those of all ranks, as if one rank had the whole step.
+    In your own loop, use `task = task.bound(loader, context)` for both; `fit` does so.
+
     >>> task = LinkPrediction(loss="bpr", metrics=["mrr", "hits@10"])
     """
 
@@ -413,6 +411,9 @@ class LinkPrediction(MonitoredTask):
     margin: float | None = field(default=None, kw_only=True)
     temperature: float | None = field(default=None, kw_only=True)  # of the softmax
     log_q: Tensor | None = field(default=None, kw_only=True, compare=False)  # [destinations] float
+    weight: str | Tensor | None = field(default=None, kw_only=True, compare=False)
+    across_ranks: bool = field(default=False, kw_only=True)
+    running: Running | None = field(default=None, repr=False, kw_only=True, compare=False)  # in training, see `bound`
     checks_on_gpu: bool = field(default=True, repr=False, kw_only=True)  # labels batch by batch
 
     def __post_init__(self) -> None:
@@ -423,6 +424,10 @@ class LinkPrediction(MonitoredTask):
         self._loss_of_rows()
         if self.log_q is not None and not (self.log_q.dim() == 1 and self.log_q.isfinite().all()):
             raise ConfigError("log_q needs a finite number for each destination; count every node once more, say")
+        if self.weight is not None and self.loss != "binary":
+            raise ConfigError(f"weight belongs to loss='binary', and loss is {self.loss!r}; leave it out")
+        if self.across_ranks and not self.needs_candidates:
+            raise ConfigError("across_ranks is for losses of candidates; give loss='softmax', or leave it out")
         if self.metrics != LABELLED:
             self.new_metrics(torch.device("cpu"))
         super().__post_init__()
@@ -437,56 +442,86 @@ class LinkPrediction(MonitoredTask):
         names = [self.loss] if self.loss != "binary" else [one for one in self.metrics if one not in LABELLED]
         return names[0] if names else ""
 
+    def bound(self, loader: Loader, context: Context) -> "LinkPrediction":
+        """Return the task for training on the batches of this loader, which all ranks call together."""
+        if self.weight is None and not self.across_ranks:
+            return self
+        weights = None if self.weight is None else weights_of_links(self.weight, getattr(loader, "maker", None))
+        return replace(self, running=Running(context, None if weights is None else weights.to(context.device)))
+
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        links = _links(batch, self.needs_candidates)
+        links = links_of_batch(batch, self.needs_candidates)
         is_there = links.ends[1] >= 0  # a candidate of -1 is none
         links = links._replace(ends=links.ends.clamp(min=0))
         (source, destination), ends, width = links.types, links.ends, links.width
-        if width == 0:  # every source with every destination
+        score, decoder = (getattr(unwrap(model), name, None) for name in ("score", "decoder"))
+        takes_links = getattr(model, "takes_links", False)
+        if width == 0 and (takes_links or score is not None):  # every source with every destination
             width = ends.shape[1]
             ends = torch.stack([ends[0].repeat_interleave(width), ends[1].repeat(width)])
-        if width is not None and getattr(model, "takes_links", False):
+        if width is not None and takes_links:
             batch = copy.copy(batch)
             (batch[links.key] if isinstance(batch, HeteroData) else batch)["edge_label_index"] = ends
         z = model(batch)
-        score, decoder = (getattr(unwrap(model), name, None) for name in ("score", "decoder"))
         if not isinstance(z, Mapping):
             _check_tensor(z, "a row for every node, or a score for every link")
         of_source, of_destination = (z[source], z[destination]) if isinstance(z, Mapping) else (z, z)
-        if getattr(model, "takes_links", False):
+        if takes_links:
             found: Tensor = z.reshape(-1)
         elif score is not None:
             found = score(z, ends).reshape(-1)
         else:
-            found = _decoded(decoder if isinstance(decoder, Decoder) else Dot(), links, of_source, of_destination)
+            decoder = decoder if isinstance(decoder, Decoder) else Dot()
+            if width == 0:
+                left, right = of_source.index_select(0, ends[0]), of_destination.index_select(0, ends[1])
+                return self._in_batch(decoder.against(left, self._of_all_ranks(right, model)), links, batch, model)
+            found = _decoded(decoder, links, of_source, of_destination)
         if found.shape[0] != ends.shape[1]:
             raise ConfigError(f"the model returned {found.shape[0]} scores for {ends.shape[1]} links")
         if width is None:
             return found
         rows = found.view(-1, width)
         if links.width == 0:
-            return self._in_batch(rows, links, batch, is_training=model.training)
+            return self._in_batch(rows, links, batch, model)
         return rows.masked_fill(~is_there.view(-1, width), -torch.inf)
 
-    def _in_batch(self, scores: Tensor, links: ScoredLinks, batch: Batch, *, is_training: bool) -> Tensor:
-        """Return scores [n, 1 + n]: of true links, and of all destinations in the batch, without accidental hits."""
+    def _of_all_ranks(self, rows: Tensor, model: nn.Module) -> Tensor:
+        """Return the rows of this rank's links, then those of the other ranks if all are candidates in training."""
+        if self.running is None or not (self.across_ranks and model.training):
+            return rows
+        return rows_of_all_ranks(rows, self.running.context)
+
+    def _in_batch(self, scores: Tensor, links: ScoredLinks, batch: Batch, model: nn.Module) -> Tensor:
+        """Return scores of true links, [n, 1], and of all destinations in the batch, without accidental hits."""
         nodes = [batch[name]["n_id"] if isinstance(batch, HeteroData) else batch.n_id for name in links.types]
-        sources, destinations = (own[ends] for own, ends in zip(nodes, links.ends, strict=True))
+        pairs = torch.stack([own[ends] for own, ends in zip(nodes, links.ends, strict=True)], dim=1)
+        sources, destinations = self._of_all_ranks(pairs, model).unbind(1)
+        if scores.shape[1] != sources.numel():
+            raise ConfigError("across_ranks needs scores by dot products or a decoder; leave it out, or model.score")
         log_q = None
-        if self.log_q is not None and is_training:  # metrics judge the scores themselves
+        if self.log_q is not None and model.training:  # metrics judge the scores themselves
             log_q = self.log_q.to(scores.device)[destinations] * (self.temperature or 1.0)
         return in_batch(scores, sources, destinations, log_q)
 
     def targets(self, batch: Batch) -> Tensor:
-        links = _links(batch, self.needs_candidates)
+        links = links_of_batch(batch, self.needs_candidates)
         if links.labels is None:  # 1 for the true link of each row
             count = links.ends.shape[1]
             rows, width = (count // links.width, links.width) if links.width else (count, count + 1)
-            return (torch.arange(width, device=links.ends.device) == 0).long().expand(rows, width)
+            return self._weighed((torch.arange(width, device=links.ends.device) == 0).long().expand(rows, width), links)
         labels = links.labels.reshape(-1)
         if self.checks_on_gpu or not labels.is_cuda:
             self.check(labels, links.ends, " (local ids)")
-        return labels.long()
+        return self._weighed(labels.long(), links)
+
+    def _weighed(self, targets: Tensor, links: ScoredLinks) -> Tensor:
+        """Return targets with the weights of true links, [..., 2] float32; without weights, return the targets."""
+        if self.running is None or self.running.weights is None:
+            return targets
+        found = torch.stack([targets.float(), torch.ones(targets.shape, device=targets.device)], dim=-1)
+        of_links = found[:, 0] if targets.dim() == 2 else found[: links.numbers.numel()]
+        of_links[:, 1] = torch.where(of_links[:, 0] == 1, self.running.weights[links.numbers], 1)
+        return found
 
     def check(self, labels: Tensor, ends: Tensor, ids: str = "") -> None:
         """Raise DataError for the first label that is neither 0 nor 1. The message shows the link's `ends`."""
@@ -499,10 +534,15 @@ class LinkPrediction(MonitoredTask):
             )
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.running is not None and self.running.weights is not None:
+            targets, weights = targets.unbind(-1)
+            if outputs.dim() == 2:
+                return binary_loss(_full(outputs), weights[:, :1])
+            return _binary_losses(outputs, targets) * weights
         if outputs.dim() == 2:
             return self._loss_of_rows()(_full(outputs))
         if self.needs_candidates:
-            raise _no_candidates(self.needs_candidates)
+            raise no_candidates(self.needs_candidates)
         return _binary_losses(outputs, targets)
 
     def _loss_of_rows(self) -> Callable[[Tensor], Tensor]:
@@ -522,49 +562,17 @@ class LinkPrediction(MonitoredTask):
         return _collection(device, **chosen)
 
 
-def _no_candidates(name: str) -> ConfigError:
-    return ConfigError(f"{name!r} needs candidates for each true link; use LinkNeighborLoader(neg_sampling='triplet')")
-
-
 def _decoded(decoder: Decoder, links: ScoredLinks, of_source: Tensor, of_destination: Tensor) -> Tensor:
-    """Return the decoder's scores of the links, row after row; of width 0, of every source with every destination."""
-    sources, destinations = links.ends[0, :: links.width or 1], links.ends[1]
-    left = of_source.index_select(0, sources)
+    """Return the decoder's scores of the links, row after row."""
+    left, destinations = of_source.index_select(0, links.ends[0, :: links.width or 1]), links.ends[1]
     if of_destination.shape[0] <= (links.width or 0):  # all nodes are candidates of each link
         every = decoder.against(left, of_destination, links.relations)
         return every.gather(1, destinations.view(-1, links.width or 1)).reshape(-1)
     right = of_destination.index_select(0, destinations)
     if links.width:
         left, right = left[:, None], right.view(-1, links.width, right.shape[-1])
-    found: Tensor = decoder.against(left, right) if links.width == 0 else decoder(left, right, links.relations)
+    found: Tensor = decoder(left, right, links.relations)
     return found.reshape(-1)
-
-
-def _links(batch: Batch, needs_candidates: str) -> ScoredLinks:
-    """Return the links of a batch whose scores are wanted, of a task that may need candidates."""
-    is_typed = isinstance(batch, HeteroData)
-    stores = batch.edge_stores if is_typed else [batch]
-    found = [storage for storage in stores if "edge_label_index" in storage or "input_id" in storage]
-    if len(found) != 1:
-        raise ConfigError("the batch has no links to predict; use LinkNeighborLoader")
-    storage, key = found[0], found[0]._key if is_typed else ("node", "to", "node")
-    of_source, of_destination = (batch[name] if is_typed else batch for name in (key[0], key[2]))
-    if "src_index" in of_source:
-        sources = of_source["src_index"]
-        destinations = torch.cat(
-            [of_destination["dst_pos_index"][:, None], of_destination["dst_neg_index"].reshape(sources.numel(), -1)],
-            dim=1,
-        )
-        width = destinations.shape[1]
-        ends = torch.stack([sources.repeat_interleave(width), destinations.view(-1)])
-        return ScoredLinks(key, ends, relations=storage.get("edge_label"), width=width)
-    if "edge_label" in storage:
-        if needs_candidates:
-            raise _no_candidates(needs_candidates)
-        return ScoredLinks(key, storage["edge_label_index"], storage["edge_label"])
-    if not needs_candidates or "edge_label_index" not in storage:
-        raise ConfigError("the batch has no labelled links; use LinkNeighborLoader with neg_sampling='binary'")
-    return ScoredLinks(key, storage["edge_label_index"], width=0)
 
 
 # --- before the first batch -----------------------------------------------------------------

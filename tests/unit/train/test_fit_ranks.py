@@ -76,6 +76,15 @@ def test_links_that_a_step_leaves_out_are_those_of_all_its_ranks(found: Any) -> 
     assert not all(torch.equal(a, b) for a, b in zip(left_out, fit_workers.link_curve(alone()), strict=True))
 
 
+def test_candidates_of_all_ranks_are_those_of_one_process(found: Any) -> None:
+    """Losses and updates, also of a tail whose ranks have 2 and 3 links."""
+    of_one = fit_workers.in_batch_curve(alone())
+    for ours, tolerance in ((found["in batch"], 1e-6), (fit_workers.in_batch_curve(alone(), across=False), 1e-7)):
+        assert ours[0] == pytest.approx(of_one[0], rel=1e-6)
+        assert_close(ours[1], of_one[1], tolerance)
+    assert found["in batch, own"][0][0] < 0.95 * of_one[0][0]  # fewer candidates are an easier choice
+
+
 def test_two_ranks_rank_links_to_the_very_bits_of_one_process(found: Any) -> None:
     alone_found = fit_workers.all_metrics(alone())
     for where in ("ranked links", "ranked links 200"):

@@ -2,16 +2,18 @@
 
 import math
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
 from support.graphs import library, random_graph
 from torch import Tensor, nn
+from torch.nn import functional
 from torch_geometric.sampler import NegativeSampling
 
 import hoploom
-from hoploom import ConfigError, LinkNeighborLoader
+from hoploom import ConfigError, HoploomError, LinkNeighborLoader
 from hoploom.nn import ComplEx, DistMult
 from hoploom.ranking.losses import bpr_loss, softmax_loss
 from hoploom.train.batch_adapter import adapted
@@ -223,3 +225,95 @@ def test_a_low_mean_rank_is_best() -> None:
 def test_a_task_that_cannot_be_is_refused_when_it_is_made(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         task(**options)
+
+
+# --- weights of links -------------------------------------------------------------------------
+
+
+def rated(**options: Any) -> tuple[LinkNeighborLoader, Tensor, Tensor]:
+    """A loader of all edges of a graph, which are in no order and have a field `stars`; the edges, and their stars."""
+    edges = torch.randperm(20 * 20, generator=torch.Generator().manual_seed(4))[:90]
+    edges, stars = torch.stack([edges // 20, edges % 20]), torch.arange(90) % 5 + 0.5
+    store = hoploom.from_tensors({"x": torch.ones(20, 1)}, {"edge_index": edges, "stars": stars})
+    given = {"edge_label_index": None, "batch_size": 12, "shuffle": True, "seed": 2, **options}
+    return LinkNeighborLoader(store, [3], **given), edges, stars
+
+
+@pytest.mark.parametrize("negatives", ["binary", "triplet"])
+@pytest.mark.parametrize("given", ["field", "tensor", "some links"])
+def test_a_true_link_weighs_what_its_edge_says(negatives: str, given: str) -> None:
+    """A loop over the links: torch's binary cross-entropy with the stars of each link, found by its two ends."""
+    some = rated()[1][:, 10:40] if given == "some links" else None
+    batches, edges, stars = rated(neg_sampling=NegativeSampling(negatives, 2), edge_label_index=some)
+    stars_of = {tuple(edge): float(star) for edge, star in zip(edges.t().tolist(), stars, strict=True)}
+    weight: Any = "stars"
+    if given == "tensor":
+        weight = torch.tensor([stars_of[tuple(edge)] for edge in batches.maker.ends.t().tolist()])
+    model = Ids()
+    with hoploom.init(device="cpu") as context:
+        judge = LinkPrediction(metrics=["auroc"], weight=weight).bound(batches, context)
+    for batch in batches:
+        outputs = judge.outputs(adapted(model), batch)
+        found = judge.losses(outputs, judge.targets(batch))
+        if negatives == "binary":
+            labels = batch.edge_label
+            ends = batch.n_id[batch.edge_label_index].t().tolist()
+            weights = torch.tensor([stars_of[tuple(e)] if y else 1 for e, y in zip(ends, labels, strict=True)])
+        else:
+            labels = torch.tensor([1.0, 0, 0]).expand_as(outputs)
+            ends = torch.stack([batch.n_id[batch.src_index], batch.n_id[batch.dst_pos_index]], dim=1).tolist()
+            weights = torch.ones_like(labels).clone()
+            weights[:, 0] = torch.tensor([stars_of[tuple(e)] for e in ends])
+        wanted = functional.binary_cross_entropy_with_logits(outputs, labels, weights, reduction="none")
+        torch.testing.assert_close(found, wanted if negatives == "binary" else wanted.mean(1))
+
+
+def test_weights_count_in_training_and_not_in_evaluation() -> None:
+    batches, _, _ = rated(neg_sampling="binary")
+    with hoploom.init(device="cpu") as context:
+        found = []
+        for weight in (None, "stars"):
+            torch.manual_seed(0)
+            model, judge = Ids(), LinkPrediction(weight=weight)
+            before = evaluate(model, batches, judge, context)
+            learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), judge, batches)
+            outcome = fit(learner, Training(1, progress=False), context)
+            found.append((before, outcome.history[0]["train_loss"]))
+            assert evaluate(model, batches, learner.task, context) == evaluate(model, batches, judge, context)
+            batches.set_epoch(0)
+    assert found[0][0] == found[1][0]
+    assert found[1][1] > 1.2 * found[0][1]  # the mean of all stars is 2.5
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ("likes", r"weight is 'likes', and edges of .* have \['stars'\]; name one, or give a tensor"),
+        (torch.ones(3), "weight has 3 numbers for 90 links"),
+        (-torch.ones(90), r"link \[.*\] has the weight -1.0; weights are 0 or greater"),
+        (torch.full((90,), torch.nan), "has the weight nan"),
+    ],
+)
+def test_bad_weights_are_one_error_before_the_first_step(weight: Any, message: str) -> None:
+    batches, _, _ = rated(neg_sampling="binary")
+    model = Ids()
+    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.1), LinkPrediction(weight=weight), batches)
+    with hoploom.init(device="cpu") as context, pytest.raises(HoploomError, match=message):
+        fit(learner, Training(1, progress=False), context)
+    assert learner.progress.steps == 0
+
+
+def test_weights_need_edges_and_a_loss_of_single_links() -> None:
+    _, edges, _ = rated()
+    missing = next(pair for pair in combinations(range(20), 2) if list(pair) not in edges.t().tolist())
+    batches, _, _ = rated(neg_sampling="binary", edge_label_index=torch.tensor(missing)[:, None])
+    numbered, _, _ = rated(neg_sampling="binary", edge_label_index=edges[:, :2], input_id=torch.tensor([7, 8]))
+    with hoploom.init(device="cpu") as context:
+        with pytest.raises(ConfigError, match=r"is no edge of .*, so it has no 'stars'; give weight as a tensor"):
+            LinkPrediction(weight="stars").bound(batches, context)
+        with pytest.raises(ConfigError, match=r"weight is by link of edge_label_index; .*, without input_id"):
+            LinkPrediction(weight=torch.ones(2)).bound(numbered, context)
+    with pytest.raises(ConfigError, match="weight belongs to loss='binary', and loss is 'bpr'"):
+        task(weight="stars")
+    with pytest.raises(ConfigError, match="across_ranks is for losses of candidates"):
+        LinkPrediction(across_ranks=True)

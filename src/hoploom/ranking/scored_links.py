@@ -1,0 +1,84 @@
+"""The links of a batch whose scores are wanted, with candidates or labels, and the weights of a loader's links."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+
+from hoploom.errors import ConfigError, DataError
+from hoploom.load.assemble import Batch
+from hoploom.load.maker import LinkMaker
+from hoploom.sample.exclusions import match_edges
+from hoploom.schema import EDGE_ID, RelationName
+from hoploom.store import Wanted
+
+
+class ScoredLinks(NamedTuple):
+    """The links of a batch whose scores are wanted."""
+
+    key: RelationName
+    ends: Tensor  # [2, n] int64 local ids
+    numbers: Tensor  # of the true links, among those of the loader
+    labels: Tensor | None = None  # [n]
+    relations: Tensor | None = None  # [n / width] of the true links
+    width: int | None = None  # links per row, a true one and its candidates; 0: the others are candidates; None: labels
+
+    @property
+    def types(self) -> tuple[str, str]:
+        """The node types of sources and destinations."""
+        return self.key[0], self.key[2]
+
+
+def no_candidates(name: str) -> ConfigError:
+    return ConfigError(f"{name!r} needs candidates for each true link; use LinkNeighborLoader(neg_sampling='triplet')")
+
+
+def links_of_batch(batch: Batch, needs_candidates: str) -> ScoredLinks:
+    """Return the links of a batch whose scores are wanted, of a task that may need candidates."""
+    is_typed = isinstance(batch, HeteroData)
+    stores = batch.edge_stores if is_typed else [batch]
+    found = [storage for storage in stores if "edge_label_index" in storage or "input_id" in storage]
+    if len(found) != 1:
+        raise ConfigError("the batch has no links to predict; use LinkNeighborLoader")
+    storage, key = found[0], found[0]._key if is_typed else ("node", "to", "node")
+    of_source, of_destination = (batch[name] if is_typed else batch for name in (key[0], key[2]))
+    if "src_index" in of_source:
+        sources = of_source["src_index"]
+        destinations = torch.cat(
+            [of_destination["dst_pos_index"][:, None], of_destination["dst_neg_index"].reshape(sources.numel(), -1)],
+            dim=1,
+        )
+        width = destinations.shape[1]
+        ends = torch.stack([sources.repeat_interleave(width), destinations.view(-1)])
+        return ScoredLinks(key, ends, storage["input_id"], relations=storage.get("edge_label"), width=width)
+    if "edge_label" in storage:
+        if needs_candidates:
+            raise no_candidates(needs_candidates)
+        return ScoredLinks(key, storage["edge_label_index"], storage["input_id"], storage["edge_label"])
+    if not needs_candidates or "edge_label_index" not in storage:
+        raise ConfigError("the batch has no labelled links; use LinkNeighborLoader with neg_sampling='binary'")
+    return ScoredLinks(key, storage["edge_label_index"], storage["input_id"], width=0)
+
+
+def weights_of_links(weight: str | Tensor, maker: object) -> Tensor:
+    """Return the weights of a loader's links, [n] float32: `weight`, or the field of their edges that it names."""
+    if not isinstance(maker, LinkMaker) or maker.input_id is not None:
+        raise ConfigError("weight is by link of edge_label_index; use a LinkNeighborLoader here, without input_id")
+    links, store, key = maker.ends, maker.assembler.store, maker.task.key
+    if isinstance(weight, str):
+        known = sorted(set(store.schema.relation(key).fields) - {EDGE_ID})
+        if weight not in known:
+            raise ConfigError(f"weight is {weight!r}, and edges of {key} have {known}; name one, or give a tensor")
+        edges = match_edges(store.graph, store.schema.relation_index[key], links).positions
+        if (missing := (edges < 0).nonzero()).numel():
+            ends = links[:, int(missing[0])].tolist()
+            raise ConfigError(f"link {ends} is no edge of {key}, so it has no {weight!r}; give weight as a tensor")
+        weight = store.features.gather([Wanted(key, weight, edges)])[0]
+    weights = weight.to(torch.float32).reshape(-1)
+    if weights.numel() != links.shape[1]:
+        raise ConfigError(f"weight has {weights.numel()} numbers for {links.shape[1]} links; give one for each")
+    if (bad := (~((weights >= 0) & weights.isfinite())).nonzero()).numel():
+        row = int(bad[0])
+        raise DataError(f"link {links[:, row].tolist()} has the weight {float(weights[row])}; weights are 0 or greater")
+    return weights
