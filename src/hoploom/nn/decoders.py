@@ -69,8 +69,10 @@ class MLP(Decoder):
         self.layers = nn.Sequential(nn.Linear(2 * channels, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
-        both = torch.broadcast_tensors(sources, destinations)  # type: ignore[no-untyped-call]
-        found: Tensor = self.layers(torch.cat(both, dim=-1))
+        weight, bias = (self.layers.get_parameter(name) for name in ("0.weight", "0.bias"))
+        left, right = weight.chunk(2, dim=1)  # each row passes its half alone, once for all pairs
+        joined = functional.linear(sources, left, bias) + functional.linear(destinations, right)
+        found: Tensor = self.layers[1:](joined)
         return found.squeeze(-1)
 
 

@@ -8,6 +8,7 @@ on the other links, nor on the number of processes.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,6 @@ from hoploom.ranks.context import Context
 from hoploom.schema import RelationName, read_ids
 
 NOISE = 1e-12  # of the largest score: what rounding may change
-LINKS = 256  # whose scores are compared at a time
 DEFAULT = ("mrr", "hits@10")
 
 
@@ -46,12 +46,6 @@ class LinkRanks(NamedTuple):
             own = LinkRanks(self.doubled[self.relations == number], self.relations)
             found[number] = {"links": own.doubled.numel(), **own.metrics(names)}
         return dict(sorted(found.items(), key=lambda entry: entry[1][names[0]]))
-
-
-class _Links(NamedTuple):
-    sources: Tensor  # [n] int64
-    destinations: Tensor  # [n] int64
-    relations: Tensor  # [n] int64
 
 
 @torch.no_grad()
@@ -86,18 +80,16 @@ def rank_links(
             raise ConfigError(
                 "known and links need relations both: known=(links, relations) and relations=; or neither"
             )
-        listed = _read("known", known, numbers, tables)
-        further = _Links(*(torch.cat(both) for both in zip(given, listed, strict=True)))
-    count, doubled = ends.shape[1], torch.zeros_like(given.sources)
+        further = torch.cat([given, _read("known", known, numbers, tables)], dim=1)
+    count, doubled = ends.shape[1], torch.zeros_like(given[0])
     rank, size = (0, 1) if context is None else (context.rank, context.world_size)
     own = slice(count * rank // size, count * (rank + 1) // size)
-    share = _Links(*(column[own] for column in given))
-    doubled[own] = _doubled(scorer_of(decoder, torch.float64), tables, key, share, further)
-    return LinkRanks(doubled if context is None else context.sum(doubled), given.relations)
+    doubled[own] = _doubled(scorer_of(decoder, torch.float64), tables, key, given[:, own], further)
+    return LinkRanks(doubled if context is None else context.sum(doubled), given[2])
 
 
-def _read(name: str, ends: Tensor, relations: Tensor | None, tables: tuple[Tensor, Tensor]) -> _Links:
-    """Return links on the CPU; raise ConfigError if an id is out of range or the shapes are wrong."""
+def _read(name: str, ends: Tensor, relations: Tensor | None, tables: tuple[Tensor, Tensor]) -> Tensor:
+    """Return links [3, n] int64: sources, destinations and relations; raise ConfigError unless they are valid."""
     if ends.dim() != 2 or ends.shape[0] != 2:
         raise ConfigError(f"{name} have shape {list(ends.shape)}; give [2, n], sources and destinations")
     numbers = torch.zeros(ends.shape[1], dtype=torch.int64) if relations is None else relations.cpu()
@@ -105,24 +97,24 @@ def _read(name: str, ends: Tensor, relations: Tensor | None, tables: tuple[Tenso
         raise ConfigError(f"there are {numbers.numel()} relations of {ends.shape[1]} {name}; give one each")
     limits = {"sources": len(tables[0]), "destinations": len(tables[1]), "relations": 1 << 31}
     columns = zip(limits.items(), (*ends.cpu(), numbers), strict=True)
-    return _Links(*(read_ids(f"{of} of {name}", own, limit, ConfigError) for (of, limit), own in columns))
+    return torch.stack([read_ids(f"{of} of {name}", own, limit, ConfigError) for (of, limit), own in columns])
 
 
 def _doubled(
-    scorer: Decoder, tables: tuple[Tensor, Tensor], key: RelationName, links: _Links, known: _Links | None
+    scorer: Decoder, tables: tuple[Tensor, Tensor], key: RelationName, links: Tensor, known: Tensor | None
 ) -> Tensor:
     """Return twice the rank of each link: [n] int64. Links of one source and relation share their scores."""
-    doubled = torch.full_like(links.sources, 1 if known is None else 2)  # unless it is left out, a link equals itself
+    doubled = torch.full_like(links[0], 1 if known is None else 2)  # unless it is left out, a link equals itself
     if not doubled.numel():
         return doubled
-    queries, places = torch.unique(links.sources << 31 | links.relations, return_inverse=True)
+    queries, places = torch.unique(links[0] << 31 | links[2], return_inverse=True)
     lists, num_destinations = None, len(tables[1])
     if known is not None:
-        codes = known.sources << 31 | known.relations
+        codes = known[0] << 31 | known[2]
         query = torch.searchsorted(queries, codes).clamp(max=queries.numel() - 1)
-        pairs = (query * num_destinations + known.destinations)[queries[query] == codes]
+        pairs = (query * num_destinations + known[1])[queries[query] == codes]
         lists = known_of(pairs, queries.numel(), num_destinations)
-    order = places.argsort(stable=True)
+    order, ranks = places.argsort(stable=True), doubled.numpy()
     limits = torch.searchsorted(places[order], torch.arange(0, queries.numel() + SOURCES, SOURCES)).tolist()
     for begin, first_link, end_link in zip(range(0, queries.numel(), SOURCES), limits, limits[1:], strict=False):
         some = queries[begin : begin + SOURCES]
@@ -130,17 +122,19 @@ def _doubled(
         left = finite_rows(tables[0][some >> 31], key[0], torch.float64)
         own = order[first_link:end_link]
         rows = places[own] - begin
-        ends = finite_rows(tables[1][links.destinations[own]], key[2], torch.float64)
+        ends = finite_rows(tables[1][links[1, own]], key[2], torch.float64)
         true = scorer(left[rows], ends, relations[rows])
         left_out = None if lists is None else lists.of(begin, begin + some.numel())
         for first, scores in blocks(scorer, left, tables[1], key[2], relations):
-            noise = NOISE * scores.abs().max()
+            noise = NOISE * max(map(abs, torch.stack(scores.aminmax()).tolist()))
             if left_out is not None:
                 column = left_out.ids - first
                 is_here = (column >= 0) & (column < scores.shape[1])
-                row = torch.repeat_interleave(left_out.indptr.diff())
-                scores[row[is_here], column[is_here]] = -torch.inf
-            for at in torch.split(torch.arange(own.numel()), LINKS):
-                others, level = scores[rows[at]], true[at, None]
-                doubled[own[at]] += (others >= level - noise).sum(1) + (others > level + noise).sum(1)
+                query = torch.repeat_interleave(left_out.indptr.diff())
+                scores[query[is_here], column[is_here]] = -torch.inf
+            table = scores.numpy()
+            for link, row, level in zip(own.tolist(), rows.tolist(), true.tolist(), strict=True):
+                ranks[link] += np.count_nonzero(table[row] >= level - noise) + np.count_nonzero(
+                    table[row] > level + noise
+                )
     return doubled

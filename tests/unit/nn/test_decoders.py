@@ -82,6 +82,13 @@ def test_candidates_of_a_link_have_the_scores_of_pairs(make: Callable[[int], Dec
         torch.testing.assert_close(rows[:, column], decoder(sources, destinations[:, column], relations))
 
 
+def test_an_mlp_is_its_layers_over_joined_rows() -> None:
+    torch.manual_seed(0)
+    decoder, sources, destinations = MLP(D, 8), torch.randn(5, D), torch.randn(5, D)
+    joined = decoder.layers(torch.cat([sources, destinations], dim=1))[:, 0]
+    torch.testing.assert_close(decoder(sources, destinations), joined)
+
+
 @pytest.mark.parametrize("at_once", [1, 1 << 22])
 @pytest.mark.parametrize("make", [*MAKERS.values(), lambda relations: MLP(D, 8)], ids=[*MAKERS, "mlp"])
 def test_all_pairs_have_the_scores_of_pairs(
