@@ -244,7 +244,6 @@ BAD_LINK_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "too few labels": ({"edge_label": torch.zeros(3)}, "edge_label", "3", "16"),
     "a number as label": ({"edge_label": torch.tensor(1)}, "edge_label", "16"),
     "a word as label": ({"edge_label": "a"}, "edge_label"),
-    "labels of triplets": ({"edge_label": torch.ones(16), "neg_sampling": "triplet"}, "edge_label", "triplet"),
     "strict without negatives": ({"strict_negatives": True}, "strict_negatives", "neg_sampling"),
     "unknown mode": ({"neg_sampling": "nope"}, "neg_sampling", "'nope'", "binary", "triplet", "or a NegativeSampling"),
     "negatives are a number": ({"neg_sampling": 5}, "neg_sampling", "5"),
