@@ -21,7 +21,7 @@ from torch_geometric.sampler import NegativeSampling
 import hoploom
 from hoploom import LinkNeighborLoader, LinkPrediction
 from hoploom.nn import ComplEx, DistMult, RotatE, TransE
-from hoploom.train import Learner, Training
+from hoploom.train import Context, Learner, Training
 
 FAMILIES, MEMBERS, KNOWN, NUM_RELATIONS = 60, 5, 3, 6
 DECODERS = {"complex": ComplEx, "distmult": DistMult, "rotate": RotatE, "transe": TransE}
@@ -66,6 +66,43 @@ class Entities(nn.Module):
         return self.rows(batch.n_id)
 
 
+def run(context: Context, words: argparse.Namespace) -> None:
+    """What every process does."""
+    path = words.triples or words.folder / "families.csv"
+    if words.triples is None and context.is_main:
+        write_families(path)
+    context.barrier()
+    ends, relations, entities, names = read_triples(path)
+    order = torch.randperm(len(relations), generator=torch.Generator().manual_seed(1))
+    test, train = order.tensor_split([len(order) // 10])
+    # the reverse of relation r is relation r + len(names): to rank heads, rank the tails of the reverse
+    both = torch.cat([ends[:, train], ends[:, train].flip(0)], dim=1)
+    numbers = torch.cat([relations[train], relations[train] + len(names)])
+    torch.manual_seed(0)
+    model = Entities(len(entities), 2 * len(names), words.decoder)
+    wrapped = context.wrap(model)
+    loader = LinkNeighborLoader(
+        Data(edge_index=both, num_nodes=len(entities)),
+        [],  # no neighbours: a batch has the ends of its links only
+        edge_label_index=both,
+        edge_label=numbers,
+        neg_sampling=NegativeSampling("triplet", 64),
+        batch_size=512,
+        shuffle=True,
+    )
+    optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.01, weight_decay=words.weight_decay)
+    task = LinkPrediction(loss="softmax", metrics=["mrr"])
+    hoploom.fit(Learner(wrapped, optimizer, task, loader), Training(words.epochs), context)
+    given = {"decoder": model.decoder, "relations": relations[test], "context": context}
+    raw = hoploom.rank_links(model.rows.weight, ends[:, test], **given)
+    filtered = hoploom.rank_links(model.rows.weight, ends[:, test], known=(ends, relations), **given)
+    if context.is_main:
+        for name, found in (("raw", raw.metrics()), ("filtered", filtered.metrics())):
+            print(f"{name} MRR {found['mrr']:.3f}, hits@10 {found['hits@10']:.3f}")
+        for number, found in list(filtered.by_relation().items())[:10]:  # the worst
+            print(f"{names[number]}: {found['links']} triples, MRR {found['mrr']:.3f}")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("."))
@@ -74,39 +111,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--weight-decay", type=float, default=3e-4)
     words = parser.parse_args(argv)
-    path = words.triples or words.folder / "families.csv"
-    if words.triples is None:
-        write_families(path)
-    ends, relations, entities, names = read_triples(path)
-    order = torch.randperm(len(relations), generator=torch.Generator().manual_seed(1))
-    test, train = order.tensor_split([len(order) // 10])
-    # the reverse of relation r is relation r + len(names): to rank heads, rank the tails of the reverse
-    both = torch.cat([ends[:, train], ends[:, train].flip(0)], dim=1)
-    numbers = torch.cat([relations[train], relations[train] + len(names)])
     with hoploom.init() as context:
-        torch.manual_seed(0)
-        model = Entities(len(entities), 2 * len(names), words.decoder)
-        wrapped = context.wrap(model)
-        loader = LinkNeighborLoader(
-            Data(edge_index=both, num_nodes=len(entities)),
-            [],  # no neighbours: a batch has the ends of its links only
-            edge_label_index=both,
-            edge_label=numbers,
-            neg_sampling=NegativeSampling("triplet", 64),
-            batch_size=512,
-            shuffle=True,
-        )
-        optimizer = torch.optim.Adam(wrapped.parameters(), lr=0.01, weight_decay=words.weight_decay)
-        task = LinkPrediction(loss="softmax", metrics=["mrr"])
-        hoploom.fit(Learner(wrapped, optimizer, task, loader), Training(words.epochs), context)
-        given = {"decoder": model.decoder, "relations": relations[test], "context": context}
-        raw = hoploom.rank_links(model.rows.weight, ends[:, test], **given)
-        filtered = hoploom.rank_links(model.rows.weight, ends[:, test], known=(ends, relations), **given)
-        if context.is_main:
-            for name, found in (("raw", raw.metrics()), ("filtered", filtered.metrics())):
-                print(f"{name} MRR {found['mrr']:.3f}, hits@10 {found['hits@10']:.3f}")
-            for number, found in list(filtered.by_relation().items())[:10]:  # the worst
-                print(f"{names[number]}: {found['links']} triples, MRR {found['mrr']:.3f}")
+        run(context, words)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ class OfRelations(Decoder):
         if relations is None:
             self.check(relations)
             return self.relations.weight[0]
-        found: Tensor = self.relations(relations)
+        found: Tensor = self.relations(relations.long())
         return found.view(*found.shape[:-1], *[1] * (like.dim() - found.dim()), found.shape[-1])
 
     def check(self, relations: Tensor | None) -> None:

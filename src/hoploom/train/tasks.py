@@ -395,7 +395,7 @@ class LinkPrediction(MonitoredTask):
     negatives, all other destinations of the batch. Losses are "binary", and for candidates also "focal", "bpr",
     "margin" and "softmax" (InfoNCE). Metrics are auroc and average_precision, and for candidates mrr, hits@k and
     mean_rank. `log_q` has the logarithm of each destination's share of the links; in training, it corrects scores of
-    the destinations of a batch.
+    the destinations of a batch. A decoder of several relations gets the `edge_label` of a batch with candidates.
 
     With loss="binary", `weight` weighs the true links in training: a field of their edges, or a number for each link of
     the loader. With `across_ranks`, the other destinations are those of all ranks, as if one rank had the whole step.

@@ -90,7 +90,7 @@ def test_triplets_of_two_node_types_are_rows_too() -> None:
 @pytest.mark.parametrize("is_typed", [False, True])
 def test_each_link_and_its_candidates_have_the_scores_of_the_links_relation(is_typed: bool) -> None:
     torch.manual_seed(0)
-    numbers, model = torch.arange(12) % 3, Ids(300)
+    numbers, model = (torch.arange(12) % 3).to(torch.uint8), Ids(300)
     given = {"neg_sampling": TRIPLETS, "edge_label": numbers, "batch_size": 5, "shuffle": True}
     ends = torch.stack([torch.arange(12) % 5, torch.arange(12) % 7])
     if is_typed:
