@@ -26,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing
 EXAMPLES = ROOT / "examples"
 COVERED = {
     *("link_prediction", "hetero_rgat", "real_graphs", "importance_sampling", "ladies", "pinsage", "knowledge_graph"),
+    "temporal_recommendation",
     *("small_data", "multi_gpu", "multi_node", "custom_sampler", "train_sage"),  # test_references.py
     *("accelerate_loop", "lightning_ddp"),  # test_other_trainers.py
 }
@@ -217,3 +218,15 @@ def test_a_knowledge_graph_is_completed_as_well_as_can_be(run: Run, tmp_path: Pa
     assert "likes: 2 triples" in run(
         "knowledge_graph", "--triples", tmp_path / "own.csv", "--decoder", "rotate", "--epochs", 1
     )
+
+
+def test_a_window_sees_the_taste_of_today(
+    alone: None, example: Callable[[str], ModuleType], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The ranks come near those of who knows all tastes of today; a model of all ratings before is far from them."""
+    example("temporal_recommendation").main([])
+    found = re.findall(r"(.*): MRR (\d\.\d+)(?:, .*, later (\d+))?", capfd.readouterr().out)
+    (_, without, _), (_, near, _), (_, best, _) = found
+    assert [later for _, _, later in found] == ["0", "0", ""]
+    assert 0.97 * float(best) < float(near) < 1.02 * float(best)
+    assert float(without) < 0.5 * float(near)
