@@ -45,14 +45,12 @@ KNOWN = "known"  # a tensor of true links beside the graph's edges
 
 @dataclass(frozen=True)
 class Negatives:
-    """Options for negative links. Servers accept no weights per node, so `src_weight` and `dst_weight` are None."""
+    """Options for negative links. Servers accept no weights per node."""
 
     mode: str  # binary or triplet
     amount: float
     strict: bool = False
     candidates: Kind = "uniform"
-    src_weight: None = None
-    dst_weight: None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class BatchRequest(NamedTuple):
         """Return the request as a message to servers of the store with this `identity`."""
         header: dict[str, Any] = {"ask": "batch", "identity": identity, "description": self.description.plain}
         seeds = dict(self.seeds) | ({} if self.known is None else {KNOWN: self.known})
-        header |= {"seeds": list(seeds), "weights": [], "first": self.first, "key": self.key}
+        header |= {"seeds": list(seeds), "first": self.first, "key": self.key}
         excluded = {relation: found for relation, found in enumerate(self.excluded) if found is not None}
         return Message(header | {"excluded": list(excluded)}, [*seeds.values(), *excluded.values()])
 
@@ -149,8 +147,6 @@ def _read_negatives(values: Mapping[str, Any]) -> Negatives:
     require(mode in ("binary", "triplet"), "mode of negatives", mode, "'binary' or 'triplet'")
     fits = type(amount) in (int, float) and 0 < amount <= MAX_SEEDS and (mode == "binary" or amount == int(amount))
     require(fits, "amount", amount, f"negatives per link, at most {MAX_SEEDS}, whole ones for triplets")
-    for name in ("src_weight", "dst_weight"):
-        require(values[name] is None, name, values[name], "null: use connect(..., made='here') for weights")
     kind = values["candidates"]
     require(kind in KINDS, "candidates", kind, f"one of {list(KINDS)}")
     return Negatives(mode, amount, read_flag(values, "strict"), kind)
@@ -162,7 +158,6 @@ def read_batch_request(header: Mapping[str, Any], tensors: Sequence[Tensor], sch
     seeds: Any = header.get("seeds")
     fits = isinstance(seeds, list) and all(isinstance(one, str) for one in seeds) and len(set(seeds)) == len(seeds)
     require(fits, "seeds", seeds, "a list of the names of tensors, each once")
-    require(header.get("weights") == [], "weights", header.get("weights"), "none: use connect(..., made='here')")
     tensors, excluded = read_excluded(header, tensors, schema)
     for relation, edges in zip(schema.relations, excluded, strict=True):
         if edges is not None:

@@ -307,8 +307,7 @@ class ServedBatches(Maker):
     transform: Callable[[Batch], Any] | None
     pinned: bool
     excludes: Callable[[StepShare], tuple[Tensor | None, ...]]
-    known: Tensor | None = None
-    num_destinations: int = 0
+    known: KnownLinks | None = None
 
     @property
     def least_threads(self) -> int:
@@ -318,9 +317,9 @@ class ServedBatches(Maker):
     def make(self, share: StepShare) -> Batch:
         indices, first, key, _ = share
         seeds = {name: column[indices] for name, column in self.columns.items()}
-        known, negatives = self.known, self.description.negatives
-        if known is not None and negatives is not None and negatives.mode == "triplet":  # then links keep their source
-            known = known[torch.isin(known // self.num_destinations, seeds["sources"])]
+        known, negatives = None if self.known is None else self.known.pairs, self.description.negatives
+        if self.known is not None and negatives is not None and negatives.mode == "triplet":  # links keep their source
+            known = self.known.pairs[torch.isin(self.known.pairs // self.known.num_destinations, seeds["sources"])]
         request = BatchRequest(self.description, seeds, first, key, self.excludes(share), known)
         message = request.message(self.peers.identity)
         batch = decode_batch(self.peers.ask(message, pinned=self.pinned), pinned=self.pinned)
@@ -363,5 +362,4 @@ def served_batches(maker: LocalMaker, peers: Peers) -> ServedBatches:
     fields = None if added.fields is None else tuple((of, tuple(names)) for of, names in added.fields.items())
     description = Description(owner, maker.sampler.sampling, added.reduce, added.degrees, negatives, fields)
     given = {name: column for name, column in columns.items() if column is not None}
-    common = peers, description, given, input_id, maker.transform, added.pinned, maker.excludes
-    return ServedBatches(*common, *(() if known is None else (known.pairs, known.num_destinations)))
+    return ServedBatches(peers, description, given, input_id, maker.transform, added.pinned, maker.excludes, known)
