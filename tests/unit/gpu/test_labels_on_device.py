@@ -25,7 +25,7 @@ def test_nobody_looks_at_labels_on_a_gpu_that_have_been_looked_at() -> None:
     known = check_labels(LinkPrediction(), rated(torch.arange(8) % 2), torch.nn.Identity(), GPU)
     with FakeTensorMode():
         labels = torch.empty(4, dtype=torch.int64, device=GPU)
-        batch = Data(edge_label=labels, edge_label_index=torch.stack([labels, labels]))
+        batch = Data(edge_label=labels, edge_label_index=torch.stack([labels, labels]), input_id=labels)
         targets = known.targets(batch)
         with pytest.raises(DataDependentOutputException):  # who has not looked before looks now
             LinkPrediction().targets(batch)
