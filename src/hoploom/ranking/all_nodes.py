@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError
-from hoploom.nn.decoders import Decoder, OfRelations
+from hoploom.nn.decoders import Decoder
 from hoploom.ranking.highest import SOURCES, Rows, blocks, finite_rows, known_of, read_rows, scorer_of
 from hoploom.ranks.context import Context
 from hoploom.schema import RelationName, read_ids
@@ -71,20 +71,16 @@ def rank_links(
     """
     key, ends = links if isinstance(links, tuple) else (("node", "to", "node"), links)
     tables = read_rows(rows if isinstance(rows, Mapping) else {key[0]: rows, key[2]: rows}, key[0], key[2])
-    if isinstance(decoder, OfRelations):
-        decoder.check(relations)
     given, further = _read("links", ends, relations, tables), None
     if known is not None:
         known, numbers = known if isinstance(known, tuple) else (known, None)
         if (numbers is None) is not (relations is None):
-            raise ConfigError(
-                "known and links need relations both: known=(links, relations) and relations=; or neither"
-            )
+            raise ConfigError("known and links need relations both: known=(links, relations), relations=; or neither")
         further = torch.cat([given, _read("known", known, numbers, tables)], dim=1)
     count, doubled = ends.shape[1], torch.zeros_like(given[0])
     rank, size = (0, 1) if context is None else (context.rank, context.world_size)
     own = slice(count * rank // size, count * (rank + 1) // size)
-    doubled[own] = _doubled(scorer_of(decoder, torch.float64), tables, key, given[:, own], further)
+    doubled[own] = _doubled(scorer_of(decoder, torch.float64, relations), tables, key, given[:, own], further)
     return LinkRanks(doubled if context is None else context.sum(doubled), given[2])
 
 

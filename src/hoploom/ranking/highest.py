@@ -85,8 +85,6 @@ def best(
         raise ConfigError(f"k is {k}, and there are {num_destinations} nodes of {of!r}; give at most that many")
     unique, places = torch.unique(wanted, return_inverse=True)
     known = _known(store, unique, _excluded(store, source_type, of, exclude), num_destinations, source_type == of)
-    if isinstance(decoder, OfRelations):
-        decoder.check(None)
     scorer = scorer_of(decoder, torch.float32)
     ids = torch.full((unique.numel(), k), -1)
     scores = torch.full((unique.numel(), k), -torch.inf)
@@ -99,8 +97,10 @@ def best(
     return Best(ids[places], scores[places])
 
 
-def scorer_of(decoder: Decoder | None, dtype: torch.dtype) -> Decoder:
+def scorer_of(decoder: Decoder | None, dtype: torch.dtype, relations: Tensor | None = None) -> Decoder:
     """Return a copy of the decoder that computes on the CPU, with this dtype; None stands for dot products."""
+    if isinstance(decoder, OfRelations):
+        decoder.check(relations)
     own = copy.deepcopy(decoder or Dot()).to("cpu", dtype).eval()
     if not all(parameter.isfinite().all() for parameter in own.parameters()):
         raise DataError("the decoder has values that are not finite; look at the training that made them")
