@@ -2,6 +2,7 @@
 
 from hoploom.ranking.all_nodes import LinkRanks, rank_links
 from hoploom.ranking.highest import Best, best
+from hoploom.ranking.near import hard_candidates
 
-__all__ = ["Best", "LinkRanks", "best", "rank_links"]
+__all__ = ["Best", "LinkRanks", "best", "hard_candidates", "rank_links"]
 __dir__ = __all__.copy
