@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")  # small tensors gain nothing
 EXAMPLES = ROOT / "examples"
 COVERED = {
     *("link_prediction", "hetero_rgat", "real_graphs", "importance_sampling", "ladies", "pinsage", "knowledge_graph"),
-    "temporal_recommendation",
+    *("recommend", "temporal_recommendation"),
     *("small_data", "multi_gpu", "multi_node", "custom_sampler", "train_sage"),  # test_references.py
     *("accelerate_loop", "lightning_ddp"),  # test_other_trainers.py
 }
@@ -230,3 +230,14 @@ def test_a_window_sees_the_taste_of_today(
     assert [later for _, _, later in found] == ["0", "0", ""]
     assert 0.97 * float(best) < float(near) < 1.02 * float(best)
     assert float(without) < 0.5 * float(near)
+
+
+def test_three_tables_become_ten_items_for_every_user(run: Run, tmp_path: Path) -> None:
+    """Nine of ten items are of the user's taste, and none has been rated; who knows all tastes has an MRR of 0.25."""
+    text = run("recommend", "--epochs", 6)
+    assert 0.95 * 0.247 < number(text, "MRR") < 1.15 * 0.247
+    found = parquet.read_table(tmp_path / "nodes" / "best-10").to_pylist()
+    rated = {tuple(line.split(",")[:2]) for line in (tmp_path / "shop" / "ratings.csv").read_text().splitlines()}
+    assert len(found) == 6000
+    assert not any((row["id"], row["destination"]) in rated for row in found)
+    assert sum((int(row["id"][1:]) - int(row["destination"][1:])) % 8 == 0 for row in found) > 5400
