@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hoploom.errors import *  # noqa: F403
     from hoploom.gpu.placement import place as place
     from hoploom.gpu.whole_steps import WholeStep as WholeStep
+    from hoploom.inference.best_links import best as best
     from hoploom.inference.infer import infer as infer
     from hoploom.ingest.formats.dgl import from_dgl as from_dgl
     from hoploom.ingest.synthetic import generate as generate
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     )
     from hoploom.partition.partition import partition as partition
     from hoploom.ranking.all_nodes import rank_links as rank_links
-    from hoploom.ranking.highest import best as best
     from hoploom.ranks.context import init as init
     from hoploom.ranks.spawn import spawn as spawn
     from hoploom.sample import Edges as Edges
@@ -52,12 +52,12 @@ _NAMES = {
     "errors": "BatchError ConfigError DataError HoploomError PeerError StoreError TrainError",
     "gpu.placement": "place",
     "gpu.whole_steps": "WholeStep",
+    "inference.best_links": "best",
     "inference.infer": "infer",
     "ingest.formats.dgl": "from_dgl",
     "ingest.synthetic": "generate",
     "load": "HGTLoader LinkNeighborLoader NeighborLoader",
     "ranking.all_nodes": "rank_links",
-    "ranking.highest": "best",
     "ranks.context": "init",
     "ranks.spawn": "spawn",
     "sample": "Edges",

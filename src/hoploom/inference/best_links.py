@@ -5,19 +5,24 @@ cannot be read at any place; then each rank finds and writes the best of its sha
 of scores, and the results and known destinations of some sources, whatever the number of nodes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from hoploom.errors import ConfigError
 from hoploom.inference.files import RESULT, RowFile, SharedFolder, parquet_file, shared_folder
-from hoploom.inference.infer import folder_of, ids_of_user
-from hoploom.ranking import best
-from hoploom.ranks.context import Context
+from hoploom.inference.infer import Inference, folder_of, ids_of_user, infer
+from hoploom.load.arguments import read_input_nodes
+from hoploom.nn.decoders import Decoder
+from hoploom.ranking import Best, best_of_rows
+from hoploom.ranks.context import DEADLINE, Context, unwrap
+from hoploom.ranks.environment import RankInfo
 from hoploom.schema import RelationName
 from hoploom.store import Store
 from hoploom.store.views import OriginalIds
@@ -25,6 +30,38 @@ from hoploom.system import needs
 
 AT_ONCE = 1 << 18  # nodes; the edges of the graph are read once for each so many sources
 ROWS = 1 << 12  # outputs that are copied at once
+
+
+def best(
+    model_or_rows: nn.Module | Mapping[str, Tensor] | Tensor,
+    store: Store,
+    sources: Any = None,
+    *,
+    of: str | None = None,
+    **options: Any,
+) -> Best:
+    """Return the best destinations of each source by a model, or by rows; `options` are those of `best_of_rows`.
+
+    A model's outputs of all nodes are computed by `infer`, into files of a temporary folder, and on this rank alone. If
+    the model has a `decoder`, it scores the links.
+
+    >>> best(model, store, ("user", ids), of="item", k=10, exclude="known").ids
+    """
+    if not isinstance(model_or_rows, nn.Module):
+        return best_of_rows(model_or_rows, store, sources, of=of, **options)
+    own = unwrap(model_or_rows)
+    if hasattr(own, "score"):
+        raise ConfigError("best scores by dot products or a decoder, but the model has its own `score`; leave it out")
+    if isinstance(getattr(own, "decoder", None), Decoder):
+        options = {"decoder": own.decoder, **options}
+    source_type, _, _ = read_input_nodes(store, sources, "sources")
+    names, alone = sorted({source_type, of or source_type}), Context(RankInfo(), torch.device("cpu"), "gloo", DEADLINE)
+    with alone, TemporaryDirectory() as scratch:
+        inference = Inference(columns=["output"], node_types=names)
+        outputs = infer(own, store, Path(scratch, "outputs"), alone, inference=inference)
+        with shared_folder(Path(scratch, "rows"), None, alone) as folder:
+            rows = output_rows(outputs, store, names, folder)
+            return best_of_rows(rows, store, sources, of=of, **options)
 
 
 def write_best(store: Store, outputs: Path, relation: RelationName, k: int, context: Context) -> Path:
@@ -40,7 +77,7 @@ def write_best(store: Store, outputs: Path, relation: RelationName, k: int, cont
         rows = output_rows(outputs, store, sorted({source, of}), folder)
 
         def columns(sources: Tensor) -> dict[str, Tensor]:
-            found = best(rows, store, sources if store.schema.homogeneous else (source, sources), of=of, k=k)
+            found = best_of_rows(rows, store, sources if store.schema.homogeneous else (source, sources), of=of, k=k)
             is_there = found.ids >= 0
             places = torch.arange(1, k + 1, dtype=torch.int32).expand_as(found.ids)
             return {

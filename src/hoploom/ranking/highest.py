@@ -50,7 +50,7 @@ class Known(NamedTuple):
 
 
 @torch.no_grad()
-def best(
+def best_of_rows(
     rows: Rows | Tensor,
     store: Store,
     sources: Any = None,
@@ -70,7 +70,7 @@ def best(
     sources' type to `of`, and the source itself if both are of one type. Edges are read once at every call, so give
     many sources at once. `k` should be small.
 
-    >>> best({"user": users, "item": items}, store, ("user", ids), of="item", k=10).ids
+    >>> best_of_rows({"user": users, "item": items}, store, ("user", ids), of="item", k=10).ids
     """
     source_type, wanted, _ = read_input_nodes(store, sources, "sources")
     of = _only_type(store, "of") if of is None else of

@@ -1,19 +1,22 @@
 """The table of the best destinations: the user's ids, ranks and scores, equal for any number of ranks."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from support.infer_workers import in_threads
+from support.graphs import random_graph
+from support.infer_workers import forward, in_threads, model_of
 from support.memory_group import memory_group
 from support.stores import left_in
 from torch import Tensor
 
 import hoploom
-from hoploom import DataError, PeerError, Store
+from hoploom import ConfigError, DataError, PeerError, Store
 from hoploom.inference.best_links import write_best
 from hoploom.inference.files import parquet_file
 from hoploom.inference.infer import folder_of, ids_of_user
+from hoploom.nn import Bilinear
 
 parquet = pytest.importorskip("pyarrow.parquet")
 LIKES = ("user", "likes", "item")
@@ -89,6 +92,30 @@ def test_what_fails_on_one_rank_fails_on_all_and_leaves_no_folder(tmp_path: Path
 
 def whole(store: Store, name: str, rows: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"id": ids_of_user(store, name, torch.arange(len(rows[name]))), "output": rows[name]}
+
+
+@pytest.mark.parametrize("with_decoder", [False, True])
+def test_a_model_is_searched_by_its_outputs_of_all_nodes(with_decoder: bool) -> None:
+    """The best of the rows that the model returns for the whole graph."""
+    graph = random_graph(60, 400, 1)
+    store = hoploom.from_pyg(graph)
+    model = model_of(store)
+    if with_decoder:
+        model.decoder = Bilinear(4)
+    rows = forward(model, graph)
+    scores = rows @ model.decoder.relations.weight.view(4, 4) @ rows.t() if with_decoder else rows @ rows.t()
+    found = hoploom.best(model, store, [3, 50, 7], k=4, exclude=None)
+    wanted = scores[[3, 50, 7]].topk(4)
+    assert torch.equal(found.ids, wanted.indices)
+    torch.testing.assert_close(found.scores, wanted.values.detach())
+
+
+def test_a_model_with_a_score_of_its_own_is_refused() -> None:
+    store = hoploom.from_pyg(random_graph(60, 400, 1))
+    model: Any = model_of(store)
+    model.score = lambda z, ends: z
+    with pytest.raises(ConfigError, match="the model has its own `score`"):
+        hoploom.best(model, store, k=4)
 
 
 MB = 1 << 20
