@@ -240,7 +240,7 @@ def _relation_of_best(num_best: int, run_file: "RunFile", store: "Store", model:
 
     if run_file.task.kind != LINKS:
         raise ConfigError(f"--best is for links, and the run has task.kind = {run_file.task.kind!r}; leave it out")
-    if any(hasattr(unwrap(model), name) for name in ("score", "decoder")):
+    if hasattr(unwrap(model), "decoder"):
         raise ConfigError("--best scores by dot products, but the model scores links otherwise; leave it out")
     relation = link_relation(run_file, store.schema)
     if num_best > (count := store.schema.node_type(relation[2]).num_nodes):

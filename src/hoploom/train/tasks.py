@@ -388,7 +388,7 @@ class Running(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkPrediction(MonitoredTask):
-    """Prediction of links, by the model's score(z, edge_label_index) or `decoder` if it has one, else by dot products.
+    """Prediction of links, by the model's `decoder` if it has one, else by dot products.
 
     A forward that takes `edge_label_index` returns the scores itself. The loader decides what a true link is compared
     with: labels 0 and 1, such as neg_sampling="binary" makes; candidates, by neg_sampling="triplet"; or, if it has no
@@ -454,9 +454,8 @@ class LinkPrediction(MonitoredTask):
         is_there = links.ends[1] >= 0  # a candidate of -1 is none
         links = links._replace(ends=links.ends.clamp(min=0))
         (source, destination), ends, width = links.types, links.ends, links.width
-        score, decoder = (getattr(unwrap(model), name, None) for name in ("score", "decoder"))
         takes_links = getattr(model, "takes_links", False)
-        if width == 0 and (takes_links or score is not None):  # every source with every destination
+        if width == 0 and takes_links:  # every source with every destination
             width = ends.shape[1]
             ends = torch.stack([ends[0].repeat_interleave(width), ends[1].repeat(width)])
         if width is not None and takes_links:
@@ -468,10 +467,9 @@ class LinkPrediction(MonitoredTask):
         of_source, of_destination = (z[source], z[destination]) if isinstance(z, Mapping) else (z, z)
         if takes_links:
             found: Tensor = z.reshape(-1)
-        elif score is not None:
-            found = score(z, ends).reshape(-1)
         else:
-            decoder = decoder if isinstance(decoder, Decoder) else Dot()
+            own = getattr(unwrap(model), "decoder", None)
+            decoder = own if isinstance(own, Decoder) else Dot()
             if width == 0:
                 left, right = of_source.index_select(0, ends[0]), of_destination.index_select(0, ends[1])
                 return self._in_batch(decoder.against(left, self._of_all_ranks(right, model)), links, batch, model)
@@ -497,7 +495,9 @@ class LinkPrediction(MonitoredTask):
         pairs = torch.stack([own[ends] for own, ends in zip(nodes, links.ends, strict=True)], dim=1)
         sources, destinations = self._of_all_ranks(pairs, model).unbind(1)
         if scores.shape[1] != sources.numel():
-            raise ConfigError("across_ranks needs scores by dot products or a decoder; leave it out, or model.score")
+            raise ConfigError(
+                "across_ranks needs scores by dot products or a decoder; return node rows, or leave it out"
+            )
         log_q = None
         if self.log_q is not None and model.training:  # metrics judge the scores themselves
             log_q = self.log_q.to(scores.device)[destinations] * (self.temperature or 1.0)

@@ -14,7 +14,7 @@ from torch_geometric.sampler import NegativeSampling
 
 import hoploom
 from hoploom import ConfigError, HoploomError, LinkNeighborLoader
-from hoploom.nn import ComplEx, DistMult
+from hoploom.nn import ComplEx, Decoder, DistMult
 from hoploom.ranking.losses import bpr_loss, softmax_loss
 from hoploom.train.batch_adapter import adapted
 from hoploom.train.loop import evaluate, fit
@@ -37,10 +37,15 @@ class Ids(nn.Module):
         return found
 
 
+class Distance(Decoder):
+    def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        return -(sources - destinations).square().sum(-1)
+
+
 class Scored(Ids):
-    def score(self, z: Tensor, edge_label_index: Tensor) -> Tensor:
-        source, destination = edge_label_index
-        return -(z[source] - z[destination]).square().sum(-1)
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = Distance()
 
 
 class TakesLinks(Ids):

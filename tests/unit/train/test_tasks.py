@@ -200,12 +200,13 @@ def test_labels_of_another_width_are_refused(task: NodeTask, said: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["blocks", "subgraph"])
-def test_links_are_scored_by_the_dot_product_or_by_the_model(mode: str) -> None:
+def test_links_are_scored_by_the_dot_product_or_by_the_decoder(mode: str) -> None:
     batch, task = next(iter(link_loader(mode=mode))), LinkPrediction()
     assert task.targets(batch).tolist() == [1] * 16 + [0] * 16
     model = ScoredSage()
     z, (source, destination) = model(batch), batch.edge_label_index
-    expected = torch.stack([z[a] @ model.bilinear @ z[b] for a, b in zip(source, destination, strict=True)])
+    form = model.decoder.relations.weight.view(4, 4)
+    expected = torch.stack([z[a] @ form @ z[b] for a, b in zip(source, destination, strict=True)])
     torch.testing.assert_close(task.outputs(model, batch), expected)
     plain = Sage(4)
     plain.load_state_dict(model.state_dict(), strict=False)
