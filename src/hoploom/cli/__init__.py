@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Arguments = argparse.Namespace
 NONE = "none"
-STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
+STYLES = {"bold": 1, "dim": 2, "red": 31}
 Read = Callable[[str, str], Any]  # (flag, text) -> value; ConfigError names the flag
 # name -> (module, help, group): only the module of the given command is imported.
 COMMANDS = {
@@ -55,9 +55,8 @@ COMMANDS = {
     "bench": ("scaling", "measure the speed of loading from your store, or of this machine", "Scale out"),
     "info": ("stores", "show the node types, relations, fields and splits of a store", "Inspect and report"),
     "check": ("stores", "verify all files of a store and list damaged ones", "Inspect and report"),
-    "doctor": ("reporting", "check this machine and suggest fixes", "Inspect and report"),
-    "report": ("reporting", "write an HTML report about a run, or compare several runs", "Inspect and report"),
-    "watch": ("reporting", "show the report of a run in the browser while it trains", "Inspect and report"),
+    "report": ("training", "write an HTML report about a run, or compare several runs", "Inspect and report"),
+    "watch": ("training", "show the report of a run in the browser while it trains", "Inspect and report"),
 }
 PYG_SPEAKS = "ignore:`torch.jit.script` is deprecated:FutureWarning"  # on import, with torch 2.15
 FAILURES = (TrainError, PeerError, BatchError)  # these are not mistakes in the command, so they exit with 1

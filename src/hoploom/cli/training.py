@@ -1,4 +1,4 @@
-"""The commands train, evaluate and infer, and init, which writes a run.toml or graph.toml to start from.
+"""The commands about runs: train, evaluate, infer, report, watch, and init, which writes a file to start from.
 
 Modules that import torch are imported by the functions that run, so that help appears at once.
 """
@@ -6,14 +6,25 @@ Modules that import torch are imported by the functions that run, so that help a
 import argparse
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hoploom.cli import Arguments, Command, add_json, add_option, check_writable, read_positive, read_up_to, say
+from hoploom.cli import (
+    Arguments,
+    Command,
+    add_json,
+    add_option,
+    check_writable,
+    read_address,
+    read_positive,
+    read_up_to,
+    say,
+)
 from hoploom.config.values import parse_bytes, printable
 from hoploom.errors import BatchError, ConfigError, PeerError, TrainError
 from hoploom.ranks import environment
@@ -327,6 +338,56 @@ def _init(arguments: Arguments) -> int:
     return 0
 
 
+# --- report and watch ----------------------------------------------------------------------------
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, nargs="+", help="the output folder of a run; several are compared")
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_runs(parser)
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page (default: %(default)s)"
+    )
+
+
+def _report(arguments: Arguments) -> int:
+    from hoploom.report.page import encoded
+    from hoploom.report.reading import RunReader
+    from hoploom.report.runs import run_page
+    from hoploom.store.format import write_whole
+
+    check_writable("--out", arguments.out)
+    html = encoded(run_page([RunReader(folder) for folder in arguments.run]))
+    write_whole(arguments.out, [html])
+    path = str(arguments.out).encode(errors="backslashreplace").decode()  # a name may be no UTF-8
+    print(f"wrote {path}, {len(html) / 1e3:,.0f} kB; open it in a browser")
+    return 0
+
+
+def _watch_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_runs(parser)
+    text = "address of the page; port 0 picks a free port (default: %(default)s)"
+    add_option(parser, "--listen", read_address, default="127.0.0.1:0", metavar="HOST:PORT", help=text)
+
+
+def _watch(arguments: Arguments) -> int:
+    from hoploom.report.reading import RunReader
+    from hoploom.report.watch import LivePage
+
+    runs = [RunReader(folder) for folder in arguments.run]
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a KeyboardInterrupt, too
+    try:
+        with LivePage(runs, arguments.listen) as live, suppress(KeyboardInterrupt):
+            print("watching; open this page, and press Ctrl-C to stop:", file=sys.stderr, flush=True)
+            print(live.url, flush=True)
+            live.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
 RUN = "hoploom.train.runs.run"
 COMMANDS = {
     "train": Command(_train_arguments, train, lambda a: f"reading {a.file}", RUN),
@@ -338,4 +399,8 @@ COMMANDS = {
         lambda a: f"reading {a.tables or a.store}" if a.tables or a.store else "",
         lambda a: "hoploom.ingest.tables.draft" if a.tables else "hoploom.train.runs.run_file",
     ),
+    "report": Command(
+        _report_arguments, _report, lambda a: f"reading {', '.join(map(str, a.run))}", "hoploom.report.runs"
+    ),
+    "watch": Command(_watch_arguments, _watch),
 }

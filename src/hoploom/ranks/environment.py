@@ -301,12 +301,6 @@ def _number(variables: Variables, name: str, least: int, *, default: int | None 
     return int(text)
 
 
-def hidden_gpus() -> str | None:
-    """Return CUDA_VISIBLE_DEVICES if it leaves this process no GPU, else None."""
-    text = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return text if text is not None and text.strip() in ("", "-1", "none", "NoDevFiles") else None
-
-
 def wants_colour(is_terminal: bool, variables: Variables = os.environ) -> bool:
     """Return whether to colour text. NO_COLOR and FORCE_COLOR decide; without them, only a terminal gets colour."""
     if variables.get("NO_COLOR"):

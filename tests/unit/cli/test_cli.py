@@ -7,12 +7,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 
 import hoploom
-from hoploom.cli import COMMANDS, complaint, main, node_progress, reporting, stage_line, stores
+from hoploom.cli import COMMANDS, complaint, main, node_progress, stage_line, stores
 from hoploom.ingest.synthetic import generate
 from hoploom.ranks.environment import wants_colour
 
@@ -126,7 +125,6 @@ FAILING = {  # a failure of every command that has --json
     "plan": "--nodes 10 --edges x",
     "info": "absent",
     "check": "absent",
-    "doctor": "--no-such-option",
 }
 
 
@@ -291,64 +289,3 @@ def test_version_is_the_packages(capsys: Captured) -> None:
         main(["--version"])
     assert exited.value.code == 0
     assert capsys.readouterr().out == f"hoploom {hoploom.__version__}\n"
-
-
-def test_the_checks_are_the_same_for_people_and_for_programs(capsys: Captured) -> None:
-    code = main(["doctor", "--json"])
-    out, err = capsys.readouterr()
-    told = json.loads(out)
-    found = {check["name"]: check for check in told["checks"]}
-    assert set(found) >= {"python", "hoploom", "torch", "core", "/dev/shm"}
-    assert len(found) == len(told["checks"])
-    assert told["ok"] == (code == 0) == all(check["status"] != "wrong" for check in told["checks"])
-    assert found["core"]["status"] == "ok"
-    assert all(check["found"] in err for check in told["checks"])
-
-
-def refuse(*_: Any) -> NoReturn:
-    raise OSError(99, "not here")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "look", "fix"),
-    [
-        ("MIN_SHARED_MEMORY", 1e18, lambda: list(reporting._checks()), "--shm-size=1g"),
-        ("find_spec", lambda name: None, reporting._core, "--force-reinstall"),
-        ("import_module", refuse, reporting._core, "--force-reinstall"),
-    ],
-)
-def test_what_is_wrong_is_told_with_what_to_type(
-    name: str, value: Any, look: Any, fix: str, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(reporting, name, value)
-    found = look()
-    wrong = [check for check in (found if isinstance(found, list) else [found]) if check.status == "wrong"]
-    assert [fix in check.fix for check in wrong] == [True]
-
-
-def test_what_cannot_be_imported_is_one_line_that_is_wrong(monkeypatch: Patch) -> None:
-    for name, look in (("torch", reporting._gpus), ("packaging.requirements", reporting._packages)):
-        monkeypatch.setitem(sys.modules, name, None)
-        (check,) = look()
-        assert check.status == "wrong"
-        assert check.fix.endswith(name.partition(".")[0])
-
-
-@pytest.mark.parametrize("hidden", ["", "-1"])
-def test_gpus_that_are_hidden_are_named_so(hidden: str, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    (check,) = reporting._gpus()
-    assert (check.status, check.fix) == ("note", "unset CUDA_VISIBLE_DEVICES")
-    assert f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}" in check.found
-
-
-def test_a_package_that_is_missing_is_wrong_and_exits_with_1(capsys: Captured, monkeypatch: Patch) -> None:
-    known = reporting._version
-    monkeypatch.setattr(reporting, "_version", lambda name: None if name in ("tqdm", "pyspark") else known(name))
-    assert main(["doctor"]) == 1
-    out = capsys.readouterr().out
-    assert "wrong  tqdm" in out
-    assert "type: pip install 'tqdm>=" in out
-    assert "to change it: pip install 'hoploom[spark]', if you need it" in out
-    assert out.endswith("1 wrong: tqdm\n")
