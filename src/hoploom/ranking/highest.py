@@ -6,6 +6,7 @@ last bits of a score may depend on the other sources of the call, as in any matr
 """
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -20,9 +21,12 @@ from hoploom.nn.decoders import Decoder, Dot, OfRelations
 from hoploom.schema import RelationName
 from hoploom.store import Store
 from hoploom.store.base import sampled_edges
+from hoploom.system import needs
 
 SOURCES, DESTINATIONS = 1024, 16384  # rows of a block of scores, and columns: 64 MB
 NODES = 1 << 16  # destinations whose edges are read at once
+ROWS_PER_CELL = 64  # of an approximate search: how many rows each cell is computed from
+JUDGED = 256  # sources of which an approximate search measures its recall
 
 Rows = Mapping[str, Tensor]
 
@@ -35,6 +39,7 @@ class Best(NamedTuple):
 
     ids: Tensor  # [num_sources, k] int64 node ids
     scores: Tensor  # [num_sources, k] float32
+    recall: float = 1.0  # of an approximate search: the share of the true best that it has found, for some sources
 
 
 class Known(NamedTuple):
@@ -59,6 +64,7 @@ def best_of_rows(
     k: int = 10,
     exclude: Literal["known"] | Sequence[RelationName] | None = "known",
     decoder: Decoder | None = None,
+    approximate: bool = False,
 ) -> Best:
     """Return the `k` destinations of node type `of` with the highest scores, for each source.
 
@@ -69,6 +75,9 @@ def best_of_rows(
     `exclude` names the relations whose destinations are left out for a source; "known" means all relations from the
     sources' type to `of`, and the source itself if both are of one type. Edges are read once at every call, so give
     many sources at once. `k` should be small.
+
+    `approximate` searches only destinations with similar rows, by faiss. Its index takes time to build, so it is for
+    many sources. The exact result is computed for 256 of them, and tells the `recall`.
 
     >>> best_of_rows({"user": users, "item": items}, store, ("user", ids), of="item", k=10).ids
     """
@@ -86,15 +95,53 @@ def best_of_rows(
     unique, places = torch.unique(wanted, return_inverse=True)
     known = _known(store, unique, _excluded(store, source_type, of, exclude), num_destinations, source_type == of)
     scorer = scorer_of(decoder, torch.float32)
+    index = _cells_of(scorer, of_destinations, of) if approximate else None
     ids = torch.full((unique.numel(), k), -1)
     scores = torch.full((unique.numel(), k), -torch.inf)
     for begin in range(0, unique.numel(), SOURCES):
         end = min(begin + SOURCES, unique.numel())
         left = finite_rows(of_sources[unique[begin:end]], source_type, torch.float32)
         lists = None if known is None else known.of(begin, end)
+        if index is not None and isinstance(scorer, Dot):
+            scores[begin:end], ids[begin:end] = _search(index, scorer.query(left, None), lists, k)
+            continue
         for first, block in blocks(scorer, left, of_destinations, of):
             ops.keep_best(block, first, lists, scores[begin:end], ids[begin:end])
-    return Best(ids[places], scores[places])
+    if index is None or not unique.numel():
+        return Best(ids[places], scores[places])
+    some = torch.arange(0, unique.numel(), -(-unique.numel() // JUDGED))
+    judged = unique[some] if store.schema.homogeneous else (source_type, unique[some])
+    true = best_of_rows(by_type, store, judged, of=of, k=k, exclude=exclude, decoder=decoder).ids
+    is_found = (true[:, :, None] == ids[some][:, None]).any(2)[true >= 0]
+    return Best(ids[places], scores[places], float(is_found.double().mean()))
+
+
+def _cells_of(scorer: Decoder, rows: Tensor, of: str) -> Any:
+    """Return a faiss index of the rows, in cells of similar rows. A search looks at a few of the cells."""
+    if not isinstance(scorer, Dot):
+        raise ConfigError(f"approximate is for dot products, and {type(scorer).__name__} is none; leave it out")
+    with needs("faiss"):
+        import faiss
+    num_cells = max(1, min(2 * math.isqrt(len(rows)), len(rows) // ROWS_PER_CELL))
+    index: Any = faiss.index_factory(rows.shape[1], f"IVF{num_cells},Flat", faiss.METRIC_INNER_PRODUCT)
+    index.nprobe = num_cells // 32 + 8
+    every = max(1, len(rows) // (num_cells * ROWS_PER_CELL))
+    index.train(finite_rows(rows[::every], of, torch.float32).numpy())
+    for some in torch.split(rows, DESTINATIONS):
+        index.add(finite_rows(some, of, torch.float32).numpy())
+    return index
+
+
+def _search(index: Any, query: Tensor, known: Known | None, k: int) -> tuple[Tensor, Tensor]:
+    """Return the scores and ids of the best rows that the index finds, [n, k] each, without known ones."""
+    most_known = 0 if known is None else int(known.indptr.diff().max())
+    scores, ids = map(torch.from_numpy, index.search(query.numpy(), min(k + most_known, index.ntotal)))
+    is_out = ids < 0  # there were fewer
+    if known is not None:
+        own = torch.repeat_interleave(known.indptr.diff()) * index.ntotal + known.ids
+        is_out |= torch.isin(torch.arange(len(ids))[:, None] * index.ntotal + ids, own)
+    found = scores.masked_fill(is_out, -torch.inf).topk(k)
+    return found.values, ids.gather(1, found.indices).masked_fill(found.values == -torch.inf, -1)
 
 
 def scorer_of(decoder: Decoder | None, dtype: torch.dtype, relations: Tensor | None = None) -> Decoder:

@@ -163,3 +163,30 @@ def test_a_decoder_scores_with_one_of_its_relations(
     torch.testing.assert_close(every.gather(1, found.ids), found.scores)
     with pytest.raises(ConfigError, match="has 3 relations; give the number of each link's"):
         hoploom.best(rows, store, ("user", None), of="item", decoder=decoder)
+
+
+def test_an_approximate_search_leaves_out_known_links_and_tells_its_recall() -> None:
+    pytest.importorskip("faiss")
+    generator, data = torch.Generator().manual_seed(4), HeteroData()
+    data["user"].num_nodes, data["item"].num_nodes = 300, 9000
+    edges = torch.stack([torch.arange(300).repeat_interleave(30), torch.randint(9000, (9000,), generator=generator)])
+    data[RATES].edge_index = edges
+    store = hoploom.from_pyg(data)
+    rows = {name: torch.randn(data[name].num_nodes, 16, generator=generator) for name in ("user", "item")}
+    found = hoploom.best(rows, store, "user", of="item", k=10, approximate=True)
+    exact = hoploom.best(rows, store, "user", of="item", k=10)
+    judged = torch.arange(0, 300, 2)  # at most 256 sources
+    share = sum(len(set(found.ids[u].tolist()) & set(exact.ids[u].tolist())) for u in judged.tolist()) / 1500
+    assert found.recall == pytest.approx(share)
+    assert 0.3 < share < 1.0 == exact.recall
+    assert not set(zip(*edges.tolist(), strict=True)) & {
+        (user, item) for user, items in enumerate(found.ids.tolist()) for item in items
+    }
+    scores = (rows["user"][:, None] * rows["item"][found.ids]).sum(-1)
+    assert torch.allclose(found.scores, scores, atol=1e-4)
+    assert (found.scores.diff(dim=1) <= 0).all()
+    few = hoploom.best(rows, store, "user", of="item", k=9000, exclude=None, approximate=True)
+    assert (few.ids[:, -1] == -1).all()  # it has not looked at all items
+    assert (few.scores[:, -1] == -math.inf).all()
+    with pytest.raises(ConfigError, match="RotatE is none; leave it out"):
+        hoploom.best(rows, store, "user", of="item", decoder=RotatE(16), approximate=True)
