@@ -483,6 +483,32 @@ def _tensor_of(sent: Tensor, like: Tensor) -> Tensor:
     return sent.view(like.dtype).reshape(like.shape).to(like.device)
 
 
+def rows_of_all_ranks(rows: Tensor, context: Context) -> Tensor:
+    """Return the rows of this rank, then those of the others, in the order of ranks. Numbers of rows may differ.
+
+    Gradients are those of a rank's rows, summed over all ranks. All pass through host memory, as in other shared calls.
+    """
+    counts = [int(count) for count in context.gather(torch.tensor(rows.shape[0]))]
+    found: Tensor = _Gathered.apply(rows, counts, context)  # type: ignore[no-untyped-call]
+    of_ranks = list(torch.split(found, counts))
+    own = of_ranks.pop(context.rank)
+    return torch.cat([own, *of_ranks])
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, counts: list[int], context: Context) -> Tensor:
+        ctx.counts, ctx.context = counts, context
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: rows.shape[0]] = rows
+        return torch.cat([found[:count] for found, count in zip(context.gather(padded), counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        own = torch.split(ctx.context.sum(gradient), ctx.counts)[ctx.context.rank]
+        return own.to(gradient.dtype), None, None
+
+
 class Ranks(Protocol):
     """The methods of a `Context` that `gather_json` and `all_or_none` need."""
 

@@ -22,8 +22,7 @@ from hoploom.load.maker import LinkMaker, NodeMaker
 from hoploom.nn.decoders import Decoder, Dot, OfRelations
 from hoploom.ranking.losses import binary_loss, in_batch, read_loss
 from hoploom.ranking.scored_links import ScoredLinks, links_of_batch, no_candidates, weights_of_links
-from hoploom.ranks.context import Context, unwrap
-from hoploom.ranks.gathered import rows_of_all_ranks
+from hoploom.ranks.context import Context, rows_of_all_ranks, unwrap
 from hoploom.schema import ORIGINAL_ID, holds_text
 from hoploom.store import Store, Wanted
 
