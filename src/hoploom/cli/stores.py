@@ -211,17 +211,14 @@ def _partition_arguments(parser: argparse.ArgumentParser) -> None:
         "none: nodes keep their order (default: 15,10,5)",
     )
     _add_engine(parser, "local", "where the store is cut: local, in this process (default), or spark")
-    parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="write the report too: FILE.json, or a page, FILE.html"
-    )
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the report, too, as JSON")
 
 
 def _partition(arguments: Arguments) -> int:
     from hoploom.partition import partition, report_as_json
-    from hoploom.report.page import as_html, partition_page
     from hoploom.store.format import read_manifest, write_whole
 
-    check_writable("--report", arguments.report, ".json", ".html")
+    check_writable("--report", arguments.report, ".json")
     begin = time.monotonic()
     with stage_line() as show:
         if arguments.engine == "spark":
@@ -244,9 +241,7 @@ def _partition(arguments: Arguments) -> int:
             raise ConfigError(f"--engine is {arguments.engine!r}; give local or spark")
     print(printable(f"{report}\n", "\n"), file=for_people(arguments))
     if arguments.report is not None:
-        is_page = arguments.report.suffix == ".html"
-        text = as_html(partition_page(report, str(arguments.out))) if is_page else report_as_json(report)
-        write_whole(arguments.report, [text.encode()])
+        write_whole(arguments.report, [report_as_json(report).encode()])
     return _show_store(arguments, time.monotonic() - begin, report=json.loads(report_as_json(report)))
 
 

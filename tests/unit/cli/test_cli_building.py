@@ -125,7 +125,7 @@ def test_what_cannot_be_written_is_refused_before_the_work(ring: Path, capsys: C
     given = ["partition", ring, "-o", folder / "parts", "--parts", "2", "--report"]
     assert "but there is no folder" in refusal([*given, folder / "absent" / "r"], capsys)
     assert "is a directory; give a file" in refusal([*given, folder], capsys)
-    assert "ends in .json or .html" in refusal([*given, folder / "x.txt"], capsys)
+    assert "ends in .json" in refusal([*given, folder / "x.txt"], capsys)
     assert "there is no folder nofolder; make it first" in refusal(["init", "nofolder/x.toml"], capsys)
     monkeypatch.setattr("hoploom.cli.os.access", lambda path, mode: False)
     assert "may not be written; give another path" in refusal([*given, folder / "r"], capsys)

@@ -17,8 +17,6 @@ import pytest
 from support.run_folders import RECIPE, end_line, epoch_line, start_line, step_line, times_line, write_lines, write_run
 
 from hoploom import ConfigError
-from hoploom.cli import main
-from hoploom.ingest.synthetic import generate
 from hoploom.report.page import as_html, encoded
 from hoploom.report.reading import RunReader
 from hoploom.report.runs import MOST, run_page, thinned
@@ -308,15 +306,6 @@ def test_the_mean_of_a_span_is_weighted() -> None:
 def test_a_span_without_any_number_is_a_gap() -> None:
     curve = thinned(range(6), [math.nan, math.inf, 1.0, math.nan, 2.0, 4.0], most=3)
     assert (curve["y"], curve["low"], curve["high"]) == ([None, 1.0, 3.0], [None, 1.0, 2.0], [None, 1.0, 4.0])
-
-
-def test_a_partition_is_a_page_by_the_name_of_its_file(tmp_path: Path) -> None:
-    generate(tmp_path / "graph.store", num_nodes=2000, num_features=4)
-    words = ["partition", str(tmp_path / "graph.store"), "-o", str(tmp_path / "graph.parts"), "--parts", "2"]
-    assert main([*words, "--report", str(tmp_path / "parts.html")]) == 0
-    html = (tmp_path / "parts.html").read_text()
-    for expected in ("edges from another part", "part 1", "rows of other parts"):
-        assert expected in html
 
 
 @pytest.fixture
