@@ -42,7 +42,7 @@ Read = Callable[[str, str], Any]  # (flag, text) -> value; ConfigError names the
 COMMANDS = {
     "init": ("training", "write a commented run.toml or graph.toml to start from", "Data"),
     "build": ("stores", "make a store from tables, as a graph.toml describes", "Data"),
-    "import": ("stores", "make a store from a downloaded data set or an archive", "Data"),
+    "import": ("stores", "make a store from a downloaded data set", "Data"),
     "generate": ("stores", "write a synthetic graph of any size", "Data"),
     "partition": ("stores", "partition a store for several hosts", "Data"),
     "fetch": ("stores", "bring a store, or parts of it, from an object store to this host", "Data"),

@@ -136,10 +136,6 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     ogb.add_argument("name", help="the data set, such as ogbn-products")
     ogb.add_argument("folder", type=Path, help="its folder")
     ogb.add_argument("--undirected", action="store_true", help=BOTH_WAYS)
-    archive = kinds.add_parser("npz", help="an archive of NumPy's")
-    archive.add_argument("folder", type=Path, metavar="file", help="the .npz")
-    archive.add_argument("--undirected", action="store_true", help=BOTH_WAYS)
-    archive.add_argument("--ignore", action="append", default=[], metavar="ARRAY", help="leave an array out")
     glt = kinds.add_parser("glt", help="a folder of GraphLearn-for-PyTorch's partitions")
     glt.add_argument("folder", type=Path, help="the folder of GLT's partitions, with part0, part1, ...")
     glt.add_argument("--labels", type=Path, metavar="FILE", help="the .pt file with the labels")
@@ -150,13 +146,12 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FILE",
         help="ids of a split; the same name given again adds to it",
     )
-    for parser_of_kind in (ogb, archive, glt):
+    for parser_of_kind in (ogb, glt):
         _add_out(parser_of_kind)
 
 
 def _import(arguments: Arguments) -> int:
     from hoploom.ingest import formats
-    from hoploom.ingest.stream import EdgeRule
 
     begin = time.monotonic()
     folder, out = arguments.folder, arguments.out
@@ -166,9 +161,6 @@ def _import(arguments: Arguments) -> int:
         given = {"memory": arguments.memory, "progress": show}
         if arguments.kind == "ogb":
             formats.import_ogb(arguments.name, folder, out, undirected=arguments.undirected, **given)
-        elif arguments.kind == "npz":
-            rule = EdgeRule(undirected=True, deduplicate=True) if arguments.undirected else None
-            formats.import_archive(folder, out, rule=rule, ignore=arguments.ignore, **given)
         else:
             splits: dict[str, list[Path]] = {}
             for entry in arguments.split:

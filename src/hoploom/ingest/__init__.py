@@ -1,1 +1,1 @@
-"""Import graphs into stores: from tables, archives and other tools' folders, or from a generator."""
+"""Import graphs into stores: from tables and other tools' folders, or from a generator."""

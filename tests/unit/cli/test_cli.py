@@ -96,7 +96,7 @@ def test_a_terminal_reads_at_once_what_is_done(tmp_path: Path, capsys: Captured,
         (["generate", "new", "--node", "10"], "there is no option --node; did you mean --nodes?"),
         (["--jsn", "info"], "there is no option --jsn before the command; options stand behind it"),
         (["parition", "a"], "there is no command 'parition'; did you mean partition?"),
-        (["import", "npz"], "FILE and --out are missing; `hoploom import npz --help` shows what to give"),
+        (["import", "glt"], "FOLDER and --out are missing; `hoploom import glt --help` shows what to give"),
         (["train", "run.toml", "--set"], "--set has no value; `hoploom train --help` shows what to give"),
         (["train", "run.toml", "--quiet=3"], "--quiet takes no value, but is given '3'; leave that out"),
         (["init", "--store", "a", "--tables", "b"], "--tables and --store exclude each other; give one of them"),
@@ -115,7 +115,7 @@ def test_a_wrong_command_line_is_answered_with_its_usage_and_the_way_out(
 
 FAILING = {  # a failure of every command that has --json
     "build": "absent.toml -o new",
-    "import": "npz absent.npz -o new",
+    "import": "glt absent -o new",
     "generate": "new --nodes 100 --homophily 3",
     "partition": "absent -o new --parts 2",
     "fetch": "absent --to new",
@@ -132,7 +132,7 @@ def test_every_command_with_json_is_known_to_fail_as_an_object(capsys: Captured)
     found = set()
     for name in COMMANDS:
         with pytest.raises(SystemExit):
-            main([name, *(["npz"] if name == "import" else []), "--help"])
+            main([name, *(["glt"] if name == "import" else []), "--help"])
         if "--json" in capsys.readouterr().out:
             found.add(name)
     assert found == set(FAILING)

@@ -202,7 +202,7 @@ def test_build_says_how_many_nodes_have_no_label(tmp_path: Path, capsys: Capture
     assert capsys.readouterr().out.startswith(said)
 
 
-@pytest.mark.parametrize("kind", [["ogb", "ogbn-arxiv"], ["npz"], ["glt"]], ids=lambda kind: kind[0])
+@pytest.mark.parametrize("kind", [["ogb", "ogbn-arxiv"], ["glt"]], ids=lambda kind: kind[0])
 def test_import_of_what_is_not_there_is_refused(tmp_path: Path, kind: list[str], capsys: Captured) -> None:
     said = refusal(["import", *kind, tmp_path / "absent", "-o", tmp_path / "s"], capsys)
     assert "absent does not exist; give the path" in said

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from hoploom import ConfigError, DataError
 from hoploom.ingest.formats import import_ogb
 from hoploom.ingest.formats.archives import npz_pairs, npz_table, read_arrays
 from hoploom.ingest.formats.ogb import csv_table
-from hoploom.ingest.formats.row_source import Count, EdgeSource, edge_stream, flat, labels, members
+from hoploom.ingest.formats.row_source import Count, EdgeSource, RowSource, edge_stream, flat, labels, members
 from hoploom.ingest.stream import EdgeRule
+from hoploom.schema import Field
 from hoploom.store.check import problems
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_sync")
@@ -144,6 +146,54 @@ def test_arrays_are_read_in_chunks_from_the_zip(tmp_path: Path) -> None:
     assert [len(half) for half in halves] == [13, 13]  # 8 of 8 bytes each
     assert [torch.cat(half).tolist() for half in halves] == pairs.tolist()
     assert torch.cat(list(npz_table(arrays["big_endian"]).chunks())).tolist() == pairs.T.tolist()
+
+
+def test_arrays_in_fortran_order_are_the_same_rows(tmp_path: Path) -> None:
+    pairs = np.arange(200).reshape(2, 100)
+    np.savez(tmp_path / "a.npz", pairs=np.asfortranarray(pairs), rows=np.asfortranarray(pairs.T.astype(np.uint16)))
+    arrays = read_arrays(tmp_path / "a.npz", chunk_bytes=64)
+    (both,) = npz_pairs(arrays["pairs"])
+    assert torch.cat(list(both.chunks())).tolist() == pairs.T.tolist()
+    rows = torch.cat(list(npz_table(arrays["rows"]).chunks()))
+    assert (rows.dtype, rows.tolist()) == (torch.int32, pairs.T.tolist())
+
+
+@pytest.mark.parametrize(
+    ("values", "read", "message"),
+    [
+        (np.array([[object()]] * 10), npz_table, "holds pickled objects, which are never loaded; save it as plain"),
+        (np.array([["a"]] * 10), npz_table, "has dtype <U1; save it as one of"),
+        (np.array(3), npz_table, "is a single value; rows were expected"),
+        (np.arange(40).reshape(20, 2), npz_pairs, r"has shape \(20, 2\); give \[2, number of edges\]"),
+        (np.array([0.5, 1.7]), lambda one: members(npz_table(one), 9), "dtype float64; ids of nodes are integers"),
+    ],
+    ids=["objects", "text", "one value", "edges the wrong way", "a split of fractions"],
+)
+def test_arrays_that_are_not_sound_are_refused(tmp_path: Path, values: Any, read: Any, message: str) -> None:
+    np.savez(tmp_path / "a.npz", values=values)
+    with pytest.raises(DataError, match=f"a.npz:values {message}|a.npz:values has {message}"):
+        read(read_arrays(tmp_path / "a.npz")["values"])
+
+
+def test_ends_of_edges_that_are_no_integers_are_refused() -> None:
+    for ends in (torch.full((3, 2), 0.5), torch.ones(3, 2, dtype=torch.bool)):
+        dtype = str(ends.dtype).removeprefix("torch.")
+        table = RowSource("it", Field(dtype, (2,)), lambda ends=ends: iter([ends]), 3)
+        with pytest.raises(DataError, match=f"it has dtype {dtype}; ends of edges are integers"):
+            edge_stream(("a", "to", "b"), EdgeSource([table], Count("edges", 3, "it")), (6, 5), EdgeRule())
+
+
+def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "graph.npz").write_bytes(b"not a zip")
+    for path in (tmp_path / "graph.npz", tmp_path):
+        with pytest.raises(DataError, match=f"^{path} is no .npz; give a file that numpy.savez wrote"):
+            read_arrays(path)
+    np.savez(tmp_path / "graph.npz", x=features())
+    (tmp_path / "graph.npz").write_bytes((tmp_path / "graph.npz").read_bytes()[:-30])
+    with pytest.raises(DataError, match=r"graph\.npz is cut short or damaged"):
+        read_arrays(tmp_path / "graph.npz")
+    with pytest.raises(DataError, match=r"none\.npz does not exist; give the path of an \.npz"):
+        read_arrays(tmp_path / "none.npz")
 
 
 def refused(name: str, folder: Path, tmp_path: Path) -> str:
