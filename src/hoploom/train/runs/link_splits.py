@@ -72,17 +72,6 @@ class LinkShares:
         return torch.from_numpy(out)
 
 
-class GivenLinks(KnownLinks):
-    """Held-out links that the user gives, e.g. in files; all other edges are for training."""
-
-    def splits(self, sources: Tensor, destinations: Tensor, *, undirected: bool) -> Tensor:
-        """Return the split of every edge: [n] uint8. It is TEST if the edge is held out, else TRAIN."""
-        found = self.holds(sources, destinations)
-        if undirected:
-            found |= self.holds(destinations, sources)
-        return found.to(torch.uint8) * TEST
-
-
 def _words(ids: Tensor) -> Words:
     return ids.to(torch.int64).numpy().view(np.uint64)
 
@@ -94,9 +83,11 @@ def reverses_of(schema: Schema, key: RelationName) -> tuple[RelationName, ...]:
 
 
 def hold_out(
-    store: Store, relation: RelationName, reverses: Collection[RelationName], shares: LinkShares | GivenLinks
+    store: Store, relation: RelationName, reverses: Collection[RelationName], shares: LinkShares | KnownLinks
 ) -> HeldOut:
     """Split a relation's edges, and remove the links of val and test from the graph, also from its `reverses`.
+
+    KnownLinks as `shares` are held out as test links; all other edges are for training.
 
     >>> held_out = hold_out(store, ("node", "to", "node"), [], LinkShares(seed=0, val=0.05, test=0.1))
     """
@@ -112,7 +103,8 @@ def hold_out(
     of_split = torch.cat(splits[relation])
     links = {name: _links(store.parts, relation, of_split == split) for split, name in enumerate(SPLITS)}
     if isinstance(shares, LinkShares):
-        shares = given_links(store, relation, torch.cat([links["val"], links["test"]], dim=1))
+        num_destinations = schema.node_type(relation[2]).num_nodes
+        shares = known_links(torch.cat([links["val"], links["test"]], dim=1), num_destinations)
     for reverse in set(reverses) - {relation}:
         splits[reverse] = [_splits(part, reverse, shares, turned=True) for part in store.parts]
     kept = {key: [of == TRAIN for of in per_part] for key, per_part in splits.items()}
@@ -140,12 +132,18 @@ def _within(store: Store, left: Store, changed: set[RelationName]) -> Store:
     return replace(limited, graph=sharded, features=sharded, shards=tuple(shards))
 
 
-def _splits(part: Part, key: RelationName, shares: LinkShares | GivenLinks, *, turned: bool = False) -> Tensor:
+def _splits(part: Part, key: RelationName, shares: LinkShares | KnownLinks, *, turned: bool = False) -> Tensor:
     """Return the split of every edge of a part's relation: [n] uint8. If `turned`, swap each edge's two ends first."""
     found = [torch.empty(0, dtype=torch.uint8)]
     for sources, nodes in scan_edges(part.lists[part.schema.relation_index[key]], key, AT_ONCE):
         first, second = (nodes, sources) if turned else (sources, nodes)
-        found.append(shares.splits(first, second, undirected=key[0] == key[2]))
+        if isinstance(shares, LinkShares):
+            found.append(shares.splits(first, second, undirected=key[0] == key[2]))
+            continue
+        are_held_out = shares.holds(first, second)
+        if key[0] == key[2]:
+            are_held_out |= shares.holds(second, first)
+        found.append(are_held_out.to(torch.uint8) * TEST)
     return torch.cat(found)
 
 
@@ -276,7 +274,8 @@ def link_seeds(run_file: RunFile, store: Store) -> tuple[RelationName, Store, di
             message = f"{why}, and edges can be held out only where a process holds them all"
             raise run_file.problem("task.links", f"{message}; give the links in files, from a store without the others")
         drawn = LinkShares(run_file.seed, run_file.task.val_share, run_file.task.test_share)
-        held_out = hold_out(store, key, reverses, given_links(store, key, evaluated) if links else drawn)
+        given = known_links(evaluated, schema.node_type(key[2]).num_nodes)
+        held_out = hold_out(store, key, reverses, given if links else drawn)
         found = {split: ends for split, ends in held_out.links.items() if ends.numel()}
         links = {split: ends for split, ends in found.items() if split == "train" or not links} | links
         graph, gone = held_out.store, dict[RelationName, str]()
@@ -312,12 +311,6 @@ def relation_of(run_file: RunFile, key: str, schema: Schema, name: str) -> Relat
 
 
 # --- links in files ------------------------------------------------------------------------------
-
-
-def given_links(store: Store, key: RelationName, ends: Tensor) -> GivenLinks:
-    """Return the links `ends` ([2, n] int64) of relation `key` as a GivenLinks, which `hold_out` takes."""
-    known = known_links(ends, store.schema.node_type(key[2]).num_nodes)
-    return GivenLinks(known.pairs, known.num_destinations)
 
 
 def in_graph(store: Store, key: RelationName, reverses: Collection[RelationName], ends: Tensor) -> bool:
