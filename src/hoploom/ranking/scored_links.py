@@ -3,12 +3,14 @@
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 
 from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.maker import LinkMaker
+from hoploom.nn.decoders import Decoder, Dot
+from hoploom.ranks.context import unwrap
 from hoploom.sample.exclusions import match_edges
 from hoploom.schema import EDGE_ID, RelationName
 from hoploom.store import Wanted
@@ -59,6 +61,32 @@ def links_of_batch(batch: Batch, needs_candidates: str) -> ScoredLinks:
     if not needs_candidates or "edge_label_index" not in storage:
         raise ConfigError("the batch has no labelled links; use LinkNeighborLoader with neg_sampling='binary'")
     return ScoredLinks(key, storage["edge_label_index"], storage["input_id"], width=0)
+
+
+def decoder_of(model: nn.Module) -> Decoder:
+    """Return the model's decoder, by default dot products; raise ConfigError if it seems to score links otherwise."""
+    own = unwrap(model)
+    found = getattr(own, "decoder", None)
+    if hasattr(own, "score") or not isinstance(found, Decoder | None):
+        what = "method `score`" if hasattr(own, "score") else f"`decoder` of type {type(found).__name__}"
+        raise ConfigError(
+            f"the model has a {what}, which nothing would call; give it a `decoder` that derives from "
+            "hoploom.nn.Decoder, let its forward take edge_label_index, or rename it"
+        )
+    return Dot() if found is None else found
+
+
+def decoded_scores(decoder: Decoder, links: ScoredLinks, of_source: Tensor, of_destination: Tensor) -> Tensor:
+    """Return the decoder's scores of the links, row after row."""
+    left, destinations = of_source.index_select(0, links.ends[0, :: links.width or 1]), links.ends[1]
+    if of_destination.shape[0] <= (links.width or 0):  # all nodes are candidates of each link
+        every = decoder.against(left, of_destination, links.relations)
+        return every.gather(1, destinations.view(-1, links.width or 1)).reshape(-1)
+    right = of_destination.index_select(0, destinations)
+    if links.width:
+        left, right = left[:, None], right.view(-1, links.width, right.shape[-1])
+    found: Tensor = decoder(left, right, links.relations)
+    return found.reshape(-1)
 
 
 def weights_of_links(weight: str | Tensor, maker: object) -> Tensor:

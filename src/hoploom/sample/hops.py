@@ -49,6 +49,11 @@ class Sampling:
     def num_hops(self) -> int:
         return len(self.fanouts)
 
+    @property
+    def greatest_age(self) -> int:
+        """The window, counted from the last time that is not too late; -1: any age."""
+        return self.window - (self.strictly_before and self.window > 0)
+
 
 def resolve_fanouts(schema: Schema, num_neighbors: Fanouts) -> tuple[tuple[int, ...], ...]:
     """Return the fanouts as [hop][relation]; raise ConfigError if there is no hop.
@@ -119,6 +124,8 @@ def make_sampling(
     for name, is_given in (("time_window", window >= 0), ("strictly_before", strictly_before)):
         if is_given and time_attr is None:
             raise ConfigError(f"{name} is set while 'time_attr' is not set; name the time attribute")
+    if window == 0 and strictly_before:
+        raise ConfigError("time_window=0 and strictly_before leave out all edges; give a longer window, or drop one")
     if sampling.mode == "blocks" and not sampling.num_hops:
         raise ConfigError("fanouts are empty, but mode='blocks' needs layers; give one per layer, e.g. [15, 10, 5]")
     if sampling.subgraph != "directional" and sampling.mode == "blocks":
@@ -214,7 +221,7 @@ class HopEdges:
 def make_draw(sampling: Sampling, key: int, hop: int) -> Draw:
     last = sampling.temporal == "last"
     flags = sampling.replace, last, sampling.labor, sampling.weighted
-    return Draw(key, hop, sampling.fanouts[hop], *flags, window=sampling.window)
+    return Draw(key, hop, sampling.fanouts[hop], *flags, window=sampling.greatest_age)
 
 
 def frontier_of(node_map: NodeMap, begin: int, seeds: Seeds, disjoint: bool) -> Frontier | None:
@@ -276,7 +283,7 @@ def sample_hops(
     trees = [node_map.trees() - seeds.first_tree for node_map in maps] if sampling.disjoint else None
     if sampling.subgraph == "induced":
         frontiers = [frontier_of(node_map, 0, seeds, sampling.disjoint) for node_map in maps]
-        return _induced(graph, workspace, frontiers, trees, sampling.window)
+        return _induced(graph, workspace, frontiers, trees, sampling.greatest_age)
     nodes = [node_map.take() for node_map in maps]
     if in_blocks:
         return Sampled(nodes, trees, [], [], None, None, blocks)

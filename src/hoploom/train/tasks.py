@@ -19,9 +19,16 @@ from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.load.maker import LinkMaker, NodeMaker
-from hoploom.nn.decoders import Decoder, Dot, OfRelations
+from hoploom.nn.decoders import OfRelations
 from hoploom.ranking.losses import binary_loss, in_batch, read_loss
-from hoploom.ranking.scored_links import ScoredLinks, links_of_batch, no_candidates, weights_of_links
+from hoploom.ranking.scored_links import (
+    ScoredLinks,
+    decoded_scores,
+    decoder_of,
+    links_of_batch,
+    no_candidates,
+    weights_of_links,
+)
 from hoploom.ranks.context import Context, rows_of_all_ranks, unwrap
 from hoploom.schema import ORIGINAL_ID, holds_text
 from hoploom.store import Store, Wanted
@@ -443,10 +450,17 @@ class LinkPrediction(MonitoredTask):
 
     def bound(self, loader: Loader, context: Context) -> "LinkPrediction":
         """Return the task for training on the batches of this loader, which all ranks call together."""
-        if self.weight is None and not self.across_ranks:
-            return self
-        weights = None if self.weight is None else weights_of_links(self.weight, getattr(loader, "maker", None))
-        return replace(self, running=Running(context, None if weights is None else weights.to(context.device)))
+        maker = getattr(loader, "maker", None)
+        if isinstance(maker, LinkMaker):
+            for name, given in (("across_ranks", self.across_ranks), ("log_q", self.log_q is not None)):
+                if given and maker.task.negatives is not None:
+                    raise ConfigError(f"{name} is for candidates from the batch; give it or the loader's neg_sampling")
+            count = maker.assembler.store.schema.node_type(maker.task.key[2]).num_nodes
+            if self.log_q is not None and self.log_q.numel() != count:
+                raise ConfigError(f"log_q has {self.log_q.numel()} numbers for {count} {maker.task.key[2]!r} nodes")
+        weights = None if self.weight is None else weights_of_links(self.weight, maker).to(context.device)
+        log_q = None if self.log_q is None else self.log_q.to(context.device)
+        return replace(self, log_q=log_q, running=Running(context, weights))
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         links = links_of_batch(batch, self.needs_candidates)
@@ -467,12 +481,11 @@ class LinkPrediction(MonitoredTask):
         if takes_links:
             found: Tensor = z.reshape(-1)
         else:
-            own = getattr(unwrap(model), "decoder", None)
-            decoder = own if isinstance(own, Decoder) else Dot()
+            decoder = decoder_of(model)
             if width == 0:
                 left, right = of_source.index_select(0, ends[0]), of_destination.index_select(0, ends[1])
                 return self._in_batch(decoder.against(left, self._of_all_ranks(right, model)), links, batch, model)
-            found = _decoded(decoder, links, of_source, of_destination)
+            found = decoded_scores(decoder, links, of_source, of_destination)
         if found.shape[0] != ends.shape[1]:
             raise ConfigError(f"the model returned {found.shape[0]} scores for {ends.shape[1]} links")
         if width is None:
@@ -559,19 +572,6 @@ class LinkPrediction(MonitoredTask):
         if ranks := [name for name in self.metrics if name not in kinds]:
             chosen["ranks"] = RankMetrics(ranks)  # computes all of them by name
         return _collection(device, **chosen)
-
-
-def _decoded(decoder: Decoder, links: ScoredLinks, of_source: Tensor, of_destination: Tensor) -> Tensor:
-    """Return the decoder's scores of the links, row after row."""
-    left, destinations = of_source.index_select(0, links.ends[0, :: links.width or 1]), links.ends[1]
-    if of_destination.shape[0] <= (links.width or 0):  # all nodes are candidates of each link
-        every = decoder.against(left, of_destination, links.relations)
-        return every.gather(1, destinations.view(-1, links.width or 1)).reshape(-1)
-    right = of_destination.index_select(0, destinations)
-    if links.width:
-        left, right = left[:, None], right.view(-1, links.width, right.shape[-1])
-    found: Tensor = decoder(left, right, links.relations)
-    return found.reshape(-1)
 
 
 # --- before the first batch -----------------------------------------------------------------

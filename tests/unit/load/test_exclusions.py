@@ -230,6 +230,7 @@ def test_a_step_leaves_out_the_links_of_all_its_ranks(world_size: int) -> None:
         ({"time_window": -1}, "time_window is -1; give a whole number in the unit of the times"),
         ({"time_window": 2.5}, "time_window is 2.5; give a whole number in the unit of the times"),
         ({"strictly_before": True}, "strictly_before is set while 'time_attr' is not set"),
+        ({"strictly_before": True, "time_window": 0}, "time_window is set while"),
     ],
 )
 def test_options_that_cannot_be_are_one_error_before_the_first_step(options: dict[str, Any], message: str) -> None:
@@ -249,7 +250,8 @@ def test_a_window_leaves_out_what_is_too_old_or_at_the_very_time() -> None:
     count = 12
     ends = torch.tensor([[u, v] for v in range(count) for u in range(count) if u != v]).t()
     data = Data(edge_index=ends, num_nodes=count, time=torch.arange(count) * 10)
-    for window, strictly, ages in ((25, False, [0, 10, 20]), (20, False, [0, 10, 20]), (20, True, [10, 20])):
+    every = [0, 10, 20]
+    for window, strictly, ages in ((25, False, every), (20, False, every), (20, True, [10, 20]), (19, True, [10])):
         loader = hoploom.NeighborLoader(
             data, [-1], input_time=torch.full((count,), 60), input_nodes=torch.arange(count), batch_size=count,
             time_attr="time", time_window=window, strictly_before=strictly,

@@ -232,6 +232,31 @@ def test_a_task_that_cannot_be_is_refused_when_it_is_made(options: dict[str, Any
         task(**options)
 
 
+def test_what_would_not_score_a_link_is_an_error_and_no_dot_product() -> None:
+    batch = next(iter(loader(neg_sampling=TRIPLETS)))
+    foreign, with_score = Ids(), Ids()
+    foreign.decoder = nn.Bilinear(4, 4, 1)
+    with_score.score = lambda z, links: z.sum()  # type: ignore[assignment]
+    for model, what in ((foreign, "`decoder` of type Bilinear"), (with_score, "method `score`")):
+        with pytest.raises(ConfigError, match=f"the model has a {what}, which nothing would call; give it a `decoder`"):
+            task().outputs(adapted(model), batch)
+
+
+@pytest.mark.parametrize(
+    ("judge", "options", "message"),
+    [
+        ({"across_ranks": True}, {"neg_sampling": TRIPLETS}, "across_ranks is for candidates from the batch"),
+        ({"log_q": torch.zeros(60)}, {"neg_sampling": TRIPLETS}, "log_q is for candidates from the batch"),
+        ({"log_q": torch.zeros(59)}, {}, "log_q has 59 numbers for 60 'node' nodes"),
+    ],
+)
+def test_options_of_candidates_fit_the_loader(judge: dict[str, Any], options: dict[str, Any], message: str) -> None:
+    model = Ids()
+    learner = Learner(model, torch.optim.SGD(model.parameters()), task(loss="softmax", **judge), loader(**options))
+    with hoploom.init(device="cpu") as context, pytest.raises(ConfigError, match=message):
+        fit(learner, Training(1, progress=False), context)
+
+
 # --- weights of links -------------------------------------------------------------------------
 
 
