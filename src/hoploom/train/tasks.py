@@ -243,15 +243,6 @@ def _original_id(store: Store, node_type: str, node: Tensor) -> str:
     return f" (your id {own!r})"
 
 
-def largest_label(store: Store, node_type: str, label: str, splits: Sequence[Tensor]) -> float:
-    """Return the largest label of the nodes in `splits`; -1 if there is none."""
-    largest = -1.0
-    for some in (piece for nodes in splits for piece in torch.split(nodes, LABELS_AT_ONCE) if piece.numel()):
-        labels = store.features.gather([Wanted(node_type, label, some)])[0].double()
-        largest = max(largest, float(labels.nan_to_num(-1.0).max()))
-    return largest
-
-
 def _check_tensor(found: Any, wanted: str) -> None:
     if not isinstance(found, Tensor):
         raise ConfigError(f"the model returned a {type(found).__name__}; return a tensor with {wanted}")

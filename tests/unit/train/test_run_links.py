@@ -19,14 +19,13 @@ from hoploom.train.runs.link_splits import LinkShares, hold_out, write_links
 from hoploom.train.runs.run import (
     eval_loader,
     make_model,
-    make_optimizer,
-    make_scheduler,
     relation_of,
     run,
     train_loader,
     training_setup,
 )
 from hoploom.train.runs.run_file import RunFile, parse_run_file
+from hoploom.train.runs.schedules import make_optimizer, make_scheduler
 
 
 def small_store(**fields: Any) -> Store:

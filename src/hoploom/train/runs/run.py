@@ -1,11 +1,9 @@
 """A run of `hoploom train`: run.toml becomes a store, a task, a model, loaders and an optimizer; then fit and evaluate.
 
-The functions for this are public, so that a script can do the same. Learning-rate schedules are functions of the step
-number, so that a resumed run follows the same curve.
+The functions for this are public, so that a script can do the same.
 """
 
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hoploom.deploy.open import CONNECT
 from hoploom.deploy.open import open as open_store
@@ -33,7 +29,7 @@ from hoploom.nn.models import KINDS
 from hoploom.ranks.context import DEADLINE, Context, unwrap
 from hoploom.ranks.environment import RankInfo
 from hoploom.schema import DTYPES, NodeType, RelationName, Schema
-from hoploom.store import Store
+from hoploom.store import Store, Wanted
 from hoploom.store.base import Tier
 from hoploom.store.format import write_whole
 from hoploom.store.row_cache import CacheReport, cached, report
@@ -56,8 +52,9 @@ from hoploom.train.runs.run_file import (
     to_toml,
     values_of,
 )
+from hoploom.train.runs.schedules import make_optimizer, make_scheduler
 from hoploom.train.step import Learner, MakeStepper, Training
-from hoploom.train.tasks import Mode, NodeTask, Task
+from hoploom.train.tasks import NodeTask, Task
 
 RESULT_FILE, LINKS_FOLDER = "result.json", "links"
 NUM_BATCHES = 64  # batches that are sampled to choose the rows to cache
@@ -333,7 +330,10 @@ def _count_classes(run_file: RunFile, store: Store, node_type: NodeType, splits:
     if field.shape not in ((), (1,)):
         message = f"{label!r} of {node_type.name!r} has rows of shape {list(field.shape)}, not one class each"
         raise run_file.problem("task.label", f'{message}; use task.kind = "multi-label", or another label')
-    largest = tasks.largest_label(store, node_type.name, label, splits)
+    largest = -1.0
+    for some in (piece for nodes in splits for piece in torch.split(nodes, tasks.LABELS_AT_ONCE) if piece.numel()):
+        labels = store.features.gather([Wanted(node_type.name, label, some)])[0].double()
+        largest = max(largest, float(labels.nan_to_num(-1.0).max()))
     if not 1 <= largest < MOST_CLASSES:
         message = f"the largest label {label!r} of the splits is {largest:g}; classes are 0, 1, 2, ..."
         raise run_file.problem("task.label", f'{message}; use another label, or task.kind = "node-regression"')
@@ -470,44 +470,6 @@ def per_relation(run_file: RunFile, setup: TrainingSetup) -> Fanouts:
         return list(fanouts)
     apart = {relation_of(run_file, "loader.relation_fanouts", schema, name): counts for name, counts in others.items()}
     return {relation.key: list(apart.get(relation.key, fanouts)) for relation in schema.relations}
-
-
-def make_optimizer(run_file: RunFile, model: nn.Module) -> Optimizer:
-    """Return the optimizer of all parameters that are learned."""
-    section = run_file.optimizer
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if section.name == "sgd":
-        return SGD(learned, section.lr, section.momentum, weight_decay=section.weight_decay)
-    kind = AdamW if section.name == "adamw" else Adam
-    return kind(learned, section.lr, weight_decay=section.weight_decay)
-
-
-def make_scheduler(
-    run_file: RunFile, optimizer: Optimizer, num_batches: int, mode: Mode
-) -> LRScheduler | ReduceLROnPlateau | None:
-    """Return the scheduler; None if run.toml has none. `mode` is "max" or "min": the better direction of the metric."""
-    section = run_file.scheduler
-    if section.name == "none":
-        return None
-    if section.name == "plateau":
-        return ReduceLROnPlateau(optimizer, mode, section.factor, section.wait, min_lr=section.min_lr)
-    steps_per_epoch = math.ceil(num_batches / run_file.train.accumulate)
-    if section.name == "step":
-        cut_every = section.every * steps_per_epoch
-        return LambdaLR(optimizer, lambda step: float(section.factor ** (step // cut_every)))
-    num_steps = run_file.train.epochs * steps_per_epoch
-    if run_file.train.max_steps is not None:
-        num_steps = min(num_steps, run_file.train.max_steps)
-    num_warm = int(section.warmup * num_steps) if section.name == "warmup-cosine" else 0
-    least = section.min_lr / run_file.optimizer.lr
-
-    def cosine(step: int) -> float:
-        if step < num_warm:
-            return (step + 1) / num_warm
-        progress = min(1.0, (step - num_warm) / max(1, num_steps - num_warm))
-        return least + (1 - least) * (1 + math.cos(math.pi * progress)) / 2
-
-    return LambdaLR(optimizer, cosine)
 
 
 def result_json(result: Result) -> str:

@@ -1,0 +1,51 @@
+"""The optimizer of a run, and its schedule of the learning rate.
+
+Schedules are functions of the step number, so that a resumed run follows the same curve.
+"""
+
+import math
+
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+
+from hoploom.train.runs.run_file import RunFile
+from hoploom.train.tasks import Mode
+
+
+def make_optimizer(run_file: RunFile, model: nn.Module) -> Optimizer:
+    """Return the optimizer of all parameters that are learned."""
+    section = run_file.optimizer
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if section.name == "sgd":
+        return SGD(learned, section.lr, section.momentum, weight_decay=section.weight_decay)
+    kind = AdamW if section.name == "adamw" else Adam
+    return kind(learned, section.lr, weight_decay=section.weight_decay)
+
+
+def make_scheduler(
+    run_file: RunFile, optimizer: Optimizer, num_batches: int, mode: Mode
+) -> LRScheduler | ReduceLROnPlateau | None:
+    """Return the scheduler; None if run.toml has none. `mode` is "max" or "min": the better direction of the metric."""
+    section = run_file.scheduler
+    if section.name == "none":
+        return None
+    if section.name == "plateau":
+        return ReduceLROnPlateau(optimizer, mode, section.factor, section.wait, min_lr=section.min_lr)
+    steps_per_epoch = math.ceil(num_batches / run_file.train.accumulate)
+    if section.name == "step":
+        cut_every = section.every * steps_per_epoch
+        return LambdaLR(optimizer, lambda step: float(section.factor ** (step // cut_every)))
+    num_steps = run_file.train.epochs * steps_per_epoch
+    if run_file.train.max_steps is not None:
+        num_steps = min(num_steps, run_file.train.max_steps)
+    num_warm = int(section.warmup * num_steps) if section.name == "warmup-cosine" else 0
+    least = section.min_lr / run_file.optimizer.lr
+
+    def cosine(step: int) -> float:
+        if step < num_warm:
+            return (step + 1) / num_warm
+        progress = min(1.0, (step - num_warm) / max(1, num_steps - num_warm))
+        return least + (1 - least) * (1 + math.cos(math.pi * progress)) / 2
+
+    return LambdaLR(optimizer, cosine)
