@@ -16,6 +16,7 @@ from hoploom.errors import ConfigError, DataError
 
 SMALL = 1 << 17  # doubled ranks that are counted one by one; greater ones are summed
 UNIT = 40  # sums of fractions are in units of 2^-40
+OF_RELATION = 26  # likewise, of a relation's reciprocal ranks: sums of 2^27 links are exact in float64, too
 AT_ONCE = 1 << 22  # scores that are compared at a time
 RANK_METRICS = ("mrr", "hits", "mean_rank", "ranks")
 LIST_METRICS = ("precision", "recall", "f1", "map", "ndcg", "mrr", "hit_ratio", "coverage", "diversity", "popularity")
@@ -59,7 +60,7 @@ class _OfRows:
     def update(self, scores: Tensor, targets: Tensor) -> None:
         if scores.dim() == 2:
             counts = scores > -torch.inf
-            scores, targets = scores[counts].sigmoid(), targets[counts]
+            scores, targets = scores[counts].sigmoid(), targets[counts].clamp(max=1)
         super().update(scores, targets)  # type: ignore[misc]
 
 
@@ -75,6 +76,7 @@ class RankMetrics(Metric):
     """MRR, hits@k and mean rank of true links, each among its own candidates.
 
     The metric "ranks" is the number of links by rank: ranks/1, ranks/2, ranks/3 for ranks 3 and 4, ranks/5 for 5 to 8.
+    With `num_relations`, there are also the metrics of each relation, such as relations/7/mrr, and relations/7/links.
 
     >>> metrics = RankMetrics(["mrr", "hits@10"])
     >>> metrics.update(torch.tensor([[0.5, 0.9, 0.5, 0.1]]))
@@ -85,8 +87,9 @@ class RankMetrics(Metric):
     full_state_update = False
     counts: Tensor  # [SMALL] int64: links by doubled rank
     beyond: Tensor  # [3] int64: of greater ranks, their number, the sum of doubled ranks, and that of reciprocal ranks
+    of_relations: Tensor  # [num_relations, 1 + metrics] int64: the links of each relation, and the sums of its metrics
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], num_relations: int = 0) -> None:
         super().__init__()
         self.names = {name: read_metric(name, RANK_METRICS) for name in names}
         for name, (kind, k) in self.names.items():
@@ -94,15 +97,30 @@ class RankMetrics(Metric):
                 raise ConfigError(f"metric {name!r} cannot be; give 'mrr', 'mean_rank', or hits, such as 'hits@10'")
         self.add_state("counts", torch.zeros(SMALL, dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("beyond", torch.zeros(3, dtype=torch.int64), dist_reduce_fx="sum")
+        self.num_relations = num_relations
+        self.by_relation = {name: read_metric(name, RANK_METRICS) for name in ("mrr", *names) if name != "ranks"}
+        if num_relations:
+            sums = torch.zeros(num_relations, 1 + len(self.by_relation), dtype=torch.int64)
+            self.add_state("of_relations", sums, dist_reduce_fx="sum")
 
     def update(self, scores: Tensor, targets: Tensor | None = None) -> None:
-        """Count the ranks of true links. `scores` are [n, 1 + candidates], the true link's score first in each row."""
+        """Count the ranks of true links. `scores` are [n, 1 + candidates], the true link's score first in each row.
+
+        With `num_relations`, the first of a row's `targets` is 1 + the number of the link's relation.
+        """
         if scores.dim() != 2:
             raise ConfigError(
                 f"{', '.join(self.names)} need candidates for every true link, but there is one score for each link; "
                 "use a loader with neg_sampling='triplet'"
             )
-        self.count(doubled_ranks(scores))
+        doubled = doubled_ranks(scores)
+        self.count(doubled)
+        if self.num_relations:
+            assert targets is not None
+            of_kinds, columns = {"mrr": (2 << OF_RELATION) // doubled, "mean_rank": doubled}, [torch.ones_like(doubled)]
+            for kind, k in self.by_relation.values():
+                columns.append(of_kinds[kind] if k is None else (doubled <= 2 * k).long())
+            self.of_relations.index_add_(0, targets[:, 0] - 1, torch.stack(columns, dim=1).to(self.of_relations.dtype))
 
     def count(self, doubled: Tensor) -> None:
         """Count doubled ranks [n], on this process only."""
@@ -129,6 +147,12 @@ class RankMetrics(Metric):
             else:
                 summed = ((self.counts * doubled).sum() + sum_doubled) / 2
             found[name] = summed / total
+        units = [{"mrr": 1 << OF_RELATION, "mean_rank": 2}.get(kind, 1) for kind, _ in self.by_relation.values()]
+        for number, (links, *sums) in enumerate(self.of_relations.tolist() if self.num_relations else ()):
+            if links:
+                values = [float(links), *(one / unit / links for one, unit in zip(sums, units, strict=True))]
+                for name, value in zip(("links", *self.by_relation), values, strict=True):
+                    found[f"relations/{number}/{name}"] = torch.tensor(value, dtype=torch.float64)
         return found
 
     def histogram(self) -> list[tuple[int, int]]:

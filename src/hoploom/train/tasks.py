@@ -30,7 +30,7 @@ from hoploom.ranking.scored_links import (
     weights_of_links,
 )
 from hoploom.ranks.context import Context, rows_of_all_ranks, unwrap
-from hoploom.schema import ORIGINAL_ID, holds_text
+from hoploom.schema import ORIGINAL_ID, check_ids, holds_text
 from hoploom.store import Store, Wanted
 
 if TYPE_CHECKING:
@@ -392,7 +392,8 @@ class LinkPrediction(MonitoredTask):
     negatives, all other destinations of the batch. Losses are "binary", and for candidates also "focal", "bpr",
     "margin" and "softmax" (InfoNCE). Metrics are auroc and average_precision, and for candidates mrr, hits@k and
     mean_rank. `log_q` has the logarithm of each destination's share of the links; in training, it corrects scores of
-    the destinations of a batch. A decoder of several relations gets the `edge_label` of a batch with candidates.
+    the destinations of a batch. A decoder of several relations gets the `edge_label` of a batch with candidates. With
+    `num_relations`, these are the numbers of relations, and evaluation has metrics of each, such as relations/7/mrr.
 
     With loss="binary", `weight` weighs the true links in training: a field of their edges, or a number for each link of
     the loader. With `across_ranks`, the other destinations are those of all ranks, as if one rank had the whole step.
@@ -410,6 +411,7 @@ class LinkPrediction(MonitoredTask):
     log_q: Tensor | None = field(default=None, kw_only=True, compare=False)  # [destinations] float
     weight: str | Tensor | None = field(default=None, kw_only=True, compare=False)
     across_ranks: bool = field(default=False, kw_only=True)
+    num_relations: int | None = field(default=None, kw_only=True)
     running: Running | None = field(default=None, repr=False, kw_only=True, compare=False)  # in training, see `bound`
     checks_on_gpu: bool = field(default=True, repr=False, kw_only=True)  # labels batch by batch
 
@@ -511,7 +513,10 @@ class LinkPrediction(MonitoredTask):
         if links.labels is None:  # 1 for the true link of each row
             count = links.ends.shape[1]
             rows, width = (count // links.width, links.width) if links.width else (count, count + 1)
-            return self._weighed((torch.arange(width, device=links.ends.device) == 0).long().expand(rows, width), links)
+            true = (torch.arange(width, device=links.ends.device) == 0).long().expand(rows, width)
+            if self.num_relations and links.relations is not None:  # the metrics tell relations apart
+                return true * (1 + links.relations.long()[:, None])
+            return self._weighed(true, links)
         labels = links.labels.reshape(-1)
         if self.checks_on_gpu or not labels.is_cuda:
             self.check(labels, links.ends, " (local ids)")
@@ -561,7 +566,7 @@ class LinkPrediction(MonitoredTask):
         kinds = {"auroc": LinkAUROC, "average_precision": LinkAveragePrecision}
         chosen: dict[str, Any] = {name: kinds[name](validate_args=False) for name in self.metrics if name in kinds}
         if ranks := [name for name in self.metrics if name not in kinds]:
-            chosen["ranks"] = RankMetrics(ranks)  # computes all of them by name
+            chosen["ranks"] = RankMetrics(ranks, self.num_relations or 0)  # computes all of them by name
         return _collection(device, **chosen)
 
 
@@ -576,14 +581,19 @@ def check_labels(task: Task, loader: Loader, model: nn.Module, device: torch.dev
     """
     maker, decoder = getattr(loader, "maker", None), getattr(unwrap(model), "decoder", None)
     is_triplet = isinstance(maker, LinkMaker) and maker.task.negatives is not None and maker.task.negatives.is_triplet()
-    if isinstance(maker, LinkMaker) and maker.transform is None and isinstance(decoder, OfRelations):
-        decoder.check(maker.labels if is_triplet else None)
-    maker = None if device.type == "cpu" else maker
-    if isinstance(task, NodeTask) and isinstance(maker, NodeMaker):
+    if isinstance(maker, LinkMaker) and maker.transform is None:
+        relations = maker.labels if is_triplet else None
+        if isinstance(decoder, OfRelations):
+            decoder.check(relations)
+        if isinstance(task, LinkPrediction) and task.num_relations:
+            if relations is None:
+                raise ConfigError("num_relations needs the number of each link's; give the loader edge_label, triplets")
+            check_ids("edge_label", relations, task.num_relations, ConfigError)
+    if isinstance(task, NodeTask) and isinstance(maker, NodeMaker) and device.type != "cpu":
         task.check(maker.assembler.store, maker.nodes, maker.node_type)
     if not isinstance(task, LinkPrediction):
         return task
-    if not isinstance(maker, LinkMaker) or maker.transform is not None:
+    if device.type == "cpu" or not isinstance(maker, LinkMaker) or maker.transform is not None:
         return replace(task, checks_on_gpu=True)
     if maker.labels is not None and not is_triplet:
         task.check(maker.labels, maker.ends)

@@ -34,6 +34,30 @@ def computed(metrics: Any) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.compute().items()}
 
 
+def test_each_relation_has_the_metrics_of_its_own_links_however_they_are_divided() -> None:
+    scores, relations = scored(300, 30), torch.arange(300) % 7
+    relations[relations == 3] = 5  # relation 3 has no links
+    targets = torch.zeros(300, 31).long()
+    targets[:, 0] = 1 + relations
+    whole, *parts = (RankMetrics(["hits@3", "mean_rank", "ranks"], 7) for _ in range(3))
+    whole.update(scores, targets)
+    for part, own in zip(parts, torch.arange(300).tensor_split([111]), strict=True):
+        part.update(scores[own], targets[own])
+    found = {name: value for name, value in computed(whole).items() if name.startswith("relations/")}
+    assert found.keys() == {
+        f"relations/{r}/{n}" for r in {*range(7)} - {3} for n in ("links", "mrr", "hits@3", "mean_rank")
+    }
+    for relation in {*range(7)} - {3}:
+        ranks = ranks_of(scores[relations == relation])
+        assert found[f"relations/{relation}/links"] == len(ranks)
+        assert found[f"relations/{relation}/mean_rank"] == sum(ranks) / len(ranks)
+        assert found[f"relations/{relation}/hits@3"] == sum(rank <= 3 for rank in ranks) / len(ranks)
+        mrr = sum(1 / rank for rank in ranks) / len(ranks)
+        assert found[f"relations/{relation}/mrr"] == pytest.approx(mrr, abs=2e-8)
+    parts[0].of_relations += parts[1].of_relations
+    assert torch.equal(parts[0].of_relations, whole.of_relations)
+
+
 def test_ranks_are_those_of_a_loop_and_ties_share_the_mean() -> None:
     scores = scored(200, 30)
     assert (doubled_ranks(scores) / 2).tolist() == ranks_of(scores)

@@ -16,6 +16,7 @@ import hoploom
 from hoploom import ConfigError, HoploomError, LinkNeighborLoader
 from hoploom.nn import ComplEx, Decoder, DistMult
 from hoploom.ranking.losses import bpr_loss, softmax_loss
+from hoploom.ranks.context import init
 from hoploom.train.batch_adapter import adapted
 from hoploom.train.loop import evaluate, fit
 from hoploom.train.step import Learner, Training
@@ -114,6 +115,33 @@ def test_each_link_and_its_candidates_have_the_scores_of_the_links_relation(is_t
     for row, number in enumerate(storage.edge_label):
         u = z[0][source.src_index[row]].expand(4, 4)
         torch.testing.assert_close(rows[row], model.decoder(u, z[1][others[row]], number.expand(4)))
+
+
+def test_evaluation_has_the_metrics_of_each_relation_beside_those_of_all() -> None:
+    """The loss and the metrics of all links are those without relations."""
+    torch.manual_seed(0)
+    model, numbers = Ids(300), torch.arange(500) % 4
+    given: dict[str, Any] = {"neg_sampling": TRIPLETS, "edge_label": numbers, "batch_size": 30}
+    names = ["mrr", "auroc", "average_precision"]
+    with init(device="cpu") as context:
+        plain, found = (
+            evaluate(
+                model, loader(**given), LinkPrediction(loss="softmax", metrics=names, num_relations=count), context
+            )
+            for count in (None, 4)
+        )
+        for wrong, message in (
+            (None, "num_relations needs the number of each"),
+            (numbers + 1, "edge_label holds id 4"),
+        ):
+            task = LinkPrediction(loss="softmax", metrics=names, num_relations=4)
+            with pytest.raises(ConfigError, match=message):
+                evaluate(model, loader(**given | {"edge_label": wrong}), task, context)
+    assert {name: found[name] for name in plain} == plain
+    links = [found[f"relations/{number}/links"] for number in range(4)]
+    assert links == [125.0] * 4
+    mean = sum(found[f"relations/{number}/mrr"] for number in range(4)) / 4
+    assert mean == pytest.approx(found["mrr"], abs=1e-7)
 
 
 @pytest.mark.parametrize(
