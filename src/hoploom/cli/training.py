@@ -223,7 +223,7 @@ def infer_rank(
     setup = training_setup(run_file, graph)
     model = trained_model(run_file, setup, context, checkpoint)
     if num_best is not None:
-        relation = _relation_of_best(num_best, run_file, graph, model)
+        relation, decoder = _relation_of_best(num_best, run_file, graph, model)
         for name, needed in (("columns", ["output"]), ("node_types", [relation[0], relation[2]])):
             if options[name] is not None:
                 options[name] = list(dict.fromkeys([*options[name], *needed]))
@@ -234,7 +234,7 @@ def infer_rank(
     if num_best is not None:
         from hoploom.inference.best_links import write_best
 
-        write_best(graph, Path(out), relation, num_best, context)
+        write_best(graph, Path(out), relation, num_best, context, decoder)
     if context.is_main:
         print(f"written to {out}", file=sys.stderr if as_object else sys.stdout, flush=True)
         if as_object:
@@ -243,22 +243,25 @@ def infer_rank(
             print(json.dumps({**result, "columns": list(inference.written_of(model)), "rows": rows}), flush=True)
 
 
-def _relation_of_best(num_best: int, run_file: "RunFile", store: "Store", model: Any) -> "RelationName":
-    """Return the relation whose best links --best writes; raise ConfigError if it cannot write them."""
-    from hoploom.ranks.context import unwrap
+def _relation_of_best(num_best: int, run_file: "RunFile", store: "Store", model: Any) -> tuple["RelationName", Any]:
+    """Return the relation whose best links --best writes, and the decoder; raise ConfigError if it cannot."""
+    from hoploom.nn.decoders import OfRelations
+    from hoploom.ranking.scored_links import decoder_of
     from hoploom.train.runs.link_splits import link_relation
     from hoploom.train.runs.run_file import LINKS
 
     if run_file.task.kind != LINKS:
         raise ConfigError(f"--best is for links, and the run has task.kind = {run_file.task.kind!r}; leave it out")
-    if hasattr(unwrap(model), "decoder"):
-        raise ConfigError("--best scores by dot products, but the model scores links otherwise; leave it out")
+    decoder = decoder_of(model)
+    if isinstance(decoder, OfRelations) and (count := decoder.relations.num_embeddings) > 1:
+        way_out = "leave it out, and call hoploom.best(..., decoder=model.decoder.only(0)) for relation 0"
+        raise ConfigError(f"--best writes one list for each source, and the decoder has {count} relations; {way_out}")
     relation = link_relation(run_file, store.schema)
     if num_best > (count := store.schema.node_type(relation[2]).num_nodes):
         raise ConfigError(
             f"--best is {num_best}, and there are {count} nodes of {relation[2]!r}; give at most that many"
         )
-    return relation
+    return relation, decoder
 
 
 def _on_ranks_of_run(

@@ -1,6 +1,6 @@
 """Write the best destinations of every source, such as ten items for each user, from outputs that `infer` has written.
 
-A score is the dot product of two outputs. The ranks copy the outputs into files of rows that they map, because Parquet
+A score is that of the run's decoder. The ranks copy the outputs into files of rows that they map, because Parquet
 cannot be read at any place; then each rank finds and writes the best of its share of the sources. Memory holds a block
 of scores, and the results and known destinations of some sources, whatever the number of nodes.
 """
@@ -64,7 +64,9 @@ def best(
             return best_of_rows(rows, store, sources, of=of, **options)
 
 
-def write_best(store: Store, outputs: Path, relation: RelationName, k: int, context: Context) -> Path:
+def write_best(
+    store: Store, outputs: Path, relation: RelationName, k: int, context: Context, decoder: Decoder | None = None
+) -> Path:
     """Write the `k` best destinations of every source of a relation; return the folder. All ranks call.
 
     The Parquet files have a row for each source and rank: `id` (of the source), `rank` from 1, `destination` and
@@ -77,7 +79,8 @@ def write_best(store: Store, outputs: Path, relation: RelationName, k: int, cont
         rows = output_rows(outputs, store, sorted({source, of}), folder)
 
         def columns(sources: Tensor) -> dict[str, Tensor]:
-            found = best_of_rows(rows, store, sources if store.schema.homogeneous else (source, sources), of=of, k=k)
+            given = sources if store.schema.homogeneous else (source, sources)
+            found = best_of_rows(rows, store, given, of=of, k=k, decoder=decoder)
             is_there = found.ids >= 0
             places = torch.arange(1, k + 1, dtype=torch.int32).expand_as(found.ids)
             return {

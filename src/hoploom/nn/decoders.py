@@ -7,6 +7,7 @@ the real parts first, then the imaginary ones.
 
 import copy
 import math
+from collections.abc import Mapping
 from typing import Self
 
 import torch
@@ -173,3 +174,8 @@ def _complex(rows: Tensor) -> Tensor:
     if rows.shape[-1] % 2:
         raise ConfigError(f"rows have {rows.shape[-1]} channels; complex numbers need an even number")
     return torch.complex(*rows.chunk(2, dim=-1))
+
+
+DECODERS: Mapping[str, type[Decoder]] = {  # by their names in run.toml
+    kind.__name__.lower(): kind for kind in (Dot, Cosine, DistMult, ComplEx, TransE, RotatE, Bilinear)
+}

@@ -16,7 +16,7 @@ from hoploom import ConfigError, DataError, PeerError, Store
 from hoploom.inference.best_links import write_best
 from hoploom.inference.files import parquet_file
 from hoploom.inference.infer import folder_of, ids_of_user
-from hoploom.nn import Bilinear
+from hoploom.nn import Bilinear, Decoder
 
 parquet = pytest.importorskip("pyarrow.parquet")
 LIKES = ("user", "likes", "item")
@@ -45,16 +45,20 @@ def with_outputs(folder: Path, store: Store) -> dict[str, Tensor]:
     return rows
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4, 12])
-def test_each_source_has_its_best_destinations_but_for_those_that_it_has(tmp_path: Path, world_size: int) -> None:
+@pytest.mark.parametrize(("world_size", "decoder"), [(1, None), (2, None), (4, None), (12, None), (2, Bilinear(4))])
+def test_each_source_has_its_best_destinations_but_for_those_that_it_has(
+    tmp_path: Path, world_size: int, decoder: Decoder | None
+) -> None:
     store = shop()
     rows = with_outputs(tmp_path, store)
-    raised = in_threads(world_size, lambda context: write_best(store, tmp_path, LIKES, K, context))
+    raised = in_threads(world_size, lambda context: write_best(store, tmp_path, LIKES, K, context, decoder))
     assert raised == [None] * world_size
     assert left_in(tmp_path) == ["best-3", "item", "user"]
     assert len(left_in(tmp_path / "best-3")) == world_size
     found = parquet.read_table(tmp_path / "best-3").to_pylist()
     scores = rows["user"] @ rows["item"].t()
+    if decoder is not None:
+        scores = decoder(rows["user"][:, None], rows["item"]).detach()
     expected = []
     for user in range(USERS):
         others = [item for item in range(ITEMS) if item not in (user % ITEMS, (user + 1) % ITEMS)]

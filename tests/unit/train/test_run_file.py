@@ -31,6 +31,7 @@ from hoploom.train.runs.run_file import (
 )
 
 STORE = 'store = "s"\n'
+KNOWLEDGE = STORE + "[task]\nkind = 'link-prediction'\nrelation_field = 'r'\nloss = 'softmax'\n[model]\n"
 
 
 MISTAKES = [  # text, line, what the message says
@@ -77,6 +78,16 @@ MISTAKES = [  # text, line, what the message says
     (STORE + "[task]\nval = ''\n[scheduler]\nname = 'plateau'\n", 5, "needs a validation split"),
     (STORE + "[task]\nkind = 'link-prediction'\nval_share = 0.6\ntest_share = 0.4\n", 5, "add up to 1; leave some"),
     (STORE + "[task]\nkind = 'link-prediction'\nlinks = 'l'\nval_share = 0.1\n", 5, "has no effect with task.links"),
+    (STORE + "[task]\nrelation_field = 'r'\n", 3, 'task.relation_field is for task.kind = "link-prediction"'),
+    (STORE + "[model]\ndecoder = 'transe'\n", 3, 'model.decoder is for task.kind = "link-prediction"'),
+    (KNOWLEDGE.replace("softmax", "binary"), 4, 'needs a loss that ranks; set task.loss, such as "softmax"'),
+    (KNOWLEDGE, 4, "model.decoder is 'dot', which scores all relations alike; take another, such as 'complex'"),
+    (KNOWLEDGE + "decoder = 'cosine'\n", 7, "model.decoder is 'cosine', which scores all relations alike"),
+    (
+        KNOWLEDGE + "decoder = 'rotate'\nhidden = 33\n",
+        8,
+        "hidden is 33, and model.decoder = 'rotate' needs an even number",
+    ),
     # where the graph is
     (STORE + "[cluster]\nservers = 7000\n", 3, "cluster.servers is 7000; give a list of host:port, e.g. "),
     (STORE + "[cluster]\nparts = [-1]\n", 3, r"cluster.parts is \[-1\]; give a list of parts, each once"),

@@ -517,7 +517,7 @@ def test_links_are_written_whole_once(tmp_path: Path, one_thread: None, no_sync:
     store, setup = hoploom.open(tmp_path / "s"), training_setup(more, hoploom.open(tmp_path / "s"))
     outside = (setup.seeds["val"][0], torch.full((2, 1), 99))
     with pytest.raises(ConfigError, match="out of range"):
-        write_links(tmp_path / "out", store, {"val": outside})
+        write_links(tmp_path / "out", store, {"val": outside}, {}, keep=False)
     assert not list((tmp_path / "out").iterdir())
 
 

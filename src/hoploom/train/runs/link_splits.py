@@ -24,8 +24,8 @@ from hoploom.ops import EdgeLists
 from hoploom.ops.sample import Words, mix_words
 from hoploom.sample import exclusions
 from hoploom.sample.negatives import KnownLinks, are_edges, known_links
-from hoploom.schema import EDGE_ID, RelationName, Schema, read_ids
-from hoploom.store import Store
+from hoploom.schema import DTYPES, EDGE_ID, ID_DTYPES, RelationName, Schema, read_ids
+from hoploom.store import Store, Wanted
 from hoploom.store.base import Part, Table, in_edges, scan_edges
 from hoploom.store.format import write_whole
 from hoploom.store.on_disk import OnDisk
@@ -42,13 +42,14 @@ AT_ONCE = 1 << 18  # edges that are read at a time: each takes a few 64-bit inte
 TRAIN, VAL, TEST = range(3)
 SPLITS = ("train", "val", "test")
 ENDS = ("source", "destination")  # columns of links in files
+MOST_RELATIONS = 1_000_000
 
 
 class HeldOut(NamedTuple):
     """A graph without the edges that were held out, and the links of each split."""
 
     store: Store
-    links: Mapping[str, Tensor]  # "train", "val", "test" -> [2, n] int64
+    links: Mapping[str, Tensor]  # "train", "val", "test" -> [2, n] int64; with a `field`, [3, n]: its values come last
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,11 @@ def reverses_of(schema: Schema, key: RelationName) -> tuple[RelationName, ...]:
 
 
 def hold_out(
-    store: Store, relation: RelationName, reverses: Collection[RelationName], shares: LinkShares | KnownLinks
+    store: Store,
+    relation: RelationName,
+    reverses: Collection[RelationName],
+    shares: LinkShares | KnownLinks,
+    field: str | None = None,
 ) -> HeldOut:
     """Split a relation's edges, and remove the links of val and test from the graph, also from its `reverses`.
 
@@ -101,10 +106,10 @@ def hold_out(
     require_memory(num_bytes, "to hold out links and the graph without them takes", way_out)
     splits = {relation: [_splits(part, relation, shares) for part in store.parts]}
     of_split = torch.cat(splits[relation])
-    links = {name: _links(store.parts, relation, of_split == split) for split, name in enumerate(SPLITS)}
+    links = {name: _links(store, relation, of_split == split, field) for split, name in enumerate(SPLITS)}
     if isinstance(shares, LinkShares):
         num_destinations = schema.node_type(relation[2]).num_nodes
-        shares = known_links(torch.cat([links["val"], links["test"]], dim=1), num_destinations)
+        shares = known_links(torch.cat([links["val"], links["test"]], dim=1)[:2], num_destinations)
     for reverse in set(reverses) - {relation}:
         splits[reverse] = [_splits(part, reverse, shares, turned=True) for part in store.parts]
     kept = {key: [of == TRAIN for of in per_part] for key, per_part in splits.items()}
@@ -147,14 +152,17 @@ def _splits(part: Part, key: RelationName, shares: LinkShares | KnownLinks, *, t
     return torch.cat(found)
 
 
-def _links(parts: Sequence[Part], key: RelationName, chosen: Tensor) -> Tensor:
-    """Return the edges of a relation, from all parts, where the mask `chosen` is True: [2, n] int64."""
-    links, begin, found = torch.empty(2, int(chosen.sum()), dtype=torch.int64), 0, 0
-    for part in parts:
+def _links(store: Store, key: RelationName, chosen: Tensor, field: str | None) -> Tensor:
+    """Return the edges of a relation where the mask `chosen` is True, [2, n] int64, and the values of a field below."""
+    links, begin, found = torch.empty(2 if field is None else 3, int(chosen.sum()), dtype=torch.int64), 0, 0
+    if field is not None:
+        for row, some in zip(*(torch.split(of, AT_ONCE) for of in (links[2], chosen.nonzero()[:, 0])), strict=True):
+            row[:] = store.features.gather([Wanted(key, field, some)])[0]
+    for part in store.parts:
         for ends in scan_edges(part.lists[part.schema.relation_index[key]], key, AT_ONCE):
             some = chosen[begin : begin + ends[0].numel()]
             begin, first, found = begin + some.numel(), found, found + int(some.sum())
-            for row, of_end in zip(links, ends, strict=True):
+            for row, of_end in zip(links[:2], ends, strict=True):
                 row[first:found] = of_end[some]
     return links
 
@@ -261,21 +269,30 @@ def link_relation(run_file: RunFile, schema: Schema) -> RelationName:
 
 
 def link_seeds(run_file: RunFile, store: Store) -> tuple[RelationName, Store, dict[str, Tensor], tuple[str, ...]]:
-    """Return the relation to learn, the graph without held-out links, the links of each split, and notes to print."""
+    """Return the relation to learn, the graph without held-out links, the links of each split, and notes to print.
+
+    Links are [2, n] int64. In a knowledge graph, they are [3, n], with the numbers of their relations.
+    """
     schema, graph, links, notes = store.schema, store, dict[str, Tensor](), list[str]()
-    key = link_relation(run_file, schema)
+    key, field = link_relation(run_file, schema), run_file.task.relation_field
+    fields = schema.relation(key).fields
+    known = [name for name, own in fields.items() if own.shape == () and DTYPES[own.dtype] in ID_DTYPES]
+    if field not in (None, *known):
+        message = f"task.relation_field is {field!r}, no field of {' '.join(key)!r} with an integer for each edge"
+        raise unknown_name(run_file, "task.relation_field", message, str(field), sorted({*known} - {EDGE_ID}))
     reverses = reverses_of(schema, key)
     if run_file.task.links is not None:
         links = read_links(run_file, store, key, run_file.task.links)
-    evaluated = torch.cat([torch.empty(2, 0).long(), *(links[split] for split in SPLITS[1:] if split in links)], dim=1)
+    ends = [links[split][:2] for split in SPLITS[1:] if split in links]
+    evaluated = torch.cat([torch.empty(2, 0).long(), *ends], dim=1)
     if "train" not in links or in_graph(store, key, reverses, evaluated):
         if len(store.parts) < len(store.ranges):
             why = "validation and test links are edges of the graph" if "train" in links else "task.links is missing"
             message = f"{why}, and edges can be held out only where a process holds them all"
             raise run_file.problem("task.links", f"{message}; give the links in files, from a store without the others")
         drawn = LinkShares(run_file.seed, run_file.task.val_share, run_file.task.test_share)
-        given = known_links(evaluated, schema.node_type(key[2]).num_nodes)
-        held_out = hold_out(store, key, reverses, given if links else drawn)
+        shares = known_links(evaluated, schema.node_type(key[2]).num_nodes) if links else drawn
+        held_out = hold_out(store, key, reverses, shares, field)
         found = {split: ends for split, ends in held_out.links.items() if ends.numel()}
         links = {split: ends for split, ends in found.items() if split == "train" or not links} | links
         graph, gone = held_out.store, dict[RelationName, str]()
@@ -288,6 +305,10 @@ def link_seeds(run_file: RunFile, store: Store) -> tuple[RelationName, Store, di
     if "train" not in links:
         message = f"no edge of {' '.join(key)!r} is left to train on; take another relation"
         raise run_file.problem("task.relation", message)
+    bounds = [int(bound) for rows in links.values() if len(rows) > 2 for bound in rows[2].aminmax()]
+    if bad := [number for number in bounds if not 0 <= number < MOST_RELATIONS]:
+        message = f"{field!r} has the number {bad[0]}; number the relations 0, 1, 2, ..."
+        raise run_file.problem("task.relation_field", message)
     return key, graph, links, tuple(notes)
 
 
@@ -326,8 +347,9 @@ def in_graph(store: Store, key: RelationName, reverses: Collection[RelationName]
 
 
 def read_links(run_file: RunFile, store: Store, key: RelationName, folder: Path) -> dict[str, Tensor]:
-    """Return the links by split, [2, n] int64 each, from the files in `folder`. A split without a file is left out."""
-    found = {}
+    """Return the links by split, as in `link_seeds`, from the files in `folder`. A split without a file is left out."""
+    found, field = dict[str, Tensor](), run_file.task.relation_field
+    columns = ENDS if field is None else (*ENDS, field)
     for split in SPLITS:
         paths = [path for suffix in READERS if (path := folder / f"{split}{suffix}").exists()]
         if len(paths) > 1:
@@ -335,12 +357,16 @@ def read_links(run_file: RunFile, store: Store, key: RelationName, folder: Path)
         if paths:
             path = paths[0]
             try:
-                ends = READERS[path.suffix](path)
+                ends = READERS[path.suffix](path, columns)
                 if isinstance(ends, np.ndarray):  # of store ids
                     sizes = [store.schema.node_type(name).num_nodes for name in (key[0], key[2])]
-                    rows = [read_ids("a row", torch.from_numpy(row), n) for row, n in zip(ends, sizes, strict=True)]
+                    rows = [read_ids("a row", torch.from_numpy(row), n) for row, n in zip(ends[:2], sizes, strict=True)]
                 else:
-                    rows = [store.ids(name).stored(ids) for name, ids in zip((key[0], key[2]), ends, strict=True)]
+                    rows = [store.ids(name).stored(ids) for name, ids in zip((key[0], key[2]), ends[:2], strict=True)]
+                for column in ends[2:]:
+                    if not np.char.isdecimal(numbers := np.asarray(column).astype(str)).all():
+                        raise ConfigError(f"{field!r} is not 0, 1, 2, ... in all rows; give each link its relation's")
+                    rows.append(torch.from_numpy(numbers.astype(np.int64)))
             except (OSError, ValueError, EOFError, HoploomError) as error:
                 raise run_file.problem("task.links", f"{path}: {error}") from error
             if not rows[0].numel():
@@ -352,57 +378,62 @@ def read_links(run_file: RunFile, store: Store, key: RelationName, folder: Path)
     return found
 
 
-def _read_npy(path: Path) -> Any:
+def _read_npy(path: Path, columns: Sequence[str]) -> Any:
     try:
         ends = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ConfigError(f"it is no .npy file: {error}; write it with numpy.save") from error
-    if not isinstance(ends, np.ndarray) or ends.ndim != 2 or ends.shape[0] != 2 or ends.dtype.kind not in "iu":
+    if not isinstance(ends, np.ndarray) or ends.ndim != 2 or len(ends) != len(columns) or ends.dtype.kind not in "iu":
         shown = f"{ends.dtype} {list(ends.shape)}" if isinstance(ends, np.ndarray) else "an archive"
-        raise ConfigError(f"it holds {shown}; give [2, n] int64, sources above destinations")
+        raise ConfigError(f"it holds {shown}; give [{len(columns)}, n] int64, with the rows {', '.join(columns)}")
     return ends.astype(np.int64)
 
 
-def _read_csv(path: Path) -> Any:
+def _read_csv(path: Path, columns: Sequence[str]) -> Any:
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file)
-        columns = list(map(_checked_columns(next(rows, [])).index, ENDS))
+        places = list(map(_checked_columns(next(rows, []), columns).index, columns))
         try:
-            found = [[row[at] for at in columns] for row in rows if row]
+            found = [[row[at] for at in places] for row in rows if row]
         except (IndexError, csv.Error) as error:
             why = "it has too few values" if isinstance(error, IndexError) else str(error)
-            raise ConfigError(f"line {rows.line_num}: {why}; give each link its source and destination") from error
-    return list(zip(*found, strict=True)) or ([], [])
+            raise ConfigError(f"line {rows.line_num}: {why}; give each link its {' and '.join(columns)}") from error
+    return list(zip(*found, strict=True)) or [[]] * len(columns)
 
 
-def _read_parquet(path: Path) -> Any:
+def _read_parquet(path: Path, columns: Sequence[str]) -> Any:
     with needs("tables"):
         from pyarrow import parquet
-    _checked_columns(parquet.read_schema(path).names)
-    return [column.to_numpy() for column in parquet.read_table(path, columns=list(ENDS)).columns]
+    _checked_columns(parquet.read_schema(path).names, columns)
+    return [column.to_numpy() for column in parquet.read_table(path, columns=list(columns)).columns]
 
 
-def _checked_columns(names: list[str]) -> list[str]:
-    if not set(ENDS) <= set(names):
-        raise ConfigError(f"it has the columns {names}; name those with the ids source and destination")
+def _checked_columns(names: list[str], columns: Sequence[str]) -> list[str]:
+    if not set(columns) <= set(names):
+        more = "".join(f", and that with the relations {name}" for name in columns[2:])
+        raise ConfigError(f"it has the columns {names}; name those with the ids source and destination{more}")
     return names
 
 
-def write_links(folder: Path, store: Store, seeds: Mapping[str, Any], *, keep: bool = False) -> None:
+def write_links(
+    folder: Path, store: Store, seeds: Mapping[str, Any], columns: Mapping[str, Mapping[str, Tensor]], *, keep: bool
+) -> None:
     """Write the held-out links, with the user's ids, to val.csv and test.csv, for a later `task.links`.
 
-    `keep` leaves files that exist unchanged.
+    `columns` are further ones: name -> split -> numbers. `keep` leaves files that exist unchanged.
     """
     for split in ("val", "test"):
         if split in seeds and not (keep and (folder / f"{split}.csv").exists()):
             key, links = (store.schema.relations[0].key, seeds[split]) if store.schema.homogeneous else seeds[split]
-            write_whole(folder / f"{split}.csv", _csv_of(store, key, links))
+            more = {name: numbers[split] for name, numbers in columns.items() if split in numbers}
+            write_whole(folder / f"{split}.csv", _csv_of(store, key, links, more))
 
 
-def _csv_of(store: Store, key: RelationName, links: Tensor) -> Iterator[bytes]:
-    yield f"{','.join(ENDS)}\n".encode()
-    for some in torch.split(links, AT_ONCE, dim=1):
-        ids = [store.ids(name).original(row).tolist() for name, row in zip((key[0], key[2]), some, strict=True)]
+def _csv_of(store: Store, key: RelationName, links: Tensor, more: Mapping[str, Tensor]) -> Iterator[bytes]:
+    yield f"{','.join([*ENDS, *more])}\n".encode()
+    for some in torch.split(torch.stack([*links, *more.values()]), AT_ONCE, dim=1):
+        ids = [store.ids(name).original(row).tolist() for name, row in zip((key[0], key[2]), some[:2], strict=True)]
+        ids += some[2:].tolist()
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(zip(*ids, strict=True))
         yield text.getvalue().encode()

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from hoploom.load import LinkNeighborLoader, NeighborLoader
 from hoploom.load.loader import Loader
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
 from hoploom.nn import GNN, Shape
+from hoploom.nn.decoders import DECODERS, Decoder, Dot, OfRelations
 from hoploom.nn.models import KINDS
 from hoploom.ranks.context import DEADLINE, Context, unwrap
 from hoploom.ranks.environment import RankInfo
@@ -54,7 +55,7 @@ from hoploom.train.runs.run_file import (
 )
 from hoploom.train.runs.schedules import make_optimizer, make_scheduler
 from hoploom.train.step import Learner, MakeStepper, Training
-from hoploom.train.tasks import NodeTask, Task
+from hoploom.train.tasks import LinkPrediction, NodeTask, Task
 
 RESULT_FILE, LINKS_FOLDER = "result.json", "links"
 NUM_BATCHES = 64  # batches that are sampled to choose the rows to cache
@@ -103,8 +104,9 @@ def run(
             notes.append(str(stack.enter_context(placed)))
         for note in notes if progress and context.is_main else ():
             print(note, file=sys.stderr, flush=True)
-        own = run_file.model.factory is not None  # a user's model may leave parameters unused
-        model = context.wrap(make_model(run_file, setup), find_unused_parameters=own)
+        made = make_model(run_file, setup)  # a user's may leave parameters unused; a decoder's are used outside forward
+        own = run_file.model.factory is not None and not isinstance(getattr(made, "decoder", None), Decoder)
+        model = context.wrap(made, find_unused_parameters=own)
         loader = train_loader(run_file, setup, context, model)
         optimizer = make_optimizer(run_file, model)
         scheduler = make_scheduler(run_file, optimizer, len(loader), setup.task.monitor[1])
@@ -118,7 +120,8 @@ def run(
         if context.is_main:  # the run that this one continues may have a result
             write_whole(folder / RUN_FILE, [to_toml(run_file).encode()])
             if run_file.task.kind == LINKS and run_file.task.links is None:
-                link_splits.write_links(folder / LINKS_FOLDER, setup.store, setup.seeds, keep=resume)
+                columns = {str(run_file.task.relation_field): setup.relations}
+                link_splits.write_links(folder / LINKS_FOLDER, setup.store, setup.seeds, columns, keep=resume)
             (folder / RESULT_FILE).unlink(missing_ok=True)
         stepper: MakeStepper | None = None
         if run_file.train.whole_steps:
@@ -246,6 +249,7 @@ class TrainingSetup:
     seeds: Mapping[str, Any]  # split -> the seeds of its loader; no "val" or "test" if the run has none
     out_types: tuple[str, ...]  # node types whose rows the loss needs
     notes: tuple[str, ...] = ()  # to be printed when the run begins
+    relations: Mapping[str, Tensor] = field(default_factory=dict)  # split -> the numbers of its links' relations
 
 
 def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
@@ -259,9 +263,11 @@ def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
         relation_of(run_file, "loader.relation_fanouts", schema, name)
     if run_file.task.kind == LINKS:
         key, graph, links, notes = link_splits.link_seeds(run_file, store)
-        seeds = {split: ends if schema.homogeneous else (key, ends) for split, ends in links.items()}
-        task = link_splits.link_task(run_file)
-        setup = TrainingSetup(graph, task, run_file.model.hidden, seeds, (key[0], key[2]), notes)
+        seeds = {split: rows[:2] if schema.homogeneous else (key, rows[:2]) for split, rows in links.items()}
+        relations = {split: rows[2] for split, rows in links.items() if len(rows) > 2}
+        count = max((1 + int(numbers.max()) for numbers in relations.values()), default=None)
+        task = replace(link_splits.link_task(run_file), num_relations=count)
+        setup = TrainingSetup(graph, task, run_file.model.hidden, seeds, (key[0], key[2]), notes, relations)
     else:
         setup = _node_setup(run_file, store)
     if run_file.train.monitor is None:
@@ -343,8 +349,16 @@ def _count_classes(run_file: RunFile, store: Store, node_type: NodeType, splits:
 def make_model(run_file: RunFile, setup: TrainingSetup) -> nn.Module:
     """Return the model, with weights drawn from the file's seed."""
     torch.manual_seed(run_file.seed)
-    if run_file.model.factory is not None:
-        return _from_factory(run_file, setup)
+    model = _built_in(run_file, setup) if run_file.model.factory is None else _from_factory(run_file, setup)
+    kind, task = DECODERS[run_file.model.decoder], setup.task
+    if issubclass(kind, OfRelations) and isinstance(task, LinkPrediction):
+        model.decoder = kind(setup.num_outputs, task.num_relations or 1)
+    elif kind is not Dot:
+        model.decoder = kind()
+    return model
+
+
+def _built_in(run_file: RunFile, setup: TrainingSetup) -> GNN:
     section = run_file.model
     shape = Shape(
         hidden=section.hidden,
@@ -457,6 +471,7 @@ def _loader(
             raise run_file.problem("cluster.topology", f"{message} only; {way_out}")
     if task.kind == LINKS and split != NODES:
         options |= link_splits.link_options(run_file, setup.store, split, setup.seeds)
+        options["edge_label"] = setup.relations.get(split)
         return LinkNeighborLoader(setup.store, fanouts, setup.seeds[split], **options)
     if section.temporal is not None:
         options |= {"temporal_strategy": section.temporal, "time_attr": schema.time}

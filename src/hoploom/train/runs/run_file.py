@@ -36,6 +36,7 @@ from hoploom.config.rules import (
 from hoploom.config.values import as_toml
 from hoploom.errors import ConfigError
 from hoploom.gpu.placement import read_features, read_topology
+from hoploom.nn.decoders import DECODERS
 from hoploom.nn.models import KINDS
 from hoploom.ranking.losses import LOSSES
 from hoploom.ranks import environment
@@ -97,6 +98,9 @@ class TaskSection:
     relation: str | None = key(
         None, "the relation whose links the model predicts", rules.TEXT, example="author writes paper", only=OF_LINKS
     )
+    relation_field: str | None = key(
+        None, "the field of edges with their relation's number", rules.TEXT, example="edge_type", only=OF_LINKS
+    )
     links: Path | None = key(
         None, "a folder with train, val and test; default: random shares", rules.PATH, example="links", only=OF_LINKS
     )
@@ -142,6 +146,7 @@ class ModelSection:
     residual: bool = key(
         False, "residual connections, between a linear first and last layer", rules.FLAG, only=BUILT_IN
     )
+    decoder: str = key("dot", "scores a link from the outputs of its ends", rules.choice(*DECODERS), only=OF_LINKS)
     factory: str | None = key(
         None, "makes your own model: factory(store, num_outputs, **options)", rules.FUNCTION, example="my_model:make"
     )
@@ -457,6 +462,14 @@ def _problems(values: Values, where: Mapping[str, str]) -> Problems:
     losses = LOSSES if values["task.kind"] == LINKS else ERRORS
     if values["task.loss"] not in (None, *losses):
         yield "task.loss", f"task.loss is {values['task.loss']!r}; for this task, choose one of {list(losses)}"
+    decoder, field_name = values["model.decoder"], values["task.relation_field"]
+    if field_name is not None and values["task.loss"] in (None, "binary"):
+        yield "task.relation_field", 'task.relation_field needs a loss that ranks; set task.loss, such as "softmax"'
+    if field_name is not None and decoder in ("dot", "cosine") and values["model.factory"] is None:
+        message = f"model.decoder is {decoder!r}, which scores all relations alike; take another, such as 'complex'"
+        yield "model.decoder" if "model.decoder" in where else "task.relation_field", message
+    if decoder in ("complex", "rotate") and hidden % 2:
+        yield "model.hidden", f"model.hidden is {hidden}, and model.decoder = {decoder!r} needs an even number"
     is_validated, way_out = bool(values["task.val"]), "name one in task.val"
     if values["task.kind"] == LINKS:
         held_out = values["task.val_share"] + values["task.test_share"]
