@@ -39,6 +39,7 @@ PARTS = {  # activities of a step, in the order of a bar: the name in the times 
 BETWEEN = {"validation": "validation", "checkpoint": "checkpoints"}
 STAGES = {"sample": "sample", "fetch": "fetch rows ahead", "gather": "gather rows", "transform": "transform"}
 MOST_ROWS = 16  # ranks that are shown one by one
+MOST_RELATIONS = 10  # that are shown as the worst
 
 
 def time_cards(runs: Labelled) -> list[Card]:
@@ -236,7 +237,7 @@ def run_page(runs: Sequence[RunReader]) -> Page:
     warnings = [text if len(runs) == 1 else f"{name}: {text}" for name, run in labelled for text in _warnings(run)]
     cards = [Card("Results", _results(labelled))]
     cards += [Card("Warnings", notices(warnings))] if warnings else []
-    cards += _test_card(labelled) + _ranks_card(labelled)
+    cards += _test_card(labelled) + _ranks_card(labelled) + _worst_card(labelled)
     if drawn:
         text = "Drag over a chart to zoom in, double-click to go back. Choose a name to hide its curve."
         cards.append(Card("Curves", charts(drawn), text))
@@ -337,15 +338,20 @@ def _test_card(runs: Labelled) -> list[Card]:
     """Return a card with all test metrics; for a single run, also the validation metrics of its best epoch."""
     columns = {name: run.tested for name, run in runs}
     if len(runs) == 1:
-        run, best = runs[0][1], runs[0][1].result.get("best_epoch")
-        validated = [line | {"loss": line.get("val_loss")} for line in run.epochs if best in (None, line.get("epoch"))]
-        columns = dict(zip(["test", "validation"], [run.tested, *validated[-1:]], strict=False))
+        validated = [line | {"loss": line.get("val_loss")} for line in _best_epoch(runs[0][1])]
+        columns = dict(zip(["test", "validation"], [runs[0][1].tested, *validated], strict=False))
     names = dict.fromkeys(name for _, run in runs for name in run.tested if "/" not in name)
     rows = [
         [name, *(_figure(values[name]) if name in values else "-" for values in columns.values())] for name in names
     ]
     text = "The test split is evaluated once, with the weights of the best checkpoint if there was a validation."
     return [Card("Metrics of the test split", table_markup(["", *columns], rows), text)] if rows else []
+
+
+def _best_epoch(run: RunReader) -> list[Line]:
+    """Return the metrics of the best epoch, or of the last so far; an empty list if there are none."""
+    best = run.result.get("best_epoch")
+    return [line for line in run.epochs if best in (None, line.get("epoch"))][-1:]
 
 
 def _ranks_card(runs: Labelled) -> list[Card]:
@@ -363,6 +369,19 @@ def _ranks_card(runs: Labelled) -> list[Card]:
             rows.append((f"rank {label}", {"links": float(links)}, f"{links:,}"))
     text = f"Each link of the {split} split is ranked among its candidates; rank 1 is best."
     return [Card("Ranks of links", bars(rows, ["links"]), text)]
+
+
+def _worst_card(runs: Labelled) -> list[Card]:
+    """Return a card with the relations of lowest MRR; empty unless the links of a single run have relations."""
+    found: dict[int, Line] = {}
+    for name, value in (item for line in _best_epoch(runs[0][1]) for item in line.items() if len(runs) == 1):
+        if name.startswith("relations/"):
+            number, metric = name.split("/")[1:]
+            found.setdefault(int(number), {})[metric] = value
+    worst = sorted(found.items(), key=lambda of_relation: of_relation[1]["mrr"])[:MOST_RELATIONS]
+    rows = [[str(number), f"{own['links']:,.0f}", _figure(own["mrr"])] for number, own in worst]
+    text = f"The lowest MRR of {len(found):,} relations, on the validation split, in the best epoch."
+    return [Card("Worst relations", table_markup(["relation", "links", "MRR"], rows), text)] if rows else []
 
 
 # --- warnings ------------------------------------------------------------------------------------

@@ -66,6 +66,27 @@ def test_links_that_rank_have_a_bar_for_each_span_of_ranks(tmp_path: Path) -> No
         assert "Ranks of links" not in shown(*others)
 
 
+def test_the_ten_relations_with_the_lowest_mrr_of_the_best_epoch_are_shown(tmp_path: Path) -> None:
+    def of_relations(mrr: list[float]) -> dict[str, float]:
+        numbered = list(enumerate(mrr))
+        return {f"relations/{n}/mrr": value for n, value in numbered} | {
+            f"relations/{n}/links": 1000 + n for n, _ in numbered
+        }
+
+    mrr = [0.5, 0.25, 0.75, *(0.3 + number / 100 for number in range(3, 12))]
+    epochs = [epoch_line(1, **of_relations(mrr)), epoch_line(2, **of_relations([0.9] * 12))]
+    result = {"monitor": "mrr", "best": 0.5, "best_epoch": 1}
+    run = write_run(tmp_path / "run", epochs=epochs, result=result)
+    card = shown(run).partition("<h2>Worst relations</h2>")[2].partition("</section>")[0]
+    assert "lowest MRR of 12 relations" in card
+    row = '<td>([^<]*)</td><td class="n">([^<]*)</td><td class="n">([^<]*)</td>'
+    worst = sorted(range(12), key=mrr.__getitem__)[:10]
+    assert re.findall(row, card) == [(str(number), f"{1000 + number:,}", f"{mrr[number]:.4f}") for number in worst]
+    assert "relations/" not in shown(run)
+    for others in ([run, run], [write_run(tmp_path / "nodes")]):
+        assert "Worst relations" not in shown(*others)
+
+
 def test_an_axis_of_epochs_has_the_steps_of_each_run(tmp_path: Path) -> None:
     told = write_run(tmp_path / "told", events=[start_line() | {"steps_per_epoch": 15}, end_line()])
     runs = [told, write_run(tmp_path / "validated"), write_run(tmp_path / "neither", epochs=[])]
