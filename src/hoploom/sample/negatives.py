@@ -12,9 +12,10 @@ from torch_geometric.sampler import NegativeSampling
 
 from hoploom import keys, ops
 from hoploom.errors import ConfigError, DataError
+from hoploom.ops import Frontier
 from hoploom.sample.exclusions import opposite_relations
 from hoploom.schema import RelationName, Schema
-from hoploom.store import GraphStore
+from hoploom.store import Draw, GraphStore
 from hoploom.store.base import in_edges
 
 SLOT_BITS = 40  # of the number of a negative; its repeat is in the higher bits
@@ -23,6 +24,9 @@ DrawNodes = Callable[[Tensor, int], Tensor]  # (unique numbers of the negatives,
 IsBad = Callable[[Tensor, Tensor], Tensor]  # (nodes, their indices) -> mask of draws to repeat
 SOURCE, DESTINATION = 0, 1  # which end of a link is drawn
 EARLIER, LISTED = 2, 3  # further streams of random numbers
+EARLIER_FANOUTS = (8, 512, -1)  # earlier edges drawn for a negative; more only if all lead to the link's destination
+EARLIER_HOP = 1 << 14  # of their random numbers; no batch has as many
+AT_ONCE = 1 << 20  # of these edges, in memory
 Kind = Literal["uniform", "joint", "historical", "all", "listed"]  # of candidates
 KINDS: tuple[Kind, ...] = get_args(Kind)
 NodeTimes = Callable[[RelationName], Mapping[int, Tensor]]  # relation -> {node type of an end: time of each node}
@@ -198,24 +202,34 @@ def negative_destinations(
 def _earlier(
     graph: GraphStore, links: Links, task: LinkTask, key: int, drawn_for: tuple[Tensor, Tensor], others: Tensor
 ) -> Tensor:
-    """Return a random earlier destination of each negative's source, each equally likely; if it has none, others[i].
+    """Return the end of a random earlier edge of each negative's source, not the link's own; if none, others[i].
 
-    Without times, all other destinations of the source are taken for earlier ones.
+    Each edge is equally likely, so a destination of many edges comes more often. Without times, all edges are earlier.
     """
     positives, slots = drawn_for
-    (relation,) = opposite_relations(graph.schema, graph.schema.relation_index[task.key])
-    stride = graph.schema.node_type(task.key[2]).num_nodes
-    picks = in_edges(graph, relation, links.sources, None if links.times is None else links.times - 1)
-    of_link = torch.repeat_interleave(torch.arange(links.sources.numel()), picks.counts)
-    is_other = picks.sources != links.destinations[of_link]
-    found = torch.unique(of_link[is_other] * stride + picks.sources[is_other])
-    counts = torch.bincount(found // stride, minlength=links.sources.numel())
-    begins = torch.cumsum(counts, 0) - counts
-    words = ops.draw_words(key, slots, keys.NEGATIVE_STREAM + EARLIER).to(torch.int64)
-    count = counts[positives]
-    place = begins[positives] + (words[:, 0] * count + (words[:, 1] * count >> 32) >> 32)
-    has_some = count > 0
-    return others.index_put_((has_some,), found[place[has_some]] % stride)
+    schema, left = graph.schema, torch.arange(slots.numel())
+    (relation,) = opposite_relations(schema, schema.relation_index[task.key])
+    frontiers: list[Frontier | None] = [None] * len(schema.node_types)
+    for fanout in EARLIER_FANOUTS:
+        fanouts = [fanout if other == relation else 0 for other in range(len(schema.relations))]
+        unsure = []
+        for some in torch.split(left, AT_ONCE // fanout if fanout > 0 else 16):
+            of, at = positives[some], slots[some]
+            until = None if links.times is None else links.times[of] - 1
+            frontiers[schema.destinations[relation]] = Frontier(links.sources[of], at, until)
+            picks = graph.sample(frontiers, Draw(key, EARLIER_HOP, fanouts))[relation]
+            assert picks is not None
+            owners = torch.repeat_interleave(torch.arange(some.numel()), picks.counts)
+            is_other = picks.sources != links.destinations[of][owners]
+            count = torch.bincount(owners[is_other], minlength=some.numel())
+            words, has_some = ops.draw_words(key, at, keys.NEGATIVE_STREAM + EARLIER).to(torch.int64), count > 0
+            place = torch.cumsum(count, 0) - count + (words[:, 0] * count + (words[:, 1] * count >> 32) >> 32)
+            others[some[has_some]] = picks.sources[is_other][place[has_some]]
+            unsure.append(some[~has_some & (picks.counts == fanout)])
+        left = torch.cat(unsure)
+        if not left.numel():
+            break
+    return others
 
 
 def _candidates(graph: GraphStore, links: Links, task: LinkTask, key: int) -> Tensor:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from support.batch_servers import without_graph
-from support.graphs import library, random_graph
-from support.reference import Draws
+from support.graphs import in_parts, library, random_graph
+from support.reference import Draws, Edges, Rule, pick
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
@@ -106,20 +106,43 @@ def test_historical_candidates_are_other_destinations_of_the_source_at_an_earlie
 
     def choose(step: int, index: int, link: int) -> list[int]:
         source, destination = LINKS[:, link].tolist()
-        earlier = {
-            end
-            for (start, end), time in zip(edges_of(data), times, strict=True)
-            if start == source and end != destination and (not is_timed or time < int(TIMES[link]))
-        }
-        own, found = sorted(earlier), []
+        edges = sorted(zip(times if is_timed else [-1] * 150, range(150), edges_of(data), strict=True))
+        earlier = [end for time, _, (start, end) in edges if start == source and time < int(TIMES[link])]
+        key, found = keys.batch_key(4, 0, step), []
         for repeat in range(3):
-            draws = Draws(keys.batch_key(4, 0, step), index | repeat << 40, keys.NEGATIVE_STREAM + 2)
+            slot, own = index | repeat << 40, list[int]()
+            for fanout in (8, 512):
+                rule = Rule(key, keys.stream(1 << 14, 1), fanout)
+                own = own or [
+                    earlier[at] for at in pick(rule, source, Edges(earlier), slot) if earlier[at] != destination
+                ]
+            draws = Draws(key, slot, keys.NEGATIVE_STREAM + 2)
             found.append(own[draws.wide(0) * len(own) >> 64] if own else drawn(step, 30)(index, repeat, 0))
         return found
 
     steps = made(data, candidates="historical", **options)
     assert steps == by_loop(choose)
     assert made(data, candidates="historical", disjoint=True, **options) == steps
+
+
+def test_the_one_edge_to_another_destination_is_found_among_many_to_the_links_own() -> None:
+    data = rated()
+    data[RATES].edge_index = torch.tensor([[0] * 1001, [7] * 600 + [9] + [7] * 400])
+    data["item", "rev_rates", "user"].edge_index = data[RATES].edge_index.flip(0)
+    (step,) = made(data, links=torch.tensor([[0, 0], [7, 9]]), candidates="historical")
+    assert step == {0: [9, 9, 9], 1: [7, 7, 7]}
+
+
+def test_earlier_destinations_of_a_popular_source_come_as_often_as_its_edges() -> None:
+    data = rated()
+    ends = torch.arange(3000) % 30 % 20  # two edges in three go to the first ten items
+    data[RATES].edge_index = torch.stack([torch.zeros_like(ends), ends])
+    data["item", "rev_rates", "user"].edge_index = data[RATES].edge_index.flip(0)
+    sampling = NegativeSampling("triplet", 3000)
+    (step,) = made(data, links=torch.tensor([[0], [29]]), candidates="historical", neg_sampling=sampling)
+    counts = torch.bincount(torch.tensor(step[0]), minlength=30)
+    expected = torch.bincount(ends, minlength=30)
+    assert ((counts - expected).abs() < 6 * expected.double().sqrt() + 0.5).all()
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
@@ -198,12 +221,14 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-def test_candidates_are_the_same_on_any_number_of_ranks_and_on_servers(options: dict[str, Any]) -> None:
+def test_candidates_are_the_same_on_any_number_of_ranks_and_parts_and_on_servers(options: dict[str, Any]) -> None:
     attrs = {"time_attr": "time"} if "time_attr" in options else {}
     data = rated()
     one = made(data, shuffle=True, **options)
     assert one == made(data, shuffle=True, world_size=2, **options) == made(data, shuffle=True, world_size=4, **options)
-    assert one == made(without_graph(hoploom.from_pyg(data, **attrs))[0], shuffle=True, **options)
+    store = hoploom.from_pyg(data, **attrs)
+    assert one == made(in_parts(store, 3), shuffle=True, **options)
+    assert one == made(without_graph(store)[0], shuffle=True, **options)
 
 
 @pytest.mark.parametrize("mode", ["binary", "triplet"])
