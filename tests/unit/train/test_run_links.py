@@ -389,7 +389,7 @@ def candidates_of(*overrides: str) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["degree", "joint", "historical", "all"])
+@pytest.mark.parametrize("kind", ["degree", "joint", "all"])
 def test_a_run_chooses_the_candidates_of_training_and_all_are_those_of_evaluation_too(kind: str) -> None:
     train, val = candidates_of(f"task.candidates={kind}", "task.negatives=4", "task.eval_negatives=5")
     widths = {nodes.shape[1] for nodes, _ in train}, {nodes.shape[1] for nodes, _ in val}
@@ -408,6 +408,23 @@ def test_strict_negatives_of_a_run_are_true_links_of_no_split() -> None:
     num_items = shop().schema.node_type("item").num_nodes
     for split in candidates_of("task.candidates=all", "task.strict_negatives=true"):
         assert set(torch.cat([is_there.sum(1) for _, is_there in split]).tolist()) <= {num_items - few for few in true}
+
+
+def test_strict_negatives_of_an_undirected_graph_are_no_held_out_links_backwards(tmp_path: Path) -> None:
+    """The file lists each link once, and both of its directions are held out."""
+    links = torch.cat([torch.stack([torch.arange(30), (torch.arange(30) + step) % 30]) for step in (1, 2)], dim=1)
+    edges = torch.cat([links, links.flip(0)], dim=1)
+    store = hoploom.from_tensors({"x": torch.randn(30, 4)}, edges)
+    np.save(tmp_path / "test.npy", links[:, ::3].numpy())
+    overrides = ("task.kind=link-prediction", "task.loss=softmax", "task.candidates=all", "task.strict_negatives=true")
+    run_file = run_file_with(*overrides, f"task.links={tmp_path}", "task.metrics=['mrr']")
+    setup = training_setup(run_file, store)
+    drawn = set()
+    for batch in train_loader(run_file, setup, ALONE, make_model(run_file, setup)):
+        for source, others in zip(batch.n_id[batch.src_index].tolist(), batch.dst_neg_index, strict=True):
+            drawn |= {(source, other) for other in batch.n_id[others[others >= 0]].tolist()}
+    assert drawn
+    assert not drawn & pairs(edges)
 
 
 @pytest.mark.parametrize(

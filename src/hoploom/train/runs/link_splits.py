@@ -237,6 +237,8 @@ def link_options(run_file: RunFile, store: Store, split: str, seeds: Mapping[str
     if section.strict_negatives:  # edges of the graph are no negatives; held-out and listed links are not, either
         known = [given for name, given in seeds.items() if name != "train" or section.links is not None]
         ends = [given if schema.homogeneous else given[1] for given in known]
+        if key[0] == key[2]:  # both directions were held out
+            ends += [given.flip(0) for given in ends]
         options["known_links"] = torch.cat(ends, dim=1) if ends else None
     options["strict_negatives"] = section.strict_negatives
     if split == "train":

@@ -110,8 +110,8 @@ class TaskSection:
     strict_negatives: bool = key(False, "negative links are never edges of the graph", rules.FLAG, only=OF_LINKS)
     candidates: str = key(
         "uniform",
-        "which negatives: by degree ^ 0.75, shared by a step, earlier ones, or all nodes; only all holds in evaluation",
-        rules.choice("uniform", "degree", "joint", "historical", "all"),
+        "which negatives: by degree ^ 0.75, shared by a step, or all nodes; only all holds in evaluation",
+        rules.choice("uniform", "degree", "joint", "all"),
         only=OF_LINKS,
     )
     eval_negatives: int = key(
