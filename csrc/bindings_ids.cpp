@@ -230,7 +230,6 @@ void bind_ids(nb::module_& m) {
       .def("find", &find_slots, nb::arg("ids").noconvert(), nb::arg("places").noconvert())
       .def("add", &add_slots, nb::arg("ids").noconvert(), nb::arg("places").noconvert(), nb::arg("slots").noconvert())
       .def("ids", &SlotMap::copy_ids)
-      .def("num_needed", &SlotMap::num_needed)
       .def("__len__", &SlotMap::size);
 
   m.def("gather", &gather_rows, nb::arg("table").noconvert(), nb::arg("ids").noconvert(),

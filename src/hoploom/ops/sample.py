@@ -285,10 +285,5 @@ class SlotMap:
         """The id of every slot, free slots included: [n] int64."""
         return tensor_of(self._core.ids())
 
-    @property
-    def num_needed(self) -> int:
-        """Number of ids that this round uses."""
-        return self._core.num_needed()
-
     def __len__(self) -> int:
         return len(self._core)
