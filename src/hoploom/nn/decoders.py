@@ -8,7 +8,7 @@ the real parts first, then the imaginary ones.
 import copy
 import math
 from collections.abc import Mapping
-from typing import Self
+from typing import Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,12 @@ AT_ONCE = 1 << 22  # values of pairs of rows that are in memory at a time
 
 class Decoder(nn.Module):
     """Base of decoders. `relations` are the numbers of the links' relations, for decoders that have several."""
+
+    def __init_subclass__(cls) -> None:
+        """Drop an inherited `against` that does not know the class's own `forward`."""
+        owner = next(base for base in cls.__mro__ if vars(base).keys() & {"against", "forward"})
+        if "against" not in vars(owner):
+            cls.against = Decoder.against  # type: ignore[method-assign]
 
     def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
         """Return one score per link; the higher, the likelier."""
@@ -49,6 +55,11 @@ class Dot(Decoder):
 
     def against(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
         return self.query(sources, relations) @ destinations.t()
+
+
+def is_product(decoder: Decoder) -> TypeGuard[Dot]:
+    """Return whether the scores are products of `query` and destinations: a class may have its own `forward`."""
+    return type(decoder).against is Dot.against
 
 
 class Cosine(Decoder):

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from hoploom.errors import ConfigError
 from hoploom.nn.decoders import Decoder
-from hoploom.ranking.highest import SOURCES, Rows, blocks, finite_rows, known_of, read_rows, scorer_of
+from hoploom.ranking.highest import SOURCES, Rows, blocks, finite_rows, known_of, read_rows, scorer_of, without_nan
 from hoploom.ranks.context import Context
 from hoploom.schema import RelationName, read_ids
 
-NOISE = 1e-12  # of the largest score: what rounding may change
+NOISE = 1e-12  # of the largest score of a source: what rounding may change
 DEFAULT = ("mrr", "hits@10")
 
 
@@ -119,18 +119,19 @@ def _doubled(
         own = order[first_link:end_link]
         rows = places[own] - begin
         ends = finite_rows(tables[1][links[1, own]], key[2], torch.float64)
-        true = scorer(left[rows], ends, relations[rows])
+        true = without_nan(scorer(left[rows], ends, relations[rows]))
         left_out = None if lists is None else lists.of(begin, begin + some.numel())
         for first, scores in blocks(scorer, left, tables[1], key[2], relations):
-            noise = NOISE * max(map(abs, torch.stack(scores.aminmax()).tolist()))
+            largest = torch.maximum(scores.amax(1), -scores.amin(1))[rows]  # not of other sources
+            noise = NOISE * torch.maximum(largest, true.abs()).nan_to_num(posinf=0.0)
             if left_out is not None:
                 column = left_out.ids - first
                 is_here = (column >= 0) & (column < scores.shape[1])
                 query = torch.repeat_interleave(left_out.indptr.diff())
-                scores[query[is_here], column[is_here]] = -torch.inf
+                scores[query[is_here], column[is_here]] = torch.nan  # no level
             table = scores.numpy()
-            for link, row, level in zip(own.tolist(), rows.tolist(), true.tolist(), strict=True):
-                ranks[link] += np.count_nonzero(table[row] >= level - noise) + np.count_nonzero(
-                    table[row] > level + noise
-                )
+            for link, row, least, most in zip(
+                *(each.tolist() for each in (own, rows, true - noise, true + noise)), strict=True
+            ):
+                ranks[link] += np.count_nonzero(table[row] >= least) + np.count_nonzero(table[row] > most)
     return doubled

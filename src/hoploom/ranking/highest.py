@@ -17,7 +17,7 @@ from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, DataError
 from hoploom.load.arguments import canonical, read_input_nodes
-from hoploom.nn.decoders import Decoder, Dot, OfRelations
+from hoploom.nn.decoders import Decoder, Dot, OfRelations, is_product
 from hoploom.schema import RelationName
 from hoploom.store import Store
 from hoploom.store.base import sampled_edges
@@ -102,7 +102,7 @@ def best_of_rows(
         end = min(begin + SOURCES, unique.numel())
         left = finite_rows(of_sources[unique[begin:end]], source_type, torch.float32)
         lists = None if known is None else known.of(begin, end)
-        if index is not None and isinstance(scorer, Dot):
+        if index is not None and is_product(scorer):
             scores[begin:end], ids[begin:end] = _search(index, scorer.query(left, None), lists, k)
             continue
         for first, block in blocks(scorer, left, of_destinations, of):
@@ -118,7 +118,7 @@ def best_of_rows(
 
 def _cells_of(scorer: Decoder, rows: Tensor, of: str) -> Any:
     """Return a faiss index of the rows, in cells of similar rows. A search looks at a few of the cells."""
-    if not isinstance(scorer, Dot):
+    if not is_product(scorer):
         raise ConfigError(f"approximate is for dot products, and {type(scorer).__name__} is none; leave it out")
     with needs("faiss"):
         import faiss
@@ -159,14 +159,21 @@ def blocks(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield the scores of the sources `left`, some destinations at a time: the first destination, then the scores."""
     memory = torch.empty(left.shape[0] * DESTINATIONS, dtype=left.dtype)
-    query = scorer.query(left, relations) if isinstance(scorer, Dot) else None
+    query = scorer.query(left, relations) if is_product(scorer) else None
     for first in range(0, rows.shape[0], DESTINATIONS):
         right = finite_rows(rows[first : first + DESTINATIONS], of, left.dtype)
         if query is None:
-            yield first, scorer.against(left, right, relations)
+            yield first, without_nan(scorer.against(left, right, relations))
         else:
             out = memory[: left.shape[0] * right.shape[0]].view(left.shape[0], right.shape[0])
-            yield first, torch.mm(query, right.t(), out=out)
+            yield first, without_nan(torch.mm(query, right.t(), out=out))
+
+
+def without_nan(scores: Tensor) -> Tensor:
+    """Return the scores; raise DataError if one is NaN, because it has no rank."""
+    if scores.numel() and scores.amax().isnan():  # needs no memory, as isnan() would
+        raise DataError("the score of a link is nan; look at the model that made it")
+    return scores
 
 
 def finite_rows(rows: Tensor, name: str, dtype: torch.dtype) -> Tensor:

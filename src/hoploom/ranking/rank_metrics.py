@@ -12,7 +12,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import BinaryAUROC, BinaryAveragePrecision
 
-from hoploom.errors import ConfigError, DataError
+from hoploom.errors import ConfigError
+from hoploom.ranking.highest import without_nan
 
 SMALL = 1 << 17  # doubled ranks that are counted one by one; greater ones are summed
 UNIT = 40  # sums of fractions are in units of 2^-40
@@ -40,9 +41,7 @@ def doubled_ranks(scores: Tensor) -> Tensor:
     """
     found = [torch.zeros(0, dtype=torch.int64, device=scores.device)]
     for some in torch.split(scores, max(1, AT_ONCE // max(1, scores.shape[1]))):
-        first, others = some[:, :1], some[:, 1:]
-        if some.isnan().any():
-            raise DataError("the score of a link is nan; look at the model that made it")
+        first, others = without_nan(some)[:, :1], some[:, 1:]
         found.append(2 + 2 * (others > first).sum(1) + (others == first).sum(1))
     return torch.cat(found)
 

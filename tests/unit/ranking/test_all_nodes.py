@@ -193,3 +193,47 @@ def test_a_decoder_that_is_not_finite_is_refused() -> None:
     with pytest.raises(DataError, match="the decoder has values that are not finite"):
         rank_links(rows, ends, decoder=decoder)
     assert hoploom.rank_links is rank_links
+
+
+class LogDot(Decoder):
+    def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        return (sources * destinations).sum(-1).log()
+
+
+class Minus(DistMult):
+    def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        return -super().forward(sources, destinations, relations)
+
+
+@pytest.mark.parametrize("known", [None, torch.zeros(2, 0).long()])
+def test_a_score_that_is_nan_is_no_rank(known: Tensor | None) -> None:
+    rows, ends, _ = graph()
+    with pytest.raises(DataError, match="the score of a link is nan"):
+        rank_links(rows, ends, decoder=LogDot(), known=known)
+    store = hoploom.from_tensors({"x": rows}, ends)
+    with pytest.raises(DataError, match="the score of a link is nan"):
+        hoploom.best(rows, store, k=3, decoder=LogDot())
+
+
+def test_a_score_of_minus_infinity_is_the_last() -> None:
+    rows = torch.tensor([[1.0], [0.0], [2.0], [0.0]])
+    ends = torch.tensor([[0, 0, 0], [0, 1, 2]])
+    assert rank_links(rows, ends, decoder=LogDot()).doubled.tolist() == [4, 7, 2]
+    assert rank_links(rows, ends, decoder=LogDot(), known=ends[:, :0]).doubled.tolist() == [2, 3, 2]
+
+
+def test_a_forward_of_an_own_class_is_not_passed_by() -> None:
+    torch.manual_seed(1)
+    rows, ends, _ = graph()
+    decoder, zero = Minus(D), torch.zeros_like(ends[0])
+    found = rank_links(rows, ends, decoder=decoder)
+    store = hoploom.from_tensors({"x": rows}, ends)
+    best = hoploom.best(rows, store, k=3, decoder=decoder, exclude=None)
+    torch.testing.assert_close(best.scores, decoder(rows[:, None], rows).topk(3).values)
+    assert (found.doubled / 2).tolist() == by_loop(decoder.double(), rows, ends, zero, None)
+
+
+def test_great_scores_of_another_source_change_no_rank() -> None:
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1e14], [1.0, 0.0], [1.001, 0.0]])
+    links = torch.tensor([[0, 1], [2, 2]])
+    assert rank_links(rows, links).doubled.tolist()[:1] == rank_links(rows, links[:, :1]).doubled.tolist() == [5]
