@@ -54,7 +54,8 @@ class Dot(Decoder):
         return (self.query(sources, relations) * destinations).sum(-1)
 
     def against(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
-        return self.query(sources, relations) @ destinations.t()
+        query = self.query(sources, relations)
+        return query @ destinations.t().to(query.dtype)
 
 
 def is_product(decoder: Decoder) -> TypeGuard[Dot]:
@@ -66,10 +67,10 @@ class Cosine(Decoder):
     """The cosine of the angle between both rows."""
 
     def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
-        return functional.cosine_similarity(sources, destinations, dim=-1)
+        return functional.cosine_similarity(_wide(sources), _wide(destinations), dim=-1)
 
     def against(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
-        left, right = (functional.normalize(rows, dim=-1, eps=1e-8) for rows in (sources, destinations))
+        left, right = (functional.normalize(_wide(rows), dim=-1, eps=1e-8) for rows in (sources, destinations))
         return left @ right.t()
 
 
@@ -163,8 +164,8 @@ class TransE(OfRelations):
         return -distances
 
     def against(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
-        moved, exact = sources + self.rows(relations, sources), "donot_use_mm_for_euclid_dist"
-        return -torch.cdist(moved, destinations, self.p, compute_mode=exact)
+        moved, exact = _wide(sources + self.rows(relations, sources)), "donot_use_mm_for_euclid_dist"
+        return -torch.cdist(moved, destinations.to(moved.dtype), self.p, compute_mode=exact)
 
 
 class RotatE(OfRelations):
@@ -175,16 +176,21 @@ class RotatE(OfRelations):
         nn.init.uniform_(self.relations.weight, -math.pi, math.pi)
 
     def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
-        angles = self.rows(relations, sources)
+        angles = _wide(self.rows(relations, sources))
         rotated = _complex(sources) * torch.polar(torch.ones_like(angles), angles)
         return -(rotated - _complex(destinations)).abs().sum(-1)
+
+
+def _wide(rows: Tensor) -> Tensor:
+    """Return rows of half types as float32: they have no complex numbers, and their squares underflow."""
+    return rows.float() if rows.dtype.itemsize < 4 else rows
 
 
 def _complex(rows: Tensor) -> Tensor:
     """Return rows [..., 2 d] as complex numbers [..., d]."""
     if rows.shape[-1] % 2:
         raise ConfigError(f"rows have {rows.shape[-1]} channels; complex numbers need an even number")
-    return torch.complex(*rows.chunk(2, dim=-1))
+    return torch.complex(*_wide(rows).chunk(2, dim=-1))
 
 
 DECODERS: Mapping[str, type[Decoder]] = {  # by their names in run.toml

@@ -172,3 +172,26 @@ def test_what_a_decoder_cannot_take_is_refused() -> None:
         DistMult(5, 3)(rows, rows)
     with pytest.raises(ConfigError, match="rows have 5 channels; complex numbers need an even number"):
         ComplEx(5)(rows, rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("make", [*MAKERS.values(), lambda relations: MLP(D, 8)], ids=[*MAKERS, "mlp"])
+def test_half_types_have_nearly_the_scores_of_float32(make: Callable[[int], Decoder], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    decoder, sources, destinations, relations = make(R), torch.randn(5, D), torch.randn(5, D), torch.arange(5) % R
+    sources[0] = 0.0
+    expected = decoder.against(sources, destinations, relations)
+    decoder, sources, destinations = decoder.to(dtype), sources.to(dtype), destinations.to(dtype)
+    found = decoder(sources[:, None], destinations, relations).float()
+    torch.testing.assert_close(found, expected, atol=0.1, rtol=0.1)
+    found = decoder.against(sources, destinations, relations).float()
+    torch.testing.assert_close(found, expected, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("make", [*MAKERS.values(), lambda relations: MLP(D, 8)], ids=[*MAKERS, "mlp"])
+def test_a_decoder_scores_rows_of_half_types_in_mixed_precision(make: Callable[[int], Decoder]) -> None:
+    decoder, rows, relations = make(R), torch.randn(5, D).bfloat16(), torch.arange(5) % R
+    with torch.autocast("cpu", torch.bfloat16):
+        assert decoder(rows, rows, relations).isfinite().all()
+        decoder.against(rows, rows, relations).float().sum().backward() if [*decoder.parameters()] else None
+    assert all(own.grad is not None and own.grad.isfinite().all() for own in decoder.parameters())
