@@ -192,7 +192,8 @@ def _read_candidates(
             raise ConfigError("candidates='all' needs another destination than the true one; give a larger graph")
         size = min(given.batch_size, count)
         what = f"the {num_nodes - 1:,} candidates of each of {size} links take"
-        require_memory(size * num_nodes * PAIR_BYTES, what, "give a smaller batch_size, or neg_sampling='triplet'")
+        way_out = "give a smaller batch_size (loader.eval_batch_size in a run), or neg_sampling='triplet'"
+        require_memory(size * num_nodes * PAIR_BYTES, what, way_out)
         return "all", NegativeSampling("triplet", num_nodes - 1), None
     listed = inputs.read_tensor("candidates", named)
     if listed.dim() != 2 or listed.shape[0] != count or not listed.shape[1] or listed.dtype not in ID_DTYPES:

@@ -22,7 +22,7 @@ from hoploom.load.assemble import Batch, of_blocks
 from hoploom.ops import Reduce
 from hoploom.sample.hops import Sampling, make_hgt_sampling, make_sampling
 from hoploom.sample.negatives import KINDS, Kind
-from hoploom.schema import Schema, TypeKey, read_ids
+from hoploom.schema import ID_DTYPES, Schema, TypeKey, read_ids
 from hoploom.serve.requests import (
     read_excluded,
     read_flag,
@@ -203,9 +203,12 @@ def _check_seeds(columns: dict[str, Tensor], description: Description, schema: S
     num_nodes = schema.node_type(owner if isinstance(owner, str) else owner[2]).num_nodes
     require((kind == "listed") is (listed is not None), "candidates", kind, '"listed", and a tensor of them')
     if listed is not None:
-        fits = listed.dtype == torch.int64 and listed.dim() == 2 and max(1, amount) <= listed.shape[1]
+        fits = listed.dtype in ID_DTYPES and listed.dim() == 2 and max(1, amount) <= listed.shape[1]
         fits = fits and 0 < listed.numel() <= MAX_SEEDS and -1 <= int(listed.min()) <= int(listed.max()) < num_nodes
-        require(fits, "candidates", tuple(listed.shape), f"int64 ids [{count}, at least {amount}], {MAX_SEEDS} at most")
+        require(
+            fits, "candidates", tuple(listed.shape), f"integer ids [{count}, at least {amount}], {MAX_SEEDS} at most"
+        )
+        columns["candidates"] = listed.to(torch.int64)
     require(kind != "all" or amount == num_nodes - 1, "amount", amount, f"{num_nodes - 1}, all other nodes")
     return columns
 

@@ -349,7 +349,7 @@ def served_batches(maker: LocalMaker, peers: Peers) -> ServedBatches:
             if drawn.src_weight is not None or drawn.dst_weight is not None:
                 raise ConfigError(
                     "src_weight and dst_weight of neg_sampling are not sent to servers; use connect(..., made='here'), "
-                    "which makes batches in this process"
+                    "which makes batches in this process, or in a run task.candidates = 'uniform'"
                 )
             negatives = Negatives(drawn.mode.value, drawn.amount, maker.task.strict, maker.task.candidates)
         sources, destinations = maker.ends

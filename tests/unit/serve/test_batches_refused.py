@@ -15,6 +15,7 @@ from support.refusals import WAY_OUT
 from support.shards import elsewhere_of, spread
 from support.wires import over_the_wire
 from torch_geometric.data import HeteroData
+from torch_geometric.sampler import NegativeSampling
 
 import hoploom
 from hoploom import ConfigError, HoploomError, PeerError
@@ -115,6 +116,23 @@ def test_bad_seeds_are_refused(tensors: list[torch.Tensor], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         makers.answer(Message(header, tensors))
     assert said in str(caught.value)
+
+
+def test_listed_candidates_may_have_any_integer_dtype() -> None:
+    makers, header, ends = _asked(**{"seeds": ["sources", "destinations", "candidates"]})
+    header["description"]["negatives"] |= {"mode": "triplet", "candidates": "listed"}
+    wide, narrow = (
+        decode_batch(makers.answer(Message(header, [*ends, torch.tensor([[4], [5]], dtype=dtype)])))
+        for dtype in (torch.int64, torch.int16)
+    )
+    assert_same(narrow, wide)
+
+
+def test_weights_of_negatives_are_not_sent_and_the_error_says_what_else_to_do() -> None:
+    trainer, _ = without_graph(hoploom.from_pyg(library()))
+    weighted = NegativeSampling("triplet", 2, dst_weight=torch.ones(10))
+    with pytest.raises(ConfigError, match=r"task\.candidates = 'uniform'"):
+        hoploom.LinkNeighborLoader(trainer, [2], ("author", "writes", "paper"), neg_sampling=weighted)
 
 
 def _request(store: Store, **options: Any) -> Callable[[BatchService], Message]:
