@@ -171,7 +171,7 @@ def negative_pairs(
             late = _too_late(node_times, times)(fresh, bad)
             nodes[bad] = torch.where(late, nodes[bad], fresh)
         bad = bad[is_edge(ends[0][bad], ends[1][bad])]
-    raise too_dense(task.key)
+    raise too_dense(task)
 
 
 def negative_destinations(
@@ -194,8 +194,9 @@ def negative_destinations(
     drawn, bad = draw_until(
         draw, lambda nodes, at: too_late(nodes, at) | _is_true(graph, task, sources[at], nodes), slots
     )
-    if bad.numel():
-        raise too_dense(task.key)
+    drawn = _in_time(drawn, bad[too_late(drawn[bad], bad)], node_times)
+    if bad.numel() and bool(_is_true(graph, task, sources[bad], drawn[bad]).any()):
+        raise too_dense(task)
     return drawn
 
 
@@ -311,5 +312,8 @@ def are_edges(graph: GraphStore, relation: int, sources: Tensor, destinations: T
     return torch.isin(sources * stride + destinations, edges)
 
 
-def too_dense(relation: object) -> DataError:
-    return DataError(f"nearly every pair is an edge of {relation}: no strict negatives; set strict_negatives=False")
+def too_dense(task: LinkTask) -> DataError:
+    newer = "" if task.node_times is None else ", or has a node that is newer than the link"
+    return DataError(
+        f"no strict negatives: nearly every pair is an edge of {task.key}{newer}; set strict_negatives=False"
+    )

@@ -248,6 +248,20 @@ def test_a_link_older_than_every_node_takes_the_oldest_as_in_pyg() -> None:
     assert (links_of(batch)[:, 24:] == 0).all()
 
 
+@pytest.mark.parametrize("negatives", [BINARY, TRIPLET], ids=BOTH)
+def test_strict_negatives_of_a_link_older_than_every_node_are_the_oldest_or_an_error(
+    negatives: NegativeSampling,
+) -> None:
+    data = Data(time=dated.time, edge_index=torch.stack([torch.arange(6), torch.arange(6) + 3]), num_nodes=12)
+    times, links = torch.full((6,), -5), data.edge_index
+    options = {"time_attr": "time", "neg_sampling": negatives, "strict_negatives": True, "batch_size": 6}
+    (batch,) = LinkNeighborLoader(data, [2], links, edge_label_time=times, **options)
+    assert (links_of(batch)[1, 6:] == 0).all()
+    data.edge_index = torch.stack([torch.arange(6), torch.zeros(6, dtype=torch.int64)])
+    with pytest.raises(DataError, match="newer than the link"):
+        list(LinkNeighborLoader(data, [2], links, edge_label_time=times, **options))
+
+
 def of_ranks(data: Data, world_size: int, **options: Any) -> Iterator[tuple[int, Data]]:
     """Every step's number and batch, rank by rank; a step of all ranks is of 24 links."""
     options |= {"batch_size": 24 // world_size, "shuffle": True, "world_size": world_size}
