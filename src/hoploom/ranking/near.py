@@ -17,7 +17,7 @@ from hoploom.store.base import sampled_edges
 from hoploom.system import require_memory
 
 SCORES = 1 << 23  # scores that are in memory at a time
-EDGE_BYTES = 120  # of memory per edge
+EDGE_BYTES = 160  # of memory per edge, beside the scores
 STEPS, RESTART = 20, 0.15  # of personalised PageRank
 
 
