@@ -16,7 +16,7 @@ from hoploom.ops import Frontier
 from hoploom.sample.exclusions import opposite_relations
 from hoploom.schema import RelationName, Schema
 from hoploom.store import Draw, GraphStore
-from hoploom.store.base import in_edges
+from hoploom.store.base import NODES, in_edges
 
 SLOT_BITS = 40  # of the number of a negative; its repeat is in the higher bits
 ROUNDS = 256  # if nine of ten draws are bad, one in 10^12 is still bad after these
@@ -305,11 +305,17 @@ def draw_until(draw: DrawNodes, is_bad: IsBad, slots: Tensor) -> tuple[Tensor, T
 
 
 def are_edges(graph: GraphStore, relation: int, sources: Tensor, destinations: Tensor) -> Tensor:
-    """Return a mask of the pairs that are edges of a relation. Reads all in-edges of the destinations."""
-    nodes, stride = torch.unique(destinations), graph.schema.node_types[graph.schema.destinations[relation]].num_nodes
-    picks = in_edges(graph, relation, nodes)
-    edges = picks.sources * stride + torch.repeat_interleave(nodes, picks.counts)
-    return torch.isin(sources * stride + destinations, edges)
+    """Return a mask of the pairs that are edges of a relation. Reads in-edges of the destinations piece by piece."""
+    schema, found = graph.schema, []
+    stride = schema.node_types[schema.destinations[relation]].num_nodes
+    num_sources = schema.node_types[schema.sources[relation]].num_nodes
+    is_wanted = torch.zeros(num_sources, dtype=torch.bool).index_fill_(0, sources, True)
+    for nodes in torch.split(torch.unique(destinations), NODES):
+        picks = in_edges(graph, relation, nodes)
+        of_source = is_wanted[picks.sources]
+        ends = torch.repeat_interleave(nodes, picks.counts)[of_source]
+        found.append(picks.sources[of_source] * stride + ends)
+    return torch.isin(sources * stride + destinations, torch.cat(found))
 
 
 def too_dense(task: LinkTask) -> DataError:
