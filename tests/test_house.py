@@ -35,23 +35,23 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "config": 810,
     "ops": 3300,
     "store": 4200,
-    "sample": 1370,
-    "ranks": 2000,
-    "load": 3210,
-    "nn": 1035,
-    "serve": 4262,
-    "train": 4540,
+    "sample": 1545,
+    "ranks": 2020,
+    "load": 3280,
+    "nn": 1100,
+    "serve": 4300,
+    "train": 4650,
     "gpu": 2700,
-    "inference": 1070,
-    "ranking": 520,
-    "ingest": 6900,
+    "inference": 1175,
+    "ranking": 995,
+    "ingest": 6750,
     "partition": 1500,
     "scale": 1000,
-    "deploy": 2610,
-    "report": 1200,
-    "cli": 1920,
+    "deploy": 2570,
+    "report": 1180,
+    "cli": 1780,
 }
-BUDGET, MOST_FILES = 44_690, 230
+BUDGET, MOST_FILES = 45_430, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:
