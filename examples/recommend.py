@@ -70,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=8)
     words = parser.parse_args(argv)
     tables, path = words.tables or words.folder / "shop", words.folder / "shop.store"
+    made = [path, words.folder / "nodes", *([tables] if words.tables is None else [])]
+    for taken in filter(Path.exists, made):  # before `init`, where ranks wait for each other
+        parser.error(f"{taken} exists already; remove it, or name another --folder")
     with hoploom.init() as context:
         if context.is_main:
             if words.tables is None:

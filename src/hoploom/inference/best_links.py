@@ -15,12 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hoploom.errors import ConfigError
 from hoploom.inference.files import RESULT, RowFile, SharedFolder, parquet_file, shared_folder
 from hoploom.inference.infer import Inference, folder_of, ids_of_user, infer
-from hoploom.load.arguments import read_input_nodes
 from hoploom.nn.decoders import Decoder
 from hoploom.ranking import Best, best_of_rows
+from hoploom.ranking.scored_links import decoder_of
 from hoploom.ranks.context import DEADLINE, Context, unwrap
 from hoploom.ranks.environment import RankInfo
 from hoploom.schema import RelationName
@@ -42,26 +41,28 @@ def best(
 ) -> Best:
     """Return the best destinations of each source by a model, or by rows; `options` are those of `best_of_rows`.
 
-    A model's outputs of all nodes are computed by `infer`, into files of a temporary folder, and on this rank alone. If
-    the model has a `decoder`, it scores the links.
+    A model's outputs of all nodes are computed by `infer`, on this rank alone, into files of the temporary folder of
+    the system (the variable TMPDIR names another). If the model has a `decoder`, it scores the links.
 
     >>> best(model, store, ("user", ids), of="item", k=10, exclude="known").ids
     """
     if not isinstance(model_or_rows, nn.Module):
         return best_of_rows(model_or_rows, store, sources, of=of, **options)
     own = unwrap(model_or_rows)
-    if hasattr(own, "score"):
-        raise ConfigError("best scores by dot products or a decoder, but the model has its own `score`; leave it out")
-    if isinstance(getattr(own, "decoder", None), Decoder):
-        options = {"decoder": own.decoder, **options}
-    source_type, _, _ = read_input_nodes(store, sources, "sources")
-    names, alone = sorted({source_type, of or source_type}), Context(RankInfo(), torch.device("cpu"), "gloo", DEADLINE)
-    with alone, TemporaryDirectory() as scratch:
-        inference = Inference(columns=["output"], node_types=names)
-        outputs = infer(own, store, Path(scratch, "outputs"), alone, inference=inference)
-        with shared_folder(Path(scratch, "rows"), None, alone) as folder:
-            rows = output_rows(outputs, store, names, folder)
-            return best_of_rows(rows, store, sources, of=of, **options)
+    options = {"decoder": decoder_of(own), **options}
+    with (
+        Context(RankInfo(), torch.device("cpu"), "gloo", DEADLINE) as alone,
+        TemporaryDirectory() as scratch,
+        shared_folder(Path(scratch, "rows"), None, alone) as folder,
+    ):
+
+        def rows(names: list[str]) -> Mapping[str, Tensor]:
+            inference = Inference(columns=["output"], node_types=names)
+            return output_rows(
+                infer(own, store, Path(scratch, "outputs"), alone, inference=inference), store, names, folder
+            )
+
+        return best_of_rows(rows, store, sources, of=of, **options)
 
 
 def write_best(

@@ -7,7 +7,7 @@ last bits of a score may depend on the other sources of the call, as in any matr
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from hoploom.system import needs
 SOURCES, DESTINATIONS = 1024, 16384  # rows of a block of scores, and columns: 64 MB
 NODES = 1 << 16  # destinations whose edges are read at once
 ROWS_PER_CELL = 64  # of an approximate search: how many rows each cell is computed from
+FOUND = 1 << 21  # rows that an approximate search returns at a time, for all of its sources
 JUDGED = 256  # sources of which an approximate search measures its recall
 
 Rows = Mapping[str, Tensor]
@@ -34,7 +35,8 @@ Rows = Mapping[str, Tensor]
 class Best(NamedTuple):
     """The best destinations of each source, the best first. Of destinations with equal scores, the lowest id is first.
 
-    A source with fewer than k destinations has -1 and -infinity in the last entries.
+    A source with fewer than k destinations has -1 and -infinity in the last entries. In an approximate search, equal
+    scores are in no order.
     """
 
     ids: Tensor  # [num_sources, k] int64 node ids
@@ -56,7 +58,7 @@ class Known(NamedTuple):
 
 @torch.no_grad()
 def best_of_rows(
-    rows: Rows | Tensor,
+    rows: Rows | Tensor | Callable[[list[str]], Rows],
     store: Store,
     sources: Any = None,
     *,
@@ -70,8 +72,9 @@ def best_of_rows(
 
     A score is the dot product of two rows, or that of a `decoder`; of several relations, choose one: `decoder.only(3)`.
 
-    `rows` has a row for every node, by node type; for a graph with one node type, it may be a tensor. `sources` are
-    nodes of one type, given like `input_nodes` of a loader: ("user", ids), ("user", "test"), or "user" for all users.
+    `rows` has a row for every node, by node type; for a graph with one node type, it may be a tensor. It may also be a
+    function that makes the rows of some types, which is called when all else is known to be right. `sources` are nodes
+    of one type, given like `input_nodes` of a loader: ("user", ids), ("user", "test"), or "user" for all users.
     `exclude` names the relations whose destinations are left out for a source; "known" means all relations from the
     sources' type to `of`, and the source itself if both are of one type. Edges are read once at every call, so give
     many sources at once. `k` should be small.
@@ -83,19 +86,29 @@ def best_of_rows(
     """
     source_type, wanted, _ = read_input_nodes(store, sources, "sources")
     of = _only_type(store, "of") if of is None else of
-    by_type = rows if isinstance(rows, Mapping) else {_only_type(store, "rows"): rows}
     num_destinations = store.schema.node_type(of).num_nodes
+    if as_int("k", k, 1, "give how many destinations to find for each source") > num_destinations:
+        raise ConfigError(f"k is {k}, and there are {num_destinations} nodes of {of!r}; give at most that many")
+    excluded = _excluded(store, source_type, of, exclude)
+    if isinstance(decoder, OfRelations) and decoder.relations.num_embeddings > 1:
+        count, way_out = decoder.relations.num_embeddings, "choose one, such as decoder=model.decoder.only(3)"
+        raise ConfigError(f"{type(decoder).__name__} has {count} relations; {way_out}")
+    scorer = scorer_of(decoder, torch.float32)
+    if approximate:
+        if not is_product(scorer):
+            raise ConfigError(f"approximate is for dot products, and {type(scorer).__name__} is none; leave it out")
+        with needs("faiss"):
+            import faiss  # noqa: F401
+    found = rows(sorted({source_type, of})) if callable(rows) else rows
+    by_type = found if isinstance(found, Mapping) else {_only_type(store, "rows"): found}
     of_sources, of_destinations = read_rows(by_type, source_type, of)
     for name in (source_type, of):
         num_nodes, num_rows = store.schema.node_type(name).num_nodes, len(by_type[name])
         if num_rows != num_nodes:
             raise ConfigError(f"there are {num_rows} rows of {name!r}; give one row for each of its {num_nodes} nodes")
-    if as_int("k", k, 1, "give how many destinations to find for each source") > num_destinations:
-        raise ConfigError(f"k is {k}, and there are {num_destinations} nodes of {of!r}; give at most that many")
     unique, places = torch.unique(wanted, return_inverse=True)
-    known = _known(store, unique, _excluded(store, source_type, of, exclude), num_destinations, source_type == of)
-    scorer = scorer_of(decoder, torch.float32)
-    index = _cells_of(scorer, of_destinations, of) if approximate else None
+    known = _known(store, unique, excluded, num_destinations, source_type == of)
+    index = _cells_of(of_destinations, of) if approximate else None
     ids = torch.full((unique.numel(), k), -1)
     scores = torch.full((unique.numel(), k), -torch.inf)
     for begin in range(0, unique.numel(), SOURCES):
@@ -116,12 +129,10 @@ def best_of_rows(
     return Best(ids[places], scores[places], float(is_found.double().mean()))
 
 
-def _cells_of(scorer: Decoder, rows: Tensor, of: str) -> Any:
+def _cells_of(rows: Tensor, of: str) -> Any:
     """Return a faiss index of the rows, in cells of similar rows. A search looks at a few of the cells."""
-    if not is_product(scorer):
-        raise ConfigError(f"approximate is for dot products, and {type(scorer).__name__} is none; leave it out")
-    with needs("faiss"):
-        import faiss
+    import faiss
+
     num_cells = max(1, min(2 * math.isqrt(len(rows)), len(rows) // ROWS_PER_CELL))
     index: Any = faiss.index_factory(rows.shape[1], f"IVF{num_cells},Flat", faiss.METRIC_INNER_PRODUCT)
     index.nprobe = num_cells // 32 + 8
@@ -133,15 +144,22 @@ def _cells_of(scorer: Decoder, rows: Tensor, of: str) -> Any:
 
 
 def _search(index: Any, query: Tensor, known: Known | None, k: int) -> tuple[Tensor, Tensor]:
-    """Return the scores and ids of the best rows that the index finds, [n, k] each, without known ones."""
-    most_known = 0 if known is None else int(known.indptr.diff().max())
-    scores, ids = map(torch.from_numpy, index.search(query.numpy(), min(k + most_known, index.ntotal)))
-    is_out = ids < 0  # there were fewer
-    if known is not None:
-        own = torch.repeat_interleave(known.indptr.diff()) * index.ntotal + known.ids
-        is_out |= torch.isin(torch.arange(len(ids))[:, None] * index.ntotal + ids, own)
-    found = scores.masked_fill(is_out, -torch.inf).topk(k)
-    return found.values, ids.gather(1, found.indices).masked_fill(found.values == -torch.inf, -1)
+    """Return the scores and ids of the best rows that the index finds, [n, k] each, without known ones.
+
+    A source is searched for as many more rows as it may know. Those that know most are searched first, a few at a time.
+    """
+    counts = torch.zeros(len(query), dtype=torch.int64) if known is None else known.indptr.diff()
+    left_out = counts[:0] if known is None else torch.repeat_interleave(counts) * index.ntotal + known.ids
+    scores, ids, order = torch.empty(len(query), k), torch.empty(len(query), k, dtype=torch.int64), counts.argsort()
+    while order.numel():
+        width = min(k + int(counts[order[-1]]), index.ntotal)
+        order, some = order.tensor_split([-max(1, FOUND // width)])
+        near, places = map(torch.from_numpy, index.search(query[some].numpy(), width))
+        is_out = (places < 0) | torch.isin(some[:, None] * index.ntotal + places, left_out)
+        found = near.masked_fill(is_out, -torch.inf).topk(k)
+        scores[some] = found.values
+        ids[some] = places.gather(1, found.indices).masked_fill(found.values == -torch.inf, -1)
+    return scores, ids
 
 
 def scorer_of(decoder: Decoder | None, dtype: torch.dtype, relations: Tensor | None = None) -> Decoder:

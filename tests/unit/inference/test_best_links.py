@@ -16,7 +16,7 @@ from hoploom import ConfigError, DataError, PeerError, Store
 from hoploom.inference.best_links import write_best
 from hoploom.inference.files import parquet_file
 from hoploom.inference.infer import folder_of, ids_of_user
-from hoploom.nn import Bilinear, Decoder
+from hoploom.nn import Bilinear, Decoder, RotatE
 
 parquet = pytest.importorskip("pyarrow.parquet")
 LIKES = ("user", "likes", "item")
@@ -118,8 +118,31 @@ def test_a_model_with_a_score_of_its_own_is_refused() -> None:
     store = hoploom.from_pyg(random_graph(60, 400, 1))
     model: Any = model_of(store)
     model.score = lambda z, ends: z
-    with pytest.raises(ConfigError, match="the model has its own `score`"):
+    with pytest.raises(ConfigError, match="the model has a method `score`, which nothing would call"):
         hoploom.best(model, store, k=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "decoder", "message"),
+    [
+        ({"k": 0}, None, "k is 0"),
+        ({"k": 61}, None, "k is 61, and there are 60 nodes"),
+        ({"of": "typo"}, None, "typo"),
+        ({"exclude": "typo"}, None, "exclude is 'typo'"),
+        ({"exclude": [("a", "b", "c")]}, None, "b"),
+        ({}, Bilinear(4, 5), r"Bilinear has 5 relations; choose one, such as decoder=model.decoder.only\(3\)"),
+        ({}, torch.nn.Linear(4, 4), "the model has a `decoder` of type Linear"),
+        ({"approximate": True}, RotatE(4), "RotatE is none; leave it out"),
+        ({"typo": 1}, None, "unexpected keyword argument 'typo'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_raised_before_any_output_is_computed(change: Any, decoder: Any, message: str) -> None:
+    store = hoploom.from_pyg(random_graph(60, 400, 1))
+    model: Any = model_of(store)
+    model.decoder = decoder
+    model.forward = None  # an output would be another error
+    with pytest.raises((ConfigError, TypeError), match=message):
+        hoploom.best(model, store, **{"k": 4, **change})
 
 
 MB = 1 << 20
