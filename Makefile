@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEV := clang-format flask flask-cors hypothesis mkdocs-material mkdocstrings[python] moto[s3] mypy pytest pytest-timeout pytest-xdist ruff scikit-learn scipy tensorboard triton
 # What only the long tests need: a browser's driver, and the tools that our loaders and loggers work with.
-LONG := accelerate faiss-cpu lightning ogb playwright pytorch-frame relbench venv-pack wandb
+LONG := accelerate lightning ogb playwright pytorch-frame relbench venv-pack wandb
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest
 TOGETHER := $(PYTEST) --numprocesses $(WORKERS) --dist worksteal

@@ -48,6 +48,12 @@ def new_relations() -> None:
         assert batch[key].edge_label_index.shape == (2, 2)
 
 
+def numbered_triplets() -> None:
+    numbers = torch.tensor([5, 7])
+    loader = LinkNeighborLoader(ring(12), [2], PAIRS, edge_label=numbers, neg_sampling="triplet", batch_size=2)
+    assert torch.equal(next(iter(loader)).edge_label, numbers)
+
+
 def near_relations() -> None:
     for key in (("author", "write", "paper"), ("author", "Writes", "paper"), ("paper", "writes", "author")):
         said = (f"no relation {key}", "did you mean ('author', 'writes', 'paper')?")
@@ -233,6 +239,7 @@ ROWS: dict[str, Callable[[], None]] = {  # works as in PyG
     "`num_neighbors=[]`": no_layers,
     "`generator=`": generators,
     "`edge_label_index` of a relation that the graph does not have": new_relations,
+    '`edge_label` with `neg_sampling="triplet"`, which PyG refuses': numbered_triplets,
     "a graph without edges": no_edges,
     "`loader.dataset`, `loader.data`, `len(loader)`, `loader(ids)`, `loader.batch_size`": attributes,
     "`data.x[ids] = rows` after you created the loader": changes_in_place,
