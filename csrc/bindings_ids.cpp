@@ -134,7 +134,7 @@ Buffer add_sources(NodeMap& map, Array<int64_t> sources, Array<int64_t> counts, 
   require(!trees || trees->shape(0) == counts.shape(0), "one tree per frontier node is needed");
   nb::gil_scoped_release release;
   require_sum(counts, int64_t(sources.shape(0)));
-  return map.add(sources.data(), int64_t(sources.shape(0)), counts.data(), pointer(trees), int64_t(counts.shape(0)));
+  return map.add(sources.data(), int64_t(sources.shape(0)), counts.data(), pointer(trees));
 }
 
 void add_to_budget(NodeBudget& budget, Array<int64_t> sources, Array<int32_t> local, Array<int64_t> counts) {

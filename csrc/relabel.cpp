@@ -98,8 +98,7 @@ void NodeMap::add_direct(const int64_t* sources, int64_t count, int32_t* local) 
   size_ = size;
 }
 
-Buffer NodeMap::add(const int64_t* sources, int64_t count, const int64_t* counts, const int64_t* frontier_trees,
-                    int64_t frontier_size) {
+Buffer NodeMap::add(const int64_t* sources, int64_t count, const int64_t* counts, const int64_t* frontier_trees) {
   const auto held = alone_.change();
   begin(frontier_trees != nullptr);
   reserve(count + 1);

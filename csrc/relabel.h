@@ -19,8 +19,7 @@ class NodeMap {
   // Appends every seed, also repeated ones; look-ups find the first of equal seeds.
   void add_seeds(const int64_t* nodes, const int64_t* trees, int64_t count);
   // Returns local ids of the sources; appends new nodes. `counts` and `frontier_trees` give the tree of each source.
-  Buffer add(const int64_t* sources, int64_t count, const int64_t* counts, const int64_t* frontier_trees,
-             int64_t frontier_size);
+  Buffer add(const int64_t* sources, int64_t count, const int64_t* counts, const int64_t* frontier_trees);
   // Returns local ids, -1 for nodes that are not in the batch (or not in the tree given per source). Adds nothing.
   Buffer find(const int64_t* sources, int64_t count, const int64_t* trees = nullptr) const;
 

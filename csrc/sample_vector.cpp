@@ -15,7 +15,6 @@ enum class Kind : uint8_t { run, drawn, alone };  // all neighbours; drawn in ve
 struct Group {
   int size;
   Extent list[kLanes];
-  uint64_t key[kLanes];
   Kind kind[kLanes];
   bool has_gaps[kLanes];                    // some edges are excluded
   alignas(64) uint32_t population[kLanes];  // of the drawn lanes; unused in the others
@@ -108,9 +107,9 @@ class Pipeline {
       const int64_t i = first + (l < g.size ? l : 0);
       const int64_t node = f_.nodes[i];
       g.list[l] = extent(a_, node);
-      g.key[l] = f_.trees ? mix(r_.key, uint64_t(f_.trees[i])) : r_.key;
-      g.key_low[l] = uint32_t(g.key[l]);
-      g.key_high[l] = uint32_t(g.key[l] >> 32);
+      const uint64_t key = f_.trees ? mix(r_.key, uint64_t(f_.trees[i])) : r_.key;
+      g.key_low[l] = uint32_t(key);
+      g.key_high[l] = uint32_t(key >> 32);
       g.low[l] = uint32_t(uint64_t(node));
       g.high[l] = uint32_t(uint64_t(node) >> 32);
       if (has_times()) times_.prefetch(g.list[l]);
@@ -169,7 +168,8 @@ class Pipeline {
       } else {
         const Gaps gaps = gaps_of(g.list[l]);
         const int64_t population = degree - gaps.size;
-        pick_uniform(g.key[l], f_.nodes[group * kLanes + l], r_.stream, population, picks, r_.replace, scratch_);
+        pick_uniform(uint64_t(g.key_high[l]) << 32 | g.key_low[l], f_.nodes[group * kLanes + l], r_.stream, population,
+                     picks, r_.replace, scratch_);
         picks = int64_t(scratch_.offsets.size());
         for (int64_t i = 0; i < picks; ++i) {
           const int64_t position = begin + gaps.offset_of(scratch_.offsets[size_t(i)]);

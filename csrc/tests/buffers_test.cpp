@@ -134,7 +134,7 @@ Batch make_batch(const Graph& graph, NodeMap& map, uint64_t key, const std::vect
     const int64_t before = map.size();
     const Picks picks = sample(graph.adjacency(), {}, frontier_of(frontier), {key, hop << 16, 5, false, false, false});
     const auto num_picks = int64_t(picks.sources.size() / 8);
-    map.add(picks.sources.as<int64_t>(), num_picks, picks.counts.as<int64_t>(), nullptr, int64_t(frontier.size()));
+    map.add(picks.sources.as<int64_t>(), num_picks, picks.counts.as<int64_t>(), nullptr);
     for (int64_t edge : values_of<int64_t>(picks.edges)) batch.edges.push_back(edge);
     frontier = values_of<int64_t>(map.copy_nodes(before));
   }

@@ -108,8 +108,7 @@ void check_one_map(const Input& input, const PickLists& picks, NodeMap& map, boo
   map.add_seeds(seeds.data(), trees ? seed_trees.data() : nullptr, 5);
   naive.add_seeds(seeds, seed_trees);
   const auto local = tried([&] {
-    return values_of<int32_t>(map.add(picks.sources.data(), int64_t(picks.sources.size()), picks.counts.data(), trees,
-                                      int64_t(picks.counts.size())));
+    return values_of<int32_t>(map.add(picks.sources.data(), int64_t(picks.sources.size()), picks.counts.data(), trees));
   });
   CHECK_EQUAL(local.has_value(), all_known);
   if (!local) return map.clear();

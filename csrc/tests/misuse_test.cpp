@@ -91,7 +91,7 @@ TEST(a_map_that_two_threads_use_at_once_says_so) {
         if (!thrown.empty()) error = thrown;
       };
       for (int round = 0; round < 100 && error.empty(); ++round) {
-        note(thrown_by([&] { nodes_map.add(nodes.data(), 20000, one_list.data(), nullptr, 1); }));
+        note(thrown_by([&] { nodes_map.add(nodes.data(), 20000, one_list.data(), nullptr); }));
         note(thrown_by([&] { nodes_map.copy_nodes(0); }));
         note(thrown_by([&] { nodes_map.take(); }));
         note(thrown_by([&] { ids_map.add(nodes.data() + round, 10, nullptr, 10); }));

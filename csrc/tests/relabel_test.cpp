@@ -14,8 +14,8 @@ constexpr int64_t kDirect = int64_t(1) << 30, kHashed = 0;  // budgets
 
 std::vector<int32_t> add(NodeMap& map, const std::vector<int64_t>& sources, const std::vector<int64_t>& counts,
                          const std::vector<int64_t>& trees = {}) {
-  return values_of<int32_t>(map.add(sources.data(), int64_t(sources.size()), counts.data(),
-                                    trees.empty() ? nullptr : trees.data(), int64_t(counts.size())));
+  return values_of<int32_t>(
+      map.add(sources.data(), int64_t(sources.size()), counts.data(), trees.empty() ? nullptr : trees.data()));
 }
 
 void add_seeds(NodeMap& map, const std::vector<int64_t>& seeds, const std::vector<int64_t>& trees = {}) {
