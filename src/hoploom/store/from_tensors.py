@@ -190,10 +190,7 @@ def _build_relation(
         return rows if csc.permutation is None else rows[csc.permutation]
 
     weight = in_order(_weights(key, fields[weight_attr])) if weight_attr in fields else None
-    if edge_time is not None:
-        edge_time = in_order(edge_time)
-        if described[str(time_attr)].dtype == "int64":  # batches read it where sampling has just read
-            tables[key, str(time_attr)] = Table(edge_time)
+    edge_time = None if edge_time is None else in_order(edge_time)
     lists = EdgeLists(csc.indptr, csc.indices, weight=weight, edge_time=edge_time, source_time=source_time)
     return Relation(*key, num_edges, described), lists, tables
 
