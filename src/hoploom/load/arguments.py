@@ -23,6 +23,7 @@ from hoploom.ops import Reduce
 from hoploom.sample import SampleFrontier
 from hoploom.sample.exclusions import (
     LOOKUP_BYTES,
+    MATCH_BYTES,
     Exclude,
     ExcludedEdges,
     Exclusion,
@@ -462,20 +463,21 @@ def read_exclude(store: Store, links: SeedLinks, given: LinkArguments) -> Exclus
         raise ConfigError(f"exclude={chosen!r} leaves edges that subgraph_type='bidirectional' reverses; give 'both'")
     if not are_edges or chosen != "self":
         number, way_out = ends.shape[1], "give fewer links, or exclude='none'"
-        require_memory(number * LOOKUP_BYTES, f"looking up the edges of {number:,} links takes", way_out)
-    places = edge_places(store, key) if are_edges else None
-    order = torch.arange(ends.shape[1]) if places is None else places  # of the links as they are in the store
+        num_bytes = number * (MATCH_BYTES if are_edges else LOOKUP_BYTES)
+        require_memory(num_bytes, f"looking up the edges of {number:,} links takes", way_out)
+    places = edge_places(store, key) if are_edges else None  # None: links are in the order of the store
     edges = []
     if chosen in ("self", "both"):
-        own = torch.empty_like(order).index_copy_(0, order, torch.arange(order.numel()))
+        own = None if places is None else torch.empty_like(places).index_copy_(0, places, torch.arange(len(places)))
         edges.append(ExcludedEdges(index, own) if are_edges else find_edges(store.graph, index, ends))
     for reverse in reverses if chosen in ("reverse", "both") else ():
-        turned = ends.flip(0)
-        if are_edges:
-            found = match_edges(store.graph, reverse, turned[:, order]).positions
-            edges.append(ExcludedEdges(reverse, torch.empty_like(found).index_copy_(0, order, found)))
-        else:
-            edges.append(find_edges(store.graph, reverse, turned))
+        if not are_edges:
+            edges.append(find_edges(store.graph, reverse, ends.flip(0)))
+            continue
+        sources, destinations = (ends[1], ends[0]) if places is None else (ends[1][places], ends[0][places])
+        found = match_edges(store.graph, reverse, sources, destinations)
+        found = found if places is None else torch.empty_like(found).index_copy_(0, places, found)
+        edges.append(ExcludedEdges(reverse, found))
     below = given.exclude_below
     few = None if below is None else has_few_links(ends, as_int("exclude_below", below, 1, "give a number of links"))
     shown = chosen if below is None else f"{chosen}, below {below}"

@@ -98,7 +98,7 @@ def weights_of_links(weight: str | Tensor, maker: object) -> Tensor:
         known = sorted(set(store.schema.relation(key).fields) - {EDGE_ID})
         if weight not in known:
             raise ConfigError(f"weight is {weight!r}, and edges of {key} have {known}; name one, or give a tensor")
-        edges = match_edges(store.graph, store.schema.relation_index[key], links).positions
+        edges = match_edges(store.graph, store.schema.relation_index[key], links[0], links[1]).to(torch.int64)
         if (missing := (edges < 0).nonzero()).numel():
             ends = links[:, int(missing[0])].tolist()
             raise ConfigError(f"link {ends} is no edge of {key}, so it has no {weight!r}; give weight as a tensor")

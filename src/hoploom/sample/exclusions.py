@@ -1,6 +1,6 @@
 """Edges that message passing leaves out: those that a step predicts, and the same edges in the opposite direction.
 
-They are looked up once, when a loader is made, and take 8 bytes per link and direction. A batch then costs one sort.
+They are looked up once, when a loader is made, and take 4 or 8 bytes per link and direction. A batch costs one sort.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import StoreError
-from hoploom.ops import Frontier, Picks
+from hoploom.ops import Frontier, Picks, give_back_freed_memory
 from hoploom.schema import REVERSE, Schema
 from hoploom.store import Draw, GraphStore
 from hoploom.store.base import in_edges
@@ -19,19 +19,23 @@ from hoploom.store.base import in_edges
 Exclude = Literal["none", "self", "reverse", "both"]
 AT_ONCE = 1 << 20  # links and in-edges that are looked up together, unless one node has more
 LOOKUP_BYTES = 240  # of memory per link, while its edges are looked up
+MATCH_BYTES = 24  # the same if all links of a relation are matched with those of another, some at a time
+LEAST_PIECE, MOST_PIECES = 1 << 17, 32  # links that are matched together; each piece costs a pass over all
 
 
 class ExcludedEdges(NamedTuple):
     """The edges of one relation that each link of a loader excludes."""
 
     relation: int  # index in the schema
-    positions: Tensor  # [n] int64 positions in CSC order, link by link; -1: the link has no such edge
+    positions: Tensor | None  # [n] in CSC order, link by link; -1: the link has no such edge; None: 0, 1, 2, ...
     indptr: Tensor | None = None  # [links + 1] int64: where each link's positions begin; None: one position per link
 
     def of(self, links: Tensor) -> Tensor:
         """Return the positions that these links exclude, with repetitions."""
+        if self.positions is None:
+            return links
         if self.indptr is None:
-            found = self.positions[links]
+            found = self.positions[links].to(torch.int64)
             return found[found >= 0]
         return self.positions[runs(self.indptr[links], self.indptr[links + 1])]
 
@@ -105,8 +109,23 @@ def find_edges(graph: GraphStore, relation: int, ends: Tensor) -> ExcludedEdges:
     return ExcludedEdges(relation, positions, indptr)
 
 
-def match_edges(graph: GraphStore, relation: int, ends: Tensor) -> ExcludedEdges:
-    """Return one edge of a relation for each link, -1 if there is none: the second for the second of equal links."""
+def match_edges(graph: GraphStore, relation: int, sources: Tensor, destinations: Tensor) -> Tensor:
+    """Return the position of one edge for each link, [n]: the second for the second of equal links; -1 for none."""
+    count, is_narrow = destinations.numel(), graph.schema.relations[relation].num_edges < 1 << 31
+    positions = torch.full((count,), -1, dtype=torch.int32 if is_narrow else torch.int64)
+    num_pieces = min(MOST_PIECES, 1 + count // LEAST_PIECE)
+    num_nodes = graph.schema.node_types[graph.schema.destinations[relation]].num_nodes
+    for piece in range(num_pieces):  # equal links are in one
+        first, end = (num_nodes * number // num_pieces for number in (piece, piece + 1))
+        some = torch.nonzero((destinations >= first) & (destinations < end)).view(-1)
+        positions[some] = _matched(graph, relation, torch.stack([sources[some], destinations[some]])).to(
+            positions.dtype
+        )
+    give_back_freed_memory()  # a store may be read within a limit
+    return positions
+
+
+def _matched(graph: GraphStore, relation: int, ends: Tensor) -> Tensor:
     order, counts, found = _looked_up(graph, relation, ends)
     pairs = ends[:, order]
     is_first = torch.ones_like(order, dtype=torch.bool)
@@ -116,7 +135,7 @@ def match_edges(graph: GraphStore, relation: int, ends: Tensor) -> ExcludedEdges
     begins, is_found = torch.cumsum(counts, 0) - counts, nth < counts
     positions = torch.full_like(order, -1)
     positions[order[is_found]] = found[(begins + nth)[is_found]]
-    return ExcludedEdges(relation, positions)
+    return positions
 
 
 def _pieces(

@@ -155,7 +155,7 @@ WALKS = {
     "in-degrees": "store.in_degrees(KEY, torch.arange(100))",
     "counting visits": "count_visits(store, [5, 3], torch.arange(0, store.num_nodes, 50), Presampling(batch_size=256))",
     "links": """
-loader = LinkNeighborLoader(store, [3], batch_size=64, num_workers=2, exclude="self")  # "both" looks up all reverses
+loader = LinkNeighborLoader(store, [3], batch_size=64, num_workers=2)
 assert took_of(loader, 10) > 10 * 64
 """,
     "held-out links": """
