@@ -35,7 +35,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "config": 810,
     "ops": 3300,
     "store": 4200,
-    "sample": 1545,
+    "sample": 1555,
     "ranks": 2020,
     "load": 3280,
     "nn": 1100,
