@@ -40,7 +40,7 @@ std::array<const void*, sizeof...(Arrays)> arrays_of(const Arrays&... arrays) {
 
 // Binds NodeMap, NodeBudget, IdMap, IdRanks, SlotMap, gather, route, narrow, stitch and related functions.
 void bind_ids(nb::module_& m);
-// Binds sum_rows, max_rows, dot_rows, softmax_lists, keep_best and related functions.
+// Binds sum_rows, max_rows, dot_rows, softmax_lists, keep_best, update_rows and related functions.
 void bind_aggregates(nb::module_& m);
 // Binds pack_records, place_column, take_column, order_records.
 void bind_spool(nb::module_& m);

@@ -1,7 +1,9 @@
-// Aggregation for Python: one overload per type of value and of id. Checks shapes, releases the GIL, calls the core.
+// Aggregation and learned rows for Python: one overload per type of value and of id. Checks shapes, releases the GIL,
+// calls the core.
 #include "aggregate.h"
 #include "best.h"
 #include "bindings.h"
+#include "learned.h"
 #include "tables.h"
 
 namespace hoploom {
@@ -146,6 +148,38 @@ void keep_best_rows(Rows<const float> scores, int64_t first, Optional<int64_t> i
             threads, best.data(), ids.data());
 }
 
+template <typename T>
+void bind_learned_rows(nb::module_& m) {
+  m.def(
+      "draw_rows",
+      [](Rows<T> rows, Array<int64_t> ids, uint64_t key, bool normal, double spread, int threads) {
+        require(rows.shape(0) == ids.shape(0), "one id per row is needed");
+        nb::gil_scoped_release release;
+        draw_rows<T>({rows.data(), int64_t(rows.shape(0)), int64_t(rows.shape(1)), 0}, ids.data(), key, normal, spread,
+                     threads);
+      },
+      nb::arg("rows").noconvert(), nb::arg("ids").noconvert(), "key"_a, "normal"_a, "spread"_a, "threads"_a);
+  m.def(
+      "update_rows",
+      [](Rows<T> rows, int64_t first, Rows<float> state, Array<int64_t> ids, Strided<float> gradients, int rule,
+         double rate, double scale, double eps, double beta1, double beta2, uint64_t key, int threads) {
+        require(rule >= 0 && rule <= int(RowRule::kLazyAdam), "no such rule");
+        const LearnedRows<T> table{rows.data(), int64_t(rows.shape(0)), int64_t(rows.shape(1)), first};
+        require(int64_t(state.shape(0)) == table.num_rows &&
+                    int64_t(state.shape(1)) == state_width(RowRule(rule), table.width),
+                "the state has another shape");
+        require(gradients.shape(0) == ids.shape(0) && int64_t(gradients.shape(1)) == table.width,
+                "one gradient per id is needed");
+        const Matrix<float> found = matrix_of(gradients);
+        nb::gil_scoped_release release;
+        update_rows(table, state.data(), {ids.data(), found.values, found.num_rows, found.stride},
+                    {RowRule(rule), rate, scale, eps, beta1, beta2, key}, threads);
+      },
+      nb::arg("rows").noconvert(), "first"_a, nb::arg("state").noconvert(), nb::arg("ids").noconvert(),
+      nb::arg("gradients").noconvert(), "rule"_a, "rate"_a, "scale"_a, "eps"_a, "beta1"_a, "beta2"_a, "key"_a,
+      "threads"_a);
+}
+
 }  // namespace
 
 void bind_aggregates(nb::module_& m) {
@@ -155,6 +189,8 @@ void bind_aggregates(nb::module_& m) {
   bind_aggregation<double, int64_t>(m);
   bind_softmax<float>(m);
   bind_softmax<double>(m);
+  bind_learned_rows<float>(m);
+  bind_learned_rows<uint16_t>(m);
   m.def("sum_tables", &sum_table_rows, "tables"_a, "element"_a, nb::arg("ids").noconvert(),
         nb::arg("indptr").noconvert(), "mean"_a, nb::arg("out").noconvert());
   m.def("keep_best", &keep_best_rows, nb::arg("scores").noconvert(), "first"_a, nb::arg("indptr").noconvert().none(),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         LinkNeighborLoader as LinkNeighborLoader,
         NeighborLoader as NeighborLoader,
     )
+    from hoploom.nn.embedding import Embedding as Embedding
     from hoploom.partition.partition import partition as partition
     from hoploom.ranking.all_nodes import rank_links as rank_links
     from hoploom.ranks.context import init as init
@@ -57,6 +58,7 @@ _NAMES = {
     "ingest.formats.dgl": "from_dgl",
     "ingest.synthetic": "generate",
     "load": "HGTLoader LinkNeighborLoader NeighborLoader",
+    "nn.embedding": "Embedding",
     "ranking.all_nodes": "rank_links",
     "ranks.context": "init",
     "ranks.spawn": "spawn",

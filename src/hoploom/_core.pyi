@@ -202,6 +202,22 @@ def keep_best(
     best: NDArray[Any],
     ids: NDArray[Any],
 ) -> None: ...
+def draw_rows(rows: NDArray[Any], ids: NDArray[Any], key: int, normal: bool, spread: float, threads: int) -> None: ...
+def update_rows(
+    rows: NDArray[Any],
+    first: int,
+    state: NDArray[Any],
+    ids: NDArray[Any],
+    gradients: NDArray[Any],
+    rule: int,
+    rate: float,
+    scale: float,
+    eps: float,
+    beta1: float,
+    beta2: float,
+    key: int,
+    threads: int,
+) -> None: ...
 def mix(state: int, value: int) -> int: ...
 def permute(key: int, size: int, begin: int, end: int) -> Buffer: ...
 def draw_bounded(key: int, ids: NDArray[Any], stream: int, draw: int, bound: int) -> Buffer: ...

@@ -45,3 +45,6 @@ NEGATIVE_STREAM = 0x8000_0000
 # Mixed into a key, as tree numbers are; no tree has one of these numbers.
 HOOK = 0x486F_6F6B_0000_0000
 BUDGET = 0x4275_6467_6574_0000
+# The first key of learned rows, and what is mixed in for the random bits that round them.
+LEARNED = 0x4C65_6172_6E65_6400
+ROUNDING = 0x526F_756E_6400_0000

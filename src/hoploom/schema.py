@@ -19,6 +19,7 @@ DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.ite
 ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 
 REVERSE = "rev_"  # how PyG names the reverse of a relation
+FEATURES = "x"  # the field that models read
 EDGE_ID = "edge_id"  # the field with the user's own edge ids, if they differ from the positions
 ORIGINAL_ID = "original_id"  # the field with the user's own node ids, if they differ from the store's: int64, or UTF-8
 

@@ -24,7 +24,7 @@ from hoploom.errors import ConfigError, TrainError
 from hoploom.gpu.capacity import FAULT, PROBED, ROUNDED, plan_hops, probe, sizes_of_probes, used_capacity
 from hoploom.gpu.cuda_graph import LearningRates, Recording, WorkEvent, WorkStream, check_optimizer, not_recordable
 from hoploom.gpu.device_hops import make_buffers, make_maps, sample_on_device
-from hoploom.load.assemble import FEATURES, IN_DEGREE, Batch
+from hoploom.load.assemble import IN_DEGREE, Batch
 from hoploom.load.loader import EpochSteps
 from hoploom.load.maker import NodeMaker
 from hoploom.nn import GNN, LayerView
@@ -32,7 +32,7 @@ from hoploom.nn.layers import one_per_layer
 from hoploom.ops import InEdges
 from hoploom.ranks.context import Context, unwrap
 from hoploom.ranks.environment import StopRequests
-from hoploom.schema import RelationName
+from hoploom.schema import FEATURES, RelationName
 from hoploom.store import Wanted
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.step import Learner, StepCounts, Stepper, StepReport, StepResult, Training, mixed

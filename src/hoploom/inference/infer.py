@@ -21,13 +21,12 @@ from hoploom.errors import ConfigError
 from hoploom.inference.files import RESULT, Columns, SharedFolder, parquet_file, refuse_existing, shared_folder
 from hoploom.inference.layerwise import Group, LayerWise, Progress, plan_of
 from hoploom.load import NeighborLoader
-from hoploom.load.assemble import FEATURES
 from hoploom.load.loader import Loader
 from hoploom.nn.models import GNN
 from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, Context, unwrap
 from hoploom.ranks.environment import RankInfo
-from hoploom.schema import ORIGINAL_ID
+from hoploom.schema import FEATURES, ORIGINAL_ID
 from hoploom.store import Store, Wanted
 from hoploom.store.budget import little_idle
 from hoploom.store.format import node_file

@@ -19,10 +19,9 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.inference.files import Gather, RowFile, SharedFolder
-from hoploom.load.assemble import FEATURES
 from hoploom.nn.models import GNN, Rows
 from hoploom.ops import Frontier, InEdges
-from hoploom.schema import DTYPES, RelationName, Schema, TypeKey
+from hoploom.schema import DTYPES, FEATURES, RelationName, Schema, TypeKey
 from hoploom.store import Draw, Part, Sharded, Store, Wanted
 from hoploom.store.base import covers
 
@@ -277,17 +276,20 @@ def _probe_inputs(model: GNN, schema: Schema) -> tuple[dict[str, Tensor], set[st
     x: dict[str, Tensor] = {}
     as_stored: set[str] = set()
     for node_type in schema.node_types:
-        name, given = node_type.name, dict[str, Tensor]()
-        nodes = torch.arange(max(0, node_type.num_nodes - 1), node_type.num_nodes)
-        if (field := node_type.fields.get(FEATURES)) is not None:
-            given[name] = torch.zeros(len(nodes), *field.shape, dtype=DTYPES[field.dtype])
-        rows = model.prepare(given, {name: nodes}).get(name)
+        name = node_type.name
+        if (field := node_type.fields.get(FEATURES)) is None:
+            if name in model.types[0]:
+                learned = f"a store with the learned rows of {name!r} (the store of its hoploom.Embedding)"
+                raise ConfigError(f"{name!r} has no features x, which the model reads; give {learned}")
+            continue
+        given = torch.zeros(min(1, node_type.num_nodes), *field.shape, dtype=DTYPES[field.dtype])
+        rows = model.prepare({name: given}).get(name)
         if rows is None:
             continue
         if rows.dim() != 2:
             raise ConfigError(f"x of {name!r} has rows of shape {tuple(rows.shape[1:])}; models need one dimension")
         x[name] = rows
-        if rows is given.get(name):
+        if rows is given:
             as_stored.add(name)
     if not x:
         raise ConfigError(
@@ -444,9 +446,7 @@ class LayerWise:
         }
 
     def _prepared(self, some: Slice) -> dict[str, Tensor]:
-        name = some.node_type
-        given = {name: self._features(some)} if FEATURES in self._schema.node_type(name).fields else {}
-        return {name: self._model.prepare(given, {name: some.ids})[name]}
+        return {some.node_type: self._model.prepare({some.node_type: self._features(some)})[some.node_type]}
 
     def _rewrite(self, depth: int) -> tuple[Sources, Iterable[RowFile]]:
         """Write to files the rows that layer `depth` normalises or projects. Return all source rows, and the files."""
@@ -476,7 +476,7 @@ class LayerWise:
 
     def _mapped_features(self, node_type: str) -> Tensor | None:
         """Return a type's features if layer one takes them unchanged and one mapped part has them all, else None."""
-        if node_type not in self._plan.as_stored:
+        if node_type not in self._plan.as_stored or node_type in self._store.learned_types:
             return None
         tables = [part.tables.get((node_type, FEATURES)) for part in self._store.parts]
         num_nodes = self._schema.node_type(node_type).num_nodes
@@ -485,7 +485,9 @@ class LayerWise:
     def _features_on_disk(self, node_type: str) -> bool:
         """Return whether some features of a type are on disk because they exceed the memory budget."""
         store = self._store
-        return store.reads is not None and not all(shard.in_memory(node_type, FEATURES) for shard in store.shards)
+        if store.reads is None or node_type in store.learned_types:
+            return False
+        return not all(shard.in_memory(node_type, FEATURES) for shard in store.shards)
 
     def _features(self, some: Slice) -> Tensor:
         return self._store.features.gather([Wanted(some.node_type, FEATURES, some.ids)])[0]
@@ -532,7 +534,7 @@ def _exceed_memory(store: Store, dtype: torch.dtype, layer: LayerPlan) -> bool:
 
 
 def _gather_features(store: Store, node_type: str) -> Gather:
-    features = store.features
+    features = (store.unlearned or store).features
     assert isinstance(features, Sharded), "features within a budget are"
     return lambda ids, outs: features.gather_at(
         [Wanted(node_type, FEATURES, one) for one in ids], [None] * len(ids), outs

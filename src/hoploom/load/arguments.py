@@ -17,7 +17,7 @@ from torch_geometric.sampler.base import SubgraphType
 
 from hoploom.config.values import as_int, as_number, nearest
 from hoploom.errors import ConfigError, StoreError
-from hoploom.load.assemble import FEATURES, Assembler, Batch, Fields
+from hoploom.load.assemble import Assembler, Batch, Fields
 from hoploom.load.pipeline import DEADLINE
 from hoploom.ops import Reduce
 from hoploom.sample import SampleFrontier
@@ -36,6 +36,7 @@ from hoploom.sample.hops import Fanouts, Mode, NumSamples, Sampling, Subgraph, T
 from hoploom.schema import (
     DTYPES,
     EDGE_ID,
+    FEATURES,
     ID_DTYPES,
     RelationName,
     Schema,
@@ -248,8 +249,9 @@ def read_input(data: AnyGraph, *, weight_attr: str | None, time_attr: str | None
     """Return the PygGraph of the `data` argument: PyG's Data or HeteroData, a store, or the path of a store."""
     if isinstance(data, str | Path):
         data = open_store(data)
-    if isinstance(data, Store):
-        return PygGraph(data, empty_batch(data), {}, {}, set())
+    if isinstance(data, Store):  # learned rows are added when a batch is delivered: earlier, they would be outdated
+        store = data.unlearned or data
+        return PygGraph(store, empty_batch(store), {}, {}, set())
     return read_pyg(data, weight_attr=weight_attr, time_attr=time_attr)
 
 

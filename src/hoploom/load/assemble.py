@@ -21,13 +21,13 @@ from hoploom.batch import Block, Sampled
 from hoploom.errors import ConfigError
 from hoploom.ops import InEdges, Reduce
 from hoploom.ops.edges import note_grouped
-from hoploom.schema import EDGE_ID, HOMOGENEOUS_TYPE, NodeType, Relation, Schema, TypeKey
+from hoploom.schema import EDGE_ID, FEATURES, HOMOGENEOUS_TYPE, NodeType, Relation, Schema, TypeKey
 from hoploom.store import Store, Wanted
 
 Batch: TypeAlias = Data | HeteroData
 Fields: TypeAlias = Mapping[TypeKey, Sequence[str]]  # names by node type and relation
 NUM_NODES = "num_nodes"
-FEATURES, AGGREGATED, IN_DEGREE = "x", "aggregated", "in_degree"
+AGGREGATED, IN_DEGREE = "aggregated", "in_degree"
 # The fields that a batch has besides the user's own, in the order in which PyG adds them.
 ADDED = (
     *("n_id", "e_id", "batch", "num_sampled_nodes", "num_sampled_edges", "input_id"),

@@ -18,7 +18,7 @@ from hoploom import keys
 from hoploom.config.values import as_int
 from hoploom.errors import BatchError, ConfigError
 from hoploom.load.arguments import LoaderArguments, seeds_name, shown_counts
-from hoploom.load.assemble import Batch, Mover, received
+from hoploom.load.assemble import Arriving, Batch, Mover, received
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Fingerprint, LocalMaker, Maker, NodeMaker
 from hoploom.load.order import DividedOrder, DrawnOrder, Order, StepShare, divided, drawn, localised
@@ -26,7 +26,7 @@ from hoploom.load.pipeline import DEADLINE, Pipeline
 from hoploom.ranks import agreement
 from hoploom.ranks.agreement import DIVIDED, LONE, Meeting, Share
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, ID_DTYPES, TypeKey
-from hoploom.store import Sharded
+from hoploom.store import Sharded, Store
 from hoploom.store.base import Tier
 from hoploom.store.from_pyg import PygGraph
 
@@ -146,7 +146,10 @@ class Loader:
         mover = Mover(given.device)
         if mover.is_cuda or (given.pin_memory and torch.cuda.is_available()):
             maker = replace(maker, assembler=replace(maker.assembler, pinned=True))
-        self.data, self.store, self.maker = given.data, graph.store, maker
+        self.data, self.maker = given.data, maker
+        self.store = given.data if isinstance(given.data, Store) else graph.store
+        if self.store.learned and maker.assembler.reduce is not None:
+            raise ConfigError("aggregate= adds features up before the learned rows are there; leave it out")
         self._given = given
         self._mover = mover
         self._watched = _WatchedData(self.data, graph)
@@ -356,13 +359,20 @@ class Loader:
             sending = replace(stages, finish=lambda step, begun, fetched: send(finish(step, begun, fetched)))
             with closing(self._pipeline.run(sending, steps, order.naming)) as made:
                 for batch in made:
-                    yield received(batch)
+                    yield self._delivered(batch)
 
     def _make_step(self, order: Order, step: int) -> Batch:
         """Return the batch of a step. It depends only on the store, options, seed, epoch, step, rank and world size."""
         with order.naming(step):
             made = self._mover.send(self._producer.make(order.step(step)))
-        return received(made)
+        return self._delivered(made)
+
+    def _delivered(self, sent: Batch | Arriving) -> Batch:
+        """Return a batch for the calling thread, with the learned rows of its nodes as they are now."""
+        batch = received(sent)
+        for learned in self.store.learned:
+            learned.attach(batch)
+        return batch
 
     def __call__(self, index: Tensor | list[int]) -> Batch:
         """Return a batch of the seeds at positions `index` among all seeds of the loader: `loader([0, 1, 2])`."""
@@ -380,7 +390,7 @@ class Loader:
             made = self._producer.make(StepShare(indices.to(torch.int64).contiguous(), 0, key))
         except TimeoutError as error:
             raise BatchError(f"a batch of {indices.numel()} given positions failed: TimeoutError: {error}") from error
-        return received(self._mover.send(made))
+        return self._delivered(self._mover.send(made))
 
     def enable_multithreading(self, worker_threads: int | None = None) -> AbstractContextManager[None]:
         """Do nothing: workers are threads here. PyG's loaders have worker processes."""

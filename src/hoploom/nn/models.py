@@ -30,7 +30,16 @@ from hoploom.nn.layers import (
     views_of,
 )
 from hoploom.ops import InEdges
-from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, Field, NodeType, Relation, RelationName, Schema
+from hoploom.schema import (
+    FEATURES,
+    HOMOGENEOUS_RELATION,
+    HOMOGENEOUS_TYPE,
+    Field,
+    NodeType,
+    Relation,
+    RelationName,
+    Schema,
+)
 
 Act = str | Callable[[Tensor], Tensor] | None  # an activation by name or as a function; None: no activation
 Jumping = Literal["last", "cat", "max"]  # how jumping knowledge joins the layers' rows
@@ -203,9 +212,9 @@ class RelationLayer(nn.Module):
 class GNN(nn.Module):
     """A model for any graph, of one type or several. It takes blocks, sampled subgraphs and whole graphs.
 
-    Node types without features get a learned row per node. With `out_types`, the model has only the parameters that
-    outputs of these node types need. It returns one row per seed (for a whole graph, one per node): a tensor for a
-    homogeneous graph, else a mapping by node type.
+    All node types that it reads have features `x`, if need be learned ones (`hoploom.Embedding`). With `out_types`, the
+    model has only the parameters that outputs of these node types need. It returns one row per seed (for a whole graph,
+    one per node): a tensor for a homogeneous graph, else a mapping by node type.
 
     >>> model = GNN("sage", store.schema, Shape(hidden=256, num_layers=3, out=47))
     >>> model(batch)[: batch.batch_size]
@@ -222,9 +231,8 @@ class GNN(nn.Module):
         if shape.heads != 1 and not KINDS[kind].has_heads:
             raise ConfigError(f"model {kind!r} has no attention heads; leave heads={shape.heads} out")
         self.schema, self.shape = schema, shape
-        self.types = _types_by_layer(schema, shape, out_types)
-        self.embeddings = nn.ModuleDict()
-        channels = {name: self._channels(schema.node_type(name)) for name in self.types[0]}
+        self.types = types_by_layer(schema, shape, out_types)
+        channels = {name: _width_of(schema.node_type(name), shape.hidden) for name in self.types[0]}
         self._widths = channels
         self.inputs = nn.ModuleDict()
         if shape.residual:
@@ -252,16 +260,6 @@ class GNN(nn.Module):
         """Width of the output rows."""
         return self.shape.out
 
-    def _channels(self, node_type: NodeType) -> int:
-        """Return the width of a type's input rows; add an embedding if the type has no features."""
-        if "x" not in node_type.fields:
-            self.embeddings[_module_name(node_type.name)] = nn.Embedding(node_type.num_nodes, self.shape.hidden)
-            return self.shape.hidden
-        shape = node_type.fields["x"].shape
-        if len(shape) != 1:
-            raise ConfigError(f"x of {node_type.name!r} has rows of shape {list(shape)}; models need one dimension")
-        return shape[0]
-
     def _add_layer(self, kind: Kind, channels: Mapping[str, int], depth: int) -> dict[str, int]:
         is_last, kept = depth == self.num_layers - 1, self.types[depth + 1]
         out = self.shape.out if is_last and not self.shape.has_output else self.shape.hidden
@@ -279,7 +277,7 @@ class GNN(nn.Module):
         """The value for the loader's `aggregate=`: the sum or mean that layer one takes of raw features; else None."""
         convs = [self.stage(0).conv(key) for key in self.stage(0).relations]
         reduces = {None if conv.projects or conv.reduce == "max" else conv.reduce for conv in convs}
-        bare = not (self.shape.norm or self.shape.residual or self.embeddings)
+        bare = not (self.shape.norm or self.shape.residual)
         return reduces.pop() if bare and len(reduces) == 1 else None
 
     @property
@@ -293,8 +291,8 @@ class GNN(nn.Module):
 
     def forward(self, batch: Data | HeteroData) -> Any:
         """Return one row per seed (for a whole graph, per node): [n, out], or a dict of such tensors by node type."""
-        views, given, n_id, aggregated = self._read(batch)
-        x = self.prepare(given, n_id)
+        views, given, aggregated = self._read(batch)
+        x = self.prepare(given)
         for depth, view in enumerate(views):
             stage = self.stage(depth)
             entered = self.enter(depth, x)
@@ -306,39 +304,29 @@ class GNN(nn.Module):
         return out[HOMOGENEOUS_TYPE] if self.schema.homogeneous else out
 
     @eager
-    def _read(
-        self, batch: Data | HeteroData
-    ) -> tuple[list[LayerView], Rows, Rows, Mapping[RelationName, Tensor] | None]:
-        """Return the view of each layer, the features, the node ids, and the rows that the loader has aggregated."""
+    def _read(self, batch: Data | HeteroData) -> tuple[list[LayerView], Rows, Mapping[RelationName, Tensor] | None]:
+        """Return the view of each layer, the features, and the rows that the loader has aggregated."""
         if self.needs_degrees and "blocks" in batch and "in_degree" not in batch:
             raise ConfigError("GCN on blocks needs the nodes' in-degrees; give the loader degrees=True")
         views = views_of(batch, self.num_layers)
-        x, n_id = (_heads_of(by_type(batch, name), views[0].num_sources) for name in ("x", "n_id"))
-        self._check_rows(views[0].num_sources, x, n_id)
-        return views, x, n_id, by_relation(batch, "aggregated")
-
-    def _check_rows(self, counts: Mapping[str, int], x: Rows, n_id: Rows) -> None:
-        """Raise ConfigError if the batch lacks rows for nodes of a type that layer one reads."""
+        x = _heads_of(by_type(batch, FEATURES), views[0].num_sources)
         for name in self.types[0]:
-            is_learned = _module_name(name) in self.embeddings
-            if counts.get(name) and name not in (n_id if is_learned else x):
-                what, way_out = ("n_id", "add it") if is_learned else ("x", "add it to the loader's fields=")
-                raise ConfigError(f"the batch has no {what} of {name!r}, which the model reads; {way_out}")
+            if views[0].num_sources.get(name) and name not in x:
+                way_out = "add it to the loader's fields=, or make the loader from the store of its hoploom.Embedding"
+                raise ConfigError(f"the batch has no x of {name!r}, which the model reads; {way_out}")
+        return views, x, by_relation(batch, "aggregated")
 
-    def prepare(self, x: Rows, n_id: Rows) -> dict[str, Tensor]:
-        """Return the input rows by node type: the features `x`, or the learned rows of the nodes `n_id`."""
+    def prepare(self, x: Rows) -> dict[str, Tensor]:
+        """Return the input rows by node type, made from the features `x`."""
         dtype = next(self.parameters()).dtype
         known = {name: value for name, value in x.items() if name in self.types[0]}
         for name, value in known.items():
-            if value.shape[-1] != self._widths[name] and _module_name(name) not in self.embeddings:
+            if value.shape[-1] != self._widths[name]:
                 raise ConfigError(
                     f"x of {name!r} has {value.shape[-1]} features, but the model expects "
                     f"{self._widths[name]}; {WIDTHS}"
                 )
         rows = {name: value if _is_fit(value, dtype) else value.to(dtype) for name, value in known.items()}
-        for name in self.types[0]:
-            if name in n_id and _module_name(name) in self.embeddings:
-                rows[name] = self.embeddings[_module_name(name)](n_id[name])
         for name in rows if self.inputs else ():
             rows[name] = self._dropped(F.gelu(self.inputs[_module_name(name)](rows[name])))
         return rows
@@ -385,7 +373,19 @@ class GNN(nn.Module):
         return F.dropout(x, self.shape.dropout, self.training) if self.shape.dropout else x
 
 
-def _types_by_layer(schema: Schema, shape: Shape, out_types: Collection[str] | None) -> list[list[str]]:
+def _width_of(node_type: NodeType, hidden: int) -> int:
+    """Return the width of a type's features; raise ConfigError if it has none that models can read."""
+    name = node_type.name
+    if FEATURES not in node_type.fields:
+        way_out = f"learn some: store = hoploom.Embedding(store, {name!r}, dim={hidden}).store"
+        raise ConfigError(f"{name!r} has no features x, which the model reads; {way_out}")
+    shape = node_type.fields[FEATURES].shape
+    if len(shape) != 1:
+        raise ConfigError(f"x of {name!r} has rows of shape {list(shape)}; models need one dimension")
+    return shape[0]
+
+
+def types_by_layer(schema: Schema, shape: Shape, out_types: Collection[str] | None) -> list[list[str]]:
     """Return the node types that each layer needs as input, then the output types, all in the schema's order."""
     relations = [(r.source, r.destination) for r in schema.relations]
     there = [{t.name for t in schema.node_types}]  # available types, from the input on

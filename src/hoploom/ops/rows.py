@@ -7,7 +7,8 @@ is None), with weight weights[places[e]] (weights[e] if `places` is None). Entri
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -212,6 +213,46 @@ def keep_best(scores: Tensor, first: int, known: tuple[Tensor, Tensor] | None, b
     """
     indptr, left_out = (None, None) if known is None else (known[0].numpy(), known[1].numpy())
     _core.keep_best(scores.numpy(), first, indptr, left_out, torch.get_num_threads(), best.numpy(), ids.numpy())
+
+
+class RowRule(IntEnum):
+    """The rules by which a learned row follows its gradient, numbered as in csrc/learned.h."""
+
+    sgd = 0
+    rowwise_adagrad = 1
+    adagrad = 2
+    lazy_adam = 3
+
+    def state_width(self, width: int) -> int:
+        """Return how many float32 numbers are kept beside a row of `width`."""
+        return (0, 1, width, 2 * width + 1)[self]
+
+
+class RowStep(NamedTuple):
+    """The options of one update of learned rows."""
+
+    rule: RowRule
+    rate: float
+    scale: float  # a factor of all gradients
+    eps: float
+    betas: tuple[float, float]
+    key: int  # determines the random bits that round bfloat16
+
+
+def draw_rows(rows: Tensor, ids: Tensor, key: int, *, normal: bool, spread: float) -> None:
+    """Write initial values, a function of `key` and each row's id: even in [-spread, spread), or normal."""
+    _core.draw_rows(_learned(rows), ids.numpy(), key, normal, spread, torch.get_num_threads())
+
+
+def update_rows(rows: Tensor, first: int, state: Tensor, ids: Tensor, gradients: Tensor, step: RowStep) -> None:
+    """Update each of these rows once, by the sum of its gradients. gradients[i] is of row ids[i] - first."""
+    rule, rate, scale, eps, betas, key = step
+    options = int(rule), rate, scale, eps, *betas, key, torch.get_num_threads()
+    _core.update_rows(_learned(rows), first, state.numpy(), ids.numpy(), gradients.numpy(), *options)
+
+
+def _learned(rows: Tensor) -> Any:
+    return rows.view(torch.int16).numpy().view("uint16") if rows.dtype is torch.bfloat16 else rows.numpy()
 
 
 ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as csrc/tables.h numbers them

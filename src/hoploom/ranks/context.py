@@ -15,7 +15,7 @@ import re
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
@@ -271,6 +271,16 @@ class Context:
             self._call(says, lambda: dist.all_gather(received, sent, group=self._shared, async_op=True))
             rows = [_tensor_of(row, tensor) for row in received]
         return rows
+
+    def exchange(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Send counts[r] of the rows to rank r, in their order; return the rows received, in the order of ranks."""
+        if self.world_size == 1:
+            return rows
+        coming = torch.stack(self.gather(torch.tensor(counts)))[:, self.rank].tolist()
+        received = rows.new_empty((sum(coming), *rows.shape[1:]))
+        begin = partial(dist.all_to_all_single, received, rows, coming, list(counts), group=self._shared, async_op=True)
+        self._call("exchanging rows with all ranks", begin)
+        return received
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Return the tensor of rank 0. The other ranks give any tensor of the same shape and dtype."""

@@ -42,6 +42,7 @@ from hoploom.store.base import (
 )
 from hoploom.store.budget import Budget, measure_disk, open_on_disk, plan_budget, read_memory, read_scratch, warm_up
 from hoploom.store.format import Manifest, PartRange, id_dtype
+from hoploom.store.learned_fields import LearnedRows
 from hoploom.store.sharded import LocalEdgeFields, Sharded
 from hoploom.store.views import Explored
 from hoploom.store.write import write_parts
@@ -69,6 +70,8 @@ class Store(Explored):
     budget: Budget | None = None  # of memory, if the store was opened with one
     reads: Reads | None = None  # counts of disk reads, if the store does not fit the budget
     scratch: Path | None = None  # a folder where loaders may pack the rows of coming batches
+    learned: tuple[LearnedRows, ...] = ()  # which loaders add to their batches, as features
+    unlearned: "Store | None" = None  # the store without the learned rows; None if there are none
     _loops: dict[RelationName, Loops] = field(default_factory=dict)  # those computed so far
 
     def __post_init__(self) -> None:
@@ -84,6 +87,11 @@ class Store(Explored):
         placed = "" if self.placed is None else f"; placed on {self.placed.device}"
         within = "" if self.budget is None else f"; {self.budget}"
         return printable(f"Store({where}nodes: {nodes}; edges: {edges}{in_parts}{placed}{within})")
+
+    @property
+    def learned_types(self) -> list[str]:
+        """The node types whose features are learned rows, or have these beside them."""
+        return [learned.node_type for learned in self.learned]
 
     def close(self) -> None:
         """Close the connections to servers, and free memory that `place` shares with other processes.

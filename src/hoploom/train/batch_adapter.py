@@ -22,9 +22,10 @@ from torch_geometric.nn import Sequential
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from hoploom.errors import ConfigError, HoploomError
-from hoploom.load.assemble import FEATURES, Batch
+from hoploom.load.assemble import Batch
 from hoploom.nn import GNN
 from hoploom.ranks.context import unwrap
+from hoploom.schema import FEATURES
 from hoploom.train.checkpoint import check_whole
 from hoploom.train.tasks import NodeTask, Task
 

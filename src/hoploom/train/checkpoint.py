@@ -1,5 +1,7 @@
 """Checkpoints: the state of a run's parts as one safetensors file, written by rank 0 and read whole by every rank.
 
+Learned rows are in files beside it, one for each rank. Their names contain a word that the checkpoint holds.
+
 Any safetensors reader sees the tensors. The structure around them is JSON in the file's metadata, which keeps keys of
 any scalar type, tuples, NaN and infinity. Tensors that share memory are written twice. A checksum covers the whole
 state, which costs one more pass over the bytes.
@@ -10,13 +12,14 @@ This module does not import PyG, because that takes seconds and a program may on
 import json
 import math
 import numbers
+import os
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +27,7 @@ from torch import Tensor, nn
 
 from hoploom.errors import ConfigError, HoploomError, StoreError
 from hoploom.ranks.context import Context, all_or_none, unwrap
+from hoploom.store import Store
 from hoploom.store.format import regular, write_whole
 
 FORMAT = 1
@@ -44,6 +48,20 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Mapping[str, Any]: ...
     def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+@runtime_checkable
+class DividedRows(Protocol):
+    """A part whose rows are divided over the ranks: hoploom.Embedding. Each rank saves those that it owns."""
+
+    def range_of(self, rank: int, world_size: int) -> range: ...
+    def own_rows(self) -> Mapping[str, Tensor]: ...
+    def put_rows(self, first: int, saved: Mapping[str, Tensor]) -> None: ...
+
+
+def learned_parts(store: Store) -> dict[str, Any]:
+    """Return the learned rows of a store as parts of a checkpoint."""
+    return {f"rows of {learned.node_type}": learned for learned in store.learned}
 
 
 class Checkpoint:
@@ -72,6 +90,7 @@ class Checkpoint:
         random = {"cpu": self._context.gather(torch.get_rng_state())}
         if self._context.device.type == "cuda":
             random["cuda"] = self._context.gather(torch.cuda.get_rng_state(self._context.device))
+        word = self._save_rows(parts, [*second, path])
         with all_or_none(self._context, f"writing {path}"):
             for owner in parts.values():
                 if isinstance(owner, nn.Module):
@@ -80,7 +99,34 @@ class Checkpoint:
                 states = {part: dict(_unwrapped(owner).state_dict()) for part, owner in parts.items()}
                 kinds = {part: _kind(owner) for part, owner in parts.items()}
                 state = {"format": FORMAT, "parts": states, "kinds": kinds, "extra": extra, "random": random}
-                write_state(path, state, first=second[0] if second else None)
+                write_state(path, state | {"rows": word}, first=second[0] if second else None)
+                for old in (old for each in (path, *second) for old in each.parent.glob(f"{each.stem}.*.rows")):
+                    if word not in old.name:  # of the checkpoint before
+                        old.unlink(missing_ok=True)
+
+    def _save_rows(self, parts: Mapping[str, Stateful], paths: Sequence[Path]) -> str:
+        """Write this rank's learned rows beside each of `paths`; return the word in the names of the new files."""
+        divided = {part: owner for part, owner in parts.items() if isinstance(owner, DividedRows)}
+        if not divided:
+            return ""
+        word = bytes(self._context.broadcast(torch.tensor([*os.urandom(4)], dtype=torch.uint8)).tolist()).hex()
+        with all_or_none(self._context, f"writing learned rows beside {paths[0]}"):
+            for part, owner in divided.items():
+                first, *others = (_rows_file(path, word, part, self._context.rank) for path in paths)
+                write_state(first, dict(owner.own_rows()))
+                for other in others:
+                    os.link(first, other)
+        return word
+
+    def _restore_rows(self, path: Path, word: str, num_ranks: int, part: str, owner: DividedRows) -> None:
+        """Read this rank's learned rows from the files of the ranks that saved them."""
+        own = owner.range_of(self._context.rank, self._context.world_size)
+        for rank in range(num_ranks):
+            saved = owner.range_of(rank, num_ranks)
+            begin, end = max(own.start, saved.start), min(own.stop, saved.stop)
+            if begin < end:
+                rows = read_state(_rows_file(path, word, part, rank))
+                owner.put_rows(begin, {name: of[begin - saved.start : end - saved.start] for name, of in rows.items()})
 
     def restore(self, name: str, parts: Mapping[str, Stateful]) -> dict[str, Any] | None:
         """Restore the parts and return `extra`; None if there is no such checkpoint. All ranks call.
@@ -119,6 +165,9 @@ class Checkpoint:
                         raise type(error)(f"{path} does not fit this run's {part}: {error}") from error
                     except MALFORMED as error:
                         raise ConfigError(f"{path} does not fit this run's {part}: {error}; {way_out}") from error
+                for part, owner in parts.items():
+                    if isinstance(owner, DividedRows):
+                        self._restore_rows(path, state["rows"], len(state["random"]["cpu"]), part, owner)
                 random, rank, device = state["random"], self._context.rank, self._context.device
                 if len(random["cpu"]) == self._context.world_size:
                     torch.set_rng_state(random["cpu"][rank])
@@ -130,6 +179,11 @@ class Checkpoint:
                 raise StoreError(f"{path} holds what no checkpoint does: {error}; take another checkpoint") from error
         extra: dict[str, Any] = state["extra"]
         return extra
+
+
+def _rows_file(path: Path, word: str, part: str, rank: int) -> Path:
+    """Return the path of one rank's learned rows of a checkpoint."""
+    return path.with_name(f"{path.stem}.{word}-{zlib.crc32(part.encode()):08x}-{rank}.rows")
 
 
 def last_good(path: Path | None) -> str:

@@ -22,12 +22,13 @@ from hoploom.config.values import as_int, as_number
 from hoploom.errors import BatchError, ConfigError, TrainError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
+from hoploom.nn.embedding import Embedding
 from hoploom.ops.deadline import BUSY, reached
 from hoploom.ranks.agreement import detector_here
 from hoploom.ranks.context import Context
 from hoploom.ranks.environment import StopRequests
 from hoploom.train.batch_adapter import adapted
-from hoploom.train.checkpoint import MINUTES, Checkpoint, Stateful, last_good
+from hoploom.train.checkpoint import MINUTES, Checkpoint, Stateful, last_good, learned_parts
 from hoploom.train.tasks import Mode, Task
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -152,7 +153,7 @@ class Learner:
             "loader": self.loader,
             "standing": self.progress,
         }
-        return {name: part for name, part in parts.items() if part is not None}
+        return {name: part for name, part in parts.items() if part is not None} | learned_parts(self.loader.store)
 
     @property
     def plateau(self) -> ReduceLROnPlateau | None:
@@ -289,6 +290,11 @@ class Stepper:
         self._checkpoint, self._model = checkpoint, adapted(learner.model)
         self._parameters = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
         self._scaler = learner.scaler if training.precision == "fp16" else None
+        self._learned: Sequence[Embedding] = learner.loader.store.learned  # type: ignore[assignment]
+        if self._learned and self._scaler is not None:
+            raise ConfigError(
+                'precision is "fp16", which scales gradients, and learned rows do not know how; take "bf16"'
+            )
         self._detector = detector_here()
 
     def steps(self) -> "EagerSteps":
@@ -306,6 +312,8 @@ class Stepper:
         loss_sums, rows, seeds, last = list[_HostScalar](), 0, 0, False
         self.reseed()
         self._learner.optimizer.zero_grad(set_to_none=True)
+        for embedding in self._learned:
+            embedding.zero_grad()
         while not last:
             timer.end("rest")
             batch, num_seeds, last = next(batches)
@@ -419,6 +427,8 @@ class Stepper:
             if self._scaler is not None:
                 self._scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(self._parameters, clip_norm)
+        for embedding in self._learned:
+            embedding.step(weight)
         if self._scaler is None:
             optimizer.step()
             return True

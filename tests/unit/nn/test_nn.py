@@ -250,17 +250,28 @@ def test_relations_are_summed_as_pygs_hetero_conv_does() -> None:
         torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-5)
 
 
-def test_a_type_without_features_learns_a_row_per_node() -> None:
+def test_a_type_without_features_has_learned_rows() -> None:
     data = books()
     del data["author"].x
     data["author"].num_nodes = 7
-    model = heterogeneous("rsage", data)
-    batch = next(iter(NeighborLoader(data, [-1, -1], input_nodes="paper", batch_size=4)))
-    model(batch)["paper"].sum().backward()
-    gradient = model.embeddings["author"].weight.grad
-    touched = gradient.abs().sum(1).nonzero().view(-1)
-    assert set(touched.tolist()) <= set(batch["author"].n_id.tolist())
-    assert touched.numel()
+    with pytest.raises(
+        hoploom.ConfigError, match=r"'author' has no features x.*hoploom.Embedding\(store, 'author', dim=\d+\).store"
+    ):
+        heterogeneous("rsage", data)
+    learned = hoploom.Embedding(hoploom.from_pyg(data), "author", dim=6)
+    model = GNN("rsage", learned.store.schema, Shape(hidden=12, num_layers=2, out=5))
+    for store in (learned.store, hoploom.from_pyg(data)):
+        batch = next(iter(NeighborLoader(store, [-1, -1], input_nodes="paper", batch_size=4)))
+        if store is learned.store:
+            before = learned.rows.clone()
+            model(batch)["paper"].sum().backward()
+            learned.step()
+            touched = (learned.rows != before).any(1).nonzero().view(-1)
+            assert set(touched.tolist()) <= set(batch["author"].n_id.tolist())
+            assert touched.numel()
+        else:
+            with pytest.raises(hoploom.ConfigError, match=r"no x of 'author'.*from the store of its hoploom.Embedding"):
+                model(batch)
 
 
 def test_a_layer_gets_only_what_later_layers_see() -> None:

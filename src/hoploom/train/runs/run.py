@@ -26,7 +26,7 @@ from hoploom.load.loader import Loader
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
 from hoploom.nn import GNN, Shape
 from hoploom.nn.decoders import DECODERS, Decoder, Dot, OfRelations
-from hoploom.nn.models import KINDS
+from hoploom.nn.models import KINDS, types_by_layer
 from hoploom.ranks.context import DEADLINE, Context, unwrap
 from hoploom.ranks.environment import RankInfo
 from hoploom.schema import DTYPES, NodeType, RelationName, Schema
@@ -35,7 +35,7 @@ from hoploom.store.base import Tier
 from hoploom.store.format import write_whole
 from hoploom.store.row_cache import CacheReport, cached, report
 from hoploom.train import tasks
-from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.checkpoint import Checkpoint, learned_parts
 from hoploom.train.journal import Journal, no_run
 from hoploom.train.loop import Outcome, evaluate, fit
 from hoploom.train.runs import link_splits
@@ -53,7 +53,7 @@ from hoploom.train.runs.run_file import (
     to_toml,
     values_of,
 )
-from hoploom.train.runs.schedules import make_optimizer, make_scheduler
+from hoploom.train.runs.schedules import learn_rows, make_optimizer, make_scheduler
 from hoploom.train.step import Learner, MakeStepper, Training
 from hoploom.train.tasks import LinkPrediction, NodeTask, Task
 
@@ -99,6 +99,7 @@ def run(
     with Journal(folder, context, loggers=run_file.output.loggers, settings=settings) as journal, ExitStack() as stack:
         store = open_graph(run_file, context)
         setup = with_placement(run_file, with_cache(run_file, training_setup(run_file, store), context), context)
+        setup = with_learned_rows(run_file, setup, context)
         notes = [f"hoploom: {note}" for note in setup.notes]
         if (placed := setup.store.placed) is not None:
             notes.append(str(stack.enter_context(placed)))
@@ -140,7 +141,10 @@ def run(
         )
         test: Mapping[str, float] = {}
         if outcome.stopped != "asked" and "test" in setup.seeds:
-            if outcome.best is not None and checkpoint.restore(BEST, {"model": model}) is None:
+            if (
+                outcome.best is not None
+                and checkpoint.restore(BEST, {"model": model} | learned_parts(setup.store)) is None
+            ):
                 raise StoreError(
                     f"{checkpoint.path(BEST)} is gone, so the best model cannot be tested; put it back and go on with "
                     "--resume, or start anew in another output.folder"
@@ -278,6 +282,15 @@ def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
         raise run_file.problem("train.monitor", str(error).replace("best is", "train.monitor is", 1)) from error
 
 
+def with_learned_rows(run_file: RunFile, setup: TrainingSetup, context: Context) -> TrainingSetup:
+    """Return the setup with learned rows of the node types that have no features, and of model.learned."""
+    is_own, types = run_file.model.factory is not None, list[str]()
+    if not is_own:
+        types = types_by_layer(setup.store.schema, _shape(run_file, setup), setup.out_types)[0]
+    store, notes = learn_rows(run_file, setup.store, types, context)
+    return replace(setup, store=store, notes=(*setup.notes, *notes))
+
+
 def _node_setup(run_file: RunFile, store: Store) -> TrainingSetup:
     node_type = _labelled_type(run_file, store.schema)
     names = {split: getattr(run_file.task, split) for split in SPLITS}
@@ -358,9 +371,9 @@ def make_model(run_file: RunFile, setup: TrainingSetup) -> nn.Module:
     return model
 
 
-def _built_in(run_file: RunFile, setup: TrainingSetup) -> GNN:
+def _shape(run_file: RunFile, setup: TrainingSetup) -> Shape:
     section = run_file.model
-    shape = Shape(
+    return Shape(
         hidden=section.hidden,
         num_layers=len(run_file.loader.fanouts),
         out=setup.num_outputs,
@@ -369,8 +382,12 @@ def _built_in(run_file: RunFile, setup: TrainingSetup) -> GNN:
         norm=section.norm,
         residual=section.residual,
     )
+
+
+def _built_in(run_file: RunFile, setup: TrainingSetup) -> GNN:
+    section = run_file.model
     try:
-        return GNN(section.name, setup.store.schema, shape, setup.out_types)
+        return GNN(section.name, setup.store.schema, _shape(run_file, setup), setup.out_types)
     except ConfigError as error:
         raise run_file.problem(
             "model.name", f"model.name = {section.name!r} does not fit the store: {error}"
@@ -460,7 +477,7 @@ def _loader(
     if isinstance(module, GNN):  # layer one is aggregated where its rows are stored
         floats = [DTYPES[t.fields["x"].dtype].is_floating_point for t in schema.node_types if "x" in t.fields]
         is_whole = split == "train" and run_file.train.whole_steps  # then the step computes layer one itself
-        reduce = module.first_reduce if all(floats) and not is_whole else None
+        reduce = module.first_reduce if all(floats) and not is_whole and not setup.store.learned else None
         options |= {"aggregate": reduce, "degrees": module.needs_degrees}
         store = setup.store
         if module.needs_degrees and not store.deployment.makes_batches and len(store.topology) < len(store.ranges):
@@ -547,7 +564,7 @@ def load_run(
     """
     run_file, path = read_finished(folder, overrides, checkpoint)
     context = context or Context(RankInfo(), torch.device("cpu"), "gloo", DEADLINE)
-    setup = training_setup(run_file, open_graph(run_file, context))
+    setup = with_learned_rows(run_file, training_setup(run_file, open_graph(run_file, context)), context)
     with torch.random.fork_rng(devices=[]):  # a model is made from the run's seed, which is not the caller's
         model = trained_model(run_file, setup, context, path).eval()
     return LoadedRun(model, setup.store, setup.task, run_file, path)
@@ -573,5 +590,5 @@ def read_finished(folder: str | Path, overrides: Sequence[str], checkpoint: str 
 def trained_model(run_file: RunFile, setup: TrainingSetup, context: Context, checkpoint: Path) -> nn.Module:
     """Return the model of a run with the weights of a checkpoint."""
     model = make_model(run_file, setup).to(context.device)
-    Checkpoint(checkpoint.parent, context).restore(checkpoint.stem, {"model": model})
+    Checkpoint(checkpoint.parent, context).restore(checkpoint.stem, {"model": model} | learned_parts(setup.store))
     return model

@@ -38,6 +38,7 @@ from hoploom.errors import ConfigError
 from hoploom.gpu.placement import read_features, read_topology
 from hoploom.nn.decoders import DECODERS
 from hoploom.nn.models import KINDS
+from hoploom.ops import RowRule
 from hoploom.ranking.losses import LOSSES
 from hoploom.ranks import environment
 from hoploom.store.format import STORE_FILE
@@ -64,6 +65,8 @@ CUTS = KeyCondition("scheduler.name", ("step", "plateau"))
 RELATION_FANOUTS = rules.table_of(
     rules.FANOUTS, 'a table of lists by relation, e.g. { "author writes paper" = [5, 5] }'
 )
+LEARNED = rules.table_of(rules.whole(1), "a table of widths by node type, e.g. { user = 128 }")
+ROW_OPTIMIZERS = tuple(rule.name for rule in RowRule)
 TOPOLOGY = accepted('"cuda", "host" or "auto"', read_topology, words=("cuda", "host", "auto"))
 FEATURES = accepted(
     '"cuda", "host", "auto", a share such as "20%" or 0.2, or a size such as "4GB"',
@@ -146,6 +149,12 @@ class ModelSection:
     residual: bool = key(
         False, "residual connections, between a linear first and last layer", rules.FLAG, only=BUILT_IN
     )
+    learned: dict[str, int] = key(
+        {},
+        "widths of learned rows by node type; default: hidden where there are no features",
+        LEARNED,
+        example={"user": 128},
+    )
     decoder: str = key("dot", "scores a link from the outputs of its ends", rules.choice(*DECODERS), only=OF_LINKS)
     factory: str | None = key(
         None, "makes your own model: factory(store, num_outputs, **options)", rules.FUNCTION, example="my_model:make"
@@ -201,6 +210,8 @@ class OptimizerSection:
     lr: float = key(0.003, "learning rate", rules.number(open_ends=True))
     weight_decay: float = key(0.0, "weight decay", rules.number())
     momentum: float = key(0.0, "momentum of SGD", rules.SHARE, only=KeyCondition("optimizer.name", ("sgd",)))
+    learned: str = key("rowwise_adagrad", "the optimizer of learned rows", rules.choice(*ROW_OPTIMIZERS))
+    learned_lr: float = key(0.05, "learning rate of learned rows", rules.number(open_ends=True))
 
 
 @dataclass(frozen=True)

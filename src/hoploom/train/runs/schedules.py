@@ -1,14 +1,20 @@
-"""The optimizer of a run, and its schedule of the learning rate.
+"""The optimizers of a run, of weights and of learned rows, and the schedule of the learning rate.
 
 Schedules are functions of the step number, so that a resumed run follows the same curve.
 """
 
 import math
+from collections.abc import Collection
 
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from hoploom.errors import ConfigError
+from hoploom.nn.embedding import Embedding
+from hoploom.ranks.context import Context
+from hoploom.schema import FEATURES
+from hoploom.store import Store
 from hoploom.train.runs.run_file import RunFile
 from hoploom.train.tasks import Mode
 
@@ -21,6 +27,39 @@ def make_optimizer(run_file: RunFile, model: nn.Module) -> Optimizer:
         return SGD(learned, section.lr, section.momentum, weight_decay=section.weight_decay)
     kind = AdamW if section.name == "adamw" else Adam
     return kind(learned, section.lr, weight_decay=section.weight_decay)
+
+
+def learn_rows(
+    run_file: RunFile, store: Store, input_types: Collection[str], context: Context
+) -> tuple[Store, list[str]]:
+    """Return the store with learned rows: of the types in model.learned, and of `input_types` without features.
+
+    Also return notes to print. All ranks call.
+    """
+    section, notes = run_file.model, list[str]()
+    bare = [name for name in input_types if FEATURES not in store.schema.node_type(name).fields]
+    for name, dim in (dict.fromkeys(bare, section.hidden) | section.learned).items():
+        if name not in store.schema.type_index:
+            message = f"model.learned names {name!r}, no node type; there are {list(store.schema.type_index)}"
+            raise run_file.problem("model.learned", message)
+        try:
+            embedding = Embedding(
+                store,
+                name,
+                dim=dim,
+                optimizer=run_file.optimizer.learned,  # type: ignore[arg-type]
+                lr=run_file.optimizer.learned_lr,
+                seed=run_file.seed,
+                join="cat" if name not in bare and FEATURES in store.schema.node_type(name).fields else None,
+                context=context,
+                folder=run_file.scratch,
+            )
+        except ConfigError as error:
+            raise run_file.problem("model.learned", f"learned rows of {name!r}: {error}") from error
+        store = embedding.store
+        if name not in section.learned:
+            notes.append(f"{name!r} has no features: its nodes have learned rows of {dim} numbers")
+    return store, notes
 
 
 def make_scheduler(

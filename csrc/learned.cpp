@@ -1,0 +1,229 @@
+// Gradients are sorted by id first: then equal ids are neighbours, and rows are visited in the order of their
+// addresses.
+#include "learned.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "processor.h"
+#include "random.h"
+#include "threads.h"
+
+namespace hoploom {
+namespace {
+
+constexpr int kDigitBits = 11;
+constexpr int64_t kSmall = 1 << 15;  // values; for fewer, another thread costs more than it saves
+constexpr int64_t kAhead = 6;        // rows that are requested before they are needed
+constexpr int64_t kLanes = 16;       // partial sums, so that every processor adds up in one order
+
+struct Entry {
+  uint64_t row;   // counted from the first
+  int64_t place;  // of its gradient
+};
+
+// Returns the gradients' places, sorted by row; those of one row in the order given.
+std::vector<Entry> sorted_by_row(const RowGradients& given, int64_t first, int64_t num_rows) {
+  std::vector<Entry> entries(size_t(given.count)), other(size_t(given.count));
+  for (int64_t i = 0; i < given.count; ++i) {
+    const uint64_t row = uint64_t(given.ids[i]) - uint64_t(first);
+    if (row >= uint64_t(num_rows))
+      throw std::out_of_range("id " + std::to_string(given.ids[i]) + " is out of range [" + std::to_string(first) +
+                              ", " + std::to_string(first + num_rows) + ")");
+    entries[size_t(i)] = {row, i};
+  }
+  const int bits = num_rows > 1 ? 64 - std::countl_zero(uint64_t(num_rows - 1)) : 0;
+  for (int shift = 0; shift < bits; shift += kDigitBits) {
+    const auto digit = [shift](const Entry& entry) { return entry.row >> shift & ((1u << kDigitBits) - 1); };
+    std::vector<size_t> begins((1u << kDigitBits) + 1);
+    for (const Entry& entry : entries) ++begins[digit(entry) + 1];
+    for (size_t i = 1; i < begins.size(); ++i) begins[i] += begins[i - 1];
+    for (const Entry& entry : entries) other[begins[digit(entry)]++] = entry;
+    entries.swap(other);
+  }
+  return entries;
+}
+
+HOPLOOM_INLINE float widened(float value) { return value; }
+HOPLOOM_INLINE float widened(uint16_t value) {
+  const uint32_t bits = uint32_t(value) << 16;
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+
+// Rounds up or down at random, so that the expected value is exact: small updates would vanish otherwise.
+HOPLOOM_INLINE uint16_t rounded(float value, uint32_t random) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if ((bits & 0x7F800000u) != 0x7F800000u) bits += random & 0xFFFFu;  // neither infinite nor NaN
+  return uint16_t(bits >> 16);
+}
+
+HOPLOOM_INLINE void store(const float* from, float* to, int64_t width, uint64_t) { std::copy(from, from + width, to); }
+HOPLOOM_INLINE void store(const float* from, uint16_t* to, int64_t width, uint64_t key) {
+  for (int64_t c = 0; c < width; c += 4) {
+    const uint64_t random = mix(key, uint64_t(c));
+    for (int64_t i = c; i < std::min(c + 4, width); ++i) to[i] = rounded(from[i], uint32_t(random >> 16 * (i - c)));
+  }
+}
+
+// Writes the scaled sum of a row's gradients.
+HOPLOOM_INLINE void add_up(const RowGradients& given, const Entry* begin, const Entry* end, int64_t width, double scale,
+                           double* sums, float* out) {
+  if (end - begin == 1) {
+    const float* gradient = given.gradients + begin->place * given.stride;
+    for (int64_t c = 0; c < width; ++c) out[c] = float(gradient[c] * scale);
+    return;
+  }
+  std::fill(sums, sums + width, 0.0);
+  for (const Entry* entry = begin; entry < end; ++entry) {
+    const float* gradient = given.gradients + entry->place * given.stride;
+    for (int64_t c = 0; c < width; ++c) sums[c] += gradient[c];
+  }
+  for (int64_t c = 0; c < width; ++c) out[c] = float(sums[c] * scale);
+}
+
+HOPLOOM_INLINE float mean_square(const float* gradient, int64_t width) {
+  float lanes[kLanes] = {};
+  int64_t c = 0;
+  for (; c + kLanes <= width; c += kLanes)
+    for (int64_t i = 0; i < kLanes; ++i) lanes[i] += gradient[c + i] * gradient[c + i];
+  for (int64_t i = 0; c + i < width; ++i) lanes[i] += gradient[c + i] * gradient[c + i];
+  for (int64_t half = kLanes / 2; half > 0; half /= 2)
+    for (int64_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return lanes[0] / float(width);
+}
+
+// Changes a row by its gradient, in the arithmetic of torch.optim's sparse optimizers.
+HOPLOOM_INLINE void follow(float* row, const float* gradient, float* state, int64_t width, const RowStep& step) {
+  const float rate = float(step.rate), eps = float(step.eps);
+  if (step.rule == RowRule::kSgd) {
+    for (int64_t c = 0; c < width; ++c) row[c] -= rate * gradient[c];
+  } else if (step.rule == RowRule::kRowwiseAdagrad) {
+    state[0] += mean_square(gradient, width);
+    const float factor = rate / (std::sqrt(state[0]) + eps);
+    for (int64_t c = 0; c < width; ++c) row[c] -= factor * gradient[c];
+  } else if (step.rule == RowRule::kAdagrad) {
+    for (int64_t c = 0; c < width; ++c) {
+      state[c] += gradient[c] * gradient[c];
+      row[c] -= rate * (gradient[c] / (std::sqrt(state[c]) + eps));
+    }
+  } else {
+    float *first = state, *second = state + width, *count = state + 2 * width;
+    *count += 1;
+    const double corrected = std::sqrt(1 - std::pow(step.beta2, *count)) / (1 - std::pow(step.beta1, *count));
+    const float size = float(step.rate * corrected);
+    const float keep1 = float(1 - step.beta1), keep2 = float(1 - step.beta2);
+    for (int64_t c = 0; c < width; ++c) {
+      first[c] += (gradient[c] - first[c]) * keep1;
+      second[c] += (gradient[c] * gradient[c] - second[c]) * keep2;
+      row[c] -= size * (first[c] / (std::sqrt(second[c]) + eps));
+    }
+  }
+}
+
+template <typename T>
+struct Share {
+  LearnedRows<T> rows;
+  float* state;
+  int64_t state_width;
+  RowGradients given;
+  RowStep step;
+  const Entry *begin, *end;  // begins and ends between two rows
+};
+
+HOPLOOM_INLINE void request(const void* from, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(from) + at, 1, 2);
+}
+
+template <typename T>
+HOPLOOM_INLINE void update_share(const Share<T>& share) {
+  const int64_t width = share.rows.width;
+  std::vector<double> sums(static_cast<size_t>(width));
+  std::vector<float> values(size_t(2 * width));
+  float *gradient = values.data(), *row = values.data() + width;
+  for (const Entry* entry = share.begin; entry < share.end;) {
+    if (entry + kAhead < share.end) {
+      const Entry& coming = entry[kAhead];
+      request(share.rows.values + int64_t(coming.row) * width, width * int64_t(sizeof(T)));
+      request(share.state + int64_t(coming.row) * share.state_width, share.state_width * 4);
+      request(share.given.gradients + coming.place * share.given.stride, width * 4);
+    }
+    const Entry* next = entry + 1;
+    while (next < share.end && next->row == entry->row) ++next;
+    add_up(share.given, entry, next, width, share.step.scale, sums.data(), gradient);
+    T* own = share.rows.values + int64_t(entry->row) * width;
+    for (int64_t c = 0; c < width; ++c) row[c] = widened(own[c]);
+    follow(row, gradient, share.state + int64_t(entry->row) * share.state_width, width, share.step);
+    store(row, own, width, mix(share.step.key, entry->row + uint64_t(share.rows.first)));
+    entry = next;
+  }
+}
+
+int useful_threads(int64_t num_values, int threads) {
+  return int(std::clamp<int64_t>(num_values / kSmall, 1, std::max(threads, 1)));
+}
+
+}  // namespace
+
+int64_t state_width(RowRule rule, int64_t width) {
+  const int64_t widths[] = {0, 1, width, 2 * width + 1};
+  return widths[int(rule)];
+}
+
+template <typename T>
+void update_rows(const LearnedRows<T>& rows, float* state, const RowGradients& given, const RowStep& step,
+                 int threads) {
+  const std::vector<Entry> entries = sorted_by_row(given, rows.first, rows.num_rows);
+  const int64_t used = useful_threads(given.count * rows.width, threads);
+  const auto bound = [&](int64_t t) {
+    size_t at = size_t(given.count * t / used);
+    while (at > 0 && at < entries.size() && entries[at].row == entries[at - 1].row) ++at;
+    return entries.data() + at;
+  };
+  on_threads(int(used), [&](int t) {
+    const Share<T> share{rows, state, state_width(step.rule, rows.width), given, step, bound(t), bound(t + 1)};
+    run_fastest<update_share<T>>(share);
+  });
+}
+
+template <typename T>
+void draw_rows(const LearnedRows<T>& rows, const int64_t* ids, uint64_t key, bool normal, double spread, int threads) {
+  const int64_t used = useful_threads(rows.num_rows * rows.width, threads);
+  on_threads(int(used), [&](int t) {
+    std::vector<float> values(static_cast<size_t>(rows.width));
+    for (int64_t i = rows.num_rows * t / used; i < rows.num_rows * (t + 1) / used; ++i) {
+      const uint64_t id = uint64_t(ids[i]);
+      for (int64_t c = 0; c < rows.width; c += 4) {
+        uint32_t words[4];
+        philox(key, uint32_t(id), uint32_t(id >> 32), 0, uint32_t(c / 4), words);
+        for (int64_t j = c; j < std::min(c + 4, rows.width); ++j) {
+          const uint32_t word = words[j - c];
+          if (!normal) {
+            values[size_t(j)] = float((double(word) * 0x1p-31 - 1) * spread);
+            continue;
+          }
+          const double radius = std::sqrt(-2 * std::log((double(words[(j - c) & ~1]) + 0.5) * 0x1p-32));
+          const double angle = 2 * std::numbers::pi * double(words[(j - c) | 1]) * 0x1p-32;
+          values[size_t(j)] = float(spread * radius * ((j - c) & 1 ? std::sin(angle) : std::cos(angle)));
+        }
+      }
+      store(values.data(), rows.values + i * rows.width, rows.width, mix(key, id));
+    }
+  });
+}
+
+template void update_rows(const LearnedRows<float>&, float*, const RowGradients&, const RowStep&, int);
+template void update_rows(const LearnedRows<uint16_t>&, float*, const RowGradients&, const RowStep&, int);
+template void draw_rows(const LearnedRows<float>&, const int64_t*, uint64_t, bool, double, int);
+template void draw_rows(const LearnedRows<uint16_t>&, const int64_t*, uint64_t, bool, double, int);
+
+}  // namespace hoploom

@@ -1,0 +1,305 @@
+"""Learned rows of nodes: looked up with gradients, and updated sparsely by rules that keep their state beside each row.
+
+The rows of a type are divided over the ranks by id. The ranks of a host map the same memory, so a look-up is a copy,
+whoever owns a row. In `step`, each gradient goes to the rank that owns its row. This rank adds up all gradients of a
+row, in the order of ranks and look-ups, and changes the row once.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hoploom import keys, ops
+from hoploom.config.values import as_bytes, as_int, as_number
+from hoploom.errors import ConfigError
+from hoploom.nn.row_memory import shared_zeros
+from hoploom.ops import RowRule, RowStep
+from hoploom.ranks import environment
+from hoploom.ranks.context import Context, init
+from hoploom.schema import DTYPES, FEATURES, ORIGINAL_ID, Field, NodeType, holds_text
+from hoploom.store import Store, Wanted
+from hoploom.store.learned_fields import Join, LearnedFeatures, joined_rows
+from hoploom.system import require_memory
+
+RowOptimizer = Literal["rowwise_adagrad", "adagrad", "lazy_adam", "sgd"]
+RowDtype = Literal["float32", "bfloat16"]
+RowInit = Literal["uniform", "normal"]
+EPS = {RowRule.adagrad: 1e-10}  # added to the root of the state; else 1e-8. torch.optim has the same values
+BETAS = (0.9, 0.999)
+AT_ONCE = 1 << 16  # nodes whose initial rows are drawn together
+WAYS_OUT = "give a smaller dim, dtype='bfloat16', or folder= on a fast disk"
+
+
+class Embedding:
+    """Learned rows of a node type, as its features or beside them: [num_nodes, dim], divided over the ranks.
+
+    >>> users = hoploom.Embedding(store, "user", dim=128, lr=0.05)
+    >>> loader = hoploom.NeighborLoader(users.store, [10, 5], input_nodes=("item", "train"))
+    >>> for batch in loader:  # batch["user"].x are the learned rows
+    ...     loss_of(model(batch)).backward()
+    ...     optimizer.step(), users.step()
+
+    Or look rows up yourself: `users(batch["user"].n_id)`, for batches of any loader.
+
+    - `optimizer`: "rowwise_adagrad" keeps 4 bytes for each row, "adagrad" and "lazy_adam" keep one or two numbers for
+      each value. Only rows that have a gradient change. The count of steps of "lazy_adam" is each row's own.
+    - `init`: initial values, even between -1/sqrt(dim) and 1/sqrt(dim), or "normal" with this standard deviation. They
+      depend on `seed`, the type and the node's original id, so a grown graph keeps the rows of its old nodes.
+    - `join`: how the rows join features that the type has already: "cat", after them, or "add".
+    - `context`: what `hoploom.init()` returned, if there are several ranks. All ranks then call `step` together.
+    - `folder`: a folder on a disk, for rows that do not fit in memory.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        node_type: str | None = None,
+        *,
+        dim: int,
+        optimizer: RowOptimizer = "rowwise_adagrad",
+        lr: float = 0.05,
+        dtype: RowDtype = "float32",
+        init: RowInit = "uniform",
+        seed: int = 0,
+        join: Join | None = None,
+        context: Context | None = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        self.dim = as_int("dim", dim, 1, "give the width of a row")
+        self.lr = as_number("lr", lr, "give a learning rate above 0")
+        if self.lr == 0:
+            raise ConfigError("lr is 0, so the rows would never change; give a learning rate above 0")
+        chosen = (("optimizer", optimizer, RowOptimizer), ("dtype", dtype, RowDtype), ("init", init, RowInit))
+        for name, value, known in chosen:
+            if value not in get_args(known):
+                raise ConfigError(f"{name} is {value!r:.80}; choose one of {list(get_args(known))}")
+        self.rule = RowRule[optimizer]
+        self._of = _described(store, node_type)
+        self.join = _read_join(self._of, self.dim, join)
+        self.seed = as_int("seed", seed, 0, "give a number of at least 0")
+        self._normal = init == "normal"
+        self._context = _own_context(context)
+        num_bytes = self._of.num_nodes * (self.dim * DTYPES[dtype].itemsize + 4 * self.rule.state_width(self.dim))
+        place = None if folder is None else Path(folder)
+        if place is None:
+            limit = None if store.budget is None else store.budget.num_bytes
+            if limit is not None and num_bytes > limit:
+                wanted = f"{as_bytes(num_bytes)}, more than the store's memory of {as_bytes(limit)}"
+                raise ConfigError(f"the learned rows of {self.node_type!r} take {wanted}; {WAYS_OUT}")
+            require_memory(num_bytes, f"the learned rows of {self.node_type!r} take", WAYS_OUT)
+        count, ranks = self._of.num_nodes, self._context
+        self.rows = shared_zeros((count, self.dim), DTYPES[dtype], ranks, place)  # of all nodes, of every rank
+        self.state = shared_zeros((count, self.rule.state_width(self.dim)), torch.float32, ranks, place)
+        self._bounds = torch.tensor(
+            [self.range_of(rank, ranks.world_size).start for rank in range(1, ranks.world_size)]
+        )
+        self.num_steps = 0
+        self._anchor = torch.zeros((), requires_grad=True)  # makes look-ups part of autograd's graph
+        self._num_look_ups = 0
+        self._gradients: list[tuple[int, Tensor, Tensor]] = []  # look-up, ids, gradients
+        self._draw(store)
+        self._context.barrier()  # no rank reads rows that another has not drawn
+        self.store = _learning(store, self)
+
+    def __repr__(self) -> str:
+        rows = f"{self._of.num_nodes:,} of {self.dim} {self._kind['dtype']}"
+        return f"Embedding({self.node_type}: {rows}, {self.rule.name}, lr={self.lr:g})"
+
+    @property
+    def node_type(self) -> str:
+        return self._of.name
+
+    def range_of(self, rank: int, world_size: int) -> range:
+        """Return the ids of the nodes whose rows a rank updates and saves."""
+        count = self._of.num_nodes
+        return range(count * rank // world_size, count * (rank + 1) // world_size)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Return the rows of nodes given by their ids in the store: [*ids.shape, dim] float32, on the device of `ids`.
+
+        Gradients of the rows are kept for `step`.
+        """
+        found: Tensor = _LookUp.apply(self._anchor, self, ids)  # type: ignore[no-untyped-call]
+        return found
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Return the rows of the nodes `ids` ([n] int64), as they are stored, without gradients: [n, dim]."""
+        return ops.gather(self.rows, ids, ops.empty((ids.numel(), self.dim), self.rows.dtype))
+
+    def attach(self, batch: Any) -> None:
+        """Set `x` of this type in a batch to the rows of its nodes, joined to the features that it has already."""
+        storage = batch[self.node_type] if hasattr(batch, "node_types") else batch
+        rows = self(storage.n_id)
+        storage.x = rows if self.join is None else joined_rows(storage.x, rows, self.join)
+
+    def step(self, scale: float = 1.0) -> None:
+        """Update all rows that got gradients since the last call. All ranks call this, also without gradients.
+
+        Gradients are averaged over the ranks, as DDP averages those of a model, and multiplied by `scale`.
+        """
+        taken, self._gradients = sorted(self._gradients, key=lambda entry: entry[0]), []
+        ids = torch.cat([torch.empty(0, dtype=torch.int64), *(ids for _, ids, _ in taken)])
+        gradients = torch.cat([torch.empty(0, self.dim), *(rows for _, _, rows in taken)])
+        if self._context.world_size > 1:
+            ids, gradients = self._of_own_rows(ids, gradients)
+        if ids.numel():
+            own, key = self._own, keys.mix(keys.mix(self._key, keys.ROUNDING), self.num_steps)
+            options = RowStep(self.rule, self.lr, scale / self._context.world_size, self._eps, BETAS, key)
+            ops.update_rows(self.rows[self._held], own.start, self.state[self._held], ids, gradients, options)
+        self.num_steps += 1
+        self._context.barrier()  # no rank reads a row that another is updating
+
+    def zero_grad(self) -> None:
+        """Forget the gradients since the last step."""
+        self._gradients = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds beside the rows."""
+        return {"num_nodes": self._of.num_nodes, **self._kind, "num_steps": self.num_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state; raise ConfigError if it does not fit. `Checkpoint.restore` reads the rows."""
+        for name, mine in {"num_nodes": self._of.num_nodes, **self._kind}.items():
+            if state[name] != mine:
+                raise ConfigError(f"{name} was {state[name]}, and is {mine} here; make the Embedding as it was")
+        self.num_steps = state["num_steps"]
+
+    def own_rows(self) -> dict[str, Tensor]:
+        """Return this rank's rows and their optimizer state, to be saved."""
+        return {"rows": self.rows[self._held], "state": self.state[self._held]}
+
+    def put_rows(self, first: int, saved: Mapping[str, Tensor]) -> None:
+        """Replace the rows of the nodes from id `first` on, and their optimizer state, by saved ones."""
+        for mine, rows in ((self.rows, saved["rows"]), (self.state, saved["state"])):
+            mine[first : first + rows.shape[0]] = rows
+
+    @property
+    def _kind(self) -> dict[str, Any]:
+        return {"dim": self.dim, "dtype": str(self.rows.dtype).removeprefix("torch."), "optimizer": self.rule.name}
+
+    @property
+    def _own(self) -> range:
+        return self.range_of(self._context.rank, self._context.world_size)
+
+    @property
+    def _held(self) -> slice:
+        return slice(self._own.start, self._own.stop)
+
+    @property
+    def _eps(self) -> float:
+        return EPS.get(self.rule, 1e-8)
+
+    @property
+    def _key(self) -> int:
+        """The key of this type's random numbers."""
+        digest = hashlib.sha256(self.node_type.encode()).digest()
+        return keys.mix(keys.mix(keys.LEARNED, self.seed), int.from_bytes(digest[:8], "little"))
+
+    def _draw(self, store: Store) -> None:
+        """Write the initial values of this rank's rows."""
+        for ids in _pieces(self._own):
+            rows = self.rows[int(ids[0]) : int(ids[-1]) + 1]
+            ops.draw_rows(
+                rows, _identities(store, self._of, ids), self._key, normal=self._normal, spread=self.dim**-0.5
+            )
+
+    def _of_own_rows(self, ids: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Send gradients to the ranks that own their rows; return the ids of own rows, and the gradients sent here."""
+        routed = ops.route(ids, self._bounds)
+        order = ops.joined(routed)
+        sent = ops.empty((ids.numel(), self.dim + 2), torch.float32)  # an id takes the place of two numbers
+        sent[:, :2] = ops.select(ids, order).view(torch.float32).view(-1, 2)
+        torch.index_select(gradients, 0, order, out=sent[:, 2:])
+        received = self._context.exchange(sent, [positions.numel() for positions in routed])
+        return received[:, :2].contiguous().view(torch.int64).view(-1), received[:, 2:]
+
+
+class _LookUp(torch.autograd.Function):
+    """Rows by id. Backward keeps their gradients in the embedding."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, embedding: Embedding, ids: Tensor) -> Tensor:
+        flat = ids.detach().reshape(-1).to("cpu", torch.int64).contiguous()
+        ctx.embedding, ctx.ids, ctx.number = embedding, flat, embedding._num_look_ups
+        embedding._num_look_ups += 1
+        rows = embedding.read(flat).to(ids.device, torch.float32)
+        return rows.view(*ids.shape, embedding.dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        rows = gradient.detach().reshape(-1, ctx.embedding.dim).to("cpu", torch.float32).contiguous()
+        ctx.embedding._gradients.append((ctx.number, ctx.ids, rows))
+        return None, None, None
+
+
+def _described(store: Store, name: str | None) -> NodeType:
+    """Return the node type `name`, or the only one of the graph."""
+    if name is None and len(store.schema.node_types) > 1:
+        raise ConfigError(f"the graph has several node types; name one of {list(store.schema.type_index)}")
+    return store.schema.node_type(store.schema.node_types[0].name if name is None else name)
+
+
+def _read_join(of: NodeType, dim: int, join: Join | None) -> Join | None:
+    """Return how learned rows join the features of a type, None if it has none; raise ConfigError if they cannot."""
+    if FEATURES not in of.fields:
+        if join is not None:
+            raise ConfigError(f"join is {join!r:.80}, but {of.name!r} has no features; leave it out")
+        return None
+    field = of.fields[FEATURES]
+    if join not in get_args(Join):
+        raise ConfigError(
+            f"{of.name!r} has features already ({field.dtype} {list(field.shape)}); say how learned rows join them: "
+            "join='cat', after them, or join='add'"
+        )
+    if len(field.shape) != 1 or (join == "add" and field.shape[0] != dim):
+        raise ConfigError(f"features {list(field.shape)} of {of.name!r} cannot be joined to rows of {dim} by {join!r}")
+    return join
+
+
+def _own_context(context: Context | None) -> Context:
+    """Return the context, or that of a single process; raise ConfigError if there are several ranks."""
+    if context is None:
+        if dist.is_initialized() or environment.read_rank().world_size > 1:
+            raise ConfigError("there are several ranks; give context=, which hoploom.init() returned")
+        return init(device="cpu")
+    if not context.rank_info.on_one_host:
+        raise ConfigError("learned rows are for ranks of one host so far, and this job has several hosts")
+    return context
+
+
+def _pieces(ids: range) -> Iterator[Tensor]:
+    for begin in range(ids.start, ids.stop, AT_ONCE):
+        yield torch.arange(begin, min(begin + AT_ONCE, ids.stop))
+
+
+def _identities(store: Store, of: NodeType, ids: Tensor) -> Tensor:
+    """Return a number for each node that does not change when the graph grows: [n] int64, of its original id."""
+    if ORIGINAL_ID not in of.fields:
+        return ids
+    (found,) = store.features.gather([Wanted(of.name, ORIGINAL_ID, ids)])
+    if not holds_text(of.fields[ORIGINAL_ID]):
+        return found.to(torch.int64)
+    texts = [bytes(text).rstrip(b"\0") for text in found.numpy()]  # padded to the longest, which may grow
+    digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    return torch.from_numpy(np.frombuffer(digests, np.int64).copy())
+
+
+def _learning(store: Store, embedding: Embedding) -> Store:
+    """Return the store with the learned rows as features of their type."""
+    of = store.schema.node_type(embedding.node_type)
+    own = 0 if embedding.join != "cat" else of.fields[FEATURES].shape[0]
+    field = Field("float32", (own + embedding.dim,))
+    types = [
+        replace(t, fields={**t.fields, FEATURES: field}) if t.name == of.name else t for t in store.schema.node_types
+    ]
+    schema = replace(store.schema, node_types=tuple(types))
+    features = LearnedFeatures(schema, store.features, embedding)
+    learned = (*store.learned, embedding)
+    return replace(store, schema=schema, features=features, learned=learned, unlearned=store.unlearned or store)

@@ -1,0 +1,62 @@
+"""Memory for learned rows: of this process, or mapped by all ranks of this host from a file.
+
+The file has no name once all ranks have mapped it, so nothing is left behind by a process that is killed.
+"""
+
+import errno
+import math
+import os
+import secrets
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hoploom.config.values import as_bytes
+from hoploom.errors import ConfigError, StoreError
+from hoploom.ranks.context import Context, all_or_none
+
+SHARED = Path("/dev/shm")
+
+
+def shared_zeros(shape: tuple[int, ...], dtype: torch.dtype, context: Context, folder: Path | None = None) -> Tensor:
+    """Return zeros that all ranks of this host share, in a file in `folder` (default: in memory). All ranks call.
+
+    Pages are taken from the system when they are first written, except on a folder's disk, where they are reserved.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size == 0:
+        return torch.empty(shape, dtype=dtype)
+    if folder is None and context.world_size == 1:
+        return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)  # unlike torch.zeros, touches no page
+    name = context.broadcast(torch.tensor(list(secrets.token_bytes(8)), dtype=torch.uint8))
+    path = (folder or SHARED) / f"hoploom-rows-{bytes(name.tolist()).hex()}"
+    try:
+        with all_or_none(context, f"reserving {path}"):
+            if context.is_main:
+                _reserve(path, size)
+        with all_or_none(context, f"mapping {path}"):
+            return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8).view(dtype).view(shape)
+    finally:
+        if context.is_main:
+            path.unlink(missing_ok=True)
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Create a file of zeros whose bytes the file system has set aside: a full disk would be a bus error later."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise StoreError(f"{path} cannot be written: {error.strerror}; give another folder") from error
+        way_out = "give folder= on another disk"
+        if path.parent == SHARED:
+            way_out = f"enlarge it (docker run --shm-size=...), or {way_out}"
+        raise ConfigError(
+            f"learned rows take {as_bytes(size)}, more than is free in {path.parent}; {way_out}"
+        ) from error

@@ -1,0 +1,246 @@
+"""Learned rows are those of torch's sparse embeddings, in every batch as they are now, and what goes wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.graphs import library
+from support.learned_workers import ITEMS, SEEDS, USERS, alone, items, shop
+from torch import Tensor, nn
+from torch_geometric.data import Data, HeteroData
+
+import hoploom
+from hoploom.errors import ConfigError, HoploomError
+from hoploom.nn.embedding import Embedding
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "lazy_adam": torch.optim.SparseAdam,
+}
+
+
+def users(**options: Any) -> Embedding:
+    return Embedding(shop(), "user", **({"dim": 8, "lr": 0.1} | options))
+
+
+def loss_of(rows: Tensor) -> Tensor:
+    return (rows.sin() * rows.mean()).sum()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_rows_follow_torchs_sparse_optimizers(optimizer: str) -> None:
+    """Adam's with all rows in every step, because torch counts steps of all rows together."""
+    learned = users(optimizer=optimizer)
+    own = nn.Embedding(USERS, 8, sparse=True, _weight=learned.rows.clone())
+    steps, draw = OPTIMIZERS[optimizer](own.parameters(), lr=0.1), torch.Generator().manual_seed(0)
+    for _ in range(10):
+        ids = torch.randint(0, USERS, (90,), generator=draw)  # some twice
+        ids = torch.cat([ids, torch.arange(USERS)]) if optimizer == "lazy_adam" else ids
+        loss_of(learned(ids.view(-1, 1))).backward()
+        learned.step()
+        steps.zero_grad()
+        loss_of(own(ids.view(-1, 1))).backward()
+        steps.step()
+    assert torch.allclose(learned.rows, own.weight, atol=1e-6)
+
+
+def test_the_rowwise_rule_divides_by_the_root_of_all_mean_squares() -> None:
+    learned = users(optimizer="rowwise_adagrad")
+    row, state = learned.rows[7].clone(), 0.0
+    for number in range(1, 4):
+        gradient = torch.linspace(-1, 1, 8) * number
+        (learned(torch.tensor([7])) * gradient).sum().backward()
+        learned.step()
+        state += float((gradient**2).mean())
+        row -= 0.1 * gradient / (state**0.5 + 1e-8)
+        assert torch.allclose(learned.rows[7], row, atol=1e-6)
+
+
+def test_adams_correction_is_of_each_row() -> None:
+    """A row that gets its first gradient late moves as far as one that got it at once."""
+    learned, before = users(optimizer="lazy_adam"), users().rows
+    for ids in ([1], [1], [1], [2]):
+        learned(torch.tensor(ids)).sum().backward()
+        learned.step()
+    assert torch.allclose(before[2] - learned.rows[2], torch.full((8,), 0.1), atol=1e-5)
+
+
+def test_rows_without_a_gradient_stay() -> None:
+    learned, before = users(), users().rows
+    learned.step()
+    learned(torch.empty(0, dtype=torch.int64)).sum().backward()
+    learned.step()
+    assert torch.equal(learned.rows, before)
+    learned(torch.tensor([3, 9, 3])).sum().backward()
+    learned.zero_grad()
+    learned.step()
+    assert torch.equal(learned.rows, before)
+    learned(torch.tensor([3, 9, 3])).sum().backward()
+    learned.step()
+    assert torch.nonzero((learned.rows != before).any(dim=1)).view(-1).tolist() == [3, 9]
+
+
+def test_gradients_add_up_until_a_step() -> None:
+    """Of several look-ups, and of several backward passes."""
+    once, parts = users(optimizer="sgd"), users(optimizer="sgd")
+    (once(torch.tensor([1, 2, 1])) * 3).sum().backward()
+    once.step()
+    parts(torch.tensor([1, 2])).mul(3).sum().backward()
+    parts(torch.tensor([1])).mul(3).sum().backward()
+    parts.step()
+    assert torch.equal(once.rows, parts.rows)
+    with torch.no_grad():
+        assert not once(torch.tensor([1])).requires_grad
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize("mode", ["subgraph", "blocks", "disjoint", "links", "called"])
+def test_batches_have_the_rows_as_they_are_now(mode: str, num_parts: int) -> None:
+    """Batches that threads have prepared ahead have the rows that steps in between have changed."""
+    learned = Embedding(shop(num_parts), "user", dim=8, lr=0.5)
+    options: dict[str, Any] = {"batch_size": SEEDS, "num_workers": 2, "prefetch_factor": 4, "shuffle": True}
+    if mode == "links":
+        options |= {"edge_label_index": ("user", "buys", "item"), "neg_sampling": "binary", "batch_size": 500}
+        loader: Any = hoploom.LinkNeighborLoader(learned.store, [3, 3], **options)
+    else:
+        options |= {"mode": "blocks"} if mode == "blocks" else {"disjoint": mode == "disjoint"}
+        loader = hoploom.NeighborLoader(learned.store, [4, 3], input_nodes="item", **options)
+    batches = [loader([5, 6])] if mode == "called" else loader
+    changed = 0
+    for batch in batches:
+        rows, now = batch["user"].x, learned.rows[batch["user"].n_id]
+        assert torch.equal(rows, now)
+        changed += int((now != users().rows[batch["user"].n_id]).any())
+        loss_of(rows).backward()
+        learned.step()
+    assert changed == len(batches) - 1
+
+
+def test_a_graph_of_one_type_has_learned_rows_too() -> None:
+    data = Data(edge_index=torch.randint(0, 30, (2, 90)), num_nodes=30)
+    learned = Embedding(hoploom.from_pyg(data), dim=5)
+    batch = next(iter(hoploom.NeighborLoader(learned.store, [3], batch_size=4)))
+    assert torch.equal(batch.x, learned.rows[batch.n_id])
+    batch.x.sum().backward()
+    learned.step()
+    assert not torch.equal(batch.x, learned.rows[batch.n_id])
+
+
+def test_several_types_learn_beside_each_other() -> None:
+    first = users()
+    second = Embedding(first.store, "item", dim=3, join="cat")
+    batch = next(iter(items(second, alone())))
+    assert torch.equal(batch["user"].x, first.rows[batch["user"].n_id])
+    assert batch["item"].x.shape[1] == 4 + 3
+    batch["item"].x.sum().backward()
+    for learned in second.store.learned:
+        learned.step()  # type: ignore[attr-defined]
+    assert torch.equal(first.rows, users().rows)
+
+
+@pytest.mark.parametrize("join", ["cat", "add"])
+def test_rows_join_features(join: Any) -> None:
+    learned, x = Embedding(shop(), "item", dim=4, join=join), shop()["item"].x[:]
+    expected = torch.cat([x, learned.rows], dim=1) if join == "cat" else x + learned.rows
+    batch = next(iter(items(learned, alone())))
+    assert torch.equal(batch["item"].x, expected[batch["item"].n_id])
+    assert learned.store.schema.node_type("item").fields["x"].shape == (expected.shape[1],)
+    assert torch.equal(learned.store["item"].x[:], expected)
+
+
+def test_a_store_reads_learned_rows_as_any_field() -> None:
+    learned = users(dtype="bfloat16")
+    (rows, y) = learned.store.features.gather([("user", "x", [4, 2]), ("item", "y", [1])])
+    assert torch.equal(rows, learned.rows[[4, 2]].float())
+    assert torch.equal(y, shop()["item"].y[1:2])
+
+
+def test_initial_rows_belong_to_the_users_own_ids() -> None:
+    """A grown graph keeps the rows of its old nodes, wherever they are now."""
+
+    def store_of(ids: Any) -> hoploom.Store:
+        data = HeteroData()
+        data["user"].num_nodes = len(ids)
+        data["user"].original_id = torch.tensor(ids, dtype=torch.uint8 if isinstance(ids[0], list) else torch.int64)
+        data["user", "knows", "user"].edge_index = torch.tensor([[0], [1]])
+        return hoploom.from_pyg(data)
+
+    texts = [[97, 0], [98, 0]], [[98, 0, 0], [97, 98, 99], [97, 0, 0]]
+    for old, new in (([30, 10, 20], [20, 77, 10, 30]), texts):
+        few, more = (Embedding(store_of(ids), "user", dim=6) for ids in (old, new))
+        of_text = isinstance(old[0], list)
+        known = [bytes(each).rstrip(b"\0") if of_text else each for each in new]
+        for row, each in zip(few.rows, old, strict=True):
+            at = known.index(bytes(each).rstrip(b"\0") if of_text else each)
+            assert torch.equal(row, more.rows[at])
+        assert len(set(more.rows[:, 0].tolist())) == len(new)
+    one, other = users(), users(seed=1)
+    assert torch.equal(one.rows, users().rows)
+    assert not torch.equal(one.rows, other.rows)
+
+
+@pytest.mark.parametrize(("init", "deviation"), [("uniform", 3**-0.5), ("normal", 1.0)])
+def test_initial_rows_have_the_spread_they_say(init: Any, deviation: float) -> None:
+    rows = users(dim=64, init=init).rows * 64**0.5
+    assert abs(float(rows.mean())) < 0.02
+    assert float(rows.std()) == pytest.approx(deviation, rel=0.02)
+    assert init == "normal" or float(rows.abs().max()) <= 1
+
+
+def test_rows_take_the_bytes_they_say(tmp_path: Path) -> None:
+    sizes = {"rowwise_adagrad": (516, 260), "sgd": (512, 256), "adagrad": (1024, 768), "lazy_adam": (1540, 1284)}
+    for optimizer, expected in sizes.items():
+        for dtype, of_row in zip(("float32", "bfloat16"), expected, strict=True):
+            learned = users(dim=128, optimizer=optimizer, dtype=dtype)
+            assert (learned.rows.nbytes + learned.state.nbytes) / USERS == of_row
+    on_disk, here = users(folder=tmp_path), users()
+    for learned in (on_disk, here):
+        loss_of(learned(torch.arange(9))).backward()
+        learned.step()
+    assert torch.equal(on_disk.rows, here.rows)
+    assert list(tmp_path.iterdir()) == []  # the file has no name
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"dim": 0}, "dim is 0; give the width of a row"),
+    ({"lr": 0}, "lr is 0, so the rows would never change"),
+    ({"lr": -1}, "lr is -1"),
+    ({"optimizer": "adam"}, "optimizer is 'adam'; choose one of .*'lazy_adam'"),
+    ({"dtype": "float16"}, "dtype is 'float16'; choose one of"),
+    ({"init": "zeros"}, "init is 'zeros'; choose one of"),
+    ({"node_type": "uzer"}, "unknown node type 'uzer'; the graph has"),
+    ({"node_type": None}, "the graph has several node types; name one of"),
+    ({"node_type": "item"}, r"'item' has features already \(float32 \[4\]\); say how learned rows join them"),
+    ({"node_type": "item", "join": "add"}, r"features \[4\] of 'item' cannot be joined to rows of 8 by 'add'"),
+    ({"join": "cat"}, "join is 'cat', but 'user' has no features; leave it out"),
+    ({"folder": "/no/such/folder"}, "/no/such/folder/hoploom-rows-.* cannot be written"),
+    ({"dim": 10**9}, "the learned rows of 'user' take 1.61 TB, .* are left; give a smaller dim"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), BAD, ids=[message[:30] for _, message in BAD])
+def test_wrong_arguments_are_one_error(given: dict[str, Any], message: str) -> None:
+    options = {"node_type": "user", "dim": 8} | given
+    with pytest.raises(HoploomError, match=message):
+        Embedding(shop(), options.pop("node_type"), **options)
+
+
+def test_rows_that_exceed_the_stores_memory_need_a_folder(tmp_path: Path) -> None:
+    shop().save(tmp_path / "shop.store")
+    store = hoploom.open(tmp_path / "shop.store", memory="100KB")
+    with pytest.raises(ConfigError, match=r"take 208 kB, more than the store's memory of 100 kB; .*folder="):
+        Embedding(store, "user", dim=128)
+    learned = Embedding(store, "user", dim=128, folder=tmp_path)
+    batch = next(iter(items(learned, alone())))
+    assert torch.equal(batch["user"].x, learned.rows[batch["user"].n_id])
+
+
+def test_a_library_without_features_learns_all_its_types() -> None:
+    store = hoploom.from_pyg(library())
+    missing = [of.name for of in store.schema.node_types if "x" not in of.fields]
+    for name in missing:
+        store = Embedding(store, name, dim=2).store
+    assert [learned.node_type for learned in store.learned] == missing
+    assert ITEMS > 0
