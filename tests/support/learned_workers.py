@@ -1,13 +1,20 @@
 """A graph whose users have no features, and training steps with learned rows, alone or by several ranks."""
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from itertools import count
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
 import hoploom
+from hoploom import ops
 from hoploom.nn import GNN, Shape
 from hoploom.nn.embedding import Embedding
 from hoploom.ranks.context import DEADLINE, Context
@@ -16,7 +23,7 @@ from support.graphs import in_parts
 
 USERS, ITEMS = 403, 250
 SEEDS = 60  # of a step, over all ranks
-STEPS = 5
+STEPS = 7  # of five a pass
 
 
 @cache
@@ -44,14 +51,16 @@ def items(embedding: Embedding, context: Context, **options: Any) -> hoploom.Nei
     return hoploom.NeighborLoader(embedding.store, [4, 3], input_nodes="item", **given)
 
 
-def trained(context: Context, *, num_parts: int = 1, steps: int = STEPS, **options: Any) -> Embedding:
-    """Take some steps; gradients of links are large, so that rounding shows."""
+def trained(
+    context: Context, *, num_parts: int = 1, num_workers: int = 1, threads: int = 1, late: bool = False, **options: Any
+) -> Embedding:
+    """Take some steps of two epochs, with `threads` threads for updates. `late`: the last rank updates late."""
     embedding = Embedding(shop(num_parts), "user", context=context, **({"dim": 8, "lr": 0.1} | options))
     torch.manual_seed(1)
     model = context.wrap(GNN("rsage", embedding.store.schema, Shape(8, 2, 3), out_types=["item"]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader, taken = items(embedding, context), 0
-    while taken < steps:
+    loader, taken = items(embedding, context, num_workers=num_workers, prefetch_factor=4 if num_workers else None), 0
+    while taken < STEPS:
         for step, batch in enumerate(loader):
             losses = torch.nn.functional.cross_entropy(
                 model(batch)["item"], batch["item"].y[: batch["item"].batch_size], reduction="none"
@@ -59,11 +68,30 @@ def trained(context: Context, *, num_parts: int = 1, steps: int = STEPS, **optio
             optimizer.zero_grad()
             context.mean_loss(losses, loader.num_seeds(step)).backward()
             optimizer.step()
-            embedding.step()
+            with updating(threads, late=late and context.rank == context.world_size - 1):
+                embedding.step()
             taken += 1
-            if taken == steps:
+            if taken == STEPS:
                 break
     return embedding
+
+
+@contextmanager
+def updating(threads: int, *, late: bool) -> Iterator[None]:
+    """Update rows with so many threads; or late, so that other ranks would read them before, if they could."""
+    update, before = ops.update_rows, torch.get_num_threads()
+
+    def slowly(*given: Any) -> None:
+        for _ in range(30):
+            torch.randn(500, 500).matrix_power(3)
+        update(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if late:
+            patch.setattr(ops, "update_rows", slowly)
+        torch.set_num_threads(threads)  # not for the model: torch's own sums depend on it
+        yield
+        torch.set_num_threads(before)
 
 
 def save_rows(context: Context, folder: str, cases: list[dict[str, Any]]) -> None:
@@ -73,6 +101,19 @@ def save_rows(context: Context, folder: str, cases: list[dict[str, Any]]) -> Non
         if context.is_main:
             torch.save((embedding.rows, embedding.state), f"{folder}/{number}-of-{context.world_size}.pt")
         context.barrier()
+
+
+def killed(context: Context) -> None:
+    """Train; the last rank is killed in its third step."""
+    taken, step = count(1), Embedding.step
+
+    def fatal(embedding: Embedding, scale: float = 1.0) -> None:
+        if next(taken) == 3 and context.rank == context.world_size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(embedding, scale)
+
+    Embedding.step = fatal  # type: ignore[method-assign]
+    trained(context)
 
 
 def differs(left: Tensor, right: Tensor) -> float:
