@@ -160,6 +160,15 @@ void bind_learned_rows(nb::module_& m) {
       },
       nb::arg("rows").noconvert(), nb::arg("ids").noconvert(), "key"_a, "normal"_a, "spread"_a, "threads"_a);
   m.def(
+      "look_up_rows",
+      [](Rows<const T> rows, Array<int64_t> ids, int threads, Rows<float> out) {
+        require(out.shape(0) == ids.shape(0) && out.shape(1) == rows.shape(1), "the output has another shape");
+        nb::gil_scoped_release release;
+        look_up_rows<T>({rows.data(), int64_t(rows.shape(0)), int64_t(rows.shape(1)), 0}, ids.data(),
+                     int64_t(ids.shape(0)), threads, out.data());
+      },
+      nb::arg("rows").noconvert(), nb::arg("ids").noconvert(), "threads"_a, nb::arg("out").noconvert());
+  m.def(
       "update_rows",
       [](Rows<T> rows, int64_t first, Rows<float> state, Array<int64_t> ids, Strided<float> gradients, int rule,
          double rate, double scale, double eps, double beta1, double beta2, uint64_t key, int threads) {

@@ -21,7 +21,8 @@ namespace {
 
 constexpr int kDigitBits = 11;
 constexpr int64_t kSmall = 1 << 15;  // values; for fewer, another thread costs more than it saves
-constexpr int64_t kAhead = 6;        // rows that are requested before they are needed
+constexpr int64_t kAhead = 6;        // rows that are requested before they are changed
+constexpr int64_t kReadAhead = 20;   // before they are read
 constexpr int64_t kLanes = 16;       // partial sums, so that every processor adds up in one order
 
 struct Entry {
@@ -29,14 +30,17 @@ struct Entry {
   int64_t place;  // of its gradient
 };
 
+[[noreturn]] void refuse(int64_t id, int64_t first, int64_t num_rows) {
+  throw std::out_of_range("id " + std::to_string(id) + " is out of range [" + std::to_string(first) + ", " +
+                          std::to_string(first + num_rows) + ")");
+}
+
 // Returns the gradients' places, sorted by row; those of one row in the order given.
 std::vector<Entry> sorted_by_row(const RowGradients& given, int64_t first, int64_t num_rows) {
   std::vector<Entry> entries(size_t(given.count)), other(size_t(given.count));
   for (int64_t i = 0; i < given.count; ++i) {
     const uint64_t row = uint64_t(given.ids[i]) - uint64_t(first);
-    if (row >= uint64_t(num_rows))
-      throw std::out_of_range("id " + std::to_string(given.ids[i]) + " is out of range [" + std::to_string(first) +
-                              ", " + std::to_string(first + num_rows) + ")");
+    if (row >= uint64_t(num_rows)) refuse(given.ids[i], first, num_rows);
     entries[size_t(i)] = {row, i};
   }
   const int bits = num_rows > 1 ? 64 - std::countl_zero(uint64_t(num_rows - 1)) : 0;
@@ -140,8 +144,29 @@ struct Share {
   const Entry *begin, *end;  // begins and ends between two rows
 };
 
+template <int kWrite>
 HOPLOOM_INLINE void request(const void* from, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(from) + at, 1, 2);
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(from) + at, kWrite, 2);
+}
+
+// The ids of one thread, and where their rows go.
+template <typename T>
+struct Reading {
+  LearnedRows<const T> rows;
+  const int64_t* ids;
+  int64_t begin, end;
+  float* out;
+};
+
+template <typename T>
+HOPLOOM_INLINE void read_share(const Reading<T>& share) {
+  const int64_t width = share.rows.width;
+  const auto row_of = [&](int64_t i) { return share.rows.values + (share.ids[i] - share.rows.first) * width; };
+  for (int64_t i = share.begin; i < share.end; ++i) {
+    if (i + kReadAhead < share.end) request<0>(row_of(i + kReadAhead), width * int64_t(sizeof(T)));
+    const T* row = row_of(i);
+    for (int64_t c = 0; c < width; ++c) share.out[i * width + c] = widened(row[c]);
+  }
 }
 
 template <typename T>
@@ -153,9 +178,9 @@ HOPLOOM_INLINE void update_share(const Share<T>& share) {
   for (const Entry* entry = share.begin; entry < share.end;) {
     if (entry + kAhead < share.end) {
       const Entry& coming = entry[kAhead];
-      request(share.rows.values + int64_t(coming.row) * width, width * int64_t(sizeof(T)));
-      request(share.state + int64_t(coming.row) * share.state_width, share.state_width * 4);
-      request(share.given.gradients + coming.place * share.given.stride, width * 4);
+      request<1>(share.rows.values + int64_t(coming.row) * width, width * int64_t(sizeof(T)));
+      request<1>(share.state + int64_t(coming.row) * share.state_width, share.state_width * 4);
+      request<0>(share.given.gradients + coming.place * share.given.stride, width * 4);
     }
     const Entry* next = entry + 1;
     while (next < share.end && next->row == entry->row) ++next;
@@ -196,6 +221,16 @@ void update_rows(const LearnedRows<T>& rows, float* state, const RowGradients& g
 }
 
 template <typename T>
+void look_up_rows(const LearnedRows<const T>& rows, const int64_t* ids, int64_t count, int threads, float* out) {
+  for (int64_t i = 0; i < count; ++i)
+    if (uint64_t(ids[i]) - uint64_t(rows.first) >= uint64_t(rows.num_rows)) refuse(ids[i], rows.first, rows.num_rows);
+  const int64_t used = useful_threads(count * rows.width, threads);
+  on_threads(int(used), [&](int t) {
+    run_fastest<read_share<T>>(Reading<T>{rows, ids, count * t / used, count * (t + 1) / used, out});
+  });
+}
+
+template <typename T>
 void draw_rows(const LearnedRows<T>& rows, const int64_t* ids, uint64_t key, bool normal, double spread, int threads) {
   const int64_t used = useful_threads(rows.num_rows * rows.width, threads);
   on_threads(int(used), [&](int t) {
@@ -223,6 +258,8 @@ void draw_rows(const LearnedRows<T>& rows, const int64_t* ids, uint64_t key, boo
 
 template void update_rows(const LearnedRows<float>&, float*, const RowGradients&, const RowStep&, int);
 template void update_rows(const LearnedRows<uint16_t>&, float*, const RowGradients&, const RowStep&, int);
+template void look_up_rows(const LearnedRows<const float>&, const int64_t*, int64_t, int, float*);
+template void look_up_rows(const LearnedRows<const uint16_t>&, const int64_t*, int64_t, int, float*);
 template void draw_rows(const LearnedRows<float>&, const int64_t*, uint64_t, bool, double, int);
 template void draw_rows(const LearnedRows<uint16_t>&, const int64_t*, uint64_t, bool, double, int);
 

@@ -39,6 +39,10 @@ struct RowGradients {
 template <typename T>
 void update_rows(const LearnedRows<T>& rows, float* state, const RowGradients& given, const RowStep& step, int threads);
 
+// Copies the rows of `ids` to `out` [count, width]. Throws for ids out of range.
+template <typename T>
+void look_up_rows(const LearnedRows<const T>& rows, const int64_t* ids, int64_t count, int threads, float* out);
+
 // Writes initial values: evenly in [-spread, spread), or normal with this standard deviation. Those of a row are a
 // function of `key` and its entry in `ids` [num_rows].
 template <typename T>

@@ -130,8 +130,8 @@ class Embedding:
         return found
 
     def read(self, ids: Tensor) -> Tensor:
-        """Return the rows of the nodes `ids` ([n] int64), as they are stored, without gradients: [n, dim]."""
-        return ops.gather(self.rows, ids, ops.empty((ids.numel(), self.dim), self.rows.dtype))
+        """Return the rows of the nodes `ids` ([n] int64) without gradients: [n, dim] float32."""
+        return ops.look_up_rows(self.rows, ids)
 
     def attach(self, batch: Any) -> None:
         """Set `x` of this type in a batch to the rows of its nodes, joined to the features that it has already."""
@@ -145,8 +145,11 @@ class Embedding:
         Gradients are averaged over the ranks, as DDP averages those of a model, and multiplied by `scale`.
         """
         taken, self._gradients = sorted(self._gradients, key=lambda entry: entry[0]), []
-        ids = torch.cat([torch.empty(0, dtype=torch.int64), *(ids for _, ids, _ in taken)])
-        gradients = torch.cat([torch.empty(0, self.dim), *(rows for _, _, rows in taken)])
+        ids, gradients = torch.empty(0, dtype=torch.int64), torch.empty(0, self.dim)
+        if len(taken) == 1:
+            _, ids, gradients = taken[0]
+        elif taken:
+            ids, gradients = torch.cat([ids for _, ids, _ in taken]), torch.cat([rows for _, _, rows in taken])
         if self._context.world_size > 1:
             ids, gradients = self._of_own_rows(ids, gradients)
         if ids.numel():
@@ -229,7 +232,7 @@ class _LookUp(torch.autograd.Function):
         flat = ids.detach().reshape(-1).to("cpu", torch.int64).contiguous()
         ctx.embedding, ctx.ids, ctx.number = embedding, flat, embedding._num_look_ups
         embedding._num_look_ups += 1
-        rows = embedding.read(flat).to(ids.device, torch.float32)
+        rows = embedding.read(flat).to(ids.device)
         return rows.view(*ids.shape, embedding.dim)
 
     @staticmethod

@@ -209,6 +209,20 @@ class RelationLayer(nn.Module):
         return out
 
 
+class _Split(torch.autograd.Function):
+    """Rows, and the first of them. The gradient of the first ones is added to that of all, which no one else holds."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        ctx.count = count
+        return rows.view_as(rows), rows[:count]
+
+    @staticmethod
+    def backward(ctx: Any, of_all: Tensor, of_first: Tensor) -> tuple[Tensor, None]:
+        of_all[: ctx.count] += of_first
+        return of_all, None
+
+
 class GNN(nn.Module):
     """A model for any graph, of one type or several. It takes blocks, sampled subgraphs and whole graphs.
 
@@ -295,9 +309,9 @@ class GNN(nn.Module):
         x = self.prepare(given)
         for depth, view in enumerate(views):
             stage = self.stage(depth)
-            entered = self.enter(depth, x)
+            entered, own = _split(self.enter(depth, x), view.num_destinations)
             z = {key: stage.project(key, entered[key[0]]) for key in stage.relations if key[0] in entered}
-            rows = stage.propagate(z, _heads_of(entered, view.num_destinations), view.edges, aggregated)
+            rows = stage.propagate(z, own, view.edges, aggregated)
             x = self.close(depth, rows, _heads_of(x, view.num_destinations))
             aggregated = None
         out = self.finish(x)
@@ -409,6 +423,12 @@ def _is_fit(x: Tensor, dtype: torch.dtype) -> bool:
     """Return whether layers accept x as it is: its dtype must be `dtype`, that of the parameters, or autocast's."""
     device = x.device.type
     return x.dtype == dtype or (torch.is_autocast_enabled(device) and x.dtype == torch.get_autocast_dtype(device))
+
+
+def _split(x: Rows, counts: Mapping[str, int]) -> tuple[Rows, Rows]:
+    """Return all rows, and the first `counts` of each type, whose gradients then cost no pass over all."""
+    split = {name: _Split.apply(rows, counts[name]) for name, rows in x.items()}  # type: ignore[no-untyped-call]
+    return {name: both[0] for name, both in split.items()}, {name: both[1] for name, both in split.items()}
 
 
 def _heads_of(x: Rows, counts: Mapping[str, int]) -> Rows:

@@ -244,6 +244,13 @@ def draw_rows(rows: Tensor, ids: Tensor, key: int, *, normal: bool, spread: floa
     _core.draw_rows(_learned(rows), ids.numpy(), key, normal, spread, torch.get_num_threads())
 
 
+def look_up_rows(rows: Tensor, ids: Tensor) -> Tensor:
+    """Return the learned rows of `ids`, [n, width] float32, copied by all of torch's threads."""
+    out = empty((ids.numel(), rows.shape[1]), torch.float32)
+    _core.look_up_rows(_learned(rows), ids.numpy(), torch.get_num_threads(), out.numpy())
+    return out
+
+
 def update_rows(rows: Tensor, first: int, state: Tensor, ids: Tensor, gradients: Tensor, step: RowStep) -> None:
     """Update each of these rows once, by the sum of its gradients. gradients[i] is of row ids[i] - first."""
     rule, rate, scale, eps, betas, key = step

@@ -42,6 +42,6 @@ class LearnedFeatures:
         asked = [want for want, own in zip(wanted, are_learned, strict=True) if join is not None or not own]
         found, outs = iter(self._features.gather(asked, empty=empty) if asked else ()), []
         for want, own in zip(wanted, are_learned, strict=True):
-            rows = self._learned.read(want.ids).float() if own else next(found)
+            rows = self._learned.read(want.ids) if own else next(found)
             outs.append(joined_rows(next(found).float(), rows, join) if own and join is not None else rows)
         return outs
