@@ -25,11 +25,21 @@ class ScoredLinks(NamedTuple):
     labels: Tensor | None = None  # [n]
     relations: Tensor | None = None  # [n / width] of the true links
     width: int | None = None  # links per row, a true one and its candidates; 0: the others are candidates; None: labels
+    shared: Tensor | None = None  # [width - 1] local ids: candidates of all true links, which alone are in `ends`
 
     @property
     def types(self) -> tuple[str, str]:
         """The node types of sources and destinations."""
         return self.key[0], self.key[2]
+
+    def spread(self) -> "ScoredLinks":
+        """Return the same links, each candidate with its own entry in `ends`."""
+        if self.shared is None:
+            return self
+        sources, destinations = self.ends
+        rows = torch.cat([destinations[:, None], self.shared.expand(sources.numel(), -1)], dim=1)
+        ends = torch.stack([sources.repeat_interleave(rows.shape[1]), rows.view(-1)])
+        return self._replace(ends=ends, shared=None)
 
 
 def no_candidates(name: str) -> ConfigError:
@@ -46,14 +56,14 @@ def links_of_batch(batch: Batch, needs_candidates: str) -> ScoredLinks:
     storage, key = found[0], found[0]._key if is_typed else ("node", "to", "node")
     of_source, of_destination = (batch[name] if is_typed else batch for name in (key[0], key[2]))
     if "src_index" in of_source:
-        sources = of_source["src_index"]
-        destinations = torch.cat(
-            [of_destination["dst_pos_index"][:, None], of_destination["dst_neg_index"].reshape(sources.numel(), -1)],
-            dim=1,
-        )
-        width = destinations.shape[1]
-        ends = torch.stack([sources.repeat_interleave(width), destinations.view(-1)])
-        return ScoredLinks(key, ends, storage["input_id"], relations=storage.get("edge_label"), width=width)
+        sources, true, drawn = of_source["src_index"], of_destination["dst_pos_index"], of_destination["dst_neg_index"]
+        drawn = drawn.view(sources.numel(), -1)
+        ends, relations = torch.stack([sources, true]), storage.get("edge_label")
+        links = ScoredLinks(key, ends, storage["input_id"], None, relations, 1 + drawn.shape[1])
+        if sources.numel() > 1 and drawn.stride(0) == 0:  # one row of memory
+            return links._replace(shared=drawn[0])
+        destinations = torch.cat([true[:, None], drawn], dim=1)
+        return links._replace(ends=torch.stack([sources.repeat_interleave(links.width), destinations.view(-1)]))
     if "edge_label" in storage:
         if needs_candidates:
             raise no_candidates(needs_candidates)
@@ -78,6 +88,13 @@ def decoder_of(model: nn.Module) -> Decoder:
 
 def decoded_scores(decoder: Decoder, links: ScoredLinks, of_source: Tensor, of_destination: Tensor) -> Tensor:
     """Return the decoder's scores of the links, row after row."""
+    if links.shared is not None:
+        left, right = (
+            of.index_select(0, ends) for of, ends in zip((of_source, of_destination), links.ends, strict=True)
+        )
+        true = decoder(left, right, links.relations)
+        others = decoder.against(left, of_destination.index_select(0, links.shared), links.relations)
+        return torch.cat([true[:, None], others], dim=1).view(-1)
     left, destinations = of_source.index_select(0, links.ends[0, :: links.width or 1]), links.ends[1]
     if of_destination.shape[0] <= (links.width or 0):  # all nodes are candidates of each link
         every = decoder.against(left, of_destination, links.relations)

@@ -35,7 +35,8 @@ class Ends(NamedTuple):
 
 def make_link_seeds(graph: GraphStore, links: Links, task: LinkTask, key: int, *, disjoint: bool) -> LinkSeeds:
     """Draw negative links; return the ends of all links as seeds, with the batch fields that refer to them."""
-    drawn = _with_negatives(graph, links, task, key)
+    is_shared = task.shares_candidates and links.times is None and not disjoint
+    drawn = _with_negatives(graph, links, task, key, is_shared=is_shared)
     ends, is_there = _those_there(drawn)
     schema = graph.schema
     types = schema.type_index[task.key[0]], schema.type_index[task.key[2]]
@@ -48,15 +49,19 @@ def make_link_seeds(graph: GraphStore, links: Links, task: LinkTask, key: int, *
         seeds, sources, destinations = _unique_seeds(schema, types, ends)
     if is_there is not None:
         destinations = torch.full_like(drawn.destinations, -1).masked_scatter_(is_there, destinations)
-    fields = _fields(links, task.negatives, sources, destinations, ends.source_times)
+    fields = _fields(links, task.negatives, sources, destinations, ends.source_times, is_shared=is_shared)
     return LinkSeeds(seeds, fields, link_of)
 
 
-def _with_negatives(graph: GraphStore, links: Links, task: LinkTask, key: int) -> Ends:
+def _with_negatives(graph: GraphStore, links: Links, task: LinkTask, key: int, *, is_shared: bool) -> Ends:
+    """Return the ends of all links. Candidates that all links of a step share are there once."""
     times = links.times
     if task.negatives is None:
         return Ends(links.sources, links.destinations, times, times, links.sources[:0])
     positives, repeats = owners_of(links, task.negatives.amount)
+    if is_shared:
+        repeats = torch.arange(int(task.negatives.amount))
+        positives = torch.zeros_like(repeats)
     slot_times = None if times is None else times[positives]
     all_times = None if times is None or slot_times is None else torch.cat([times, slot_times])
     slots = (links.first + positives) | repeats << SLOT_BITS  # unique among the negatives of the step
@@ -128,6 +133,8 @@ def _fields(
     sources: Tensor,
     destinations: Tensor,
     times: Tensor | None,
+    *,
+    is_shared: bool,
 ) -> dict[str, Tensor | None]:
     if negatives is None or negatives.is_binary():
         labels = links.labels
@@ -141,7 +148,10 @@ def _fields(
             "edge_label_time": times,
         }
     count = links.sources.numel()
-    negative = destinations[count:].view(-1, count).t().contiguous()  # triplet i holds column i
+    if is_shared:
+        negative = destinations[count:].expand(count, -1)  # takes the memory of one row
+    else:
+        negative = destinations[count:].view(-1, count).t().contiguous()  # triplet i holds column i
     return {
         "src_index": sources,
         "dst_pos_index": destinations[:count],

@@ -83,6 +83,11 @@ class LinkTask:
     candidates: Kind = "uniform"
     known: KnownLinks | None = None  # not drawn either by strict negatives
 
+    @property
+    def shares_candidates(self) -> bool:
+        """Whether all links of a step have the same candidates; if times matter, each may have its own."""
+        return self.candidates == "joint" and not self.strict
+
     def check(self, schema: Schema) -> None:
         """Raise ConfigError if the candidates do not fit the other options or the graph."""
         kind, negatives = self.candidates, self.negatives

@@ -456,11 +456,11 @@ class LinkPrediction(MonitoredTask):
         return replace(self, log_q=log_q, running=Running(context, weights))
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        links = links_of_batch(batch, self.needs_candidates)
+        links, takes_links = links_of_batch(batch, self.needs_candidates), getattr(model, "takes_links", False)
+        links = links.spread() if takes_links else links
         is_there = links.ends[1] >= 0  # a candidate of -1 is none
         links = links._replace(ends=links.ends.clamp(min=0))
         (source, destination), ends, width = links.types, links.ends, links.width
-        takes_links = getattr(model, "takes_links", False)
         if width == 0 and takes_links:  # every source with every destination
             width = ends.shape[1]
             ends = torch.stack([ends[0].repeat_interleave(width), ends[1].repeat(width)])
@@ -479,6 +479,8 @@ class LinkPrediction(MonitoredTask):
                 left, right = of_source.index_select(0, ends[0]), of_destination.index_select(0, ends[1])
                 return self._in_batch(decoder.against(left, self._of_all_ranks(right, model)), links, batch, model)
             found = decoded_scores(decoder, links, of_source, of_destination)
+        if links.shared is not None:
+            return found.view(-1, links.width or 1)
         if found.shape[0] != ends.shape[1]:
             raise ConfigError(f"the model returned {found.shape[0]} scores for {ends.shape[1]} links")
         if width is None:
@@ -512,7 +514,8 @@ class LinkPrediction(MonitoredTask):
         links = links_of_batch(batch, self.needs_candidates)
         if links.labels is None:  # 1 for the true link of each row
             count = links.ends.shape[1]
-            rows, width = (count // links.width, links.width) if links.width else (count, count + 1)
+            width = links.width or count + 1
+            rows = count // width if links.width and links.shared is None else count
             true = (torch.arange(width, device=links.ends.device) == 0).long().expand(rows, width)
             if self.num_relations and links.relations is not None:  # the metrics tell relations apart
                 return true * (1 + links.relations.long()[:, None])
