@@ -20,9 +20,10 @@ from hoploom import keys, ops
 from hoploom.config.values import as_bytes, as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.nn.row_memory import shared_zeros
+from hoploom.nn.row_tables import read_row_table, write_rows
 from hoploom.ops import RowRule, RowStep
 from hoploom.ranks import environment
-from hoploom.ranks.context import Context, init
+from hoploom.ranks.context import Context, all_or_none, init
 from hoploom.schema import DTYPES, FEATURES, ORIGINAL_ID, Field, NodeType, holds_text
 from hoploom.store import Store, Wanted
 from hoploom.store.learned_fields import Join, LearnedFeatures, joined_rows
@@ -53,6 +54,7 @@ class Embedding:
     - `init`: initial values, even between -1/sqrt(dim) and 1/sqrt(dim), or "normal" with this standard deviation. They
       depend on `seed`, the type and the node's original id, so a grown graph keeps the rows of its old nodes.
     - `join`: how the rows join features that the type has already: "cat", after them, or "add".
+    - `warm_start`: a file of `export`, whose rows its nodes begin with; the optimizer's state begins anew.
     - `context`: what `hoploom.init()` returned, if there are several ranks. All ranks then call `step` together.
     - `folder`: a folder on a disk, for rows that do not fit in memory.
     """
@@ -69,6 +71,7 @@ class Embedding:
         init: RowInit = "uniform",
         seed: int = 0,
         join: Join | None = None,
+        warm_start: str | Path | None = None,
         context: Context | None = None,
         folder: str | Path | None = None,
     ) -> None:
@@ -104,8 +107,11 @@ class Embedding:
         self._anchor = torch.zeros((), requires_grad=True)  # makes look-ups part of autograd's graph
         self._num_look_ups = 0
         self._gradients: list[tuple[int, Tensor, Tensor]] = []  # look-up, ids, gradients
-        self._draw(store)
-        self._context.barrier()  # no rank reads rows that another has not drawn
+        with all_or_none(ranks, f"drawing the rows of {self.node_type!r}"):  # no rank reads undrawn rows
+            self._draw(store)
+            for ids, rows in () if warm_start is None else read_row_table(Path(warm_start), store, self.node_type, dim):
+                are_own = (ids >= self._own.start) & (ids < self._own.stop)
+                self.rows[ids[are_own]] = rows[are_own].to(self.rows.dtype)
         self.store = _learning(store, self)
 
     def __repr__(self) -> str:
@@ -158,6 +164,12 @@ class Embedding:
             ops.update_rows(self.rows[self._held], own.start, self.state[self._held], ids, gradients, options)
         self.num_steps += 1
         self._context.barrier()  # no rank reads a row that another is updating
+
+    def export(self, path: str | Path) -> None:
+        """Write all rows to a Parquet file, with your ids: `hoploom build` reads it as features. All ranks call."""
+        with all_or_none(self._context, f"writing {path}"):
+            if self._context.is_main:
+                write_rows(Path(path), self.store.ids(self.node_type), self.rows)
 
     def zero_grad(self) -> None:
         """Forget the gradients since the last step."""

@@ -264,26 +264,33 @@ class OriginalIds:
         `what` names the ids in error messages.
         """
         asked = self._read(originals, what)
-        if ORIGINAL_ID not in self.node_type.fields:
-            found = np.where((asked >= 0) & (asked < self.node_type.num_nodes), asked, -1)
-        elif len(asked) == 0:
-            found = np.empty(0, np.int64)
-        else:
-            wanted, inverse = np.unique(asked, return_inverse=True)
-            by_id, first = np.full(len(wanted), -1, np.int64), 0
-            name, num_nodes = self.node_type.name, self.node_type.num_nodes
-            for ids in map(_values, scan_rows(self.features, name, ORIGINAL_ID, num_nodes)):
-                at = np.searchsorted(wanted, ids).clip(max=len(wanted) - 1)
-                hit = wanted[at] == ids
-                by_id[at[hit]] = first + np.flatnonzero(hit)
-                first += len(ids)
-            found = by_id[inverse]
+        found = self._find(asked)
         if len(found) and found.min() < 0:
             unknown = asked[found < 0]
             first = unknown[0].decode() if self.are_text else int(unknown[0])
             more = f" ({len(unknown):,} of {len(asked):,} are unknown)" if len(unknown) > 1 else ""
             raise DataError(f"{self.node_type.name!r} has no node with the id {first!r}{more}; {self._hint()}")
         return torch.from_numpy(found)
+
+    def find(self, originals: Any, what: str = "ids") -> Tensor:
+        """Return the store's ids as `stored` does, with -1 for an id that no node has."""
+        return torch.from_numpy(self._find(self._read(originals, what)))
+
+    def _find(self, asked: Ids) -> Ids:
+        if ORIGINAL_ID not in self.node_type.fields:
+            return np.where((asked >= 0) & (asked < self.node_type.num_nodes), asked, -1)
+        if len(asked) == 0:
+            return np.empty(0, np.int64)
+        wanted, inverse = np.unique(asked, return_inverse=True)
+        by_id, first = np.full(len(wanted), -1, np.int64), 0
+        name, num_nodes = self.node_type.name, self.node_type.num_nodes
+        for ids in map(_values, scan_rows(self.features, name, ORIGINAL_ID, num_nodes)):
+            at = np.searchsorted(wanted, ids).clip(max=len(wanted) - 1)
+            hit = wanted[at] == ids
+            by_id[at[hit]] = first + np.flatnonzero(hit)
+            first += len(ids)
+        found: Ids = by_id[inverse]
+        return found
 
     def _read(self, originals: Any, what: str) -> Ids:
         """Return the given ids in a dtype that compares with the store's id column: int64, or UTF-8 bytes."""

@@ -203,6 +203,36 @@ def test_rows_take_the_bytes_they_say(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # the file has no name
 
 
+@pytest.mark.parametrize("ids", [None, [5, 3, 9], [[97, 0], [98, 0], [99, 99]]], ids=["none", "numbers", "text"])
+def test_rows_are_exported_and_started_from(ids: Any, tmp_path: Path) -> None:
+    """By the user's ids: the second graph has one node that the first one lacks, and lacks one that it has."""
+
+    def store_of(ids: Any, count: int) -> hoploom.Store:
+        data = HeteroData()
+        data["user"].num_nodes = count
+        if ids is not None:
+            data["user"].original_id = torch.tensor(ids, dtype=torch.uint8 if isinstance(ids[0], list) else torch.int64)
+        data["user", "knows", "user"].edge_index = torch.tensor([[0], [1]])
+        return hoploom.from_pyg(data)
+
+    first = Embedding(store_of(ids, 3), "user", dim=4)
+    first.export(tmp_path / "rows.parquet")
+    others = None if ids is None else [ids[2], ids[0], [100, 0] if isinstance(ids[0], list) else 77]
+    second = Embedding(
+        store_of(others, 4 if ids is None else 3), "user", dim=4, seed=1, warm_start=tmp_path / "rows.parquet"
+    )
+    fresh = Embedding(store_of(others, 4 if ids is None else 3), "user", dim=4, seed=1)
+    known = first.rows if ids is None else first.rows[[2, 0]]
+    assert torch.equal(second.rows[: len(known)], known)
+    assert torch.equal(second.rows[len(known) :], fresh.rows[len(known) :])
+    for given, message in (
+        ({"dim": 5}, "the rows of .* have 4 numbers, and dim is 5"),
+        ({"warm_start": tmp_path / "no"}, "no cannot be read: .*give a file that export"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Embedding(store_of(ids, 3), "user", **({"dim": 4, "warm_start": tmp_path / "rows.parquet"} | given))
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"dim": 0}, "dim is 0; give the width of a row"),
     ({"lr": 0}, "lr is 0, so the rows would never change"),

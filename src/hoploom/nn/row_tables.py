@@ -1,0 +1,53 @@
+"""Learned rows as a Parquet file with two columns: `id`, your id of the node, and `row`, a list of numbers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hoploom.errors import ConfigError
+from hoploom.store import Store
+from hoploom.store.views import OriginalIds
+from hoploom.system import needs
+
+GROUP = 1 << 16  # rows of a row group
+
+
+def write_rows(path: Path, ids: OriginalIds, rows: Tensor) -> None:
+    """Write the rows of all nodes of a type, as float32."""
+    with needs("tables"):
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+
+    def table(some: Tensor) -> Any:
+        values = arrow.array(rows[some].float().reshape(-1).numpy())
+        columns = arrow.array(ids.original(some)), arrow.FixedSizeListArray.from_arrays(values, rows.shape[1])
+        return arrow.table(dict(zip(("id", "row"), columns, strict=True)))
+
+    pieces = torch.split(torch.arange(rows.shape[0]), GROUP)
+    with parquet.ParquetWriter(path, table(pieces[0][:0]).schema, compression="none") as file:
+        for some in pieces:
+            file.write_table(table(some))
+
+
+def read_row_table(path: Path, store: Store, node_type: str, dim: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield ids in the store and rows, [n] and [n, dim], of those nodes in a file that the store has, too."""
+    with needs("tables"):
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    try:
+        file = parquet.ParquetFile(path)
+        missing = {"id", "row"} - set(file.schema_arrow.names)
+        if missing:
+            raise ConfigError(f"warm_start: {path} has no column {sorted(missing)}; give a file that export() wrote")
+        for batch in file.iter_batches(GROUP, columns=["id", "row"]):
+            rows = batch["row"].flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(batch), -1)
+            if rows.shape[1] != dim:
+                raise ConfigError(f"warm_start: the rows of {path} have {rows.shape[1]} numbers, and dim is {dim}")
+            ids = store.ids(node_type).find(batch["id"].to_pylist(), "warm_start")
+            yield ids[ids >= 0], torch.from_numpy(rows)[ids >= 0]
+    except (OSError, arrow.ArrowException) as error:
+        raise ConfigError(f"warm_start: {path} cannot be read: {error}; give a file that export() wrote") from error
