@@ -24,6 +24,7 @@ GROUPS = {
     "training": ("stepping", "aggregating"),
     "links": ("links",),
     "typed": ("typed",),
+    "learned": ("learned",),
     "building": ("csc_building", "tables_to_store", "partitioning"),
     "scale": ("scale_model",),
     "checkpoints": ("checkpoints",),
