@@ -100,9 +100,11 @@ class Checkpoint:
                 kinds = {part: _kind(owner) for part, owner in parts.items()}
                 state = {"format": FORMAT, "parts": states, "kinds": kinds, "extra": extra, "random": random}
                 write_state(path, state | {"rows": word}, first=second[0] if second else None)
-                for old in (old for each in (path, *second) for old in each.parent.glob(f"{each.stem}.*.rows")):
-                    if word not in old.name:  # of the checkpoint before
-                        old.unlink(missing_ok=True)
+                for each in (path, *second):  # remove rows of the checkpoint before, and of a killed process
+                    for pattern in (f"{each.stem}.*.rows", f".{each.stem}.*.rows.partial"):
+                        for old in self.folder.glob(pattern):
+                            if not word or word not in old.name:
+                                old.unlink(missing_ok=True)
 
     def _save_rows(self, parts: Mapping[str, Stateful], paths: Sequence[Path]) -> str:
         """Write this rank's learned rows beside each of `paths`; return the word in the names of the new files."""
@@ -298,7 +300,7 @@ def read_state(path: Path) -> Any:
     except (StoreError, SafetensorError, *MALFORMED) as error:
         raise StoreError(f"{path} is damaged: {error}; take another checkpoint, or copy it again") from error
     except OSError as error:
-        raise StoreError(f"cannot read {path}: {error}") from error
+        raise StoreError(f"cannot read {path}: {error}; take another checkpoint, or copy it again") from error
 
 
 def _entries(tensors: dict[str, Tensor]) -> dict[str, Any]:
