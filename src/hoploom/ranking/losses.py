@@ -38,7 +38,8 @@ def margin_loss(scores: Tensor, margin: float = 1.0) -> Tensor:
 
 def softmax_loss(scores: Tensor, temperature: float = 1.0) -> Tensor:
     """Return the cross-entropy of choosing the true link among all: InfoNCE, or sampled, in-batch or full softmax."""
-    return torch.logsumexp(scores / temperature, dim=1) - scores[:, 0] / temperature
+    true = scores.new_zeros(scores.shape[0], dtype=torch.int64)
+    return functional.cross_entropy(scores if temperature == 1 else scores / temperature, true, reduction="none")
 
 
 def _mean(scores: Tensor, losses: Tensor) -> Tensor:

@@ -58,10 +58,11 @@ def _with_negatives(graph: GraphStore, links: Links, task: LinkTask, key: int, *
     times = links.times
     if task.negatives is None:
         return Ends(links.sources, links.destinations, times, times, links.sources[:0])
-    positives, repeats = owners_of(links, task.negatives.amount)
     if is_shared:
         repeats = torch.arange(int(task.negatives.amount))
         positives = torch.zeros_like(repeats)
+    else:
+        positives, repeats = owners_of(links, task.negatives.amount)
     slot_times = None if times is None else times[positives]
     all_times = None if times is None or slot_times is None else torch.cat([times, slot_times])
     slots = (links.first + positives) | repeats << SLOT_BITS  # unique among the negatives of the step
