@@ -1,0 +1,151 @@
+"""Learned rows wherever the graph is, and in every way to train: as they are now, in batches that are as ever."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.batch_servers import without_graph
+from support.learned_workers import SEEDS, USERS, alone, embedding_of, learner_of, shop
+from support.shards import spread
+from torch import Tensor
+
+import hoploom
+from hoploom.errors import ConfigError
+from hoploom.nn.embedding import Embedding
+from hoploom.train.loop import fit
+from hoploom.train.step import Training
+
+PLACES = ["here", "servers make batches", "remote parts", "look-ahead", "memory budget", "packed on disk"]
+
+
+def store_in(place: str, folder: Path) -> hoploom.Store:
+    if place == "servers make batches":
+        return without_graph(shop())[0]
+    if place in ("remote parts", "look-ahead"):
+        return spread(shop(), 3, [0], whole_topology=place == "look-ahead")
+    if place in ("memory budget", "packed on disk"):
+        shop().save(folder / "shop.store")
+        scratch = folder if place == "packed on disk" else None
+        return hoploom.open(folder / "shop.store", memory="70KB", scratch=scratch)
+    return shop()
+
+
+def loader_of(store: hoploom.Store, place: str) -> hoploom.NeighborLoader:
+    options: dict[str, Any] = {"look_ahead": 3} if place == "look-ahead" else {}
+    options |= {"batch_size": SEEDS, "shuffle": True, "num_workers": 2, "prefetch_factor": 4}
+    return hoploom.NeighborLoader(store, [4, 3], input_nodes="item", **options)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_batches_are_those_without_learned_rows_and_have_them_as_they_are_now(place: str, tmp_path: Path) -> None:
+    """A loop by hand takes three lines more: the embedding, its store, its step."""
+    learned = Embedding(store_in(place, tmp_path), "user", dim=8, lr=0.5)
+    assert (learned.store.reads is not None) == (place in ("memory budget", "packed on disk"))
+    changed = 0
+    for plain, batch in zip(loader_of(shop(), "here"), loader_of(learned.store, place), strict=True):
+        for name in ("user", "item"):
+            ours = {key: value for key, value in batch[name].items() if (name, key) != ("user", "x")}
+            theirs = dict(plain[name].items())
+            assert ours.keys() == theirs.keys()
+            for key, value in theirs.items():
+                assert value.equal(ours[key]) if isinstance(value, Tensor) else value == ours[key], key
+        for key in plain.edge_types:
+            assert torch.equal(plain[key].edge_index, batch[key].edge_index)
+        now = learned.rows[batch["user"].n_id]
+        assert torch.equal(batch["user"].x, now)
+        changed += not torch.equal(now, first_rows()[batch["user"].n_id])
+        batch["user"].x.sin().sum().backward()
+        learned.step()
+    assert changed == len(loader_of(shop(), "here")) - 1
+    expected, _ = trained_here()
+    assert torch.equal(learned.rows, expected)
+
+
+def first_rows() -> Tensor:
+    return Embedding(shop(), "user", dim=8).rows
+
+
+def trained_here() -> tuple[Tensor, int]:
+    """Return the rows of the same steps with rows that are looked up by hand, for batches of any loader."""
+    learned, steps = Embedding(shop(), "user", dim=8, lr=0.5), 0
+    for batch in loader_of(shop(), "here"):
+        learned(batch["user"].n_id).sin().sum().backward()
+        learned.step()
+        steps += 1
+    return learned.rows, steps
+
+
+def fitted(batch: int = SEEDS, **training: Any) -> Any:
+    torch.set_num_threads(1)
+    learner = learner_of(alone(), batch=batch, optimizer="sgd")
+    fit(learner, Training(**({"epochs": 1, "progress": False} | training)), alone())
+    return learner
+
+
+def moved(learner: Any) -> Tensor:
+    return embedding_of(learner).rows - first_rows()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_accumulated_batches_make_one_step_of_rows() -> None:
+    """Gradients are those of the rows at the first batch. 250 items in steps of 60 are three steps of two batches."""
+    learner = fitted(accumulate=2)
+    assert embedding_of(learner).num_steps == learner.progress.steps == 3
+    whole, halves = fitted(max_steps=1), fitted(batch=SEEDS // 2, accumulate=2, max_steps=1)
+    before = moved(whole)  # SGD is linear in the gradient; other neighbours are drawn for half a batch
+    assert 0.5 < float(moved(halves).norm() / before.norm()) < 2
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_clipping_is_of_the_models_weights() -> None:
+    """A step with a tiny norm leaves the weights, and moves the rows as ever."""
+    free, clipped = fitted(max_steps=1), fitted(max_steps=1, clip_norm=1e-12)
+    assert torch.equal(moved(free), moved(clipped))
+    assert float(moved(free).abs().max()) > 0
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_bf16_moves_rows_nearly_as_fp32() -> None:
+    fp32, bf16 = (moved(fitted(max_steps=1, precision=precision)) for precision in ("fp32", "bf16"))
+    assert 0 < float((fp32 - bf16).norm() / fp32.norm()) < 0.05
+
+
+def test_fp16_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'precision is "fp16", .*; take "bf16"'):
+        fitted(precision="fp16")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_lightning_trains_rows(tmp_path: Path) -> None:
+    """In training_step, or after it in on_train_batch_end."""
+    lightning: Any = pytest.importorskip("lightning")
+    learned = Embedding(shop(), "user", dim=8, lr=0.5)
+
+    class Model(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(()))
+
+        def train_dataloader(self) -> Any:
+            return loader_of(learned.store, "here")
+
+        def training_step(self, batch: Any, number: int) -> Tensor:
+            return batch["user"].x.sin().sum() + 0 * self.weight
+
+        def on_train_batch_end(self, *given: Any) -> None:
+            learned.step()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(Model())
+    expected, steps = trained_here()
+    assert learned.num_steps == steps
+    assert torch.equal(learned.rows, expected)
+    assert learned.rows.shape == (USERS, 8)
