@@ -24,6 +24,7 @@ from support.infer_workers import (
     model_of,
     read,
 )
+from support.models import learned
 from support.stores import left_in
 from support.until import until
 from torch import nn
@@ -245,12 +246,13 @@ def test_models_that_do_not_fit_are_refused_before_anything_is_written(library_s
     assert left_in(tmp_path) == []
 
 
-def test_too_few_embeddings_for_the_store_are_refused(tmp_path: Path) -> None:
-    fewer, more = library(), library()
-    more["venue"].num_nodes = 4
-    model = GNN("rsage", hoploom.from_pyg(fewer).schema, Shape(8, 2, 4))
-    with pytest.raises(ConfigError, match="the model does not fit the store"):
-        infer(model, hoploom.from_pyg(more), tmp_path / "out")
+def test_a_store_without_the_learned_rows_of_the_model_is_refused(tmp_path: Path) -> None:
+    store = hoploom.from_pyg(library())
+    model = GNN("rsage", learned(store).schema, Shape(8, 2, 4))
+    with pytest.raises(
+        ConfigError, match=r"'venue' has no features x, .*give a store with the learned rows of 'venue'"
+    ):
+        infer(model, store, tmp_path / "out")
 
 
 class Terminal(io.StringIO):

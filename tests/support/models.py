@@ -8,7 +8,9 @@ from torch_geometric.data import HeteroData
 
 import hoploom
 import hoploom.nn as hnn
+from hoploom import Embedding, Store
 from hoploom.nn import GNN, Shape
+from hoploom.schema import FEATURES
 from support.graphs import library
 
 
@@ -28,4 +30,19 @@ def books() -> HeteroData:
     for number, node_type in enumerate(data.node_types):
         torch.manual_seed(number)
         data[node_type].x = torch.randn(data[node_type].num_nodes, 4 + number)
+    return data
+
+
+def learned(store: Store, dim: int = 6) -> Store:
+    """The store with learned rows of all node types without features."""
+    for node_type in store.schema.node_types:
+        if FEATURES not in node_type.fields:
+            store = Embedding(store, node_type.name, dim=dim).store
+    return store
+
+
+def with_rows_of(store: Store, data: HeteroData) -> HeteroData:
+    """The graph with the learned rows of a store as features."""
+    for name in store.learned_types:
+        data[name].x = store[name].x[:]
     return data

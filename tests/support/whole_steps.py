@@ -39,9 +39,8 @@ def homogeneous_learner(device: torch.device, kind: str = "sage", *, on_host: bo
 
 
 def library_learner(device: torch.device, kind: str = "rsage", *, on_host: bool = False, **options: Any) -> Learner:
-    """Three node types, one of them with learned rows; papers are the seeds."""
+    """Three node types; papers are the seeds."""
     data = books()
-    del data["venue"].x
     data["paper"].y = torch.arange(data["paper"].num_nodes) % NUM_CLASSES
     data["paper"].train_mask = torch.arange(data["paper"].num_nodes) < 8
     store = hoploom.from_pyg(data) if on_host else placed(hoploom.from_pyg(data), device)

@@ -42,6 +42,11 @@ def place(
         raise ConfigError(f"device is {device!r:.80}; give 'cuda' or 'cuda:1', or leave it out")
     if among is not None and not all(hasattr(among, name) for name in ("rank", "world_size", "gather")):
         raise ConfigError(f"among is {among!r:.80}; give the context that hoploom.init made, or leave it out")
+    if store.learned:
+        raise ConfigError(
+            f"the store has learned rows of {store.learned_types}; place the store first, then make the rows: "
+            "hoploom.Embedding(placed_store, ...)"
+        )
     to = _device({str(word) for word in (topology, features, device) if _is_device(word)})
     from hoploom.gpu.loading import OnDevice  # imports Triton, which is installed: `_device` has looked
     from hoploom.gpu.place_plan import copy_store, plan_placement

@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.batches import assert_same, assert_same_batches, contents, on_host, same_value
 from support.device_loaders import loading, nodes, placed
-from support.graphs import random_graph, ring
+from support.graphs import library, random_graph, ring
 from support.shards import spread
 from support.waiting import NoWaiting
 from torch import Tensor
@@ -55,6 +55,26 @@ def test_epochs_and_single_batches_are_the_hosts(graph: Store, device: torch.dev
         loader.set_epoch(3)
     assert_same(host([4, 1, 1]), on_host(there([4, 1, 1])))
     assert_same(next(iter(host)), on_host(next(iter(there))))
+
+
+def test_batches_made_on_the_device_have_the_learned_rows_as_they_are_now(device: torch.device) -> None:
+    """The same as those of the host, step after step, alone and added to features that are placed."""
+    sides = []
+    for store in (hoploom.from_pyg(library()), placed(hoploom.from_pyg(library()), device)):
+        venues = hoploom.Embedding(store, "venue", dim=5, lr=0.5)
+        papers = hoploom.Embedding(venues.store, "paper", dim=4, lr=0.5, join="add")
+        sides.append((venues, papers, nodes(papers.store, input_nodes="paper", batch_size=3)))
+    first = sides[0][0].rows.clone()
+    (venues, papers, host), (*others, there) = sides
+    for batch, other in zip(host, there, strict=True):
+        assert_same(batch, on_host(other))
+        assert torch.equal(batch["venue"].x, venues.rows[batch["venue"].n_id])
+        for made, learned in ((batch, (venues, papers)), (other, others)):
+            (made["venue"].x.square().sum() + made["paper"].x.sin().sum()).backward()
+            for each in learned:
+                each.step()
+    assert all(torch.equal(each.rows, other.rows) for each, other in zip((venues, papers), others, strict=True))
+    assert not torch.equal(venues.rows, first)
 
 
 def test_rows_of_other_processes_come_without_look_ahead(device: torch.device) -> None:

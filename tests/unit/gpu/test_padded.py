@@ -108,7 +108,6 @@ def test_degrees_in_the_whole_graph_are_taken_along() -> None:
 @pytest.mark.parametrize("kind", ["rsage", "rgcn", "rgat"])
 def test_padding_changes_nothing_between_types(kind: str, options: dict[str, Any]) -> None:
     data = books()
-    del data["venue"].x  # learned rows
     torch.manual_seed(0)
     model = GNN(kind, hoploom.from_pyg(data).schema, Shape(hidden=12, num_layers=2, out=5, **options), ["paper"])
     for batch in list(NeighborLoader(data, [2, 2], input_nodes="paper", batch_size=3))[:3]:

@@ -120,6 +120,12 @@ def test_a_store_is_placed_once(ring_store: Store) -> None:
         assert_refused(lambda: hoploom.place(store, features="host"), said)
 
 
+def test_learned_rows_are_made_after_placing(ring_store: Store) -> None:
+    learned = hoploom.Embedding(ring_store, dim=4, join="add").store
+    said = "the store has learned rows of ['node']; place the store first, then make the rows: hoploom.Embedding(placed"
+    assert_refused(lambda: hoploom.place(learned, ON_DEVICE), said)
+
+
 def test_a_closed_store_gathers_nothing(ring_store: Store) -> None:
     with hoploom.place(ring_store, ON_DEVICE, "host") as store:
         placed = placed_of(store)

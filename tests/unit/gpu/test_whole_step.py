@@ -73,7 +73,7 @@ def test_degrees_in_the_whole_graph_are_told(device: torch.device) -> None:
     assert_same(lambda *a, **o: homogeneous_learner(*a, kind="gcn", mode="blocks", degrees=True, **o), device, epochs=1)
 
 
-def test_types_and_learned_rows_are_no_exception(device: torch.device) -> None:
+def test_several_node_types_are_no_exception(device: torch.device) -> None:
     counts = assert_same(library_learner, device, epochs=1)
     assert (counts.first, counts.overflowed, counts.shorter) == (2, 0, 1)
 

@@ -316,6 +316,7 @@ def with_loader(learner: Learner, **options: Any) -> Loader:
         ({"loader": None}, "are for a NeighborLoader"),
         ({"on_host": True}, r"need a graph that lies on cpu; give the loader hoploom.place\("),
         ({"features": None}, "x of .'node'. is not placed"),
+        ({"rows": None}, "do not update learned rows, here of .'node'.; use features"),
     ],
 )
 def test_what_cannot_be_a_whole_step_is_refused_with_the_way_out(change: dict[str, Any], said: str) -> None:
@@ -327,6 +328,9 @@ def test_what_cannot_be_a_whole_step_is_refused_with_the_way_out(change: dict[st
         setattr(learner, name, change.get(name, getattr(learner, name)))
     if "features" in change:
         store = hoploom.place(homogeneous_learner(CPU, on_host=True).loader.store, topology="cpu")
+        learner.loader = NeighborLoader(store, [3, 2], input_nodes="train", batch_size=BATCH)
+    if "rows" in change:
+        store = hoploom.Embedding(learner.loader.store, dim=8, join="add").store
         learner.loader = NeighborLoader(store, [3, 2], input_nodes="train", batch_size=BATCH)
     if "loader" in change:
         given, store = change["loader"], learner.loader.store

@@ -21,6 +21,7 @@ from support.infer_workers import (
     model_of,
     read,
 )
+from support.models import learned, with_rows_of
 from support.shards import spread
 from support.stores import left_in
 from torch import Tensor, nn
@@ -81,10 +82,8 @@ def test_features_on_disk_give_what_those_in_memory_give(kind: str, shape: str, 
 
 @pytest.mark.parametrize(("kind", "shape"), MANY_TYPES)
 def test_slices_of_many_types_give_what_the_whole_graph_gives(kind: str, shape: str, tmp_path: Path) -> None:
-    graph = library()
-    for node_type, num_nodes in (("author", 7), ("paper", 10), ("venue", 3)):
-        graph[node_type].n_id = torch.arange(num_nodes)
-    store = save_in_parts(hoploom.from_pyg(library(), weight_attr="weight"), tmp_path / "store", 3)
+    store = learned(save_in_parts(hoploom.from_pyg(library(), weight_attr="weight"), tmp_path / "store", 3))
+    graph = with_rows_of(store, library())
     model = GNN(kind, store.schema, Shape(8, 3, 4, heads=HEADS.get(kind, 1), **SHAPES[shape]))
     infer(model, store, tmp_path / "out", inference=EVERYTHING)
     assert_equal_to_forward(tmp_path / "out", model, graph)
@@ -143,7 +142,7 @@ def test_types_without_nodes_have_files_without_rows(tmp_path: Path) -> None:
     for key in (("author", "writes", "paper"), ("author", "reviews", "paper")):
         graph[key].edge_index, graph[key].edge_attr = torch.empty(2, 0, dtype=torch.int64), torch.empty(0, 1)
     del graph["author", "writes", "paper"].weight
-    store = hoploom.from_pyg(graph)
+    store = learned(hoploom.from_pyg(graph))
     model = GNN("rsage", store.schema, Shape(8, 2, 4, residual=True))
     infer(model, store, tmp_path / "out", inference=EVERYTHING)
     assert pyarrow.parquet.read_table(tmp_path / "out" / "author").num_rows == 0
@@ -218,11 +217,12 @@ def test_rows_lie_on_disk_no_longer_than_they_are_needed(kind: str, kept: set[st
 
 
 def test_types_that_nobody_asks_for_are_not_computed(library_store: Store, tmp_path: Path) -> None:
-    model = GNN("rsage", library_store.schema, Shape(8, 2, 4))
-    everything = infer(model, library_store, tmp_path / "all")
+    store = learned(library_store)
+    model = GNN("rsage", store.schema, Shape(8, 2, 4))
+    everything = infer(model, store, tmp_path / "all")
     totals: list[int] = []
     chosen = Inference(node_types=["venue"])
-    infer(model, library_store, tmp_path / "venue", inference=chosen, progress=lambda done, total: totals.append(total))
+    infer(model, store, tmp_path / "venue", inference=chosen, progress=lambda done, total: totals.append(total))
     assert left_in(tmp_path / "venue") == ["venue"]
     assert torch.equal(read(tmp_path / "venue" / "venue", "embedding"), read(everything / "venue", "embedding"))
     # embeddings of venues; layer one's papers and venues; layer two's venues
@@ -233,7 +233,7 @@ def test_original_ids_are_written_where_the_store_keeps_them(tmp_path: Path) -> 
     graph = library()
     graph["paper"].original_id = torch.arange(10).flip(0) * 7
     graph["venue"].original_id = torch.tensor([list(b"KDD\0\0"), list("Zürs".encode()), list(b"NeurI")]).byte()
-    store = hoploom.from_pyg(graph)
+    store = learned(hoploom.from_pyg(graph))
     model = GNN("rsage", store.schema, Shape(8, 1, 4))
     out = infer(model, store, tmp_path / "out")
     assert read(out / "paper", "id").tolist() == [63, 56, 49, 42, 35, 28, 21, 14, 7, 0]

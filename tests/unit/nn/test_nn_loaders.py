@@ -92,7 +92,6 @@ def test_an_aggregate_that_cannot_be_is_refused(options: dict[str, Any], message
 @pytest.mark.parametrize("kind", ["rsage", "rgcn", "rgat"])
 def test_a_model_for_one_type_has_no_parameter_without_a_gradient(kind: str, options: dict[str, Any]) -> None:
     data = books()
-    del data["venue"].x
     torch.manual_seed(0)
     schema, shape = hoploom.from_pyg(data).schema, Shape(hidden=12, num_layers=2, out=5, **options)
     model, whole = GNN(kind, schema, shape, ["paper"]), GNN(kind, schema, shape)
@@ -127,8 +126,10 @@ def test_a_model_whose_loader_leaves_the_features_out_says_so() -> None:
 
 def test_a_type_that_the_model_does_not_read_needs_no_features() -> None:
     data = library()
+    del data["author"].x
+    data["author"].num_nodes, data["venue"].x = 7, torch.randn(3, 2)
     model = GNN("rsage", hoploom.from_pyg(data).schema, Shape(hidden=12, num_layers=1, out=5), ["venue"])
-    batch = next(iter(NeighborLoader(data, [4], "venue", batch_size=3, fields={"paper": ["x"]})))
+    batch = next(iter(NeighborLoader(data, [4], "venue", batch_size=3, fields={"paper": ["x"], "venue": ["x"]})))
     assert model(batch)["venue"].shape == (3, 5)
 
 

@@ -317,7 +317,8 @@ def shop(*, reverse: str = "rev_buys") -> Store:
     edges = {KEY: BUYS, ("item", reverse, "user"): BUYS.flip(0, 1).contiguous()}
     names = torch.tensor([list(f"u{user:02d}".encode()) for user in range(40)], dtype=torch.uint8)
     users = {"x": torch.randn(40, 4), "original_id": names}
-    return hoploom.from_tensors({"user": users, "item": {"original_id": torch.arange(30) * 10 + 5}}, edges)
+    items = {"x": torch.randn(30, 4), "original_id": torch.arange(30) * 10 + 5}
+    return hoploom.from_tensors({"user": users, "item": items}, edges)
 
 
 def messages(batch: Any, key: tuple[str, str, str]) -> set[tuple[int, int]]:
