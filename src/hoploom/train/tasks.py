@@ -573,9 +573,6 @@ class LinkPrediction(MonitoredTask):
         return _collection(device, **chosen)
 
 
-# --- before the first batch -----------------------------------------------------------------
-
-
 def check_labels(task: Task, loader: Loader, model: nn.Module, device: torch.device) -> Task:
     """Check the labels before the first batch if the device is a GPU; raise an error for an invalid label.
 
