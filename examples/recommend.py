@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             return LinkNeighborLoader(store, fanouts, (RATES, links[split]), **given)
 
         for node_type in ("user", "item"):  # neither has features, so their rows are learned
-            store = hoploom.Embedding(store, node_type, dim=32, context=context).store
+            store = hoploom.Embedding(store, node_type, dim=32, init="normal", context=context).store
         torch.manual_seed(0)
         model = context.wrap(GNN("sage", store.schema, Shape(hidden=32, num_layers=2, out=32)))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -31,27 +31,27 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
-    "": 680,
+    "": 690,
     "config": 810,
-    "ops": 3300,
-    "store": 4200,
-    "sample": 1555,
-    "ranks": 2020,
-    "load": 3280,
-    "nn": 1100,
+    "ops": 3350,
+    "store": 4250,
+    "sample": 1570,
+    "ranks": 2030,
+    "load": 3290,
+    "nn": 1570,
     "serve": 4300,
-    "train": 4650,
+    "train": 4800,
     "gpu": 2700,
     "inference": 1175,
-    "ranking": 995,
+    "ranking": 1005,
     "ingest": 6750,
     "partition": 1500,
     "scale": 1000,
     "deploy": 2570,
     "report": 1180,
-    "cli": 1780,
+    "cli": 1785,
 }
-BUDGET, MOST_FILES = 45_430, 230
+BUDGET, MOST_FILES = 46_230, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

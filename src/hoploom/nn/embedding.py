@@ -23,8 +23,8 @@ from hoploom.nn.row_memory import shared_zeros
 from hoploom.nn.row_tables import read_row_table, write_rows
 from hoploom.ops import RowRule, RowStep
 from hoploom.ranks import environment
-from hoploom.ranks.context import Context, all_or_none, init
-from hoploom.schema import DTYPES, FEATURES, ORIGINAL_ID, Field, NodeType, holds_text
+from hoploom.ranks.context import Context, all_or_none, gather_json, init
+from hoploom.schema import DTYPES, FEATURES, ORIGINAL_ID, Field, NodeType, holds_text, read_ids
 from hoploom.store import Store, Wanted
 from hoploom.store.learned_fields import Join, LearnedFeatures, joined_rows
 from hoploom.system import require_memory
@@ -47,12 +47,13 @@ class Embedding:
     ...     loss_of(model(batch)).backward()
     ...     optimizer.step(), users.step()
 
-    Or look rows up yourself: `users(batch["user"].n_id)`, for batches of any loader.
+    A second type goes on from there: `items = hoploom.Embedding(users.store, "item", dim=128)`, and `items.store`. In a
+    loop of your own, you may also look rows up, for batches of any loader: `users(batch["user"].n_id)`.
 
     - `optimizer`: "rowwise_adagrad" keeps 4 bytes for each row, "adagrad" and "lazy_adam" keep one or two numbers for
       each value. Only rows that have a gradient change. The count of steps of "lazy_adam" is each row's own.
-    - `init`: initial values, even between -1/sqrt(dim) and 1/sqrt(dim), or "normal" with this standard deviation. They
-      depend on `seed`, the type and the node's original id, so a grown graph keeps the rows of its old nodes.
+    - `init`: initial values, "uniform" between -1/sqrt(dim) and 1/sqrt(dim), or "normal", as torch.nn.Embedding's.
+      They depend on `seed`, the type and the node's original id: a grown graph keeps the rows of its old nodes.
     - `join`: how the rows join features that the type has already: "cat", after them, or "add".
     - `warm_start`: a file of `export`, whose rows its nodes begin with; the optimizer's state begins anew.
     - `context`: what `hoploom.init()` returned, if there are several ranks. All ranks then call `step` together.
@@ -85,9 +86,11 @@ class Embedding:
                 raise ConfigError(f"{name} is {value!r:.80}; choose one of {list(get_args(known))}")
         self.rule = RowRule[optimizer]
         self._of = _described(store, node_type)
+        if self._of.name in store.learned_types:
+            raise ConfigError(f"{self._of.name!r} has learned rows already; give the store that they were made from")
         self.join = _read_join(self._of, self.dim, join)
         self.seed = as_int("seed", seed, 0, "give a number of at least 0")
-        self._normal = init == "normal"
+        self._normal, self._spread = init == "normal", 1.0 if init == "normal" else self.dim**-0.5
         self._context = _own_context(context)
         num_bytes = self._of.num_nodes * (self.dim * DTYPES[dtype].itemsize + 4 * self.rule.state_width(self.dim))
         place = None if folder is None else Path(folder)
@@ -98,6 +101,10 @@ class Embedding:
                 raise ConfigError(f"the learned rows of {self.node_type!r} take {wanted}; {WAYS_OUT}")
             require_memory(num_bytes, f"the learned rows of {self.node_type!r} take", WAYS_OUT)
         count, ranks = self._of.num_nodes, self._context
+        settings = {"rows of": self.node_type, "num_nodes": count, "dim": dim, "dtype": dtype, "optimizer": optimizer}
+        settings |= {"lr": lr, "init": init, "seed": seed, "join": join}
+        if others := [each for each in gather_json(ranks, settings) if each != settings]:
+            raise ConfigError(f"this rank learns rows with {settings}, and another with {others[0]}; give all the same")
         self.rows = shared_zeros((count, self.dim), DTYPES[dtype], ranks, place)  # of all nodes, of every rank
         self.state = shared_zeros((count, self.rule.state_width(self.dim)), torch.float32, ranks, place)
         self._bounds = torch.tensor(
@@ -221,9 +228,7 @@ class Embedding:
         """Write the initial values of this rank's rows."""
         for ids in _pieces(self._own):
             rows = self.rows[int(ids[0]) : int(ids[-1]) + 1]
-            ops.draw_rows(
-                rows, _identities(store, self._of, ids), self._key, normal=self._normal, spread=self.dim**-0.5
-            )
+            ops.draw_rows(rows, _identities(store, self._of, ids), self._key, normal=self._normal, spread=self._spread)
 
     def _of_own_rows(self, ids: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Send gradients to the ranks that own their rows; return the ids of own rows, and the gradients sent here."""
@@ -232,8 +237,9 @@ class Embedding:
         sent = ops.empty((ids.numel(), self.dim + 2), torch.float32)  # an id takes the place of two numbers
         sent[:, :2] = ops.select(ids, order).view(torch.float32).view(-1, 2)
         torch.index_select(gradients, 0, order, out=sent[:, 2:])
-        received = self._context.exchange(sent, [positions.numel() for positions in routed])
-        return received[:, :2].contiguous().view(torch.int64).view(-1), received[:, 2:]
+        doing = f"exchanging gradients of {self.node_type!r}"
+        received = self._context.exchange(sent, [positions.numel() for positions in routed], doing)
+        return received[:, :2].reshape(-1).clone().view(torch.int64), received[:, 2:]
 
 
 class _LookUp(torch.autograd.Function):
@@ -241,11 +247,11 @@ class _LookUp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, embedding: Embedding, ids: Tensor) -> Tensor:
-        flat = ids.detach().reshape(-1).to("cpu", torch.int64).contiguous()
+        flat = read_ids(f"ids of {embedding.node_type!r}", ids.reshape(-1).cpu(), embedding.rows.shape[0], ConfigError)
         ctx.embedding, ctx.ids, ctx.number = embedding, flat, embedding._num_look_ups
         embedding._num_look_ups += 1
         rows = embedding.read(flat).to(ids.device)
-        return rows.view(*ids.shape, embedding.dim)
+        return rows if ids.dim() == 1 else rows.view(*ids.shape, embedding.dim)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:

@@ -210,7 +210,10 @@ class RelationLayer(nn.Module):
 
 
 class _Split(torch.autograd.Function):
-    """Rows, and the first of them. The gradient of the first ones is added to that of all, which no one else holds."""
+    """Rows, and the first of them, whose gradient is added in place to that of all rows.
+
+    So all rows go only to what returns a gradient of its own memory: a linear layer or `ops.aggregate`.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -246,7 +246,7 @@ def draw_rows(rows: Tensor, ids: Tensor, key: int, *, normal: bool, spread: floa
 
 def look_up_rows(rows: Tensor, ids: Tensor) -> Tensor:
     """Return the learned rows of `ids`, [n, width] float32, copied by all of torch's threads."""
-    out = empty((ids.numel(), rows.shape[1]), torch.float32)
+    out = torch.empty(ids.numel(), rows.shape[1])  # no view of other memory, so that models may write to it
     _core.look_up_rows(_learned(rows), ids.numpy(), torch.get_num_threads(), out.numpy())
     return out
 

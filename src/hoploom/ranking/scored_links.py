@@ -92,9 +92,12 @@ def decoded_scores(decoder: Decoder, links: ScoredLinks, of_source: Tensor, of_d
         left, right = (
             of.index_select(0, ends) for of, ends in zip((of_source, of_destination), links.ends, strict=True)
         )
-        true = decoder(left, right, links.relations)
         others = decoder.against(left, of_destination.index_select(0, links.shared), links.relations)
-        return torch.cat([true[:, None], others], dim=1).view(-1)
+        true = decoder(left[:, None], right[:, None], links.relations).to(others.dtype)
+        hits = torch.isin(links.ends[1], links.shared).nonzero().view(-1)  # candidates that are the true destination
+        same = links.shared == links.ends[1][hits, None]
+        others[hits] = torch.where(same, true[hits], others[hits])  # tie with it, to the last bit
+        return torch.cat([true, others], dim=1).view(-1)
     left, destinations = of_source.index_select(0, links.ends[0, :: links.width or 1]), links.ends[1]
     if of_destination.shape[0] <= (links.width or 0):  # all nodes are candidates of each link
         every = decoder.against(left, of_destination, links.relations)

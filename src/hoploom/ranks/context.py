@@ -272,14 +272,15 @@ class Context:
             rows = [_tensor_of(row, tensor) for row in received]
         return rows
 
-    def exchange(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+    def exchange(self, rows: Tensor, counts: Sequence[int], doing: str = "exchanging rows") -> Tensor:
         """Send counts[r] of the rows to rank r, in their order; return the rows received, in the order of ranks."""
         if self.world_size == 1:
             return rows
+        says, _ = self._agree(f"{doing} with all ranks")
         coming = torch.stack(self.gather(torch.tensor(counts)))[:, self.rank].tolist()
         received = rows.new_empty((sum(coming), *rows.shape[1:]))
         begin = partial(dist.all_to_all_single, received, rows, coming, list(counts), group=self._shared, async_op=True)
-        self._call("exchanging rows with all ranks", begin)
+        self._call(says, begin)
         return received
 
     def broadcast(self, tensor: Tensor) -> Tensor:

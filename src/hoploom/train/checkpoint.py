@@ -13,6 +13,7 @@ import json
 import math
 import numbers
 import os
+import re
 import time
 import zlib
 from collections import Counter
@@ -100,11 +101,11 @@ class Checkpoint:
                 kinds = {part: _kind(owner) for part, owner in parts.items()}
                 state = {"format": FORMAT, "parts": states, "kinds": kinds, "extra": extra, "random": random}
                 write_state(path, state | {"rows": word}, first=second[0] if second else None)
-                for each in (path, *second):  # remove rows of the checkpoint before, and of a killed process
-                    for pattern in (f"{each.stem}.*.rows", f".{each.stem}.*.rows.partial"):
-                        for old in self.folder.glob(pattern):
-                            if not word or word not in old.name:
-                                old.unlink(missing_ok=True)
+                stems = "|".join(re.escape(each.stem) for each in (path, *second))
+                old = re.compile(rf"\.?({stems})\.(?!{word or 'no'}-)[0-9a-f]{{8}}-[0-9a-f]{{8}}-\d+\.rows(\.partial)?")
+                for file in self.folder.iterdir():  # rows of the checkpoint before, and of a killed process
+                    if old.fullmatch(file.name):
+                        file.unlink(missing_ok=True)
 
     def _save_rows(self, parts: Mapping[str, Stateful], paths: Sequence[Path]) -> str:
         """Write this rank's learned rows beside each of `paths`; return the word in the names of the new files."""
@@ -114,10 +115,8 @@ class Checkpoint:
         word = bytes(self._context.broadcast(torch.tensor([*os.urandom(4)], dtype=torch.uint8)).tolist()).hex()
         with all_or_none(self._context, f"writing learned rows beside {paths[0]}"):
             for part, owner in divided.items():
-                first, *others = (_rows_file(path, word, part, self._context.rank) for path in paths)
-                write_state(first, dict(owner.own_rows()))
-                for other in others:
-                    os.link(first, other)
+                *first, last = (_rows_file(path, word, part, self._context.rank) for path in paths)
+                write_state(last, dict(owner.own_rows()), first=first[0] if first else None)
         return word
 
     def _restore_rows(self, path: Path, word: str, num_ranks: int, part: str, owner: DividedRows) -> None:

@@ -181,12 +181,12 @@ def test_initial_rows_belong_to_the_users_own_ids() -> None:
     assert not torch.equal(one.rows, other.rows)
 
 
-@pytest.mark.parametrize(("init", "deviation"), [("uniform", 3**-0.5), ("normal", 1.0)])
+@pytest.mark.parametrize(("init", "deviation"), [("uniform", (3 * 64) ** -0.5), ("normal", 1.0)])
 def test_initial_rows_have_the_spread_they_say(init: Any, deviation: float) -> None:
-    rows = users(dim=64, init=init).rows * 64**0.5
+    rows = users(dim=64, init=init).rows
     assert abs(float(rows.mean())) < 0.02
     assert float(rows.std()) == pytest.approx(deviation, rel=0.02)
-    assert init == "normal" or float(rows.abs().max()) <= 1
+    assert init == "normal" or float(rows.abs().max()) <= 1 / 8
 
 
 def test_rows_take_the_bytes_they_say(tmp_path: Path) -> None:
@@ -244,6 +244,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"node_type": None}, "the graph has several node types; name one of"),
     ({"node_type": "item"}, r"'item' has features already \(float32 \[4\]\); say how learned rows join them"),
     ({"node_type": "item", "join": "add"}, r"features \[4\] of 'item' cannot be joined to rows of 8 by 'add'"),
+    ({"store": "learned"}, "'user' has learned rows already; give the store that they were made from"),
     ({"join": "cat"}, "join is 'cat', but 'user' has no features; leave it out"),
     ({"folder": "/no/such/folder"}, "/no/such/folder/hoploom-rows-.* cannot be written"),
     ({"dim": 10**9}, "the learned rows of 'user' take 1.61 TB, .* are left; give a smaller dim"),
@@ -253,8 +254,19 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("given", "message"), BAD, ids=[message[:30] for _, message in BAD])
 def test_wrong_arguments_are_one_error(given: dict[str, Any], message: str) -> None:
     options = {"node_type": "user", "dim": 8} | given
+    store = users().store if options.pop("store", "") else shop()
     with pytest.raises(HoploomError, match=message):
-        Embedding(shop(), options.pop("node_type"), **options)
+        Embedding(store, options.pop("node_type"), **options)
+
+
+def test_ids_are_checked_and_rows_may_be_changed_in_place() -> None:
+    learned = users()
+    for ids in (torch.tensor([0.5]), torch.tensor([True]), torch.tensor([USERS]), torch.tensor([-1])):
+        with pytest.raises(ConfigError, match="ids of 'user'"):
+            learned(ids)
+    rows = learned(torch.tensor([[4, 7]]))
+    assert rows.shape == (1, 2, 8)
+    nn.functional.relu(learned(torch.tensor([4, 7])), inplace=True).sum().backward()
 
 
 def test_rows_that_exceed_the_stores_memory_need_a_folder(tmp_path: Path) -> None:

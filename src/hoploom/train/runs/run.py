@@ -6,8 +6,8 @@ The functions for this are public, so that a script can do the same.
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -286,7 +286,8 @@ def with_learned_rows(run_file: RunFile, setup: TrainingSetup, context: Context)
     """Return the setup with learned rows of the node types that have no features, and of model.learned."""
     is_own, types = run_file.model.factory is not None, list[str]()
     if not is_own:
-        types = types_by_layer(setup.store.schema, _shape(run_file, setup), setup.out_types)[0]
+        with _naming_model(run_file):
+            types = types_by_layer(setup.store.schema, _shape(run_file, setup), setup.out_types)[0]
     store, notes = learn_rows(run_file, setup.store, types, context)
     return replace(setup, store=store, notes=(*setup.notes, *notes))
 
@@ -385,13 +386,18 @@ def _shape(run_file: RunFile, setup: TrainingSetup) -> Shape:
 
 
 def _built_in(run_file: RunFile, setup: TrainingSetup) -> GNN:
-    section = run_file.model
+    with _naming_model(run_file):
+        return GNN(run_file.model.name, setup.store.schema, _shape(run_file, setup), setup.out_types)
+
+
+@contextmanager
+def _naming_model(run_file: RunFile) -> Iterator[None]:
+    """Name the line of model.name in a ConfigError of this block."""
     try:
-        return GNN(section.name, setup.store.schema, _shape(run_file, setup), setup.out_types)
+        yield
     except ConfigError as error:
-        raise run_file.problem(
-            "model.name", f"model.name = {section.name!r} does not fit the store: {error}"
-        ) from error
+        message = f"model.name = {run_file.model.name!r} does not fit the store: {error}"
+        raise run_file.problem("model.name", message) from error
 
 
 def _from_factory(run_file: RunFile, setup: TrainingSetup) -> nn.Module:
