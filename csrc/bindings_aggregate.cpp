@@ -165,7 +165,7 @@ void bind_learned_rows(nb::module_& m) {
         require(out.shape(0) == ids.shape(0) && out.shape(1) == rows.shape(1), "the output has another shape");
         nb::gil_scoped_release release;
         look_up_rows<T>({rows.data(), int64_t(rows.shape(0)), int64_t(rows.shape(1)), 0}, ids.data(),
-                     int64_t(ids.shape(0)), threads, out.data());
+                        int64_t(ids.shape(0)), threads, out.data());
       },
       nb::arg("rows").noconvert(), nb::arg("ids").noconvert(), "threads"_a, nb::arg("out").noconvert());
   m.def(
