@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 import hoploom
-from hoploom import ops
+from hoploom import ConfigError, ops
 from hoploom.nn import GNN, Shape
 from hoploom.nn.embedding import Embedding
 from hoploom.ranks.context import DEADLINE, Context
@@ -119,6 +119,23 @@ def killed(context: Context) -> None:
 
     Embedding.step = fatal  # type: ignore[method-assign]
     trained(context)
+
+
+def few_gradients(context: Context) -> None:
+    """Rows of an odd width, in steps in which a rank gets no gradient, or one."""
+    learned = Embedding(shop(), "user", dim=5, optimizer="sgd", lr=1.0, context=context)
+    expected = learned.rows.clone()
+    context.barrier()
+    for ids in ([], [0], [USERS - 1]):
+        learned(torch.tensor(ids, dtype=torch.int64)).sum().backward()
+        learned.step()
+        expected[ids] -= 1
+    assert torch.equal(learned.rows, expected)
+
+
+def differing_settings(context: Context) -> None:
+    with pytest.raises(ConfigError, match=r"'dim': \d.*another with .*'dim': \d.*give all the same"):
+        Embedding(shop(), "user", dim=4 + context.rank, context=context)
 
 
 def differs(left: Tensor, right: Tensor) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.learned_workers import alone, differs, killed, save_rows
+from support.learned_workers import alone, differing_settings, differs, few_gradients, killed, save_rows
 from torch import Tensor
 
 from hoploom.errors import TrainError
@@ -85,6 +85,11 @@ def test_any_number_of_ranks_learns_the_rows_of_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("worker", [few_gradients, differing_settings])
+def test_ranks_take_few_gradients_and_the_same_settings(worker: Any) -> None:
+    spawn(worker, 2, device="cpu", timeout=60)
+
+
 def test_a_killed_rank_leaves_no_file_behind() -> None:
     before = learned_files()
     with pytest.raises(TrainError, match="rank 1 was killed by SIGKILL"):
