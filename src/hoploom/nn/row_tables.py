@@ -43,11 +43,14 @@ def read_row_table(path: Path, store: Store, node_type: str, dim: int) -> Iterat
         missing = {"id", "row"} - set(file.schema_arrow.names)
         if missing:
             raise ConfigError(f"warm_start: {path} has no column {sorted(missing)}; give a file that export() wrote")
-        for batch in file.iter_batches(GROUP, columns=["id", "row"]):
+        originals = file.read(columns=["id"])["id"].to_numpy()
+        stored, first = store.ids(node_type).find(originals, "warm_start"), 0  # together: each search reads all ids
+        for batch in file.iter_batches(GROUP, columns=["row"]):
             rows = batch["row"].flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(batch), -1)
             if rows.shape[1] != dim:
                 raise ConfigError(f"warm_start: the rows of {path} have {rows.shape[1]} numbers, and dim is {dim}")
-            ids = store.ids(node_type).find(batch["id"].to_pylist(), "warm_start")
+            ids = stored[first : first + len(batch)]
+            first += len(batch)
             yield ids[ids >= 0], torch.from_numpy(rows)[ids >= 0]
     except (OSError, arrow.ArrowException) as error:
         raise ConfigError(f"warm_start: {path} cannot be read: {error}; give a file that export() wrote") from error
