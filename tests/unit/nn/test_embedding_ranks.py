@@ -37,7 +37,7 @@ def table(folder: Path, rules: list[dict[str, Any]], world_size: int) -> list[Ro
     if world_size == 1:
         save_rows(alone(), str(folder), cases)
     else:
-        spawn(save_rows, world_size, [str(folder), cases], device="cpu", timeout=100)
+        spawn(save_rows, world_size, [str(folder), cases], device="cpu", timeout=280)
     assert (learned_files(), list(folder.glob("hoploom-*"))) == (before, [])
     found = [torch.load(folder / f"{number}-of-{world_size}.pt") for number in range(len(cases))]
     first: dict[tuple[Any, ...], Rows] = {}
