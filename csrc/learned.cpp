@@ -9,7 +9,6 @@
 #include <numbers>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "processor.h"

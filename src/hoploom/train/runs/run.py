@@ -284,8 +284,8 @@ def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
 
 def with_learned_rows(run_file: RunFile, setup: TrainingSetup, context: Context) -> TrainingSetup:
     """Return the setup with learned rows of the node types that have no features, and of model.learned."""
-    is_own, types = run_file.model.factory is not None, list[str]()
-    if not is_own:
+    types = list[str]()
+    if run_file.model.factory is None:
         with _naming_model(run_file):
             types = types_by_layer(setup.store.schema, _shape(run_file, setup), setup.out_types)[0]
     store, notes = learn_rows(run_file, setup.store, types, context)

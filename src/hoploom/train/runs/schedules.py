@@ -50,7 +50,7 @@ def learn_rows(
                 optimizer=run_file.optimizer.learned,  # type: ignore[arg-type]
                 lr=run_file.optimizer.learned_lr,
                 seed=run_file.seed,
-                join="cat" if name not in bare and FEATURES in store.schema.node_type(name).fields else None,
+                join="cat" if FEATURES in store.schema.node_type(name).fields else None,
                 context=context,
                 folder=run_file.scratch,
             )
